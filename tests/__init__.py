@@ -1,0 +1,1 @@
+"""Tests of airflow-provider-cdc. They run against real MySQL servers: see ``tests/servers.py``."""

@@ -1,0 +1,32 @@
+"""Fixtures that every test may use: a real MySQL server, a database and a user in it."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+
+import pytest
+
+from tests.servers import MySQLServer
+
+
+@pytest.fixture(scope="session")
+def mysql_server() -> Iterator[MySQLServer]:
+    """One server shared by the whole run. A test that kills or changes a server starts its own."""
+    with MySQLServer() as server:
+        yield server
+
+
+@pytest.fixture
+def database(mysql_server: MySQLServer) -> Iterator[str]:
+    """The name of a fresh, empty database."""
+    name = f"t_{secrets.token_hex(6)}"
+    mysql_server.execute(f"CREATE DATABASE `{name}`")
+    yield name
+    mysql_server.execute(f"DROP DATABASE IF EXISTS `{name}`")
+
+
+@pytest.fixture(scope="session")
+def cdc_user(mysql_server: MySQLServer) -> dict[str, str]:
+    """A user with exactly the grants that the project asks for: ``{"user": ..., "password": ...}``."""
+    return mysql_server.create_cdc_user(f"cdc_{secrets.token_hex(4)}")

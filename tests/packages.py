@@ -1,0 +1,173 @@
+"""Where a MySQL for the tests comes from: a URL, Docker, or the distribution's newest packages unpacked in the cache.
+
+The packages come from the system's own mirror, checked with the system's own key, but from a newer suite.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+from collections.abc import Iterator
+from pathlib import Path
+
+IMAGE = "mysql:9"
+OTHER_WAYS = (
+    "Other ways: start the Docker daemon, or name a server in CDC_TEST_MYSQL_URL=mysql://user:password@host:port."
+)
+
+#: The suite with the newest packages, by distribution.
+NEWEST_SUITE = {"debian": "sid", "ubuntu": "devel"}
+
+
+class ServerUnavailable(Exception):
+    """No MySQL server can be had on this machine, or one did not start; the message says why and what to do."""
+
+
+class NotOurs(ServerUnavailable, unittest.SkipTest):
+    """The server was taken by URL, and the test needs one that it may configure or kill: pytest skips the test."""
+
+
+def find_mysql() -> str | Path | None:
+    """Find the first usable way to a server (see the module's text); downloads what is missing.
+
+    :return: the URL of a running server, None for Docker, or the folder of the unpacked packages.
+    :raise ServerUnavailable: when there is no way at all.
+    """
+    if url := os.environ.get("CDC_TEST_MYSQL_URL"):
+        return url
+    if docker_works():
+        return None
+    return unpacked_packages()
+
+
+def docker_works() -> bool:
+    """Say whether the daemon answers (a client alone proves nothing) and the image is there or can be had."""
+    if shutil.which("docker") is None:
+        return False
+
+    def ok(*args: str, timeout: float) -> bool:
+        try:
+            return subprocess.run(["docker", *args], capture_output=True, timeout=timeout).returncode == 0
+        except (OSError, subprocess.TimeoutExpired):
+            return False
+
+    return ok("info", timeout=10) and (
+        ok("image", "inspect", IMAGE, timeout=10) or ok("pull", "--quiet", IMAGE, timeout=600)
+    )
+
+
+def cache_folder() -> Path:
+    """Return the private folder (mode 0700) that keeps the unpacked server between runs."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "airflow-provider-cdc"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
+@contextlib.contextmanager
+def locked(name: str) -> Iterator[None]:
+    """Hold a lock between processes: two test runs must not download the same thing at once."""
+    with open(cache_folder() / f"{name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def unpacked_packages() -> Path:
+    """Return the folder with MySQL's files, downloading and unpacking them the first time (about 15 s, 80 MB).
+
+    :raise ServerUnavailable: when this system has no apt or no usable package source.
+    """
+    root = cache_folder() / "mysql-packages" / "root"
+    with locked("mysql-packages"):
+        if root.is_dir():
+            return root
+        root.parent.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=root.parent, prefix="fetch-") as work:
+            print("Fetching the MySQL server (once, about 80 MB) ...", file=sys.stderr, flush=True)
+            _download_and_unpack(Path(work))
+            (Path(work) / "root").rename(root)
+    return root
+
+
+def _download_and_unpack(work: Path) -> None:
+    """Unpack the server's packages into ``work/root`` with apt's own resolver and signatures, all state in `work`."""
+    for folder in ("lists/partial", "cache/archives/partial", "root"):
+        (work / folder).mkdir(parents=True)
+    (work / "status").touch()
+    (work / "sources.list").write_text(newest_suite_source())
+    options = {
+        "Dir::Etc::sourcelist": work / "sources.list",
+        "Dir::Etc::sourceparts": "/dev/null",
+        "Dir::Etc::preferences": "/dev/null",
+        "Dir::Etc::preferencesparts": "/dev/null",
+        "Dir::State::lists": work / "lists",
+        "Dir::State::status": work / "status",
+        "Dir::Cache": work / "cache",
+        "APT::Default-Release": "",
+        "APT::Install-Recommends": "0",
+        "APT::Sandbox::User": "root",  # the private folder is closed to apt's own user
+        "Debug::NoLocking": "1",
+        "Acquire::Retries": "3",
+    }
+    apt = ["apt-get", "-q"] + [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+    packages = ["mysql-server-core", "mysql-client-core", "mysql-server"]
+    try:
+        for command in (["update"], ["install", "-y", "--download-only", *packages]):
+            subprocess.run(
+                [*apt, *command], check=True, capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"}
+            )
+        for package in sorted((work / "cache/archives").glob("*.deb")):
+            subprocess.run(["dpkg-deb", "-x", package, work / "root"], check=True, capture_output=True, text=True)
+    except subprocess.CalledProcessError as error:
+        tail = "\n".join((error.stdout + error.stderr).splitlines()[-8:])
+        raise ServerUnavailable(f"The MySQL packages could not be fetched:\n{tail}\n{OTHER_WAYS}") from None
+
+
+def newest_suite_source(etc: Path = Path("/etc")) -> str:
+    """Return the one line of a sources list that names the newest suite on the system's own mirror.
+
+    :param etc: where ``os-release`` and ``apt`` lie.
+    :raise ServerUnavailable: on another system, or where no source of the distribution itself is configured.
+    """
+    release = etc / "os-release"
+    pairs = re.findall(r'^(\w+)="?([^"\n]*)"?$', release.read_text() if release.exists() else "", re.M)
+    system = dict(pairs)
+    name, codename = system.get("ID", ""), system.get("VERSION_CODENAME", "sid")
+    if name not in NEWEST_SUITE:
+        raise ServerUnavailable(
+            f"No MySQL server: this system ({name or 'unknown'}) is not Debian or Ubuntu.\n{OTHER_WAYS}"
+        )
+    for uri, suites, components, key in _sources(etc / "apt"):
+        of_distribution = f"{name}-archive-keyring" in key or uri.rstrip("/").rsplit("/", 1)[-1] == name
+        if of_distribution and "main" in components and codename in suites:
+            key = key or f"/usr/share/keyrings/{name}-archive-keyring.gpg"
+            options = f"[signed-by={key}] " if Path(key).exists() else ""
+            return f"deb {options}{uri} {NEWEST_SUITE[name]} main\n"
+    raise ServerUnavailable(f"No MySQL server: no package source of {name} {codename} in {etc}/apt.\n{OTHER_WAYS}")
+
+
+def _sources(apt: Path) -> list[tuple[str, list[str], list[str], str]]:
+    """Read all configured sources: (address, suites, components, key file or "")."""
+    found = []
+    lists = [apt / "sources.list", *sorted(apt.glob("sources.list.d/*.list"))]
+    for line in "\n".join(path.read_text() for path in lists if path.exists()).splitlines():
+        if match := re.match(r"\s*deb\s+(?:\[([^]]*)\]\s*)?(\S+)\s+(\S+)\s+([^#]*)", line):
+            options, uri, suite, components = match.groups()
+            key = re.search(r"signed-by=(\S+)", options or "")
+            found.append((uri, [suite], components.split(), key[1] if key else ""))
+    for path in sorted(apt.glob("sources.list.d/*.sources")):
+        text = "\n".join(line for line in path.read_text().splitlines() if not line.startswith("#"))
+        for stanza in re.split(r"\n\s*\n", text):
+            fields = {k.lower(): v.strip() for k, v in re.findall(r"^([\w-]+):(.*(?:\n[ \t].*)*)", stanza, re.M)}
+            if "deb" not in fields.get("types", "").split() or fields.get("enabled", "yes").lower() in ("no", "false"):
+                continue
+            key = fields.get("signed-by", "").split("\n")[0]
+            for uri in fields.get("uris", "").split():
+                found.append((uri, fields.get("suites", "").split(), fields.get("components", "").split(), key))
+    return found
