@@ -1,0 +1,1 @@
+"""Pure values and rules of change data capture: no I/O, no clock, no randomness."""

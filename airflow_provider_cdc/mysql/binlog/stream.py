@@ -1,0 +1,282 @@
+"""The binlog as a stream of checked events.
+
+Connecting, logging in and asking for the binlog is left to ``mysql-replication``; the events are taken apart here.
+Every event proves itself: its length, its checksum by the algorithm of its own file, and its position, which is
+counted in 64 bits because the header's 32 bits wrap at 4 GiB.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import pymysql
+from pymysqlreplication import BinLogStreamReader
+
+from airflow_provider_cdc.exceptions import CdcError, NotReadyError, TerminalError, TransientError
+
+ROTATE, FORMAT_DESCRIPTION, HEARTBEAT, HEARTBEAT_V2 = 4, 15, 27, 41
+_HEADER = struct.Struct("<IBIIIH")  # timestamp, type, server id, size, end position (32 bits), flags
+_CHECKSUM_SIZE = 4
+_ARTIFICIAL = 0x20
+_IN_USE = 0x01
+_ER_SOURCE_FATAL = 1236
+#: Access denied (database, user, table, privilege), account locked, password expired.
+_ER_ACCESS = frozenset({1044, 1045, 1142, 1227, 1698, 1820, 3118})
+_MAX_START = 0xFFFF_FFFF
+#: The server drops a reader that takes nothing for this long; a slow sink must not lose its stream.
+_NET_TIMEOUT = 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event of the binlog.
+
+    :param type: event type code.
+    :param timestamp: seconds since the epoch, as the header says: when the statement started.
+    :param body: what follows the header, without checksum.
+    :param file: binlog file.
+    :param position: where the event ends in the file. Events that the server makes up (heartbeats, the rotate and
+        format events at the start of a stream) stand where the stream stands.
+    :param start: where it starts.
+    """
+
+    type: int
+    timestamp: int
+    body: memoryview
+    file: str
+    position: int
+    start: int
+
+    @property
+    def where(self) -> str:
+        """The place for messages: ``file:start``."""
+        return f"{self.file}:{self.start}"
+
+
+class BinlogStream:
+    """An open binlog stream: iterate over it for :class:`Event`.
+
+    With ``blocking`` the stream waits for new events and never ends; without, it ends where the binlog ends.
+
+    :param connect_args: keyword arguments of ``pymysql.connect``.
+    :param server_id: replica server id of this reader: no other reader or replica may have it.
+    :param replica_uuid: uuid that this reader reports; one of its own.
+    :param file: binlog file to start in.
+    :param position: where to start in it, in bytes: the start of an event.
+    :param heartbeat_seconds: how often an idle server sends a heartbeat.
+    :param read_timeout: seconds of silence after which the connection counts as lost.
+    :param blocking: whether to wait for new events.
+    :raises TransientError: if the server cannot be reached.
+    :raises NotReadyError: if the user may not read the binlog.
+    :raises TerminalError: if the start position is above 4 GiB. A wrong position shows with the first event.
+    """
+
+    def __init__(
+        self,
+        connect_args: Mapping[str, Any],
+        *,
+        server_id: int,
+        replica_uuid: str,
+        file: str,
+        position: int,
+        heartbeat_seconds: float = 1.0,
+        read_timeout: int = 30,
+        blocking: bool = True,
+    ) -> None:
+        if position > _MAX_START:
+            raise TerminalError(
+                f"cannot start reading the binlog at {file}:{position}: the protocol ends at 4 GiB",
+                "start again with a fresh sink.path; keep max_binlog_size at 1 GiB and transactions below that",
+            )
+        self.file, self.position = file, position
+        self._checksum = True  # until a format event says otherwise: the reader asks for CRC32
+        self._closed = False
+        settings = {key: value for key, value in connect_args.items() if key != "cursorclass"}
+        settings |= {"charset": "utf8mb4", "autocommit": True, "read_timeout": read_timeout}
+        self._reader = BinLogStreamReader(
+            connection_settings=settings,
+            server_id=server_id,
+            slave_uuid=replica_uuid,
+            slave_heartbeat=heartbeat_seconds,
+            blocking=blocking,
+            resume_stream=True,
+            log_file=file,
+            log_pos=position,
+            enable_logging=False,  # it would log the connection settings
+            pymysql_wrapper=_connect,
+        )
+        try:
+            self._reader._BinLogStreamReader__connect_to_stream()
+        except (pymysql.MySQLError, OSError) as error:
+            self._drop()
+            raise self._failure(error) from None
+        self._connection = self._reader._stream_connection
+
+    def __iter__(self) -> Iterator[Event]:
+        while (packet := self._read()) is not None:
+            yield self._event(packet)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the stream; a thread that waits in it sees its end. Doing so twice is allowed."""
+        if not self._closed:
+            self._closed = True
+            self._drop()
+
+    def _drop(self) -> None:
+        connection: Any = getattr(self._reader, "_stream_connection", None)
+        # Shut down first: closing a socket that another thread reads would wait for that thread.
+        with contextlib.suppress(Exception):
+            connection._sock.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(Exception):
+            connection.close()
+
+    def _read(self) -> bytes | None:
+        """The next packet without its leading status byte; ``None`` at the end."""
+        try:
+            packet: bytes = b"\xfe" if self._closed else self._connection._read_packet()._data
+        except (pymysql.MySQLError, OSError, AttributeError, ValueError) as error:
+            if self._closed:  # by another thread, while this one waited
+                return None
+            raise self._failure(error) from None
+        if packet[:1] == b"\xfe" and len(packet) < 9:
+            self.close()
+            return None
+        if packet[:1] != b"\x00":
+            raise TerminalError(f"unknown packet in the binlog stream at {self.file}:{self.position}", "report this")
+        return packet[1:]
+
+    def _failure(self, error: Exception) -> CdcError:
+        where, text = f"{self.file}:{self.position}", _text(error)
+        code = error.args[0] if error.args else None
+        if code in _ER_ACCESS:
+            return NotReadyError(
+                f"the server denies the binlog to this user: {text}",
+                "see user, password and the grant REPLICATION SLAVE",
+            )
+        if code != _ER_SOURCE_FATAL:
+            return TransientError(f"no binlog stream at {where}: {text}", "see that the server is up, and try again")
+        if "server_uuid/server_id" in text:
+            remedy = "another reader has the same replica server id or uuid: stop it, or give this pipeline another id"
+        elif "purged" in text or "Could not find first log file" in text:
+            remedy = (
+                "the server has removed this part of its binlog: start again with a fresh sink.path, "
+                "and raise binlog_expire_logs_seconds"
+            )
+        elif "max_allowed_packet" in text:
+            remedy = "raise max_allowed_packet above the largest row event; if it is, the position is wrong"
+        elif "checksum" in text:
+            remedy = "see that the server can send binlog checksums (binlog_checksum=CRC32)"
+        else:
+            remedy = "see that this position exists in this server's binlog; if not, start again with a fresh sink.path"
+        return TerminalError(f"the server refuses the binlog at {where}: {text}", remedy)
+
+    def _event(self, data: bytes) -> Event:
+        where = f"{self.file}:{self.position}"
+        if len(data) < _HEADER.size:
+            raise TerminalError(f"cut off event at {where}: {len(data)} bytes", "report this")
+        timestamp, kind, _, size, end, flags = _HEADER.unpack_from(data)
+        if size != len(data):
+            raise TerminalError(f"event of type {kind} at {where} has {len(data)} bytes and claims {size}", "try again")
+        if kind == FORMAT_DESCRIPTION:
+            # One byte for the algorithm and room for a checksum end this event, whatever the algorithm is.
+            algorithm = data[-_CHECKSUM_SIZE - 1]
+            if algorithm not in (0, 1):
+                raise TerminalError(f"unknown checksum algorithm {algorithm} at {where}", "set binlog_checksum=CRC32")
+            self._checksum = algorithm == 1
+        if self._checksum:
+            self._verify(data, kind, where)
+        has_room = self._checksum or kind == FORMAT_DESCRIPTION
+        body = memoryview(data)[_HEADER.size : len(data) - _CHECKSUM_SIZE if has_room else len(data)]
+        start = self.position
+        if kind in (HEARTBEAT, HEARTBEAT_V2):
+            self._heartbeat(kind, body, end, where)
+        elif kind == ROTATE and (flags & _ARTIFICIAL or end == 0):
+            self._rotate(body, where)
+            start = self.position
+        elif not flags & _ARTIFICIAL and end != 0:
+            self.position += size
+            if self.position & _MAX_START != end:
+                raise TerminalError(
+                    f"event of type {kind} at {where} ends at {end}, {self.position & _MAX_START} expected",
+                    "the start position was not the start of an event: start again with a fresh sink.path",
+                )
+        event = Event(kind, timestamp, body, self.file, self.position, start)
+        if kind == ROTATE and not flags & _ARTIFICIAL and end != 0:
+            self._rotate(body, where)
+        return event
+
+    def _verify(self, data: bytes, kind: int, where: str) -> None:
+        covered = data[:-_CHECKSUM_SIZE]
+        if kind == FORMAT_DESCRIPTION and data[17] & _IN_USE:
+            # "File in use" is not part of what the checksum was taken of.
+            covered = data[:17] + bytes([data[17] & ~_IN_USE]) + data[18:-_CHECKSUM_SIZE]
+        if zlib.crc32(covered) != int.from_bytes(data[-_CHECKSUM_SIZE:], "little"):
+            raise TerminalError(
+                f"checksum of the event of type {kind} at {where} is wrong",
+                "the binlog or the network is damaged: run again; if it stays, start with a fresh sink.path",
+            )
+
+    def _rotate(self, body: memoryview, where: str) -> None:
+        if len(body) < 9:
+            raise TerminalError(f"cut off rotate event at {where}", "report this")
+        self.position = int.from_bytes(body[:8], "little")
+        self.file = bytes(body[8:]).decode("utf-8", "replace")
+
+    def _heartbeat(self, kind: int, body: memoryview, end: int, where: str) -> None:
+        """A heartbeat says how far the server has read; it is ahead of us only where it left events out."""
+        if kind == HEARTBEAT:
+            file, position = bytes(body).decode("utf-8", "replace"), end
+            # 32 bits of a position that cannot lie behind us.
+            position += self.position & ~_MAX_START
+            position += (_MAX_START + 1) * (position < self.position)
+        else:
+            file, position = _heartbeat_v2(body)
+        if file != self.file or position != self.position:
+            raise TerminalError(
+                f"the server is at {file}:{position} and its stream at {where}: events are missing in between",
+                "run again; if it stays, start with a fresh sink.path",
+            )
+
+
+def _heartbeat_v2(body: memoryview) -> tuple[str, int]:
+    """File and position of a heartbeat event of the second kind: a list of (type, length, value)."""
+    file, position, at = "", 0, 0
+    while at < len(body) and body[at] != 0:
+        kind, size = body[at], body[at + 1]
+        value = body[at + 2 : at + 2 + size]
+        if kind == 1:
+            file = bytes(value).decode("utf-8", "replace")
+        elif kind == 2:
+            # A packed integer: one byte up to 250, else a byte for the width and then the number.
+            position = value[0] if value[0] < 251 else int.from_bytes(value[1:], "little")
+        at += 2 + size
+    return file, position
+
+
+def _connect(**settings: Any) -> pymysql.Connection[Any]:
+    """Open the connection and prepare its session for the dump; replaces ``pymysql.connect`` in the library."""
+    connection = pymysql.connect(**settings)
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET SESSION net_write_timeout = {_NET_TIMEOUT}, SESSION net_read_timeout = {_NET_TIMEOUT}")
+        # A reader that knows checksums can read files with and without; the server's present setting says nothing
+        # about older files.
+        cursor.execute("SET @source_binlog_checksum = 'CRC32', @master_binlog_checksum = 'CRC32'")
+    return connection
+
+
+def _text(error: Exception) -> str:
+    """The error's own words; pymysql's never hold the password."""
+    return str(error.args[-1]) if error.args else type(error).__name__
