@@ -1,0 +1,273 @@
+"""Connections as Airflow names them, read from the environment, so that no Airflow database is needed.
+
+``AIRFLOW_CONN_<ID>`` holds an address (``mysql://user:password@host:3306/``, percent-encoded) or JSON. Nothing of its
+content ever appears in a message: a mistyped address may show a part of the password.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, quote, quote_plus, unquote, urlsplit
+
+from airflow_provider_cdc.exceptions import NotReadyError
+
+if TYPE_CHECKING:
+    from sqlalchemy import URL
+
+#: Connection types of a source server.
+MYSQL_TYPES = ("mysql", "mariadb", "cdc_mysql")
+
+_PATHS = ("ssl_ca", "ssl_cert", "ssl_key", "unix_socket")
+_FLAGS = ("ssl_verify_cert", "ssl_verify_identity", "ssl_disabled")
+# Settings of Airflow's own MySQL hook that the project decides for itself; a connection may be shared with other tasks.
+_IGNORED = ("charset", "client", "cursor", "local_infile", "use_unicode")
+_MYSQL_EXTRA = (*_PATHS, *_FLAGS, "ssl_key_password", "ssl")
+_POSTGRES_EXTRA = ("sslmode", "sslrootcert", "sslcert", "sslkey", "connect_timeout", "application_name", "options")
+_POSTGRES_DRIVERS = ("psycopg", "psycopg2")
+
+
+@dataclass(frozen=True)
+class Connection:
+    """A resolved connection. Its ``repr`` shows no secret.
+
+    :param conn_id: the id it was resolved from.
+    :param conn_type: such as ``mysql``, ``postgres`` or ``sqlite``; in lower case, with underscores.
+    :param host: host name or address.
+    :param login: user.
+    :param password: password in plain text.
+    :param port: port.
+    :param schema: name of the database.
+    :param extra: everything else.
+    """
+
+    conn_id: str
+    conn_type: str
+    host: str | None = None
+    login: str | None = None
+    password: str | None = field(default=None, repr=False)
+    port: int | None = None
+    schema: str | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """Every text of the connection that :func:`scrub` must take out."""
+        found = [self.password, self.extra.get("ssl_key_password")]
+        if isinstance(ssl := self.extra.get("ssl"), Mapping):
+            found.append(ssl.get("password"))
+        return tuple(str(secret) for secret in found if secret)
+
+
+def variable(conn_id: str) -> str:
+    """Name of the environment variable that holds a connection."""
+    return f"AIRFLOW_CONN_{conn_id.upper()}"
+
+
+def resolve(conn_id: str) -> Connection:
+    """Read a connection from the environment, as Airflow does.
+
+    :param conn_id: id of the connection.
+    :raises NotReadyError: if the variable is missing or cannot be understood.
+    """
+    name = variable(conn_id)
+    text = os.environ.get(name, "").strip()
+    if not text:
+        raise NotReadyError(
+            f"connection {conn_id} is not defined",
+            f"Set the environment variable {name}, for example to mysql://user:password@host:3306/",
+        )
+    try:
+        return _from_json(conn_id, text) if text.startswith("{") else _from_uri(conn_id, text)
+    except (ValueError, TypeError, LookupError):
+        # Not chained and not quoted: the text holds the password.
+        raise NotReadyError(
+            f"connection {conn_id}: the value of {name} cannot be understood",
+            "Write type://user:password@host:port/database with special characters percent-encoded, or a JSON object",
+        ) from None
+
+
+def _conn_type(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_.+-]*", value):
+        raise ValueError
+    kind = value.lower().replace("-", "_")
+    return "postgres" if kind == "postgresql" else kind
+
+
+def _from_json(conn_id: str, text: str) -> Connection:
+    value = json.loads(text)
+    extra = value.get("extra") or {}
+    if isinstance(extra, str):
+        extra = json.loads(extra)
+    texts = {key: value.get(key) for key in ("host", "login", "password", "schema")}
+    if not isinstance(extra, dict) or not all(v is None or isinstance(v, str) for v in texts.values()):
+        raise TypeError
+    port = int(value["port"]) if value.get("port") not in (None, "") else None
+    return Connection(conn_id, _conn_type(value["conn_type"]), port=port, extra=extra, **texts)
+
+
+def _from_uri(conn_id: str, text: str) -> Connection:
+    # The scheme of a URL may hold no underscore, but Airflow reads cdc_mysql:// and cdc-mysql:// alike.
+    kind, separator, rest = text.partition("://")
+    if not separator:
+        raise ValueError
+    parts = urlsplit("//" + rest)
+    if parts.fragment or ("@" in rest and "@" not in parts.netloc):  # '#', '/' or '?' in the password, not encoded
+        raise ValueError
+    extra: Any = dict(parse_qsl(parts.query, keep_blank_values=True))
+    if "__extra__" in extra:
+        extra = json.loads(extra["__extra__"])
+    else:
+        extra = {key: _json_or_text(value) for key, value in extra.items()}
+    if not isinstance(extra, dict):
+        raise TypeError
+    # Not parts.hostname, which turns the name into lower case: the "host" of SQLite is a path.
+    host = re.sub(r":\d*$", "", parts.netloc.rpartition("@")[2]).strip("[]")
+    return Connection(
+        conn_id,
+        _conn_type(kind),
+        host=unquote(host) or None,
+        login=unquote(parts.username) if parts.username is not None else None,
+        password=unquote(parts.password) if parts.password is not None else None,
+        port=parts.port,
+        schema=unquote(parts.path[1:]) or None,
+        extra=extra,
+    )
+
+
+def _json_or_text(value: str) -> Any:
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
+
+
+def mysql_args(conn: Connection) -> dict[str, Any]:
+    """Arguments for ``pymysql.connect``.
+
+    Extras: ``ssl_ca``, ``ssl_cert``, ``ssl_key``, ``ssl_key_password``, ``ssl_verify_cert``, ``ssl_verify_identity``,
+    ``ssl_disabled``, ``ssl`` (a mapping with ``ca``, ``cert``, ``key`` ...), ``unix_socket``. The server's
+    certificate is checked as soon as ``ssl_ca`` is given, as the server's own client does. ``charset``, ``cursor`` and
+    the like, which Airflow's MySQL hook knows, are passed over; anything else is refused.
+
+    :param conn: connection of type mysql, mariadb or cdc_mysql; its ``schema`` is not used, a pipeline names databases.
+    :raises NotReadyError: for another type, or an extra that would be lost.
+    """
+    if conn.conn_type not in MYSQL_TYPES:
+        raise NotReadyError(
+            f"connection {conn.conn_id} is of type {conn.conn_type}", f"It must be one of {', '.join(MYSQL_TYPES)}"
+        )
+    args: dict[str, Any] = {
+        "host": conn.host or "127.0.0.1",
+        "port": conn.port or 3306,
+        "user": conn.login or "",
+        # As bytes: pymysql would encode text as Latin-1, which not every password can be.
+        "password": (conn.password or "").encode(),
+        "charset": "utf8mb4",
+        "autocommit": True,
+        "connect_timeout": 10,
+    }
+    return args | _mysql_extra(conn)
+
+
+def _mysql_extra(conn: Connection) -> dict[str, Any]:
+    _refuse_unknown(conn, (*_MYSQL_EXTRA, *_IGNORED))
+    args: dict[str, Any] = {key: str(conn.extra[key]) for key in (*_PATHS, "ssl_key_password") if conn.extra.get(key)}
+    for key in _FLAGS:
+        if (value := conn.extra.get(key)) is not None:
+            args[key] = str(value).lower() in ("true", "1", "yes", "on")
+    if args.get("ssl_ca"):
+        args.setdefault("ssl_verify_cert", True)
+    if ssl := conn.extra.get("ssl"):
+        ssl = _json_or_text(ssl) if isinstance(ssl, str) else ssl
+        if not isinstance(ssl, dict):
+            raise NotReadyError(
+                f"connection {conn.conn_id}: extra ssl is not a mapping", "Write a JSON object such as ssl.ca"
+            )
+        args["ssl"] = dict(ssl)
+    return args
+
+
+def _refuse_unknown(conn: Connection, known: Iterable[str]) -> None:
+    """Refuse what would be ignored: it may be what makes the connection safe."""
+    known = tuple(known)
+    for key in conn.extra:
+        if key not in known:
+            raise NotReadyError(
+                f"connection {conn.conn_id}: extra {key!r} is not known", f"Use only {', '.join(known)}"
+            )
+
+
+def database_url(conn: Connection) -> URL:
+    """SQLAlchemy URL of the bookkeeping database.
+
+    :param conn: connection of type sqlite (the path as host or schema), postgres, mysql or mariadb.
+    :raises NotReadyError: for another type, an extra that would be lost, or a missing driver.
+    """
+    from sqlalchemy import URL
+
+    if conn.conn_type == "sqlite":
+        path = conn.host or conn.schema
+        if not path or not os.path.isabs(path):
+            raise NotReadyError(
+                f"connection {conn.conn_id} does not name an absolute path",
+                "Write sqlite:////data/state.db, with four slashes",
+            )
+        return URL.create("sqlite", database=path)
+    query: dict[str, str]
+    if conn.conn_type == "postgres":
+        driver = next((name for name in _POSTGRES_DRIVERS if importlib.util.find_spec(name)), None)
+        if driver is None:
+            raise NotReadyError("no PostgreSQL driver is installed", 'Run: pip install "psycopg[binary]"')
+        _refuse_unknown(conn, _POSTGRES_EXTRA)
+        drivername, port = f"postgresql+{driver}", conn.port or 5432
+        query = {key: str(value) for key, value in conn.extra.items()}
+    elif conn.conn_type in MYSQL_TYPES:
+        _refuse_unknown(conn, (*_PATHS, *_IGNORED))
+        drivername, port = "mysql+pymysql", conn.port or 3306
+        query = {"charset": "utf8mb4"} | {key: str(conn.extra[key]) for key in _PATHS if conn.extra.get(key)}
+    else:
+        raise NotReadyError(
+            f"connection {conn.conn_id} is of type {conn.conn_type}", "Bookkeeping is kept in sqlite, postgres or mysql"
+        )
+    if not conn.schema:
+        raise NotReadyError(
+            f"connection {conn.conn_id} names no database", "Add it behind the last slash of the address"
+        )
+    return URL.create(drivername, conn.login, conn.password, conn.host or "127.0.0.1", port, conn.schema, query)
+
+
+def strip_environment() -> tuple[str, ...]:
+    """Remove everything that Airflow keeps in the environment (connections, variables, settings) from this process.
+
+    Called before a JVM starts, so that it and all its children inherit no secret.
+
+    :return: names of the variables that were removed.
+    """
+    names = tuple(name for name in os.environ if name.startswith(("AIRFLOW_CONN_", "AIRFLOW_VAR_", "AIRFLOW__")))
+    for name in names:
+        del os.environ[name]
+    return names
+
+
+def scrub(text: str, secrets: Iterable[str]) -> str:
+    """Replace secrets in a text by ``***``: as they stand, percent-encoded, and escaped as JSON or Python write them.
+
+    :param text: text that is about to be shown or kept.
+    :param secrets: secrets in plain text; empty ones are passed over.
+    """
+    forms: set[str] = set()
+    for secret in filter(None, secrets):
+        for form in (quote(secret), quote(secret, safe=""), quote_plus(secret)):
+            forms |= {form, re.sub(r"%[0-9A-F]{2}", lambda m: m[0].lower(), form)}
+        forms |= {secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1]}
+        forms |= {repr(secret)[1:-1], repr(secret.encode())[2:-1]}
+    if not forms:
+        return text
+    # One pass, longest first: a secret that is part of another must not spoil it.
+    return re.sub("|".join(map(re.escape, sorted(forms, key=len, reverse=True))), "***", text)

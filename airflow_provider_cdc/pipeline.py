@@ -1,0 +1,401 @@
+"""The declarative Pipeline: what to copy, how, and where to. The same names in YAML and in Python.
+
+Every value is checked where it is made, so a file and a Python object are held to the same rules. The first problem
+found is reported in one line that names the key, the value and what is allowed. Every key: ``docs/pipeline.md``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import os
+import re
+import reprlib
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+
+from airflow_provider_cdc.exceptions import NotReadyError
+
+#: Highest value of ``source.server_id``: the slots of a pipeline follow it and must stay below 2^32.
+MAX_SERVER_ID = 2**32 - 1 - 1000
+#: Slots (replication clients) of one pipeline: the stream and up to 1000 snapshot slices.
+MAX_SLOT = 1000
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+_CONN_ID = re.compile(r"[A-Za-z0-9_.\-]{1,250}")
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*):/")
+_LOCAL_MASTER = re.compile(r"local(\[([1-9][0-9]{0,3}|\*)\])?")
+# A derived server id is far above the small numbers people give to their own servers.
+_FIRST_DERIVED_ID, _ID_STRIDE = 2**20, 1024
+_UUIDS = uuid.uuid5(uuid.NAMESPACE_URL, "airflow-provider-cdc")
+
+_SCHEMA_CHANGES = ("exception", "evolve", "try_evolve", "lenient", "ignore")
+_SINK_KINDS = ("delta", "iceberg", "jdbc", "kafka", "changelog")
+
+
+def _bad(key: str, value: object, allowed: str) -> NoReturn:
+    raise NotReadyError(f"{key} is {reprlib.repr(value)}", f"It must be {allowed}")
+
+
+def _unbuilt(key: str, value: object, remedy: str) -> NoReturn:
+    raise NotReadyError(f"{key}: {reprlib.repr(value)} is not supported yet", remedy)
+
+
+def _whole(key: str, value: object, low: int, high: int | None = None) -> None:
+    fits = isinstance(value, int) and not isinstance(value, bool) and value >= low and (high is None or value <= high)
+    if not fits:
+        _bad(
+            key, value, f"a whole number of at least {low}" if high is None else f"a whole number from {low} to {high}"
+        )
+
+
+def _choice(key: str, value: object, built: tuple[str, ...], contract: tuple[str, ...], remedy: str) -> None:
+    if value in built:
+        return
+    if value in contract:
+        _unbuilt(key, value, remedy)
+    _bad(key, value, f"one of {', '.join(built)}" if len(built) > 1 else built[0])
+
+
+def _conn_id(key: str, value: object) -> None:
+    if not isinstance(value, str) or not _CONN_ID.fullmatch(value):
+        # The value is not shown: people paste whole addresses here, with the password.
+        raise NotReadyError(
+            f"{key} is not the id of a connection", "It must be a name such as cdc_source, not an address"
+        )
+
+
+def _patterns(key: str, value: object) -> tuple[str, ...]:
+    if isinstance(value, str) or not isinstance(value, list | tuple):
+        _bad(key, value, "a list of regular expressions such as shop.order_.*")
+    for pattern in value:
+        if not isinstance(pattern, str) or not pattern:
+            _bad(key, pattern, "a list of regular expressions such as shop.order_.*")
+        try:
+            compiled = _compile(pattern)
+        except re.error as error:
+            _bad(key, pattern, f"a list of valid regular expressions ({error})")
+        if not compiled:
+            _bad(key, pattern, "a regular expression with a dot between database and table, such as shop.order_.*")
+    return tuple(value)
+
+
+# A dot in any of its spellings that is not repeated (only such a one can stand between database and table), or else an
+# escaped character, a character class, or any other character.
+_PARTS = re.compile(r"(?P<dot>(?:\\\.|\[\.\]|\.)(?![*+?{]))|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
+
+
+@lru_cache(maxsize=4096)
+def _compile(pattern: str) -> tuple[re.Pattern[str], ...]:
+    """One compiled pattern for every dot that may be the one between database and table.
+
+    Names may hold dots, and an unescaped dot matches any character: ``shop.order_.*`` against the joined name would
+    also take table ``x`` of a database ``shop1order_``. The dot therefore becomes NUL, which no name can hold.
+    """
+    re.compile(pattern)
+    dots = [m.span() for m in _PARTS.finditer(pattern) if m["dot"]]
+    return tuple(re.compile(f"{pattern[:start]}\0{pattern[end:]}", re.DOTALL) for start, end in dots)
+
+
+def _matches(patterns: Iterable[str], database: str, table: str) -> bool:
+    name = f"{database}\0{table}"
+    return any(compiled.fullmatch(name) for pattern in patterns for compiled in _compile(pattern))
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where rows come from.
+
+    :param conn_id: Airflow connection of the server.
+    :param tables: anchored regular expressions ``database.table`` of the tables to capture; at least one.
+    :param exclude: tables to leave out again, in the same form.
+    :param server_id: first of the replication server ids that the pipeline uses; derived from its name when ``None``.
+    """
+
+    conn_id: str
+    tables: tuple[str, ...]
+    exclude: tuple[str, ...] = ()
+    server_id: int | None = None
+
+    def __post_init__(self) -> None:
+        _conn_id("source.conn_id", self.conn_id)
+        object.__setattr__(self, "tables", _patterns("source.tables", self.tables))
+        object.__setattr__(self, "exclude", _patterns("source.exclude", self.exclude))
+        if not self.tables:
+            _bad("source.tables", [], "at least one regular expression such as shop.order_.*")
+        if self.server_id is not None:
+            _whole("source.server_id", self.server_id, 1, MAX_SERVER_ID)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """How existing rows are read.
+
+    :param chunk_rows: rows of one chunk, the unit of watermarks.
+    :param group_rows: rows of one chunk group, the unit of retry.
+    :param parallelism: chunks read at the same time.
+    :param max_rows_per_second: not supported yet, always ``None``.
+    """
+
+    chunk_rows: int = 8096
+    group_rows: int = 4_000_000
+    parallelism: int = 2
+    max_rows_per_second: int | None = None
+
+    def __post_init__(self) -> None:
+        _whole("snapshot.chunk_rows", self.chunk_rows, 1, 1_000_000)
+        _whole("snapshot.group_rows", self.group_rows, 1)
+        if self.group_rows < self.chunk_rows:
+            _bad("snapshot.group_rows", self.group_rows, f"at least snapshot.chunk_rows ({self.chunk_rows})")
+        _whole("snapshot.parallelism", self.parallelism, 1, 64)
+        if self.max_rows_per_second is not None:
+            remedy = "Leave it out; lower snapshot.parallelism instead"
+            _unbuilt("snapshot.max_rows_per_second", self.max_rows_per_second, remedy)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """How changes are followed.
+
+    :param mode: ``continuous``, or ``catch_up`` to end at the position seen at the start.
+    :param trigger_seconds: seconds between the starts of two batches.
+    :param schema_changes: ``exception``: stop at every DDL of a captured table.
+    :param max_batch_bytes: soft limit of one batch in bytes of binlog.
+    """
+
+    mode: str = "continuous"
+    trigger_seconds: float = 1
+    schema_changes: str = "exception"
+    max_batch_bytes: int = 268_435_456
+
+    def __post_init__(self) -> None:
+        _choice("stream.mode", self.mode, ("continuous", "catch_up"), (), "")
+        seconds: object = self.trigger_seconds
+        if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 0 <= seconds <= 3600:
+            _bad("stream.trigger_seconds", seconds, "a number from 0 to 3600")
+        remedy = "Use exception: this version stops at every DDL of a captured table"
+        _choice("stream.schema_changes", self.schema_changes, ("exception",), _SCHEMA_CHANGES, remedy)
+        _whole("stream.max_batch_bytes", self.max_batch_bytes, 1024 * 1024)
+
+
+@dataclass(frozen=True)
+class Sink:
+    """Where rows go.
+
+    :param path: absolute folder; one table a folder: ``<path>/<database>/<table>``.
+    :param kind: ``delta``.
+    :param deletes: ``hard``: a deleted row is gone.
+    """
+
+    path: str
+    kind: str = "delta"
+    deletes: str = "hard"
+
+    def __post_init__(self) -> None:
+        _choice("sink.kind", self.kind, ("delta",), _SINK_KINDS, "Use delta")
+        path: object = self.path
+        if not isinstance(path, str):
+            _bad("sink.path", path, "the absolute path of a folder, such as /data/lake")
+        if scheme := _SCHEME.match(path):
+            # The rest is not shown: storage addresses can carry keys.
+            _unbuilt(
+                "sink.path", f"{scheme[1]}://", "Use the plain path of a folder that the driver and all executors share"
+            )
+        if not path.startswith("/") or not path.isprintable():
+            _bad("sink.path", path, "the absolute path of a folder, such as /data/lake")
+        _choice("sink.deletes", self.deletes, ("hard",), ("soft",), "Use hard: a deleted row is removed from the sink")
+
+
+@dataclass(frozen=True)
+class State:
+    """Where the bookkeeping is kept.
+
+    :param conn_id: Airflow connection of the bookkeeping database; ``None`` for a SQLite file.
+    """
+
+    conn_id: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.conn_id is not None:
+            _conn_id("state.conn_id", self.conn_id)
+
+
+@dataclass(frozen=True)
+class Spark:
+    """Where Spark runs.
+
+    :param conn_id: not supported yet, always ``None``.
+    :param master: ``local``, ``local[N]`` or ``local[*]``.
+    """
+
+    conn_id: str | None = None
+    master: str = "local[2]"
+
+    def __post_init__(self) -> None:
+        if self.conn_id is not None:
+            _conn_id("spark.conn_id", self.conn_id)
+            _unbuilt("spark.conn_id", self.conn_id, "Use spark.master instead, such as local[2]")
+        if not isinstance(self.master, str) or not self.master:
+            _bad("spark.master", self.master, "local, local[N] or local[*]")
+        if not _LOCAL_MASTER.fullmatch(self.master):
+            if self.master.startswith("local"):
+                _bad("spark.master", self.master, "local, local[N] or local[*]")
+            _unbuilt("spark.master", self.master, "Use local, local[N] or local[*]")
+
+
+_SECTIONS: dict[str, type[Any]] = {
+    section.__name__.lower(): section for section in (Source, Snapshot, Stream, Sink, State, Spark)
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """One pipeline: the object that the command line, DAGs and tests all take.
+
+    :param name: identity of the pipeline in the bookkeeping, in sink transactions and in replication server ids.
+    :raises NotReadyError: for the first value that is not usable.
+    """
+
+    name: str
+    source: Source
+    snapshot: Snapshot = field(default_factory=Snapshot)
+    stream: Stream = field(default_factory=Stream)
+    sink: Sink
+    state: State = field(default_factory=State)
+    spark: Spark = field(default_factory=Spark)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
+            _bad("name", self.name, "1 to 63 letters, digits, '_', '.' or '-', with a letter or digit first")
+        for key, section in _SECTIONS.items():
+            if not isinstance(getattr(self, key), section):
+                _bad(key, getattr(self, key), f"a {section.__name__}; Pipeline.from_dict takes plain mappings")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Pipeline:
+        """Read a pipeline from a YAML file.
+
+        :param path: file to read, UTF-8.
+        :raises NotReadyError: if the file cannot be read, is not YAML, or holds a value that is not usable.
+        """
+        try:
+            text = Path(path).read_text(encoding="utf-8-sig")
+        except OSError as error:
+            raise NotReadyError(f"cannot read {path}: {error.strerror}", "Give the pipeline's YAML file") from None
+        except UnicodeDecodeError:
+            raise NotReadyError(f"{path} is not a UTF-8 text", "Give the pipeline's YAML file") from None
+        try:
+            return cls.from_dict(yaml.load(text, Loader=_Loader))
+        except yaml.YAMLError as error:
+            raise NotReadyError(f"{path}: {_yaml_problem(error)}", "Correct the YAML at this place") from None
+        except RecursionError:
+            raise NotReadyError(f"{path} is nested too deeply", "Give the pipeline's YAML file") from None
+        except NotReadyError as error:
+            raise NotReadyError(f"{path}: {error.message}", error.remedy) from None
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> Pipeline:
+        """Make a pipeline of plain values, as YAML or JSON gives them.
+
+        :param value: mapping with the names of the sections; a section that is missing or ``None`` has its defaults.
+        :raises NotReadyError: for the first key or value that is not usable.
+        """
+        if not isinstance(value, Mapping):
+            raise NotReadyError(
+                f"a pipeline is not {reprlib.repr(value)}", "It is a mapping with name, source and sink"
+            )
+        values = dict(value)
+        _check_keys("", values, cls)
+        for key, section in _SECTIONS.items():
+            if values.get(key) is None:
+                values[key] = {}
+            if not isinstance(values[key], Mapping):
+                _bad(key, values[key], f"a mapping with the keys {_key_names(section)}")
+            _check_keys(f"{key}.", values[key], section)
+            values[key] = section(**values[key])
+        return cls(**values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values in the order of the contract; :meth:`from_dict` turns them back."""
+        value = dataclasses.asdict(self)
+        value["source"].update(tables=list(self.source.tables), exclude=list(self.source.exclude))
+        return value
+
+    def to_yaml(self) -> str:
+        """YAML text; :meth:`load` reads it back. It holds no secret: connections are named only."""
+        return yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True)
+
+    def captures(self, database: str, table: str) -> bool:
+        """Whether a table is one of the pipeline's."""
+        source = self.source
+        return _matches(source.tables, database, table) and not _matches(source.exclude, database, table)
+
+    def server_id(self, slot: int) -> int:
+        """Replication server id of one of the pipeline's clients.
+
+        :param slot: 0 for the stream, 1 to 1000 for the slices of a snapshot.
+        :return: a number below 2^32, the same in every run.
+        """
+        if not 0 <= slot <= MAX_SLOT:
+            raise ValueError(f"slot {slot} is not in 0..{MAX_SLOT}")
+        if self.source.server_id is not None:
+            return self.source.server_id + slot
+        # Strides, so that the ids of two pipelines never overlap in part.
+        strides = (MAX_SERVER_ID - _FIRST_DERIVED_ID) // _ID_STRIDE
+        digest = int.from_bytes(hashlib.sha256(self.name.encode()).digest()[:8], "big")
+        return _FIRST_DERIVED_ID + digest % strides * _ID_STRIDE + slot
+
+    def replica_uuid(self, slot: int) -> str:
+        """UUID with which the client of a slot registers at the server; the same in every run."""
+        return str(uuid.uuid5(_UUIDS, f"{self.name}/{self.server_id(slot)}"))
+
+
+def _key_names(section: type[Any]) -> str:
+    return ", ".join(f.name for f in fields(section))
+
+
+def _check_keys(prefix: str, value: Mapping[Any, Any], section: type[Any]) -> None:
+    """Refuse unknown and missing keys.
+
+    :param prefix: dotted path of the section, with its dot at the end.
+    """
+    known = {f.name: f for f in fields(section)}
+    for key in value:
+        if key not in known:
+            # The value is not shown: a key that does not belong here may well be a password.
+            name = key if isinstance(key, str) and key.isprintable() else repr(key)
+            near = difflib.get_close_matches(str(key), known, n=1)
+            hint = f"Did you mean {prefix}{near[0]}? " if near else ""
+            raise NotReadyError(f"unknown key {prefix}{name[:80]}", f"{hint}The keys here are {_key_names(section)}")
+    for key, spec in known.items():
+        required = spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING
+        if required and value.get(key) is None and (prefix or key == "name"):
+            raise NotReadyError(f"{prefix}{key} is missing", "It has no default; docs/pipeline.md describes every key")
+
+
+class _Loader(yaml.SafeLoader):
+    """The safe loader, which also refuses a key that is given twice (YAML itself would take the last one)."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen: set[str] = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
+                problem = f"key {key.value} is given twice"
+                raise yaml.composer.ComposerError(None, None, problem, key.start_mark)
+            seen.add(key.value)
+        return node
+
+
+def _yaml_problem(error: yaml.YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None)
+    words = [getattr(error, "context", None), getattr(error, "problem", None)]
+    problem = " ".join(" ".join(filter(None, words)).split())[:200] or " ".join(str(error).split())[:200]
+    return f"line {mark.line + 1}, column {mark.column + 1}: {problem}" if mark else problem

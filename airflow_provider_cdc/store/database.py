@@ -1,0 +1,167 @@
+"""The connection to the bookkeeping database: opening, migrations, transactions, errors."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+from alembic import command
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import URL, Connection, Engine, create_engine, event, exc, func, make_url, select
+from sqlalchemy.orm import Session
+
+from airflow_provider_cdc.connections import scrub
+from airflow_provider_cdc.exceptions import NotReadyError, TransientError
+
+#: Not Alembic's default name: the database may be shared with others that use Alembic, Airflow for one.
+VERSION_TABLE = "cdc_alembic_version"
+_MIGRATIONS = Path(__file__).parent / "migrations"
+_BUSY_SECONDS = 30
+_ADVISORY_LOCK = 0x63646331  # any number of our own
+
+
+class Database:
+    """One object a process; threads may share it.
+
+    :param engine: made by :meth:`open`.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._writer = engine.execution_options(cdc_write=True)
+
+    @classmethod
+    def open(cls, url: str | URL, *, migrate: bool) -> Self:
+        """Connect.
+
+        :param url: SQLAlchemy URL; a SQLite file has an absolute path.
+        :param migrate: create the tables and bring them up to date. Otherwise nothing is created, not even a file.
+        :raises NotReadyError: if the database is not usable, or is not set up and ``migrate`` is off.
+        :raises TransientError: if the database cannot be reached.
+        """
+        url = make_url(url)
+        if url.get_backend_name() == "sqlite":
+            _prepare_file(Path(url.database or ""), migrate)
+            engine = create_engine(url, hide_parameters=True, connect_args={"timeout": _BUSY_SECONDS})
+            event.listen(engine, "connect", _sqlite_connect)
+            event.listen(engine, "begin", _sqlite_begin)
+        else:
+            engine = create_engine(url, hide_parameters=True, pool_pre_ping=True)
+        database = cls(engine)
+        try:
+            database._set_up(migrate)
+        except exc.DBAPIError as error:
+            database.close()
+            if engine.dialect.name == "sqlite" and "locked" not in str(error.orig):
+                message = f"bookkeeping file {url.database} is not usable: {error.orig}"
+                raise NotReadyError(
+                    message, "Give a file that can be written; one that is removed is made again"
+                ) from None
+            if not isinstance(error, exc.OperationalError | exc.InterfaceError):
+                raise
+            raise database._away(error) from None
+        except BaseException:
+            database.close()
+            raise
+        return database
+
+    def close(self) -> None:
+        """Give back all connections."""
+        self._engine.dispose()
+
+    @property
+    def label(self) -> str:
+        """The database for people, without the password."""
+        return self._engine.url.render_as_string(hide_password=True)
+
+    def _set_up(self, migrate: bool) -> None:
+        """Compare the version of the tables with the one of this package; migrate if asked to."""
+        logging.getLogger("alembic").setLevel(logging.WARNING)
+        config = Config()
+        config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
+        scripts = ScriptDirectory.from_config(config)
+        with self._engine.connect() as connection:
+            found = _version(connection)
+        if found == scripts.get_current_head():
+            return
+        if found is not None and found not in {script.revision for script in scripts.walk_revisions()}:
+            message = f"bookkeeping database {self.label} was made by a newer version ({found})"
+            raise NotReadyError(message, "Upgrade airflow-provider-cdc")
+        if not migrate:
+            message = f"bookkeeping database {self.label} is not set up"
+            raise NotReadyError(message, "Run `airflow-cdc snapshot` or `airflow-cdc run` first")
+        with self._writer.begin() as connection:
+            # One migration at a time: the second finds nothing left to do. SQLite has its write lock already.
+            if connection.dialect.name == "postgresql":
+                connection.execute(select(func.pg_advisory_xact_lock(_ADVISORY_LOCK)))
+            elif connection.dialect.name in ("mysql", "mariadb"):
+                connection.detach()  # closed when done, which gives the lock back
+                connection.execute(select(func.get_lock(VERSION_TABLE, _BUSY_SECONDS)))
+            config.attributes["connection"] = connection
+            command.upgrade(config, "head")
+
+    def _away(self, error: Exception) -> TransientError:
+        lines = str(getattr(error, "orig", None) or error).strip().splitlines()
+        cause = scrub(lines[0] if lines else type(error).__name__, [str(self._engine.url.password or "")])
+        return TransientError(f"bookkeeping database {self.label}: {cause}", "Try again when it can be reached")
+
+    @contextmanager
+    def _session(self, engine: Engine) -> Iterator[Session]:
+        try:
+            with Session(engine, expire_on_commit=False) as session, session.begin():
+                yield session
+        except (exc.OperationalError, exc.InterfaceError, exc.TimeoutError) as error:
+            raise self._away(error) from None  # the error's own text would show statements
+
+    def _read(self) -> AbstractContextManager[Session]:
+        return self._session(self._engine)
+
+    def _write(self) -> AbstractContextManager[Session]:
+        return self._session(self._writer)
+
+
+def _version(connection: Connection) -> str | None:
+    return MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE}).get_current_revision()
+
+
+def _prepare_file(path: Path, migrate: bool) -> None:
+    if not path.is_absolute():
+        raise NotReadyError(
+            f"bookkeeping file {str(path)!r} is not an absolute path", "Give the whole path of the file"
+        )
+    if migrate:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            message = f"cannot make the folder of the bookkeeping file {path}: {error.strerror}"
+            raise NotReadyError(message, "Give a file in a folder that can be written") from None
+    elif not path.exists():
+        message = f"there is no bookkeeping file {path}"
+        raise NotReadyError(message, "Run `airflow-cdc snapshot` or `airflow-cdc run` first")
+
+
+def _sqlite_connect(connection: Any, _record: object) -> None:
+    """Write-ahead log: readers and the writer do not wait for each other."""
+    connection.isolation_level = None  # transactions begin where SQLAlchemy says so, not where the driver thinks
+    deadline = time.monotonic() + _BUSY_SECONDS
+    while connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        except Exception as error:
+            # The one statement that does not wait by itself while another process does the same.
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
+    connection.execute("PRAGMA synchronous = NORMAL")
+
+
+def _sqlite_begin(connection: Connection) -> None:
+    """Writers take the lock at once: a transaction that reads first and writes later would fail instead of waiting."""
+    writes = connection.get_execution_options().get("cdc_write")
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

@@ -1,0 +1,260 @@
+"""Tables of the bookkeeping database.
+
+A change here needs a migration in ``migrations/versions``; a test compares the two. Rows that the repository returns
+are plain values: they are no longer tied to a session.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from sqlalchemy import BigInteger, DateTime, Dialect, Double, Index, Integer, MetaData, String, Text, TypeDecorator
+from sqlalchemy.dialects import mysql
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+#: Constraint names are fixed, so that later migrations can refer to them.
+NAMING = {"pk": "pk_%(table_name)s", "ix": "ix_%(table_name)s_%(column_0_N_name)s"}
+
+
+def now() -> datetime:
+    """The moment of the call, in UTC."""
+    return datetime.now(UTC)
+
+
+def clean(text: str | None) -> str | None:
+    """Text that every database takes: no NUL, no half characters of a name that could not be decoded."""
+    return None if text is None else text.encode("utf-8", "replace").decode().replace("\0", "")
+
+
+class Json(TypeDecorator[Any]):
+    """Any JSON value as text. Not the server's JSON type: some of them reorder keys or round large numbers."""
+
+    impl = Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
+    cache_ok = True
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
+        """To text; ``None`` is NULL."""
+        return None if value is None else json.dumps(value, separators=(",", ":"))
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
+        """From text."""
+        return None if value is None else json.loads(value)
+
+
+class Utc(TypeDecorator[datetime]):
+    """A moment with its zone, kept as UTC without one: not every database has a type for it."""
+
+    impl = DateTime().with_variant(mysql.DATETIME(fsp=6), "mysql", "mariadb")
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """To UTC without a zone."""
+        return None if value is None else value.astimezone(UTC).replace(tzinfo=None)
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """To a moment in UTC."""
+        return None if value is None else value.replace(tzinfo=UTC)
+
+
+def text(length: int) -> String:
+    """Text that tells upper from lower case everywhere (MySQL's default does not)."""
+    return String(length).with_variant(mysql.VARCHAR(length, collation="utf8mb4_bin"), "mysql", "mariadb")
+
+
+_LONG = Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
+
+
+class Base(DeclarativeBase):
+    """Common base of all tables."""
+
+    metadata = MetaData(naming_convention=NAMING)
+    type_annotation_map = {  # noqa: RUF012 (SQLAlchemy's own form)
+        str: text(64),
+        int: BigInteger,
+        float: Double,
+        datetime: Utc,
+        dict[str, Any]: Json,
+        list[Any]: Json,
+    }
+
+
+class PipelineRow(Base):
+    """A pipeline, the server it reads, and the highest epoch given out."""
+
+    __tablename__ = "pipelines"
+    name: Mapped[str] = mapped_column(primary_key=True)
+    server_uuid: Mapped[str]
+    created_at: Mapped[datetime]
+    epoch: Mapped[int] = mapped_column(default=0)
+
+
+class SnapshotRow(Base):
+    """One generation of a pipeline's snapshot. ``plan`` is written once; ``state`` is ``running`` or ``done``."""
+
+    __tablename__ = "snapshots"
+    pipeline: Mapped[str] = mapped_column(primary_key=True)
+    generation: Mapped[int] = mapped_column(Integer, primary_key=True)
+    state: Mapped[str] = mapped_column(text(16), default="running")
+    plan: Mapped[dict[str, Any]]
+    created_at: Mapped[datetime]
+    finished_at: Mapped[datetime | None]
+
+
+class TableRow(Base):
+    """A captured table as it was when it was planned."""
+
+    __tablename__ = "tables"
+    pipeline: Mapped[str] = mapped_column(primary_key=True)
+    generation: Mapped[int] = mapped_column(Integer, primary_key=True)
+    database: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(primary_key=True)
+    schema: Mapped[dict[str, Any]]
+    fingerprint: Mapped[str]
+    rows_estimate: Mapped[int]
+
+
+class GroupRow(Base):
+    """A chunk group, the unit of retry. ``state`` is ``pending``, ``running`` or ``done``; ``attempt`` counts from 1.
+
+    ``tables`` is a list of ``[database, table]``. The watermarks are those of the attempt that the sink took.
+    """
+
+    __tablename__ = "chunk_groups"
+    pipeline: Mapped[str] = mapped_column(primary_key=True)
+    generation: Mapped[int] = mapped_column(Integer, primary_key=True)
+    group_no: Mapped[int] = mapped_column(Integer, primary_key=True)
+    tables: Mapped[list[Any]]
+    state: Mapped[str] = mapped_column(text(16), default="pending")
+    attempt: Mapped[int] = mapped_column(Integer, default=0)
+    rows: Mapped[int | None]
+    min_lw: Mapped[Any | None] = mapped_column(Json)
+    max_hw: Mapped[Any | None] = mapped_column(Json)
+    started_at: Mapped[datetime | None]
+    finished_at: Mapped[datetime | None]
+
+
+class ChunkRow(Base):
+    """A chunk: a half-open key range of one table. ``state`` is ``pending`` or ``done``; bounds are JSON values.
+
+    ``corrected`` counts rows that the replay of (LW, HW] changed; ``bytes`` are of the files, ``seconds`` of the read.
+    """
+
+    __tablename__ = "chunks"
+    pipeline: Mapped[str] = mapped_column(primary_key=True)
+    generation: Mapped[int] = mapped_column(Integer, primary_key=True)
+    chunk_no: Mapped[int] = mapped_column(primary_key=True)
+    group_no: Mapped[int] = mapped_column(Integer)
+    database: Mapped[str]
+    table_name: Mapped[str]
+    lower: Mapped[Any | None] = mapped_column(Json)
+    upper: Mapped[Any | None] = mapped_column(Json)
+    state: Mapped[str] = mapped_column(text(16), default="pending")
+    attempt: Mapped[int] = mapped_column(Integer, default=0)
+    lw: Mapped[Any | None] = mapped_column(Json)
+    hw: Mapped[Any | None] = mapped_column(Json)
+    rows: Mapped[int | None]
+    bytes: Mapped[int | None]
+    corrected: Mapped[int | None]
+    seconds: Mapped[float | None]
+
+    __table_args__ = (Index(None, "pipeline", "generation", "group_no", "chunk_no"),)
+
+
+class LineageRow(Base):
+    """A stretch of one server's binlogs. ``base_ordinal`` is the ordinal of its first file."""
+
+    __tablename__ = "lineage"
+    pipeline: Mapped[str] = mapped_column(primary_key=True)
+    segment_no: Mapped[int] = mapped_column(Integer, primary_key=True)
+    server: Mapped[str]
+    start_file: Mapped[str] = mapped_column(text(512))
+    start_position: Mapped[int]
+    base_ordinal: Mapped[int]
+
+
+class StreamRow(Base):
+    """One run of a stream. ``state``: ``running``, ``stopped`` or ``failed``; ``desired_state``: ``run``, ``stop``."""
+
+    __tablename__ = "streams"
+    pipeline: Mapped[str] = mapped_column(primary_key=True)
+    epoch: Mapped[int] = mapped_column(primary_key=True)
+    host: Mapped[str] = mapped_column(text(255))
+    pid: Mapped[int]
+    pid_started: Mapped[float]
+    state: Mapped[str] = mapped_column(text(16), default="running")
+    desired_state: Mapped[str] = mapped_column(text(16), default="run")
+    started_at: Mapped[datetime]
+    heartbeat_at: Mapped[datetime]
+    progress_at: Mapped[datetime | None]
+    error: Mapped[str | None] = mapped_column(_LONG)
+
+
+class BatchRow(Base):
+    """A batch of a stream that the sink has taken. Offsets are JSON values, ``bytes`` those of the binlog."""
+
+    __tablename__ = "batches"
+    pipeline: Mapped[str] = mapped_column(primary_key=True)
+    epoch: Mapped[int] = mapped_column(primary_key=True)
+    batch_id: Mapped[int] = mapped_column(primary_key=True)
+    start_offset: Mapped[Any | None] = mapped_column(Json)
+    end_offset: Mapped[Any | None] = mapped_column(Json)
+    changes: Mapped[int]
+    bytes: Mapped[int]
+    seconds: Mapped[float]
+    lag_p50_ms: Mapped[float | None]
+    lag_p95_ms: Mapped[float | None]
+    lag_max_ms: Mapped[float | None]
+    committed_at: Mapped[datetime]
+
+
+class EventRow(Base):
+    """Something a person may want to know later."""
+
+    __tablename__ = "events"
+    id: Mapped[int] = mapped_column(BigInteger().with_variant(Integer(), "sqlite"), primary_key=True)
+    pipeline: Mapped[str]
+    at: Mapped[datetime]
+    kind: Mapped[str]
+    detail: Mapped[str] = mapped_column(_LONG)
+
+    __table_args__ = (Index(None, "pipeline", "id"),)
+
+
+class Segment(NamedTuple):
+    """A stretch of one server's binlogs.
+
+    :param server: identity of the server.
+    :param start_file: first binlog file.
+    :param start_position: first position in it.
+    :param base_ordinal: ordinal of that file in the lineage.
+    """
+
+    server: str
+    start_file: str
+    start_position: int
+    base_ordinal: int
+
+
+class TableProgress(NamedTuple):
+    """How far the snapshot of one table is; ``seconds`` is the sum over its chunks, which are read side by side."""
+
+    database: str
+    table: str
+    chunks: int
+    done: int
+    rows: int
+    bytes: int
+    corrected: int
+    seconds: float
+
+
+class BatchTotals(NamedTuple):
+    """Sums over all batches of a pipeline."""
+
+    batches: int
+    changes: int
+    bytes: int
+    seconds: float
+    lag_max_ms: float | None

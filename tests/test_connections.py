@@ -1,0 +1,211 @@
+"""Connections from the environment, and that their secrets stay there."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from typing import Any
+from urllib.parse import quote, quote_plus
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_provider_cdc.connections import (
+    Connection,
+    database_url,
+    mysql_args,
+    resolve,
+    scrub,
+    strip_environment,
+    variable,
+)
+from airflow_provider_cdc.exceptions import NotReadyError
+
+PASSWORD = "p@ss:w/o#r?d%41 &é"
+
+
+@pytest.fixture
+def define(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def define(value: str | dict[str, Any]) -> Connection:
+        monkeypatch.setenv("AIRFLOW_CONN_MY_DB", value if isinstance(value, str) else json.dumps(value))
+        return resolve("my_db")
+
+    return define
+
+
+def test_address(define: Any) -> None:
+    conn = define(f"mysql://us%40er:{quote(PASSWORD, safe='')}@db.example:3307/shop?ssl_ca=/ca.pem&flag=true&n=a%20b")
+    assert conn == Connection(
+        "my_db", "mysql", "db.example", "us@er", PASSWORD, 3307, "shop", {"ssl_ca": "/ca.pem", "flag": True, "n": "a b"}
+    )
+
+
+@pytest.mark.parametrize(
+    ("uri", "expected"),
+    [
+        ("mysql://", Connection("my_db", "mysql")),
+        ("mysql://h", Connection("my_db", "mysql", host="h")),
+        ("mysql://u@h", Connection("my_db", "mysql", host="h", login="u")),
+        ("mysql://u:@h/", Connection("my_db", "mysql", host="h", login="u", password="")),
+        ("mysql://u:p@ss@h", Connection("my_db", "mysql", host="h", login="u", password="p@ss")),
+        ("cdc-mysql://h", Connection("my_db", "cdc_mysql", host="h")),
+        ("cdc_mysql://h", Connection("my_db", "cdc_mysql", host="h")),
+        ("postgresql://u:p@h:1/d", Connection("my_db", "postgres", "h", "u", "p", 1, "d")),
+        ("mysql://u:p@[::1]:3306/", Connection("my_db", "mysql", "::1", "u", "p", 3306)),
+        ("mysql://h/?__extra__=%7B%22ssl%22%3A+%7B%22ca%22%3A+%22x%22%7D%7D",
+         Connection("my_db", "mysql", host="h", extra={"ssl": {"ca": "x"}})),
+        ("sqlite:////data/State.db", Connection("my_db", "sqlite", schema="/data/State.db")),
+        ("sqlite://%2Fdata%2FState.db", Connection("my_db", "sqlite", host="/data/State.db")),
+    ],
+)  # fmt: skip
+def test_addresses_are_read_as_airflow_reads_them(uri: str, expected: Connection, define: Any) -> None:
+    assert define(uri) == expected
+    airflow = pytest.importorskip("airflow.sdk").Connection.from_uri(uri.replace("cdc_mysql", "cdc-mysql"), "my_db")
+    for name in ("conn_type", "host", "login", "password", "port", "schema"):
+        assert (getattr(airflow, name) or None) == (getattr(expected, name) or None)
+    assert airflow.extra_dejson == expected.extra
+
+
+@pytest.mark.parametrize("extra", [{"ssl_ca": "/x"}, '{"ssl_ca": "/x"}'], ids=["mapping", "text"])
+def test_json(extra: Any, define: Any) -> None:
+    value = {"conn_type": "MySQL", "host": "h", "login": "u", "password": PASSWORD, "port": "3307", "extra": extra}
+    assert define(value) == Connection("my_db", "mysql", "h", "u", PASSWORD, 3307, None, {"ssl_ca": "/x"})
+
+
+def test_missing_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AIRFLOW_CONN_CDC_SOURCE", raising=False)
+    with pytest.raises(NotReadyError, match=r"cdc_source is not defined.*AIRFLOW_CONN_CDC_SOURCE"):
+        resolve("cdc_source")
+    assert variable("a.b-c") == "AIRFLOW_CONN_A.B-C"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "hunter2",
+        "mysql:hunter2",
+        "mysql://u:hunter2#x@h/",
+        "mysql://u:hunter2/x@h/",
+        "mysql://u:12/hunter2@h/",
+        "mysql://u:12?hunter2@h/",
+        "mysql://u:hunter2[@h/",
+        "mysql://u:p@h:hunter2/",
+        "mysql://u:p@h/?__extra__=hunter2",
+        "mysql://u:p@h/?__extra__=[1]",
+        "my sql://u:hunter2@h/",
+        '{"hunter2',
+        '{"conn_type": "mysql", "password": ["hunter2"]}',
+        '{"conn_type": "mysql", "port": "hunter2"}',
+        '{"conn_type": "mysql", "extra": "hunter2"}',
+        '{"password": "hunter2"}',
+    ],
+)
+def test_what_cannot_be_understood_is_not_shown(value: str, define: Any) -> None:
+    with pytest.raises(NotReadyError) as error:
+        define(value)
+    assert "AIRFLOW_CONN_MY_DB cannot be understood" in str(error.value)
+    assert "hunter2" not in str(error.value)
+    assert error.value.__suppress_context__
+
+
+def test_repr_shows_no_secret() -> None:
+    conn = Connection(
+        "c", "mysql", password="hunter2", extra={"ssl_key_password": "hunter3", "ssl": {"password": "x4"}}
+    )
+    assert "hunter" not in repr(conn) + str(conn)
+    assert conn.secrets == ("hunter2", "hunter3", "x4")
+    assert pickle.loads(pickle.dumps(conn)) == conn
+    assert hash(conn)
+
+
+def test_mysql_args() -> None:
+    assert mysql_args(Connection("c", "mysql")) == {
+        "host": "127.0.0.1",
+        "port": 3306,
+        "user": "",
+        "password": b"",
+        "charset": "utf8mb4",
+        "autocommit": True,
+        "connect_timeout": 10,
+    }
+    extra = {"ssl_ca": "/ca", "ssl_cert": "/c", "ssl_key": "/k", "unix_socket": "/s", "charset": "latin1"}
+    args = mysql_args(Connection("c", "cdc_mysql", "h", "u", "пароль", 1, "shop", extra))
+    assert args["password"] == "пароль".encode()
+    assert (args["host"], args["user"], args["port"], args["charset"]) == ("h", "u", 1, "utf8mb4")
+    assert {k: v for k, v in args.items() if k.startswith(("ssl", "unix"))} == {
+        "ssl_ca": "/ca",
+        "ssl_cert": "/c",
+        "ssl_key": "/k",
+        "unix_socket": "/s",
+        "ssl_verify_cert": True,  # an authority that nothing is checked against would be pointless
+    }
+    assert "database" not in args
+    assert mysql_args(Connection("c", "mysql", extra={"ssl": '{"ca": "/x"}'}))["ssl"] == {"ca": "/x"}
+    off = mysql_args(Connection("c", "mysql", extra={"ssl_ca": "/x", "ssl_verify_cert": "false", "ssl_disabled": True}))
+    assert (off["ssl_verify_cert"], off["ssl_disabled"]) == (False, True)
+
+
+def test_mysql_args_refuses_what_it_would_lose() -> None:
+    with pytest.raises(NotReadyError, match=r"c is of type postgres. It must be one of mysql, mariadb, cdc_mysql"):
+        mysql_args(Connection("c", "postgres"))
+    with pytest.raises(NotReadyError, match=r"extra 'ssl_mode' is not known. Use only ssl_ca"):
+        mysql_args(Connection("c", "mysql", extra={"ssl_mode": "VERIFY_IDENTITY"}))
+    with pytest.raises(NotReadyError, match="extra ssl is not a mapping"):
+        mysql_args(Connection("c", "mysql", extra={"ssl": "yes"}))
+
+
+def test_database_urls(define: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert database_url(define("sqlite:////data/state.db")).database == "/data/state.db"
+    assert database_url(Connection("c", "sqlite", host="/data/x.db")).render_as_string() == "sqlite:////data/x.db"
+    with pytest.raises(NotReadyError, match="four slashes"):
+        database_url(define("sqlite:///state.db"))
+    url = database_url(Connection("c", "mysql", "h", "u", PASSWORD, None, "state", {"ssl_ca": "/x"}))
+    assert (url.drivername, url.password, url.port, url.query["ssl_ca"]) == ("mysql+pymysql", PASSWORD, 3306, "/x")
+    with pytest.raises(NotReadyError, match="names no database"):
+        database_url(Connection("c", "mysql", "h"))
+    with pytest.raises(NotReadyError, match="Bookkeeping is kept in sqlite, postgres or mysql"):
+        database_url(Connection("c", "oracle", "h"))
+    with pytest.raises(NotReadyError, match="'ssl_verify_cert' is not known"):
+        database_url(Connection("c", "mysql", "h", schema="d", extra={"ssl_verify_cert": True}))
+    find = "airflow_provider_cdc.connections.importlib.util.find_spec"
+    monkeypatch.setattr(find, lambda name: name == "psycopg2")
+    url = database_url(Connection("c", "postgres", "h", "u", "p", 1, "d", {"sslmode": "require"}))
+    assert url.render_as_string() == "postgresql+psycopg2://u:***@h:1/d?sslmode=require"
+    monkeypatch.setattr(find, lambda name: None)
+    with pytest.raises(NotReadyError, match="no PostgreSQL driver"):
+        database_url(Connection("c", "postgres", "h", schema="d"))
+
+
+def test_strip_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("AIRFLOW")]:
+        monkeypatch.delenv(name)
+    names = {"AIRFLOW_CONN_X", "AIRFLOW__CORE__FERNET_KEY", "AIRFLOW_VAR_TOKEN"}
+    for name in names | {"AIRFLOW_HOME"}:
+        monkeypatch.setenv(name, "hunter2")
+    assert set(strip_environment()) == names
+    assert {name for name in os.environ if name.startswith("AIRFLOW")} == {"AIRFLOW_HOME"}
+    assert strip_environment() == ()
+
+
+def test_scrub() -> None:
+    forms = [
+        PASSWORD,
+        quote(PASSWORD),
+        quote(PASSWORD, safe=""),
+        quote_plus(PASSWORD),
+        json.dumps(PASSWORD),
+        repr(PASSWORD),
+    ]
+    forms.append(quote(PASSWORD, safe="").lower())
+    text = scrub(" | ".join(forms), [PASSWORD, ""])
+    assert text == """*** | *** | *** | *** | "***" | '***' | ***"""
+    assert scrub("abcd", ["bc", "abcd"]) == "***"
+    assert scrub("a*b", ["*"]) == "a***b"
+    assert scrub("text", []) == "text"
+
+
+@given(st.text(min_size=4), st.text(alphabet="xyz "), st.text(alphabet="xyz "))
+def test_scrub_leaves_no_secret(secret: str, before: str, after: str) -> None:
+    assert secret not in scrub(before + secret + after, [secret]).replace("***", "")

@@ -1,0 +1,328 @@
+"""Every key of the Pipeline: what is taken, what is refused, and with which words."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_provider_cdc.exceptions import NotReadyError
+from airflow_provider_cdc.pipeline import MAX_SERVER_ID, Pipeline, Sink, Snapshot, Source, Spark, State, Stream
+
+MINIMAL: dict[str, Any] = {
+    "name": "shop",
+    "source": {"conn_id": "cdc_source", "tables": ["shop.customer", "shop.order_.*"]},
+    "sink": {"path": "/data/lake"},
+}
+FULL: dict[str, Any] = {
+    "name": "shop",
+    "source": {
+        "conn_id": "cdc_source",
+        "tables": ["shop.customer", "shop.order_.*"],
+        "exclude": ["shop.order_tmp"],
+        "server_id": 7000,
+    },
+    "snapshot": {"chunk_rows": 100, "group_rows": 1000, "parallelism": 4, "max_rows_per_second": None},
+    "stream": {
+        "mode": "catch_up",
+        "trigger_seconds": 0.5,
+        "schema_changes": "exception",
+        "max_batch_bytes": 1048576,
+    },
+    "sink": {"path": "/data/lake", "kind": "delta", "deletes": "hard"},
+    "state": {"conn_id": "cdc_state"},
+    "spark": {"conn_id": None, "master": "local[4]"},
+}
+
+
+def changed(key: str, value: Any) -> dict[str, Any]:
+    """The minimal pipeline with one value (by its dotted path) set."""
+    pipeline = copy.deepcopy(MINIMAL)
+    *section, last = key.split(".")
+    target = pipeline.setdefault(section[0], {}) if section else pipeline
+    target[last] = value
+    return pipeline
+
+
+def refusal(value: Any) -> str:
+    with pytest.raises(NotReadyError) as error:
+        Pipeline.from_dict(value)
+    text = str(error.value)
+    assert "\n" not in text
+    assert error.value.remedy
+    return text
+
+
+def test_defaults_are_those_of_the_contract() -> None:
+    pipeline = Pipeline.from_dict(MINIMAL)
+    assert pipeline.snapshot == Snapshot(8096, 4_000_000, 2, None)
+    assert pipeline.stream == Stream("continuous", 1, "exception", 268_435_456)
+    assert pipeline.sink == Sink("/data/lake", "delta", "hard")
+    assert pipeline.state == State(None)
+    assert pipeline.spark == Spark(None, "local[2]")
+    assert pipeline.source == Source("cdc_source", ("shop.customer", "shop.order_.*"), (), None)
+
+
+@pytest.mark.parametrize("value", [MINIMAL, FULL], ids=["minimal", "full"])
+def test_yaml_and_python_say_the_same(value: dict[str, Any], tmp_path: Path) -> None:
+    pipeline = Pipeline.from_dict(value)
+    assert Pipeline.from_dict(pipeline.to_dict()) == pipeline
+    path = tmp_path / "pipeline.yaml"
+    path.write_text(pipeline.to_yaml())
+    assert Pipeline.load(path) == pipeline
+    assert pipeline == Pipeline(
+        name="shop",
+        source=Source(**value["source"]),
+        snapshot=Snapshot(**value.get("snapshot", {})),
+        stream=Stream(**value.get("stream", {})),
+        sink=Sink(**value["sink"]),
+        state=State(**value.get("state", {})),
+        spark=Spark(**value.get("spark", {})),
+    )
+    assert hash(pipeline) == hash(Pipeline.load(path))
+
+
+def test_to_dict_has_every_key_in_the_order_of_the_contract() -> None:
+    assert {k: sorted(v) if isinstance(v, dict) else v for k, v in Pipeline.from_dict(MINIMAL).to_dict().items()} == {
+        k: sorted(v) if isinstance(v, dict) else v for k, v in FULL.items()
+    }
+    assert list(Pipeline.from_dict(MINIMAL).to_dict()) == list(FULL)
+
+
+def test_empty_sections_have_their_defaults() -> None:
+    assert Pipeline.from_dict(MINIMAL | {"snapshot": None, "state": {}}) == Pipeline.from_dict(MINIMAL)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (MINIMAL | {"sinks": {}}, "unknown key sinks. Did you mean sink? The keys here are name, source, snapshot"),
+        (changed("snapshot.chunk_row", 5), "unknown key snapshot.chunk_row. Did you mean snapshot.chunk_rows?"),
+        (changed("source.password", "hunter2"), "unknown key source.password. The keys here are conn_id, tables"),
+        (changed("source.a\nb", 1), "unknown key source.'a\\nb'"),
+        (MINIMAL | {7: 1}, "unknown key 7"),
+        ({"name": "shop", "source": MINIMAL["source"]}, "sink.path is missing"),
+        ({"name": "shop", "sink": MINIMAL["sink"]}, "source.conn_id is missing"),
+        ({}, "name is missing"),
+        (MINIMAL | {"sink": "delta"}, "sink is 'delta'. It must be a mapping with the keys path, kind, deletes"),
+        ([1], "a pipeline is not [1]"),
+        (None, "a pipeline is not None"),
+        (changed("name", "-shop"), "name is '-shop'. It must be 1 to 63"),
+        (changed("name", "shop\n"), "name is 'shop\\n'"),
+        (changed("name", 7), "name is 7"),
+        (changed("name", "x" * 64), "1 to 63"),
+        (changed("source.conn_id", 5), "source.conn_id is not the id of a connection"),
+        (changed("source.tables", []), "source.tables is []. It must be at least one"),
+        (changed("source.tables", "shop.a"), "source.tables is 'shop.a'. It must be a list"),
+        (changed("source.tables", [5]), "source.tables is 5"),
+        (changed("source.tables", ["shop.("]), "source.tables is 'shop.('. It must be a list of valid regular"),
+        (changed("source.tables", ["shop"]), "source.tables is 'shop'. It must be a regular expression with a dot"),
+        (changed("source.tables", [".*"]), "with a dot between database and table"),
+        (changed("source.exclude", ["x"]), "source.exclude is 'x'"),
+        (changed("source.server_id", 0), "source.server_id is 0. It must be a whole number from 1 to 4294966295"),
+        (changed("source.server_id", MAX_SERVER_ID + 1), "4294966296"),
+        (changed("source.server_id", True), "source.server_id is True"),
+        (changed("snapshot.chunk_rows", 0), "snapshot.chunk_rows is 0. It must be a whole number from 1 to 1000000"),
+        (changed("snapshot.chunk_rows", "8096"), "snapshot.chunk_rows is '8096'"),
+        (changed("snapshot.chunk_rows", 1.5), "snapshot.chunk_rows is 1.5"),
+        (changed("snapshot.chunk_rows", None), "snapshot.chunk_rows is None"),
+        (
+            changed("snapshot.group_rows", 10),
+            "snapshot.group_rows is 10. It must be at least snapshot.chunk_rows (8096)",
+        ),
+        (changed("snapshot.parallelism", 65), "from 1 to 64"),
+        (changed("snapshot.max_rows_per_second", 5), "snapshot.max_rows_per_second: 5 is not supported yet"),
+        (changed("stream.mode", "forever"), "stream.mode is 'forever'. It must be one of continuous, catch_up"),
+        (changed("stream.mode", ["continuous"]), "stream.mode is ['continuous']"),
+        (changed("stream.trigger_seconds", -1), "stream.trigger_seconds is -1. It must be a number from 0 to 3600"),
+        (changed("stream.trigger_seconds", float("nan")), "stream.trigger_seconds is nan"),
+        (changed("stream.trigger_seconds", False), "stream.trigger_seconds is False"),
+        (
+            changed("stream.schema_changes", "lenient"),
+            "stream.schema_changes: 'lenient' is not supported yet. Use exception",
+        ),
+        (changed("stream.schema_changes", "maybe"), "stream.schema_changes is 'maybe'. It must be exception"),
+        (
+            changed("stream.max_batch_bytes", 1000),
+            "stream.max_batch_bytes is 1000. It must be a whole number of at least",
+        ),
+        (changed("sink.kind", "iceberg"), "sink.kind: 'iceberg' is not supported yet. Use delta"),
+        (changed("sink.kind", "csv"), "sink.kind is 'csv'. It must be delta"),
+        (changed("sink.deletes", "soft"), "sink.deletes: 'soft' is not supported yet"),
+        (changed("sink.path", "s3://key:hunter2@lake"), "sink.path: 's3://' is not supported yet. Use the plain path"),
+        (changed("sink.path", "file:/data"), "sink.path: 'file://' is not supported yet"),
+        (changed("sink.path", "lake"), "sink.path is 'lake'. It must be the absolute path"),
+        (changed("sink.path", 5), "sink.path is 5"),
+        (changed("sink.path", "/a\nb"), "sink.path is '/a\\nb'"),
+        (changed("state.conn_id", ""), "state.conn_id is not the id of a connection"),
+        (
+            changed("spark.conn_id", "spark_default"),
+            "spark.conn_id: 'spark_default' is not supported yet. Use spark.master",
+        ),
+        (changed("spark.master", "yarn"), "spark.master: 'yarn' is not supported yet"),
+        (changed("spark.master", "spark://host:7077"), "spark.master: 'spark://host:7077' is not supported yet"),
+        (changed("spark.master", "local[0]"), "spark.master is 'local[0]'. It must be local, local[N] or local[*]"),
+        (changed("spark.master", None), "spark.master is None"),
+    ],
+)
+def test_refusals_name_key_value_and_remedy(value: Any, words: str) -> None:
+    text = refusal(value)
+    assert words in text
+    assert "hunter2" not in text
+
+
+def test_an_address_in_place_of_a_connection_id_is_not_shown() -> None:
+    text = refusal(changed("source.conn_id", "mysql://root:hunter2@db/"))
+    assert "hunter2" not in text
+    assert "not an address" in text
+
+
+def test_a_long_value_is_cut() -> None:
+    assert len(refusal(changed("name", "x" * 10_000))) < 300
+
+
+def test_python_is_held_to_the_same_rules() -> None:
+    with pytest.raises(NotReadyError, match=r"snapshot\.parallelism is 0"):
+        Snapshot(parallelism=0)
+    with pytest.raises(NotReadyError, match=r"source is .* It must be a Source"):
+        Pipeline(name="shop", source={"conn_id": "x"}, sink=Sink("/lake"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("name: [1\nsource: 2", "line 2, column"),
+        ("name: a\nsink:\n  path: /a\n  path: /b\n", "line 4, column 3: key path is given twice"),
+        ("name: a\nname: a\n", "line 2, column 1: key name is given twice"),
+        ("name: !!python/object:os.system x", "could not determine a constructor"),
+        ("name: a\n---\nname: b\n", "expected a single document"),
+        ("name: \x07", "special characters are not allowed"),
+        ("", "a pipeline is not None"),
+        ("[" * 3000, "nested too deeply"),
+        ("name: 5\nsource: {conn_id: a, tables: [a.b]}\nsink: {path: /a}", "name is 5"),
+    ],
+)
+def test_bad_yaml_is_one_line_with_the_place(text: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "pipeline.yaml"
+    path.write_text(text)
+    with pytest.raises(NotReadyError) as error:
+        Pipeline.load(path)
+    assert str(error.value).startswith(f"{path}")
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(NotReadyError, match=r"cannot read .*absent.yaml: No such file"):
+        Pipeline.load(tmp_path / "absent.yaml")
+    with pytest.raises(NotReadyError, match="Is a directory"):
+        Pipeline.load(tmp_path)
+    (tmp_path / "latin.yaml").write_bytes(b"name: \xe9")
+    with pytest.raises(NotReadyError, match="not a UTF-8 text"):
+        Pipeline.load(tmp_path / "latin.yaml")
+
+
+def test_yaml_anchors_and_merges_work(tmp_path: Path) -> None:
+    path = tmp_path / "pipeline.yaml"
+    path.write_text(
+        "name: shop\nsource: &s {conn_id: a, tables: [a.b]}\nsink: {path: /a}\n"
+        "snapshot: &p {chunk_rows: 5, parallelism: 3}\n"
+    )
+    text = path.read_text()
+    assert Pipeline.load(path).snapshot.parallelism == 3
+    path.write_text(text + "spark: {<<: {master: local}, master: 'local[3]'}\n")
+    assert Pipeline.load(path).spark.master == "local[3]"
+
+
+@pytest.mark.parametrize(
+    ("tables", "database", "table", "captured"),
+    [
+        (["shop.customer"], "shop", "customer", True),
+        (["shop.customer"], "shop", "customers", False),
+        (["shop.customer"], "myshop", "customer", False),
+        (["shop.customer"], "shop", "Customer", False),
+        (["shop.order_.*"], "shop", "order_line", True),
+        (["shop.order_.*"], "shop1order_", "x", False),  # the dot is the one between database and table
+        (["shop.a"], "shopxa", "", False),
+        ([r"shop\.a"], "shop", "a", True),
+        (["shop[.]a"], "shop", "a", True),
+        ([r".*\..*"], "any", "thing", True),
+        ([".*.orders"], "any", "orders", True),
+        (["(shop|crm).(a|b)"], "crm", "b", True),
+        (["(shop.a|crm.b)"], "crm", "b", True),
+        (["shop.a|crm.b"], "crm", "b", True),
+        (["shop.a|crm.b"], "crm", "a", False),
+        ([r"we\.ird\.ta\.ble"], "we.ird", "ta.ble", True),
+        ([r"we\.ird\.ta\.ble"], "we", "ird.ta.ble", True),
+        (["we.ird.t"], "we.ird", "t", True),
+        (["(?i)SHOP.CUSTOMER"], "shop", "customer", True),
+        ([r"shop.[^.]+"], "shop", "a.b", False),
+        ([r"shop.a`b%';\""], "shop", "a`b%';\"", True),
+        (["shop.a", "shop.b"], "shop", "b", True),
+        ([r"shop.line\nfeed"], "shop", "line\nfeed", True),
+        (["shop..*"], "shop", "line\nfeed", True),
+    ],
+)
+def test_captures(tables: list[str], database: str, table: str, captured: bool) -> None:
+    assert Pipeline.from_dict(changed("source.tables", tables)).captures(database, table) is captured
+
+
+def test_exclude_takes_tables_out_again() -> None:
+    value = changed("source.tables", ["shop..*"])
+    value["source"]["exclude"] = ["shop.tmp_.*"]
+    pipeline = Pipeline.from_dict(value)
+    assert pipeline.captures("shop", "a")
+    assert not pipeline.captures("shop", "tmp_a")
+
+
+@given(st.text(min_size=1, max_size=8).filter(lambda s: "\0" not in s), st.text(min_size=1, max_size=8))
+def test_an_escaped_name_captures_itself(database: str, table: str) -> None:
+    import re
+
+    table = table.replace("\0", "_")
+    pipeline = Pipeline.from_dict(changed("source.tables", [f"{re.escape(database)}.{re.escape(table)}"]))
+    assert pipeline.captures(database, table)
+    assert not pipeline.captures(database + "x", table)
+    assert not pipeline.captures(database, table + "x")
+
+
+@given(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", fullmatch=True), st.integers(0, 1000))
+def test_derived_ids_are_valid_and_stable(name: str, slot: int) -> None:
+    pipeline, again = (Pipeline.from_dict(MINIMAL | {"name": name}) for _ in range(2))
+    assert 10_000 < pipeline.server_id(slot) < 2**32 - 1000
+    assert pipeline.server_id(slot) == again.server_id(slot) == pipeline.server_id(0) + slot
+    assert UUID(pipeline.replica_uuid(slot)) == UUID(again.replica_uuid(slot))
+
+
+def test_ids_of_slots_and_pipelines_differ() -> None:
+    one, two = Pipeline.from_dict(MINIMAL), Pipeline.from_dict(MINIMAL | {"name": "shop2"})
+    ids = {p.server_id(slot) for p in (one, two) for slot in range(1001)}
+    uuids = {p.replica_uuid(slot) for p in (one, two) for slot in range(1001)}
+    assert len(ids) == len(uuids) == 2002
+    given_id = Pipeline.from_dict(changed("source.server_id", MAX_SERVER_ID))
+    assert given_id.server_id(1000) == 2**32 - 1
+    with pytest.raises(ValueError, match="slot 1001"):
+        one.server_id(1001)
+
+
+def test_ids_never_change_between_versions() -> None:
+    """A server that knows a client by these must find it again after an upgrade."""
+    pipeline = Pipeline.from_dict(MINIMAL)
+    assert (pipeline.server_id(0), pipeline.replica_uuid(0)) == (1570211840, "14c5557e-b2ec-5af8-85c5-6be061066463")
+
+
+def test_to_yaml_is_plain() -> None:
+    assert yaml.safe_load(Pipeline.from_dict(FULL).to_yaml()) == FULL
+
+
+def test_the_reference_names_every_key() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "pipeline.md").read_text()
+    for section, value in Pipeline.from_dict(FULL).to_dict().items():
+        for key in value if isinstance(value, dict) else ():
+            assert f"`{section}.{key}`" in text
