@@ -1,0 +1,61 @@
+"""Named places where a test may kill the whole run, as a crash would.
+
+``CDC_FAILPOINT=name`` (or ``name:n`` for the n-th time in one process) sends SIGKILL to every process of the session
+that reaches the place: the command, the JVM, the Spark workers. Without the variable a failpoint costs one look-up.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+
+#: Every failpoint there is; the tests walk through this list.
+NAMES = (
+    "chunk.before_lw",
+    "chunk.after_lw",
+    "chunk.after_select",
+    "chunk.after_hw",
+    "file.before_write",
+    "file.after_write",
+    "manifest.after_write",
+    "group.before_commit",
+    "group.after_commit",
+    "batch.before_read",
+    "batch.after_read",
+    "table.before_commit",
+    "table.after_commit",
+    "progress.before_commit",
+    "progress.after_commit",
+)
+VARIABLE = "CDC_FAILPOINT"
+_hits: Counter[str] = Counter()
+
+
+def hit(name: str) -> None:
+    """Die here if the failpoint is armed.
+
+    :param name: one of :data:`NAMES`.
+    """
+    armed = os.environ.get(VARIABLE)
+    if not armed:
+        return
+    wanted, _, count = armed.partition(":")
+    if wanted == name:
+        _hits[name] += 1
+        if _hits[name] == int(count or 1):
+            _kill_session()
+
+
+def _kill_session() -> None:
+    session = os.getsid(0)
+    # Spark's Python daemon makes process groups of its own, so the group is not enough; the session holds them all.
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                if os.getsid(int(entry.name)) == session:
+                    os.kill(int(entry.name), signal.SIGKILL)
+            except OSError:
+                continue
+    os.kill(os.getpid(), signal.SIGKILL)
