@@ -1,0 +1,94 @@
+"""How far a pipeline is, from bookkeeping and sink. Reads only."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from airflow_provider_cdc.phases.context import Context
+from airflow_provider_cdc.phases.snapshot import group_marker, targets
+from airflow_provider_cdc.phases.stream import LOST_SECONDS
+from airflow_provider_cdc.sinks.progress import Progress
+
+
+def status(context: Context) -> dict[str, Any]:
+    """State of a pipeline as a JSON value.
+
+    :returns: ``pipeline``; ``phase`` (``planned``, ``snapshot``, ``snapshot_complete``, ``streaming``, ``stopped``);
+        ``tables`` (chunks done and total, rows); ``snapshot`` (chunks, rows, seconds, rows_per_second); ``offset``
+        (the resume point); ``stream`` (epoch, state, batches, changes, lag in seconds), ``null`` before the first.
+    """
+    plan = context.need_plan()
+    if context.store_url is None and not context.layout.bookkeeping.exists():
+        context.store().close()
+    store = context.store()
+    try:
+        tables = targets(context, plan)
+        complete = all(
+            target.exists() and target.marker(group_marker(plan, group)) is not None
+            for index, target in enumerate(tables)
+            for group in plan.groups_of(index)
+        ) and all(target.exists() for target in tables)
+        rows = store.progress(plan.pipeline, plan.generation)
+        snapshot = store.snapshot(plan.pipeline, plan.generation)
+        seconds = None
+        if snapshot is not None and snapshot.finished_at is not None:
+            seconds = (snapshot.finished_at - snapshot.created_at).total_seconds()
+        total = sum(r.rows for r in rows)
+        offset = Progress(context.layout.progress, plan.pipeline).read()
+        stream = store.current_stream(plan.pipeline)
+        totals = store.batch_totals(plan.pipeline)
+        recent = store.recent_batches(plan.pipeline, 1000)
+        alive = stream is not None and stream.state == "running"
+        if stream is not None and alive:
+            alive = (datetime.now(UTC) - stream.heartbeat_at).total_seconds() < LOST_SECONDS
+        phase = "streaming" if alive else "stopped" if stream else "snapshot_complete" if complete else "snapshot"
+        return {
+            "pipeline": plan.pipeline,
+            "phase": phase,
+            "generation": plan.generation,
+            "tables": [
+                {
+                    "table": f"{r.database}.{r.table}",
+                    "chunks_done": r.done,
+                    "chunks_total": r.chunks,
+                    "rows": r.rows,
+                    "corrected": r.corrected,
+                }
+                for r in rows
+            ],
+            "snapshot": {
+                "complete": complete,
+                "chunks_done": sum(r.done for r in rows),
+                "chunks_total": len(plan.chunks),
+                "rows": total,
+                "seconds": seconds,
+                "rows_per_second": round(total / seconds) if seconds else None,
+            },
+            "offset": None if offset is None else offset.to_json(),
+            "stream": None
+            if stream is None
+            else {
+                "epoch": stream.epoch,
+                "state": stream.state if alive or stream.state != "running" else "lost",
+                "host": stream.host,
+                "error": stream.error,
+                "batches": totals.batches,
+                "changes": totals.changes,
+                "lag_p50_seconds": _weighted(recent, "lag_p50_ms", 0.5),
+                "lag_p95_seconds": _weighted(recent, "lag_p95_ms", 0.95),
+            },
+        }
+    finally:
+        store.close()
+
+
+def _weighted(batches: list[Any], name: str, share: float) -> float | None:
+    """Percentile over batches, each counted as often as it has changes; seconds."""
+    pairs = sorted((getattr(b, name), b.changes) for b in batches if b.changes and getattr(b, name) is not None)
+    left = share * sum(n for _, n in pairs)
+    for lag, count in pairs:
+        left -= count
+        if left <= 0:
+            return round(float(lag) / 1000, 3)
+    return None

@@ -1,0 +1,1 @@
+"""Where the copies go. One module a kind of sink."""

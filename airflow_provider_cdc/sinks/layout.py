@@ -1,0 +1,78 @@
+"""Names of files and folders below ``sink.path``.
+
+::
+
+    <path>/<database>/<table>/                                   the Delta table
+    <path>/<database>/<table>/snapshot/<gen>/<group>/<attempt>/  files of the snapshot, each with its manifest beside it
+    <path>/_cdc_progress/<pipeline>/                             Delta table with the stream's resume point
+    <path>/_cdc/<pipeline>/                                      plan, manifests, bookkeeping, checkpoints, staging
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from airflow_provider_cdc.core.schema import TableSchema
+
+
+def folder(name: str) -> str:
+    r"""Folder name of a database or table: the name, with ``/ \ % =``, control characters and a leading dot as ``=XX``.
+
+    Percent signs are escaped too, since Delta readers take paths for URLs and decode them.
+    """
+    return re.sub(r"[/\\%=\x00-\x1f\x7f]|^\.", lambda m: f"={ord(m[0]):02X}", name)
+
+
+class Layout:
+    """Paths of one pipeline's sink.
+
+    :param root: ``sink.path``.
+    :param pipeline: name of the pipeline.
+    """
+
+    def __init__(self, root: str | Path, pipeline: str) -> None:
+        self.root = Path(root).absolute()
+        self.private = self.root / "_cdc" / pipeline
+        self.progress = self.root / "_cdc_progress" / pipeline
+        self.plan = self.private / "plan.json"
+        self.bookkeeping = self.private / "bookkeeping.db"
+
+    def table(self, table: TableSchema) -> Path:
+        """Folder of a table's Delta table."""
+        return self.root / folder(table.database) / folder(table.name)
+
+    def group(self, generation: int, group: int) -> Path:
+        """Folder of a chunk group's manifests; one file an attempt."""
+        return self.private / "groups" / str(generation) / str(group)
+
+    def attempt(self, generation: int, group: int, attempt: int) -> Path:
+        """Manifest of one attempt of a group."""
+        return self.group(generation, group) / f"attempt-{attempt}.json"
+
+    def files(self, table: TableSchema, generation: int, group: int) -> Path:
+        """Folder of a group's data files of one table; one folder an attempt below."""
+        return self.table(table) / "snapshot" / str(generation) / str(group)
+
+    def epoch(self, kind: str, epoch: int) -> Path:
+        """Folder of one stream epoch: ``checkpoint`` or ``staging``."""
+        return self.private / kind / f"epoch-{epoch}"
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON so that the file is there whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(json.dumps(value))
+    os.replace(temporary, path)
+
+
+def read_json(path: Path) -> Any:
+    """JSON value of a file, ``None`` if it does not exist."""
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,76 @@
+"""``_cdc_progress``: the stream's resume point, kept in the sink and committed after all tables of a batch."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+from deltalake import DeltaTable
+
+from airflow_provider_cdc.core.offset import Lineage, Offset
+from airflow_provider_cdc.sinks.delta import Actions, DeltaTarget, Fence, write_file
+
+_SCHEMA = pa.schema(
+    [
+        ("pipeline", pa.string()),
+        ("epoch", pa.int64()),
+        ("_cdc_seq", pa.int64()),
+        ("offset", pa.string()),
+        ("lineage", pa.string()),
+        ("committed_at", pa.timestamp("us", tz="UTC")),
+    ]
+)
+#: Commits after which old files are deleted; nobody needs an older resume point.
+_TIDY_EVERY = 200
+
+
+class Progress:
+    """The progress table of one pipeline: one row.
+
+    :param path: its folder.
+    :param pipeline: name of the pipeline.
+    """
+
+    def __init__(self, path: Path, pipeline: str) -> None:
+        self.target = DeltaTarget(path, _SCHEMA)
+        self._path = path
+        self._pipeline = pipeline
+        self._commits = 0
+
+    def create(self) -> None:
+        """Create the table if it does not exist."""
+        self.target.create({"delta.logRetentionDuration": "interval 1 hours"})
+
+    def read(self) -> Offset | None:
+        """The resume point, ``None`` before the first batch."""
+        if not self.target.exists():
+            return None
+        rows = self.target.to_arrow().to_pylist()
+        return Offset.from_json(json.loads(rows[0]["offset"])) if rows else None
+
+    def write(self, offset: Offset, lineage: Lineage, fence: Fence) -> None:
+        """Replace the resume point.
+
+        :raises FencedError: if a newer epoch has taken over.
+        """
+        row = {
+            "pipeline": self._pipeline,
+            "epoch": fence.value,
+            "_cdc_seq": lineage.seq(offset.at),
+            "offset": json.dumps(offset.to_json()),
+            "lineage": json.dumps([lineage.to_json()]),
+            "committed_at": datetime.now(UTC),
+        }
+
+        def decide(table: DeltaTable) -> Actions:
+            live = [str(f["path"]) for f in pa.table(table.get_add_actions(flatten=True)).to_pylist()]
+            rows = pa.Table.from_pylist([row], schema=_SCHEMA)
+            return Actions(add=[write_file(self._path, f"part-{uuid.uuid4().hex}.parquet", [rows], None)], remove=live)
+
+        self.target.commit(decide, {}, fence)
+        self._commits += 1
+        if self._commits % _TIDY_EVERY == 0:
+            self.target.tidy(0)

@@ -1,0 +1,123 @@
+"""The binlog as a Structured Streaming source: offsets are ends of transactions, rows are manifests of staged files.
+
+The source, its ``read`` and ``foreachBatch`` run in separate processes; what they share is in offsets and manifests.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+
+from airflow_provider_cdc.core.offset import Offset
+from airflow_provider_cdc.exceptions import CdcError, pack
+from airflow_provider_cdc.mysql.scanner import Scanner
+from airflow_provider_cdc.spark.stage import StreamJob
+
+#: Name of the source within one Spark session.
+FORMAT = "airflow_cdc_binlog"
+
+
+@contextmanager
+def _packed() -> Iterator[None]:
+    try:
+        yield
+    except CdcError as error:
+        raise RuntimeError(pack(error)) from None
+
+
+def _encode(offset: Offset) -> dict[str, Any]:
+    # Spark wants a flat dictionary of simple values.
+    return {"offset": json.dumps(offset.to_json())}
+
+
+def _decode(value: dict[str, Any]) -> Offset:
+    return Offset.from_json(json.loads(value["offset"]))
+
+
+class Range(InputPartition):
+    """The transactions in (start, end], read by one task.
+
+    :param start: encoded start offset.
+    :param end: encoded end offset.
+    """
+
+    def __init__(self, start: dict[str, Any], end: dict[str, Any]) -> None:
+        super().__init__(None)
+        self.start = start
+        self.end = end
+
+
+class BinlogReader(DataSourceStreamReader):
+    """Stream reader of one epoch.
+
+    :param job: the stream's job.
+    :param start: where the epoch begins.
+    """
+
+    def __init__(self, job: StreamJob, start: Offset) -> None:
+        self._job = job
+        self._start = start
+        self._scanner: Scanner | None = None
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Where the epoch begins: the sink's resume point."""
+        return _encode(self._start)
+
+    def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:
+        """End of the next batch."""
+        with _packed():
+            try:
+                if self._scanner is None:
+                    self._scanner = self._job.make_scanner()
+                return _encode(self._scanner.advance(_decode(start), self._job.max_batch_bytes))
+            except CdcError:
+                self._close()
+                raise
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """One task a batch."""
+        return [] if start == end else [Range(start, end)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Stage the files of a range and return their manifest."""
+        assert isinstance(partition, Range)
+        context = TaskContext.get()
+        attempt = str(context.taskAttemptId()) if context is not None else "0"
+        with _packed():
+            manifest = self._job.stage(_decode(partition.start), _decode(partition.end), attempt)
+        yield pa.RecordBatch.from_pydict({"manifest": [json.dumps(manifest)]})
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing: the sink's progress record is the resume point."""
+
+    def stop(self) -> None:
+        """Close connections."""
+        self._close()
+
+    def _close(self) -> None:
+        if self._scanner is not None:
+            self._scanner.close()
+            self._scanner = None
+
+
+def make_source(job: StreamJob, start: Offset) -> type[DataSource]:
+    """Data source class for one epoch; the job, and with it the password, stays inside of the class."""
+
+    class BinlogSource(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return FORMAT
+
+        def schema(self) -> str:
+            return "manifest string"
+
+        def streamReader(self, schema: Any) -> DataSourceStreamReader:
+            return BinlogReader(job, start)
+
+    return BinlogSource
