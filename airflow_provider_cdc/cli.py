@@ -1,0 +1,308 @@
+"""The command line ``airflow-cdc``: every phase of a pipeline without Airflow.
+
+Exit codes: 0 done, 1 a result that needs a person, 2 usage or not ready, 3 a transient failure worth a retry.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from airflow_provider_cdc import __version__
+from airflow_provider_cdc.exceptions import CdcError, NotReadyError, TerminalError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from airflow_provider_cdc.core.plan import Plan
+    from airflow_provider_cdc.phases.context import Context
+    from airflow_provider_cdc.store import Store
+
+_FILE = click.option(
+    "-f", "--file", "path", required=True, type=click.Path(exists=True, dir_okay=False), help="Pipeline file (YAML)."
+)
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+_CATCH_UP = click.option("--catch-up", is_flag=True, help="End at the position that the source has now.")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="airflow-cdc")
+def cli() -> None:
+    """Copy a live MySQL database into Delta tables and keep it in step."""
+
+
+@cli.command()
+@_FILE
+@_JSON
+def check(path: str, as_json: bool) -> None:
+    """Look at server, grants, tables, sink and runtime; write nothing."""
+    from airflow_provider_cdc.phases.preflight import preflight
+
+    with _context(path) as context:
+        findings = preflight(context)
+        if as_json:
+            click.echo(json.dumps([f.to_json() for f in findings], indent=2))
+        else:
+            for finding in findings:
+                click.echo(f"{finding.level:8}{finding.what}" + (f". {finding.remedy}" if finding.remedy else ""))
+        if any(f.level == "error" for f in findings):
+            raise click.exceptions.Exit(NotReadyError.exit_code)
+
+
+@cli.command()
+@_FILE
+@_JSON
+def plan(path: str, as_json: bool) -> None:
+    """Show the chunk plan and what it would cost; read nothing else, write nothing."""
+    from airflow_provider_cdc.phases.preflight import require
+
+    with _context(path) as context:
+        require(context, spark=False)
+        standing = context.load_plan()
+        made = standing or context.new_plan(1)
+        if as_json:
+            click.echo(json.dumps(_plan_json(context, made, standing is not None), indent=2))
+            return
+        state = "planned before, kept" if standing else "not written"
+        click.echo(f"pipeline {made.pipeline}, snapshot {made.generation} ({state}), P0 at {made.p0.at}")
+        rows_a_chunk = context.pipeline.snapshot.chunk_rows
+        for index, table in enumerate(made.tables):
+            chunks = sum(c.table == index for c in made.chunks)
+            groups = len(made.groups_of(index))
+            click.echo(
+                f"  {table.label}: {chunks} chunks of up to about {rows_a_chunk} rows in {groups} groups, "
+                f"key ({', '.join(table.key)})"
+            )
+        click.echo(f"{len(made.chunks)} chunks in {len(made.groups())} groups, at least 4 statements a chunk")
+
+
+@cli.command()
+@_FILE
+def snapshot(path: str) -> None:
+    """Start or resume the snapshot."""
+    with _work(path) as (context, store, spark):
+        _snapshot(context, store, spark)
+
+
+@cli.command()
+@_FILE
+@_CATCH_UP
+def stream(path: str, catch_up: bool) -> None:
+    """Follow the binlog from where the snapshot or the last stream ended."""
+    with _work(path, need_snapshot=True) as (context, store, spark):
+        _stream(context, store, spark, catch_up)
+
+
+@cli.command()
+@_FILE
+@_CATCH_UP
+def run(path: str, catch_up: bool) -> None:
+    """All phases in order: preflight, plan, snapshot, stream."""
+    with _work(path) as (context, store, spark):
+        _snapshot(context, store, spark)
+        _stream(context, store, spark, catch_up)
+
+
+@cli.command()
+@_FILE
+@_JSON
+@click.option("--repair", is_flag=True, help="Not built yet.")
+def verify(path: str, as_json: bool, repair: bool) -> None:
+    """Compare source and sink at one position; exit 1 on a difference."""
+    if repair:
+        raise NotReadyError("verify --repair is not built yet", "Run verify without it to see what differs")
+    from airflow_provider_cdc.phases.verify import verify as compare
+
+    with _context(path, quiet=as_json) as context:
+        verdicts = compare(context)
+        if as_json:
+            click.echo(json.dumps([v.to_json() for v in verdicts], indent=2))
+        unequal = [v for v in verdicts if not v.equal]
+        if unequal:
+            shown = "; ".join(f"{v.table}: {', '.join(v.examples)}" for v in unequal)
+            raise TerminalError(
+                f"{len(unequal)} of {len(verdicts)} tables differ ({shown})",
+                "Start with a fresh sink.path (or remove the old one) and run again, and report how it came about",
+            )
+        if not as_json:
+            click.echo(f"all {len(verdicts)} tables are equal")
+
+
+@cli.command()
+@_FILE
+@_JSON
+def status(path: str, as_json: bool) -> None:
+    """Phases, chunks, rates, lag and offset."""
+    from airflow_provider_cdc.phases.status import status as look
+
+    with _context(path) as context:
+        found = look(context)
+        if as_json:
+            click.echo(json.dumps(found, indent=2))
+            return
+        snap, flow, offset = found["snapshot"], found["stream"], found["offset"]
+        click.echo(f"pipeline {found['pipeline']}: {found['phase']}")
+        rate = f", {snap['rows_per_second']} rows/s" if snap["rows_per_second"] else ""
+        click.echo(f"  snapshot: {snap['chunks_done']}/{snap['chunks_total']} chunks, {snap['rows']} rows{rate}")
+        for row in found["tables"]:
+            click.echo(
+                f"    {row['table']}: {row['chunks_done']}/{row['chunks_total']} chunks, {row['rows']} rows, "
+                f"{row['corrected']} corrected"
+            )
+        if flow:
+            click.echo(
+                f"  stream: epoch {flow['epoch']} {flow['state']}, {flow['batches']} batches, "
+                f"{flow['changes']} changes, lag p50 {flow['lag_p50_seconds']} s, p95 {flow['lag_p95_seconds']} s"
+            )
+            if flow["error"]:
+                click.echo(f"    {flow['error']}")
+        if offset:
+            click.echo(f"  offset: {offset['file']}:{offset['position']} on {offset['server']}")
+
+
+@cli.command()
+@_FILE
+def stop(path: str) -> None:
+    """Ask the running stream to end at a transaction boundary."""
+    with _context(path) as context:
+        context.need_plan()
+        store = context.store()
+        try:
+            epoch = store.request_stop(context.pipeline.name)
+        finally:
+            store.close()
+        click.echo("no stream is running" if epoch is None else f"epoch {epoch} was asked to stop")
+
+
+@cli.command(context_settings={"ignore_unknown_options": True})
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def resnapshot(arguments: tuple[str, ...]) -> None:
+    """Not built yet."""
+    raise NotReadyError(
+        "resnapshot is not built yet", "Start with a fresh sink.path (or remove the old one) and run again"
+    )
+
+
+def _snapshot(context: Context, store: Store, spark: SparkSession) -> None:
+    from airflow_provider_cdc.phases.snapshot import coverage, run_snapshot, targets
+    from airflow_provider_cdc.spark.snapshot_job import run_on_spark
+
+    plan = context.ensure_plan(store)
+    run_snapshot(context, store, plan, run_on_spark(spark))
+    held = coverage(context, plan, targets(context, plan)) or []
+    for table, kept in zip(plan.tables, held, strict=True):
+        high = plan.lineage.position(max([plan.p0_seq, *kept.high_watermarks]))
+        context.reporter.line(
+            f"{table.label}: {kept.rows} rows in {len(kept.chunks)} chunks, min LW {plan.p0.at}, max HW {high}"
+        )
+
+
+def _stream(context: Context, store: Store, spark: SparkSession, catch_up: bool) -> None:
+    from airflow_provider_cdc.phases.stream import begin, run_on_spark
+
+    epoch = begin(context, store, catch_up=catch_up or context.pipeline.stream.mode == "catch_up")
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: epoch.stop.set())
+    context.reporter.line(f"stream epoch {epoch.number} begins at {epoch.start.at}")
+    run_on_spark(epoch, spark)
+    context.reporter.line(f"stream epoch {epoch.number} ended at {epoch.applier.at.at}")
+
+
+def _plan_json(context: Context, plan: Plan, written: bool) -> dict[str, Any]:
+    return {
+        "pipeline": plan.pipeline,
+        "generation": plan.generation,
+        "written": written,
+        "p0": plan.p0.to_json(),
+        "chunk_rows": context.pipeline.snapshot.chunk_rows,
+        "tables": [
+            {
+                "table": table.label,
+                "key": list(table.key),
+                "chunks": sum(c.table == index for c in plan.chunks),
+                "groups": sorted(plan.groups_of(index)),
+            }
+            for index, table in enumerate(plan.tables)
+        ],
+        "chunks": len(plan.chunks),
+        "groups": len(plan.groups()),
+    }
+
+
+_secrets: list[str] = []
+
+
+@contextmanager
+def _context(path: str, quiet: bool = False) -> Iterator[Context]:
+    from airflow_provider_cdc.connections import resolve
+    from airflow_provider_cdc.phases.context import Context, Quiet
+    from airflow_provider_cdc.pipeline import Pipeline
+    from airflow_provider_cdc.progress_bar import reporter
+
+    pipeline = Pipeline.load(path)
+    for conn_id in (pipeline.source.conn_id, pipeline.state.conn_id):
+        if conn_id:
+            _secrets.extend(resolve(conn_id).secrets)
+    if quiet:
+        yield Context.of(pipeline, Quiet())
+        return
+    with reporter() as shown:
+        yield Context.of(pipeline, shown)
+
+
+@contextmanager
+def _work(path: str, need_snapshot: bool = False) -> Iterator[tuple[Context, Store, SparkSession]]:
+    """Preflight, bookkeeping and Spark for the commands that change something."""
+    from airflow_provider_cdc.phases.preflight import require
+    from airflow_provider_cdc.phases.stream import refuse_second
+    from airflow_provider_cdc.spark.session import start
+
+    with _context(path) as context:
+        require(context)
+        if need_snapshot:
+            context.need_plan()
+        store = context.store()
+        try:
+            refuse_second(store, context.pipeline.name)
+            spark = start(context.pipeline.name, context.pipeline.spark.master)
+            try:
+                yield context, store, spark
+            finally:
+                spark.stop()
+        finally:
+            store.close()
+
+
+def main() -> None:
+    """Entry point: errors become one line and an exit code."""
+    from airflow_provider_cdc.connections import scrub
+
+    try:
+        code = cli.main(standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except CdcError as error:
+        click.echo(scrub(f"error: {error}".replace("\n", " "), _secrets), err=True)
+        sys.exit(error.exit_code)
+    except click.exceptions.Abort:
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except Exception as error:
+        if os.environ.get("CDC_DEBUG"):
+            click.echo(scrub(traceback.format_exc(), _secrets), err=True)
+        text = f"error: unexpected {type(error).__name__}: {error}. Set CDC_DEBUG=1 to see where, and report it"
+        click.echo(scrub(text.replace("\n", " "), _secrets), err=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
