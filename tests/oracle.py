@@ -1,0 +1,405 @@
+"""Is the sink exactly the source? Whole tables, row by row, every value.
+
+Independent of the project's own code on purpose: only PyMySQL, deltalake and Arrow. The server writes each row as one
+line of text (strings and bytes in HEX), so that no client library interprets a value; floats stand beside the line.
+Arrow turns both, and the sink's columns, into one exact form. Rows are matched by the bytes of their key: 'a' and 'A'
+are two keys here.
+"""
+
+from __future__ import annotations
+
+import binascii
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.fs
+from deltalake import DeltaTable
+from pymysql.cursors import SSCursor
+
+#: How many rows of each kind of difference are shown.
+EXAMPLES = 5
+#: Stands for NULL in the server's lines; no value is written like this.
+_NULL = "~"
+_BATCH = 50_000
+
+_INTEGERS = {"tinyint", "smallint", "mediumint", "int", "bigint", "year"}
+_TEXTS = {"char", "varchar", "tinytext", "text", "mediumtext", "longtext", "enum", "set", "json"}
+_BYTES = {"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"}
+_OTHERS = {"decimal", "float", "double", "date", "datetime", "timestamp", "time"}
+
+
+@dataclass
+class Difference:
+    """How a sink table differs from its source.
+
+    :param missing: rows of the source that the sink lacks; ``extra``: the other way round.
+    :param doubled: keys that the sink has more than once; ``different``: rows with another value under the same key.
+    :param examples: lines for people, up to five of each kind.
+    """
+
+    table: str
+    source_rows: int = 0
+    sink_rows: int = 0
+    missing: int = 0
+    extra: int = 0
+    doubled: int = 0
+    different: int = 0
+    examples: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        head = (
+            f"{self.table}: {self.source_rows} rows in the source, {self.sink_rows} in the sink; "
+            f"missing {self.missing}, extra {self.extra}, doubled {self.doubled}, different {self.different}"
+        )
+        return "\n  ".join([head, *self.examples])
+
+
+@dataclass(frozen=True)
+class _Column:
+    name: str
+    kind: str
+    precision: int
+    scale: int
+    unsigned: bool
+
+    @property
+    def hexed(self) -> bool:
+        return self.kind in _TEXTS or self.kind in _BYTES
+
+    @property
+    def floating(self) -> bool:
+        return self.kind in {"float", "double"}
+
+    @property
+    def select(self) -> str:
+        """Expression of the server's exact value.
+
+        FLOAT alone is printed with six digits, ``+ 0e0`` loses the sign of -0.0, and as a string the server cuts a
+        DOUBLE expression to 22 characters: only a DOUBLE in a result column of its own is printed whole.
+        """
+        name = f"`{self.name.replace('`', '``')}`"
+        if self.kind in _TEXTS:
+            value = f"HEX(CAST({name} AS CHAR CHARACTER SET utf8mb4))"
+        elif self.kind in _BYTES:
+            value = f"HEX({name})"
+        elif self.floating:
+            return f"CAST({name} AS DOUBLE)"
+        else:
+            value = f"CAST({name} AS CHAR)"
+        return f"IFNULL({value}, '{_NULL}')"
+
+    @property
+    def exact(self) -> pa.DataType:
+        """Type of the exact form; floats in it are compared by their bits."""
+        if self.hexed:
+            return pa.large_binary()
+        if self.kind == "decimal":
+            return pa.decimal128(self.precision, self.scale) if self.precision <= 38 else pa.large_string()
+        if self.kind == "bigint" and self.unsigned:
+            return pa.decimal128(20, 0)
+        if self.floating:
+            return pa.float64()
+        if self.kind in {"datetime", "timestamp"}:
+            return pa.timestamp("us")
+        return pa.date32() if self.kind == "date" else pa.int64()
+
+    def of_text(self, text: pa.Array) -> pa.Array:
+        """The server's text in the exact form."""
+        if self.hexed:
+            return _unhex(text)
+        if self.kind == "time":
+            return _microseconds(text)
+        return text.cast(self.exact)
+
+    def of_sink(self, values: pa.Array) -> pa.Array:
+        """A column of the sink in the exact form.
+
+        :raises pyarrow.ArrowInvalid: when the sink's type cannot hold the source's values.
+        """
+        is_text = pa.types.is_string(values.type) or pa.types.is_large_string(values.type)
+        fits = is_text == (self.kind in _TEXTS or pa.types.is_large_string(self.exact))
+        if self.floating:
+            fits = pa.types.is_floating(values.type)
+        elif self.kind in {"datetime", "timestamp"}:
+            fits = values.type == pa.timestamp("us", tz="UTC" if self.kind == "timestamp" else None)
+        if not fits:
+            raise pa.ArrowInvalid(f"{values.type} is no type for {self.kind}")
+        return values.cast(self.exact)
+
+
+def _unhex(text: pa.Array) -> pa.Array:
+    """HEX digits back to bytes, all rows at once."""
+    text = text.cast(pa.large_string())
+    valid, offsets, data = text.buffers()
+    bounds = np.frombuffer(offsets, np.int64)[text.offset : text.offset + len(text) + 1]
+    raw = binascii.unhexlify(memoryview(data)[bounds[0] : bounds[-1]]) if data is not None and len(text) else b""
+    mask = pc.invert(pc.is_valid(text)).to_numpy(zero_copy_only=False)
+    values = pa.Array.from_buffers(
+        pa.large_binary(), len(text), [None, pa.py_buffer((bounds - bounds[0]) // 2), pa.py_buffer(raw)]
+    )
+    return pc.if_else(pa.array(~mask), values, None) if valid is not None else values
+
+
+def _microseconds(text: pa.Array) -> pa.Array:
+    """TIME text such as -838:59:59.000001 as microseconds."""
+    parts = pc.extract_regex(text, r"^(?P<sign>-?)(?P<h>\d+):(?P<m>\d\d):(?P<s>\d\d)\.?(?P<f>\d*)$")
+    h, m, s = (pc.struct_field(parts, name).cast(pa.int64()) for name in "hms")
+    fraction = pc.utf8_rpad(pc.struct_field(parts, "f"), 6, "0").cast(pa.int64())
+    seconds = pc.add(pc.multiply(h, 3600), pc.add(pc.multiply(m, 60), s))
+    size = pc.add(pc.multiply(seconds, 1_000_000), fraction)
+    sized = pc.if_else(pc.equal(pc.struct_field(parts, "sign"), "-"), pc.negate(size), size)
+    if sized.null_count != text.null_count:
+        raise ValueError("a TIME value of the server could not be read")
+    return sized
+
+
+@contextmanager
+def _exact_session(conn: Any) -> Iterator[None]:
+    with conn.cursor() as cursor:
+        cursor.execute("SELECT @@SESSION.time_zone, @@SESSION.sql_mode")
+        before = cursor.fetchone()
+        before = tuple(before.values()) if isinstance(before, dict) else before
+        # PAD_CHAR_TO_FULL_LENGTH and the like would change what is printed.
+        cursor.execute("SET SESSION time_zone = '+00:00', sql_mode = ''")
+    try:
+        yield
+    finally:
+        with conn.cursor() as cursor:
+            cursor.execute("SET SESSION time_zone = %s, sql_mode = %s", before)
+
+
+def _describe(conn: Any, database: str, table: str) -> tuple[list[_Column], list[str]]:
+    """Columns, and the names of the key's: the primary key, else the first NOT NULL unique one."""
+    with SSCursor(conn) as cursor:
+        cursor.execute(
+            "SELECT column_name, data_type, COALESCE(numeric_precision, 0), COALESCE(numeric_scale, 0), column_type "
+            "FROM information_schema.columns WHERE table_schema = %s AND table_name = %s ORDER BY ordinal_position",
+            (database, table),
+        )
+        columns = [_Column(n, k, int(p), int(s), "unsigned" in t) for n, k, p, s, t in cursor.fetchall()]
+        cursor.execute(
+            "SELECT index_name, column_name, nullable FROM information_schema.statistics "
+            "WHERE table_schema = %s AND table_name = %s AND non_unique = 0 "
+            "ORDER BY index_name <> 'PRIMARY', index_name, seq_in_index",
+            (database, table),
+        )
+        keys: dict[str, list[tuple[str, str]]] = {}
+        for index, name, nullable in cursor.fetchall():
+            keys.setdefault(index, []).append((name, nullable))
+    if not columns:
+        raise ValueError(f"{database}.{table} is not in the source")
+    for column in columns:
+        if not (column.hexed or column.kind in _INTEGERS | _OTHERS):
+            raise ValueError(f"{database}.{table}.{column.name}: type {column.kind} is not known here")
+    usable = [[n for n, _ in parts] for parts in keys.values() if all(n and nullable != "YES" for n, nullable in parts)]
+    if not usable:
+        raise ValueError(f"{database}.{table} has no key to compare by")
+    return columns, usable[0]
+
+
+def _read_source(conn: Any, database: str, table: str, columns: list[_Column]) -> pa.Table:
+    """The whole table in the exact form, by one statement and therefore of one moment."""
+    floats = [c for c in columns if c.floating]
+    texts = [c for c in columns if not c.floating]
+    line = f"CAST(CONCAT_WS(',', {', '.join(c.select for c in texts)}) AS BINARY)"
+    query = f"SELECT {', '.join([line, *(c.select for c in floats)])} FROM `{database}`.`{table}`"
+    schema = pa.schema([(c.name, c.exact) for c in columns])
+    names = [c.name for c in texts]
+    parse = {
+        "parse_options": pa.csv.ParseOptions(quote_char=False, ignore_empty_lines=False),
+        "convert_options": pa.csv.ConvertOptions(
+            column_types={n: pa.large_string() for n in names}, null_values=[_NULL], strings_can_be_null=True
+        ),
+    }
+    batches: list[pa.RecordBatch] = []
+    with _exact_session(conn), SSCursor(conn) as cursor:
+        cursor.execute(query)
+        while rows := cursor.fetchmany(_BATCH):
+            # CONCAT_WS gives NULL for a row longer than max_allowed_packet: join() then raises.
+            values = dict(zip([c.name for c in floats], [*zip(*rows, strict=True)][1:], strict=True))
+            lines = b"\n".join(row[0] for row in rows) + b"\n"
+            options = pa.csv.ReadOptions(column_names=names, block_size=max(1 << 20, 2 * max(len(r[0]) for r in rows)))
+            text = pa.csv.read_csv(pa.BufferReader(lines), read_options=options, **parse)
+            arrays = [
+                pa.array(values[c.name], pa.float64()) if c.floating else c.of_text(_flat(text.column(c.name)))
+                for c in columns
+            ]
+            batches.append(pa.record_batch(arrays, schema=schema))
+    return pa.Table.from_batches(batches, schema=schema)
+
+
+def _read_sink(delta: DeltaTable, path: str | Path, columns: list[str]) -> pa.Table:
+    # Arrow's own file system: deltalake's is Python code called by Arrow's threads, which now and then aborts the
+    # interpreter at its end ("terminate called without an active exception").
+    files = pa.fs.SubTreeFileSystem(str(Path(path).resolve()), pa.fs.LocalFileSystem())
+    return delta.to_pyarrow_table(columns=columns, filesystem=files)
+
+
+def _flat(column: pa.ChunkedArray) -> pa.Array:
+    # One array holds at most 2 GiB of text unless its offsets are large.
+    large = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
+    return column.cast(large.get(column.type, column.type)).combine_chunks()
+
+
+def _bits(column: pa.ChunkedArray) -> pa.Array:
+    """Floats as their 64 bits, so that -0.0 is not 0.0; other columns as they are."""
+    flat = column.combine_chunks()
+    return flat.view(pa.int64()) if pa.types.is_floating(flat.type) else flat
+
+
+def _keys(table: pa.Table, key: list[str]) -> pa.Array:
+    """One binary value a row; the length before each part keeps ('a', 'bc') and ('ab', 'c') apart."""
+    parts = []
+    for name in key:
+        column = _flat(table.column(name))
+        if not pa.types.is_large_binary(column.type):
+            column = column.cast(pa.string()).cast(pa.large_binary())
+        size = pc.binary_length(column).cast(pa.string()).cast(pa.large_binary())
+        parts += [size, column]
+    return pc.binary_join_element_wise(*parts, pa.scalar(b":", pa.large_binary()))
+
+
+def compare(conn: Any, database: str, table: str, sink_table_path: str | Path) -> Difference | None:
+    """Compare one source table with its Delta table; ``None`` when they are the same.
+
+    The source must not change between the sink's last commit and this call. Columns whose names begin with ``_cdc_``
+    are the sink's own and are left out.
+
+    :param conn: a PyMySQL connection that may read the table; it has no other statement open.
+    :raises ValueError: for a table without a key, or with a type that is not known here.
+    """
+    columns, key = _describe(conn, database, table)
+    found = Difference(f"{database}.{table}")
+    delta = DeltaTable(str(sink_table_path))
+    present = [f.name for f in delta.schema().fields if not f.name.startswith("_cdc_")]
+    if present != [c.name for c in columns]:
+        found.examples.append(f"columns: source {[c.name for c in columns]}, sink {present}")
+        found.different = 1
+        return found
+    source = _read_source(conn, database, table, columns)
+    raw = _read_sink(delta, sink_table_path, present)
+    found.source_rows, found.sink_rows = len(source), len(raw)
+    arrays = []
+    for column in columns:
+        try:
+            arrays.append(column.of_sink(_flat(raw.column(column.name))))
+        except pa.ArrowException as error:
+            found.different += 1
+            found.examples.append(f"column {column.name}: {error}")
+    if found.different:
+        return found
+    sink = pa.table(arrays, names=present)
+    del raw, arrays
+
+    source_keys, sink_keys = _keys(source, key), _keys(sink, key)
+    here = pc.index_in(source_keys, sink_keys)
+    there = pc.index_in(sink_keys, source_keys)
+    show = _Show(found, source, sink, key)
+    found.missing = here.null_count
+    show.rows("missing", source, pc.indices_nonzero(pc.is_null(here)))
+    found.extra = there.null_count
+    show.rows("extra", sink, pc.indices_nonzero(pc.is_null(there)))
+    counts = pc.value_counts(sink_keys)
+    doubled = counts.filter(pc.greater(counts.field("counts"), 1)).field("values")
+    found.doubled = len(doubled)
+    show.rows("doubled", sink, pc.index_in(doubled.slice(0, EXAMPLES), sink_keys))
+
+    # Every row of the sink that has a partner is compared, the second of a double too.
+    partner = pc.indices_nonzero(pc.is_valid(there))
+    origin = there.take(partner)
+    unequal = None
+    for name in present:
+        a, b = _bits(source.column(name)).take(origin), _bits(sink.column(name)).take(partner)
+        same = pc.or_(pc.fill_null(pc.equal(a, b), False), pc.and_(pc.is_null(a), pc.is_null(b)))
+        unequal = pc.invert(same) if unequal is None else pc.or_(unequal, pc.invert(same))
+    different = pc.indices_nonzero(unequal)
+    found.different = len(different)
+    show.pairs(origin.take(different), partner.take(different))
+    return found if found.missing or found.extra or found.doubled or found.different else None
+
+
+@dataclass
+class _Show:
+    """Writes the examples of a difference."""
+
+    found: Difference
+    source: pa.Table
+    sink: pa.Table
+    key: list[str]
+
+    def _name(self, row: dict[str, Any]) -> str:
+        return ", ".join(f"{k}={_readable(row[k])}" for k in self.key)
+
+    def rows(self, kind: str, table: pa.Table, positions: pa.Array) -> None:
+        for row in table.select(self.key).take(positions.slice(0, EXAMPLES)).to_pylist():
+            self.found.examples.append(f"{kind}: {self._name(row)}")
+
+    def pairs(self, origin: pa.Array, partner: pa.Array) -> None:
+        sources = self.source.take(origin.slice(0, EXAMPLES)).to_pylist()
+        for a, b in zip(sources, self.sink.take(partner.slice(0, EXAMPLES)).to_pylist(), strict=True):
+            values = [f"{n}: source {_readable(a[n])}, sink {_readable(b[n])}" for n in a if repr(a[n]) != repr(b[n])]
+            self.found.examples.append(f"different: {self._name(a)}: {'; '.join(values)}")
+
+
+def _readable(value: Any) -> str:
+    if isinstance(value, bytes):
+        try:
+            return repr(value.decode())
+        except UnicodeDecodeError:
+            return f"x'{value.hex()}'"
+    return str(value)
+
+
+def compare_all(
+    conn: Any, database: str, sink_path: str | Path, tables: Iterable[str] | None = None
+) -> list[Difference]:
+    """Compare tables of a database (all of its base tables by default) with ``<sink_path>/<database>/<table>``.
+
+    :return: the differences; empty when everything is the same. A sink table that does not exist is a difference.
+    """
+    if tables is None:
+        with SSCursor(conn) as cursor:
+            cursor.execute(
+                "SELECT table_name FROM information_schema.tables "
+                "WHERE table_schema = %s AND table_type = 'BASE TABLE' ORDER BY table_name",
+                (database,),
+            )
+            tables = [name for (name,) in cursor.fetchall()]
+    found: list[Difference] = []
+    for table in tables:
+        path = Path(sink_path) / database / table
+        if DeltaTable.is_deltatable(str(path)):
+            difference = compare(conn, database, table, path)
+        else:
+            difference = Difference(f"{database}.{table}", examples=[f"there is no Delta table at {path}"], missing=1)
+        if difference:
+            found.append(difference)
+    return found
+
+
+def check_ledger(sink_path: str | Path, database: str = "shop", table: str = "ledger") -> list[str]:
+    """Check the sink's ledger by arithmetic alone: each writer's n must be 1, 2, .. max, each once.
+
+    :return: one line for each gap or double; empty when there is none.
+    """
+    path = Path(sink_path) / database / table
+    rows = _read_sink(DeltaTable(str(path)), path, ["writer", "n"]).sort_by(
+        [("writer", "ascending"), ("n", "ascending")]
+    )
+    writers, numbers = (rows.column(name).to_numpy() for name in ("writer", "n"))
+    problems = []
+    for writer in np.unique(writers):
+        n = numbers[writers == writer]
+        before = np.concatenate(([0], n[:-1]))
+        problems += [f"writer {writer}: {k} is doubled" for k in n[n == before].tolist()[:EXAMPLES]]
+        gaps = np.flatnonzero(n > before + 1)[:EXAMPLES]
+        problems += [f"writer {writer}: {before[g] + 1} to {n[g] - 1} are missing" for g in gaps]
+        problems += [f"writer {writer}: {k} is below 1" for k in n[n < 1].tolist()[:EXAMPLES]]
+    return problems
