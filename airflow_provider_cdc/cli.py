@@ -266,7 +266,8 @@ def _work(path: str, need_snapshot: bool = False) -> Iterator[tuple[Context, Sto
     from airflow_provider_cdc.spark.session import start
 
     with _context(path) as context:
-        require(context)
+        for finding in require(context):
+            context.reporter.line(f"{finding.level}: {finding.what}. {finding.remedy}")
         if need_snapshot:
             context.need_plan()
         store = context.store()

@@ -66,6 +66,7 @@ class Plan:
     :param generation: number of the snapshot, from 1.
     :param p0: where the stream will begin.
     :param lineage: how positions become ``_cdc_seq``.
+    :param patterns: ``source.tables`` and ``source.exclude`` that it was made with.
     :param tables: captured tables.
     :param chunks: chunks in key order, table by table. A table without chunks was empty.
     """
@@ -74,6 +75,7 @@ class Plan:
     generation: int
     p0: Offset
     lineage: Lineage
+    patterns: tuple[tuple[str, ...], tuple[str, ...]]
     tables: tuple[TableSchema, ...]
     chunks: tuple[Chunk, ...]
 
@@ -101,6 +103,7 @@ class Plan:
             "generation": self.generation,
             "p0": self.p0.to_json(),
             "lineage": self.lineage.to_json(),
+            "patterns": [list(p) for p in self.patterns],
             "tables": [t.to_json() for t in self.tables],
             "chunks": [c.to_json() for c in self.chunks],
         }
@@ -113,6 +116,7 @@ class Plan:
             value["generation"],
             Offset.from_json(value["p0"]),
             Lineage.from_json(value["lineage"]),
+            (tuple(value["patterns"][0]), tuple(value["patterns"][1])),
             tuple(TableSchema.from_json(t) for t in value["tables"]),
             tuple(Chunk.from_json(c) for c in value["chunks"]),
         )

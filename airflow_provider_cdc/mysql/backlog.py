@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 
 from airflow_provider_cdc.core.offset import Position
 from airflow_provider_cdc.core.schema import TableSchema
@@ -13,6 +14,8 @@ from airflow_provider_cdc.mysql.binlog.transactions import Reached, Transaction,
 
 #: Rather than skip more than this many bytes, connect again at the wanted position.
 _SKIP_BYTES = 32 << 20
+#: Seconds before each new connection after one was lost.
+_PAUSES = (0.0, 0.5, 2.0)
 #: Seconds without any progress after which a position counts as unreachable.
 _STALL_SECONDS = 120.0
 
@@ -72,12 +75,22 @@ class Backlog:
 
     def _next(self) -> Transaction | Reached:
         if self._held is not None:
-            item, self._held = self._held, None
-            return item
-        item_or_none = next(self._items, None)
-        if item_or_none is None:
-            raise TransientError(f"the server ended the binlog stream at {self._at}", "Run again")
-        return item_or_none
+            held, self._held = self._held, None
+            return held
+        for pause in _PAUSES:
+            try:
+                item = next(self._items, None)
+                if item is not None:
+                    return item
+                failure = TransientError(f"the server ended the binlog stream at {self._at}", "Run again")
+            except TransientError as error:
+                failure = error
+            # Where we stand is the end of a transaction, so nothing is lost or read twice by connecting again. A server
+            # drops a connection that nobody reads from for long, as between two batches of an idle stream.
+            time.sleep(pause)
+            with suppress(TransientError):
+                self._reopen(self._at)
+        raise failure
 
     def _near(self, low: Position) -> bool:
         return low.file == self._at.file and low.position - self._at.position < _SKIP_BYTES

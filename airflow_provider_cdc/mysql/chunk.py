@@ -51,13 +51,11 @@ def read_chunk(
     table: TableSchema,
     chunk: Chunk,
     lineage: Lineage,
-    known_xids: frozenset[str] = frozenset(),
 ) -> ChunkRead:
     """Low watermark, SELECT, high watermark, then the binlog between the two.
 
     :param connection: autocommit connection; the SELECT opens its own read view, after LW.
     :param backlog: reads the binlog of the same server, with ``table`` captured.
-    :param known_xids: open XA transactions known to hold no row of a captured table.
     """
     started = time.monotonic()
     for _ in range(_ATTEMPTS):
@@ -68,7 +66,7 @@ def read_chunk(
         hit("chunk.after_select")
         high, clock = high_watermark(connection, lineage.server)
         hit("chunk.after_hw")
-        changes, replayable = _window(backlog, table, lineage, low.at, high, known_xids)
+        changes, replayable = _window(backlog, table, lineage, low.at, high)
         if not replayable:
             continue
         seq = lineage.seq(high)
@@ -138,13 +136,12 @@ def _window(
     lineage: Lineage,
     low: Position,
     high: Position,
-    known_xids: frozenset[str],
 ) -> tuple[pa.Table, bool]:
     """Changes of the table in (low, high], and whether they can be replayed.
 
     They cannot if an XA transaction ends there whose rows were written before ``low``: read the chunk again, then.
     """
-    buffer, prepared, replayable = ChangeBuffer(table), set(known_xids), True
+    buffer, prepared, replayable = ChangeBuffer(table), set[str](), True
     for transaction in backlog.between(low, high):
         if transaction.xa_prepared is not None:
             prepared.add(transaction.xa_prepared)

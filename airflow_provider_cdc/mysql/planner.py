@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from pymysql.connections import Connection
 
-from airflow_provider_cdc.core.offset import Lineage
+from airflow_provider_cdc.core.offset import Lineage, Offset
 from airflow_provider_cdc.core.plan import Chunk, Key, Plan, chunks_of, even_bounds, even_step, number_and_group
 from airflow_provider_cdc.core.schema import INTEGER_TYPES, TableSchema
-from airflow_provider_cdc.exceptions import NotReadyError, TransientError
+from airflow_provider_cdc.exceptions import NotReadyError, TerminalError, TransientError
 from airflow_provider_cdc.mysql.catalog import find_tables, read_schema
 from airflow_provider_cdc.mysql.keys import at_least, canonical, key_list, parse, quote, table_name, text_literal
 from airflow_provider_cdc.mysql.session import rows, value
@@ -20,6 +21,8 @@ from airflow_provider_cdc.mysql.watermark import low_watermark
 CHUNK_BYTES = 64 << 20
 #: Chunks of an even split that are counted before the split is believed, and by how much they may exceed the aim.
 PROBES, TOLERANCE = 5, 4
+#: Seconds to wait for open XA transactions to end.
+_XA_SECONDS = 10
 
 
 def make_plan(
@@ -27,6 +30,7 @@ def make_plan(
     pipeline: str,
     captures: Callable[[str, str], bool],
     *,
+    patterns: tuple[tuple[str, ...], tuple[str, ...]],
     generation: int,
     chunk_rows: int,
     group_rows: int,
@@ -34,19 +38,20 @@ def make_plan(
     """Take P0, then plan the chunks of every captured table.
 
     :param captures: which (database, table) is captured.
+    :param patterns: ``source.tables`` and ``source.exclude``, which decide that.
+    :param generation: number of the snapshot.
     :param chunk_rows: wanted rows a chunk.
     :param group_rows: wanted rows a chunk group.
     :raises NotReadyError: if no table matches or one cannot be copied exactly.
     """
-    p0 = low_watermark(connection)
-    _no_open_xa(connection)
+    p0 = _start(connection)
     tables = capture(connection, captures)
     chunks: list[Chunk] = []
     for index, table in enumerate(tables):
         chunks += plan_table(connection, index, table, chunk_rows)
     lineage = Lineage(p0.server, p0.at.file)
     grouped = number_and_group(chunks, group_rows, chunk_rows)
-    return Plan(pipeline, generation, p0, lineage, tuple(tables), grouped)
+    return Plan(pipeline, generation, p0, lineage, patterns, tuple(tables), grouped)
 
 
 def capture(connection: Connection[Any], captures: Callable[[str, str], bool]) -> list[TableSchema]:
@@ -139,29 +144,26 @@ def _select_key(connection: Connection[Any], table: TableSchema, where: str, dir
     return tuple(parse(c, str(v)) for c, v in zip(columns, found[0], strict=True)) if found else None
 
 
-def _no_open_xa(connection: Connection[Any]) -> None:
-    """Rows of a transaction that was prepared before P0 are in the binlog before P0 but not visible: wait or refuse.
+def _start(connection: Connection[Any]) -> Offset:
+    """P0: a low watermark at which no XA transaction is prepared and unfinished.
 
-    Without the privilege to look, the stream stops at the first XA COMMIT whose PREPARE it has not seen.
+    The rows of a transaction that was prepared before P0 are in the binlog before P0 but not visible. Without the
+    privilege to look, the stream stops at the first XA COMMIT whose PREPARE it has not seen.
     """
-    import time
-
-    end = time.monotonic() + 10
+    end = time.monotonic() + _XA_SECONDS
     while True:
+        p0 = low_watermark(connection)
         try:
-            open_xids = rows(connection, "XA RECOVER CONVERT XID")
-        except NotReadyError:
-            return
-        except Exception as error:
-            if "1401" in str(error):  # XAER_RMERR: XA_RECOVER_ADMIN is missing
-                return
-            raise
-        if not open_xids:
-            return
+            xids = [str(row[3]) for row in rows(connection, "XA RECOVER CONVERT XID")]
+        except TerminalError as error:
+            if "1401" not in error.message:  # XAER_RMERR: the user lacks XA_RECOVER_ADMIN
+                raise
+            return p0
+        if not xids:
+            return p0
         if time.monotonic() > end:
-            xids = ", ".join(str(row[3]) for row in open_xids[:3])
             raise TransientError(
-                f"{len(open_xids)} XA transactions are prepared and not finished ({xids})",
+                f"{len(xids)} XA transactions are prepared and not finished ({', '.join(xids[:3])})",
                 "Commit or roll them back (XA RECOVER lists them), then run again",
             )
         time.sleep(0.5)

@@ -15,10 +15,11 @@ from airflow_provider_cdc.exceptions import CdcError, NotReadyError, TerminalErr
 #: pymysql.connect keyword arguments; they hold the password, so they are never printed.
 ConnectArgs = Mapping[str, Any]
 
-#: The session of every connection. UTC, so that TIMESTAMP reads as the binlog holds it; no sql_mode, since
-#: PAD_CHAR_TO_FULL_LENGTH would alter CHAR; whole sort keys; fresh statistics; patience with a slow reader.
+#: The session of every connection. UTC, so that TIMESTAMP reads as the binlog holds it; never READ UNCOMMITTED, which
+#: a server may have as default; no sql_mode, since PAD_CHAR_TO_FULL_LENGTH would alter CHAR; whole sort keys; fresh
+#: statistics; patience with a slow reader.
 _SESSION = (
-    "SET SESSION time_zone='+00:00', sql_mode='', max_sort_length=8388608, "
+    "SET SESSION time_zone='+00:00', transaction_isolation='REPEATABLE-READ', sql_mode='', max_sort_length=8388608, "
     "information_schema_stats_expiry=0, net_write_timeout=600, max_execution_time=0"
 )
 _DENIED = {1044, 1045, 1142, 1227, 1698, 3118}

@@ -76,9 +76,21 @@ class Context:
         return Store.open(f"sqlite:///{self.layout.bookkeeping}", migrate=True)
 
     def load_plan(self) -> Plan | None:
-        """The plan in the sink, which is the one that counts; ``None`` if there is none yet."""
+        """The plan in the sink, which is the one that counts; ``None`` if there is none yet.
+
+        :raises NotReadyError: if the pipeline captures other tables than it was planned with.
+        """
         found = read_json(self.layout.plan)
-        return None if found is None else Plan.from_json(found)
+        if found is None:
+            return None
+        plan = Plan.from_json(found)
+        if plan.patterns != (self.pipeline.source.tables, self.pipeline.source.exclude):
+            raise NotReadyError(
+                f"source.tables or source.exclude of {plan.pipeline} changed since its snapshot (it had "
+                f"tables {list(plan.patterns[0])}, exclude {list(plan.patterns[1])})",
+                "Adding and removing tables is not built yet: put them back, or start with a fresh sink.path",
+            )
+        return plan
 
     def need_plan(self) -> Plan:
         """The plan in the sink.
@@ -101,6 +113,7 @@ class Context:
                 connection,
                 self.pipeline.name,
                 self.pipeline.captures,
+                patterns=(self.pipeline.source.tables, self.pipeline.source.exclude),
                 generation=generation,
                 chunk_rows=settings.chunk_rows,
                 group_rows=settings.group_rows,
@@ -121,11 +134,14 @@ class Context:
         return plan
 
 
-def record_plan(store: Store, plan: Plan, chunk_rows: int) -> None:
-    """Mirror a plan into the bookkeeping; nothing happens if it is there."""
+def record_plan(store: Store, plan: Plan, chunk_rows: int) -> bool:
+    """Mirror a plan into the bookkeeping.
+
+    :returns: whether it was not there before.
+    """
     store.register(plan.pipeline, plan.p0.server)
     if store.plan(plan.pipeline, plan.generation) is not None:
-        return
+        return False
     names = [list(t.id) for t in plan.tables]
     per_table = Counter(c.table for c in plan.chunks)
     store.write_plan(
@@ -160,3 +176,4 @@ def record_plan(store: Store, plan: Plan, chunk_rows: int) -> None:
     )
     lineage = plan.lineage
     store.set_lineage(plan.pipeline, [Segment(lineage.server, lineage.start_file, plan.p0.at.position, lineage.base)])
+    return True

@@ -12,7 +12,7 @@ from airflow_provider_cdc.core.offset import Position
 from airflow_provider_cdc.core.plan import Chunk, Plan, slices
 from airflow_provider_cdc.exceptions import TerminalError, TransientError
 from airflow_provider_cdc.failpoints import hit
-from airflow_provider_cdc.phases.context import Context
+from airflow_provider_cdc.phases.context import Context, record_plan
 from airflow_provider_cdc.sinks.delta import Actions, DataFile, DeltaTarget, Fence, target_of
 from airflow_provider_cdc.sinks.layout import read_json, write_json
 from airflow_provider_cdc.spark.snapshot_job import Runner, SnapshotJob
@@ -55,7 +55,7 @@ def run_snapshot(context: Context, store: Store, plan: Plan, run: Runner) -> Non
     """
     tables = targets(context, plan)
     for target in tables:
-        target.create()
+        target.create(plan.pipeline)
         target.raise_fence(generation_fence(plan))
     for group, chunks in plan.groups().items():
         run_group(context, store, plan, group, chunks, tables, run)
@@ -101,6 +101,14 @@ def run_group(
         raise TransientError(f"group {group} ended without its slices {lost[:5]}", "Run again")
     publish(context, plan, group, attempt, [finished[no] for no in wanted], tables)
     _record(context, store, plan, group, attempt)
+
+
+def rebuild(context: Context, store: Store, plan: Plan) -> None:
+    """Bring a bookkeeping database that was lost up to what the sink says of a complete snapshot."""
+    if record_plan(store, plan, context.pipeline.snapshot.chunk_rows):
+        for group in plan.groups():
+            _record(context, store, plan, group, store.claim_group(plan.pipeline, plan.generation, group))
+        store.finish_snapshot(plan.pipeline, plan.generation)
 
 
 def publish(

@@ -1,4 +1,4 @@
-"""How far a pipeline is, from bookkeeping and sink. Reads only."""
+"""How far a pipeline is, from bookkeeping and sink."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from airflow_provider_cdc.phases.context import Context
-from airflow_provider_cdc.phases.snapshot import group_marker, targets
+from airflow_provider_cdc.phases.snapshot import group_marker, rebuild, targets
 from airflow_provider_cdc.phases.stream import LOST_SECONDS
 from airflow_provider_cdc.sinks.progress import Progress
 
@@ -19,8 +19,6 @@ def status(context: Context) -> dict[str, Any]:
         (the resume point); ``stream`` (epoch, state, batches, changes, lag in seconds), ``null`` before the first.
     """
     plan = context.need_plan()
-    if context.store_url is None and not context.layout.bookkeeping.exists():
-        context.store().close()
     store = context.store()
     try:
         tables = targets(context, plan)
@@ -29,11 +27,15 @@ def status(context: Context) -> dict[str, Any]:
             for index, target in enumerate(tables)
             for group in plan.groups_of(index)
         ) and all(target.exists() for target in tables)
+        if complete:
+            rebuild(context, store, plan)
         rows = store.progress(plan.pipeline, plan.generation)
         snapshot = store.snapshot(plan.pipeline, plan.generation)
         seconds = None
         if snapshot is not None and snapshot.finished_at is not None:
             seconds = (snapshot.finished_at - snapshot.created_at).total_seconds()
+            if seconds < sum(r.seconds for r in rows) / context.pipeline.snapshot.parallelism:
+                seconds = None  # the bookkeeping was rebuilt from the sink: nobody knows how long it took
         total = sum(r.rows for r in rows)
         offset = Progress(context.layout.progress, plan.pipeline).read()
         stream = store.current_stream(plan.pipeline)

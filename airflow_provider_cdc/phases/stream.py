@@ -22,7 +22,7 @@ from airflow_provider_cdc.mysql.session import connect
 from airflow_provider_cdc.mysql.watermark import status
 from airflow_provider_cdc.phases.apply import Applied, Applier, epoch_fence
 from airflow_provider_cdc.phases.context import Context
-from airflow_provider_cdc.phases.snapshot import coverage, targets
+from airflow_provider_cdc.phases.snapshot import coverage, rebuild, targets
 from airflow_provider_cdc.sinks.progress import Progress
 from airflow_provider_cdc.spark.stage import StreamJob
 from airflow_provider_cdc.store import Store
@@ -103,6 +103,7 @@ def begin(context: Context, store: Store, *, catch_up: bool) -> Epoch:
             f"the snapshot of {pipeline.name} is not complete",
             "Run `airflow-cdc snapshot` (or `airflow-cdc run`) first",
         )
+    rebuild(context, store, plan)
     refuse_second(store, pipeline.name)
     progress = Progress(context.layout.progress, pipeline.name)
     progress.create()

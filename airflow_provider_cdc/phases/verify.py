@@ -1,8 +1,8 @@
 """Compare source and sink, table by table, at one position.
 
-The sink is fixed at one version of known position E. Every chunk of the source is read like a snapshot chunk, so
-it is exact as of its HW. Both sides are then brought to one common position F at or behind all of them: the sink with the
-binlog's changes in (E, F], each source chunk with those in (HW, F]. So writers may go on and the result is still exact.
+The sink is fixed at one version of known position E. Every chunk of the source is read like a snapshot chunk, so it is
+exact as of its HW. Both sides are then brought to one common position F at or behind all of them: the sink with the
+binlog's changes in (E, F], each source chunk with those in (HW, F]. So writers may go on and the result is exact still.
 This version holds one table at a time in memory.
 """
 

@@ -123,14 +123,27 @@ class DeltaTarget:
         """Whether the table has been created."""
         return DeltaTable.is_deltatable(self.path.as_uri())
 
-    def create(self, configuration: Mapping[str, str | None] | None = None) -> None:
+    def create(self, pipeline: str, configuration: Mapping[str, str | None] | None = None) -> None:
         """Create the table if it does not exist.
 
-        :raises TerminalError: if it exists with other columns.
+        :param pipeline: the pipeline that owns the table: two that wrote to one table would double its rows.
+        :raises TerminalError: if it exists and is another's, or has other columns.
         """
+        owner = f"airflow-cdc pipeline {pipeline}"
         if not self.exists():
             self.path.mkdir(parents=True, exist_ok=True)
-            DeltaTable.create(self.path.as_uri(), self.schema, mode="ignore", configuration=dict(configuration or {}))
+            DeltaTable.create(
+                self.path.as_uri(),
+                self.schema,
+                mode="ignore",
+                description=owner,
+                configuration=dict(configuration or {}),
+            )
+        if self.load().metadata().description != owner:
+            raise TerminalError(
+                f"the Delta table {self.path} was not made by pipeline {pipeline}",
+                "Choose another sink.path: a table has one pipeline that writes to it",
+            )
         found = pa.schema(self.load().schema().to_arrow())
         if found.names != self.schema.names:
             raise TerminalError(
@@ -177,6 +190,7 @@ class DeltaTarget:
         :returns: whether something was committed.
         :raises FencedError: if a writer with a larger fence value has been here.
         """
+        failed = ""
         for attempt in range(_TRIES):
             table = self.load()
             standing = table.transaction_version(fence.app_id)
@@ -197,14 +211,15 @@ class DeltaTarget:
                     commit_properties=CommitProperties(max_commit_retries=0, app_transactions=written),
                 )
                 return True
-            except CommitFailedError:
+            except CommitFailedError as error:
+                failed = str(error)
                 for file in actions.add:
                     if file.path.startswith("part-"):
                         (self.path / file.path).unlink(missing_ok=True)
                 time.sleep(min(1.0, 0.01 * 2**attempt))
         raise TransientError(
-            f"the Delta table {self.path} was changed by others in each of {_TRIES} tries to commit",
-            "Pause other writers of the table, then run again",
+            f"the Delta table {self.path} could not be committed in {_TRIES} tries: {failed}",
+            "Pause other writers of the table and look at the disk, then run again",
         )
 
     def upsert(self, table: DeltaTable, changes: pa.Table, key: Sequence[str]) -> Actions:

@@ -23,8 +23,8 @@ _SCHEMA = pa.schema(
         ("committed_at", pa.timestamp("us", tz="UTC")),
     ]
 )
-#: Commits after which old files are deleted; nobody needs an older resume point.
-_TIDY_EVERY = 200
+#: Commits after which old files are deleted, and hours that they are kept for those who just read them.
+_TIDY_EVERY, _KEEP_HOURS = 200, 1
 
 
 class Progress:
@@ -42,7 +42,7 @@ class Progress:
 
     def create(self) -> None:
         """Create the table if it does not exist."""
-        self.target.create({"delta.logRetentionDuration": "interval 1 hours"})
+        self.target.create(self._pipeline, {"delta.logRetentionDuration": "interval 1 hours"})
 
     def read(self) -> Offset | None:
         """The resume point, ``None`` before the first batch."""
@@ -73,4 +73,4 @@ class Progress:
         self.target.commit(decide, {}, fence)
         self._commits += 1
         if self._commits % _TIDY_EVERY == 0:
-            self.target.tidy(0)
+            self.target.tidy(_KEEP_HOURS)
