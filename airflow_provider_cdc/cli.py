@@ -294,8 +294,11 @@ def main() -> None:
         sys.exit(error.exit_code)
     except click.exceptions.Abort:
         sys.exit(130)
-    except click.ClickException as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        click.echo(f"error: {error.format_message().rstrip('.')}. See airflow-cdc --help".replace("\n", " "), err=True)
         sys.exit(error.exit_code)
     except Exception as error:
         if os.environ.get("CDC_DEBUG"):

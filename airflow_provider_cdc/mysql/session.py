@@ -22,7 +22,7 @@ _SESSION = (
     "SET SESSION time_zone='+00:00', transaction_isolation='REPEATABLE-READ', sql_mode='', max_sort_length=8388608, "
     "information_schema_stats_expiry=0, net_write_timeout=600, max_execution_time=0"
 )
-_DENIED = {1044, 1045, 1142, 1227, 1698, 3118}
+_DENIED = {1044, 1045, 1142, 1143, 1227, 1698, 3118}
 _LOST = {1040, 1053, 1129, 1158, 1159, 1160, 1161, 1205, 1213, 2002, 2003, 2006, 2013, 2055, 4031}
 
 

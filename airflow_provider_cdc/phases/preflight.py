@@ -84,7 +84,7 @@ def _one(look: Callable[[], Iterator[Finding]]) -> list[Finding]:
 
 def _sink(path: Path) -> Iterator[Finding]:
     existing = path
-    while not existing.exists() and existing != existing.parent:
+    while not os.path.exists(existing) and existing != existing.parent:  # not Path.exists: it may be denied to look
         existing = existing.parent
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         yield Finding(
@@ -146,14 +146,14 @@ def _server(context: Context, connection: Connection[Any]) -> Iterator[Finding]:
         )
 
 
-def _granted(read: Callable[[], Any], grant: str) -> Any:
+def _granted(read: Callable[[], Any], grant: str, scope: str = "*.*") -> Any:
     try:
         return read()
     except NotReadyError as error:
         if "denied" not in error.message:
             raise
         raise NotReadyError(
-            f"the user lacks the grant {grant}", f"GRANT {grant} ON *.* TO the user of the connection"
+            f"the user lacks the grant {grant} on {scope}", f"GRANT {grant} ON {scope} TO the user of the connection"
         ) from None
 
 
@@ -238,5 +238,6 @@ def _created_since(context: Context, matched: list[tuple[str, str, str]]) -> Ite
 
 def _table(connection: Connection[Any], database: str, table: str, engine: str) -> Iterator[Finding]:
     schema: TableSchema = read_schema(connection, database, table, engine)
-    _granted(lambda: rows(connection, f"SELECT 1 FROM {table_name(schema)} LIMIT 0"), f"SELECT on {schema.label}")
+    # Every column: with a right on some of them the others would not even be listed.
+    _granted(lambda: rows(connection, f"SELECT * FROM {table_name(schema)} LIMIT 0"), "SELECT", table_name(schema))
     yield Finding("ok", f"table {schema.label}: {len(schema.columns)} columns, key ({', '.join(schema.key)})")
