@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 
 from airflow_provider_cdc.core.offset import Position
 from airflow_provider_cdc.core.schema import TableSchema
@@ -77,20 +76,22 @@ class Backlog:
         if self._held is not None:
             held, self._held = self._held, None
             return held
-        for pause in _PAUSES:
+        for pause in (*_PAUSES, None):
             try:
+                if self._stream is None:
+                    self._reopen(self._at)
                 item = next(self._items, None)
                 if item is not None:
                     return item
-                failure = TransientError(f"the server ended the binlog stream at {self._at}", "Run again")
-            except TransientError as error:
-                failure = error
-            # Where we stand is the end of a transaction, so nothing is lost or read twice by connecting again. A server
-            # drops a connection that nobody reads from for long, as between two batches of an idle stream.
-            time.sleep(pause)
-            with suppress(TransientError):
-                self._reopen(self._at)
-        raise failure
+                raise TransientError(f"the server ended the binlog stream at {self._at}", "Run again")
+            except TransientError:
+                # Where we stand is the end of a transaction, so nothing is lost or read twice by connecting again. A
+                # server drops a connection that nobody reads from for long, as between two batches of an idle stream.
+                self.close()
+                if pause is None:
+                    raise
+                time.sleep(pause)
+        raise AssertionError("unreachable")
 
     def _near(self, low: Position) -> bool:
         return low.file == self._at.file and low.position - self._at.position < _SKIP_BYTES

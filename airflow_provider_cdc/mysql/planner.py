@@ -18,7 +18,7 @@ from airflow_provider_cdc.mysql.session import rows, value
 from airflow_provider_cdc.mysql.watermark import low_watermark
 
 #: A chunk aims at no more than this many bytes, however few rows that are.
-CHUNK_BYTES = 64 << 20
+CHUNK_BYTES = 16 << 20
 #: Chunks of an even split that are counted before the split is believed, and by how much they may exceed the aim.
 PROBES, TOLERANCE = 5, 4
 #: Seconds to wait for open XA transactions to end.

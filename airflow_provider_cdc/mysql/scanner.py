@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -16,6 +17,9 @@ from airflow_provider_cdc.mysql.binlog.stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.transactions import Reached, Transaction
 from airflow_provider_cdc.mysql.session import rows, value
 from airflow_provider_cdc.mysql.watermark import same_server, status
+
+#: Seconds to wait for transactions that the stream has seen to be committed in the engine.
+_COMMIT_SECONDS = 10.0
 
 
 class Scanner:
@@ -83,11 +87,17 @@ def check_resume(connection: Connection[Any], offset: Offset) -> None:
     """
     same_server(value(connection, "SELECT @@server_uuid") or "", offset.server)
     gtids = offset.gtid_set.replace("'", "")
-    inside, purged_inside, missing = rows(
-        connection,
-        f"SELECT GTID_SUBSET('{gtids}', @@global.gtid_executed), GTID_SUBSET(@@global.gtid_purged, '{gtids}'), "
-        f"GTID_SUBTRACT(@@global.gtid_purged, '{gtids}')",
-    )[0]
+    end = time.monotonic() + _COMMIT_SECONDS
+    while True:
+        inside, purged_inside, missing = rows(
+            connection,
+            f"SELECT GTID_SUBSET('{gtids}', @@global.gtid_executed), GTID_SUBSET(@@global.gtid_purged, '{gtids}'), "
+            f"GTID_SUBTRACT(@@global.gtid_purged, '{gtids}')",
+        )[0]
+        # A transaction that was read from the binlog may still be on its way into the engine.
+        if inside == "1" or time.monotonic() > end:
+            break
+        time.sleep(0.2)
     if inside != "1":
         raise TerminalError(
             f"the server no longer has all transactions up to {offset.at}: its binlogs were reset, or it lost commits",

@@ -98,10 +98,11 @@ def errors(doing: str) -> Iterator[None]:
             ) from None
         if code in _LOST:
             raise TransientError(
-                f"{doing}: the server cannot be reached ({code}: {text})",
+                f"{doing}: the server cannot be reached, or gave up ({code}: {text})",
                 "Check host, port and that the server runs, then run the command again",
             ) from None
-        raise TerminalError(f"{doing}: {code}: {text}", "Look at the server's error log") from None
+        remedy = "If a table was altered, start with a fresh sink.path; else look at the server's error log"
+        raise TerminalError(f"{doing}: {code}: {text}", remedy) from None
     except OSError as error:
         raise TransientError(
             f"{doing}: {error}", "Check the network to the server, then run the command again"

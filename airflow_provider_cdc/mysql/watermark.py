@@ -47,9 +47,8 @@ def low_watermark(connection: Connection[Any], server: str | None = None, timeou
     if mode != "ON":
         raise NotReadyError(f"gtid_mode is {mode}", "Set gtid_mode=ON and enforce_gtid_consistency=ON on the server")
     same_server(str(identity), server)
-    at, executed = status(connection)
-    noted = _owned(connection)
-    waiting, polls, end = noted, 0, time.monotonic() + timeout
+    at, _ = status(connection)
+    waiting, polls, end = _owned(connection), 0, time.monotonic() + timeout
     while waiting:
         waiting = waiting & _owned(connection)
         polls += 1
@@ -60,13 +59,8 @@ def low_watermark(connection: Connection[Any], server: str | None = None, timeou
             )
         if polls > 20:
             time.sleep(min(0.05, polls * 0.0005))
-    gtids = GtidSet.parse(executed)
-    if noted:
-        # An owner that rolled back never gets into gtid_executed and must not stay in the set.
-        done = GtidSet.parse(value(connection, "SELECT @@global.gtid_executed") or "")
-        for gtid in noted:
-            if gtid in done:
-                gtids = gtids.add(gtid)
+    # Read after the barrier, so it has every GTID at or before the position, and perhaps some just behind it.
+    gtids = GtidSet.parse(value(connection, "SELECT @@global.gtid_executed") or "")
     return Offset(str(identity), at, str(gtids))
 
 

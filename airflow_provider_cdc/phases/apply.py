@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
 
 from airflow_provider_cdc.core.changes import after, last_changes
 from airflow_provider_cdc.core.offset import Offset
 from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.core.schema import TS
-from airflow_provider_cdc.exceptions import TerminalError
+from airflow_provider_cdc.exceptions import CdcError, TerminalError
 from airflow_provider_cdc.failpoints import hit
 from airflow_provider_cdc.mysql.ownership import uncovered
 from airflow_provider_cdc.mysql.session import connect
@@ -116,6 +117,12 @@ class Applier:
             Path(entry["path"]).unlink(missing_ok=True)
         lags = time.time() * 1000 - np.concatenate(stamps) / 1000 if stamps else np.empty(0)
         return Applied(len(lags), lags)
+
+    def tidy(self) -> None:
+        """Delete old files of all tables; called at the end of an epoch. What fails now is done the next time."""
+        for target in self._tables:
+            with suppress(DeltaError, CdcError):
+                target.tidy(_KEEP_HOURS)
 
     def _apply_table(self, index: int, changes: pa.Table, end_seq: int) -> None:
         table, target, held = self._plan.tables[index], self._tables[index], self._coverage[index]

@@ -14,7 +14,7 @@ from airflow_provider_cdc.exceptions import NotReadyError
 from airflow_provider_cdc.mysql.planner import make_plan
 from airflow_provider_cdc.mysql.session import connect
 from airflow_provider_cdc.pipeline import Pipeline
-from airflow_provider_cdc.sinks.layout import Layout, read_json, write_json
+from airflow_provider_cdc.sinks.layout import Layout, read_json, write_json_once
 from airflow_provider_cdc.store import Segment, Store
 
 
@@ -125,13 +125,25 @@ class Context:
         if plan is None:
             newest = store.snapshot(self.pipeline.name)
             plan = self.new_plan(1 if newest is None else newest.generation + 1)
-            write_json(self.layout.plan, plan.to_json())
+            self._refuse_lost_plan(plan)
+            if not write_json_once(self.layout.plan, plan.to_json()):
+                return self.ensure_plan(store)  # another process was faster: its plan counts
             self.reporter.line(
                 f"planned {len(plan.tables)} tables: {len(plan.chunks)} chunks in {len(plan.groups())} groups, "
                 f"P0 at {plan.p0.at}"
             )
         record_plan(store, plan, self.pipeline.snapshot.chunk_rows)
         return plan
+
+    def _refuse_lost_plan(self, plan: Plan) -> None:
+        """Tables are made after the plan is written: one that is there already has rows that no plan accounts for."""
+        for table in plan.tables:
+            folder = self.layout.table(table)
+            if (folder / "_delta_log").exists():
+                raise NotReadyError(
+                    f"there is a Delta table at {folder}, but no plan at {self.layout.plan}",
+                    "Restore the plan, or start with a fresh sink.path (or remove the table)",
+                )
 
 
 def record_plan(store: Store, plan: Plan, chunk_rows: int) -> bool:

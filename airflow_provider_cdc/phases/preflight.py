@@ -99,10 +99,10 @@ def _sink(path: Path) -> Iterator[Finding]:
 
 def _runtime() -> Iterator[Finding]:
     from airflow_provider_cdc.spark.install_check import check_spark_install
-    from airflow_provider_cdc.spark.java import find_java
+    from airflow_provider_cdc.spark.java import ensure_java_home
 
-    check_spark_install()
-    yield Finding("ok", f"pyspark and pyspark-client are of one version; Java at {find_java()}")
+    version = check_spark_install()
+    yield Finding("ok", f"pyspark and pyspark-client are of version {version}; Java at {ensure_java_home()}")
 
 
 def _server(context: Context, connection: Connection[Any]) -> Iterator[Finding]:
@@ -137,6 +137,12 @@ def _server(context: Context, connection: Connection[Any]) -> Iterator[Finding]:
         )
     at, _ = _granted(lambda: status(connection), "REPLICATION CLIENT")
     yield Finding("ok", f"binary log at {at}, gtid_mode {gtid}")
+    if value(connection, "SELECT @@log_replica_updates") != "1" and rows(connection, "SHOW REPLICA STATUS"):
+        yield Finding(
+            "error",
+            "the server is a replica that leaves out of its binary log what it replicates",
+            "Start it with --log-replica-updates, or read its source",
+        )
     do, ignore = rows(connection, "SHOW BINARY LOG STATUS")[0][2:4]
     if do or ignore:
         yield Finding(

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy.exc import SQLAlchemyError
+
 from airflow_provider_cdc.core.offset import Position
 from airflow_provider_cdc.core.plan import Chunk, Plan, slices
-from airflow_provider_cdc.exceptions import TerminalError, TransientError
+from airflow_provider_cdc.exceptions import CdcError, TerminalError, TransientError
 from airflow_provider_cdc.failpoints import hit
 from airflow_provider_cdc.phases.context import Context, record_plan
 from airflow_provider_cdc.sinks.delta import Actions, DataFile, DeltaTarget, Fence, target_of
@@ -267,7 +270,9 @@ class _Watch:
             for path in sorted(set(files.glob("*/slice-*.json")) - self._seen):
                 self._seen.add(path)
                 fresh += _chunk_rows(read_json(path))
-        if fresh:
+        if not fresh:
+            return
+        with suppress(CdcError, SQLAlchemyError):  # an outage of the bookkeeping hides progress, it does not stop it
             _chunks_done(self._store, self._plan, self._attempt, fresh)
             for row in self._store.progress(self._plan.pipeline, self._plan.generation):
                 self._context.reporter.progress(f"{row.database}.{row.table}", row.done, row.chunks, row.rows)

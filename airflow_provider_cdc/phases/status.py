@@ -14,7 +14,7 @@ from airflow_provider_cdc.sinks.progress import Progress
 def status(context: Context) -> dict[str, Any]:
     """State of a pipeline as a JSON value.
 
-    :returns: ``pipeline``; ``phase`` (``planned``, ``snapshot``, ``snapshot_complete``, ``streaming``, ``stopped``);
+    :returns: ``pipeline``; ``phase`` (``snapshot``, ``snapshot_complete``, ``streaming``, ``stopped``);
         ``tables`` (chunks done and total, rows); ``snapshot`` (chunks, rows, seconds, rows_per_second); ``offset``
         (the resume point); ``stream`` (epoch, state, batches, changes, lag in seconds), ``null`` before the first.
     """

@@ -14,9 +14,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sqlalchemy.exc import SQLAlchemyError
+
 from airflow_provider_cdc.core.offset import Offset, Position
 from airflow_provider_cdc.core.plan import Plan
-from airflow_provider_cdc.exceptions import CdcError, NotReadyError, TransientError
+from airflow_provider_cdc.exceptions import CdcError, NotReadyError
 from airflow_provider_cdc.mysql.scanner import check_resume
 from airflow_provider_cdc.mysql.session import connect
 from airflow_provider_cdc.mysql.watermark import status
@@ -61,7 +63,7 @@ class Epoch:
         applied = self.applier.apply(manifest)
         start, end = Offset.from_json(manifest["start"]), Offset.from_json(manifest["end"])
         size = end.at.position - (start.at.position if start.at.file == end.at.file else 0)
-        with suppress(TransientError):  # an outage of the bookkeeping does not stop the stream
+        with suppress(CdcError, SQLAlchemyError):  # an outage of the bookkeeping does not stop the stream
             self.store.record_batch(
                 self.plan.pipeline,
                 self.number,
@@ -239,14 +241,17 @@ class _Life:
         self._over.set()
         self._thread.join()
         epoch = self._epoch
-        epoch.store.end_stream(
-            epoch.plan.pipeline, epoch.number, "failed" if error else "stopped", str(error) if error else None
-        )
+        if error is None and epoch.batches:
+            epoch.applier.tidy()
+        with suppress(CdcError, SQLAlchemyError):  # an outage of the bookkeeping must not hide how it ended
+            epoch.store.end_stream(
+                epoch.plan.pipeline, epoch.number, "failed" if error else "stopped", str(error) if error else None
+            )
 
     def _beat(self) -> None:
         epoch = self._epoch
         while True:
-            with suppress(CdcError):  # an outage of the bookkeeping does not stop the stream; the next beat tries again
+            with suppress(CdcError, SQLAlchemyError):  # an outage does not stop the stream; the next beat tries again
                 moved, self._batches = epoch.batches > self._batches, epoch.batches
                 if epoch.store.heartbeat(epoch.plan.pipeline, epoch.number, moved) == "stop":
                     epoch.stop.set()

@@ -19,7 +19,7 @@ from airflow_provider_cdc.core.changes import after, apply_changes, last_changes
 from airflow_provider_cdc.core.offset import Position
 from airflow_provider_cdc.core.plan import Chunk, Plan
 from airflow_provider_cdc.core.schema import TableSchema
-from airflow_provider_cdc.exceptions import TerminalError
+from airflow_provider_cdc.exceptions import NotReadyError, TerminalError
 from airflow_provider_cdc.mysql.backlog import Backlog
 from airflow_provider_cdc.mysql.binlog.stream import BinlogStream
 from airflow_provider_cdc.mysql.catalog import read_schema
@@ -74,13 +74,13 @@ class Verdict:
 def verify(context: Context) -> list[Verdict]:
     """Compare every captured table.
 
-    :raises NotReadyError: if there is no snapshot.
-    :raises TerminalError: if the snapshot is not complete.
+    :raises NotReadyError: if there is no complete snapshot.
+    :raises TerminalError: if the definition of a table changed since.
     """
     plan = context.need_plan()
     tables = targets(context, plan)
     if coverage(context, plan, tables) is None:
-        raise TerminalError(
+        raise NotReadyError(
             f"the snapshot of {plan.pipeline} is not complete",
             "Run `airflow-cdc snapshot` (or `airflow-cdc run`) first",
         )
@@ -112,7 +112,12 @@ def _verify_table(context: Context, plan: Plan, index: int, target: DeltaTarget)
 
     def open_at(at: Position) -> BinlogStream:
         return BinlogStream(
-            context.connect_args, server_id=replica[0], replica_uuid=replica[1], file=at.file, position=at.position
+            context.connect_args,
+            server_id=replica[0],
+            replica_uuid=replica[1],
+            file=at.file,
+            position=at.position,
+            server=plan.p0.server,
         )
 
     with (

@@ -28,8 +28,9 @@ from airflow_provider_cdc.core.changes import upserts
 from airflow_provider_cdc.core.schema import INTEGER_TYPES, SEQ, TableSchema
 from airflow_provider_cdc.exceptions import FencedError, TerminalError, TransientError
 
-#: A live file below this size is rewritten together with new rows, so that small files do not pile up.
-_SMALL_FILE = 4 << 20
+#: A live file below this size is rewritten together with new rows, so that small files do not pile up; new rows never
+#: join a file above the other size, so that no file grows without end.
+_SMALL_FILE, _LARGE_FILE = 4 << 20, 64 << 20
 _TRIES = 50
 #: Table features under which a data file alone does not tell its live rows or its columns.
 _FOREIGN_FEATURES = {"deletionVectors", "columnMapping"}
@@ -137,7 +138,7 @@ class DeltaTarget:
                 self.schema,
                 mode="ignore",
                 description=owner,
-                configuration=dict(configuration or {}),
+                configuration={"delta.logRetentionDuration": "interval 1 days", **(configuration or {})},
             )
         if self.load().metadata().description != owner:
             raise TerminalError(
@@ -255,7 +256,7 @@ class DeltaTarget:
             kept = np.ones(rows.num_rows, dtype=bool)
             kept[replaced] = False
             rows = rows.filter(pa.array(kept))
-            if i == len(rewritten) - 1 and fresh.num_rows:
+            if i == len(rewritten) - 1 and fresh.num_rows and file["size_bytes"] < _LARGE_FILE:
                 rows, fresh = pa.concat_tables([rows, fresh]), fresh.slice(0, 0)
             actions.remove.append(file["path"])
             if rows.num_rows:

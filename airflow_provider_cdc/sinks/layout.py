@@ -70,6 +70,23 @@ def write_json(path: Path, value: Any) -> None:
     os.replace(temporary, path)
 
 
+def write_json_once(path: Path, value: Any) -> bool:
+    """Like :func:`write_json`, but a file that is there stays.
+
+    :returns: whether it was written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(json.dumps(value))
+    try:
+        os.link(temporary, path)
+        return True
+    except FileExistsError:
+        return False
+    finally:
+        temporary.unlink()
+
+
 def read_json(path: Path) -> Any:
     """JSON value of a file, ``None`` if it does not exist."""
     try:

@@ -66,5 +66,6 @@ def of_spark(error: BaseException) -> CdcError:
     if own is not None:
         return own
     lines = [line for line in text.splitlines() if line.strip()]
-    told = next((line for line in reversed(lines) if "Error" in line and not line.startswith("\tat")), lines[:1])
-    return TerminalError(f"Spark failed: {str(told)[:500]}", "See the log of the Spark driver")
+    first = lines[0] if lines else type(error).__name__
+    told = next((line for line in reversed(lines) if "Error" in line and not line.startswith("\tat")), first)
+    return TerminalError(f"Spark failed: {told[:500]}", "See the log of the Spark driver")

@@ -64,7 +64,12 @@ class SnapshotJob:
 
         def open_at(at: Position) -> BinlogStream:
             return BinlogStream(
-                self.connect_args, server_id=server_id, replica_uuid=replica_uuid, file=at.file, position=at.position
+                self.connect_args,
+                server_id=server_id,
+                replica_uuid=replica_uuid,
+                file=at.file,
+                position=at.position,
+                server=plan.p0.server,
             )
 
         connection = connect(self.connect_args)

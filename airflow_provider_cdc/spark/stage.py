@@ -47,15 +47,21 @@ class StreamJob:
         """The plan in the sink."""
         return Plan.from_json(read_json(Layout(self.root, self.pipeline).plan))
 
-    def _open(self, at: Position, replica: tuple[int, str]) -> BinlogStream:
+    def _open(self, plan: Plan, at: Position, replica: tuple[int, str]) -> BinlogStream:
         return BinlogStream(
-            self.connect_args, server_id=replica[0], replica_uuid=replica[1], file=at.file, position=at.position
+            self.connect_args,
+            server_id=replica[0],
+            replica_uuid=replica[1],
+            file=at.file,
+            position=at.position,
+            server=plan.p0.server,
         )
 
     def make_scanner(self) -> Scanner:
         """Scanner of this stream."""
-        tables = {t.id: t for t in self.plan().tables}
-        return Scanner(connect(self.connect_args), lambda at: self._open(at, self.scanner), tables)
+        plan = self.plan()
+        tables = {t.id: t for t in plan.tables}
+        return Scanner(connect(self.connect_args), lambda at: self._open(plan, at, self.scanner), tables)
 
     def stage(self, start: Offset, end: Offset, attempt: str) -> dict[str, Any]:
         """Decode the transactions in (start, end].
@@ -71,7 +77,7 @@ class StreamJob:
         folder.mkdir(parents=True, exist_ok=True)
         numbers = {t.id: i for i, t in enumerate(plan.tables)}
         outputs: dict[int, _Output] = {}
-        backlog = Backlog(lambda at: self._open(at, self.reader), {t.id: t for t in plan.tables})
+        backlog = Backlog(lambda at: self._open(plan, at, self.reader), {t.id: t for t in plan.tables})
         try:
             for transaction in backlog.between(start.at, end.at):
                 seq = plan.lineage.seq(Position(transaction.file, transaction.position))

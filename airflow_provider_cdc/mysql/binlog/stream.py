@@ -13,6 +13,7 @@ import struct
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -73,6 +74,7 @@ class BinlogStream:
     :param heartbeat_seconds: how often an idle server sends a heartbeat.
     :param read_timeout: seconds of silence after which the connection counts as lost.
     :param blocking: whether to wait for new events.
+    :param server: ``server_uuid`` that the position belongs to; ``None`` accepts any.
     :raises TransientError: if the server cannot be reached.
     :raises NotReadyError: if the user may not read the binlog.
     :raises TerminalError: if the start position is above 4 GiB. A wrong position shows with the first event.
@@ -89,6 +91,7 @@ class BinlogStream:
         heartbeat_seconds: float = 1.0,
         read_timeout: int = 30,
         blocking: bool = True,
+        server: str | None = None,
     ) -> None:
         if position > _MAX_START:
             raise TerminalError(
@@ -110,7 +113,7 @@ class BinlogStream:
             log_file=file,
             log_pos=position,
             enable_logging=False,  # it would log the connection settings
-            pymysql_wrapper=_connect,
+            pymysql_wrapper=partial(_connect, server),
         )
         try:
             self._reader._BinLogStreamReader__connect_to_stream()
@@ -266,10 +269,18 @@ def _heartbeat_v2(body: memoryview) -> tuple[str, int]:
     return file, position
 
 
-def _connect(**settings: Any) -> pymysql.Connection[Any]:
+def _connect(server: str | None, **settings: Any) -> pymysql.Connection[Any]:
     """Open the connection and prepare its session for the dump; replaces ``pymysql.connect`` in the library."""
     connection = pymysql.connect(**settings)
     with connection.cursor() as cursor:
+        cursor.execute("SELECT @@server_uuid")
+        found = cursor.fetchone()
+        if server is not None and (found is None or str(found[0]) != server):
+            connection.close()
+            raise TerminalError(
+                f"the connection reaches server {found and found[0]}, the position belongs to {server}",
+                "Point the connection at the original server (no load balancer), or start with a fresh sink.path",
+            )
         cursor.execute(f"SET SESSION net_write_timeout = {_NET_TIMEOUT}, SESSION net_read_timeout = {_NET_TIMEOUT}")
         # A reader that knows checksums can read files with and without; the server's present setting says nothing
         # about older files.
