@@ -242,8 +242,8 @@ _secrets: list[str] = []
 
 @contextmanager
 def _context(path: str, quiet: bool = False) -> Iterator[Context]:
-    from airflow_provider_cdc.connections import resolve
-    from airflow_provider_cdc.phases.context import Context, Quiet
+    from airflow_provider_cdc.connections import resolve, strip_environment
+    from airflow_provider_cdc.phases.context import Context
     from airflow_provider_cdc.pipeline import Pipeline
     from airflow_provider_cdc.progress_bar import reporter
 
@@ -251,11 +251,14 @@ def _context(path: str, quiet: bool = False) -> Iterator[Context]:
     for conn_id in (pipeline.source.conn_id, pipeline.state.conn_id):
         if conn_id:
             _secrets.extend(resolve(conn_id).secrets)
+    context = Context.of(pipeline)
+    strip_environment()  # before anything is started: the preflight already asks Java for its version
     if quiet:
-        yield Context.of(pipeline, Quiet())
+        yield context
         return
     with reporter() as shown:
-        yield Context.of(pipeline, shown)
+        context.reporter = shown
+        yield context
 
 
 @contextmanager

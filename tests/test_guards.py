@@ -108,7 +108,8 @@ def test_cascades_that_the_binlog_does_not_show(tmp_path: Path) -> None:
         server.execute("CREATE DATABASE d")
         server.execute("CREATE TABLE d.parent (id INT PRIMARY KEY)")
         server.execute(
-            "CREATE TABLE d.child (id INT PRIMARY KEY, p INT, FOREIGN KEY fk (p) REFERENCES d.parent(id) ON DELETE CASCADE)"
+            "CREATE TABLE d.child (id INT PRIMARY KEY, p INT, "
+            "FOREIGN KEY fk (p) REFERENCES d.parent(id) ON DELETE CASCADE)"
         )
         result = Cli(tmp_path, server, "d..*").call("check")
         assert result.code == 0

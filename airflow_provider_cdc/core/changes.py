@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -28,7 +29,7 @@ def last_changes(changes: pa.Table, key: Sequence[str]) -> pa.Table:
     if changes.num_rows < 2:
         return changes
     # A plain 0..n key table avoids any clash of a source column's name with those that group_by invents.
-    keys = _keys(changes, key).append_column(_ROW, pa.array(range(changes.num_rows), pa.int64()))
+    keys = _keys(changes, key).append_column(_ROW, pa.array(np.arange(changes.num_rows)))
     last = keys.group_by([str(i) for i in range(len(key))], use_threads=False).aggregate([(_ROW, "max")])
     rows = last[f"{_ROW}_max"]
     return changes.take(rows.take(pc.sort_indices(rows)))
@@ -41,9 +42,9 @@ def matched_rows(rows: pa.Table, changes: pa.Table, key: Sequence[str]) -> pa.Ar
     :param changes: at most one change a key.
     :returns: boolean array, one value a row.
     """
-    keys = _keys(rows, key).append_column(_ROW, pa.array(range(rows.num_rows), pa.int64()))
+    keys = _keys(rows, key).append_column(_ROW, pa.array(np.arange(rows.num_rows)))
     found = keys.join(_keys(changes, key), [str(i) for i in range(len(key))], join_type="left semi")[_ROW]
-    return pc.is_in(pa.array(range(rows.num_rows), pa.int64()), value_set=found.combine_chunks())
+    return pc.is_in(pa.array(np.arange(rows.num_rows)), value_set=found.combine_chunks())
 
 
 def apply_changes(rows: pa.Table, changes: pa.Table, key: Sequence[str]) -> pa.Table:

@@ -325,6 +325,6 @@ def _apart(file: Mapping[str, Any], stat: str, low: int, high: int) -> bool:
 
 def _indexed(rows: pa.Table, key: Sequence[str], name: str) -> pa.Table:
     columns = {str(i): rows[k] for i, k in enumerate(key)}
-    columns[name] = pa.array(range(rows.num_rows), pa.int64())
+    columns[name] = pa.array(np.arange(rows.num_rows))
     columns[f"{name}_seq"] = rows[SEQ]
     return pa.table(columns)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.resources import files
@@ -28,7 +29,9 @@ def start(name: str, master: str) -> SparkSession:
     :raises NotReadyError: if pyspark is a mixture of versions or there is no Java runtime.
     """
     check_spark_install()
-    os.environ["JAVA_HOME"] = ensure_java_home()
+    ensure_java_home()
+    # Else Spark takes the first python3 of the PATH for its workers, which need not have this package.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     strip_environment()
     from pyspark.sql import SparkSession
 
