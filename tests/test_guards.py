@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -86,7 +87,12 @@ def test_uncommitted_rows_are_never_read(mysql_server: MySQLServer, table: str) 
 def test_the_binlog_of_another_server_is_not_read(mysql_server: MySQLServer) -> None:
     with closing(connect(mysql_server.connect_args())) as connection:
         low = low_watermark(connection)
-    options = {"server_id": 77_001, "replica_uuid": str(uuid4()), "file": low.at.file, "position": low.at.position}
+    options: dict[str, Any] = {
+        "server_id": 77_001,
+        "replica_uuid": str(uuid4()),
+        "file": low.at.file,
+        "position": low.at.position,
+    }
     with BinlogStream(mysql_server.connect_args(), server=low.server, **options):
         pass
     with pytest.raises(TerminalError, match="Point the connection at the original server"):

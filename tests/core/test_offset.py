@@ -1,0 +1,61 @@
+"""Positions, and the one number that orders all transactions of a pipeline."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_provider_cdc.core.offset import POSITION_BITS, Lineage, Offset, Position, split_file
+from airflow_provider_cdc.exceptions import TerminalError
+
+LINEAGE = Lineage("server", "binlog.000017", base=5)
+numbers = st.integers(17, 3_000_000)
+positions = st.builds(lambda n, p: Position(f"binlog.{n:06d}", p), numbers, st.integers(0, (1 << POSITION_BITS) - 1))
+
+
+def test_file_numbers_compare_as_numbers() -> None:
+    assert Position("binlog.999999", 9000) < Position("binlog.1000000", 4)
+    assert not Position("binlog.1000000", 4) <= Position("binlog.999999", 9000)
+    assert Position("binlog.000002", 9) < Position("binlog.000002", 10)
+    assert max(Position("b.1000000", 4), Position("b.999999", 5)) == Position("b.1000000", 4)
+
+
+@given(positions, positions)
+def test_seq_orders_as_positions_do_and_comes_back(a: Position, b: Position) -> None:
+    assert (a < b) == (LINEAGE.seq(a) < LINEAGE.seq(b))
+    assert LINEAGE.position(LINEAGE.seq(a)) == a
+    assert 0 < LINEAGE.seq(a) < 2**63
+
+
+def test_seq_counts_files_from_the_base() -> None:
+    assert LINEAGE.seq(Position("binlog.000017", 4)) == 5 << POSITION_BITS | 4
+    assert LINEAGE.seq(Position("binlog.000018", 4)) == 6 << POSITION_BITS | 4
+
+
+@pytest.mark.parametrize(
+    "at",
+    [
+        Position("other.000017", 4),
+        Position("binlog.000016", 4),
+        Position("binlog.000017", 1 << POSITION_BITS),
+    ],
+)
+def test_what_does_not_belong_to_the_series_stops(at: Position) -> None:
+    with pytest.raises(TerminalError, match=r"binlog\.000017.*fresh sink\.path"):
+        LINEAGE.seq(at)
+
+
+def test_file_names() -> None:
+    assert split_file("my.server-bin.000042") == ("my.server-bin.", 42)
+    for name in ("binlog", "binlog.", "binlog.index"):
+        with pytest.raises(TerminalError, match="no numeric suffix"):
+            split_file(name)
+
+
+@given(positions, st.text(), st.lists(st.text()))
+def test_offsets_survive_json(at: Position, gtids: str, xa: list[str]) -> None:
+    offset = Offset("server", at, gtids, tuple(xa))
+    assert Offset.from_json(offset.to_json()) == offset
+    assert Position.from_json(at.to_json()) == at
+    assert Lineage.from_json(LINEAGE.to_json()) == LINEAGE

@@ -1,0 +1,138 @@
+"""Killed at any moment and started again, while writers go on: in the end the sink equals the source.
+
+Each schedule follows from one number. ``CDC_SEED=n`` replays the schedule of a failed test alone; ``CDC_SCHEDULES``
+says how many there are.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_cdc.failpoints import NAMES
+from tests.harness import KILLED, Lake, Nursery
+from tests.oracle import check_ledger, compare_all
+from tests.servers import MySQLServer
+from tests.workload import Writers, make_foreign, make_shop
+
+#: As many as are needed to die at every failpoint twice and more; fewer are run only when asked for.
+SCHEDULES = int(os.environ.get("CDC_SCHEDULES", 50))
+SEEDS = [int(os.environ["CDC_SEED"])] if "CDC_SEED" in os.environ else range(SCHEDULES)
+
+#: Up to which time at a failpoint a fresh run dies for certain; once where nothing is said.
+_CERTAIN = {"chunk": 12, "file": 3, "manifest": 3, "group": 3, "table": 2}
+_deaths: Counter[str] = Counter()
+
+
+@dataclass(frozen=True)
+class Step:
+    """One run that is to be killed.
+
+    :param failpoint: where, as ``name:n``; empty: at any moment.
+    :param seconds: then after so many seconds.
+    :param lose: what is removed before the next start.
+    """
+
+    failpoint: str
+    seconds: float
+    lose: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Everything about one test but the clock."""
+
+    tables: str
+    chunk_rows: int
+    group_rows: int
+    batch_bytes: int
+    steps: tuple[Step, ...]
+
+    @classmethod
+    def of(cls, seed: int) -> Schedule:
+        draw = random.Random(seed)
+        # The first run dies at each failpoint in turn, so that every one is met; what follows is chance.
+        first = NAMES[seed % len(NAMES)]
+        certain = _CERTAIN.get(first.partition(".")[0], 1)
+        steps = [Step(f"{first}:{draw.randint(1, certain)}", 0, _losses(draw))]
+        for _ in range(draw.choice((0, 1, 1, 2))):
+            failpoint = f"{draw.choice(NAMES)}:{draw.randint(1, 4)}" if draw.random() < 0.6 else ""
+            steps.append(Step(failpoint, draw.uniform(0.05, 1.5), _losses(draw)))
+        chunk_rows = draw.choice((300, 400, 500))
+        group_rows = chunk_rows * draw.choice((8, 24, 1000))
+        return cls(
+            draw.choice(("shop", "foreign")), chunk_rows, group_rows, draw.choice((64, 256, 1024)) << 10, (*steps,)
+        )
+
+
+def _losses(draw: random.Random) -> tuple[str, ...]:
+    return tuple(what for what in ("bookkeeping", "staging") if draw.random() < 0.25)
+
+
+def _make(server: MySQLServer, tables: str, database: str) -> None:
+    with server.connect() as connection:
+        if tables == "shop":
+            make_shop(connection, database, 5000, addresses=1500, orders=2000)
+        else:
+            make_foreign(connection, database, 0.02)
+
+
+@pytest.mark.parametrize("seed", SEEDS, ids=lambda seed: f"seed-{seed}")
+def test_killed_and_started_again(
+    seed: int, nursery: Nursery, mysql_server: MySQLServer, cdc_user: dict[str, str], database: str, tmp_path: Path
+) -> None:
+    schedule = Schedule.of(seed)
+    print(f"replay with CDC_SEED={seed}: {schedule}")
+    lake, log = Lake(tmp_path / "lake", f"kill-{seed}"), tmp_path / "log"
+    file = lake.write_pipeline(database, chunk_rows=schedule.chunk_rows, group_rows=schedule.group_rows, parallelism=2)
+    connections = {"AIRFLOW_CONN_CDC_SOURCE": mysql_server.uri(**cdc_user)}
+    finished: dict[Path, tuple[int, int]] = {}
+    _make(mysql_server, schedule.tables, database)
+
+    def go(failpoint: str = "", seconds: float | None = None) -> int:
+        child = nursery.start(file, connections, failpoint, batch_bytes=schedule.batch_bytes, log=log)
+        if seconds is not None:
+            time.sleep(seconds)
+            child.kill()
+        return child.wait()
+
+    with Writers(mysql_server.connect_args(), schedule.tables, database=database, rate=25, seed=seed) as writers:
+        for number, step in enumerate(schedule.steps):
+            code = go(step.failpoint) if step.failpoint else go(seconds=step.seconds)
+            for _ in range(0 if number else 9):
+                if code == 0:  # the writers had not come to so many changes yet
+                    time.sleep(0.3)
+                    code = go(step.failpoint)
+            if code == KILLED and step.failpoint:
+                _deaths[step.failpoint.partition(":")[0]] += 1
+            # A later failpoint may lie behind what there is left to do: the run then ends in good order.
+            assert code == KILLED or (number > 0 and code == 0), log.read_text()
+            finished |= lake.finished_files()
+            for what in step.lose:
+                lake.lose(what)
+        assert go() == 0, log.read_text()
+        writers.stop()
+    assert go() == 0, log.read_text()
+
+    with mysql_server.connect() as connection:
+        differences = compare_all(connection, database, lake.path)
+    assert not differences, "\n".join(map(str, differences))
+    if schedule.tables == "shop":
+        assert not check_ledger(lake.path, database)
+    lake.check_files(finished)
+
+
+@pytest.mark.skipif(len(SEEDS) < 40, reason="too few schedules were asked for")
+def test_every_failpoint_has_killed(request: pytest.FixtureRequest) -> None:
+    """A schedule counts only if it died where it was to die."""
+    ran = [item for item in request.session.items if "test_killed_and_started_again" in item.name]
+    if len(ran) < len(SEEDS):
+        pytest.skip("only some of the schedules were selected")
+    print(", ".join(f"{name} {_deaths[name]}" for name in NAMES))
+    assert not [name for name in NAMES if not _deaths[name]]

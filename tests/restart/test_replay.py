@@ -1,0 +1,307 @@
+"""Batches and chunk groups that are applied again, late, or by somebody who has been overtaken."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+
+from airflow_provider_cdc.core.offset import Offset
+from airflow_provider_cdc.exceptions import FencedError, TerminalError
+from airflow_provider_cdc.phases import apply, snapshot, stream
+from airflow_provider_cdc.phases.apply import epoch_fence
+from airflow_provider_cdc.phases.context import Context
+from airflow_provider_cdc.phases.stream import Epoch
+from airflow_provider_cdc.pipeline import Pipeline
+from airflow_provider_cdc.sinks.delta import DeltaTarget, Fence
+from airflow_provider_cdc.sinks.progress import Progress
+from airflow_provider_cdc.spark.snapshot_job import run_in_threads
+from airflow_provider_cdc.store import Store
+from tests.harness import KILLED, Lake, Nursery
+from tests.oracle import compare_all
+from tests.servers import MySQLServer
+
+TABLES = ("a", "b")
+
+
+@dataclass
+class World:
+    """Two small tables, their pipeline, and its phases in this process."""
+
+    server: MySQLServer
+    database: str
+    lake: Lake
+    file: Path
+    context: Context
+    stores: list[Store] = field(default_factory=list)
+
+    def write(self, *statements: str) -> None:
+        """One transaction."""
+        with closing(self.server.connect(database=self.database)) as connection, connection.cursor() as cursor:
+            connection.begin()
+            for statement in statements:
+                cursor.execute(statement)
+            connection.commit()
+
+    @property
+    def store(self) -> Store:
+        if not self.stores:
+            self.stores.append(self.context.store())
+        return self.stores[0]
+
+    @property
+    def targets(self) -> list[DeltaTarget]:
+        return snapshot.targets(self.context, self.context.need_plan())
+
+    def take_snapshot(self) -> None:
+        snapshot.run_snapshot(self.context, self.store, self.context.ensure_plan(self.store), run_in_threads)
+
+    def begin(self) -> Epoch:
+        """A new epoch, as if the one before it had ended; nobody tells that one."""
+        for number in range(1, 10):
+            self.store.end_stream(self.context.pipeline.name, number, "stopped")
+        return stream.begin(self.context, self.store, catch_up=True)
+
+    def end(self, epoch: Epoch, start: Offset) -> Offset:
+        """Where the server stands now."""
+        with closing(epoch.job.make_scanner()) as scanner:
+            return scanner.advance(start, 1 << 40)
+
+    def forget_progress(self, epoch: Epoch, at: Offset) -> Epoch:
+        """A new epoch that has to begin at an earlier point, as if the resume point had been lost since."""
+        fence = epoch_fence(self.context.pipeline.name, epoch.number)
+        Progress(self.context.layout.progress, self.context.pipeline.name).write(at, epoch.plan.lineage, fence)
+        return self.begin()
+
+    def ids(self) -> dict[str, list[int]]:
+        """Keys in the sink."""
+        return {
+            name: sorted(target.to_arrow()["id"].to_pylist()) for name, target in zip(TABLES, self.targets, strict=True)
+        }
+
+    def versions(self) -> list[int]:
+        """Number of commits of each table and of the resume point."""
+        folders = [*(t.path for t in self.targets), self.context.layout.progress]
+        return [DeltaTable(str(folder)).version() for folder in folders]
+
+    def killed_at(self, nursery: Nursery, failpoint: str) -> bool:
+        """Run everything in a process of its own until it dies at the failpoint."""
+        name = "AIRFLOW_CONN_CDC_SOURCE"
+        return nursery.start(self.file, {name: os.environ[name]}, failpoint).wait() == KILLED
+
+    def differences(self) -> Sequence[object]:
+        with closing(self.server.connect()) as connection:
+            return compare_all(connection, self.database, self.lake.path)
+
+
+@pytest.fixture
+def world(
+    mysql_server: MySQLServer, cdc_user: dict[str, str], database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[World]:
+    monkeypatch.setenv("AIRFLOW_CONN_CDC_SOURCE", mysql_server.uri(**cdc_user))
+    lake = Lake(tmp_path / "lake", "replay")
+    file = lake.write_pipeline(database, chunk_rows=10, group_rows=10_000)
+    made = World(mysql_server, database, lake, file, Context.of(Pipeline.load(file)))
+    for name in TABLES:
+        made.write(f"CREATE TABLE {name} (id int PRIMARY KEY, v int)")
+        made.write(f"INSERT INTO {name} VALUES {', '.join(f'({i}, {i})' for i in range(1, 31))}")
+    yield made
+    for store in made.stores:
+        store.close()
+
+
+# ---------------------------------------------------------------- the stream
+
+
+def test_a_batch_that_is_applied_twice(world: World) -> None:
+    world.take_snapshot()
+    epoch = world.begin()
+    world.write("INSERT INTO a VALUES (100, 1)", "INSERT INTO b VALUES (100, 1)", "DELETE FROM b WHERE id = 3")
+    manifest = epoch.job.stage(epoch.start, world.end(epoch, epoch.start), "0")
+    assert epoch.apply(manifest).changes == 3
+    assert not world.differences()
+    before = world.versions()
+    assert epoch.apply(manifest).changes == 0
+    assert world.versions() == before
+
+    # The same again without the resume point: each table's own marker says what it has.
+    again = world.forget_progress(epoch, epoch.start)
+    tables = world.versions()[:2]
+    assert again.apply(again.job.stage(again.start, world.end(again, again.start), "1")).changes == 3
+    assert world.versions()[:2] == tables and not world.differences()
+
+
+def test_an_older_batch_after_a_newer_one(world: World) -> None:
+    world.take_snapshot()
+    epoch = world.begin()
+    world.write("INSERT INTO a VALUES (100, 1)", "INSERT INTO b VALUES (100, 1)", "UPDATE a SET v = 7 WHERE id = 5")
+    middle = world.end(epoch, epoch.start)
+    world.write("DELETE FROM a WHERE id = 100", "DELETE FROM b WHERE id = 100", "UPDATE a SET v = 8 WHERE id = 5")
+    end = world.end(epoch, middle)
+    older = epoch.job.stage(epoch.start, middle, "0")
+    epoch.apply(epoch.job.stage(epoch.start, end, "1"))
+    before = world.versions()
+    epoch.apply(older)
+    assert world.versions() == before and not world.differences()
+
+    again = world.forget_progress(epoch, epoch.start)
+    tables = world.versions()[:2]
+    again.apply(again.job.stage(again.start, middle, "0"))
+    assert world.versions()[:2] == tables, "the deleted rows must not come back, not even for a while"
+    assert not world.differences()
+
+
+def test_a_batch_that_begins_behind_the_resume_point(world: World) -> None:
+    world.take_snapshot()
+    epoch = world.begin()
+    world.write("INSERT INTO a VALUES (100, 1)")
+    middle = world.end(epoch, epoch.start)
+    world.write("INSERT INTO a VALUES (101, 1)")
+    gap = epoch.job.stage(middle, world.end(epoch, middle), "0")
+    before = world.versions()
+    with pytest.raises(TerminalError, match="a batch begins at .*, but the sink stands at"):
+        epoch.apply(gap)
+    assert world.versions() == before
+
+
+def test_killed_between_the_tables_of_a_batch(world: World, nursery: Nursery) -> None:
+    """One table has the whole batch, the other nothing of it; what comes next is cut in another way."""
+    world.take_snapshot()
+    world.write("INSERT INTO a VALUES (100, 1)", "INSERT INTO b VALUES (100, 1)", "UPDATE a SET v = 7 WHERE id = 5")
+    world.write("DELETE FROM a WHERE id = 100", "DELETE FROM b WHERE id = 100", "UPDATE a SET v = 8 WHERE id = 5")
+    world.write("INSERT INTO a VALUES (102, 1)", "INSERT INTO b VALUES (102, 1)")
+    assert world.killed_at(nursery, "table.after_commit:1")
+    held = world.ids()
+    assert (102 in held["a"], 102 in held["b"]) == (True, False)
+
+    epoch = world.begin()
+    tables = world.versions()
+    with closing(epoch.job.make_scanner()) as scanner:
+        at, last = epoch.start, world.end(epoch, epoch.start)
+        while at.at < last.at:
+            end = scanner.advance(at, 1)  # one transaction a batch
+            epoch.apply(epoch.job.stage(at, end, "0"))
+            at = end
+            assert 100 not in world.ids()["a"], "a deleted row came back"
+    assert world.versions()[0] == tables[0] and not world.differences()
+
+
+# ---------------------------------------------------------------- who has been overtaken
+
+
+def test_an_older_epoch(world: World) -> None:
+    world.take_snapshot()
+    old = world.begin()
+    world.write("INSERT INTO a VALUES (100, 1)", "INSERT INTO b VALUES (100, 1)")
+    staged = old.job.stage(old.start, world.end(old, old.start), "0")
+    new = world.begin()
+    staged_again = new.job.stage(new.start, world.end(new, new.start), "0")
+    for entry in staged["tables"]:  # the new epoch has removed what the old one staged
+        assert not Path(entry["path"]).exists()
+    before = world.versions()
+    with pytest.raises(FencedError):
+        old.apply(staged_again)
+    assert world.versions() == before
+    new.apply(staged_again)
+    assert not world.differences()
+
+
+@pytest.mark.parametrize("moment", ["table.before_commit", "upsert", "table.after_commit", "progress.before_commit"])
+def test_overtaken_in_the_middle_of_a_batch(world: World, moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The new epoch begins while the old one is at work: what the old one has not committed, it never commits."""
+    world.take_snapshot()
+    old = world.begin()
+    world.write("INSERT INTO a VALUES (100, 1)", "INSERT INTO b VALUES (100, 1)")
+    staged = old.job.stage(old.start, world.end(old, old.start), "0")
+    taken: list[Epoch] = []
+    held: list[dict[str, list[int]]] = []
+
+    def take_over(name: str) -> None:
+        if name == moment and not taken:
+            aside = [Path(entry["path"]) for entry in staged["tables"]]
+            contents = {path: path.read_bytes() for path in aside if path.exists()}
+            taken.append(world.begin())
+            for path, content in contents.items():  # so that it is the fence that stops the old one, not a lost file
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
+            held.append(world.ids())
+
+    whole = DeltaTarget.upsert
+
+    def upsert(target: DeltaTarget, *arguments: Any) -> Any:
+        actions = whole(target, *arguments)
+        take_over("upsert")
+        return actions
+
+    monkeypatch.setattr(apply, "hit", take_over)
+    monkeypatch.setattr(DeltaTarget, "upsert", upsert)
+    with pytest.raises(FencedError):
+        old.apply(staged)
+    assert taken and world.ids() == held[0]
+    new = taken[0]
+    assert new.start == old.start
+    new.apply(new.job.stage(new.start, world.end(new, new.start), "0"))
+    assert not world.differences()
+
+
+# ---------------------------------------------------------------- the snapshot
+
+
+def test_a_group_that_is_published_twice(world: World) -> None:
+    """Of two attempts the first one's files and watermarks stand."""
+    world.take_snapshot()
+    plan = world.context.need_plan()
+    held = snapshot.coverage(world.context, plan, world.targets)
+    world.write("UPDATE a SET v = 99")
+    first = json.loads(world.context.layout.attempt(1, 0, 1).read_text())
+    late = json.loads(json.dumps(first).replace("slice-", "late-"))
+    before = [target.load().version() for target in world.targets]
+    snapshot.publish(world.context, plan, 0, 2, late, world.targets)
+    assert [target.load().version() for target in world.targets] == before
+    assert snapshot.coverage(world.context, plan, world.targets) == held
+    stream.run_in_process(world.begin())
+    assert not world.differences()
+
+
+def test_an_older_snapshot(world: World) -> None:
+    plan = world.context.ensure_plan(world.store)
+    for target in world.targets:
+        target.create(plan.pipeline)
+        target.raise_fence(Fence(snapshot.generation_fence(plan).app_id, plan.generation + 1))
+    with pytest.raises(FencedError):
+        world.take_snapshot()
+    assert world.ids() == {"a": [], "b": []}
+
+
+def test_attempts_go_on_counting_without_the_bookkeeping(world: World, nursery: Nursery) -> None:
+    """A manifest in the sink, once written, belongs to its attempt for ever."""
+    assert world.killed_at(nursery, "group.after_commit:1")
+    manifest = world.context.layout.attempt(1, 0, 1)
+    before = manifest.stat().st_mtime_ns
+    world.lake.lose("bookkeeping")
+    world.take_snapshot()
+    assert manifest.stat().st_mtime_ns == before
+    app = snapshot.group_marker(world.context.need_plan(), 0)
+    assert [target.marker(app) for target in world.targets] == [1, 2]
+    stream.run_in_process(world.begin())
+    assert not world.differences()
+
+
+def test_a_stream_without_the_bookkeeping(world: World) -> None:
+    world.take_snapshot()
+    stream.run_in_process(world.begin())
+    world.store.close()
+    world.stores.clear()
+    world.lake.lose("bookkeeping")
+    world.write("INSERT INTO a VALUES (100, 1)")
+    epoch = world.begin()
+    assert epoch.number == 2
+    stream.run_in_process(epoch)
+    assert not world.differences()
