@@ -14,7 +14,7 @@ from uuid import uuid4
 import pytest
 from pymysqlreplication import BinLogStreamReader
 
-from airflow_provider_cdc.exceptions import CdcError, TerminalError
+from airflow_provider_cdc.exceptions import CdcError, NotReadyError, TerminalError
 from airflow_provider_cdc.spark import java
 from tests.cli import Cli, tree
 from tests.servers import MySQLServer
@@ -200,6 +200,19 @@ def test_binlog_off(make: Make) -> None:
         refused(cli, "log_bin", "--log-bin", commands=COMMANDS)
 
 
+def test_changes_that_are_not_in_the_binlog(make: Make) -> None:
+    """Databases that the server leaves out are refused; cascades that it does not log are warned of."""
+    with MySQLServer(args=["--binlog-ignore-db=quiet", "--innodb-native-foreign-keys=ON"]) as server:
+        server.execute("CREATE DATABASE d")
+        server.execute("CREATE TABLE d.parent (id INT PRIMARY KEY)")
+        cascade = "FOREIGN KEY (p) REFERENCES d.parent (id) ON DELETE CASCADE"
+        server.execute(f"CREATE TABLE d.child (id INT PRIMARY KEY, p INT, {cascade})")
+        cli = make(r"d\..*", server=server, user=server.create_cdc_user())
+        refused(cli, "binlog-ignore-db=quiet", "Remove these options")
+        warnings = [line for line in cli.call("check").out.splitlines() if line.startswith("warning")]
+    assert len(warnings) == 1 and "table d.child" in warnings[0] and "ON DELETE CASCADE" in warnings[0]
+
+
 @pytest.mark.parametrize(
     ("name", "value", "remedy"),
     [
@@ -334,6 +347,27 @@ def test_plan_and_check_write_nothing(make: Make, table: str) -> None:
     assert plan.code == 0 and f"{table}.t: 1 chunks" in plan.out
     assert cli.call("plan", "--json").code == 0
     assert tree(cli.folder) == before
+
+
+def test_tables_are_fixed_by_the_snapshot(make: Make, mysql_server: MySQLServer, table: str) -> None:
+    cli = make()
+    cli.snapshot()
+    mysql_server.execute(f"CREATE TABLE `{table}`.late (id INT PRIMARY KEY)")
+    result = cli.call("check")
+    assert result.code == 0
+    (warning,) = (line for line in result.out.splitlines() if line.startswith("warning"))
+    assert f"{table}.late was created after the snapshot" in warning and "fresh sink.path" in warning
+    cli.catch_up()
+    changed = make(source={"exclude": [rf"{table}\.late"]})
+    for command in ("check", "plan", "snapshot", "stream", "run", "verify", "status", "stop"):
+        assert changed.call(command).code == 2
+    refused(changed, "changed since its snapshot", "put them back")
+
+
+def test_two_pipelines_with_one_sink(make: Make, table: str) -> None:
+    make().snapshot()
+    with pytest.raises(NotReadyError, match=rf"{table}/t, but no plan at .*other.*fresh sink\.path"):
+        make(name="other").snapshot()
 
 
 # ---------------------------------------------------------------- while streaming

@@ -168,6 +168,50 @@ def test_snapshot_and_stream_and_server_agree(
     assert all(v.equal for v in verify(cli.context))
 
 
+def test_columns_that_select_star_leaves_out(
+    mysql_server: MySQLServer, database: str, tmp_path: Path, cdc_user: dict[str, str]
+) -> None:
+    """Invisible and generated columns, among them one that is the key because the table has none."""
+    with contextlib.closing(mysql_server.connect(database=database)) as connection, connection.cursor() as cursor:
+        cursor.execute(
+            "CREATE TABLE t (id INT PRIMARY KEY, hidden VARCHAR(9) INVISIBLE, a INT, "
+            "twice INT AS (a * 2) STORED, half INT AS (a DIV 2) VIRTUAL)"
+        )
+        cursor.execute("SET SESSION sql_generate_invisible_primary_key = ON")
+        cursor.execute("CREATE TABLE keyless (v INT)")
+        cursor.execute("INSERT INTO t (id, hidden, a) VALUES (1, 'x', 5)")
+        cursor.execute("INSERT INTO keyless VALUES (5), (5)")
+        cli = Cli(tmp_path, mysql_server, rf"{database}\..*", name=database, user=cdc_user)
+        cli.snapshot()
+        cursor.execute("INSERT INTO t (id, hidden, a) VALUES (2, 'y', 6)")
+        cursor.execute("UPDATE t SET a = 7 WHERE id = 1")
+        cursor.execute("DELETE FROM keyless LIMIT 1")
+        cli.catch_up()
+        for table in ("t", "keyless"):
+            assert compare(connection, database, table, cli.sink / database / table) is None
+    assert cli.rows(database, "t").column_names[:5] == ["id", "hidden", "a", "twice", "half"]
+
+
+def test_enum_members_that_only_the_binlog_can_tell(
+    mysql_server: MySQLServer, database: str, tmp_path: Path, cdc_user: dict[str, str]
+) -> None:
+    """The catalog prints a question mark for a character beyond U+FFFF; without the binlog's own word it stops."""
+    mysql_server.execute(f"CREATE TABLE `{database}`.t (id INT PRIMARY KEY, e ENUM('🎁', 'b'))")
+    mysql_server.execute(f"INSERT INTO `{database}`.t VALUES (1, '🎁')")
+    cli = Cli(tmp_path, mysql_server, rf"{database}\.t", name=database, user=cdc_user)
+    cli.snapshot()
+    mysql_server.execute(f"INSERT INTO `{database}`.t VALUES (2, '🎁')")
+    cli.catch_up()
+    assert cli.rows(database, "t")["e"].to_pylist() == ["🎁", "🎁"]
+    mysql_server.execute("SET GLOBAL binlog_row_metadata = 'MINIMAL'")
+    try:
+        mysql_server.execute(f"INSERT INTO `{database}`.t VALUES (3, '🎁')")
+    finally:
+        mysql_server.execute("SET GLOBAL binlog_row_metadata = 'FULL'")
+    with pytest.raises(TerminalError, match="binlog_row_metadata"):
+        cli.catch_up()
+
+
 UNSUPPORTED = {
     "set": "SET('a', 'b')",
     "bit": "BIT(3)",

@@ -176,6 +176,23 @@ def test_a_definition_that_changes_meanwhile_stops_by_name(reading: Reading) -> 
         reading.read(table, MIDDLE, after_select=["ALTER TABLE t ADD COLUMN w INT"])
 
 
+@pytest.mark.parametrize("level", ["READ-UNCOMMITTED", "SERIALIZABLE"])
+def test_the_server_may_have_another_isolation_level(reading: Reading, level: str) -> None:
+    """Rows of open transactions are not read, and nothing is locked: sessions have a level of their own."""
+    table = reading.make("id INT PRIMARY KEY", "(1), (9)")
+    before = reading.server.execute("SELECT @@global.transaction_isolation")[0][0]
+    reading.server.execute(f"SET GLOBAL transaction_isolation = '{level}'")
+    try:
+        reading.connection.close()
+        reading.connection = connect(reading.server.connect_args())
+        reading.write("BEGIN", "INSERT INTO t VALUES (5)", "DELETE FROM t WHERE id = 9")
+        found = reading.read(table, Chunk(0, 0, 0, (1,), (9,), True))
+        reading.write("ROLLBACK")
+    finally:
+        reading.server.execute(f"SET GLOBAL transaction_isolation = '{before}'")
+    assert found.rows["id"].to_pylist() == [1, 9]
+
+
 def test_time_and_position_of_the_rows(reading: Reading) -> None:
     table = reading.make("id INT PRIMARY KEY", "(1)")
     found = reading.read(table, Chunk(0, 0, 0, (1,), (1,), True), after_select=["UPDATE t SET id = 1"])
