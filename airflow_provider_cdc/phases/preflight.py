@@ -229,7 +229,10 @@ def _cascades(connection: Connection[Any], matched: list[tuple[str, str, str]]) 
 
 
 def _created_since(context: Context, matched: list[tuple[str, str, str]]) -> Iterator[Finding]:
-    plan = context.load_plan()
+    try:
+        plan = context.load_plan()
+    except OSError:
+        return  # a sink that cannot be looked into is a finding of its own
     if plan is None:
         return
     planned = {t.id for t in plan.tables}

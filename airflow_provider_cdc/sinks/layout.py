@@ -20,11 +20,12 @@ from airflow_provider_cdc.core.schema import TableSchema
 
 
 def folder(name: str) -> str:
-    r"""Folder name of a database or table: the name, with ``/ \ % =``, control characters and a leading dot as ``=XX``.
+    r"""Folder name of a database or table: the name, with ``/ \ % =`` and control characters as ``=XX``.
 
-    Percent signs are escaped too, since Delta readers take paths for URLs and decode them.
+    Percent signs are escaped since Delta readers take paths for URLs and decode them; a leading dot, and names that
+    begin like the project's and Delta's own folders, so that they are not taken for those.
     """
-    return re.sub(r"[/\\%=\x00-\x1f\x7f]|^\.", lambda m: f"={ord(m[0]):02X}", name)
+    return re.sub(r"[/\\%=\x00-\x1f\x7f]|^\.|^_(?=cdc|delta_log)", lambda m: f"={ord(m[0]):02X}", name)
 
 
 class Layout:
@@ -91,5 +92,5 @@ def read_json(path: Path) -> Any:
     """JSON value of a file, ``None`` if it does not exist."""
     try:
         return json.loads(path.read_text())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None

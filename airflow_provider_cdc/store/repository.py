@@ -161,8 +161,9 @@ class Store(Database):
             claim = _group(pipeline, generation, group_no).where(
                 GroupRow.state == row.state, GroupRow.attempt == row.attempt
             )
-            values = {"state": "running", "attempt": row.attempt + 1, "started_at": now()}
-            return row.attempt + 1 if _changed(session, claim.values(values)) else 0
+            attempt = max(row.attempt, at_least) + 1
+            values = {"state": "running", "attempt": attempt, "started_at": now()}
+            return attempt if _changed(session, claim.values(values)) else 0
 
     def finish_group(
         self, pipeline: str, generation: int, group_no: int, attempt: int, rows: int, min_lw: Any, max_hw: Any
