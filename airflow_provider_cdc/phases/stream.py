@@ -18,7 +18,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_provider_cdc.core.offset import Offset, Position
 from airflow_provider_cdc.core.plan import Plan
-from airflow_provider_cdc.exceptions import CdcError, NotReadyError
+from airflow_provider_cdc.exceptions import CdcError, NotReadyError, TransientError
 from airflow_provider_cdc.mysql.scanner import check_resume
 from airflow_provider_cdc.mysql.session import connect
 from airflow_provider_cdc.mysql.watermark import status
@@ -189,16 +189,18 @@ def run_on_spark(epoch: Epoch, spark: SparkSession) -> None:
     failure: list[CdcError] = []
 
     def on_batch(frame: Any, _: int) -> None:
-        manifests = [json.loads(row["manifest"]) for row in frame.collect()]
-        with working:
-            if over.is_set() or epoch.stop.is_set() or epoch.reached or failure:
-                return  # the end has been decided: what was read now is read again by the next epoch
-            try:
+        try:
+            manifests = [json.loads(row["manifest"]) for row in frame.collect()]
+            with working:
+                if over.is_set() or epoch.stop.is_set() or epoch.reached or failure:
+                    return  # the end has been decided: what was read now is read again by the next epoch
                 for manifest in manifests:
                     epoch.apply(manifest)
-            except CdcError as error:
-                failure.append(error)
-                raise
+        except Exception as error:
+            failure.append(error if isinstance(error, CdcError) else of_spark(error))
+            # Spark searches the text for words of its own with a regular expression that overflows the stack on a long
+            # one, and the query would then end as if nothing had happened: so it gets a short one.
+            raise RuntimeError("the batch was not applied") from None
 
     if epoch.reached:
         epoch.store.end_stream(epoch.plan.pipeline, epoch.number, "stopped")
@@ -219,6 +221,8 @@ def run_on_spark(epoch: Epoch, spark: SparkSession) -> None:
             failed = query.exception()
             if failure or failed is not None:
                 raise failure[0] if failure else of_spark(failed)  # type: ignore[arg-type]
+            if not epoch.stop.is_set() and not epoch.reached:
+                raise TransientError("the stream ended by itself", "Run again: it goes on where it stopped")
         finally:
             with working:  # a batch that is being applied is finished first
                 over.set()
