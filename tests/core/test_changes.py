@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pyarrow as pa
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_provider_cdc.core.changes import after, apply_changes, last_changes, matched_rows, upserts
@@ -34,6 +34,7 @@ def contents(found: pa.Table) -> dict[tuple[str, int], int]:
     return values
 
 
+@settings(deadline=None)
 @given(rows, changes)
 def test_apply_changes(start: dict[tuple[str, int], int], listed: list[tuple[str, int, int, str]]) -> None:
     expected = dict(start)
@@ -46,12 +47,14 @@ def test_apply_changes(start: dict[tuple[str, int], int], listed: list[tuple[str
     assert contents(apply_changes(begun, table(listed), KEY)) == expected
 
 
+@settings(deadline=None)
 @given(changes)
 def test_last_change_of_each_key_in_order(listed: list[tuple[str, int, int, str]]) -> None:
     last = {(k, n): seq for seq, (k, n, _, _) in enumerate(listed)}
     assert last_changes(table(listed), KEY)[SEQ].to_pylist() == sorted(last.values())
 
 
+@settings(deadline=None)
 @given(changes, changes)
 def test_matched_rows(some: list[tuple[str, int, int, str]], others: list[tuple[str, int, int, str]]) -> None:
     keys = {(k, n) for k, n, _, _ in others}
@@ -59,6 +62,7 @@ def test_matched_rows(some: list[tuple[str, int, int, str]], others: list[tuple[
     assert found.to_pylist() == [(k, n) in keys for k, n, _, _ in some]
 
 
+@settings(deadline=None)
 @given(changes, st.integers(-1, 31))
 def test_after_and_upserts(listed: list[tuple[str, int, int, str]], seq: int) -> None:
     later = after(table(listed), seq)

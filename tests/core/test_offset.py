@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_provider_cdc.core.offset import POSITION_BITS, Lineage, Offset, Position, split_file
@@ -21,6 +21,7 @@ def test_file_numbers_compare_as_numbers() -> None:
     assert max(Position("b.1000000", 4), Position("b.999999", 5)) == Position("b.1000000", 4)
 
 
+@settings(deadline=None)
 @given(positions, positions)
 def test_seq_orders_as_positions_do_and_comes_back(a: Position, b: Position) -> None:
     assert (a < b) == (LINEAGE.seq(a) < LINEAGE.seq(b))
@@ -53,6 +54,7 @@ def test_file_names() -> None:
             split_file(name)
 
 
+@settings(deadline=None)
 @given(positions, st.text(), st.lists(st.text()))
 def test_offsets_survive_json(at: Position, gtids: str, xa: list[str]) -> None:
     offset = Offset("server", at, gtids, tuple(xa))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_provider_cdc.core.offset import Lineage, Offset, Position
@@ -26,6 +26,7 @@ from airflow_provider_cdc.core.schema import Column, TableSchema
 keys = st.integers(-(2**63), 2**64 - 1)
 
 
+@settings(deadline=None)
 @given(keys, st.integers(0, 10_000), st.integers(1, 20_000), st.integers(1, 500))
 def test_an_even_split_covers_each_key_once(low: int, span: int, rows: int, chunk_rows: int) -> None:
     high = low + span
@@ -55,6 +56,7 @@ def chunks(tables: list[int]) -> list[Chunk]:
     return [Chunk(0, t, 0, (i,), (i + 1,), i + 1 == n) for t, n in enumerate(tables) for i in range(n)]
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 60), max_size=40), st.integers(1, 10_000), st.integers(1, 1000))
 def test_groups_and_slices_keep_every_chunk_in_order(tables: list[int], group_rows: int, chunk_rows: int) -> None:
     given_chunks = chunks(tables)

@@ -52,14 +52,16 @@ def _run(arguments: list[str], connection: str, failpoint: str, log: Path, secon
             stderr=output,
             start_new_session=True,
         )
+    code: int | None = None
     try:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return process.wait(seconds or 300)
-        kill_session(process.pid)
-        assert seconds, f"the run has not ended by itself:\n{log.read_text()}"
-        return process.wait()
+            code = process.wait(seconds or 300)
     finally:
-        _assert_none_left(process.pid)
+        if code is None:  # its time is over, or the test was interrupted
+            kill_session(process.pid)
+    assert code is not None or seconds, f"the run has not ended by itself:\n{log.read_text()}"
+    _assert_none_left(process.pid)
+    return process.wait()
 
 
 def _assert_none_left(session: int) -> None:

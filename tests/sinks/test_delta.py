@@ -353,6 +353,7 @@ def test_folder(name: str, expected: str) -> None:
     assert folder(name) == expected
 
 
+@settings(deadline=None)
 @given(st.lists(st.text(st.characters(min_codepoint=1, max_codepoint=0xFFFF, codec="utf-8"), min_size=1), unique=True))
 def test_folders_are_one_path_part_each_and_differ(names: list[str]) -> None:
     found = [folder(name) for name in names]
