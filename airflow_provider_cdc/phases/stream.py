@@ -199,7 +199,7 @@ def run_on_spark(epoch: Epoch, spark: SparkSession) -> None:
         except Exception as error:
             failure.append(error if isinstance(error, CdcError) else of_spark(error))
             # Spark searches the text for words of its own with a regular expression that overflows the stack on a long
-            # one, and the query would then end as if nothing had happened: so it gets a short one.
+            # one (seen when a stream was stopped during a batch), so it gets a short one.
             raise RuntimeError("the batch was not applied") from None
 
     if epoch.reached:
