@@ -119,6 +119,7 @@ class GroupRow(Base):
     """A chunk group, the unit of retry. ``state`` is ``pending``, ``running`` or ``done``; ``attempt`` counts from 1.
 
     ``tables`` is a list of ``[database, table]``. The watermarks are those of the attempt that the sink took.
+    ``holder`` says who reads it while ``heartbeat_at`` is fresh; ``finished_for`` names the task that last finished it.
     """
 
     __tablename__ = "chunk_groups"
@@ -131,6 +132,9 @@ class GroupRow(Base):
     rows: Mapped[int | None]
     min_lw: Mapped[Any | None] = mapped_column(Json)
     max_hw: Mapped[Any | None] = mapped_column(Json)
+    holder: Mapped[str | None] = mapped_column(text(512))
+    heartbeat_at: Mapped[datetime | None]
+    finished_for: Mapped[str | None] = mapped_column(text(512))
     started_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]
 
@@ -175,7 +179,12 @@ class LineageRow(Base):
 
 
 class StreamRow(Base):
-    """One run of a stream. ``state``: ``running``, ``stopped`` or ``failed``; ``desired_state``: ``run``, ``stop``."""
+    """One run of a stream. ``state``: ``running``, ``stopped`` or ``failed``; ``desired_state``: ``run``, ``stop``.
+
+    ``mode`` is ``continuous`` or ``catch_up``; ``log`` the file that the driver writes to; ``ui`` Spark's own page.
+    ``supervisor`` names the task that looked last, at ``supervised_at``. ``stop_by`` names the task that asked for the
+    stop (empty: a person). ``error_kind`` is the class of the error.
+    """
 
     __tablename__ = "streams"
     pipeline: Mapped[str] = mapped_column(primary_key=True)
@@ -189,6 +198,13 @@ class StreamRow(Base):
     heartbeat_at: Mapped[datetime]
     progress_at: Mapped[datetime | None]
     error: Mapped[str | None] = mapped_column(_LONG)
+    error_kind: Mapped[str | None] = mapped_column(text(32))
+    mode: Mapped[str | None] = mapped_column(text(16))
+    log: Mapped[str | None] = mapped_column(_LONG)
+    ui: Mapped[str | None] = mapped_column(text(512))
+    supervisor: Mapped[str | None] = mapped_column(text(512))
+    supervised_at: Mapped[datetime | None]
+    stop_by: Mapped[str | None] = mapped_column(text(512))
 
 
 class BatchRow(Base):

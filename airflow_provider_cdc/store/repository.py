@@ -6,7 +6,7 @@ time is a compare-and-set on (state, attempt). A database that is away is a :cla
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from sqlalchemy import CursorResult, Table, bindparam, case, delete, exc, func, insert, select, update
@@ -242,12 +242,28 @@ class Store(Database):
 
     # Streams
 
-    def new_epoch(self, pipeline: str, at_least: int, host: str, pid: int, pid_started: float) -> int:
+    def new_epoch(
+        self,
+        pipeline: str,
+        at_least: int,
+        host: str,
+        pid: int,
+        pid_started: float,
+        *,
+        mode: str = "continuous",
+        log: str | None = None,
+        ui: str | None = None,
+        refuse: Callable[[StreamRow | None], None] = lambda _: None,
+    ) -> int:
         """Begin a run of the stream. Older runs that were never ended count as failed and are told to stop.
 
         :param at_least: highest epoch found in the sink.
         :param host: host of the driver; ``pid``: its process id.
         :param pid_started: when that process started (seconds): process ids come around again.
+        :param mode: ``continuous`` or ``catch_up``.
+        :param log: file that the driver writes to, if it is not somebody's terminal.
+        :param ui: address of Spark's own page.
+        :param refuse: called with the newest run inside of the transaction; raises if that one is alive.
         :return: an epoch above all others.
         :raises NotReadyError: if the pipeline is not registered.
         """
@@ -257,11 +273,13 @@ class Store(Database):
                 raise NotReadyError(
                     f"pipeline {pipeline} is not in the bookkeeping", "Run `airflow-cdc snapshot` first"
                 )
+            refuse(session.scalars(_newest(pipeline)).first())
             row.epoch = epoch = max(row.epoch, at_least) + 1
             older = update(StreamRow).where(StreamRow.pipeline == pipeline, StreamRow.state == "running")
             error = f"epoch {epoch} has taken over"
             _changed(session, older.values(state="failed", desired_state="stop", error=error))
             run = StreamRow(pipeline=pipeline, epoch=epoch, host=host, pid=pid, pid_started=pid_started)
+            run.mode, run.log, run.ui = mode, log, ui
             run.started_at = run.heartbeat_at = now()
             session.add(run)
             return epoch
@@ -278,26 +296,40 @@ class Store(Database):
             row = session.get(StreamRow, (pipeline, epoch))
             return row.desired_state if row else "run"  # a bookkeeping that was lost does not stop a stream
 
-    def request_stop(self, pipeline: str) -> int | None:
+    def supervise(self, pipeline: str, epoch: int, supervisor: str) -> None:
+        """Say that a task looks after the stream.
+
+        :param supervisor: the task, as people know it.
+        """
+        with self._write() as session:
+            _changed(session, _stream(pipeline, epoch).values(supervisor=supervisor, supervised_at=now()))
+
+    def request_stop(self, pipeline: str, epoch: int | None = None, by: str | None = None) -> int | None:
         """Ask the running stream to end.
 
-        :return: its epoch, or ``None`` if none is running.
+        :param epoch: only if this one is running; any when ``None``.
+        :param by: the task that asks; ``None`` for a person, who is never overruled by a task.
+        :return: its epoch, or ``None`` if none (or another) is running.
         """
         with self._write() as session:
             row: StreamRow | None = session.scalars(_newest(pipeline).where(StreamRow.state == "running")).first()
-            if row is None:
+            if row is None or epoch not in (None, row.epoch):
                 return None
-            row.desired_state = "stop"
+            if row.desired_state != "stop" or by is None:
+                row.desired_state, row.stop_by = "stop", by
             return row.epoch
 
-    def end_stream(self, pipeline: str, epoch: int, state: str, error: str | None = None) -> None:
+    def end_stream(
+        self, pipeline: str, epoch: int, state: str, error: str | None = None, error_kind: str | None = None
+    ) -> None:
         """Record the end of a run.
 
         :param state: ``stopped`` or ``failed``.
         :param error: why it failed; holds no secret.
+        :param error_kind: class of the error.
         """
         with self._write() as session:
-            _changed(session, _stream(pipeline, epoch).values(state=state, error=clean(error)))
+            _changed(session, _stream(pipeline, epoch).values(state=state, error=clean(error), error_kind=error_kind))
 
     def current_stream(self, pipeline: str) -> StreamRow | None:
         """The newest run, in whatever state, or ``None``."""
