@@ -1,3 +1,57 @@
 """Change data capture from MySQL into a lakehouse, with Airflow and Spark."""
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from airflow_provider_cdc.operators.cdc import (
+        CdcPlanChunksOperator,
+        CdcPreflightOperator,
+        CdcSnapshotOperator,
+        CdcStreamOperator,
+        CdcVerifyOperator,
+    )
+    from airflow_provider_cdc.pipeline import Pipeline, Sink, Snapshot, Source, Spark, State, Stream
+    from airflow_provider_cdc.sensors.cdc import CdcSnapshotSensor
+    from airflow_provider_cdc.task_group import cdc_pipeline
+
 __version__ = "0.1.0"
+
+#: Where each public name lives. Nothing is imported before it is used: Airflow parses DAG files all the time.
+_HOMES = {
+    "pipeline": ("Pipeline", "Source", "Snapshot", "Stream", "Sink", "State", "Spark"),
+    "operators.cdc": (
+        "CdcPreflightOperator",
+        "CdcPlanChunksOperator",
+        "CdcSnapshotOperator",
+        "CdcStreamOperator",
+        "CdcVerifyOperator",
+    ),
+    "sensors.cdc": ("CdcSnapshotSensor",),
+    "task_group": ("cdc_pipeline",),
+}
+__all__ = [
+    "CdcPlanChunksOperator",
+    "CdcPreflightOperator",
+    "CdcSnapshotOperator",
+    "CdcSnapshotSensor",
+    "CdcStreamOperator",
+    "CdcVerifyOperator",
+    "Pipeline",
+    "Sink",
+    "Snapshot",
+    "Source",
+    "Spark",
+    "State",
+    "Stream",
+    "cdc_pipeline",
+]
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

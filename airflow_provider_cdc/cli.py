@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 import traceback
 from collections.abc import Iterator
@@ -162,8 +161,15 @@ def status(path: str, as_json: bool) -> None:
                 f"  stream: epoch {flow['epoch']} {flow['state']}, {flow['batches']} batches, "
                 f"{flow['changes']} changes, lag p50 {flow['lag_p50_seconds']} s, p95 {flow['lag_p95_seconds']} s"
             )
+            if flow["supervisor"]:
+                click.echo(f"    looked after by {flow['supervisor']}, {flow['supervised_seconds_ago']} s ago")
+            elif flow["log"] and flow["state"] == "running":
+                click.echo("    nobody looks after it")
             if flow["error"]:
                 click.echo(f"    {flow['error']}")
+            if flow["state"] in ("failed", "lost"):
+                for line in flow["log_tail"]:
+                    click.echo(f"    | {line}")
         if offset:
             click.echo(f"  offset: {offset['file']}:{offset['position']} on {offset['server']}")
 
@@ -206,14 +212,9 @@ def _snapshot(context: Context, store: Store, spark: SparkSession) -> None:
 
 
 def _stream(context: Context, store: Store, spark: SparkSession, catch_up: bool) -> None:
-    from airflow_provider_cdc.phases.stream import begin, run_on_spark
+    from airflow_provider_cdc.driver import follow
 
-    epoch = begin(context, store, catch_up=catch_up or context.pipeline.stream.mode == "catch_up")
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: epoch.stop.set())
-    context.reporter.line(f"stream epoch {epoch.number} begins at {epoch.start.at}")
-    run_on_spark(epoch, spark)
-    context.reporter.line(f"stream epoch {epoch.number} ended at {epoch.applier.at.at}")
+    follow(context, store, spark, catch_up=catch_up or context.pipeline.stream.mode == "catch_up")
 
 
 def _plan_json(context: Context, plan: Plan, written: bool) -> dict[str, Any]:
@@ -265,7 +266,7 @@ def _context(path: str, quiet: bool = False) -> Iterator[Context]:
 def _work(path: str, need_snapshot: bool = False) -> Iterator[tuple[Context, Store, SparkSession]]:
     """Preflight, bookkeeping and Spark for the commands that change something."""
     from airflow_provider_cdc.phases.preflight import require
-    from airflow_provider_cdc.phases.stream import refuse_second
+    from airflow_provider_cdc.phases.stream import refuse
     from airflow_provider_cdc.spark.session import start
 
     with _context(path) as context:
@@ -275,8 +276,8 @@ def _work(path: str, need_snapshot: bool = False) -> Iterator[tuple[Context, Sto
             context.need_plan()
         store = context.store()
         try:
-            refuse_second(store, context.pipeline.name)
-            spark = start(context.pipeline.name, context.pipeline.spark.master)
+            refuse(store.current_stream(context.pipeline.name))
+            spark = start(context.pipeline.name, *context.spark)
             try:
                 yield context, store, spark
             finally:

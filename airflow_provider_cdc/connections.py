@@ -6,6 +6,7 @@ content ever appears in a message: a mistyped address may show a part of the pas
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import os
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, quote, quote_plus, unquote, urlsplit
 
+from airflow_provider_cdc.core.spark_conf import check_master
 from airflow_provider_cdc.exceptions import NotReadyError
 
 if TYPE_CHECKING:
@@ -30,6 +32,13 @@ _IGNORED = ("charset", "client", "cursor", "local_infile", "use_unicode")
 _MYSQL_EXTRA = (*_PATHS, *_FLAGS, "ssl_key_password", "ssl")
 _POSTGRES_EXTRA = ("sslmode", "sslrootcert", "sslcert", "sslkey", "connect_timeout", "application_name", "options")
 _POSTGRES_DRIVERS = ("psycopg", "psycopg2")
+# Types under which Airflow keeps a Spark master: of a form filled in, or the scheme of an address.
+_SPARK_TYPES = ("spark", "yarn", "k8s", "local")
+# Of no meaning in client mode.
+_SPARK_IGNORED = ("rest-scheme", "rest-port")
+_SPARK_EXTRA = ("queue", "namespace", "deploy-mode", "spark-binary", *_SPARK_IGNORED)
+# Connections, variables, settings (database address and keys among them), the context of the task, start-up messages.
+_OF_AIRFLOW = re.compile(r"_*AIRFLOW_(?!HOME$)")
 
 
 @dataclass(frozen=True)
@@ -63,6 +72,25 @@ class Connection:
             found.append(ssl.get("password"))
         return tuple(str(secret) for secret in found if secret)
 
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, **with the secrets**: to hand to another process on its standard input, never to keep."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Connection:
+        """Make a connection of plain values: :meth:`to_json`'s, or those of Airflow's JSON form and its ``conn_id``.
+
+        :raises ValueError, TypeError, LookupError: if it is none; the message may hold a secret.
+        """
+        extra = value.get("extra") or {}
+        if isinstance(extra, str):
+            extra = json.loads(extra)
+        texts = {key: value.get(key) for key in ("host", "login", "password", "schema")}
+        if not isinstance(extra, dict) or not all(v is None or isinstance(v, str) for v in texts.values()):
+            raise TypeError
+        port = int(value["port"]) if value.get("port") not in (None, "") else None
+        return cls(value["conn_id"], _conn_type(value["conn_type"]), port=port, extra=extra, **texts)
+
 
 def variable(conn_id: str) -> str:
     """Name of the environment variable that holds a connection."""
@@ -83,7 +111,9 @@ def resolve(conn_id: str) -> Connection:
             f"Set the environment variable {name}, for example to mysql://user:password@host:3306/",
         )
     try:
-        return _from_json(conn_id, text) if text.startswith("{") else _from_uri(conn_id, text)
+        if text.startswith("{"):
+            return Connection.from_json({**json.loads(text), "conn_id": conn_id})
+        return _from_uri(conn_id, text)
     except (ValueError, TypeError, LookupError):
         # Not chained and not quoted: the text holds the password.
         raise NotReadyError(
@@ -99,23 +129,15 @@ def _conn_type(value: str) -> str:
     return "postgres" if kind == "postgresql" else kind
 
 
-def _from_json(conn_id: str, text: str) -> Connection:
-    value = json.loads(text)
-    extra = value.get("extra") or {}
-    if isinstance(extra, str):
-        extra = json.loads(extra)
-    texts = {key: value.get(key) for key in ("host", "login", "password", "schema")}
-    if not isinstance(extra, dict) or not all(v is None or isinstance(v, str) for v in texts.values()):
-        raise TypeError
-    port = int(value["port"]) if value.get("port") not in (None, "") else None
-    return Connection(conn_id, _conn_type(value["conn_type"]), port=port, extra=extra, **texts)
-
-
 def _from_uri(conn_id: str, text: str) -> Connection:
     # The scheme of a URL may hold no underscore, but Airflow reads cdc_mysql:// and cdc-mysql:// alike.
     kind, separator, rest = text.partition("://")
     if not separator:
         raise ValueError
+    # An address within the address, such as k8s://https://host:443: the inner scheme belongs to the host.
+    protocol = ""
+    if inner := re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", rest):
+        protocol, rest = inner[0], rest[inner.end() :]
     parts = urlsplit("//" + rest)
     if parts.fragment or ("@" in rest and "@" not in parts.netloc):  # '#', '/' or '?' in the password, not encoded
         raise ValueError
@@ -131,7 +153,7 @@ def _from_uri(conn_id: str, text: str) -> Connection:
     return Connection(
         conn_id,
         _conn_type(kind),
-        host=unquote(host) or None,
+        host=(protocol + unquote(host)) if host else None,
         login=unquote(parts.username) if parts.username is not None else None,
         password=unquote(parts.password) if parts.password is not None else None,
         port=parts.port,
@@ -179,7 +201,7 @@ def _mysql_extra(conn: Connection) -> dict[str, Any]:
     _refuse_unknown(conn, (*_MYSQL_EXTRA, *_IGNORED))
     args: dict[str, Any] = {key: str(conn.extra[key]) for key in (*_PATHS, "ssl_key_password") if conn.extra.get(key)}
     for key in _FLAGS:
-        if (value := conn.extra.get(key)) is not None:
+        if (value := conn.extra.get(key)) not in (None, ""):  # a form leaves what is not filled in empty
             args[key] = str(value).lower() in ("true", "1", "yes", "on")
     if args.get("ssl_ca"):
         args.setdefault("ssl_verify_cert", True)
@@ -242,14 +264,60 @@ def database_url(conn: Connection) -> URL:
     return URL.create(drivername, conn.login, conn.password, conn.host or "127.0.0.1", port, conn.schema, query)
 
 
+def spark_settings(conn: Connection) -> tuple[str, dict[str, str]]:
+    """Master and settings of a Spark connection, read as the hook of Airflow's Spark provider reads it.
+
+    Extras: ``queue`` (of YARN), ``namespace`` (of Kubernetes). What only cluster mode knows, and names of programs
+    that are the default, are passed over; anything else is refused.
+
+    :param conn: connection of type spark, or one whose type is the scheme of the master: yarn, k8s or local.
+    :returns: the master, and settings (name -> text).
+    :raises NotReadyError: for another type or master, or an extra that would be lost.
+    """
+    what = f"connection {conn.conn_id}"
+    if conn.conn_type not in _SPARK_TYPES:
+        raise NotReadyError(f"{what} is of type {conn.conn_type}", f"It must be one of {', '.join(_SPARK_TYPES)}")
+    for key in ("keytab", "principal"):
+        if conn.extra.get(key):
+            raise NotReadyError(
+                f"{what}: extra {key!r} is not supported", "Give the driver's user a Kerberos ticket (kinit) instead"
+            )
+    if conn.login or conn.password:
+        raise NotReadyError(f"{what} has a login or password, which no Spark master asks for", "Remove them")
+    extra = {key: value for key, value in conn.extra.items() if value not in (None, "")}
+    _refuse_unknown(dataclasses.replace(conn, extra=extra), _SPARK_EXTRA)
+    if extra.get("deploy-mode", "client") != "client":
+        raise NotReadyError(
+            f"{what}: extra 'deploy-mode' is not client",
+            "Use client: the driver is handed its passwords on standard input, which a driver in the cluster lacks",
+        )
+    if extra.get("spark-binary", "spark-submit") != "spark-submit":
+        raise NotReadyError(f"{what}: extra 'spark-binary' is not supported", "Leave it out: pyspark starts its own")
+    if conn.conn_type == "spark" and conn.host and ("://" in conn.host or not conn.port):
+        master = conn.host
+    else:
+        master = f"{conn.conn_type}://{conn.host or ''}"
+    if conn.port:
+        master = f"{master}:{conn.port}"
+    if master in ("yarn://", "local://"):  # addresses without a host: the hook keeps the slashes, Spark takes none
+        master = conn.conn_type
+    conf = {"spark.yarn.queue": extra.get("queue"), "spark.kubernetes.namespace": extra.get("namespace")}
+    return check_master(f"the master of {what}", master), {k: str(v) for k, v in conf.items() if v}
+
+
+def clean_environment() -> dict[str, str]:
+    """A copy of the environment without what Airflow keeps there: for processes that need none of its secrets."""
+    return {name: value for name, value in os.environ.items() if not _OF_AIRFLOW.match(name)}
+
+
 def strip_environment() -> tuple[str, ...]:
-    """Remove everything that Airflow keeps in the environment (connections, variables, settings) from this process.
+    """Remove everything that Airflow keeps in the environment from this process; ``AIRFLOW_HOME`` stays.
 
     Called before a JVM starts, so that it and all its children inherit no secret.
 
     :return: names of the variables that were removed.
     """
-    names = tuple(name for name in os.environ if name.startswith(("AIRFLOW_CONN_", "AIRFLOW_VAR_", "AIRFLOW__")))
+    names = tuple(name for name in os.environ if _OF_AIRFLOW.match(name))
     for name in names:
         del os.environ[name]
     return names

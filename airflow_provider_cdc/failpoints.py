@@ -7,9 +7,9 @@ that reaches the place: the command, the JVM, the Spark workers. Without the var
 from __future__ import annotations
 
 import os
-import signal
 from collections import Counter
-from pathlib import Path
+
+from airflow_provider_cdc.processes import kill_session
 
 #: Every failpoint there is; the tests walk through this list.
 NAMES = (
@@ -29,6 +29,8 @@ NAMES = (
     "progress.before_commit",
     "progress.after_commit",
 )
+#: Those that only a group that is read again comes by.
+REREAD = ("reread.after_stage", "reread.before_commit", "reread.after_commit")
 VARIABLE = "CDC_FAILPOINT"
 _hits: Counter[str] = Counter()
 
@@ -36,7 +38,7 @@ _hits: Counter[str] = Counter()
 def hit(name: str) -> None:
     """Die here if the failpoint is armed.
 
-    :param name: one of :data:`NAMES`.
+    :param name: one of :data:`NAMES` or :data:`REREAD`.
     """
     armed = os.environ.get(VARIABLE)
     if not armed:
@@ -45,17 +47,4 @@ def hit(name: str) -> None:
     if wanted == name:
         _hits[name] += 1
         if _hits[name] == int(count or 1):
-            _kill_session()
-
-
-def _kill_session() -> None:
-    session = os.getsid(0)
-    # Spark's Python daemon makes process groups of its own, so the group is not enough; the session holds them all.
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                if os.getsid(int(entry.name)) == session:
-                    os.kill(int(entry.name), signal.SIGKILL)
-            except OSError:
-                continue
-    os.kill(os.getpid(), signal.SIGKILL)
+            kill_session(os.getsid(0))

@@ -21,6 +21,8 @@ from typing import Any, NoReturn
 
 import yaml
 
+from airflow_provider_cdc.core.spark_conf import check_conf, check_master
+from airflow_provider_cdc.core.strict_yaml import parse
 from airflow_provider_cdc.exceptions import NotReadyError
 
 #: Highest value of ``source.server_id``: the slots of a pipeline follow it and must stay below 2^32.
@@ -31,7 +33,6 @@ MAX_SLOT = 1000
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 _CONN_ID = re.compile(r"[A-Za-z0-9_.\-]{1,250}")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*):/")
-_LOCAL_MASTER = re.compile(r"local(\[([1-9][0-9]{0,3}|\*)\])?")
 # A derived server id is far above the small numbers people give to their own servers.
 _FIRST_DERIVED_ID, _ID_STRIDE = 2**20, 1024
 _UUIDS = uuid.uuid5(uuid.NAMESPACE_URL, "airflow-provider-cdc")
@@ -229,25 +230,26 @@ class State:
 
 @dataclass(frozen=True)
 class Spark:
-    """Where Spark runs.
+    """Where Spark runs, and how.
 
-    :param conn_id: not supported yet, always ``None``.
-    :param master: ``local``, ``local[N]`` or ``local[*]``.
+    :param conn_id: Airflow connection of a Spark master; instead of ``master``.
+    :param master: address of a Spark master; ``local[2]`` if there is no ``conn_id`` either.
+    :param conf: further Spark settings; they win over those of the connection.
     """
 
     conn_id: str | None = None
-    master: str = "local[2]"
+    master: str | None = None
+    conf: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         if self.conn_id is not None:
             _conn_id("spark.conn_id", self.conn_id)
-            _unbuilt("spark.conn_id", self.conn_id, "Use spark.master instead, such as local[2]")
-        if not isinstance(self.master, str) or not self.master:
-            _bad("spark.master", self.master, "local, local[N] or local[*]")
-        if not _LOCAL_MASTER.fullmatch(self.master):
-            if self.master.startswith("local"):
-                _bad("spark.master", self.master, "local, local[N] or local[*]")
-            _unbuilt("spark.master", self.master, "Use local, local[N] or local[*]")
+            if self.master is not None:
+                raise NotReadyError("spark.conn_id and spark.master are both set", "Leave one of them out")
+        else:
+            master = "local[2]" if self.master is None else self.master
+            object.__setattr__(self, "master", check_master("spark.master", master))
+        object.__setattr__(self, "conf", check_conf("spark.conf", {} if self.conf is None else self.conf))
 
 
 _SECTIONS: dict[str, type[Any]] = {
@@ -291,14 +293,21 @@ class Pipeline:
             raise NotReadyError(f"cannot read {path}: {error.strerror}", "Give the pipeline's YAML file") from None
         except UnicodeDecodeError:
             raise NotReadyError(f"{path} is not a UTF-8 text", "Give the pipeline's YAML file") from None
+        return cls.from_yaml(text, str(path))
+
+    @classmethod
+    def from_yaml(cls, text: str, name: str = "pipeline") -> Pipeline:
+        """Read a pipeline from YAML text; :meth:`to_yaml` writes it.
+
+        :param text: the YAML.
+        :param name: what messages call it.
+        :raises NotReadyError: if it is not YAML, or holds a value that is not usable.
+        """
+        value = parse(text, name)
         try:
-            return cls.from_dict(yaml.load(text, Loader=_Loader))
-        except yaml.YAMLError as error:
-            raise NotReadyError(f"{path}: {_yaml_problem(error)}", "Correct the YAML at this place") from None
-        except RecursionError:
-            raise NotReadyError(f"{path} is nested too deeply", "Give the pipeline's YAML file") from None
+            return cls.from_dict(value)
         except NotReadyError as error:
-            raise NotReadyError(f"{path}: {error.message}", error.remedy) from None
+            raise NotReadyError(f"{name}: {error.message}", error.remedy) from None
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> Pipeline:
@@ -329,7 +338,7 @@ class Pipeline:
         return value
 
     def to_yaml(self) -> str:
-        """YAML text; :meth:`load` reads it back. It holds no secret: connections are named only."""
+        """YAML text; :meth:`from_yaml` reads it back. It holds no secret: connections are named only."""
         return yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True)
 
     def captures(self, database: str, table: str) -> bool:
@@ -378,24 +387,3 @@ def _check_keys(prefix: str, value: Mapping[Any, Any], section: type[Any]) -> No
         required = spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING
         if required and value.get(key) is None and (prefix or key == "name"):
             raise NotReadyError(f"{prefix}{key} is missing", "It has no default; docs/pipeline.md describes every key")
-
-
-class _Loader(yaml.SafeLoader):
-    """The safe loader, which also refuses a key that is given twice (YAML itself would take the last one)."""
-
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        node = super().compose_mapping_node(anchor)
-        seen: set[str] = set()
-        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-            if key.value in seen:
-                problem = f"key {key.value} is given twice"
-                raise yaml.composer.ComposerError(None, None, problem, key.start_mark)
-            seen.add(key.value)
-        return node
-
-
-def _yaml_problem(error: yaml.YAMLError) -> str:
-    mark = getattr(error, "problem_mark", None)
-    words = [getattr(error, "context", None), getattr(error, "problem", None)]
-    problem = " ".join(" ".join(filter(None, words)).split())[:200] or " ".join(str(error).split())[:200]
-    return f"line {mark.line + 1}, column {mark.column + 1}: {problem}" if mark else problem

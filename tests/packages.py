@@ -1,6 +1,7 @@
 """Where a MySQL for the tests comes from: a URL, Docker, or the distribution's newest packages unpacked in the cache.
 
-The packages come from the system's own mirror, checked with the system's own key, but from a newer suite.
+The packages come from the system's own mirror, checked with the system's own key, but from a newer suite. PostgreSQL,
+where none is installed, is unpacked in the same way, from the system's own suite.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 import tempfile
 import unittest
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 IMAGE = "mysql:9"
@@ -26,8 +28,42 @@ OTHER_WAYS = (
 NEWEST_SUITE = {"debian": "sid", "ubuntu": "devel"}
 
 
+@dataclass(frozen=True)
+class Packages:
+    """A server that is unpacked and not installed.
+
+    :param key: name of its folder in the cache.
+    :param install: what apt is asked for.
+    :param leave_out: packages that it depends on and can do without, or that must be the system's own: a pattern.
+    :param newest: from the distribution's newest suite, not from the system's own.
+    """
+
+    key: str
+    title: str
+    megabytes: int
+    install: tuple[str, ...]
+    newest: bool
+    leave_out: str = ""
+    other_ways: str = ""
+
+
+MYSQL = Packages(
+    "mysql-packages", "MySQL", 80, ("mysql-server-core", "mysql-client-core", "mysql-server"), True, "", OTHER_WAYS
+)
+# Of the system's own suite, so that the system's loader and C library serve; the compiler of queries is not used.
+POSTGRES = Packages(
+    "postgres-packages",
+    "PostgreSQL",
+    70,
+    ("postgresql",),
+    False,
+    "libc6|libc-bin|libllvm.*|perl.*|libperl.*|debconf|dpkg|tar",
+    "Another way: install PostgreSQL (Debian, Ubuntu: apt-get install postgresql), or put its initdb into PATH.",
+)
+
+
 class ServerUnavailable(Exception):
-    """No MySQL server can be had on this machine, or one did not start; the message says why and what to do."""
+    """No server can be had on this machine, or one did not start; the message says why and what to do."""
 
 
 class NotOurs(ServerUnavailable, unittest.SkipTest):
@@ -78,29 +114,30 @@ def locked(name: str) -> Iterator[None]:
         yield
 
 
-def unpacked_packages() -> Path:
-    """Return the folder with MySQL's files, downloading and unpacking them the first time (about 15 s, 80 MB).
+def unpacked_packages(packages: Packages = MYSQL) -> Path:
+    """Return the folder with a server's files, downloading and unpacking them the first time (about 15 s).
 
     :raise ServerUnavailable: when this system has no apt or no usable package source.
     """
-    root = cache_folder() / "mysql-packages" / "root"
-    with locked("mysql-packages"):
+    root = cache_folder() / packages.key / "root"
+    with locked(packages.key):
         if root.is_dir():
             return root
         root.parent.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory(dir=root.parent, prefix="fetch-") as work:
-            print("Fetching the MySQL server (once, about 80 MB) ...", file=sys.stderr, flush=True)
-            _download_and_unpack(Path(work))
+            size = f"(once, about {packages.megabytes} MB)"
+            print(f"Fetching the {packages.title} server {size} ...", file=sys.stderr, flush=True)
+            _download_and_unpack(Path(work), packages)
             (Path(work) / "root").rename(root)
     return root
 
 
-def _download_and_unpack(work: Path) -> None:
+def _download_and_unpack(work: Path, packages: Packages) -> None:
     """Unpack the server's packages into ``work/root`` with apt's own resolver and signatures, all state in `work`."""
     for folder in ("lists/partial", "cache/archives/partial", "root"):
         (work / folder).mkdir(parents=True)
     (work / "status").touch()
-    (work / "sources.list").write_text(newest_suite_source())
+    (work / "sources.list").write_text(package_source(packages))
     options = {
         "Dir::Etc::sourcelist": work / "sources.list",
         "Dir::Etc::sourceparts": "/dev/null",
@@ -116,17 +153,18 @@ def _download_and_unpack(work: Path) -> None:
         "Acquire::Retries": "3",
     }
     apt = ["apt-get", "-q"] + [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
-    packages = ["mysql-server-core", "mysql-client-core", "mysql-server"]
     try:
-        for command in (["update"], ["install", "-y", "--download-only", *packages]):
+        for command in (["update"], ["install", "-y", "--download-only", *packages.install]):
             subprocess.run(
                 [*apt, *command], check=True, capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"}
             )
         for package in sorted((work / "cache/archives").glob("*.deb")):
-            subprocess.run(["dpkg-deb", "-x", package, work / "root"], check=True, capture_output=True, text=True)
+            if not re.fullmatch(packages.leave_out, package.name.split("_")[0]):
+                subprocess.run(["dpkg-deb", "-x", package, work / "root"], check=True, capture_output=True, text=True)
     except subprocess.CalledProcessError as error:
         tail = "\n".join((error.stdout + error.stderr).splitlines()[-8:])
-        raise ServerUnavailable(f"The MySQL packages could not be fetched:\n{tail}\n{OTHER_WAYS}") from None
+        message = f"The {packages.title} packages could not be fetched:\n{tail}\n{packages.other_ways}"
+        raise ServerUnavailable(message) from None
 
 
 def newest_suite_source(etc: Path = Path("/etc")) -> str:
@@ -135,21 +173,25 @@ def newest_suite_source(etc: Path = Path("/etc")) -> str:
     :param etc: where ``os-release`` and ``apt`` lie.
     :raise ServerUnavailable: on another system, or where no source of the distribution itself is configured.
     """
+    return package_source(MYSQL, etc)
+
+
+def package_source(packages: Packages, etc: Path = Path("/etc")) -> str:
+    """Return the line for these packages: of the newest suite, or of the system's own; else as above."""
     release = etc / "os-release"
     pairs = re.findall(r'^(\w+)="?([^"\n]*)"?$', release.read_text() if release.exists() else "", re.M)
     system = dict(pairs)
     name, codename = system.get("ID", ""), system.get("VERSION_CODENAME", "sid")
+    none, other_ways = f"No {packages.title} server", packages.other_ways
     if name not in NEWEST_SUITE:
-        raise ServerUnavailable(
-            f"No MySQL server: this system ({name or 'unknown'}) is not Debian or Ubuntu.\n{OTHER_WAYS}"
-        )
+        raise ServerUnavailable(f"{none}: this system ({name or 'unknown'}) is not Debian or Ubuntu.\n{other_ways}")
     for uri, suites, components, key in _sources(etc / "apt"):
         of_distribution = f"{name}-archive-keyring" in key or uri.rstrip("/").rsplit("/", 1)[-1] == name
         if of_distribution and "main" in components and codename in suites:
             key = key or f"/usr/share/keyrings/{name}-archive-keyring.gpg"
             options = f"[signed-by={key}] " if Path(key).exists() else ""
-            return f"deb {options}{uri} {NEWEST_SUITE[name]} main\n"
-    raise ServerUnavailable(f"No MySQL server: no package source of {name} {codename} in {etc}/apt.\n{OTHER_WAYS}")
+            return f"deb {options}{uri} {NEWEST_SUITE[name] if packages.newest else codename} main\n"
+    raise ServerUnavailable(f"{none}: no package source of {name} {codename} in {etc}/apt.\n{other_ways}")
 
 
 def _sources(apt: Path) -> list[tuple[str, list[str], list[str], str]]:

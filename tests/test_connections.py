@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 
 from airflow_provider_cdc.connections import (
     Connection,
+    clean_environment,
     database_url,
     mysql_args,
     resolve,
     scrub,
+    spark_settings,
     strip_environment,
     variable,
 )
@@ -54,6 +56,10 @@ def test_address(define: Any) -> None:
         ("cdc_mysql://h", Connection("my_db", "cdc_mysql", host="h")),
         ("postgresql://u:p@h:1/d", Connection("my_db", "postgres", "h", "u", "p", 1, "d")),
         ("mysql://u:p@[::1]:3306/", Connection("my_db", "mysql", "::1", "u", "p", 3306)),
+        ("spark://h:7077", Connection("my_db", "spark", "h", port=7077)),
+        ("k8s://https://h:6443/?namespace=n",
+         Connection("my_db", "k8s", "https://h", port=6443, extra={"namespace": "n"})),
+        ("spark://spark%3A%2F%2Fh%3A1%2Ci%3A2", Connection("my_db", "spark", "spark://h:1,i:2")),
         ("mysql://h/?__extra__=%7B%22ssl%22%3A+%7B%22ca%22%3A+%22x%22%7D%7D",
          Connection("my_db", "mysql", host="h", extra={"ssl": {"ca": "x"}})),
         ("sqlite:////data/State.db", Connection("my_db", "sqlite", schema="/data/State.db")),
@@ -120,6 +126,13 @@ def test_repr_shows_no_secret() -> None:
     assert hash(conn)
 
 
+def test_json_for_another_process() -> None:
+    extra = {"ssl": {"ca": "/x"}, "ssl_disabled": False}
+    conn = Connection("my id", "mysql", "h", "u", PASSWORD, 3307, "shop", extra)
+    assert Connection.from_json(json.loads(json.dumps(conn.to_json()))) == conn
+    assert Connection.from_json(Connection("c", "sqlite").to_json()) == Connection("c", "sqlite")
+
+
 def test_mysql_args() -> None:
     assert mysql_args(Connection("c", "mysql")) == {
         "host": "127.0.0.1",
@@ -156,6 +169,90 @@ def test_mysql_args_refuses_what_it_would_lose() -> None:
         mysql_args(Connection("c", "mysql", extra={"ssl": "yes"}))
 
 
+def test_what_a_form_leaves_empty_is_not_said() -> None:
+    extra = {"ssl_ca": "/ca", "ssl_cert": "", "ssl_key": None, "ssl_verify_cert": None, "ssl_disabled": ""}
+    args = mysql_args(Connection("c", "cdc_mysql", extra=extra))
+    assert {k: v for k, v in args.items() if k.startswith("ssl")} == {"ssl_ca": "/ca", "ssl_verify_cert": True}
+
+
+SPARK = [
+    (Connection("c", "spark", "yarn", extra={"queue": "root.default"}), "yarn", {"spark.yarn.queue": "root.default"}),
+    (Connection("c", "spark", "spark://h1:7077,h2:7077"), "spark://h1:7077,h2:7077", {}),
+    (Connection("c", "spark", "spark://h", port=7077), "spark://h:7077", {}),
+    (Connection("c", "spark", "h", port=7077), "spark://h:7077", {}),
+    (Connection("c", "spark", "local[*]"), "local[*]", {}),
+    (Connection("c", "local"), "local", {}),
+    (Connection("c", "yarn"), "yarn", {}),
+    (
+        Connection("c", "spark", "k8s://https://h", port=443, extra={"namespace": "n"}),
+        "k8s://https://h:443",
+        {"spark.kubernetes.namespace": "n"},
+    ),
+    (Connection("c", "k8s", "https://h", port=6443), "k8s://https://h:6443", {}),
+    # As Airflow's form leaves it.
+    (
+        Connection(
+            "c", "spark", "local", extra={"deploy-mode": "client", "spark-binary": "spark-submit", "queue": None}
+        ),
+        "local",
+        {},
+    ),
+    (Connection("c", "spark", "local", extra={"keytab": "", "rest-port": 6066}), "local", {}),
+]
+
+
+@pytest.mark.parametrize(("conn", "master", "conf"), SPARK, ids=lambda v: v if isinstance(v, str) else "")
+def test_spark_connections(conn: Connection, master: str, conf: dict[str, str]) -> None:
+    assert spark_settings(conn) == (master, conf)
+
+
+def test_spark_connections_are_read_as_the_spark_provider_reads_them() -> None:
+    """The same master for each, but where Spark itself would refuse the provider's."""
+    hooks = pytest.importorskip("airflow.providers.apache.spark.hooks.spark_submit")
+    sdk = pytest.importorskip("airflow.sdk")
+    for conn, master, _ in SPARK:
+        theirs = sdk.Connection(
+            conn_id="c", conn_type=conn.conn_type, host=conn.host, port=conn.port, extra=json.dumps(dict(conn.extra))
+        )
+
+        class Hook(hooks.SparkSubmitHook):  # type: ignore[misc, name-defined]
+            get_connection = classmethod(lambda cls, conn_id, found=theirs: found)
+
+            def __init__(self) -> None:
+                self._conn_id = "c"
+                self._principal = self._keytab = self._yarn_queue = self._deploy_mode = self.spark_binary = None
+                self._conf: dict[str, str] = {}
+
+        found = Hook()._resolve_connection()
+        assert {"yarn://": "yarn", "local://": "local"}.get(found["master"], found["master"]) == master
+
+
+@pytest.mark.parametrize(
+    ("conn", "words"),
+    [
+        (Connection("c", "mysql", "h"), "connection c is of type mysql. It must be one of spark, yarn, k8s, local"),
+        (Connection("c", "spark"), "the master of connection c is 'spark://'. It must be local, local[N]"),
+        (Connection("c", "spark", "h"), "the master of connection c is 'h'"),
+        (Connection("c", "spark", "mesos://h:5050"), "'mesos://h:5050'"),
+        (Connection("c", "spark", "spark://u:hunter2@h:1"), "the master of connection c is not the address"),
+        (
+            Connection("c", "spark", "yarn", extra={"deploy-mode": "cluster"}),
+            "extra 'deploy-mode' is not client. Use client: the driver is handed its passwords on standard input",
+        ),
+        (Connection("c", "spark", "yarn", extra={"keytab": "hunter2"}), "extra 'keytab' is not supported"),
+        (Connection("c", "spark", "yarn", extra={"principal": "p"}), "extra 'principal' is not supported"),
+        (Connection("c", "spark", "yarn", extra={"spark-binary": "spark3-submit"}), "'spark-binary' is not supported"),
+        (Connection("c", "spark", "yarn", extra={"spark-home": "/x"}), "extra 'spark-home' is not known"),
+        (Connection("c", "spark", "yarn", password="hunter2"), "has a login or password"),
+    ],
+)
+def test_spark_connections_that_are_refused(conn: Connection, words: str) -> None:
+    with pytest.raises(NotReadyError) as error:
+        spark_settings(conn)
+    assert words in str(error.value)
+    assert "hunter2" not in str(error.value)
+
+
 def test_database_urls(define: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert database_url(define("sqlite:////data/state.db")).database == "/data/state.db"
     assert database_url(Connection("c", "sqlite", host="/data/x.db")).render_as_string() == "sqlite:////data/x.db"
@@ -182,9 +279,18 @@ def test_strip_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("AIRFLOW")]:
         monkeypatch.delenv(name)
     names = {"AIRFLOW_CONN_X", "AIRFLOW__CORE__FERNET_KEY", "AIRFLOW_VAR_TOKEN"}
-    for name in names | {"AIRFLOW_HOME"}:
+    # What a task's process has besides: address of the database, JWT secret, context, its start-up message.
+    names |= {"AIRFLOW__DATABASE__SQL_ALCHEMY_CONN", "AIRFLOW__API_AUTH__JWT_SECRET", "AIRFLOW_CTX_DAG_ID"}
+    names |= {"_AIRFLOW__STARTUP_MSG", "_AIRFLOW_WWW_USER_PASSWORD", "__AIRFLOW_SUPERVISOR_FD"}
+    for name in names | {"AIRFLOW_HOME", "MY_AIRFLOW_TOOL"}:
         monkeypatch.setenv(name, "hunter2")
+    before = dict(os.environ)
+    clean = clean_environment()
+    assert {name for name in before if name not in clean} == names
+    assert dict(os.environ) == before
     assert set(strip_environment()) == names
+    assert dict(os.environ) == clean
+    monkeypatch.delenv("MY_AIRFLOW_TOOL")
     assert {name for name in os.environ if name.startswith("AIRFLOW")} == {"AIRFLOW_HOME"}
     assert strip_environment() == ()
 

@@ -12,6 +12,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from airflow_provider_cdc.core.spark_conf import DECIDED
 from airflow_provider_cdc.exceptions import NotReadyError
 from airflow_provider_cdc.pipeline import MAX_SERVER_ID, Pipeline, Sink, Snapshot, Source, Spark, State, Stream
 
@@ -37,7 +38,7 @@ FULL: dict[str, Any] = {
     },
     "sink": {"path": "/data/lake", "kind": "delta", "deletes": "hard"},
     "state": {"conn_id": "cdc_state"},
-    "spark": {"conn_id": None, "master": "local[4]"},
+    "spark": {"conn_id": None, "master": "local[4]", "conf": {"spark.executor.memory": "4g"}},
 }
 
 
@@ -65,7 +66,7 @@ def test_defaults_are_those_of_the_contract() -> None:
     assert pipeline.stream == Stream("continuous", 1, "exception", 268_435_456)
     assert pipeline.sink == Sink("/data/lake", "delta", "hard")
     assert pipeline.state == State(None)
-    assert pipeline.spark == Spark(None, "local[2]")
+    assert pipeline.spark == Spark(None, "local[2]", {})
     assert pipeline.source == Source("cdc_source", ("shop.customer", "shop.order_.*"), (), None)
 
 
@@ -161,20 +162,82 @@ def test_empty_sections_have_their_defaults() -> None:
         (changed("sink.path", 5), "sink.path is 5"),
         (changed("sink.path", "/a\nb"), "sink.path is '/a\\nb'"),
         (changed("state.conn_id", ""), "state.conn_id is not the id of a connection"),
+        (changed("spark.conn_id", "spark://u:hunter2@h"), "spark.conn_id is not the id of a connection"),
         (
-            changed("spark.conn_id", "spark_default"),
-            "spark.conn_id: 'spark_default' is not supported yet. Use spark.master",
+            MINIMAL | {"spark": {"conn_id": "spark_default", "master": "yarn"}},
+            "spark.conn_id and spark.master are both set. Leave one of them out",
         ),
-        (changed("spark.master", "yarn"), "spark.master: 'yarn' is not supported yet"),
-        (changed("spark.master", "spark://host:7077"), "spark.master: 'spark://host:7077' is not supported yet"),
-        (changed("spark.master", "local[0]"), "spark.master is 'local[0]'. It must be local, local[N] or local[*]"),
-        (changed("spark.master", None), "spark.master is None"),
+        (
+            changed("spark.master", "local[0]"),
+            "spark.master is 'local[0]'. It must be local, local[N], local[*], spark",
+        ),
+        (changed("spark.master", "mesos://h:1"), "spark.master is 'mesos://h:1'. It must be local"),
+        (changed("spark.master", "spark://host"), "spark.master is 'spark://host'"),
+        (changed("spark.master", "spark://u:hunter2@h:1"), "spark.master is not the address of a Spark master"),
+        (changed("spark.master", "k8s://https://u:hunter2@h"), "spark.master is not the address of a Spark master"),
+        (changed("spark.master", "sc://h:15002"), "spark.master is 'sc://h:15002'"),
+        (changed("spark.master", ""), "spark.master is ''"),
+        (changed("spark.master", 2), "spark.master is 2"),
+        (changed("spark.conf", "a=b"), "spark.conf is 'a=b'. It must be a mapping such as"),
+        (changed("spark.conf", {"executor.memory": "4g"}), "spark.conf: 'executor.memory' is not the name of a Spark"),
+        (changed("spark.conf", {5: "4g"}), "spark.conf: 5 is not the name of a Spark setting"),
+        (changed("spark.conf", {"spark.a\nb": "4g"}), "spark.conf: 'spark.a\\nb' is not the name"),
+        (changed("spark.conf", {"spark.a": None}), "spark.conf: spark.a is None. It must be a text, a number, true or"),
+        (changed("spark.conf", {"spark.a": ["b"]}), "spark.conf: spark.a is ['b']"),
+        (changed("spark.conf", {"spark.a": "b\nc"}), "spark.conf: spark.a is 'b\\nc'"),
+        (changed("spark.conf", {"spark.authenticate.secret": "hunter2"}), "would carry a secret, and settings can be"),
+        (changed("spark.conf", {"spark.ssl.keyPassword": "hunter2"}), "spark.conf: spark.ssl.keyPassword would carry"),
+        (changed("spark.conf", {"spark.hadoop.fs.s3a.access.key": "hunter2"}), "would carry a secret"),
+        (changed("spark.conf", {"spark.hadoop.fs.azure.account.key.x": "hunter2"}), "would carry a secret"),
+        (changed("spark.conf", {"spark.kubernetes.oauthToken": "hunter2"}), "would carry a secret"),
+        (
+            changed("spark.conf", {"spark.sql.session.timeZone": "CET"}),
+            "spark.conf: spark.sql.session.timeZone cannot be set. It is always UTC",
+        ),
+        (
+            changed("spark.conf", {"spark.master": "yarn"}),
+            "spark.conf: spark.master cannot be set. Use the key spark.m",
+        ),
     ],
 )
 def test_refusals_name_key_value_and_remedy(value: Any, words: str) -> None:
     text = refusal(value)
     assert words in text
     assert "hunter2" not in text
+
+
+@pytest.mark.parametrize(
+    "master",
+    ["local", "local[3]", "local[*]", "yarn", "spark://h:7077", "spark://h1.example:7077,h-2:7078", "spark://[::1]:7077",
+     "k8s://https://kubernetes.default.svc:443", "k8s://h:6443", "k8s://https://h/k8s/clusters/c-1"],
+)  # fmt: skip
+def test_masters(master: str) -> None:
+    assert Pipeline.from_dict(changed("spark.master", master)).spark == Spark(None, master)
+
+
+def test_a_spark_connection_stands_in_for_the_master() -> None:
+    pipeline = Pipeline.from_dict(changed("spark.conn_id", "spark_default"))
+    assert pipeline.spark == Spark("spark_default", None)
+    assert Pipeline.from_dict(pipeline.to_dict()) == pipeline
+
+
+def test_spark_settings_become_text() -> None:
+    given = {"spark.a": 4, "spark.b": True, "spark.c": 0.5, "spark.d-e.F_1": "x y", "spark.f": False}
+    conf = Pipeline.from_dict(changed("spark.conf", given)).spark.conf
+    assert conf == {"spark.a": "4", "spark.b": "true", "spark.c": "0.5", "spark.d-e.F_1": "x y", "spark.f": "false"}
+    assert Pipeline.from_dict(changed("spark.conf", None)).spark.conf == {}
+
+
+def test_yaml_text() -> None:
+    """What a DAG renders is read as a file is."""
+    pipeline = Pipeline.from_dict(FULL)
+    assert Pipeline.from_yaml(pipeline.to_yaml()) == pipeline
+    with pytest.raises(NotReadyError, match=r"^pipeline: line 2, column"):
+        Pipeline.from_yaml("name: [1\nsource: 2")
+    with pytest.raises(NotReadyError, match=r"^shop of the DAG: name is missing"):
+        Pipeline.from_yaml("{}", "shop of the DAG")
+    with pytest.raises(NotReadyError, match=r"^pipeline is nested too deeply"):
+        Pipeline.from_yaml("[" * 3000)
 
 
 def test_an_address_in_place_of_a_connection_id_is_not_shown() -> None:
@@ -326,3 +389,5 @@ def test_the_reference_names_every_key() -> None:
     for section, value in Pipeline.from_dict(FULL).to_dict().items():
         for key in value if isinstance(value, dict) else ():
             assert f"`{section}.{key}`" in text
+    for setting in DECIDED:
+        assert f"`{setting}`" in text

@@ -95,6 +95,19 @@ class Plan:
         """Numbers of the groups that hold chunks of a table."""
         return {c.group for c in self.chunks if c.table == table}
 
+    def summaries(self, chunk_rows: int) -> list[dict[str, Any]]:
+        """The groups for people and schedulers: ``group``, ``label``, ``tables``, ``chunks``, ``rows`` (about).
+
+        :param chunk_rows: expected rows a chunk.
+        """
+        found = []
+        for number, chunks in self.groups().items():
+            tables = [self.tables[i].label for i in sorted({c.table for c in chunks})]
+            label = f"{number}: {tables[0]}" + (f" and {len(tables) - 1} more" if len(tables) > 1 else "")
+            rows = len(chunks) * chunk_rows
+            found.append({"group": number, "label": label, "tables": tables, "chunks": len(chunks), "rows": rows})
+        return found
+
     def to_json(self) -> dict[str, Any]:
         """Plain JSON value; :meth:`from_json` turns it back."""
         return {

@@ -24,7 +24,7 @@ from airflow_provider_cdc.failpoints import hit
 from airflow_provider_cdc.mysql.ownership import uncovered
 from airflow_provider_cdc.mysql.session import connect
 from airflow_provider_cdc.phases.context import Context
-from airflow_provider_cdc.phases.snapshot import Coverage
+from airflow_provider_cdc.phases.groups import Coverage
 from airflow_provider_cdc.sinks.delta import Actions, DeltaTarget, Fence
 from airflow_provider_cdc.sinks.progress import Progress
 
@@ -78,9 +78,10 @@ class Applier:
         progress: Progress,
         epoch: int,
     ) -> None:
-        self._context, self._plan, self._tables, self._coverage = context, plan, tables, coverage
+        self._context, self._plan, self._coverage = context, plan, coverage
+        self.tables = tables
         self._progress = progress
-        self._fence = epoch_fence(plan.pipeline, epoch)
+        self.fence = epoch_fence(plan.pipeline, epoch)
         self._marker = stream_marker(plan.pipeline)
         self._at = self._read_progress()
         self._tidied = [time.monotonic()] * len(tables)
@@ -89,6 +90,10 @@ class Applier:
     def at(self) -> Offset:
         """The resume point."""
         return self._at
+
+    def hold(self, coverage: Sequence[Coverage]) -> None:
+        """Take note of what the snapshot holds, after a chunk group was read again."""
+        self._coverage = coverage
 
     def apply(self, manifest: dict[str, Any]) -> Applied:
         """Apply one batch: every table, then the resume point. A batch that was applied before changes nothing.
@@ -110,7 +115,7 @@ class Applier:
                 stamps.append(changes[TS].cast(pa.int64()).to_numpy())
                 self._apply_table(entry["table"], changes, end_seq)
             hit("progress.before_commit")
-            self._progress.write(end, self._plan.lineage, self._fence)
+            self._progress.write(end, self._plan.lineage, self.fence)
             hit("progress.after_commit")
             self._at = end
         for entry in manifest["tables"]:
@@ -120,12 +125,12 @@ class Applier:
 
     def tidy(self) -> None:
         """Delete old files of all tables; called at the end of an epoch. What fails now is done the next time."""
-        for target in self._tables:
+        for target in self.tables:
             with suppress(DeltaError, CdcError):
                 target.tidy(_KEEP_HOURS)
 
     def _apply_table(self, index: int, changes: pa.Table, end_seq: int) -> None:
-        table, target, held = self._plan.tables[index], self._tables[index], self._coverage[index]
+        table, target, held = self._plan.tables[index], self.tables[index], self._coverage[index]
         changes = changes.cast(table.sink_schema)
         marker = target.marker(self._marker)
         if marker is not None:
@@ -143,7 +148,7 @@ class Applier:
             return None if standing is not None and standing >= end_seq else target.upsert(delta, last, table.key)
 
         hit("table.before_commit")
-        target.commit(decide, {self._marker: end_seq}, self._fence)
+        target.commit(decide, {self._marker: end_seq}, self.fence)
         hit("table.after_commit")
         if time.monotonic() - self._tidied[index] > _TIDY_SECONDS:
             target.tidy(_KEEP_HOURS)

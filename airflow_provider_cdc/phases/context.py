@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from airflow_provider_cdc.connections import database_url, mysql_args, resolve
+from airflow_provider_cdc.connections import Connection, database_url, mysql_args, resolve, spark_settings
 from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.exceptions import NotReadyError
 from airflow_provider_cdc.mysql.planner import make_plan
@@ -46,22 +46,32 @@ class Context:
     :param connect_args: pymysql.connect keyword arguments of the source.
     :param store_url: address of the bookkeeping database; ``None`` for a SQLite file in the sink.
     :param reporter: hears about progress.
+    :param spark: Spark's master and settings.
     """
 
     pipeline: Pipeline
     connect_args: Mapping[str, Any] = field(repr=False)
     store_url: Any = field(default=None, repr=False)
     reporter: Reporter = field(default_factory=Quiet)
+    spark: tuple[str, Mapping[str, str]] = ("local[2]", {})
 
     @classmethod
-    def of(cls, pipeline: Pipeline, reporter: Reporter | None = None) -> Context:
+    def of(
+        cls,
+        pipeline: Pipeline,
+        reporter: Reporter | None = None,
+        find: Callable[[str], Connection] = resolve,
+    ) -> Context:
         """Resolve the connections of a pipeline.
 
+        :param find: finds a connection by its id; by default in the environment.
         :raises NotReadyError: if one is missing or of the wrong kind.
         """
-        args = mysql_args(resolve(pipeline.source.conn_id))
-        url = database_url(resolve(pipeline.state.conn_id)) if pipeline.state.conn_id else None
-        return cls(pipeline, args, url, reporter or Quiet())
+        args = mysql_args(find(pipeline.source.conn_id))
+        url = database_url(find(pipeline.state.conn_id)) if pipeline.state.conn_id else None
+        spark = pipeline.spark
+        master, conf = spark_settings(find(spark.conn_id)) if spark.conn_id else (spark.master or "local[2]", {})
+        return cls(pipeline, args, url, reporter or Quiet(), (master, {**conf, **spark.conf}))
 
     @property
     def layout(self) -> Layout:

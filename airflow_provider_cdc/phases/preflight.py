@@ -13,7 +13,7 @@ from typing import Any
 from pymysql.connections import Connection
 
 from airflow_provider_cdc.core.schema import TableSchema
-from airflow_provider_cdc.exceptions import CdcError, NotReadyError
+from airflow_provider_cdc.exceptions import CdcError, NotReadyError, TransientError
 from airflow_provider_cdc.mysql.catalog import find_tables, read_schema
 from airflow_provider_cdc.mysql.keys import table_name
 from airflow_provider_cdc.mysql.session import connect, rows, value, where
@@ -28,11 +28,22 @@ class Finding:
     :param level: ``ok``, ``warning`` or ``error``.
     :param what: what was looked at and found.
     :param remedy: what to do about it.
+    :param transient: whether it may go away by itself.
     """
 
     level: str
     what: str
     remedy: str = ""
+    transient: bool = False
+
+    @classmethod
+    def of(cls, error: CdcError) -> Finding:
+        """An error as a finding; :meth:`error` turns it back."""
+        return cls("error", error.message, error.remedy, isinstance(error, TransientError))
+
+    def error(self) -> CdcError:
+        """The finding as an error."""
+        return (TransientError if self.transient else NotReadyError)(self.what, self.remedy)
 
     def to_json(self) -> dict[str, str]:
         """Plain JSON value."""
@@ -51,7 +62,7 @@ def preflight(context: Context, *, spark: bool = True) -> list[Finding]:
     try:
         connection = connect(context.connect_args)
     except CdcError as error:
-        return [*found, Finding("error", error.message, error.remedy)]
+        return [*found, Finding.of(error)]
     with closing(connection):
         found += _one(lambda: _server(context, connection))
         found += _one(lambda: _server_ids(context, connection))
@@ -64,11 +75,12 @@ def require(context: Context, *, spark: bool = True) -> list[Finding]:
 
     :returns: the warnings.
     :raises NotReadyError: with the first error found.
+    :raises TransientError: if that may go away by itself: the server cannot be reached.
     """
     found = preflight(context, spark=spark)
     for finding in found:
         if finding.level == "error":
-            raise NotReadyError(finding.what, finding.remedy)
+            raise finding.error()
     return [f for f in found if f.level == "warning"]
 
 
@@ -78,7 +90,7 @@ def _one(look: Callable[[], Iterator[Finding]]) -> list[Finding]:
         for finding in look():
             found.append(finding)
     except CdcError as error:
-        found.append(Finding("error", error.message, error.remedy))
+        found.append(Finding.of(error))
     return found
 
 
@@ -189,7 +201,7 @@ def _tables(context: Context, connection: Connection[Any]) -> list[Finding]:
     try:
         matched = find_tables(connection, context.pipeline.captures)
     except CdcError as error:
-        return [Finding("error", error.message, error.remedy)]
+        return [Finding.of(error)]
     if not matched:
         patterns = ", ".join(context.pipeline.source.tables)
         return [

@@ -2,53 +2,86 @@
 
 from __future__ import annotations
 
-import threading
+import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from sqlalchemy.exc import SQLAlchemyError
-
 from airflow_provider_cdc.core.offset import Position
-from airflow_provider_cdc.core.plan import Chunk, Plan, slices
-from airflow_provider_cdc.exceptions import CdcError, TerminalError, TransientError
+from airflow_provider_cdc.core.plan import Plan, slices
+from airflow_provider_cdc.exceptions import TransientError
 from airflow_provider_cdc.failpoints import hit
+from airflow_provider_cdc.mysql.session import connect, rows
+from airflow_provider_cdc.phases.claims import Claim, claim
 from airflow_provider_cdc.phases.context import Context, record_plan
-from airflow_provider_cdc.sinks.delta import Actions, DataFile, DeltaTarget, Fence, target_of
-from airflow_provider_cdc.sinks.layout import read_json, write_json
+from airflow_provider_cdc.phases.groups import (
+    Coverage,
+    Group,
+    chunks_done,
+    coverage,
+    generation_fence,
+    group_marker,
+    targets,
+)
+from airflow_provider_cdc.phases.reread import Staged, forget, settle, stage, waiting
+from airflow_provider_cdc.sinks.delta import Actions, DataFile, DeltaTarget
+from airflow_provider_cdc.sinks.layout import write_json
 from airflow_provider_cdc.spark.snapshot_job import Runner, SnapshotJob
 from airflow_provider_cdc.store import Store
 
+__all__ = [
+    "Coverage",
+    "GroupResult",
+    "adopt_published",
+    "coverage",
+    "generation_fence",
+    "group_marker",
+    "publish",
+    "run_group",
+    "run_snapshot",
+    "targets",
+]
+
+#: Replication server ids of workers: their slots follow the stream's and ``verify``'s. Groups that are read at the
+#: same time by processes of their own must not share any.
+_FIRST_SLOT, _SLOTS = 200, 800
+
 
 @dataclass(frozen=True)
-class Coverage:
-    """What the snapshot of one table holds, as the winning attempts' manifests say.
+class GroupResult:
+    """How a group ended.
 
-    :param chunks: chunks of the table in key order.
-    :param high_watermarks: ``_cdc_seq`` of the HW of each.
-    :param rows: rows that the snapshot wrote.
+    :param group: number of the group.
+    :param outcome: ``published`` (read for the first time), ``adopted`` (somebody had published it), ``replaced`` (read
+        again and published), ``staged`` (read again; the next stream publishes it).
+    :param attempt: the attempt that is published (or staged).
+    :param tables: ``database.table`` of each table.
+    :param rows: rows that the attempt read.
+    :param chunks: chunks of the group.
+    :param corrected: keys that the backfill inserted, replaced or deleted.
+    :param seconds: time that the call took.
+    :param rows_per_second: ``None`` where nothing was read.
+    :param min_lw: lowest low watermark.
+    :param max_hw: highest high watermark.
     """
 
-    chunks: tuple[Chunk, ...]
-    high_watermarks: tuple[int, ...]
+    group: int
+    outcome: str
+    attempt: int
+    tables: tuple[str, ...]
     rows: int
+    chunks: int
+    corrected: int
+    seconds: float
+    rows_per_second: int | None
+    min_lw: Position
+    max_hw: Position
 
-
-def generation_fence(plan: Plan) -> Fence:
-    """Fence that keeps jobs of an older snapshot out of the tables."""
-    return Fence(f"cdc/{plan.pipeline}/generation", plan.generation)
-
-
-def group_marker(plan: Plan, group: int) -> str:
-    """Name of the marker of a group's commit; its value is the attempt that won."""
-    return f"cdc/{plan.pipeline}/{plan.generation}/group/{group}"
-
-
-def targets(context: Context, plan: Plan) -> list[DeltaTarget]:
-    """Delta tables of the plan's tables, in the plan's order."""
-    return [target_of(context.layout.table(table), table) for table in plan.tables]
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON value; positions are ``[file, position]``."""
+        marks = {"min_lw": self.min_lw.to_json(), "max_hw": self.max_hw.to_json()}
+        return {**self.__dict__, "tables": list(self.tables), "seconds": round(self.seconds, 3), **marks}
 
 
 def run_snapshot(context: Context, store: Store, plan: Plan, run: Runner) -> None:
@@ -56,62 +89,75 @@ def run_snapshot(context: Context, store: Store, plan: Plan, run: Runner) -> Non
 
     :param run: runs the slices of a group.
     """
-    tables = targets(context, plan)
-    for target in tables:
-        target.create(plan.pipeline)
-        target.raise_fence(generation_fence(plan))
-    for group, chunks in plan.groups().items():
-        run_group(context, store, plan, group, chunks, tables, run)
-    store.finish_snapshot(plan.pipeline, plan.generation)
+    for group in plan.groups():
+        run_group(context, store, plan, group, run, holder="airflow-cdc")
+    adopt_published(context, store, plan)
 
 
 def run_group(
-    context: Context,
-    store: Store,
-    plan: Plan,
-    group: int,
-    chunks: Sequence[Chunk],
-    tables: Sequence[DeltaTarget],
-    run: Runner,
-) -> None:
-    """Read one group, reusing finished files of earlier attempts, and publish it. One that is published is adopted."""
-    concerned = sorted({c.table for c in chunks})
-    if all(tables[i].marker(group_marker(plan, group)) is not None for i in concerned):
-        _record(context, store, plan, group, store.claim_group(plan.pipeline, plan.generation, group))
-        return
-    newest = _newest_attempt(context, plan, group, concerned)
-    attempt = store.claim_group(plan.pipeline, plan.generation, group, at_least=newest) or newest + 1
-    wanted = range(len(slices(chunks)))
-    finished = _finished(context, plan, group, concerned)
-    missing = [no for no in wanted if no not in finished]
-    workers = max(1, min(context.pipeline.snapshot.parallelism, len(missing)))
-    job = SnapshotJob(
-        connect_args=dict(context.connect_args),
-        replicas=tuple(
-            (context.pipeline.server_id(w + 1), context.pipeline.replica_uuid(w + 1)) for w in range(workers)
-        ),
-        root=str(context.layout.root),
-        pipeline=plan.pipeline,
-        group=group,
-        attempt=attempt,
-        missing=tuple(missing),
+    context: Context, store: Store, plan: Plan, group: int, run: Runner, *, holder: str, requested_by: str = ""
+) -> GroupResult:
+    """Read one group and publish it. One that is published already is adopted, unless it is to be read again.
+
+    Processes of their own may do this at the same time, for different groups or for the same one: the second one
+    waits, and then takes the result of the first, or its place if that one has died.
+
+    :param group: number of the group.
+    :param run: runs the slices of the group.
+    :param holder: who reads it, for people.
+    :param requested_by: identity of a scheduler's task. If this very task has finished the group before, somebody
+        wants it again: it is read again under a new attempt, and replaces the first.
+    :raises TransientError: if another process took the group over while it was read.
+    :raises FencedError: if a newer snapshot has taken the tables.
+    """
+    began = time.monotonic()
+    work = Group(context, plan, group)
+    _prepare(context, plan, [*work.tables.values()])
+    held = claim(work, store, holder, requested_by)
+    if held is None:
+        _adopt(work, store, requested_by)
+        outcome, attempt = "adopted", max(work.markers().values())
+    else:
+        with held:
+            outcome, attempt = _first(work, held, run) if held.published is None else _again(work, store, held, run)
+            _finish(work, store, held.attempt, requested_by)
+            if outcome == "replaced":
+                forget(work, attempt)
+    found = work.totals(dict.fromkeys(work.tables, attempt) if outcome == "staged" else work.markers())
+    store.finish_snapshot(plan.pipeline, plan.generation)
+    seconds = time.monotonic() - began
+    return GroupResult(
+        group,
+        outcome,
+        attempt,
+        tuple(plan.tables[i].label for i in work.tables),
+        found.rows,
+        len(work.chunks),
+        found.corrected,
+        seconds,
+        None if outcome == "adopted" else round(found.rows / max(seconds, 1e-3)),
+        found.min_lw,
+        found.max_hw,
     )
-    with _Watch(context, store, plan, group, concerned, attempt):
-        for manifest in run(job) if missing else []:
-            finished[manifest["slice"]] = manifest
-    lost = [no for no in wanted if no not in finished]
-    if lost:
-        raise TransientError(f"group {group} ended without its slices {lost[:5]}", "Run again")
-    publish(context, plan, group, attempt, [finished[no] for no in wanted], tables)
-    _record(context, store, plan, group, attempt)
 
 
-def rebuild(context: Context, store: Store, plan: Plan) -> None:
-    """Bring a bookkeeping database that was lost up to what the sink says of a complete snapshot."""
-    if record_plan(store, plan, context.pipeline.snapshot.chunk_rows):
-        for group in plan.groups():
-            _record(context, store, plan, group, store.claim_group(plan.pipeline, plan.generation, group))
-        store.finish_snapshot(plan.pipeline, plan.generation)
+def adopt_published(context: Context, store: Store, plan: Plan) -> bool:
+    """Bring the bookkeeping up to what the sink says, if it was lost. Cheap where nothing is missing.
+
+    :returns: whether the snapshot is complete.
+    """
+    record_plan(store, plan, context.pipeline.snapshot.chunk_rows)
+    if not plan.groups():
+        _prepare(context, plan, [])
+    snapshot = store.snapshot(plan.pipeline, plan.generation)
+    if snapshot is not None and snapshot.state == "done":
+        return True
+    for row in store.groups(plan.pipeline, plan.generation):
+        if row.state in ("pending", "running"):
+            group = Group(context, plan, row.group_no)
+            if group.published() is not None:
+                group.adopt(store, row.attempt)
+    return store.finish_snapshot(plan.pipeline, plan.generation)
 
 
 def publish(
@@ -137,142 +183,89 @@ def publish(
         hit("group.after_commit")
 
 
-def coverage(context: Context, plan: Plan, tables: Sequence[DeltaTarget]) -> list[Coverage] | None:
-    """What the snapshot holds, a table each; ``None`` if it is not complete.
-
-    :raises TerminalError: if the manifest of a published attempt is missing.
-    """
-    found: list[Coverage] = []
-    manifests: dict[tuple[int, int], list[dict[str, Any]]] = {}
-    by_table: dict[int, list[Chunk]] = {}
-    for chunk in plan.chunks:
-        by_table.setdefault(chunk.table, []).append(chunk)
-    for index, target in enumerate(tables):
-        marks: dict[int, int] = {}
-        rows = 0
-        if not target.exists():
-            return None
-        delta = target.load()
-        for group in sorted(plan.groups_of(index)):
-            attempt = delta.transaction_version(group_marker(plan, group))
-            if attempt is None:
-                return None
-            path = context.layout.attempt(plan.generation, group, attempt)
-            if (group, attempt) not in manifests:
-                listed = read_json(path)
-                if listed is None:
-                    raise TerminalError(
-                        f"the manifest {path} of a published chunk group is missing",
-                        "Restore it, or start with a fresh sink.path (or remove the old one)",
-                    )
-                manifests[group, attempt] = listed
-            for manifest in manifests[group, attempt]:
-                if manifest["table"] == index:
-                    rows += manifest["file"]["rows"]
-                    for chunk in manifest["chunks"]:
-                        marks[chunk["no"]] = plan.lineage.seq(Position.from_json(chunk["hw"]))
-        chunks = tuple(by_table.get(index, ()))
-        found.append(Coverage(chunks, tuple(marks[c.no] for c in chunks), rows))
-    return found
+def _first(work: Group, held: Claim, run: Runner) -> tuple[str, int]:
+    """Read a group for the first time; how it ended, and the attempt that is published."""
+    manifests = _read(work, held, run)
+    publish(work.context, work.plan, work.number, held.attempt, manifests, targets(work.context, work.plan))
+    won = max(work.markers().values())
+    return "published" if won == held.attempt else "adopted", won
 
 
-def _finished(context: Context, plan: Plan, group: int, concerned: Sequence[int]) -> dict[int, dict[str, Any]]:
-    """Manifests of finished slices of all attempts; a later attempt's stands before an earlier one's."""
-    found: dict[int, tuple[int, dict[str, Any]]] = {}
-    for index in concerned:
-        table = plan.tables[index]
-        home = context.layout.table(table)
-        for path in context.layout.files(table, plan.generation, group).glob("*/slice-*.json"):
-            manifest = read_json(path)
-            data = home / manifest["file"]["path"]
-            whole = data.exists() and data.stat().st_size == manifest["file"]["size"]
-            attempt = int(path.parent.name)
-            newest = attempt >= found.get(manifest["slice"], (0, {}))[0]
-            if whole and newest and manifest["fingerprint"] == table.fingerprint():
-                found[manifest["slice"]] = attempt, manifest
-    return {no: manifest for no, (_, manifest) in found.items()}
-
-
-def _newest_attempt(context: Context, plan: Plan, group: int, concerned: Sequence[int]) -> int:
-    """Highest attempt that left anything in the sink: a lost bookkeeping database must not count from 1 again."""
-    folders = [context.layout.files(plan.tables[i], plan.generation, group) for i in concerned]
-    numbers = [int(p.name) for folder in folders for p in folder.glob("*") if p.name.isdigit()]
-    return max(
-        numbers + [_attempt_of(p) for p in context.layout.group(plan.generation, group).glob("attempt-*.json")],
-        default=0,
+def _again(work: Group, store: Store, held: Claim, run: Runner) -> tuple[str, int]:
+    """Read a published group again, or go on with an earlier try of the same request."""
+    staged: Staged | None = None
+    if held.before.state == "rereading":
+        staged = next((s for s in waiting(work.context, work.plan) if s.group == work.number), None)
+        if staged is None and held.published is not None and held.published >= held.before.attempt:
+            return "replaced", held.published  # the stream has published it, after that try was killed
+    if staged is None:
+        staged = stage(work, held.attempt, _read(work, held, run))
+    if settle(work, store, staged):
+        return "replaced", staged.attempt
+    work.context.reporter.line(
+        f"group {work.number} was read again (attempt {staged.attempt}); no stream runs: the next one publishes it"
     )
+    return "staged", staged.attempt
 
 
-def _attempt_of(path: Path) -> int:
-    return int(path.stem.removeprefix("attempt-"))
-
-
-def _record(context: Context, store: Store, plan: Plan, group: int, attempt: int) -> None:
-    """Bring the bookkeeping up to what the sink says of a published group."""
-    if attempt == 0:
-        return  # it is known as done
-    chunks: list[dict[str, Any]] = []
-    rows = 0
-    for index in sorted({c.table for c in plan.groups()[group]}):
-        won = target_of(context.layout.table(plan.tables[index]), plan.tables[index]).marker(group_marker(plan, group))
-        for manifest in read_json(context.layout.attempt(plan.generation, group, won or 0)) or []:
-            if manifest["table"] == index:
-                rows += manifest["file"]["rows"]
-                chunks += _chunk_rows(manifest)
-    _chunks_done(store, plan, attempt, chunks)
-    low = min((Position.from_json(c["lw"]) for c in chunks), default=plan.p0.at)
-    high = max((Position.from_json(c["hw"]) for c in chunks), default=plan.p0.at)
-    store.finish_group(plan.pipeline, plan.generation, group, attempt, rows, low.to_json(), high.to_json())
-
-
-def _chunk_rows(manifest: dict[str, Any]) -> list[dict[str, Any]]:
-    size, rows = manifest["file"]["size"], max(1, manifest["file"]["rows"])
-    return [{**c, "bytes": size * c["rows"] // rows} for c in manifest["chunks"]]
-
-
-def _chunks_done(store: Store, plan: Plan, attempt: int, chunks: Sequence[dict[str, Any]]) -> None:
-    store.chunks_done(
-        plan.pipeline,
-        plan.generation,
-        [(c["no"], attempt, c["lw"], c["hw"], c["rows"], c["bytes"], c["corrected"], c["seconds"]) for c in chunks],
+def _read(work: Group, held: Claim, run: Runner) -> list[dict[str, Any]]:
+    """Manifests of all slices of a group; those that are finished already are not read again."""
+    context, plan = work.context, work.plan
+    wanted = range(len(slices(work.chunks)))
+    finished = work.finished(held.above)
+    if held.published is not None and finished:
+        finished = _replayable(context, finished)
+    missing = [no for no in wanted if no not in finished]
+    parallelism = context.pipeline.snapshot.parallelism
+    slots = [
+        _FIRST_SLOT + (work.number * parallelism + worker) % _SLOTS
+        for worker in range(max(1, min(parallelism, len(missing))))
+    ]
+    job = SnapshotJob(
+        connect_args=dict(context.connect_args),
+        replicas=tuple((context.pipeline.server_id(slot), context.pipeline.replica_uuid(slot)) for slot in slots),
+        root=str(context.layout.root),
+        pipeline=plan.pipeline,
+        group=work.number,
+        attempt=held.attempt,
+        missing=tuple(missing),
     )
+    held.look()
+    for manifest in run(job) if missing else []:
+        finished[manifest["slice"]] = manifest
+    held.look()
+    lost = [no for no in wanted if no not in finished]
+    if lost:
+        raise TransientError(f"group {work.number} ended without its slices {lost[:5]}", "Run again")
+    held.check()
+    return [finished[no] for no in wanted]
 
 
-class _Watch:
-    """Looks at the sidecar manifests while a group is read, and tells bookkeeping and reporter."""
+def _replayable(context: Context, finished: dict[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    """The slices whose high watermarks the server still has: the stream has to go on from there."""
+    with closing(connect(context.connect_args)) as connection:
+        logs = {str(row[0]) for row in rows(connection, "SHOW BINARY LOGS")}
+    return {no: m for no, m in finished.items() if all(chunk["hw"][0] in logs for chunk in m["chunks"])}
 
-    def __init__(
-        self, context: Context, store: Store, plan: Plan, group: int, concerned: Sequence[int], attempt: int
-    ) -> None:
-        self._context, self._store, self._plan = context, store, plan
-        self._group, self._concerned, self._attempt = group, concerned, attempt
-        self._seen: set[Path] = set()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._loop, name="snapshot-progress", daemon=True)
 
-    def __enter__(self) -> None:
-        self._look()
-        self._thread.start()
+def _prepare(context: Context, plan: Plan, concerned: Sequence[DeltaTarget]) -> None:
+    """Make the tables that a group concerns, and those that no group concerns since they were empty."""
+    filled = {chunk.table for chunk in plan.chunks}
+    empty = [target for i, target in enumerate(targets(context, plan)) if i not in filled and not target.exists()]
+    for target in [*concerned, *empty]:
+        target.create(plan.pipeline)
+        target.raise_fence(generation_fence(plan))
 
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-        self._look()
 
-    def _loop(self) -> None:
-        while not self._stop.wait(0.5):
-            self._look()
+def _adopt(work: Group, store: Store, requested_by: str) -> None:
+    row = store.group(work.plan.pipeline, work.plan.generation, work.number)
+    if row.state != "done" or requested_by not in ("", row.finished_for):
+        work.adopt(store, row.attempt, requested_by or None)
 
-    def _look(self) -> None:
-        fresh: list[dict[str, Any]] = []
-        for index in self._concerned:
-            files = self._context.layout.files(self._plan.tables[index], self._plan.generation, self._group)
-            for path in sorted(set(files.glob("*/slice-*.json")) - self._seen):
-                self._seen.add(path)
-                fresh += _chunk_rows(read_json(path))
-        if not fresh:
-            return
-        with suppress(CdcError, SQLAlchemyError):  # an outage of the bookkeeping hides progress, it does not stop it
-            _chunks_done(self._store, self._plan, self._attempt, fresh)
-            for row in self._store.progress(self._plan.pipeline, self._plan.generation):
-                self._context.reporter.progress(f"{row.database}.{row.table}", row.done, row.chunks, row.rows)
+
+def _finish(work: Group, store: Store, attempt: int, requested_by: str) -> None:
+    """Write down that a claim has done its work; what the group holds is what the sink says."""
+    plan, held = work.plan, work.totals(work.markers())
+    chunks_done(store, plan, attempt, held.chunks)
+    low, high = held.min_lw.to_json(), held.max_hw.to_json()
+    store.finish_group(plan.pipeline, plan.generation, work.number, attempt, held.rows, low, high, requested_by or None)

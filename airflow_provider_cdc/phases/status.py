@@ -6,9 +6,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 from airflow_provider_cdc.phases.context import Context
-from airflow_provider_cdc.phases.snapshot import group_marker, rebuild, targets
-from airflow_provider_cdc.phases.stream import LOST_SECONDS
+from airflow_provider_cdc.phases.snapshot import adopt_published, group_marker, targets
+from airflow_provider_cdc.phases.stream import alive
+from airflow_provider_cdc.processes import tail
 from airflow_provider_cdc.sinks.progress import Progress
+
+#: Lines of a stream's log that the status shows.
+LOG_LINES = 10
 
 
 def status(context: Context) -> dict[str, Any]:
@@ -16,7 +20,8 @@ def status(context: Context) -> dict[str, Any]:
 
     :returns: ``pipeline``; ``phase`` (``snapshot``, ``snapshot_complete``, ``streaming``, ``stopped``);
         ``tables`` (chunks done and total, rows); ``snapshot`` (chunks, rows, seconds, rows_per_second); ``offset``
-        (the resume point); ``stream`` (epoch, state, batches, changes, lag in seconds), ``null`` before the first.
+        (the resume point); ``stream`` (epoch, state, batches, changes, lag in seconds, who supervises it, the end of
+        its driver's log), ``null`` before the first.
     """
     plan = context.need_plan()
     store = context.store()
@@ -27,8 +32,7 @@ def status(context: Context) -> dict[str, Any]:
             for index, target in enumerate(tables)
             for group in plan.groups_of(index)
         ) and all(target.exists() for target in tables)
-        if complete:
-            rebuild(context, store, plan)
+        adopt_published(context, store, plan)
         rows = store.progress(plan.pipeline, plan.generation)
         snapshot = store.snapshot(plan.pipeline, plan.generation)
         seconds = None
@@ -41,10 +45,8 @@ def status(context: Context) -> dict[str, Any]:
         stream = store.current_stream(plan.pipeline)
         totals = store.batch_totals(plan.pipeline)
         recent = store.recent_batches(plan.pipeline, 1000)
-        alive = stream is not None and stream.state == "running"
-        if stream is not None and alive:
-            alive = (datetime.now(UTC) - stream.heartbeat_at).total_seconds() < LOST_SECONDS
-        phase = "streaming" if alive else "stopped" if stream else "snapshot_complete" if complete else "snapshot"
+        going = alive(stream)
+        phase = "streaming" if going else "stopped" if stream else "snapshot_complete" if complete else "snapshot"
         return {
             "pipeline": plan.pipeline,
             "phase": phase,
@@ -72,9 +74,16 @@ def status(context: Context) -> dict[str, Any]:
             if stream is None
             else {
                 "epoch": stream.epoch,
-                "state": stream.state if alive or stream.state != "running" else "lost",
+                "state": stream.state if going or stream.state != "running" else "lost",
+                "mode": stream.mode,
                 "host": stream.host,
                 "error": stream.error,
+                "ui": stream.ui,
+                "supervisor": stream.supervisor,
+                "supervised_seconds_ago": _age(stream.supervised_at),
+                "progress_seconds_ago": _age(stream.progress_at),
+                "log": stream.log,
+                "log_tail": tail(stream.log, LOG_LINES),
                 "batches": totals.batches,
                 "changes": totals.changes,
                 "lag_p50_seconds": _weighted(recent, "lag_p50_ms", 0.5),
@@ -83,6 +92,10 @@ def status(context: Context) -> dict[str, Any]:
         }
     finally:
         store.close()
+
+
+def _age(moment: datetime | None) -> float | None:
+    return None if moment is None else round((datetime.now(UTC) - moment).total_seconds(), 1)
 
 
 def _weighted(batches: list[Any], name: str, share: float) -> float | None:

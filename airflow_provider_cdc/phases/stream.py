@@ -8,32 +8,32 @@ import shutil
 import socket
 import threading
 import time
+from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_provider_cdc.core.offset import Offset, Position
 from airflow_provider_cdc.core.plan import Plan
+from airflow_provider_cdc.core.supervision import HEARTBEAT_SECONDS, LOST_SECONDS
 from airflow_provider_cdc.exceptions import CdcError, NotReadyError, TransientError
 from airflow_provider_cdc.mysql.scanner import check_resume
 from airflow_provider_cdc.mysql.session import connect
 from airflow_provider_cdc.mysql.watermark import status
 from airflow_provider_cdc.phases.apply import Applied, Applier, epoch_fence
 from airflow_provider_cdc.phases.context import Context
-from airflow_provider_cdc.phases.snapshot import coverage, rebuild, targets
+from airflow_provider_cdc.phases.reread import publish_staged
+from airflow_provider_cdc.phases.snapshot import adopt_published, coverage, targets
+from airflow_provider_cdc.processes import start_time
 from airflow_provider_cdc.sinks.progress import Progress
 from airflow_provider_cdc.spark.stage import StreamJob
-from airflow_provider_cdc.store import Store
+from airflow_provider_cdc.store import Store, StreamRow
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-#: Seconds between two heartbeats, and after how many without one a stream counts as lost.
-HEARTBEAT_SECONDS, LOST_SECONDS = 1.0, 15.0
 
 
 @dataclass
@@ -44,6 +44,7 @@ class Epoch:
     :param job: what source and tasks need.
     :param start: where it begins.
     :param target: position at which a catch-up ends, ``None`` for a continuous stream.
+    :param details: what else the bookkeeping knows of it.
     """
 
     context: Context
@@ -54,8 +55,10 @@ class Epoch:
     start: Offset
     applier: Applier
     target: Position | None
+    details: dict[str, str | None]
     stop: threading.Event = field(default_factory=threading.Event)
     batches: int = 0
+    idle: Callable[[], bool] = lambda: False
 
     def apply(self, manifest: dict[str, Any]) -> Applied:
         """Apply a batch and write it into the bookkeeping."""
@@ -82,7 +85,12 @@ class Epoch:
             self.context.reporter.line(
                 f"batch to {end.at}: {applied.changes} changes, lag p95 {(applied.percentile(95) or 0) / 1000:.1f} s"
             )
+        self.publish()
         return applied
+
+    def publish(self) -> None:
+        """Publish chunk groups that were read again and whose turn it is; a look into a folder where there are none."""
+        publish_staged(self.context, self.store, self.plan, self.applier, self.job)
 
     @property
     def reached(self) -> bool:
@@ -90,10 +98,12 @@ class Epoch:
         return self.target is not None and self.target <= self.applier.at.at
 
 
-def begin(context: Context, store: Store, *, catch_up: bool) -> Epoch:
+def begin(context: Context, store: Store, *, catch_up: bool, log: str | None = None, ui: str | None = None) -> Epoch:
     """Take over the stream: a new epoch, the fence in every table, then the resume point and its checks.
 
     :param catch_up: end at the position that the server has now (at least where the snapshot's last chunk ended).
+    :param log: file that this process writes to, if any.
+    :param ui: address of Spark's own page, if any.
     :raises NotReadyError: if the snapshot is not complete or a stream of this pipeline is running.
     :raises TerminalError: if the stream cannot go on where it stopped.
     """
@@ -105,23 +115,24 @@ def begin(context: Context, store: Store, *, catch_up: bool) -> Epoch:
             f"the snapshot of {pipeline.name} is not complete",
             "Run `airflow-cdc snapshot` (or `airflow-cdc run`) first",
         )
-    rebuild(context, store, plan)
-    refuse_second(store, pipeline.name)
+    adopt_published(context, store, plan)
     progress = Progress(context.layout.progress, pipeline.name)
     progress.create()
     guarded = [*tables, progress.target]
     highest = max((t.marker(epoch_fence(pipeline.name, 0).app_id) or 0 for t in guarded), default=0)
-    number = store.new_epoch(pipeline.name, highest, socket.gethostname(), os.getpid(), process_start(os.getpid()))
+    details: dict[str, str | None] = {"mode": "catch_up" if catch_up else "continuous", "log": log, "ui": ui}
+    number = store.new_epoch(pipeline.name, highest, *_whoami(), refuse=refuse, details=details)
     try:
         for target in guarded:
             target.raise_fence(epoch_fence(pipeline.name, number))
+        held = coverage(context, plan, tables) or held  # up to the fence a group may have been read again
         applier = Applier(context, plan, tables, held, progress, number)
         with closing(connect(context.connect_args)) as connection:
             check_resume(connection, applier.at)
             marks = [seq for table in held for seq in table.high_watermarks]
             end = max([status(connection)[0], *([plan.lineage.position(max(marks))] if marks else [])])
     except CdcError as error:
-        store.end_stream(pipeline.name, number, "failed", str(error))
+        store.end_stream(pipeline.name, number, "failed", str(error), type(error).__name__)
         raise
     for kind in ("checkpoint", "staging"):
         # Epochs before this one are fenced: nothing of theirs is needed any more.
@@ -135,42 +146,43 @@ def begin(context: Context, store: Store, *, catch_up: bool) -> Epoch:
         epoch=number,
         max_batch_bytes=pipeline.stream.max_batch_bytes,
     )
-    return Epoch(context, store, plan, number, job, applier.at, applier, end if catch_up else None)
+    return Epoch(context, store, plan, number, job, applier.at, applier, end if catch_up else None, details)
 
 
-def refuse_second(store: Store, pipeline: str) -> None:
-    """Refuse to start while another stream of the pipeline is alive.
+def _whoami() -> tuple[str, int, float]:
+    return socket.gethostname(), os.getpid(), start_time(os.getpid())
+
+
+def alive(run: StreamRow | None) -> bool:
+    """Whether a run of the stream is going on, as far as one look can tell."""
+    if run is None or run.state != "running":
+        return False
+    if run.host == socket.gethostname() and start_time(run.pid) != run.pid_started:
+        return False  # it died on this host: no need to wait for its heartbeat to grow old
+    return (datetime.now(UTC) - run.heartbeat_at).total_seconds() < LOST_SECONDS
+
+
+def refuse(run: StreamRow | None) -> None:
+    """Refuse to start beside a run that is alive.
 
     :raises NotReadyError: naming it.
     """
-    running = store.current_stream(pipeline)
-    if running is None or running.state != "running":
-        return
-    here = running.host == socket.gethostname()
-    if here and process_start(running.pid) != running.pid_started:
-        return  # it died on this host: no need to wait for its heartbeat to grow old
-    if (datetime.now(UTC) - running.heartbeat_at).total_seconds() < LOST_SECONDS:
+    if run is not None and alive(run):
         raise NotReadyError(
-            f"a stream of {pipeline} is running (epoch {running.epoch}, process {running.pid} on {running.host})",
+            f"a stream of {run.pipeline} is running (epoch {run.epoch}, process {run.pid} on {run.host})",
             f"Stop it with `airflow-cdc stop`, or wait {LOST_SECONDS:g} s if it was lost",
         )
-
-
-def process_start(pid: int) -> float:
-    """Start time of a process in clock ticks since boot, 0 if there is none. Process ids alone come around again."""
-    try:
-        return float(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    except (OSError, IndexError, ValueError):
-        return 0.0
 
 
 def run_in_process(epoch: Epoch) -> None:
     """Drive an epoch in this process, without Spark: for tests. Ends when caught up or stopped."""
     with closing(epoch.job.make_scanner()) as scanner, _Life(epoch):
         at = epoch.start
+        epoch.publish()
         while not epoch.stop.is_set() and not epoch.reached:
             end = scanner.advance(at, epoch.job.max_batch_bytes)
             if end == at:
+                epoch.publish()
                 time.sleep(0.05)
                 continue
             epoch.apply(epoch.job.stage(at, end, "0"))
@@ -202,11 +214,11 @@ def run_on_spark(epoch: Epoch, spark: SparkSession) -> None:
             # one (seen when a stream was stopped during a batch), so it gets a short one.
             raise RuntimeError("the batch was not applied") from None
 
-    if epoch.reached:
-        epoch.store.end_stream(epoch.plan.pipeline, epoch.number, "stopped")
-        return
-    spark.dataSource.register(make_source(epoch.job, epoch.start))
     with _Life(epoch):
+        epoch.publish()
+        if epoch.reached:
+            return
+        spark.dataSource.register(make_source(epoch.job, epoch.start))
         query = (
             spark.readStream.format(FORMAT)
             .load()
@@ -215,9 +227,15 @@ def run_on_spark(epoch: Epoch, spark: SparkSession) -> None:
             .trigger(processingTime=f"{epoch.context.pipeline.stream.trigger_seconds} seconds")
             .start()
         )
+        looked = time.monotonic()
+        epoch.idle = lambda: not query.status["isTriggerActive"]
         try:
             while query.isActive and not epoch.stop.is_set() and not epoch.reached:
                 epoch.stop.wait(0.1)
+                if time.monotonic() - looked > 1:
+                    looked = time.monotonic()
+                    with working:
+                        epoch.publish()
             failed = query.exception()
             if failure or failed is not None:
                 raise failure[0] if failure else of_spark(failed)  # type: ignore[arg-type]
@@ -249,15 +267,23 @@ class _Life:
             epoch.applier.tidy()
         with suppress(CdcError, SQLAlchemyError):  # an outage of the bookkeeping must not hide how it ended
             epoch.store.end_stream(
-                epoch.plan.pipeline, epoch.number, "failed" if error else "stopped", str(error) if error else None
+                epoch.plan.pipeline,
+                epoch.number,
+                "failed" if error else "caught_up" if epoch.reached else "stopped",
+                str(error) if error else None,
+                type(error).__name__ if error else None,
             )
 
     def _beat(self) -> None:
         epoch = self._epoch
         while True:
             with suppress(CdcError, SQLAlchemyError):  # an outage does not stop the stream; the next beat tries again
-                moved, self._batches = epoch.batches > self._batches, epoch.batches
-                if epoch.store.heartbeat(epoch.plan.pipeline, epoch.number, moved) == "stop":
+                # A batch that takes long shows as progress that stands still; waiting for changes does not.
+                moved, self._batches = epoch.batches > self._batches or epoch.idle(), epoch.batches
+                desired = epoch.store.heartbeat(epoch.plan.pipeline, epoch.number, moved)
+                if desired == "stop":
                     epoch.stop.set()
+                elif desired is None:  # the bookkeeping was lost and made anew
+                    epoch.store.restore_epoch(epoch.plan.pipeline, epoch.number, *_whoami(), epoch.details)
             if self._over.wait(HEARTBEAT_SECONDS):
                 return

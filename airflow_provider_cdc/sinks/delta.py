@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake._internal import RemoveAction
-from deltalake.exceptions import CommitFailedError, TableNotFoundError
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction
 
 from airflow_provider_cdc.core.changes import upserts
@@ -64,6 +64,22 @@ class Actions:
 
     add: list[DataFile] = field(default_factory=list)
     remove: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """Which rows of a table make way for others.
+
+    :param owned: for the key columns of some rows, a mask of those that go.
+    :param home: files whose path begins like this hold nothing else: they go as a whole.
+    :param snapshot: other files whose path begins like this hold none of them.
+    :param span: smallest and largest key, only for a single integer key.
+    """
+
+    owned: Callable[[pa.Table], pa.Array]
+    home: str
+    snapshot: str
+    span: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -133,13 +149,19 @@ class DeltaTarget:
         owner = f"airflow-cdc pipeline {pipeline}"
         if not self.exists():
             self.path.mkdir(parents=True, exist_ok=True)
-            DeltaTable.create(
-                self.path.as_uri(),
-                self.schema,
-                mode="ignore",
-                description=owner,
-                configuration={"delta.logRetentionDuration": "interval 1 days", **(configuration or {})},
-            )
+            try:
+                DeltaTable.create(
+                    self.path.as_uri(),
+                    self.schema,
+                    mode="ignore",
+                    description=owner,
+                    configuration={"delta.logRetentionDuration": "interval 1 days", **(configuration or {})},
+                )
+            except DeltaError as error:
+                if not self.exists():  # else another process was faster
+                    raise TransientError(
+                        f"the Delta table {self.path} could not be created: {error}", "Look at the disk, then run again"
+                    ) from None
         if self.load().metadata().description != owner:
             raise TerminalError(
                 f"the Delta table {self.path} was not made by pipeline {pipeline}",
@@ -179,8 +201,10 @@ class DeltaTarget:
         return self.load().transaction_version(app_id) if self.exists() else None
 
     def raise_fence(self, fence: Fence) -> None:
-        """Write a fence's value; from then on smaller values cannot commit."""
-        self.commit(lambda _: Actions(), {}, fence)
+        """Write a fence's value, if it does not stand there yet; from then on smaller values cannot commit."""
+        self.commit(
+            lambda table: None if table.transaction_version(fence.app_id) == fence.value else Actions(), {}, fence
+        )
 
     def commit(self, decide: Callable[[DeltaTable], Actions | None], markers: Mapping[str, int], fence: Fence) -> bool:
         """Commit files and markers in one transaction.
@@ -263,6 +287,38 @@ class DeltaTarget:
                 actions.add.append(self._write(rows))
         if fresh.num_rows:
             actions.add.append(self._write(fresh))
+        return actions
+
+    def replace(
+        self, table: DeltaTable, fresh: Sequence[DataFile], replacement: Replacement, key: Sequence[str]
+    ) -> Actions:
+        """Actions that put files in the place of all rows of certain keys.
+
+        Files of the snapshot hold rows of one chunk group alone, and are never changed: they go or stay as they are.
+        All other files were written by merges, and only their rows with such keys go.
+
+        :param table: the table as it stands.
+        :param fresh: the files; the ones without rows are left out.
+        :param replacement: which rows go.
+        :param key: names of the key columns.
+        """
+        actions, stat = Actions(add=[file for file in fresh if file.rows]), self._stat
+        for file in pa.table(table.get_add_actions(flatten=True)).to_pylist():
+            path = str(file["path"])
+            if path.startswith(replacement.home):
+                actions.remove.append(path)
+                continue
+            if path.startswith(replacement.snapshot):
+                continue
+            if stat and replacement.span and _apart(file, stat, *replacement.span):
+                continue
+            leaves = replacement.owned(self._read(path, key))
+            if not pc.any(leaves).as_py():
+                continue
+            rows = self._read(path).filter(pc.invert(leaves))
+            actions.remove.append(path)
+            if rows.num_rows:
+                actions.add.append(self._write(rows))
         return actions
 
     def to_arrow(self, version: int | None = None) -> pa.Table:

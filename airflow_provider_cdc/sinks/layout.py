@@ -58,6 +58,10 @@ class Layout:
         """Folder of a group's data files of one table; one folder an attempt below."""
         return self.table(table) / "snapshot" / str(generation) / str(group)
 
+    def staged(self, generation: int) -> Path:
+        """Folder that names the attempts that were read again and wait to be published; one file an attempt."""
+        return self.private / "staged" / str(generation)
+
     def epoch(self, kind: str, epoch: int) -> Path:
         """Folder of one stream epoch: ``checkpoint`` or ``staging``."""
         return self.private / kind / f"epoch-{epoch}"

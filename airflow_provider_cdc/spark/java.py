@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from airflow_provider_cdc.connections import clean_environment
 from airflow_provider_cdc.exceptions import NotReadyError
 
 #: Versions that Spark 4.2 runs on.
@@ -73,7 +74,13 @@ def _candidates(environ: Mapping[str, str], folders: Sequence[str]) -> Iterator[
 def java_version(home: Path | str) -> int | None:
     """Return the major version of the runtime in `home`; None when there is none, or it does not run."""
     try:
-        run = subprocess.run([Path(home) / "bin" / "java", "-version"], capture_output=True, text=True, timeout=60)
+        run = subprocess.run(
+            [Path(home) / "bin" / "java", "-version"],
+            env=clean_environment(),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     match = re.search(r'version "(\d+)', run.stderr)
@@ -137,7 +144,10 @@ def install() -> str:
 
 def _runs(command: Sequence[str]) -> bool:
     try:
-        return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True).returncode == 0
+        return (
+            subprocess.run(command, env=clean_environment(), stdin=subprocess.DEVNULL, capture_output=True).returncode
+            == 0
+        )
     except OSError:
         return False
 

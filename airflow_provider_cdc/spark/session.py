@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from airflow_provider_cdc.connections import strip_environment
-from airflow_provider_cdc.exceptions import CdcError, TerminalError, unpack
+from airflow_provider_cdc.core.spark_conf import SECRET_PLACE, is_local, is_loopback
+from airflow_provider_cdc.exceptions import CdcError, NotReadyError, TerminalError, TransientError, unpack
 from airflow_provider_cdc.spark.install_check import check_spark_install
 from airflow_provider_cdc.spark.java import ensure_java_home
 
@@ -18,7 +19,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def start(name: str, master: str) -> SparkSession:
+#: Settings without which nothing secret may leave the host.
+ENCRYPTION = ("spark.authenticate", "spark.network.crypto.enabled")
+
+_LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+
+
+def start(name: str, master: str, conf: Mapping[str, str] | None = None, ui: bool = False) -> SparkSession:
     """Start Spark.
 
     Connections must have been resolved before: the environment is stripped of them, so that neither the JVM nor a
@@ -26,29 +33,84 @@ def start(name: str, master: str) -> SparkSession:
 
     :param name: name of the pipeline, shown as the application's.
     :param master: Spark master, such as ``local[2]``.
-    :raises NotReadyError: if pyspark is a mixture of versions or there is no Java runtime.
+    :param conf: further settings, such as those of :class:`~airflow_provider_cdc.pipeline.Spark`.
+    :param ui: whether Spark's own page is served; see :func:`ui_address`.
+    :raises NotReadyError: if pyspark is a mixture of versions, there is no Java runtime, or executors on other hosts
+        would be sent secrets in the clear.
+    :raises TransientError: if the master does not take the application.
     """
+    settings = _settings(name, master, conf or {}, ui)
     check_spark_install()
     ensure_java_home()
     # Else Spark takes the first python3 of the PATH for its workers, which need not have this package.
+    if python := settings.get("spark.pyspark.python"):
+        os.environ["PYSPARK_PYTHON"] = python
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if is_loopback(master):
+        os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"  # the address of Spark's page has no setting
     strip_environment()
     from pyspark.sql import SparkSession
 
+    builder = SparkSession.builder.master(master)
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    try:
+        spark = builder.getOrCreate()
+    except Exception as error:
+        raise _not_started(master, error) from None
+    missing = [key for key in ENCRYPTION if str(spark.conf.get(key, "false")).lower() != "true"]
+    if missing and not is_loopback(master):
+        spark.stop()
+        raise NotReadyError(
+            f"executors of {master} would be sent passwords in the clear: not switched on: {', '.join(missing)}",
+            f"Set {' and '.join(ENCRYPTION)} to true, in spark.conf and at the cluster",
+        )
+    return spark
+
+
+def _settings(name: str, master: str, conf: Mapping[str, str], ui: bool) -> dict[str, str]:
     log4j = files("airflow_provider_cdc.spark").joinpath("log4j2.properties")
-    return (
-        SparkSession.builder.master(master)
-        .appName(f"airflow-cdc {name}")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile=file:{log4j}")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.speculation", "false")
-        .config("spark.sql.streaming.numRecentProgressUpdates", "5")
-        .getOrCreate()
+    settings = {
+        **conf,
+        "spark.app.name": f"airflow-cdc {name}",
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{log4j}",
+        "spark.ui.enabled": "true" if ui else "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.speculation": "false",
+        "spark.sql.streaming.numRecentProgressUpdates": "5",
+    }
+    if is_loopback(master):
+        for key, value in _LOOPBACK.items():
+            if settings.setdefault(key, value) != value:
+                raise NotReadyError(
+                    f"spark.conf: {key} is {settings[key]!r}",
+                    f"Leave it out: with master {master} the driver listens on {value} only",
+                )
+    return settings
+
+
+def _not_started(master: str, error: Exception) -> CdcError:
+    text = str(error)
+    if is_local(master):
+        return of_spark(error)
+    if "spark.authenticate.secret" in text:
+        return NotReadyError("spark.authenticate is on, but Spark was given no spark.authenticate.secret", SECRET_PLACE)
+    # The text of the second is about the session, which was stopped while it was being made.
+    told = "it does not answer, or does not take the application" if "stopped SparkContext" in text else _told(text)
+    return TransientError(
+        f"Spark did not start at {master}: {told}",
+        "Check that this master runs, can be reached, and has the same settings of spark.authenticate",
     )
+
+
+def ui_address(spark: SparkSession) -> str | None:
+    """Address of Spark's own page; ``None`` if it is off."""
+    try:
+        address: str | None = spark.sparkContext.uiWebUrl
+    except Exception:  # a session of Spark Connect has no context
+        return None
+    return address
 
 
 @contextmanager
@@ -68,7 +130,12 @@ def of_spark(error: BaseException) -> CdcError:
     own = unpack(text)
     if own is not None:
         return own
-    lines = [line for line in text.splitlines() if line.strip()]
-    first = lines[0] if lines else type(error).__name__
-    told = next((line for line in reversed(lines) if "Error" in line and not line.startswith("\tat")), first)
-    return TerminalError(f"Spark failed: {told[:500]}", "See the log of the Spark driver")
+    return TerminalError(f"Spark failed: {_told(text) or type(error).__name__}", "See the log of the Spark driver")
+
+
+def _told(text: str) -> str:
+    """The line of a long error text that says most."""
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("\tat")]
+    python = [line for line in reversed(lines) if "Error" in line]
+    java = [line[2:] for line in lines if line.startswith(": ")]
+    return next(iter(python + java + lines), "")[:500]

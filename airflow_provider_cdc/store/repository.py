@@ -140,46 +140,118 @@ class Store(Database):
 
     # The snapshot's work
 
+    def group(self, pipeline: str, generation: int, group_no: int) -> GroupRow:
+        """A chunk group.
+
+        :raises NotReadyError: if there is no such group.
+        """
+        with self._read() as session:
+            return _planned_group(session, pipeline, generation, group_no)
+
     def claim_group(
-        self, pipeline: str, generation: int, group_no: int, seen: int | None = None, at_least: int = 0
+        self,
+        pipeline: str,
+        generation: int,
+        group_no: int,
+        seen: int | None = None,
+        at_least: int = 0,
+        *,
+        holder: str | None = None,
+        state: str | None = None,
     ) -> int:
         """Begin a new attempt at a group, also at one that another attempt holds: that one can no longer finish it.
 
         :param seen: attempt number that the caller has read; the claim fails if it has changed since.
         :param at_least: highest attempt that left anything in the sink; the new one is above it.
+        :param holder: who claims it, for people and for those who wait for it.
+        :param state: ``running``, or ``rereading`` for a group that is published; then also one that is done is taken.
         :return: number of the new attempt, from 1; 0 if the group is done, or was taken by another since ``seen``.
         :raises NotReadyError: if there is no such group.
         """
         with self._write() as session:
-            row = session.get(GroupRow, (pipeline, generation, group_no))
-            if row is None:
-                message = f"pipeline {pipeline}: group {group_no} of snapshot {generation} is not planned"
-                raise NotReadyError(message, "Run `airflow-cdc snapshot`, which plans it")
-            if row.state == "done" or (seen is not None and row.attempt != seen):
+            row = _planned_group(session, pipeline, generation, group_no)
+            if (row.state == "done" and state is None) or (seen is not None and row.attempt != seen):
                 return 0
             # Compared again by the update: databases other than SQLite let two get here.
             claim = _group(pipeline, generation, group_no).where(
                 GroupRow.state == row.state, GroupRow.attempt == row.attempt
             )
             attempt = max(row.attempt, at_least) + 1
-            values = {"state": "running", "attempt": attempt, "started_at": now()}
+            values = {"state": state or "running", "attempt": attempt, "started_at": now()}
+            values |= {"holder": holder, "heartbeat_at": now() if holder else None}
             return attempt if _changed(session, claim.values(values)) else 0
 
+    def group_heartbeat(self, pipeline: str, generation: int, group_no: int, attempt: int) -> bool:
+        """Say that an attempt is being read.
+
+        :return: ``False`` if a newer one has taken over; a bookkeeping that was lost does not stop an attempt.
+        """
+        with self._write() as session:
+            if _changed(session, _claimed(pipeline, generation, group_no, attempt).values(heartbeat_at=now())):
+                return True
+            row = session.get(GroupRow, (pipeline, generation, group_no))
+            return row is None or row.attempt <= attempt
+
+    def release_group(self, pipeline: str, generation: int, group_no: int, attempt: int) -> None:
+        """Say that nobody reads an attempt any more: who comes next need not wait for it."""
+        with self._write() as session:
+            _changed(session, _claimed(pipeline, generation, group_no, attempt).values(heartbeat_at=None))
+
     def finish_group(
-        self, pipeline: str, generation: int, group_no: int, attempt: int, rows: int, min_lw: Any, max_hw: Any
+        self,
+        pipeline: str,
+        generation: int,
+        group_no: int,
+        attempt: int,
+        rows: int,
+        min_lw: Any,
+        max_hw: Any,
+        finished_for: str | None = None,
     ) -> bool:
         """Mark a group as done.
 
-        :param attempt: the claim that did it, or that found it done in the sink.
-        :param rows: rows in the sink.
+        :param attempt: the claim that did it.
+        :param rows: rows that the attempt read.
         :param min_lw: lowest low watermark of its chunks; JSON.
         :param max_hw: highest high watermark of its chunks; JSON.
+        :param finished_for: the task that asked for it, if one did.
         :return: ``False`` if a newer attempt holds the group; nothing is changed then.
         """
         values = {"state": "done", "rows": rows, "min_lw": min_lw, "max_hw": max_hw, "finished_at": now()}
+        values |= {"heartbeat_at": None, "finished_for": finished_for}
         with self._write() as session:
-            finish = _group(pipeline, generation, group_no).where(GroupRow.attempt == attempt)
-            return _changed(session, finish.values(values))
+            return _changed(session, _claimed(pipeline, generation, group_no, attempt).values(values))
+
+    def adopt_group(
+        self,
+        pipeline: str,
+        generation: int,
+        group_no: int,
+        seen: int,
+        attempt: int,
+        rows: int,
+        min_lw: Any,
+        max_hw: Any,
+        finished_for: str | None = None,
+    ) -> bool:
+        """Write down what the sink says of a published group, without a claim: those who read it go on.
+
+        A group that is being read again stays so, and so does the name of the task that wants it.
+
+        :param seen: attempt number that the caller has read; nothing is changed if it is another one by now.
+        :param attempt: the published attempt; the others as in :meth:`finish_group`.
+        :param finished_for: the task for which this is enough; ``None`` leaves the one that is there.
+        :return: whether it was written.
+        """
+        values: dict[str, Any] = {"rows": rows, "min_lw": min_lw, "max_hw": max_hw, "attempt": max(seen, attempt)}
+        own = {"state": "done", "finished_at": func.coalesce(GroupRow.finished_at, now())}
+        if finished_for is not None:
+            own["finished_for"] = finished_for
+        group = _claimed(pipeline, generation, group_no, seen)
+        with self._write() as session:
+            return _changed(session, group.where(GroupRow.state == "rereading").values(values)) or _changed(
+                session, group.where(GroupRow.state != "rereading").values(values | own)
+            )
 
     def chunks_done(
         self, pipeline: str, generation: int, done: Iterable[tuple[int, int, Any, Any, int, int, int, float]]
@@ -209,7 +281,9 @@ class Store(Database):
         :return: whether it is done.
         """
         left = select(GroupRow.group_no).where(
-            GroupRow.pipeline == pipeline, GroupRow.generation == generation, GroupRow.state != "done"
+            GroupRow.pipeline == pipeline,
+            GroupRow.generation == generation,
+            GroupRow.state.not_in(("done", "rereading")),  # what is read again is published all the while
         )
         with self._write() as session:
             row = session.get(SnapshotRow, (pipeline, generation))
@@ -250,20 +324,17 @@ class Store(Database):
         pid: int,
         pid_started: float,
         *,
-        mode: str = "continuous",
-        log: str | None = None,
-        ui: str | None = None,
         refuse: Callable[[StreamRow | None], None] = lambda _: None,
+        details: Mapping[str, str | None] | None = None,
     ) -> int:
         """Begin a run of the stream. Older runs that were never ended count as failed and are told to stop.
 
         :param at_least: highest epoch found in the sink.
         :param host: host of the driver; ``pid``: its process id.
         :param pid_started: when that process started (seconds): process ids come around again.
-        :param mode: ``continuous`` or ``catch_up``.
-        :param log: file that the driver writes to, if it is not somebody's terminal.
-        :param ui: address of Spark's own page.
         :param refuse: called with the newest run inside of the transaction; raises if that one is alive.
+        :param details: ``mode`` (``continuous`` or ``catch_up``); ``log``, the file that the driver writes to, if it is
+            not somebody's terminal; ``ui``, the address of Spark's own page.
         :return: an epoch above all others.
         :raises NotReadyError: if the pipeline is not registered.
         """
@@ -278,23 +349,30 @@ class Store(Database):
             older = update(StreamRow).where(StreamRow.pipeline == pipeline, StreamRow.state == "running")
             error = f"epoch {epoch} has taken over"
             _changed(session, older.values(state="failed", desired_state="stop", error=error))
-            run = StreamRow(pipeline=pipeline, epoch=epoch, host=host, pid=pid, pid_started=pid_started)
-            run.mode, run.log, run.ui = mode, log, ui
-            run.started_at = run.heartbeat_at = now()
-            session.add(run)
+            session.add(_run(pipeline, epoch, host, pid, pid_started, details or {}))
             return epoch
 
-    def heartbeat(self, pipeline: str, epoch: int, progress: bool) -> str:
+    def restore_epoch(
+        self, pipeline: str, epoch: int, host: str, pid: int, pid_started: float, details: Mapping[str, str | None]
+    ) -> None:
+        """Write down a run of the stream again that is alive, but that a lost bookkeeping does not know of."""
+        with self._write() as session:
+            row = session.get(PipelineRow, pipeline, with_for_update=True)
+            if row is not None and row.epoch < epoch:
+                row.epoch = epoch
+                session.add(_run(pipeline, epoch, host, pid, pid_started, details))
+
+    def heartbeat(self, pipeline: str, epoch: int, progress: bool) -> str | None:
         """Say that the stream is alive.
 
         :param progress: whether it has also got further.
-        :return: the desired state: ``run`` or ``stop``.
+        :return: the desired state: ``run`` or ``stop``; ``None`` if the bookkeeping does not know of this run.
         """
         values = {key: now() for key in ("heartbeat_at", *(["progress_at"] if progress else []))}
         with self._write() as session:
             _changed(session, _stream(pipeline, epoch).values(values))
             row = session.get(StreamRow, (pipeline, epoch))
-            return row.desired_state if row else "run"  # a bookkeeping that was lost does not stop a stream
+            return row.desired_state if row else None
 
     def supervise(self, pipeline: str, epoch: int, supervisor: str) -> None:
         """Say that a task looks after the stream.
@@ -420,6 +498,18 @@ def _changed(session: Session, statement: Any) -> bool:
     return cast("CursorResult[Any]", result).rowcount > 0
 
 
+def _planned_group(session: Session, pipeline: str, generation: int, group_no: int) -> GroupRow:
+    row = session.get(GroupRow, (pipeline, generation, group_no))
+    if row is None:
+        message = f"pipeline {pipeline}: group {group_no} of snapshot {generation} is not planned"
+        raise NotReadyError(message, "Run `airflow-cdc snapshot`, which plans it")
+    return row
+
+
+def _claimed(pipeline: str, generation: int, group_no: int, attempt: int) -> Any:
+    return _group(pipeline, generation, group_no).where(GroupRow.attempt == attempt)
+
+
 def _group(pipeline: str, generation: int, group_no: int) -> Any:
     return update(GroupRow).where(
         GroupRow.pipeline == pipeline, GroupRow.generation == generation, GroupRow.group_no == group_no
@@ -428,6 +518,14 @@ def _group(pipeline: str, generation: int, group_no: int) -> Any:
 
 def _stream(pipeline: str, epoch: int) -> Any:
     return update(StreamRow).where(StreamRow.pipeline == pipeline, StreamRow.epoch == epoch)
+
+
+def _run(
+    pipeline: str, epoch: int, host: str, pid: int, pid_started: float, details: Mapping[str, str | None]
+) -> StreamRow:
+    run = StreamRow(pipeline=pipeline, epoch=epoch, host=host, pid=pid, pid_started=pid_started, **details)
+    run.started_at = run.heartbeat_at = now()
+    return run
 
 
 def _newest(pipeline: str) -> Any:

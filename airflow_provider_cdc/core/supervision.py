@@ -1,0 +1,73 @@
+"""What can be said of a stream from its row in the bookkeeping, looked at again and again.
+
+No clocks of two hosts are compared: a heartbeat that stands still for so long on the watcher's own clock is lost. The
+time in which the bookkeeping could not be asked does not count, since the stream could not write to it either.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Protocol
+
+#: Seconds between two heartbeats, and after how many without one a stream counts as lost.
+HEARTBEAT_SECONDS, LOST_SECONDS = 1.0, 15.0
+
+
+class Run(Protocol):
+    """What the bookkeeping says of one run of a stream."""
+
+    @property
+    def epoch(self) -> int:
+        """Its number."""
+
+    @property
+    def state(self) -> str:
+        """``running``, or how it ended."""
+
+    @property
+    def heartbeat_at(self) -> datetime:
+        """Its last sign of life."""
+
+
+class Verdict(StrEnum):
+    """Why a watch is over."""
+
+    CAUGHT_UP = "caught_up"
+    STOPPED = "stopped"
+    FAILED = "failed"
+    LOST = "lost"
+    SUPERSEDED = "superseded"
+
+
+@dataclass
+class Watch:
+    """Watches one epoch.
+
+    :param epoch: the epoch.
+    :param patience: seconds without a heartbeat after which it counts as lost.
+    """
+
+    epoch: int
+    patience: float = LOST_SECONDS
+    _heartbeat: datetime | None = None
+    _since: float = 0.0
+
+    def see(self, newest: Run | None, at: float) -> Verdict | None:
+        """Look at the newest run of the stream.
+
+        :param newest: its row; ``None`` when the bookkeeping could not be asked, or has lost it.
+        :param at: seconds on the watcher's own monotonic clock.
+        :returns: ``None`` while the stream goes on.
+        """
+        if newest is None or newest.epoch < self.epoch:
+            self._heartbeat = None  # begins to count anew when the bookkeeping is back
+            return None
+        if newest.epoch > self.epoch:
+            return Verdict.SUPERSEDED
+        if newest.state != "running":
+            return Verdict(newest.state)
+        if newest.heartbeat_at != self._heartbeat:
+            self._heartbeat, self._since = newest.heartbeat_at, at
+        return Verdict.LOST if at - self._since > self.patience else None

@@ -1,0 +1,210 @@
+"""The process that runs Spark for a scheduler's task: one chunk group, or the stream.
+
+The request, with the connections in it, comes as one line of JSON on standard input, so that no secret is ever on a
+command line, in the environment or in a file. How it ended is written to a file that the request names; everything
+else it has to say are lines on standard error.
+
+A group's driver lives as long as its task: the pipe stays open, and when it closes the whole session ends. A stream's
+driver lives on its own; who looks after it does so through the bookkeeping database.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_cdc.connections import Connection, scrub, strip_environment
+from airflow_provider_cdc.exceptions import CdcError, NotReadyError
+from airflow_provider_cdc.phases.context import Context
+from airflow_provider_cdc.pipeline import Pipeline
+from airflow_provider_cdc.processes import kill_session
+from airflow_provider_cdc.progress_bar import Lines
+from airflow_provider_cdc.sinks.layout import write_json
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from airflow_provider_cdc.spark.snapshot_job import Runner, SnapshotJob
+    from airflow_provider_cdc.store import Store
+
+#: Begins the line that gives the address of Spark's own page.
+UI_LINE = "Spark UI at "
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a driver is to do.
+
+    :param pipeline: :meth:`Pipeline.to_dict`.
+    :param connections: (id -> :meth:`Connection.to_json`); they hold the secrets.
+    :param result: file that is written at the end: ``{"outcome": ...}`` or ``{"error": {kind, message, remedy}}``.
+    :param group: number of the chunk group to read; ``None`` for the stream.
+    :param holder: who reads the group, for people.
+    :param requested_by: identity of the task: one that has finished a group before reads it again.
+    :param catch_up: whether the stream ends at the position that the source has now.
+    :param log: file that a stream's driver writes to.
+    """
+
+    pipeline: dict[str, Any]
+    connections: dict[str, dict[str, Any]] = field(repr=False)
+    result: str
+    group: int | None = None
+    holder: str = ""
+    requested_by: str = ""
+    catch_up: bool = False
+    log: str | None = None
+
+    def to_line(self) -> str:
+        """One line of JSON; :meth:`from_line` reads it."""
+        return json.dumps(asdict(self)) + "\n"
+
+    @classmethod
+    def from_line(cls, line: str) -> Request:
+        """Inverse of :meth:`to_line`."""
+        return cls(**json.loads(line))
+
+
+def follow(
+    context: Context,
+    store: Store,
+    spark: SparkSession,
+    *,
+    catch_up: bool,
+    log: str | None = None,
+    ui: str | None = None,
+) -> None:
+    """Run one epoch of the stream until it has caught up, is asked to stop, or gets SIGTERM or SIGINT."""
+    from airflow_provider_cdc.phases.stream import begin, run_on_spark
+
+    epoch = begin(context, store, catch_up=catch_up, log=log, ui=ui)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: epoch.stop.set())
+    context.reporter.line(f"stream epoch {epoch.number} begins at {epoch.start.at}")
+    run_on_spark(epoch, spark)
+    context.reporter.line(f"stream epoch {epoch.number} ended at {epoch.applier.at.at}")
+
+
+def main() -> int:
+    """Do what the request on standard input says.
+
+    :returns: exit code, as of the command line.
+    """
+    request = Request.from_line(sys.stdin.readline())
+    strip_environment()
+    known = {conn_id: Connection.from_json(value) for conn_id, value in request.connections.items()}
+    secrets = [secret for connection in known.values() for secret in connection.secrets]
+    if request.group is None:
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    else:
+        threading.Thread(target=_end_with_the_task, name="lifeline", daemon=True).start()
+    try:
+        context = Context.of(Pipeline.from_dict(request.pipeline), Lines(), _finder(known))
+        outcome = _stream(context, request) if request.group is None else _group(context, request)
+        write_json(Path(request.result), {"outcome": outcome})
+        return 0
+    except CdcError as error:
+        failure = {"kind": type(error).__name__, "message": error.message, "remedy": error.remedy}
+        code = error.exit_code
+    except Exception as error:
+        print(scrub(traceback.format_exc(), secrets), file=sys.stderr, flush=True)
+        failure = {
+            "kind": "",
+            "message": f"unexpected {type(error).__name__}: {error}",
+            "remedy": "See the lines above",
+        }
+        code = 1
+    failure = {key: scrub(text, secrets) for key, text in failure.items()}
+    print(f"error: {failure['message']}. {failure['remedy']}", file=sys.stderr, flush=True)
+    write_json(Path(request.result), {"error": failure})
+    return code
+
+
+def _finder(known: dict[str, Connection]) -> Callable[[str], Connection]:
+    def find(conn_id: str) -> Connection:
+        if conn_id not in known:
+            raise NotReadyError(f"connection {conn_id} was not handed to the driver", "Report this")
+        return known[conn_id]
+
+    return find
+
+
+def _end_with_the_task() -> None:
+    """The task holds the other end of standard input: when it is gone, so is the driver with all it has started."""
+    sys.stdin.read()
+    kill_session(os.getsid(0))
+
+
+def _group(context: Context, request: Request) -> dict[str, Any]:
+    from airflow_provider_cdc.phases.snapshot import run_group
+
+    assert request.group is not None
+    session: list[SparkSession] = []
+    try:
+        with closing(context.store()) as store:
+            plan = context.ensure_plan(store)
+            result = run_group(
+                context,
+                store,
+                plan,
+                request.group,
+                _when_needed(context, session),
+                holder=request.holder,
+                requested_by=request.requested_by,
+            )
+            return result.to_json()
+    finally:
+        for spark in session:
+            spark.stop()
+
+
+def _when_needed(context: Context, session: list[SparkSession]) -> Runner:
+    """Runner that starts Spark with the first job: a group that is published already needs none."""
+
+    def run(job: SnapshotJob) -> list[dict[str, Any]]:
+        from airflow_provider_cdc.spark.snapshot_job import run_on_spark
+
+        if not session:
+            session.append(_start(context)[0])
+        return run_on_spark(session[0])(job)
+
+    return run
+
+
+def _stream(context: Context, request: Request) -> dict[str, Any]:
+    from airflow_provider_cdc.phases.preflight import require
+    from airflow_provider_cdc.phases.stream import refuse
+
+    for finding in require(context):
+        context.reporter.line(f"{finding.level}: {finding.what}. {finding.remedy}")
+    context.need_plan()
+    with closing(context.store()) as store:
+        refuse(store.current_stream(context.pipeline.name))
+        spark, ui = _start(context)
+        try:
+            follow(context, store, spark, catch_up=request.catch_up, log=request.log, ui=ui)
+        finally:
+            spark.stop()
+    return {}
+
+
+def _start(context: Context) -> tuple[SparkSession, str | None]:
+    from airflow_provider_cdc.spark.session import start, ui_address
+
+    spark = start(context.pipeline.name, *context.spark, ui=True)
+    address = ui_address(spark)
+    if address:
+        context.reporter.line(UI_LINE + address)
+    return spark, address
+
+
+if __name__ == "__main__":
+    sys.exit(main())

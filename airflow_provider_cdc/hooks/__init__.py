@@ -1,0 +1,1 @@
+"""Airflow's connections, for this project and for people."""

@@ -1,0 +1,208 @@
+"""The operators of a pipeline: preflight, plan, snapshot, verify. The stream's stands in :mod:`.stream`.
+
+They are thin: each resolves the pipeline's connections, calls the phase of the same name, and returns a summary that a
+person can read in the XCom tab.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from airflow.sdk import BaseOperator
+
+from airflow_provider_cdc.exceptions import NotReadyError, TerminalError
+from airflow_provider_cdc.links.cdc import SparkUiLink
+from airflow_provider_cdc.operators.base import (
+    RENDERERS,
+    TEMPLATE_EXT,
+    PipelineLike,
+    context_of,
+    plain,
+    request_of,
+    task_errors,
+    task_identity,
+    task_label,
+)
+from airflow_provider_cdc.operators.stream import CdcStreamOperator
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from airflow_provider_cdc.launch import Driver
+
+__all__ = [
+    "CdcPlanChunksOperator",
+    "CdcPreflightOperator",
+    "CdcSnapshotOperator",
+    "CdcStreamOperator",
+    "CdcVerifyOperator",
+]
+
+
+class CdcPreflightOperator(BaseOperator):
+    """Look at server, grants, tables, sink and runtime before anything is written, and set up the bookkeeping.
+
+    Fails, without a retry, at the first finding that is an error; warnings are logged.
+
+    XCom: list of findings, each with ``level``, ``what`` and ``remedy``.
+
+    :param pipeline: a :class:`~airflow_provider_cdc.Pipeline`, its plain values, or YAML: the name of a file of the
+        DAG folder (``.yaml``, ``.yml``) or the text itself. (templated)
+    """
+
+    template_fields: Sequence[str] = ("pipeline",)
+    template_ext: Sequence[str] = TEMPLATE_EXT
+    template_fields_renderers: ClassVar[dict[str, str]] = RENDERERS
+    ui_color = "#e8f0fe"
+
+    def __init__(self, *, pipeline: PipelineLike, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.pipeline = plain(pipeline)
+
+    def execute(self, context: Context) -> list[dict[str, str]]:
+        """Look at everything."""
+        from airflow_provider_cdc.phases.preflight import preflight
+
+        with task_errors(self.log):
+            found = context_of(self.pipeline, self.log)
+            findings = preflight(found)
+            levels = {"ok": self.log.info, "warning": self.log.warning, "error": self.log.error}
+            for finding in sorted(findings, key=lambda f: ("error", "warning", "ok").index(f.level)):
+                levels[finding.level]("%s%s", finding.what, f". {finding.remedy}" if finding.remedy else "")
+            for finding in findings:
+                if finding.level == "error":
+                    raise finding.error()
+            found.store().close()
+        return [f.to_json() for f in findings]
+
+
+class CdcPlanChunksOperator(BaseOperator):
+    """Plan the snapshot: which key ranges are read, in which groups. The first plan of a pipeline stays.
+
+    Planning again (a retry, a clear, another DAG run) returns the same groups and reads nothing.
+
+    XCom: list of groups to map :class:`CdcSnapshotOperator` over, each with ``group`` (its number), ``label``,
+    ``tables``, ``chunks`` and ``rows`` (about).
+
+    :param pipeline: as in :class:`CdcPreflightOperator`. (templated)
+    """
+
+    template_fields: Sequence[str] = ("pipeline",)
+    template_ext: Sequence[str] = TEMPLATE_EXT
+    template_fields_renderers: ClassVar[dict[str, str]] = RENDERERS
+    ui_color = "#e6f4ea"
+
+    def __init__(self, *, pipeline: PipelineLike, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.pipeline = plain(pipeline)
+
+    def execute(self, context: Context) -> list[dict[str, Any]]:
+        """Plan, or look up the plan that stands."""
+        from airflow_provider_cdc.phases.preflight import require
+        from airflow_provider_cdc.phases.snapshot import adopt_published
+
+        with task_errors(self.log):
+            found = context_of(self.pipeline, self.log)
+            require(found, spark=False)
+            with closing(found.store()) as store:
+                plan = found.ensure_plan(store)
+                adopt_published(found, store, plan)
+        self.log.info("P0 (the smallest low watermark, where the stream begins) is %s", plan.p0.at)
+        return plan.summaries(found.pipeline.snapshot.chunk_rows)
+
+
+class CdcSnapshotOperator(BaseOperator):
+    """Read one chunk group with one Spark job and publish it. Map it over what :class:`CdcPlanChunksOperator` returns.
+
+    A retry reads only what no earlier try has finished. A group that is published already is adopted: nothing is read.
+    Clearing a task that has succeeded reads its group again, and no other: before the stream begins it replaces the
+    rows itself, afterwards it hands them to the stream, which replaces them between two batches.
+
+    XCom: ``group``, ``outcome`` (``published``, ``adopted``, ``replaced``, ``staged``), ``attempt``, ``tables``,
+    ``rows``, ``chunks``, ``corrected``, ``seconds``, ``rows_per_second``, ``min_lw``, ``max_hw``.
+
+    :param pipeline: as in :class:`CdcPreflightOperator`. (templated)
+    :param group: number of the group, or one of the mappings that :class:`CdcPlanChunksOperator` returns. (templated)
+    """
+
+    template_fields: Sequence[str] = ("pipeline", "group")
+    template_ext: Sequence[str] = TEMPLATE_EXT
+    template_fields_renderers: ClassVar[dict[str, str]] = RENDERERS
+    operator_extra_links = (SparkUiLink(),)
+    ui_color = "#fef7e0"
+
+    def __init__(self, *, pipeline: PipelineLike, group: int | Mapping[str, Any], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.pipeline = plain(pipeline)
+        self.group = group
+        self._driver: Driver | None = None
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Run the group's driver and relay what it says."""
+        from airflow_provider_cdc.driver import UI_LINE
+        from airflow_provider_cdc.launch import attached
+
+        with task_errors(self.log):
+            found = context_of(self.pipeline, self.log)
+            request = request_of(
+                found.pipeline,
+                group=self._number(),
+                holder=task_label(context),
+                requested_by=task_identity(context),
+            )
+            with attached(request) as self._driver:
+                for line in self._driver.lines():
+                    self.log.info("%s", line)
+                    if UI_LINE in line:
+                        context["ti"].xcom_push(SparkUiLink().xcom_key, line.partition(UI_LINE)[2])
+                return self._driver.outcome()
+
+    def on_kill(self) -> None:
+        """End the driver: what it has finished is used again by the next try."""
+        if self._driver is not None:
+            self._driver.end()
+
+    def _number(self) -> int:
+        value = self.group["group"] if isinstance(self.group, Mapping) and "group" in self.group else self.group
+        try:
+            return int(value)  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            raise NotReadyError(
+                f"group is {value!r}", "Give the number of a chunk group, or what CdcPlanChunksOperator returns of it"
+            ) from None
+
+
+class CdcVerifyOperator(BaseOperator):
+    """Compare source and sink, table by table, at one position while writers go on. A difference fails the task.
+
+    XCom: list of tables, each with ``table``, ``equal``, ``rows`` and examples of what differs.
+
+    :param pipeline: as in :class:`CdcPreflightOperator`. (templated)
+    """
+
+    template_fields: Sequence[str] = ("pipeline",)
+    template_ext: Sequence[str] = TEMPLATE_EXT
+    template_fields_renderers: ClassVar[dict[str, str]] = RENDERERS
+    ui_color = "#fce8e6"
+
+    def __init__(self, *, pipeline: PipelineLike, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.pipeline = plain(pipeline)
+
+    def execute(self, context: Context) -> list[dict[str, Any]]:
+        """Compare."""
+        from airflow_provider_cdc.phases.verify import verify
+
+        with task_errors(self.log):
+            verdicts = verify(context_of(self.pipeline, self.log))
+            for verdict in verdicts:
+                self.log.info("%s: %s", verdict.table, "equal" if verdict.equal else ", ".join(verdict.examples))
+            unequal = [v for v in verdicts if not v.equal]
+            if unequal:
+                raise TerminalError(
+                    f"{len(unequal)} of {len(verdicts)} tables differ: {', '.join(v.table for v in unequal)}",
+                    "Clear the snapshot tasks of the groups concerned, which reads them again, and report how it came",
+                )
+        return [v.to_json() for v in verdicts]

@@ -1,0 +1,255 @@
+"""Chunk groups that are read again: staged by the job that reads them, then put in the place of what is there.
+
+Before a stream has ever begun the job does that itself. Afterwards the rows of the table are the stream's: its driver
+alone publishes, at a point where it knows the table's position (the argument is in docs/correctness.md).
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+from sqlalchemy.exc import SQLAlchemyError
+
+from airflow_provider_cdc.core.changes import apply_changes, last_changes
+from airflow_provider_cdc.core.offset import Offset, Position
+from airflow_provider_cdc.core.plan import Plan
+from airflow_provider_cdc.core.schema import SEQ
+from airflow_provider_cdc.core.supervision import Watch
+from airflow_provider_cdc.exceptions import CdcError
+from airflow_provider_cdc.failpoints import hit
+from airflow_provider_cdc.mysql.keys import keys_of
+from airflow_provider_cdc.mysql.ownership import owners
+from airflow_provider_cdc.mysql.session import connect
+from airflow_provider_cdc.phases.apply import Applier, epoch_fence, stream_marker
+from airflow_provider_cdc.phases.context import Context
+from airflow_provider_cdc.phases.groups import Group, coverage, generation_fence, read_manifest
+from airflow_provider_cdc.processes import start_time
+from airflow_provider_cdc.sinks.delta import Actions, DataFile, Replacement, statistics_key, write_file
+from airflow_provider_cdc.sinks.layout import read_json, write_json
+from airflow_provider_cdc.spark.stage import StreamJob
+from airflow_provider_cdc.store import Store
+
+_POLL_SECONDS = 1.0
+#: Slot of the replication server id with which the stream's driver replays the binlog onto staged chunks.
+_SLOT = 2
+
+
+@dataclass(frozen=True)
+class Staged:
+    """An attempt at a published group that was read to its end and waits to be published.
+
+    :param group: number of the group.
+    :param attempt: number of the attempt.
+    :param high: highest high watermark of its chunks.
+    """
+
+    group: int
+    attempt: int
+    high: Position
+
+
+def stage(group: Group, attempt: int, manifests: Sequence[dict[str, Any]]) -> Staged:
+    """Write down that an attempt is complete: its manifest, then a small file that asks for it to be published.
+
+    :param manifests: one entry a file.
+    """
+    write_json(group.context.layout.attempt(group.plan.generation, group.number, attempt), manifests)
+    high = max(Position.from_json(chunk["hw"]) for entry in manifests for chunk in entry["chunks"])
+    path = group.context.layout.staged(group.plan.generation) / f"{group.number}-{attempt}.json"
+    write_json(path, {"group": group.number, "attempt": attempt, "high": high.to_json()})
+    hit("reread.after_stage")
+    forget(group, attempt - 1)
+    return Staged(group.number, attempt, high)
+
+
+def waiting(context: Context, plan: Plan) -> list[Staged]:
+    """Staged attempts, the newest of each group. Costs a look into a folder where there are none."""
+    newest: dict[int, Staged] = {}
+    for path in context.layout.staged(plan.generation).glob("*.json"):
+        value = read_json(path)
+        if value is not None:  # else it has just been published
+            found = Staged(value["group"], value["attempt"], Position.from_json(value["high"]))
+            if found.group not in newest or newest[found.group].attempt < found.attempt:
+                newest[found.group] = found
+    return [newest[number] for number in sorted(newest)]
+
+
+def forget(group: Group, attempt: int) -> None:
+    """Remove what asks for this attempt, and for older ones, to be published."""
+    for path in group.context.layout.staged(group.plan.generation).glob(f"{group.number}-*.json"):
+        if int(path.stem.partition("-")[2]) <= attempt:
+            path.unlink(missing_ok=True)
+
+
+def settle(group: Group, store: Store, staged: Staged) -> bool:
+    """Publish a staged attempt where no stream has begun; elsewhere wait while a stream runs that will do it.
+
+    :returns: whether it is published in all tables; if not, the next stream does it.
+    """
+    manifests = read_manifest(group.context, group.plan, group.number, staged.attempt)
+    for index in group.tables:
+        _publish_alone(group, staged, index, manifests)
+    watch: Watch | None = None
+    while (group.published() or 0) < staged.attempt:
+        run = store.current_stream(group.plan.pipeline)
+        if run is None or run.state != "running":
+            return False
+        if run.host == socket.gethostname() and start_time(run.pid) != run.pid_started:
+            return False
+        if watch is None or watch.epoch != run.epoch:
+            watch = Watch(run.epoch)
+            group.context.reporter.line(
+                f"group {group.number} was read again (attempt {staged.attempt}); the stream (epoch {run.epoch}) "
+                f"publishes it when it is at {staged.high}"
+            )
+        if watch.see(run, time.monotonic()) is not None:
+            return False
+        time.sleep(_POLL_SECONDS)
+    return True
+
+
+def _publish_alone(group: Group, staged: Staged, index: int, manifests: Sequence[dict[str, Any]]) -> None:
+    """One commit, if no stream has touched the table and it is not published there already."""
+    table, target, epoch = group.plan.tables[index], group.tables[index], epoch_fence(group.plan.pipeline, 0).app_id
+    files = [DataFile(**m["file"]) for m in manifests if m["table"] == index]
+
+    def due(delta: DeltaTable) -> bool:
+        standing = delta.transaction_version(group.marker)
+        return (standing or 0) < staged.attempt and delta.transaction_version(epoch) is None
+
+    if due(target.load()):
+        with _replacement(group, index) as rows:
+            hit("reread.before_commit")
+            target.commit(
+                lambda delta: target.replace(delta, files, rows, table.key) if due(delta) else None,
+                {group.marker: staged.attempt},
+                generation_fence(group.plan),
+            )
+            hit("reread.after_commit")
+
+
+def publish_staged(context: Context, store: Store, plan: Plan, applier: Applier, job: StreamJob) -> None:
+    """Publish the staged attempts whose high watermarks the stream has reached. Only the stream's driver calls it,
+    between two batches.
+
+    :param applier: what has been applied; told of the new coverage.
+    :param job: reads the binlog.
+    """
+    for staged in waiting(context, plan):
+        if applier.at.at < staged.high:
+            continue
+        group = Group(context, plan, staged.group)
+        behind = [i for i, attempt in group.markers().items() if attempt < staged.attempt]
+        for index in behind:
+            _publish_table(group, staged, index, applier, job)
+        if behind:
+            applier.hold(coverage(context, plan, applier.tables) or [])
+            context.reporter.line(
+                f"group {staged.group} was read again (attempt {staged.attempt}): published at {applier.at.at}"
+            )
+        with suppress(CdcError, SQLAlchemyError):  # during an outage the request stays, and is only recorded later
+            group.adopt(store, store.group(plan.pipeline, plan.generation, staged.group).attempt)
+            forget(group, staged.attempt)
+
+
+def _publish_table(group: Group, staged: Staged, index: int, applier: Applier, job: StreamJob) -> None:
+    plan, table, target = group.plan, group.plan.tables[index], applier.tables[index]
+    listed = read_manifest(group.context, plan, group.number, staged.attempt)
+    manifests = [m for m in listed if m["table"] == index]
+    # A run that was killed before it wrote the resume point may have left the table further than that.
+    at = max(plan.lineage.seq(applier.at.at), target.marker(stream_marker(plan.pipeline)) or 0)
+    files = _replayed(group, staged, index, manifests, replace(applier.at, at=plan.lineage.position(at)), job)
+    with _replacement(group, index) as rows:
+
+        def decide(delta: DeltaTable) -> Actions | None:
+            standing = delta.transaction_version(group.marker)
+            return None if (standing or 0) >= staged.attempt else target.replace(delta, files, rows, table.key)
+
+        hit("reread.before_commit")
+        target.commit(decide, {group.marker: staged.attempt, stream_marker(plan.pipeline): at}, applier.fence)
+        hit("reread.after_commit")
+
+
+def _replayed(
+    group: Group, staged: Staged, index: int, manifests: Sequence[dict[str, Any]], end: Offset, job: StreamJob
+) -> list[DataFile]:
+    """The staged files of one table as of ``end``. Files that nothing has changed since stay as they are."""
+    plan, table = group.plan, group.plan.tables[index]
+    chunks = [c for c in group.chunks if c.table == index]
+    numbers = {chunk.no: i for i, chunk in enumerate(chunks)}
+    marks = [0] * len(chunks)
+    for entry in manifests:
+        for chunk in entry["chunks"]:
+            marks[numbers[chunk["no"]]] = plan.lineage.seq(Position.from_json(chunk["hw"]))
+    changes = _changes(group, staged, index, replace(end, at=plan.lineage.position(min(marks))), end, job)
+    # First reduced to the last change of each key, then what is covered (or another group's) is dropped.
+    changes = last_changes(changes, table.key)
+    with closing(connect(group.context.connect_args)) as connection:
+        owned = owners(connection, table, chunks, keys_of(table, changes))
+    newer = [i >= 0 and seq > marks[i] for i, seq in zip(owned, changes[SEQ].to_pylist(), strict=True)]
+    found = []
+    for entry in manifests:
+        mine = {numbers[chunk["no"]] for chunk in entry["chunks"]}
+        late = changes.filter(pa.array([n and i in mine for n, i in zip(newer, owned, strict=True)], pa.bool_()))
+        file = DataFile(**entry["file"])
+        if late.num_rows:
+            home = group.context.layout.table(table)
+            rows = pq.read_table(home / file.path, partitioning=None).cast(table.sink_schema)
+            rows = apply_changes(rows, late, table.key)
+            name = f"{_home(group, index)}{staged.attempt}/replayed-{uuid.uuid4().hex}.parquet"
+            file = write_file(home, name, [rows], statistics_key(table))
+        found.append(file)
+    return found
+
+
+def _changes(group: Group, staged: Staged, index: int, start: Offset, end: Offset, job: StreamJob) -> pa.Table:
+    """Changes of one table in (start, end], in binlog order."""
+    table, pipeline = group.plan.tables[index], group.context.pipeline
+    found = table.sink_schema.empty_table()
+    if end.at <= start.at:
+        return found
+    # Not the reader of the batches: the next batch may be being read at this moment.
+    reader = pipeline.server_id(_SLOT), pipeline.replica_uuid(_SLOT)
+    name = f"reread-{group.number}-{staged.attempt}"
+    for entry in replace(job, reader=reader).stage(start, end, name)["tables"]:
+        if entry["table"] == index:
+            found = pq.ParquetFile(entry["path"]).read().cast(table.sink_schema)
+        Path(entry["path"]).unlink(missing_ok=True)
+    return found
+
+
+@contextmanager
+def _replacement(group: Group, index: int) -> Iterator[Replacement]:
+    """The rows of a table that belong to a group; the server says which keys do."""
+    table = group.plan.tables[index]
+    chunks = [c for c in group.chunks if c.table == index]
+    span = None
+    if statistics_key(table) is not None:
+        span = int(chunks[0].lower[0]), int(chunks[-1].upper[0])
+    with closing(connect(group.context.connect_args)) as connection:
+
+        def owned(keys: pa.Table) -> pa.Array:
+            return pc.greater_equal(
+                pa.array(owners(connection, table, chunks, keys_of(table, keys)), pa.int64()), pa.scalar(0)
+            )
+
+        home = _home(group, index)
+        yield Replacement(owned, home, home.rpartition(f"{group.number}/")[0], span)
+
+
+def _home(group: Group, index: int) -> str:
+    """Folder of the group's files in a table, relative to the table's own."""
+    layout, table = group.context.layout, group.plan.tables[index]
+    files = layout.files(table, group.plan.generation, group.number)
+    return f"{files.relative_to(layout.table(table))}/"

@@ -1,0 +1,74 @@
+"""Processes, their sessions, as Linux shows them, and what they left in their logs.
+
+Everything a driver starts (the JVM, Spark's Python workers, which make process groups of their own) stays in the
+driver's session, so the session is what is looked at and ended.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+
+
+def start_time(pid: int) -> float:
+    """Start time of a living process in clock ticks since boot, 0 if there is none. Ids alone come around again."""
+    fields = _fields(pid)
+    return float(fields[19]) if fields and fields[0] != "Z" else 0.0
+
+
+def members(session: int) -> list[int]:
+    """Ids of the living processes of a session."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            fields = _fields(int(entry.name))
+            if fields and fields[0] != "Z" and int(fields[3]) == session:
+                found.append(int(entry.name))
+    return found
+
+
+def end_session(session: int, patience: float) -> None:
+    """End all processes of a session: its leader by SIGTERM first, what is left after a while by SIGKILL.
+
+    :param session: id of the session, which is that of its leader.
+    :param patience: seconds that the leader is given to end its own children.
+    """
+    deadline = time.monotonic() + patience
+    with suppress(ProcessLookupError):
+        os.kill(session, signal.SIGTERM)
+    while start_time(session) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    kill_session(session)
+
+
+def kill_session(session: int) -> None:
+    """Send SIGKILL to all processes of a session; to the calling one, if it is among them, at the end."""
+    mine = os.getpid()
+    pids = members(session)
+    for pid in [p for p in pids if p != mine] + [p for p in pids if p == mine]:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def tail(log: str | Path | None, lines: int) -> list[str]:
+    """The last lines of a log file; empty if it cannot be read from here."""
+    if not log:
+        return []
+    try:
+        with open(log, "rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - 400 * lines))
+            return file.read().decode(errors="replace").splitlines()[-lines:]
+    except OSError:
+        return []
+
+
+def _fields(pid: int) -> list[str]:
+    """Fields of ``/proc/<pid>/stat`` from the state on; empty if there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (OSError, ValueError):
+        return []

@@ -1,0 +1,57 @@
+"""What Airflow is told about this package. It imports nothing: Airflow reads it while it starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_NAME = "Change data capture from MySQL"
+
+
+def _file(label: str, description: str) -> dict[str, Any]:
+    return {"label": label, "description": description, "schema": {"type": ["string", "null"]}}
+
+
+def _flag(label: str, description: str) -> dict[str, Any]:
+    # No default: what the form does not hold must stay unsaid, since the right value depends on the other fields.
+    return {"label": label, "description": description, "schema": {"type": ["boolean", "null"]}}
+
+
+def get_provider_info() -> dict[str, Any]:
+    """Provider metadata, in the form of Airflow's ``provider_info.schema.json``."""
+    return {
+        "package-name": "airflow-provider-cdc",
+        "name": _NAME,
+        "description": "Copies a live MySQL database into Delta tables with Spark and keeps it in step.",
+        "integrations": [{"integration-name": _NAME, "tags": ["software"]}],
+        "hooks": [{"integration-name": _NAME, "python-modules": ["airflow_provider_cdc.hooks.mysql"]}],
+        "operators": [{"integration-name": _NAME, "python-modules": ["airflow_provider_cdc.operators.cdc"]}],
+        "sensors": [{"integration-name": _NAME, "python-modules": ["airflow_provider_cdc.sensors.cdc"]}],
+        "triggers": [{"integration-name": _NAME, "python-modules": ["airflow_provider_cdc.triggers.cdc"]}],
+        "extra-links": ["airflow_provider_cdc.links.cdc.SparkUiLink"],
+        "connection-types": [
+            {
+                "connection-type": "cdc_mysql",
+                "hook-class-name": "airflow_provider_cdc.hooks.mysql.CdcMySqlHook",
+                "hook-name": "MySQL / MariaDB (CDC source)",
+                "ui-field-behaviour": {
+                    "hidden-fields": ["schema"],
+                    "relabeling": {"login": "User"},
+                    "placeholders": {"host": "db.example", "port": "3306", "login": "cdc"},
+                },
+                "conn-fields": {
+                    "ssl_ca": _file("CA file", "Authority that signed the server's certificate; it is then checked"),
+                    "ssl_cert": _file("Client certificate file", "For servers that ask for one"),
+                    "ssl_key": _file("Client key file", "Key of the client certificate"),
+                    "ssl_key_password": {
+                        "label": "Client key password",
+                        "description": "Where the key is encrypted",
+                        "schema": {"type": ["string", "null"], "format": "password"},
+                    },
+                    "ssl_verify_cert": _flag("Check the certificate", "On as soon as there is a CA file"),
+                    "ssl_verify_identity": _flag("Check the host name", "Against that of the server's certificate"),
+                    "ssl_disabled": _flag("No encryption", "Never encrypt, even if the server could"),
+                    "unix_socket": _file("Socket file", "Instead of host and port"),
+                },
+            }
+        ],
+    }

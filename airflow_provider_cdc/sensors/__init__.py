@@ -1,0 +1,1 @@
+"""Airflow's sensors; :mod:`airflow_provider_cdc.sensors.cdc` holds them all."""

@@ -1,0 +1,77 @@
+"""A pipeline as one task group."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import Any
+
+from airflow.sdk import TaskGroup
+
+from airflow_provider_cdc.operators.base import TEMPLATE_EXT, PipelineLike, plain
+from airflow_provider_cdc.operators.cdc import (
+    CdcPlanChunksOperator,
+    CdcPreflightOperator,
+    CdcSnapshotOperator,
+    CdcVerifyOperator,
+)
+from airflow_provider_cdc.operators.stream import CdcStreamOperator
+from airflow_provider_cdc.sensors.cdc import CdcSnapshotSensor
+
+#: Names a mapped task in the grid by what its group holds.
+MAP_INDEX_TEMPLATE = "{{ task.group['label'] }}"
+
+
+def cdc_pipeline(
+    pipeline: PipelineLike,
+    *,
+    group_id: str | None = None,
+    stream: bool = True,
+    catch_up: bool | None = None,
+    verify: bool = False,
+    deferrable: bool = True,
+    max_active_groups: int | None = None,
+    default_args: Mapping[str, Any] | None = None,
+) -> TaskGroup:
+    """The whole of a pipeline: preflight, plan, snapshot (one mapped task a chunk group), sensor, stream.
+
+    The sensor hangs on the plan and not on the mapped tasks, so a group that failed does not fail what follows, and
+    clearing it does not touch the stream.
+
+    :param pipeline: a :class:`~airflow_provider_cdc.Pipeline`, its plain values, or YAML.
+    :param group_id: id of the task group; by default the pipeline's name.
+    :param stream: whether the stream is part of it; without it, it may live in a DAG of its own.
+    :param catch_up: whether the stream ends at the position that the source has when it begins.
+    :param verify: compare source and sink after the stream (a catch-up) or else after the snapshot.
+    :param deferrable: whether sensor and stream wait in the triggerer.
+    :param max_active_groups: chunk groups that are read at the same time; no limit of its own by default.
+    :param default_args: as of a DAG, for the tasks of this group.
+    """
+    with TaskGroup(group_id or _group_id(pipeline), default_args=dict(default_args or {})) as group:  # type: ignore[arg-type]
+        preflight = CdcPreflightOperator(task_id="preflight", pipeline=pipeline)
+        plan = CdcPlanChunksOperator(task_id="plan_chunks", pipeline=pipeline)
+        snapshot = CdcSnapshotOperator.partial(
+            task_id="snapshot",
+            pipeline=plain(pipeline),
+            map_index_template=MAP_INDEX_TEMPLATE,
+            max_active_tis_per_dag=max_active_groups,
+        ).expand(group=plan.output)
+        complete = CdcSnapshotSensor(task_id="snapshot_complete", pipeline=pipeline, deferrable=deferrable)
+        preflight >> plan >> [snapshot, complete]
+        last: Any = complete
+        if stream:
+            last = CdcStreamOperator(task_id="stream", pipeline=pipeline, catch_up=catch_up, deferrable=deferrable)
+            complete >> last
+        if verify:
+            last >> CdcVerifyOperator(task_id="verify", pipeline=pipeline)
+    return group
+
+
+def _group_id(pipeline: PipelineLike) -> str:
+    value = plain(pipeline)
+    if isinstance(value, str):
+        name = PurePath(value).stem if value.endswith(TEMPLATE_EXT) and "\n" not in value else "cdc"
+    else:
+        name = str(value.get("name", "cdc"))
+    return re.sub(r"[^\w-]", "_", name)

@@ -1,0 +1,213 @@
+"""Triggers: they look at the bookkeeping database now and then, in a thread, and never block the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from airflow.triggers.base import BaseTrigger, TriggerEvent
+
+from airflow_provider_cdc.core.supervision import Verdict, Watch
+from airflow_provider_cdc.exceptions import CdcError
+
+if TYPE_CHECKING:
+    from airflow_provider_cdc.store import Store
+
+T = TypeVar("T")
+
+#: Seconds that a question to the bookkeeping may take, and between two lines about a stream that runs well.
+_PATIENCE, _LINE_SECONDS = 20.0, 60.0
+
+
+class _Bookkeeping:
+    """The bookkeeping database, asked from an event loop.
+
+    :param conn_id: its connection; ``None`` for the SQLite file ``path``.
+    """
+
+    def __init__(self, conn_id: str | None, path: str) -> None:
+        self._conn_id, self._path = conn_id, path
+        self._store: Store | None = None
+
+    async def ask(self, question: Callable[[Store], T]) -> T | None:
+        """Ask in a thread.
+
+        :returns: the answer; ``None`` if there was none in time: the database is away, or is being made anew.
+        """
+        try:
+            return await asyncio.wait_for(asyncio.to_thread(self._answer, question), _PATIENCE)
+        except (CdcError, TimeoutError):
+            return None
+
+    def _answer(self, question: Callable[[Store], T]) -> T:
+        from sqlalchemy.exc import SQLAlchemyError
+
+        from airflow_provider_cdc.exceptions import TransientError
+        from airflow_provider_cdc.store import Store
+
+        if self._store is None:
+            self._store = Store.open(self._url(), migrate=False)
+        try:
+            return question(self._store)
+        except (CdcError, SQLAlchemyError) as error:
+            self._store.close()
+            self._store = None
+            raise TransientError(str(error)) from None
+
+    def _url(self) -> Any:
+        from airflow_provider_cdc.connections import database_url
+        from airflow_provider_cdc.hooks.connections import resolve
+
+        return database_url(resolve(self._conn_id)) if self._conn_id else f"sqlite:///{self._path}"
+
+
+class CdcSnapshotTrigger(BaseTrigger):
+    """Fires when the snapshot of a pipeline is complete, and when the bookkeeping does not know it any more.
+
+    :param pipeline: name of the pipeline.
+    :param generation: number of the snapshot.
+    :param state_conn_id: connection of the bookkeeping database, ``None`` for the SQLite file ``state_path``.
+    :param state_path: that file.
+    :param poll_seconds: seconds between two looks.
+    """
+
+    def __init__(
+        self, *, pipeline: str, generation: int, state_conn_id: str | None, state_path: str, poll_seconds: float
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._kwargs: dict[str, Any] = {
+            "pipeline": pipeline,
+            "generation": generation,
+            "state_conn_id": state_conn_id,
+            "state_path": state_path,
+            "poll_seconds": poll_seconds,
+        }
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Class and arguments."""
+        return f"{type(self).__module__}.{type(self).__qualname__}", self._kwargs
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Look until there is something to say."""
+        k = self._kwargs
+        books = _Bookkeeping(k["state_conn_id"], k["state_path"])
+        said = time.monotonic()
+        while True:
+            # A list, so that no snapshot (the bookkeeping was lost) differs from no answer (it is away).
+            found = await books.ask(lambda store: [store.snapshot(k["pipeline"], k["generation"])])
+            if found is not None and (found[0] is None or found[0].state == "done"):
+                yield TriggerEvent({"complete": found[0] is not None})  # type: ignore[no-untyped-call]
+                return
+            if time.monotonic() - said > _LINE_SECONDS:
+                said = time.monotonic()
+                tables = await books.ask(lambda store: store.progress(k["pipeline"], k["generation"])) or []
+                done, total = sum(t.done for t in tables), sum(t.chunks for t in tables)
+                self.log.info("%s of %s chunks, %s rows", done, total, sum(t.rows for t in tables))
+            await asyncio.sleep(k["poll_seconds"])
+
+
+class CdcStreamTrigger(BaseTrigger):
+    """Watches one epoch of a stream; fires when it has ended, was lost, or was taken over.
+
+    :param pipeline: name of the pipeline.
+    :param epoch: the epoch.
+    :param found: whether the task found it running, rather than started it.
+    :param state_conn_id: connection of the bookkeeping database, ``None`` for the SQLite file ``state_path``.
+    :param state_path: that file.
+    :param supervisor: the task, as people know it.
+    :param poll_seconds: seconds between two looks.
+    """
+
+    def __init__(
+        self,
+        *,
+        pipeline: str,
+        epoch: int,
+        found: bool,
+        state_conn_id: str | None,
+        state_path: str,
+        supervisor: str,
+        poll_seconds: float,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._kwargs: dict[str, Any] = {
+            "pipeline": pipeline,
+            "epoch": epoch,
+            "found": found,
+            "state_conn_id": state_conn_id,
+            "state_path": state_path,
+            "supervisor": supervisor,
+            "poll_seconds": poll_seconds,
+        }
+        self._books = _Bookkeeping(state_conn_id, state_path)
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Class and arguments."""
+        return f"{type(self).__module__}.{type(self).__qualname__}", self._kwargs
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Watch until the epoch is over."""
+        k = self._kwargs
+        watch, said, away = Watch(k["epoch"]), time.monotonic(), False
+        while True:
+            row = await self._books.ask(lambda store: store.current_stream(k["pipeline"]))
+            verdict: Verdict | None = watch.see(row, time.monotonic())
+            if verdict is not None:
+                event = {"epoch": k["epoch"], "found": k["found"], "verdict": str(verdict)}
+                yield TriggerEvent(event)  # type: ignore[no-untyped-call]
+                return
+            if away != (row is None):
+                away = row is None
+                text = "the bookkeeping cannot be asked; the stream goes on" if away else "the bookkeeping is back"
+                self.log.warning("%s", text)
+            await self._books.ask(lambda store: store.supervise(k["pipeline"], k["epoch"], k["supervisor"]))
+            if row is not None and time.monotonic() - said > _LINE_SECONDS:
+                said = time.monotonic()
+                await self._say()
+            await asyncio.sleep(k["poll_seconds"])
+
+    async def on_kill(self) -> None:
+        """Stop the epoch at a transaction boundary, if the task really is no longer deferred.
+
+        It is also called when this triggerer merely lost the trigger to another one.
+        """
+        state = await self._task_state()
+        if state == "deferred":
+            self.log.info("the task is still deferred: another triggerer looks after the stream")
+            return
+        k = self._kwargs
+        epoch = await self._books.ask(lambda s: s.request_stop(k["pipeline"], k["epoch"], by=k["supervisor"]))
+        self.log.info("the task is %s: epoch %s %s", state, k["epoch"], "was asked to stop" if epoch else "has ended")
+
+    async def _say(self) -> None:
+        k = self._kwargs
+        batches = await self._books.ask(lambda store: store.recent_batches(k["pipeline"], 1))
+        if batches:
+            end = batches[0].end_offset or {}
+            self.log.info(
+                "epoch %s runs; last batch to %s:%s at %s",
+                k["epoch"],
+                end.get("file"),
+                end.get("position"),
+                batches[0].committed_at,
+            )
+
+    async def _task_state(self) -> str | None:
+        """State of the task instance as Airflow sees it now."""
+        from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+
+        ti = self.task_instance
+        if ti is None:
+            return None
+        index = ti.map_index if ti.map_index is not None and ti.map_index >= 0 else None
+        states = await asyncio.to_thread(
+            RuntimeTaskInstance.get_task_states,
+            dag_id=ti.dag_id,
+            task_ids=[ti.task_id],
+            run_ids=[ti.run_id],
+            map_index=index,
+        )
+        found = [state for of_run in states.values() for state in of_run.values()]
+        return str(found[0]) if found and found[0] is not None else None

@@ -1,0 +1,19 @@
+"""Every hour: what is left of the snapshot, then the changes up to now, then the end. No process runs in between."""
+
+import os
+from datetime import datetime
+
+from airflow.sdk import DAG
+
+from airflow_provider_cdc import Pipeline, Sink, Source, Stream, cdc_pipeline
+
+with DAG("cdc_catch_up", schedule="@hourly", start_date=datetime(2026, 1, 1), catchup=False, max_active_runs=1):
+    cdc_pipeline(
+        Pipeline(
+            name="addresses",
+            source=Source(conn_id="cdc_source", tables=("shop.customer_address",)),
+            stream=Stream(mode="catch_up"),
+            sink=Sink(path=os.environ.get("CDC_LAKE", "/data/lake")),
+        ),
+        verify=True,
+    )

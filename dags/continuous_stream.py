@@ -1,0 +1,19 @@
+"""The snapshot in one DAG, the stream in another: one run of it at a time, and the next begins when one has ended."""
+
+import os
+
+from airflow.sdk import DAG
+
+from airflow_provider_cdc import CdcSnapshotSensor, CdcStreamOperator, Pipeline, Sink, Source, cdc_pipeline
+
+ledger = Pipeline(
+    name="ledger",
+    source=Source(conn_id="cdc_source", tables=("shop.ledger",)),
+    sink=Sink(path=os.environ.get("CDC_LAKE", "/data/lake")),
+)
+
+with DAG("cdc_ledger_snapshot", schedule=None, max_active_runs=1):
+    cdc_pipeline(ledger, stream=False)
+
+with DAG("cdc_ledger_stream", schedule="@continuous", max_active_runs=1, default_args={"pipeline": ledger}):
+    CdcSnapshotSensor(task_id="snapshot_complete") >> CdcStreamOperator(task_id="stream")

@@ -1,0 +1,16 @@
+"""One table: the shortest there is. Snapshot, then a stream that goes on until it is stopped."""
+
+import os
+
+from airflow.sdk import DAG
+
+from airflow_provider_cdc import Pipeline, Sink, Source, cdc_pipeline
+
+with DAG("cdc_one_table", schedule=None, max_active_runs=1):
+    cdc_pipeline(
+        Pipeline(
+            name="customers",
+            source=Source(conn_id="cdc_source", tables=("shop.customer",)),
+            sink=Sink(path=os.environ.get("CDC_LAKE", "/data/lake")),
+        )
+    )

@@ -1,0 +1,18 @@
+"""A whole database, kept in step by a stream; small chunk groups, two of them at a time, and each may be retried."""
+
+import os
+from datetime import timedelta
+
+from airflow.sdk import DAG
+
+from airflow_provider_cdc import Pipeline, Sink, Snapshot, Source, cdc_pipeline
+
+shop = Pipeline(
+    name="shop",
+    source=Source(conn_id="cdc_source", tables=("shop..*",), exclude=("shop.tmp_.*",)),
+    snapshot=Snapshot(group_rows=1_000_000, parallelism=2),
+    sink=Sink(path=os.environ.get("CDC_LAKE", "/data/lake")),
+)
+
+with DAG("cdc_whole_database", schedule=None, max_active_runs=1):
+    cdc_pipeline(shop, max_active_groups=2, default_args={"retries": 2, "retry_delay": timedelta(seconds=30)})

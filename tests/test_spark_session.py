@@ -1,0 +1,193 @@
+"""How Spark is started: what it is told, who can reach it, and what its page shows."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import secrets
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_cdc.core.spark_conf import DECIDED, is_local, is_loopback
+from airflow_provider_cdc.exceptions import NotReadyError
+from airflow_provider_cdc.spark.session import ENCRYPTION, _settings, start
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize(
+    ("master", "local", "loopback"),
+    [
+        ("local", True, True),
+        ("local[4]", True, True),
+        ("local[*]", True, True),
+        ("spark://127.0.0.1:7077", False, True),
+        ("spark://localhost:7077,127.9.9.9:1", False, True),
+        ("spark://[::1]:7077", False, True),
+        ("spark://127.0.0.1:7077,db.example:7077", False, False),
+        ("spark://127.0.0.1.example:7077", False, False),
+        ("spark://localhost.example:7077", False, False),
+        ("spark://10.0.0.1:7077", False, False),
+        ("k8s://https://127.0.0.1:6443", False, False),  # the pods are not on this host's loopback
+        ("yarn", False, False),
+    ],
+)
+def test_what_stays_on_the_host(master: str, local: bool, loopback: bool) -> None:
+    assert (is_local(master), is_loopback(master)) == (local, loopback)
+
+
+def test_what_the_project_decides_cannot_be_set() -> None:
+    """Each setting of the session is one that a pipeline is refused; those of the address depend on the master."""
+    decided = set(_settings("p", "yarn", {}, False))
+    assert decided <= set(DECIDED)
+    assert set(_settings("p", "local", {}, False)) - decided == {"spark.driver.host", "spark.driver.bindAddress"}
+    assert _settings("p", "yarn", {"spark.executor.memory": "4g"}, True)["spark.executor.memory"] == "4g"
+
+
+def test_the_driver_of_a_loopback_master_listens_on_loopback_only() -> None:
+    elsewhere = {"spark.driver.bindAddress": "0.0.0.0"}
+    with pytest.raises(NotReadyError, match=r"spark.conf: spark.driver.bindAddress is '0.0.0.0'. Leave it out"):
+        start("p", "spark://127.0.0.1:7077", elsewhere)
+    assert _settings("p", "spark://db.example:7077", elsewhere, False)["spark.driver.bindAddress"] == "0.0.0.0"
+    assert "spark.driver.host" not in _settings("p", "spark://db.example:7077", {}, False)
+
+
+# ---------------------------------------------------------------- one real session
+
+SESSION = """
+import json, os, sys, urllib.request
+from pathlib import Path
+from airflow_provider_cdc.spark.session import start, ui_address
+
+def sockets(pid):
+    '''Addresses that a process listens on, as the kernel has them.'''
+    own = {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            word = line.split()
+            if word[3] == "0A" and f"socket:[{word[9]}]" in own:
+                yield word[1].rpartition(":")[0], int(word[1].rpartition(":")[2], 16)
+
+secret = sys.stdin.read()
+spark = start("page", "local[2]", {"spark.sql.shuffle.partitions": "3"}, ui=True)
+java = spark.sparkContext._gateway.proc.pid
+page = ui_address(spark)
+
+def rows(_):
+    yield len(secret)
+
+def batches(found):
+    for batch in found:
+        assert secret
+        yield batch
+
+assert spark.sparkContext.parallelize([1, 2], 2).mapPartitions(rows).collect() == [len(secret)] * 2
+assert spark.range(10).mapInArrow(batches, "id long").count() == 10
+tabs = ["jobs", "jobs/job/?id=0", "stages", "stages/stage/?id=0&attempt=0", "storage", "environment", "executors",
+        "executors/threadDump/?executorId=driver", "SQL", "SQL/execution/?id=0", "api/v1/applications"]
+app = spark.sparkContext.applicationId
+tabs += [f"api/v1/applications/{app}/{what}" for what in ("environment", "jobs", "stages?details=true", "sql",
+                                                         "allexecutors", "executors/driver/threads")]
+pages = {}
+for tab in tabs:
+    with urllib.request.urlopen(f"{page}/{tab}", timeout=30) as answer:
+        pages[tab] = answer.read().decode()
+listening = list(sockets(java))
+conf = {k: spark.conf.get(k) for k in ("spark.sql.shuffle.partitions", "spark.sql.session.timeZone", "spark.app.name",
+                                       "spark.driver.bindAddress", "spark.speculation")}
+left = sorted(name for name in os.environ if "AIRFLOW" in name)
+environment = Path(f"/proc/{java}/environ").read_bytes().decode(errors="replace")
+command = Path(f"/proc/{java}/cmdline").read_bytes().decode(errors="replace")
+spark.stop()
+print(json.dumps([page, pages, listening, conf, left, environment, command]))
+"""
+
+
+@pytest.mark.spark
+def test_a_session_with_its_page(tmp_path: Path) -> None:
+    secret = f"C4n4ry-{secrets.token_hex(16)}"
+    env = {
+        **os.environ,
+        "AIRFLOW_CONN_SOURCE": f"mysql://u:{secret}@h/",
+        "AIRFLOW__CORE__FERNET_KEY": secret,
+        "_AIRFLOW__STARTUP_MSG": secret,
+        "AIRFLOW_HOME": str(tmp_path),
+        "PYTHONPATH": str(ROOT),
+    }
+    run = subprocess.run(
+        [sys.executable, "-c", SESSION], input=secret, env=env, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    page, pages, listening, conf, left, environment, command = json.loads(run.stdout.splitlines()[-1])
+    assert conf == {
+        "spark.sql.shuffle.partitions": "3",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.app.name": "airflow-cdc page",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.speculation": "false",
+    }
+    # Everything listens on 127.0.0.1, Spark's page too.
+    assert page.startswith("http://127.0.0.1:")
+    assert int(page.rpartition(":")[2]) in [port for _, port in listening]
+    assert {address for address, _ in listening} <= {"0100007F", "0000000000000000FFFF00000100007F"}
+    # The environment is that of a process which knows no secret.
+    assert left == ["AIRFLOW_HOME"]
+    assert "JAVA_HOME" in environment
+    together = "".join(pages.values())
+    assert "spark.sql.shuffle.partitions" in together and "mapinarrow" in together.lower()
+    shown = {**pages, "the JVM's environment": environment, "its command line": command, "the log": run.stderr}
+    for form in (secret, secret.encode().hex(), base64.b64encode(secret.encode()).decode()[:-4]):
+        assert [where for where, text in shown.items() if form in text] == []
+
+
+REFUSED = """
+import sys
+from airflow_provider_cdc.exceptions import CdcError
+import airflow_provider_cdc.spark.session as session
+
+# Nobody to connect to on another host here: the session is a local one that is held to the rule of a remote one.
+session.is_loopback = lambda master: False
+for conf in ({}, {"spark.authenticate": "true"}, {key: "true" for key in session.ENCRYPTION}):
+    try:
+        spark = session.start("p", "local[1]", conf)
+        print("started", session.ui_address(spark))
+        spark.stop()
+    except CdcError as error:
+        print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.spark
+def test_secrets_go_to_other_hosts_encrypted_only(tmp_path: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", REFUSED],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    both = " and ".join(ENCRYPTION)
+    assert run.stdout.splitlines() == [
+        f"NotReadyError executors of local[1] would be sent passwords in the clear: not switched on: {name}. "
+        f"Set {both} to true, in spark.conf and at the cluster"
+        for name in (", ".join(ENCRYPTION), ENCRYPTION[1])
+    ] + ["started None"], run.stderr[-3000:]
+
+
+def test_java_is_asked_without_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from airflow_provider_cdc.spark import java
+
+    program = tmp_path / "bin" / "java"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\nenv > $0.env\necho 'openjdk version \"17.0.1\"' >&2\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("AIRFLOW_CONN_SOURCE", "hunter2")
+    monkeypatch.setenv("KEPT", "kept")
+    assert java.java_version(tmp_path) == 17
+    seen: Any = (tmp_path / "bin" / "java.env").read_text()
+    assert "hunter2" not in seen and "KEPT=kept" in seen
