@@ -11,10 +11,10 @@ STAMP := $(VENV)/.complete
 # CDC_SCHEDULES=n: how many kill schedules the restart tests run.
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help setup demo test test-fast test-long lint lock clean
+.PHONY: help setup demo test test-fast test-airflow test-long lint lock clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## Make .venv with everything, and fetch Java and a MySQL server where there are none
 	@$(BIN)/python -m airflow_provider_cdc.spark.java --install
@@ -36,10 +36,13 @@ demo: setup ## Copy a live database and prove the copy equal, row by row
 	@$(BIN)/python bench/demo.py
 
 test: lint ## Lint, then the whole test suite against a real MySQL server
-	CDC_SCHEDULES=$${CDC_SCHEDULES:-50} $(PYTEST) -m "not long"
+	CDC_SCHEDULES=$${CDC_SCHEDULES:-50} $(PYTEST) -m "not long and not airflow"
+
+test-airflow: setup ## The tests that start Airflow's own processes: the example DAGs, the life of a stream
+	$(PYTEST) -m airflow
 
 test-fast: setup ## The tests that start no Spark
-	CDC_SCHEDULES=$${CDC_SCHEDULES:-50} $(PYTEST) -m "not long and not spark"
+	CDC_SCHEDULES=$${CDC_SCHEDULES:-50} $(PYTEST) -m "not long and not spark and not airflow"
 
 test-long: setup ## The whole suite with ten times as many kill schedules (or CDC_SCHEDULES=n)
 	CDC_SCHEDULES=$${CDC_SCHEDULES:-500} $(PYTEST)
