@@ -106,7 +106,7 @@ class Client:
         """Return the traceback of each DAG file that could not be read, by file."""
         return {e["filename"]: e["stack_trace"] for e in self.get("/importErrors", limit=100)["import_errors"]}
 
-    def wait_for_dag(self, dag_id: str, seconds: float = 60) -> None:
+    def wait_for_dag(self, dag_id: str, seconds: float = 120) -> None:
         """Wait until a DAG has been read.
 
         :raise AssertionError: when it was not, with the errors of the files that could not be read.
@@ -184,7 +184,7 @@ class Client:
         *,
         map_index: int = -1,
         min_try: int = 1,
-        seconds: float = 60,
+        seconds: float = 120,
     ) -> TaskInstance:
         """Wait until a task is in one of the states, in try `min_try` or a later one.
 
@@ -298,7 +298,7 @@ class Client:
     # -- for error messages
 
     def _story(self, dag_id: str, run_id: str, task_id: str | None = None, map_index: int | None = None) -> str:
-        """Return the tasks of a run, and the end of the logs of the one named, or of those that failed."""
+        """Return the tasks of a run, and the end of the logs of the one named and of those that failed."""
         try:
             tasks = self.task_instances(dag_id, run_id)
         except (ApiError, httpx.TransportError) as error:
@@ -306,7 +306,7 @@ class Client:
         lines = [f"  {task.task_id}[{task.map_index}] {task.state} (try {task.try_number})" for task in tasks]
         for task in tasks:
             named = (task.task_id, task.map_index) == (task_id, map_index)
-            if task.try_number and (named or (task_id is None and task.state not in ("success", "skipped", None))):
+            if task.try_number and (named or task.state not in ("success", "skipped", None)):
                 try:
                     text = self.log(dag_id, run_id, task.task_id, task.try_number, task.map_index)
                 except (ApiError, httpx.TransportError) as error:

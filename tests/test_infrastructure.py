@@ -439,8 +439,9 @@ def test_wait_ready_says_which_process_ended_and_why(airflow: Airflow) -> None:
 @pytest.mark.airflow
 def test_nothing_of_an_airflow_stays(tmp_path: Path) -> None:
     pids: list[int] = []
+    given = {"given": "http://host-of-given"}
     (tmp_path / "dags.py").write_text(DAGS)
-    with pytest.raises(RuntimeError, match="a test that fails"), Airflow(tmp_path) as airflow:
+    with pytest.raises(RuntimeError, match="a test that fails"), Airflow(tmp_path, connections=given) as airflow:
         run = airflow.client.trigger("tiny", {"seconds": 600})
         airflow.client.wait_state("tiny", run, "wait", "deferred")
         airflow.process("scheduler").kill()  # its workers live on, and are to be found nevertheless
