@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from airflow_provider_cdc import __version__
-from airflow_provider_cdc.exceptions import CdcError, NotReadyError, TerminalError
+from airflow_provider_cdc.exceptions import CdcError, NotReadyError, TerminalError, TransientError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -52,8 +52,9 @@ def check(path: str, as_json: bool) -> None:
         else:
             for finding in findings:
                 click.echo(f"{finding.level:8}{finding.what}" + (f". {finding.remedy}" if finding.remedy else ""))
-        if any(f.level == "error" for f in findings):
-            raise click.exceptions.Exit(NotReadyError.exit_code)
+        if errors := [f for f in findings if f.level == "error"]:
+            transient = all(f.transient for f in errors)
+            raise click.exceptions.Exit((TransientError if transient else NotReadyError).exit_code)
 
 
 @cli.command()

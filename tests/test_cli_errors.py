@@ -62,12 +62,12 @@ def setting(server: MySQLServer, name: str, value: str) -> Iterator[None]:
         server.execute(f"SET GLOBAL {name} = %s", (before,))
 
 
-def refused(cli: Cli, *words: str, commands: tuple[str, ...] = SOME) -> None:
-    """Every command is refused with exit 2 and one line that has the words in it, and leaves nothing behind."""
+def refused(cli: Cli, *words: str, commands: tuple[str, ...] = SOME, code: int = 2) -> None:
+    """Every command is refused with this exit code and one line with the words in it, and leaves nothing behind."""
     before = tree(cli.folder)
     for command in commands:
         result = cli.call(command)
-        assert result.code == 2, (command, result)
+        assert result.code == code, (command, result)
         if command == "check" and not result.err:
             (line,) = result.found
         else:
@@ -130,7 +130,7 @@ def test_unknown_section_whose_value_stays_unsaid(make: Make) -> None:
         ({"sink": {"deletes": "soft"}}, ("sink.deletes: 'soft' is not supported yet", "Use hard")),
         ({"stream": {"schema_changes": "evolve"}}, ("stream.schema_changes: 'evolve' is not supported yet",)),
         ({"source": {"tables": ["("]}}, ("source.tables is '('", "regular expressions")),
-        ({"spark": {"master": "yarn"}}, ("spark.master: 'yarn' is not supported yet",)),
+        ({"spark": {"master": "mesos://h:1"}}, ("spark.master is 'mesos://h:1'", "It must be local")),
     ],
 )
 def test_bad_values(make: Make, settings: dict[str, Any], words: tuple[str, ...]) -> None:
@@ -172,7 +172,7 @@ def test_wrong_password(make: Make, cdc_user: dict[str, str]) -> None:
 
 def test_server_away(make: Make) -> None:
     cli = make(server=MySQLServer())  # never started: nobody listens on its port
-    refused(cli, "the server cannot be reached", "Check host, port", commands=COMMANDS)
+    refused(cli, "the server cannot be reached", "Check host, port", commands=COMMANDS, code=3)
 
 
 def test_as_a_real_process(make: Make, cdc_user: dict[str, str]) -> None:

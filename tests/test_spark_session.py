@@ -60,13 +60,16 @@ def test_the_driver_of_a_loopback_master_listens_on_loopback_only() -> None:
 # ---------------------------------------------------------------- one real session
 
 SESSION = """
-import json, os, sys, urllib.request
+import contextlib, json, os, sys, urllib.request
 from pathlib import Path
 from airflow_provider_cdc.spark.session import start, ui_address
 
 def sockets(pid):
     '''Addresses that a process listens on, as the kernel has them.'''
-    own = {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
+    own = set()
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):  # closed since
+            own.add(os.readlink(f"/proc/{pid}/fd/{fd}"))
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
             word = line.split()

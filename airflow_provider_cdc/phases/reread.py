@@ -197,11 +197,12 @@ def _replayed(
     changes = last_changes(changes, table.key)
     with closing(connect(group.context.connect_args)) as connection:
         owned = owners(connection, table, chunks, keys_of(table, changes))
-    newer = [i >= 0 and seq > marks[i] for i, seq in zip(owned, changes[SEQ].to_pylist(), strict=True)]
+    seqs = changes[SEQ].to_pylist()
     found = []
     for entry in manifests:
         mine = {numbers[chunk["no"]] for chunk in entry["chunks"]}
-        late = changes.filter(pa.array([n and i in mine for n, i in zip(newer, owned, strict=True)], pa.bool_()))
+        newer = [i in mine and seq > marks[i] for i, seq in zip(owned, seqs, strict=True)]
+        late = changes.filter(pa.array(newer, pa.bool_()))
         file = DataFile(**entry["file"])
         if late.num_rows:
             home = group.context.layout.table(table)
