@@ -1,6 +1,7 @@
 """The snapshot in one DAG, the stream in another: one run of it at a time, and the next begins when one has ended."""
 
 import os
+from datetime import datetime
 
 from airflow.sdk import DAG
 
@@ -15,5 +16,13 @@ ledger = Pipeline(
 with DAG("cdc_ledger_snapshot", schedule=None, max_active_runs=1):
     cdc_pipeline(ledger, stream=False)
 
-with DAG("cdc_ledger_stream", schedule="@continuous", max_active_runs=1, default_args={"pipeline": ledger}):
+# Without a start date Airflow makes one run only.
+with DAG(
+    "cdc_ledger_stream",
+    schedule="@continuous",
+    start_date=datetime(2026, 1, 1),
+    catchup=False,
+    max_active_runs=1,
+    default_args={"pipeline": ledger},
+):
     CdcSnapshotSensor(task_id="snapshot_complete") >> CdcStreamOperator(task_id="stream")

@@ -115,6 +115,33 @@ print(json.dumps([sorted({m.split(".")[0] for m in now}) for now in (sys.modules
     assert "sqlalchemy" not in new  # Airflow itself has it
 
 
+PARSE = """
+import json, os, sys, time
+from pathlib import Path
+from airflow.dag_processing.dagbag import DagBag
+import airflow.sdk
+for warm in (Path(os.environ["EMPTY"]), Path(os.environ["FILE"])):
+    begun = time.process_time()
+    bag = DagBag(warm)
+    spent = time.process_time() - begun
+assert bag.dags and not bag.import_errors, bag.import_errors
+print(json.dumps([spent, sorted({m.split(".")[0] for m in sys.modules})]))
+"""
+
+
+def test_what_parsing_costs(in_airflow: Callable[..., Any], tmp_path: Path) -> None:
+    """CPU seconds of the first parse of a file in a process, over those of a DAG with nothing in it."""
+    empty = tmp_path / "empty.py"
+    empty.write_text("from airflow.sdk import DAG\n\nwith DAG('empty', schedule=None):\n    pass\n")
+    least: dict[Path, float] = {}
+    for file in (empty, ROOT / "dags/one_table.py") * 3:
+        spent, modules = in_airflow(PARSE, EMPTY=str(empty), FILE=str(file))
+        assert not set(modules) & (HEAVY - {"numpy", "pandas", "alembic"}), file
+        least[file] = min(spent, least.get(file, spent))
+    print({file.name: round(seconds, 3) for file, seconds in least.items()})
+    assert least[ROOT / "dags/one_table.py"] - least[empty] < 0.5
+
+
 @installed
 def test_airflow_lists_the_provider(in_airflow: Callable[..., Any]) -> None:
     (point,) = (p for p in metadata.entry_points(group="apache_airflow_provider") if p.value.startswith("airflow_prov"))

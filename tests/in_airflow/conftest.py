@@ -1,0 +1,59 @@
+"""One Airflow for all tests of this folder: starting it takes half a minute."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_cdc.processes import kill_session, members
+from tests.airflow_processes import Airflow
+from tests.in_airflow.site import Site
+from tests.postgres import Postgres
+from tests.servers import MySQLServer
+from tests.workload_tables import make_shop
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="package")
+def site(
+    mysql_server: MySQLServer, cdc_user: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("site")
+    lake = folder / "lake"
+    with contextlib.closing(mysql_server.connect()) as connection:
+        make_shop(connection, customers=20_000, addresses=3_000, orders=12_000)
+    # Two servers: one may be away while the other is not.
+    with contextlib.ExitStack() as stack:
+        stack.callback(mysql_server.execute, "DROP DATABASE IF EXISTS shop")
+        metadata = stack.enter_context(Postgres(["airflow"]))
+        books = stack.enter_context(Postgres(["bookkeeping"]))
+        airflow = Airflow(
+            [ROOT / "dags", Path(__file__).parent / "dags"],
+            database_url=metadata.sqlalchemy_url(),
+            connections={
+                "cdc_source": mysql_server.uri(**cdc_user),
+                "cdc_state": books.uri(),
+                "cdc_nobody": mysql_server.uri(user="nobody", password="wrong"),
+                "cdc_away": "mysql://u:p@127.0.0.1:1/",
+            },
+            env={"CDC_LAKE": str(lake), "PYTHONPATH": str(ROOT)},
+            config={
+                "core": {"parallelism": 2},  # a Spark driver needs a core to start in reasonable time
+                "triggerer": {"triggerer_health_check_threshold": 6},
+            },
+        )
+        site = Site(stack.enter_context(airflow), mysql_server, metadata, books, lake)
+        stack.callback(_end_streams, site)  # they outlive the tasks that started them
+        yield site
+
+
+def _end_streams(site: Site) -> None:
+    for name in site.names:
+        with contextlib.suppress(Exception):
+            run = site.stream(name)
+            if members(run.pid):
+                kill_session(run.pid)

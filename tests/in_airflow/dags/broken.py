@@ -1,0 +1,19 @@
+"""Tasks that cannot succeed: for one a person is needed, for the other it is enough to wait."""
+
+import os
+from datetime import timedelta
+
+from airflow.sdk import DAG
+
+from airflow_provider_cdc import CdcPreflightOperator, Pipeline, Sink, Source
+
+with DAG("broken", schedule=None, default_args={"retries": 1, "retry_delay": timedelta(seconds=1)}):
+    for conn_id in ("cdc_nobody", "cdc_away", "cdc_missing"):
+        CdcPreflightOperator(
+            task_id=conn_id,
+            pipeline=Pipeline(
+                name=conn_id,
+                source=Source(conn_id=conn_id, tables=("shop.customer",)),
+                sink=Sink(path=os.environ["CDC_LAKE"] + "-broken"),
+            ),
+        )

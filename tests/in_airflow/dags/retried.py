@@ -1,0 +1,47 @@
+"""Pipelines whose tasks are killed, cleared and run again by the tests; their bookkeeping is in PostgreSQL."""
+
+import os
+from datetime import datetime, timedelta
+
+from airflow.sdk import DAG
+
+from airflow_provider_cdc import (
+    CdcSnapshotSensor,
+    CdcStreamOperator,
+    Pipeline,
+    Sink,
+    Snapshot,
+    Source,
+    State,
+    cdc_pipeline,
+)
+
+
+def pipeline(name: str, table: str) -> Pipeline:
+    return Pipeline(
+        name=name,
+        source=Source(conn_id="cdc_source", tables=(f"shop.{table}",)),
+        snapshot=Snapshot(chunk_rows=1000, group_rows=5000),
+        sink=Sink(path=os.environ["CDC_LAKE"] + f"-{name}"),
+        state=State(conn_id="cdc_state"),
+    )
+
+
+RETRIES = {"retries": 1, "retry_delay": timedelta(seconds=1)}
+
+# Two runs at once on purpose.
+with DAG("groups", schedule=None, max_active_runs=2, default_args=RETRIES):
+    cdc_pipeline(pipeline("groups", "orders"))
+
+with DAG("nightly", schedule="@daily", start_date=datetime(2026, 1, 1), catchup=False, max_active_runs=2):
+    cdc_pipeline(pipeline("nightly", "customer_address"), catch_up=True, verify=True)
+
+with DAG("shared", schedule=None, max_active_runs=1):
+    cdc_pipeline(pipeline("shared", "customer"))
+
+LEDGER = pipeline("in_worker", "ledger")
+
+with DAG("in_worker", schedule=None, max_active_runs=1):
+    whole = cdc_pipeline(LEDGER, stream=False, deferrable=False)
+    sensor = CdcSnapshotSensor(task_id="again", pipeline=LEDGER, deferrable=False, mode="reschedule", poke_interval=2)
+    whole >> sensor >> CdcStreamOperator(task_id="stream", pipeline=LEDGER, deferrable=False, poll_seconds=1)

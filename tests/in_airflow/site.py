@@ -1,0 +1,105 @@
+"""An Airflow with a live shop and a lake, and what a test asks of them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from airflow_provider_cdc.connections import _from_uri, mysql_args
+from airflow_provider_cdc.phases.context import Context
+from airflow_provider_cdc.phases.stream import begin, run_in_process
+from airflow_provider_cdc.pipeline import Pipeline
+from airflow_provider_cdc.sinks.layout import Layout
+from airflow_provider_cdc.store import GroupRow, Store, StreamRow
+from tests.airflow_client import Client
+from tests.airflow_processes import Airflow
+from tests.oracle import compare_all
+from tests.postgres import Postgres
+from tests.servers import MySQLServer
+from tests.workload import Writers
+
+
+@dataclasses.dataclass
+class Site:
+    """An Airflow, a shop that is written to, and a lake.
+
+    :param metadata: PostgreSQL with Airflow's own tables.
+    :param books: PostgreSQL with the bookkeeping of the pipelines in ``tests/in_airflow/dags``; those of the examples
+        keep theirs in the lake.
+    """
+
+    airflow: Airflow
+    server: MySQLServer
+    metadata: Postgres
+    books: Postgres
+    lake: Path
+    names: set[str] = dataclasses.field(default_factory=set)
+
+    @property
+    def client(self) -> Client:
+        return self.airflow.client
+
+    def store(self, name: str) -> Store:
+        self.names.add(name)
+        file = Layout(self.lake, name).bookkeeping
+        return Store.open(f"sqlite:///{file}" if file.exists() else self.bookkeeping, migrate=False)
+
+    @property
+    def bookkeeping(self) -> str:
+        """URL of the shared bookkeeping."""
+        return self.books.sqlalchemy_url("bookkeeping")
+
+    def stream(self, name: str) -> StreamRow:
+        with contextlib.closing(self.store(name)) as store:
+            found = store.current_stream(name)
+            assert found is not None
+            return found
+
+    def group(self, name: str, number: int) -> GroupRow:
+        with contextlib.closing(self.store(name)) as store:
+            return store.group(name, 1, number)
+
+    def wait(self, what: str, condition: Callable[[], Any], seconds: float = 120) -> Any:
+        deadline = time.monotonic() + seconds
+        while not (found := condition()):
+            assert time.monotonic() < deadline, f"{what}: not within {seconds:g} s"
+            time.sleep(0.5)
+        return found
+
+    def wait_batch(self, name: str, epoch: int) -> None:
+        """Until a stream has applied one more batch with changes."""
+
+        def newest() -> int:
+            with contextlib.closing(self.store(name)) as store:
+                found = [b.batch_id for b in store.recent_batches(name, 20) if b.epoch == epoch and b.changes]
+                return max(found, default=-1)
+
+        before = newest()
+        self.wait(f"a batch of epoch {epoch} of {name}", lambda: newest() > before)
+
+    def stop(self, name: str) -> None:
+        """As `airflow-cdc stop` does."""
+        with contextlib.closing(self.store(name)) as store:
+            assert store.request_stop(name)
+
+    def catch_up(self, pipeline: Pipeline) -> None:
+        """Apply what was written after the stream's end, in this process."""
+        args = mysql_args(_from_uri("cdc_source", self.server.uri()))
+        context = Context(pipeline, {**args}, self.bookkeeping if pipeline.state.conn_id else None)
+        with contextlib.closing(context.store()) as store:
+            run_in_process(begin(context, store, catch_up=True))
+
+    def equal(self, *tables: str, lake: Path | None = None) -> None:
+        """Whether the tables, that nobody writes to now, are the same in the lake."""
+        with contextlib.closing(self.server.connect()) as connection:
+            assert [str(d) for d in compare_all(connection, "shop", lake or self.lake, tables)] == []
+
+    @contextlib.contextmanager
+    def written(self, *only: str) -> Iterator[None]:
+        """Writers at work on some of the tables, or on all of them."""
+        with Writers(self.server.connect_args(), rate=40, only=only):
+            yield

@@ -1,0 +1,106 @@
+"""The example DAGs in a real Airflow: its own processes, real Spark, a live server."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_cdc import Pipeline, Sink, Source
+from tests.in_airflow.site import Site
+from tests.oracle import check_ledger
+
+pytestmark = [pytest.mark.airflow, pytest.mark.spark]
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_every_example_is_run() -> None:
+    """A new example needs a test below."""
+    dags = {
+        found for file in (ROOT / "dags").glob("*.py") for found in re.findall(r'DAG\(\s*"(\w+)"', file.read_text())
+    }
+    tests = Path(__file__).read_text()
+    assert dags and all(f'"{dag}"' in tests for dag in dags)
+
+
+def test_the_operators_spelled_out(site: Site) -> None:
+    dag, client = "cdc_operators", site.client
+    with site.written("orders"):
+        run = client.trigger(dag)
+        client.wait_run(dag, run, seconds=400)
+    groups = client.xcom(dag, run, "plan_chunks")
+    assert len(groups) == 3 and groups[0]["label"] == "0: shop.orders"
+    shown = [client.xcom(dag, run, "snapshot", map_index=i) for i in range(3)]
+    assert {g["outcome"] for g in shown} == {"published"} and all(g["min_lw"][1] > 0 for g in shown)
+    seed, stream = client.xcom(dag, run, "snapshot_complete")["min_lw"], client.xcom(dag, run, "stream")
+    assert seed <= min(g["min_lw"] for g in shown)
+    assert stream["state"] == "caught_up"
+    assert [stream["start"]["file"], stream["start"]["position"]] == seed, "it begins at the smallest low watermark"
+    assert all(t["equal"] for t in client.xcom(dag, run, "verify"))
+    mapped = client.task_instances(dag, run, "snapshot")
+    assert [t.rendered_map_index for t in mapped] == [g["label"] for g in groups]
+    log = client.log(dag, run, "snapshot", map_index=0)
+    assert re.search(r"shop.orders: \d+/\d+ chunks", log), "progress is in the task's log"
+    assert site.server.uri() not in log
+
+    # Another run adopts what is published and reads nothing; clearing the planner changes nothing.
+    again = client.trigger(dag)
+    client.wait_run(dag, again, seconds=400)
+    assert {client.xcom(dag, again, "snapshot", map_index=i)["outcome"] for i in range(3)} == {"adopted"}
+    client.clear(dag, run, "plan_chunks")
+    client.wait_state(dag, run, "plan_chunks", min_try=2)
+    assert client.xcom(dag, run, "plan_chunks") == groups
+
+
+def test_a_scheduled_catch_up(site: Site) -> None:
+    dag, client = "cdc_catch_up", site.client
+    with site.written("customer_address"):
+        run = client.trigger(dag)
+        client.wait_run(dag, run, seconds=400)
+    client.pause(dag)
+    assert client.xcom(dag, run, "addresses.stream")["state"] == "caught_up"
+    assert all(t["equal"] for t in client.xcom(dag, run, "addresses.verify"))
+
+
+def test_snapshot_and_stream_in_two_dags(site: Site) -> None:
+    client = site.client
+    with site.written("ledger"):
+        run = client.trigger("cdc_ledger_snapshot")
+        client.wait_run("cdc_ledger_snapshot", run, seconds=400)
+        client.wait_for_dag("cdc_ledger_stream")
+        client.unpause("cdc_ledger_stream")
+        site.wait("a run of the stream's DAG", lambda: client.runs("cdc_ledger_stream"))
+        (first,) = client.runs("cdc_ledger_stream")
+        client.wait_state("cdc_ledger_stream", first, "stream", "deferred", seconds=120)
+        site.wait_batch("ledger", 1)
+    # The run ends when the stream is stopped, and the next one begins by itself.
+    site.stop("ledger")
+    client.wait_run("cdc_ledger_stream", first, seconds=120)
+    second = site.wait("the next run", lambda: [r for r in client.runs("cdc_ledger_stream") if r != first])[0]
+    client.wait_state("cdc_ledger_stream", second, "stream", "deferred", seconds=120)
+    assert site.stream("ledger").epoch == 2
+    client.pause("cdc_ledger_stream")
+    site.stop("ledger")
+    client.wait_run("cdc_ledger_stream", second, seconds=120)
+    site.equal("ledger")
+    assert check_ledger(site.lake) == []
+
+
+def test_a_whole_database(site: Site) -> None:
+    dag, client, lake = "cdc_whole_database", site.client, site.lake
+    with contextlib.suppress(FileNotFoundError):
+        os.rename(lake, lake.with_name("lake-before"))  # its tables belong to the pipelines of the other examples
+    with site.written():
+        run = client.trigger(dag)
+        client.wait_state(dag, run, "shop.stream", "deferred", seconds=400)
+        site.wait_batch("shop", 1)
+    site.stop("shop")
+    client.wait_run(dag, run, seconds=120)
+    assert client.xcom(dag, run, "shop.stream")["state"] == "stopped"
+    shop = Source("cdc_source", ("shop..*",), ("shop.tmp_.*",))
+    site.catch_up(Pipeline(name="shop", source=shop, sink=Sink(str(lake))))
+    site.equal("customer", "customer_address", "orders", "ledger")
+    os.rename(lake, lake.with_name("lake-shop"))

@@ -1,0 +1,133 @@
+"""The life of a stream: whatever happens to Airflow, to the task, to the driver or the bookkeeping, one stream runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from airflow_provider_cdc.processes import kill_session, members
+from tests.in_airflow.site import Site
+
+pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.timeout(1200)]
+
+
+def test_the_life_of_a_stream(site: Site) -> None:
+    """Processes of Airflow and drivers are killed, the task is cleared and marked."""
+    dag, task, client = "cdc_one_table", "customers.stream", site.client
+    with site.written("customer"):
+        run = client.trigger(dag)
+        client.wait_state(dag, run, task, "deferred", seconds=400)
+        first = site.stream("customers")
+        site.wait_batch("customers", 1)
+        assert client.extra_links(dag, run, task)["Spark UI"] == first.ui
+
+        # Airflow's processes may die: the stream does not notice, and is looked after again when they are back.
+        for name in ("scheduler", "dag-processor", "api-server", "triggerer"):
+            site.airflow.process(name).kill_all()
+            site.airflow.process(name).restart()
+        site.airflow.wait_ready()
+        killed_at = time.time()
+        site.wait(
+            "somebody who looks after the stream",
+            lambda: (at := site.stream("customers").supervised_at) and at.timestamp() > killed_at,
+        )
+        assert (site.stream("customers").epoch, site.stream("customers").pid) == (1, first.pid)
+
+        # The driver may die: it is started again, without a new try.
+        kill_session(first.pid)
+        site.wait("epoch 2", lambda: site.stream("customers").epoch == 2)
+        client.wait_state(dag, run, task, "deferred", seconds=60)
+        assert client.task_instance(dag, run, task).try_number == 1
+        site.wait_batch("customers", 2)
+
+        # Cleared: the epoch ends at a transaction boundary, the new try starts the next one.
+        client.clear(dag, run, task)
+        client.wait_state(dag, run, task, "deferred", min_try=2, seconds=120)
+        site.wait("epoch 3", lambda: site.stream("customers").epoch == 3)
+
+        # Marked failed: the stream stops.
+        client.mark(dag, run, task, "failed")
+        site.wait("the end of epoch 3", lambda: site.stream("customers").state == "stopped")
+        assert site.stream("customers").stop_by
+
+        # A driver that gets SIGTERM (its host shuts down) was not asked to stop: it is started again.
+        client.clear(dag, run, task)
+        client.wait_state(dag, run, task, "deferred", min_try=3, seconds=120)
+        fourth = site.stream("customers")
+        os.kill(fourth.pid, signal.SIGTERM)
+        site.wait("epoch 5", lambda: site.stream("customers").epoch == 5)
+        client.wait_state(dag, run, task, "deferred", min_try=3, seconds=60)
+        site.wait_batch("customers", 5)
+    client.mark(dag, run, task, "success")
+    site.wait("the end of epoch 5", lambda: site.stream("customers").state == "stopped")
+    site.wait("the end of the driver", lambda: not members(site.stream("customers").pid))
+
+
+def test_what_stands_still(site: Site) -> None:
+    """A triggerer that hangs while another works, and a bookkeeping that does not answer for two minutes."""
+    dag, task, name, client = "shared", "shared.stream", "shared", site.client
+
+    def triggerer() -> int | None:
+        return (client.task_instance(dag, run, task).raw["triggerer_job"] or {}).get("id")
+
+    with site.written("customer"):
+        run = client.trigger(dag)
+        client.wait_state(dag, run, task, "deferred", seconds=400)
+        stream = site.stream(name)
+        site.wait_batch(name, 1)
+
+        # A triggerer hangs for so long that another one takes its triggers over. When it goes on it finds out, and
+        # Airflow tells its triggers to end; the stream does not.
+        hanging, holder = site.airflow.process("triggerer"), site.wait("a triggerer", triggerer)
+        second = site.airflow.start_triggerer()
+        site.airflow.wait_ready()
+        hanging.stop()
+        try:
+            site.wait("the other triggerer", lambda: triggerer() not in (None, holder))
+        finally:
+            hanging.cont()
+        site.wait_batch(name, 1)
+        time.sleep(10)  # the triggers that the first one has lost are ended in this time
+        second.session.end()
+        assert client.task_instance(dag, run, task).state == "deferred"
+        now = site.stream(name)
+        assert (now.epoch, now.pid, now.state, now.desired_state) == (1, stream.pid, "running", "run")
+
+        # The bookkeeping is away: neither the stream nor its task takes that for a loss.
+        site.books.pause()
+        try:
+            time.sleep(120)
+            assert members(stream.pid) and client.task_instance(dag, run, task).state == "deferred"
+        finally:
+            site.books.resume()
+        site.wait_batch(name, 1)
+        now = site.stream(name)
+        assert (now.epoch, now.pid, now.state, now.desired_state) == (1, stream.pid, "running", "run")
+        assert client.task_instance(dag, run, task).try_number == 1
+    site.stop(name)
+    client.wait_run(dag, run)
+
+
+def test_a_stream_that_keeps_its_worker(site: Site) -> None:
+    """Without a triggerer: the task itself looks after the stream, and so does its next try."""
+    dag, task, name, client = "in_worker", "stream", "in_worker", site.client
+    with site.written("ledger"):
+        run = client.trigger(dag)
+        site.wait("the stream", lambda: client.task_instance(dag, run, task).state == "running", 400)
+        site.wait("its batch", lambda: site.store(name).recent_batches(name, 1))
+        first = site.stream(name)
+        kill_session(first.pid)
+        site.wait("epoch 2", lambda: site.stream(name).epoch == 2)
+        site.wait_batch(name, 2)
+        assert client.task_instance(dag, run, task).try_number == 1
+        client.mark(dag, run, task, "failed")
+        site.wait("the end of epoch 2", lambda: site.stream(name).state == "stopped")
+        client.clear(dag, run, task)
+        site.wait("epoch 3", lambda: site.stream(name).epoch == 3)
+        site.wait_batch(name, 3)
+    site.stop(name)
+    client.wait_run(dag, run)
+    assert client.xcom(dag, run, task)["state"] == "stopped"
