@@ -48,7 +48,7 @@ def test_groups(site: Site) -> None:
         client.wait_state(dag, run, snapshot, ("up_for_retry", "queued", "running"), map_index=2)
         kill_reader(site, name, 2, attempt=2)
         client.wait_state(dag, run, snapshot, "failed", map_index=2)
-        assert "Run again" in first_error(client.log(dag, run, snapshot, map_index=2))
+        assert "Run it again" in first_error(client.log(dag, run, snapshot, map_index=2))
         for index in (0, 1):
             client.wait_state(dag, run, snapshot, map_index=index)
         client.wait_state(dag, run, "groups.snapshot_complete", "deferred")
@@ -115,10 +115,11 @@ def test_a_backfill_and_its_run_again(site: Site) -> None:
     client.unpause(dag)
     first = datetime(2026, 2, 1, tzinfo=UTC)
     with site.written("customer_address"):
-        client.create_backfill(dag, first, first + timedelta(days=1))
+        backfill = client.create_backfill(dag, first, first + timedelta(days=1))
         runs = site.wait("all runs", lambda: found if len(found := client.runs(dag)) == 3 else None)
         for run in runs:
             client.wait_run(dag, run, seconds=500)
+        site.wait("the backfill", lambda: client.backfill_completed(backfill))
         outcomes = [client.xcom(dag, run, "nightly.snapshot", map_index=0)["outcome"] for run in runs]
         assert sorted(outcomes) == ["adopted", "adopted", "published"]
         again = client.create_backfill(dag, first, first, reprocess="completed")
