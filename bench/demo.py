@@ -1,46 +1,28 @@
-"""The demo: a database that is written to all the time is copied into Delta, and the copy is proved equal.
+"""The demo of the command line: a database that is written to all the time is copied into Delta, and proved equal.
 
 Everything in it is real: a MySQL server, writers in processes of their own, and the command ``airflow-cdc``. Only the
 proof is independent of the project: it reads both sides whole and compares every value (``tests/oracle.py``).
-
-Exit codes: 0 equal, 1 different or failed, 130 interrupted.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
+
+from bench.screen import PATIENCE, PAUSE, DemoFailed, Screen, ignore_signals, parser, perform
+from bench.shop import DATABASE, Shop, position
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from rich.console import Console  # noqa: E402
-from rich.table import Table  # noqa: E402
-
-from airflow_provider_cdc.core.offset import Position  # noqa: E402
-from airflow_provider_cdc.sinks.progress import Progress  # noqa: E402
-from airflow_provider_cdc.store import Store  # noqa: E402
-from tests.oracle import check_ledger, compare_all  # noqa: E402
-from tests.servers import MySQLServer, ServerUnavailable  # noqa: E402
-from tests.workload import Counters, Writers, make_shop  # noqa: E402
-
-NAME, CONN_ID, DATABASE, USER = "demo", "cdc_demo", "shop", "cdc_demo"
-TABLES = ("customer", "customer_address", "orders", "ledger")
-#: Seconds after which waiting for the pipeline is given up, and between two looks at it.
-PATIENCE, PAUSE = 600.0, 0.5
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+NAME, CONN_ID = "demo", "cdc_demo"
 
 PIPELINE = """\
 name: {name}
@@ -50,30 +32,6 @@ source:
 sink:
   path: {path}
 """
-
-
-class DemoFailed(Exception):
-    """The demo cannot go on; the message says why."""
-
-
-class Screen:
-    """Says what is being done, with the seconds since the start, and keeps how long each phase took."""
-
-    def __init__(self) -> None:
-        self.console = Console(highlight=False)
-        self.phases: list[tuple[str, float]] = []
-        self._start = time.monotonic()
-
-    def say(self, text: str, style: str = "") -> None:
-        elapsed = time.monotonic() - self._start
-        self.console.print(f"{elapsed:6.1f} s  {text}", style=style, markup=False, soft_wrap=True)
-
-    @contextmanager
-    def phase(self, name: str, text: str) -> Iterator[None]:
-        self.say(text, "bold")
-        began = time.monotonic()
-        yield
-        self.phases.append((name, time.monotonic() - began))
 
 
 class Command:
@@ -199,197 +157,67 @@ def _session(leader: int) -> list[int]:
 class Demo:
     """One run of the demo.
 
-    :param customers: rows of the largest table; the two related ones have a twentieth and a fifth as many.
     :param seconds: how long the stream goes on after it has caught up with the writers.
-    :param rate: transactions a second of all writers together.
     """
 
-    def __init__(self, screen: Screen, folder: Path, customers: int, seconds: float, rate: float) -> None:
-        self.screen, self.folder, self.sink = screen, folder, folder / "lake"
-        self.customers, self.seconds, self.rate = customers, seconds, rate
-        self.progress = self.sink / "_cdc_progress" / NAME
-        self.server = MySQLServer()
+    def __init__(self, shop: Shop, folder: Path, seconds: float) -> None:
+        self.shop, self.screen, self.folder, self.seconds = shop, shop.screen, folder, seconds
 
     def run(self) -> bool:
         """All of it; whether the copy is equal."""
-        phase, rate = self.screen.phase, f"{self.rate:g} transactions/s"
+        shop, phase = self.shop, self.screen.phase
+        rate = f"{shop.rate:g} transactions/s"
         with ExitStack() as stack:
             try:
-                with phase("MySQL", "Starting a MySQL server"):
-                    stack.enter_context(self.server)
-                version = self.server.execute("SELECT VERSION()")[0][0]
-                self.screen.say(f"MySQL {version} answers on {self.server.host}:{self.server.port}")
-                with phase("shop", f"Making the shop: {self.customers:,} customers, their addresses and orders"):
-                    self._make_shop(stack)
-                command = self._command()
+                command = self._command(shop.open(stack))
                 with phase("snapshot", f"Two writers begin ({rate}), and so does: airflow-cdc run -f pipeline.yaml"):
-                    writers = stack.enter_context(Writers(self.server.connect_args(), rate=self.rate))
+                    writers = stack.enter_context(shop.writers())
                     stack.callback(command.close)
                     command.start()
                     command.wait(
-                        self.progress.exists, lambda s: s["snapshot"]["complete"] and s["phase"] == "streaming"
+                        shop.layout.progress.exists, lambda s: s["snapshot"]["complete"] and s["phase"] == "streaming"
                     )
                 with phase("catch-up", "The snapshot is complete; the stream takes what was written meanwhile"):
                     for _ in range(2):  # the second time for what came during the first
                         self._catch_up(command)
-                steady = self._end()
+                steady = shop.end()
                 with phase("stream", f"The stream has caught up; it follows the writers for {self.seconds:g} s"):
                     time.sleep(self.seconds)
                 with phase("end", "The writers stop, the stream takes the last changes: airflow-cdc stop"):
                     done = writers.stop()
-                    status = self._catch_up(command)
+                    self._catch_up(command)
                     if code := command.finish():
                         raise DemoFailed(f"airflow-cdc run ended with exit code {code} after airflow-cdc stop")
                 with phase("proof", "Comparing every value of every row in source and sink"):
-                    equal = self._prove()
+                    equal = shop.prove()
                 with phase("verify", "The project's own check says: airflow-cdc verify -f pipeline.yaml"):
                     equal &= command.call("verify") == 0
-                self._tell(done, status, steady)
+                shop.tell(done, steady)
                 return equal
             finally:
-                _ignore_signals()  # a second Ctrl-C during the clean-up would leave processes behind
+                ignore_signals()
 
-    def _make_shop(self, stack: ExitStack) -> None:
-        if not self.server.controllable:
-            if self.server.execute("SHOW DATABASES LIKE %s", (DATABASE,)):
-                raise DemoFailed(f"the server given has a database {DATABASE} already: drop it, or name another server")
-            stack.callback(self.server.execute, f"DROP USER IF EXISTS {USER}@'%'")
-            stack.callback(self.server.execute, f"DROP DATABASE IF EXISTS {DATABASE}")
-        with closing(self.server.connect()) as connection:
-            make_shop(connection, DATABASE, self.customers, addresses=self.customers // 20, orders=self.customers // 5)
-
-    def _command(self) -> Command:
-        """A user with the least grants, the pipeline file, and the command for both."""
-        user = self.server.create_cdc_user(USER, databases=DATABASE)
-        text = PIPELINE.format(name=NAME, conn_id=CONN_ID, database=DATABASE, path=json.dumps(str(self.sink)))
+    def _command(self, user: dict[str, str]) -> Command:
+        """The pipeline file, and the command for it."""
+        text = PIPELINE.format(name=NAME, conn_id=CONN_ID, database=DATABASE, path=json.dumps(str(self.shop.lake)))
         (self.folder / "pipeline.yaml").write_text(text)
         self.screen.console.print("\n" + text, markup=False, soft_wrap=True)
-        return Command(self.screen, self.folder, self.server.uri(**user))
+        return Command(self.screen, self.folder, self.shop.server.uri(**user))
 
-    def _end(self) -> Position:
-        """Where the server's binlog ends now."""
-        file, position = self.server.execute("SHOW BINARY LOG STATUS")[0][:2]
-        return Position(str(file), int(position))
-
-    def _catch_up(self, command: Command) -> dict[str, Any]:
+    def _catch_up(self, command: Command) -> None:
         """Wait until the sink has everything that the server has now."""
-        end, progress = self._end(), Progress(self.progress, NAME)
-        return command.wait(
-            lambda: (offset := progress.read()) is not None and end <= offset.at,
-            lambda status: end <= _position(status["offset"]),
-        )
-
-    def _prove(self) -> bool:
-        equal = True
-        with closing(self.server.connect()) as connection:
-            for table in TABLES:
-                differences = compare_all(connection, DATABASE, self.sink, [table])
-                rows = self.server.execute(f"SELECT COUNT(*) FROM {DATABASE}.{table}")[0][0]
-                self.screen.say("".join(map(str, differences)) or f"{DATABASE}.{table}: {rows:,} rows, all equal")
-                equal &= not differences
-        problems = check_ledger(self.sink, DATABASE)
-        self.screen.say("; ".join(problems) or "the ledger has every number of every writer once")
-        return equal and not problems
-
-    def _tell(self, done: Counters, status: dict[str, Any], steady: Position) -> None:
-        tables = Table(caption="corrected: rows that the binlog changed while their chunk was read")
-        tables.add_column("table")
-        for name in ("rows now", "snapshot rows", "chunks", "corrected"):
-            tables.add_column(name, justify="right")
-        for row in status["tables"]:
-            rows = self.server.execute(f"SELECT COUNT(*) FROM {row['table']}")[0][0]
-            tables.add_row(
-                row["table"], *(f"{n:,}" for n in (rows, row["rows"], row["chunks_total"], row["corrected"]))
-            )
-        self.screen.console.print()
-        self.screen.console.print(tables)
-        taken, flow = status["snapshot"], status["stream"]
-        store = Store.open(f"sqlite:///{self.sink}/_cdc/{NAME}/bookkeeping.db", migrate=False)
-        with closing(store):
-            batches: list[Any] = store.recent_batches(NAME, 100_000)
-        late = [b for b in batches if b.changes and steady <= _position(b.start_offset)]
-        facts = Table(show_header=False)
-        facts.add_row(
-            "snapshot", f"{taken['rows']:,} rows, {taken['rows_per_second']:,} rows/s from plan to last commit"
-        )
-        facts.add_row("stream", f"{flow['changes']:,} changes applied in {flow['batches']} batches")
-        facts.add_row(
-            "lag, from commit in MySQL\nto commit in Delta",
-            f"p50 {_lag(late, 'lag_p50_ms', 0.5)} s, p95 {_lag(late, 'lag_p95_ms', 0.95)} s "
-            f"over the {len(late)} batches after the catch-up\n"
-            "(approximate: percentiles of the batches' own percentiles, weighted by changes)",
-        )
-        facts.add_row(
-            "writers", f"{done.transactions:,} transactions, {done.rows:,} rows, {done.rollbacks:,} rolled back"
-        )
-        spent = [f"{name} {seconds:.0f}" for name, seconds in self.screen.phases]
-        facts.add_row("seconds", f"{', '.join(spent)}; sum {sum(seconds for _, seconds in self.screen.phases):.0f}")
-        facts.add_row("machine", f"{os.cpu_count()} cores, load {', '.join(f'{n:.1f}' for n in os.getloadavg())}")
-        self.screen.console.print(facts)
-
-
-def _position(offset: dict[str, Any]) -> Position:
-    return Position(offset["file"], offset["position"])
-
-
-def _lag(batches: list[Any], name: str, share: float) -> str:
-    """A percentile over batches, each counted as often as it has changes; seconds."""
-    pairs = sorted((getattr(b, name), b.changes) for b in batches)
-    left = share * sum(count for _, count in pairs)
-    for lag, count in pairs:
-        left -= count
-        if left <= 0:
-            return f"{lag / 1000:.1f}"
-    return "-"
-
-
-def _end_by_signal(number: int, _: object) -> NoReturn:
-    sys.exit(128 + number)
-
-
-def _ignore_signals() -> None:
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+        end = self.shop.end()
+        command.wait(lambda: self.shop.applied(end), lambda status: end <= position(status["offset"]))
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Copy a live MySQL database into Delta and prove the copy equal.")
-    parser.add_argument("--customers", type=int, default=1_000_000, help="rows of the largest table (%(default)s)")
-    parser.add_argument("--seconds", type=float, default=30, help="how long to stream after the catch-up (%(default)s)")
-    parser.add_argument("--rate", type=float, default=100, help="transactions a second of the writers (%(default)s)")
-    parser.add_argument("--keep", action="store_true", help="keep the Delta tables and say where they are")
-    parser.add_argument("--out", type=Path, help="where to make and keep them; a folder that does not exist yet")
-    options = parser.parse_args()
-    for number in SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup does
-            signal.signal(number, _end_by_signal)
-    keep = options.keep or options.out is not None
-    if options.out is None:
-        folder = Path(tempfile.mkdtemp(prefix="cdc-demo-"))
-    else:
-        folder = options.out.absolute()
-        try:
-            folder.mkdir(parents=True)
-        except OSError as error:
-            parser.error(f"--out {folder}: {error.strerror}")
-    screen = Screen()
-    try:
-        equal = Demo(screen, folder, options.customers, options.seconds, options.rate).run()
-        keep = keep or not equal
-        verdict = "EQUAL: every sink table is its source, row by row" if equal else "DIFFERENT"
-        screen.say(verdict, "bold green" if equal else "bold red")
-        return 0 if equal else 1
-    except (DemoFailed, ServerUnavailable, RuntimeError, subprocess.TimeoutExpired) as error:
-        screen.say(f"FAILED: {error}", "bold red")
-        return 1
-    except SystemExit:
-        screen.say("Interrupted; everything that was started has been ended")
-        raise
-    finally:
-        if keep:
-            screen.say(f"The pipeline file and the Delta tables are kept in {folder}")
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
+    made = parser("Copy a live MySQL database into Delta and prove the copy equal.", customers=1_000_000)
+    return perform(
+        made,
+        lambda screen, folder, options: Demo(
+            Shop(screen, folder / "lake", NAME, options.customers, options.rate), folder, options.seconds
+        ).run(),
+    )
 
 
 if __name__ == "__main__":
