@@ -8,10 +8,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 LOCK := requirements/dev.txt
 STAMP := $(VENV)/.complete
+# STAY=1 make demo: Airflow, writers and stream go on after the proof, until Ctrl-C.
 # CDC_SCHEDULES=n: how many kill schedules the restart tests run.
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help setup demo test test-fast test-airflow test-long lint lock clean
+.PHONY: help setup demo demo-core test test-fast test-airflow test-long lint lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,8 +33,11 @@ $(STAMP): $(LOCK) pyproject.toml .ci/venv
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
-demo: setup ## Copy a live database and prove the copy equal, row by row
-	@$(BIN)/python bench/demo.py
+demo: setup ## Copy a live database in a real Airflow and prove the copy equal, row by row; STAY=1: look around in it
+	@$(BIN)/python -m bench.demo_airflow $(if $(filter-out 0,$(STAY)),--stay)
+
+demo-core: setup ## The same from the command line, without Airflow, and with more rows
+	@$(BIN)/python -m bench.demo
 
 test: lint ## Lint, then the whole test suite against a real MySQL server
 	CDC_SCHEDULES=$${CDC_SCHEDULES:-50} $(PYTEST) -m "not long and not airflow"

@@ -51,13 +51,15 @@ class TaskInstance:
 
 
 class Client:
-    """A client of one Airflow, in which everybody is an administrator.
+    """A client of one Airflow.
 
     :param url: address of the api-server.
+    :param login: name and password of an administrator; none where everybody is one.
     :param timeout: seconds for one request.
     """
 
-    def __init__(self, url: str, timeout: float = 30) -> None:
+    def __init__(self, url: str, login: tuple[str, str] | None = None, timeout: float = 30) -> None:
+        self._login = login
         self._http = httpx.Client(base_url=url, timeout=timeout, trust_env=False)
 
     def close(self) -> None:
@@ -77,9 +79,13 @@ class Client:
         params: dict[str, Any] = {name: value for name, value in query.items() if value is not None}
         for attempt in (1, 2):
             if "Authorization" not in self._http.headers:
-                token = self._http.get("/auth/token")
+                if self._login is None:
+                    token = self._http.get("/auth/token")
+                else:
+                    user = dict(zip(("username", "password"), self._login, strict=True))
+                    token = self._http.post("/auth/token", json=user)
                 if token.is_error:
-                    raise ApiError(f"GET /auth/token: {token.status_code} {token.text[:2000]}")
+                    raise ApiError(f"/auth/token: {token.status_code} {token.text[:2000]}")
                 self._http.headers["Authorization"] = f"Bearer {token.json()['access_token']}"
             answer = self._http.request(method, f"/api/v2{path}", json=body, params=params)
             if answer.status_code != 401 or attempt == 2:

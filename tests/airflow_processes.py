@@ -155,6 +155,7 @@ class Airflow:
     :param config: settings by section on top of :data:`CONFIG`, such as
         ``{"triggerer": {"triggerer_health_check_threshold": 6}}``.
     :param triggerers: how many; the second is called ``triggerer-2``.
+    :param login: name and password of the one user, an administrator; default: everybody is one, without a login.
     """
 
     def __init__(
@@ -166,18 +167,20 @@ class Airflow:
         env: Mapping[str, str] | None = None,
         config: Config | None = None,
         triggerers: int = 1,
+        login: tuple[str, str] | None = None,
     ) -> None:
         self._dags = [dags] if isinstance(dags, Path) else list(dags)
         self._database_url = database_url
         self._connections, self._extra_env = dict(connections or {}), dict(env or {})
         self._config = config or {}
         self._triggerers = triggerers
+        self._login = login
         self._components: dict[str, Component] = {}
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.home = Path()
         self.env: dict[str, str] = {}
-        self.client = Client(self.url)
+        self.client = Client(self.url, login)
 
     # -- life
 
@@ -189,6 +192,10 @@ class Airflow:
         try:
             self.home = temporary_folder("cdc-airflow-")
             self.env = self._environment()
+            if self._login is not None:  # otherwise Airflow would make a password and print it to a log
+                passwords = self.home / "passwords.json"
+                passwords.touch(mode=0o600)
+                passwords.write_text(json.dumps(dict([self._login])))
             self._migrate()
             names = ["api-server", "scheduler", "dag-processor", "triggerer"]
             for name in names + [f"triggerer-{n}" for n in range(2, self._triggerers + 1)]:
@@ -320,6 +327,9 @@ class Airflow:
         }
         if url.startswith("postgresql+psycopg:"):  # serves both; left alone, Airflow would want asyncpg
             settings["database"]["sql_alchemy_conn_async"] = url
+        if self._login is not None:
+            user = {"simple_auth_manager_all_admins": False, "simple_auth_manager_users": f"{self._login[0]}:ADMIN"}
+            settings["core"].update(user)
         for layer in (ours, self._config):
             for section, options in layer.items():
                 settings.setdefault(section, {}).update(options)
