@@ -181,6 +181,7 @@ class Demo:
                 raise DemoFailed(str(error)) from error
             finally:
                 ignore_signals()
+                self.screen.say("Ending Airflow and the server", "dim")
 
     def _run(self, stack: ExitStack) -> bool:
         shop, phase = self.shop, self.screen.phase

@@ -15,6 +15,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.processes import wait_for
+
 ROOT = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.spark
 
@@ -99,7 +101,7 @@ def test_it_ends_equal_and_leaves_nothing(start: Start, tmp_path: Path, module: 
     [
         (CORE, "planned", signal.SIGINT),  # within the snapshot
         pytest.param(CORE, "follows the writers", signal.SIGTERM, marks=pytest.mark.long),
-        # While the stream's driver starts: nobody but its own process knows of it yet.
+        # While the stream's driver starts: no bookkeeping knows of it yet.
         pytest.param(AIRFLOW, "shop.stream: running", signal.SIGINT, marks=pytest.mark.airflow),
         pytest.param(AIRFLOW, "Starting Airflow", signal.SIGINT, marks=[pytest.mark.airflow, pytest.mark.long]),
         pytest.param(AIRFLOW, "snapshot [", signal.SIGHUP, marks=[pytest.mark.airflow, pytest.mark.long]),
@@ -111,6 +113,8 @@ def test_interrupted_it_leaves_nothing(
 ) -> None:
     process = start(module, "--seconds", "600")
     said = _until(process, before)
+    if before == "shop.stream: running":
+        wait_for("the stream's driver", lambda: any("airflow_provider_cdc.driver" in line for line in _left()))
     assert len(_left()) > (1 if before == "Starting Airflow" else 4), said
     process.send_signal(number)
     rest = _rest(process)
