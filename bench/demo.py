@@ -211,7 +211,7 @@ class Demo:
 
 
 def main() -> int:
-    made = parser("Copy a live MySQL database into Delta and prove the copy equal.", customers=1_000_000)
+    made = parser("Copy a live MySQL database into Delta and prove the copy equal.", customers=1_000_000, rate=100)
     return perform(
         made,
         lambda screen, folder, options: Demo(

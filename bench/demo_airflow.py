@@ -123,15 +123,19 @@ class Run:
         """
         self._client.pause(DAG)  # a run that somebody has queued meanwhile would go on with the stream
         self._client.mark(DAG, self._id, STREAM, "success")
-        deadline = time.monotonic() + PATIENCE
+        deadline, asked = time.monotonic() + PATIENCE, False
         while (run := self._stream()).state == "running" or members(run.pid):
+            self.look()
+            if run.desired_state == "stop" and not asked:
+                asked = True
+                self._say("the trigger has seen it and asks the stream to stop")
             if time.monotonic() > deadline:
                 raise DemoFailed(f"the stream did not end: process {run.pid} on {run.host} is {run.state}")
             time.sleep(PAUSE)
+        self._say(f"the stream has {run.state}, and its process has ended")
         if run.state != "stopped":
             raise DemoFailed(f"the stream ended as {run.state}: {run.error}")
         self._client.wait_run(DAG, self._id)
-        self.look()
 
     def _stream(self) -> Any:
         with closing(self._shop.store()) as store:
@@ -271,7 +275,8 @@ def _label(task: TaskInstance) -> str:
 
 
 def main() -> int:
-    made = parser("Let an example DAG copy a live MySQL database in a real Airflow, and prove the copy equal.", 200_000)
+    what = "Let an example DAG copy a live MySQL database in a real Airflow, and prove the copy equal."
+    made = parser(what, customers=200_000, rate=50)
     made.add_argument("--stay", action="store_true", help="let writers, stream and UI go on until Ctrl-C")
     return perform(
         made,

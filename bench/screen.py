@@ -55,15 +55,12 @@ class Screen:
         self.say(words, "bold green" if equal else "bold red")
 
 
-def parser(description: str, customers: int) -> argparse.ArgumentParser:
-    """The options that every demo has.
-
-    :param customers: how many there are by default.
-    """
+def parser(description: str, customers: int, rate: float) -> argparse.ArgumentParser:
+    """The options that every demo has, with the values that they have by default."""
     made = argparse.ArgumentParser(description=description)
     made.add_argument("--customers", type=int, default=customers, help="rows of the largest table (%(default)s)")
     made.add_argument("--seconds", type=float, default=30, help="how long to stream after the catch-up (%(default)s)")
-    made.add_argument("--rate", type=float, default=100, help="transactions a second of the writers (%(default)s)")
+    made.add_argument("--rate", type=float, default=rate, help="transactions a second of the writers (%(default)s)")
     made.add_argument("--keep", action="store_true", help="keep the Delta tables and say where they are")
     made.add_argument("--out", type=Path, help="where to make and keep them; a folder that does not exist yet")
     return made
