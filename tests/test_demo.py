@@ -36,7 +36,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     def make(module: str, *arguments: str) -> Process:
         name, value = MARK.split("=")
         process = subprocess.Popen(
-            [sys.executable, "-m", module, "--customers", "20000", "--seconds", "10", *arguments],
+            [sys.executable, "-m", module, "--customers", "20000", "--seconds", "5", "--rate", "30", *arguments],
             cwd=ROOT,
             env={**os.environ, "TMPDIR": str(tmp_path), name: value, "COLUMNS": "120"},
             stdout=subprocess.PIPE,
@@ -129,7 +129,8 @@ def test_it_stays_until_interrupted(start: Start, tmp_path: Path) -> None:
     process = start(AIRFLOW, "--stay")
     said = _until(process, "EQUAL: ")
     said += _until(process, "Login:")
-    (page, name, password) = re.findall(r"Airflow: (\S+)[^|]+?Login:\s+(\S+), password (\S+)", said)[-1]
+    assert said.count("Login:") == 2, said
+    (page, name, password) = re.findall(r"Airflow: (http\S+)[^|]+?Login:\s+(\S+), password (\S+)", said)[-1]
     address = page[: page.index("/dags/")]
     with httpx.Client(base_url=address, trust_env=False, timeout=30) as http:
         assert http.get(page).status_code == 200
