@@ -15,7 +15,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -160,6 +160,16 @@ class Postgres:
         ) as connection:
             cursor = connection.execute(sql.encode(), args)
             return cursor.fetchall() if cursor.description else []
+
+    def run_file(self, path: Path, env: Mapping[str, str]) -> None:
+        """Let ``psql`` run a file as administrator, as the image does with those of its folder for initialisation.
+
+        :param env: variables for ``\\getenv``.
+        :raise CalledProcessError: when a statement failed.
+        """
+        command = [self._bin / "psql", "-h", self.host, "-p", str(self.port), "-U", "postgres"]
+        command += ["-v", "ON_ERROR_STOP=1", "--no-password", "--no-psqlrc", "-q", "-f", path]
+        subprocess.run(command, env={**self._env, "PGPASSWORD": self._admin, **env}, check=True)
 
     # -- how
 
