@@ -167,7 +167,7 @@ class Postgres:
         :param env: variables for ``\\getenv``.
         :raise CalledProcessError: when a statement failed.
         """
-        command = [self._bin / "psql", "-h", self.host, "-p", str(self.port), "-U", "postgres"]
+        command: list[str | Path] = [self._bin / "psql", "-h", self.host, "-p", str(self.port), "-U", "postgres"]
         command += ["-v", "ON_ERROR_STOP=1", "--no-password", "--no-psqlrc", "-q", "-f", path]
         subprocess.run(command, env={**self._env, "PGPASSWORD": self._admin, **env}, check=True)
 
