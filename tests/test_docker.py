@@ -119,8 +119,10 @@ def test_secrets_of_spark_are_in_its_file_only() -> None:
 
 
 def test_every_file_and_volume_exists() -> None:
-    built = SERVICES["scheduler"]["build"]
-    assert (DOCKER / built["context"] / built["dockerfile"]).samefile(DOCKER / "Dockerfile")
+    (built,) = (spec["build"] for spec in SERVICES.values() if "build" in spec)
+    assert built == SERVICES["init"]["build"] and (DOCKER / built["context"] / built["dockerfile"]).samefile(
+        DOCKER / "Dockerfile"
+    )
     mounts = [(name, *text.split(":")[:2]) for name, spec in SERVICES.items() for text in spec.get("volumes", ())]
     assert all((DOCKER / source).exists() for _, source, _ in mounts if source.startswith("."))
     assert {source for _, source, _ in mounts if not source.startswith(".")} == set(DOCUMENT["volumes"])
