@@ -78,6 +78,8 @@ def test_groups(site: Site) -> None:
         # A second run, while the first streams: it reads nothing, and looks after the same stream.
         second = client.trigger(dag)
         client.wait_state(dag, second, stream, "deferred", seconds=240)
+        for index in range(3):  # the sensor did not wait for them
+            client.wait_state(dag, second, snapshot, map_index=index, seconds=240)
         assert {client.xcom(dag, second, snapshot, map_index=i)["outcome"] for i in range(3)} == {"adopted"}
         assert client.task_instance(dag, run, stream).state == "deferred" and site.stream(name).epoch == 1
         site.stop(name)
