@@ -37,7 +37,9 @@ class _Bookkeeping:
         :returns: the answer; ``None`` if there was none in time: the database is away, or is being made anew.
         """
         try:
-            return await asyncio.wait_for(asyncio.to_thread(self._answer, question), _PATIENCE)
+            # Not wait_for(): before Python 3.12 it loses a cancellation that meets the answer.
+            async with asyncio.timeout(_PATIENCE):
+                return await asyncio.to_thread(self._answer, question)
         except (CdcError, TimeoutError):
             return None
 
