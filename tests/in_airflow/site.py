@@ -101,5 +101,5 @@ class Site:
     @contextlib.contextmanager
     def written(self, *only: str) -> Iterator[None]:
         """Writers at work on some of the tables, or on all of them."""
-        with Writers(self.server.connect_args(), rate=40, only=only):
+        with Writers(self.server.connect_args(), rate=15, only=only):
             yield
