@@ -81,6 +81,14 @@ class Site:
         before = newest()
         self.wait(f"a batch of epoch {epoch} of {name}", lambda: newest() > before)
 
+    def wait_supervised(self, name: str) -> None:
+        """Until the triggerer has looked at a stream after now: a trigger that has not begun cannot stop it."""
+        now = time.time()
+        self.wait(
+            f"somebody who looks after {name}",
+            lambda: (at := self.stream(name).supervised_at) and at.timestamp() > now,
+        )
+
     def stop(self, name: str) -> None:
         """As `airflow-cdc stop` does."""
         with contextlib.closing(self.store(name)) as store:

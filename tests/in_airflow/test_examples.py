@@ -83,6 +83,7 @@ def test_snapshot_and_stream_in_two_dags(site: Site) -> None:
     client.wait_state("cdc_ledger_stream", second, "stream", "deferred", seconds=120)
     assert site.stream("ledger").epoch == 2
     # Paused, so that no third run begins. The second is not resumed then either, but it can be marked.
+    site.wait_supervised("ledger")
     client.pause("cdc_ledger_stream")
     client.mark("cdc_ledger_stream", second, "stream", "success")
     site.wait("the end of epoch 2", lambda: site.stream("ledger").state == "stopped")

@@ -29,11 +29,7 @@ def test_the_life_of_a_stream(site: Site) -> None:
             site.airflow.process(name).kill_all()
             site.airflow.process(name).restart()
         site.airflow.wait_ready()
-        killed_at = time.time()
-        site.wait(
-            "somebody who looks after the stream",
-            lambda: (at := site.stream("customers").supervised_at) and at.timestamp() > killed_at,
-        )
+        site.wait_supervised("customers")
         assert (site.stream("customers").epoch, site.stream("customers").pid) == (1, first.pid)
 
         # The driver may die: it is started again, without a new try.
@@ -49,6 +45,7 @@ def test_the_life_of_a_stream(site: Site) -> None:
         site.wait("epoch 3", lambda: site.stream("customers").epoch == 3)
 
         # Marked failed: the stream stops.
+        site.wait_supervised("customers")
         client.mark(dag, run, task, "failed")
         site.wait("the end of epoch 3", lambda: site.stream("customers").state == "stopped")
         assert site.stream("customers").stop_by
