@@ -58,6 +58,7 @@ def test_the_life_of_a_stream(site: Site) -> None:
         site.wait("epoch 5", lambda: site.stream("customers").epoch == 5)
         client.wait_state(dag, run, task, "deferred", min_try=3, seconds=60)
         site.wait_batch("customers", 5)
+        site.wait_supervised("customers")
     client.mark(dag, run, task, "success")
     site.wait("the end of epoch 5", lambda: site.stream("customers").state == "stopped")
     site.wait("the end of the driver", lambda: not members(site.stream("customers").pid))
