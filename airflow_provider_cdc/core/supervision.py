@@ -15,6 +15,17 @@ from typing import Protocol
 HEARTBEAT_SECONDS, LOST_SECONDS = 1.0, 15.0
 
 
+def next_try(mine: str, newest: str | None) -> bool:
+    """Whether another try of the same task looks after the stream now.
+
+    :param mine: a try, as the bookkeeping names supervisors: ``<task>, try <number>``.
+    :param newest: who looked last.
+    """
+    task, _, number = mine.rpartition(", try ")
+    other, _, newer = (newest or "").rpartition(", try ")
+    return other == task and newer != number
+
+
 class Run(Protocol):
     """What the bookkeeping says of one run of a stream."""
 

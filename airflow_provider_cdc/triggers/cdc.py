@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from airflow_provider_cdc.core.supervision import Verdict, Watch
+from airflow_provider_cdc.core.supervision import Verdict, Watch, next_try
 from airflow_provider_cdc.exceptions import CdcError
 
 if TYPE_CHECKING:
@@ -176,12 +176,18 @@ class CdcStreamTrigger(BaseTrigger):
         It is also called when this triggerer merely lost the trigger to another one.
         """
         state = await self._task_state()
-        if state == "deferred":
+        if state == "deferred" and not await self._followed():
             self.log.info("the task is still deferred: another triggerer looks after the stream")
             return
         k = self._kwargs
         epoch = await self._books.ask(lambda s: s.request_stop(k["pipeline"], k["epoch"], by=k["supervisor"]))
         self.log.info("the task is %s: epoch %s %s", state, k["epoch"], "was asked to stop" if epoch else "has ended")
+
+    async def _followed(self) -> bool:
+        """Whether the task was cleared, and its next try has deferred already."""
+        k = self._kwargs
+        run = await self._books.ask(lambda store: store.current_stream(k["pipeline"]))
+        return run is not None and next_try(k["supervisor"], run.supervisor)
 
     async def _say(self) -> None:
         k = self._kwargs
