@@ -17,11 +17,11 @@ from airflow_provider_cdc import (
 )
 
 
-def pipeline(name: str, table: str) -> Pipeline:
+def pipeline(name: str, table: str, group_rows: int = 1_000_000) -> Pipeline:
     return Pipeline(
         name=name,
         source=Source(conn_id="cdc_source", tables=(f"shop.{table}",)),
-        snapshot=Snapshot(chunk_rows=1000, group_rows=5000),
+        snapshot=Snapshot(chunk_rows=1000, group_rows=group_rows),
         sink=Sink(path=os.environ["CDC_LAKE"] + f"-{name}"),
         state=State(conn_id="cdc_state"),
     )
@@ -31,7 +31,7 @@ RETRIES = {"retries": 1, "retry_delay": timedelta(seconds=1)}
 
 # Two runs at once on purpose.
 with DAG("groups", schedule=None, max_active_runs=2, default_args=RETRIES):
-    cdc_pipeline(pipeline("groups", "orders"))
+    cdc_pipeline(pipeline("groups", "orders", 5000))
 
 with DAG("nightly", schedule="@daily", start_date=datetime(2026, 1, 1), catchup=False, max_active_runs=2):
     cdc_pipeline(pipeline("nightly", "customer_address"), catch_up=True, verify=True)
