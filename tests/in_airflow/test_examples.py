@@ -87,6 +87,7 @@ def test_snapshot_and_stream_in_two_dags(site: Site) -> None:
     client.pause("cdc_ledger_stream")
     client.mark("cdc_ledger_stream", second, "stream", "success")
     site.wait("the end of epoch 2", lambda: site.stream("ledger").state == "stopped")
+    site.catch_up(Pipeline(name="ledger", source=Source("cdc_source", ("shop.ledger",)), sink=Sink(str(site.lake))))
     site.equal("ledger")
     assert check_ledger(site.lake) == []
 
