@@ -134,7 +134,8 @@ def test_a_test_run_that_is_killed_leaves_no_session_and_no_folder(
     tmp_path: Path, sig: signal.Signals, stopped: bool
 ) -> None:
     program = (
-        "import sys, time; from pathlib import Path; from tests.processes import *\n"
+        "import signal, sys, time; from pathlib import Path; from tests.processes import *\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background job ignores it
         "folder = temporary_folder('cdc-test-')\n"
         "session = Session(['sh', '-c', sys.argv[1], 'sh', sys.argv[2]], folder / 'log')\n"
         "wait_for('both sleepers', lambda: Path(sys.argv[2]).exists() and len(session.members()) == 2)\n"
@@ -149,8 +150,8 @@ def test_a_test_run_that_is_killed_leaves_no_session_and_no_folder(
         left = int((tmp_path / "left").read_text())
         try:
             run.send_signal(sig)
-            wait_for("all processes have ended", lambda: all(gone(int(pid)) for pid in pids), 15)
-            wait_for("the folder is gone", lambda: not Path(folder).exists(), 15)
+            wait_for("all processes have ended", lambda: all(gone(int(pid)) for pid in pids), 60)
+            wait_for("the folder is gone", lambda: not Path(folder).exists(), 60)
             assert not gone(left)
         finally:
             run.kill()
@@ -199,8 +200,9 @@ def test_a_paused_server_does_not_answer_until_it_is_resumed(postgres: Postgres)
         backend = connection.info.backend_pid
         postgres.pause()
         try:
-            stat = Path(f"/proc/{backend}/stat").read_text()
-            assert stat.rpartition(")")[2].split()[0] == "T"  # not only the postmaster stands still
+            stat = Path(f"/proc/{backend}/stat")
+            # Not only the postmaster stands still.
+            wait_for("it stands still", lambda: stat.read_text().rpartition(")")[2].split()[0] == "T")
             with pytest.raises(psycopg.OperationalError):
                 psycopg.connect(postgres.uri("bookkeeping"), connect_timeout=2)
         finally:
