@@ -40,7 +40,7 @@ demo-core: setup ## The same from the command line, without Airflow, and with mo
 	@$(BIN)/python -m bench.demo
 
 test: lint ## Lint, then the whole test suite against a real MySQL server
-	CDC_SCHEDULES=$${CDC_SCHEDULES:-50} $(PYTEST) -m "not long" --durations=30
+	CDC_SCHEDULES=$${CDC_SCHEDULES:-50} $(PYTEST) -m "not long and not airflow" --durations=30
 
 test-airflow: setup ## The tests that start Airflow's own processes: the example DAGs, the life of a stream
 	$(PYTEST) -m "airflow and not long"
