@@ -56,7 +56,7 @@ class Request:
 
     pipeline: dict[str, Any]
     connections: dict[str, dict[str, Any]] = field(repr=False)
-    result: str
+    result: str = ""
     group: int | None = None
     holder: str = ""
     requested_by: str = ""

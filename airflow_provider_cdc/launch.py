@@ -9,6 +9,7 @@ import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,8 +61,6 @@ def attached(request: Request) -> Iterator[Driver]:
 
     :param request: its ``result`` is set here.
     """
-    import dataclasses
-
     with tempfile.TemporaryDirectory(prefix="airflow-cdc-") as folder:
         result = Path(folder) / "result.json"
         process = subprocess.Popen(
@@ -79,7 +78,7 @@ def attached(request: Request) -> Iterator[Driver]:
         try:
             assert process.stdin is not None
             with suppress(BrokenPipeError):  # it died at once: its outcome says so
-                process.stdin.write(dataclasses.replace(request, result=str(result)).to_line())
+                process.stdin.write(replace(request, result=str(result)).to_line())
                 process.stdin.flush()  # and stays open: see the driver's lifeline
             yield driver
         finally:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +18,14 @@ def start_time(pid: int) -> float:
     """Start time of a living process in clock ticks since boot, 0 if there is none. Ids alone come around again."""
     fields = _fields(pid)
     return float(fields[19]) if fields and fields[0] != "Z" else 0.0
+
+
+def died_here(host: str, pid: int, started: float) -> bool:
+    """Whether a process of this host is gone; ``False`` for those of other hosts, of which nothing is known.
+
+    :param started: its :func:`start_time`.
+    """
+    return host == socket.gethostname() and start_time(pid) != started
 
 
 def members(session: int) -> list[int]:

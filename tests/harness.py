@@ -38,6 +38,7 @@ from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.snapshot import run_snapshot
 from airflow_provider_cdc.pipeline import Pipeline
 from airflow_provider_cdc.spark.snapshot_job import run_in_threads
+from tests.processes import members
 
 ROOT = Path(__file__).resolve().parent.parent
 #: Exit code of a child that a failpoint (or a test) has killed.
@@ -128,7 +129,7 @@ class Nursery:
 def kill_session(session: int, seconds: float = 30) -> None:
     """SIGKILL to every process of a session until none is left, as when a machine or a container dies."""
     end = time.monotonic() + seconds
-    while alive := session_of(session):
+    while alive := members(session):
         if time.monotonic() > end:
             raise AssertionError(f"session {session} still has the processes {alive}")
         for pid in alive:
@@ -137,20 +138,6 @@ def kill_session(session: int, seconds: float = 30) -> None:
             except ProcessLookupError:
                 continue
         time.sleep(0.02)
-
-
-def session_of(session: int) -> list[int]:
-    """Processes of a session that still run (one that only waits for its parent to look at it does not)."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
-                if state not in "ZX" and os.getsid(int(entry.name)) == session:
-                    found.append(int(entry.name))
-            except OSError:
-                continue
-    return found
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,9 @@ def test_address(define: Any) -> None:
 )  # fmt: skip
 def test_addresses_are_read_as_airflow_reads_them(uri: str, expected: Connection, define: Any) -> None:
     assert define(uri) == expected
-    airflow = pytest.importorskip("airflow.sdk").Connection.from_uri(uri.replace("cdc_mysql", "cdc-mysql"), "my_db")
+    from airflow.sdk import Connection as AirflowConnection
+
+    airflow = AirflowConnection.from_uri(uri.replace("cdc_mysql", "cdc-mysql"), "my_db")
     for name in ("conn_type", "host", "login", "password", "port", "schema"):
         assert (getattr(airflow, name) or None) == (getattr(expected, name) or None)
     assert airflow.extra_dejson == expected.extra
@@ -208,14 +210,15 @@ def test_spark_connections(conn: Connection, master: str, conf: dict[str, str]) 
 
 def test_spark_connections_are_read_as_the_spark_provider_reads_them() -> None:
     """The same master for each, but where Spark itself would refuse the provider's."""
-    hooks = pytest.importorskip("airflow.providers.apache.spark.hooks.spark_submit")
-    sdk = pytest.importorskip("airflow.sdk")
+    from airflow import sdk
+    from airflow.providers.apache.spark.hooks import spark_submit as hooks
+
     for conn, master, _ in SPARK:
         theirs = sdk.Connection(
             conn_id="c", conn_type=conn.conn_type, host=conn.host, port=conn.port, extra=json.dumps(dict(conn.extra))
         )
 
-        class Hook(hooks.SparkSubmitHook):  # type: ignore[misc, name-defined]
+        class Hook(hooks.SparkSubmitHook):
             get_connection = classmethod(lambda cls, conn_id, found=theirs: found)
 
             def __init__(self) -> None:

@@ -7,8 +7,10 @@ import time
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 from airflow_provider_cdc.store import Store
-from airflow_provider_cdc.triggers.cdc import _Bookkeeping
+from airflow_provider_cdc.triggers.cdc import CdcSnapshotTrigger, _Bookkeeping
 
 
 def test_a_cancellation_is_never_lost(tmp_path: Path) -> None:
@@ -45,3 +47,21 @@ def test_a_cancellation_is_never_lost(tmp_path: Path) -> None:
         return found
 
     assert asyncio.run(main()) == [("by a user",)] * 30
+
+
+def test_no_event_right_after_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Airflow takes a task that is resumed while its worker still ends for one that has ended in a wrong state."""
+    monkeypatch.setattr("airflow_provider_cdc.triggers.cdc._SETTLE_SECONDS", 2.0)
+    path = tmp_path / "bookkeeping.db"
+    with closing(Store.open(f"sqlite:///{path}", migrate=True)):
+        pass
+    trigger = CdcSnapshotTrigger(pipeline="p", generation=1, state_conn_id=None, state_path=str(path), poll_seconds=0.1)
+
+    async def first() -> object:
+        async for event in trigger.run():
+            return event.payload
+        return None
+
+    began = time.monotonic()
+    assert asyncio.run(first()) == {"complete": False}
+    assert time.monotonic() - began >= 2.0

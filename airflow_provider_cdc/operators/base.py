@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_cdc.exceptions import CdcError, TransientError
@@ -46,6 +47,22 @@ def pipeline_of(value: Mapping[str, Any] | str) -> Pipeline:
     return Pipeline.from_yaml(value)
 
 
+class PipelineOperator(BaseOperator):
+    """Base of the operators: each works for one pipeline, which may hold templates.
+
+    :param pipeline: a :class:`~airflow_provider_cdc.Pipeline`, its plain values, or YAML: the name of a file of the
+        DAG folder (``.yaml``, ``.yml``) or the text itself. (templated)
+    """
+
+    template_fields: Sequence[str] = ("pipeline",)
+    template_ext: Sequence[str] = TEMPLATE_EXT
+    template_fields_renderers: ClassVar[dict[str, str]] = RENDERERS
+
+    def __init__(self, *, pipeline: PipelineLike, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.pipeline = plain(pipeline)
+
+
 class LogReporter:
     """Reporter that writes to the task's log.
 
@@ -79,7 +96,7 @@ def request_of(pipeline: Pipeline, **what: Any) -> Request:
 
     wanted = {pipeline.source.conn_id, pipeline.state.conn_id, pipeline.spark.conn_id} - {None}
     known = {conn_id: resolve(conn_id).to_json() for conn_id in wanted if conn_id}
-    return Request(pipeline.to_dict(), known, **{"result": "", **what})
+    return Request(pipeline.to_dict(), known, **what)
 
 
 @contextmanager

@@ -8,18 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, ClassVar
-
-from airflow.sdk import BaseOperator
+from typing import TYPE_CHECKING, Any
 
 from airflow_provider_cdc.exceptions import NotReadyError, TerminalError
 from airflow_provider_cdc.links.cdc import SparkUiLink
 from airflow_provider_cdc.operators.base import (
-    RENDERERS,
-    TEMPLATE_EXT,
     PipelineLike,
+    PipelineOperator,
     context_of,
-    plain,
     request_of,
     task_errors,
     task_identity,
@@ -41,7 +37,7 @@ __all__ = [
 ]
 
 
-class CdcPreflightOperator(BaseOperator):
+class CdcPreflightOperator(PipelineOperator):
     """Look at server, grants, tables, sink and runtime before anything is written, and set up the bookkeeping.
 
     Fails, without a retry, at the first finding that is an error; warnings are logged.
@@ -52,14 +48,7 @@ class CdcPreflightOperator(BaseOperator):
         DAG folder (``.yaml``, ``.yml``) or the text itself. (templated)
     """
 
-    template_fields: Sequence[str] = ("pipeline",)
-    template_ext: Sequence[str] = TEMPLATE_EXT
-    template_fields_renderers: ClassVar[dict[str, str]] = RENDERERS
     ui_color = "#e8f0fe"
-
-    def __init__(self, *, pipeline: PipelineLike, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.pipeline = plain(pipeline)
 
     def execute(self, context: Context) -> list[dict[str, str]]:
         """Look at everything."""
@@ -78,7 +67,7 @@ class CdcPreflightOperator(BaseOperator):
         return [f.to_json() for f in findings]
 
 
-class CdcPlanChunksOperator(BaseOperator):
+class CdcPlanChunksOperator(PipelineOperator):
     """Plan the snapshot: which key ranges are read, in which groups. The first plan of a pipeline stays.
 
     Planning again (a retry, a clear, another DAG run) returns the same groups and reads nothing.
@@ -89,14 +78,7 @@ class CdcPlanChunksOperator(BaseOperator):
     :param pipeline: as in :class:`CdcPreflightOperator`. (templated)
     """
 
-    template_fields: Sequence[str] = ("pipeline",)
-    template_ext: Sequence[str] = TEMPLATE_EXT
-    template_fields_renderers: ClassVar[dict[str, str]] = RENDERERS
     ui_color = "#e6f4ea"
-
-    def __init__(self, *, pipeline: PipelineLike, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.pipeline = plain(pipeline)
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
         """Plan, or look up the plan that stands."""
@@ -113,7 +95,7 @@ class CdcPlanChunksOperator(BaseOperator):
         return plan.summaries(found.pipeline.snapshot.chunk_rows)
 
 
-class CdcSnapshotOperator(BaseOperator):
+class CdcSnapshotOperator(PipelineOperator):
     """Read one chunk group with one Spark job and publish it. Map it over what :class:`CdcPlanChunksOperator` returns.
 
     A retry reads only what no earlier try has finished. A group that is published already is adopted: nothing is read.
@@ -128,14 +110,11 @@ class CdcSnapshotOperator(BaseOperator):
     """
 
     template_fields: Sequence[str] = ("pipeline", "group")
-    template_ext: Sequence[str] = TEMPLATE_EXT
-    template_fields_renderers: ClassVar[dict[str, str]] = RENDERERS
     operator_extra_links = (SparkUiLink(),)
     ui_color = "#fef7e0"
 
     def __init__(self, *, pipeline: PipelineLike, group: int | Mapping[str, Any], **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.pipeline = plain(pipeline)
+        super().__init__(pipeline=pipeline, **kwargs)
         self.group = group
         self._driver: Driver | None = None
 
@@ -174,7 +153,7 @@ class CdcSnapshotOperator(BaseOperator):
             ) from None
 
 
-class CdcVerifyOperator(BaseOperator):
+class CdcVerifyOperator(PipelineOperator):
     """Compare source and sink, table by table, at one position while writers go on. A difference fails the task.
 
     XCom: list of tables, each with ``table``, ``equal``, ``rows`` and examples of what differs.
@@ -182,14 +161,7 @@ class CdcVerifyOperator(BaseOperator):
     :param pipeline: as in :class:`CdcPreflightOperator`. (templated)
     """
 
-    template_fields: Sequence[str] = ("pipeline",)
-    template_ext: Sequence[str] = TEMPLATE_EXT
-    template_fields_renderers: ClassVar[dict[str, str]] = RENDERERS
     ui_color = "#fce8e6"
-
-    def __init__(self, *, pipeline: PipelineLike, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.pipeline = plain(pipeline)
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
         """Compare."""

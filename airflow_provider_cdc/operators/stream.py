@@ -7,21 +7,17 @@ second time finds it through the bookkeeping database and looks after it from th
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from typing import TYPE_CHECKING, Any, ClassVar
-
-from airflow.sdk import BaseOperator
+from typing import TYPE_CHECKING, Any
 
 from airflow_provider_cdc.core.supervision import Verdict, Watch
 from airflow_provider_cdc.exceptions import CdcError, NotReadyError, TerminalError, TransientError
 from airflow_provider_cdc.links.cdc import SparkUiLink
 from airflow_provider_cdc.operators.base import (
-    RENDERERS,
-    TEMPLATE_EXT,
     PipelineLike,
+    PipelineOperator,
     context_of,
-    plain,
     request_of,
     task_errors,
     task_label,
@@ -39,7 +35,7 @@ _LOSSES, _LOSS_SECONDS = 5, 600.0
 _TAIL, _PAUSE = 40, 1.0
 
 
-class CdcStreamOperator(BaseOperator):
+class CdcStreamOperator(PipelineOperator):
     """Follow the binlog from the smallest low watermark of the snapshot, or from where the last stream stopped.
 
     The Spark driver is started in a session of its own and outlives the task's process; the task defers and watches it
@@ -56,9 +52,6 @@ class CdcStreamOperator(BaseOperator):
     :param poll_seconds: seconds between two looks at the stream.
     """
 
-    template_fields: Sequence[str] = ("pipeline",)
-    template_ext: Sequence[str] = TEMPLATE_EXT
-    template_fields_renderers: ClassVar[dict[str, str]] = RENDERERS
     operator_extra_links = (SparkUiLink(),)
     ui_color = "#f3e8fd"
 
@@ -71,8 +64,7 @@ class CdcStreamOperator(BaseOperator):
         poll_seconds: float = 5.0,
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
-        self.pipeline = plain(pipeline)
+        super().__init__(pipeline=pipeline, **kwargs)
         self.catch_up = catch_up
         self.deferrable = deferrable
         self.poll_seconds = poll_seconds
@@ -80,7 +72,7 @@ class CdcStreamOperator(BaseOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Find the stream, or start it, and look after it."""
-        return self._look_after(context, losses=[], foreign=None)
+        return self._look_after(context, losses=[])
 
     def resume(self, context: Context, event: Mapping[str, Any], losses: list[float]) -> dict[str, Any]:
         """Go on after the trigger has seen the stream end.
@@ -88,14 +80,14 @@ class CdcStreamOperator(BaseOperator):
         :param event: ``epoch``, ``verdict``, and whether it was ``found`` running.
         :param losses: when drivers were lost before, seconds since 1970.
         """
-        return self._look_after(context, losses=losses, foreign=None, event=event)
+        return self._look_after(context, losses=losses, event=event)
 
     def on_kill(self) -> None:
         """Stop waiting; a stream that this task looks after is asked to stop."""
         self._killed = True
 
     def _look_after(
-        self, context: Context, *, losses: list[float], foreign: int | None, event: Mapping[str, Any] | None = None
+        self, context: Context, *, losses: list[float], event: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
         with task_errors(self.log), self._open() as (work, store):
             while True:
@@ -255,12 +247,4 @@ class CdcStreamOperator(BaseOperator):
             self.log.info("the end of the driver's log %s:\n%s", log, "\n".join(lines))
 
     def _summary(self, store: Store, run: StreamRow) -> dict[str, Any]:
-        batches = [b for b in store.recent_batches(run.pipeline, 10_000) if b.epoch == run.epoch]
-        return {
-            "epoch": run.epoch,
-            "state": run.state,
-            "start": batches[-1].start_offset if batches else None,
-            "end": batches[0].end_offset if batches else None,
-            "batches": len(batches),
-            "changes": sum(b.changes for b in batches),
-        }
+        return {"epoch": run.epoch, "state": run.state, **store.epoch_totals(run.pipeline, run.epoch)._asdict()}

@@ -20,7 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from airflow_provider_cdc.core.supervision import HEARTBEAT_SECONDS, LOST_SECONDS
 from airflow_provider_cdc.exceptions import CdcError, TransientError
 from airflow_provider_cdc.phases.groups import Group, chunk_rows, chunks_done
-from airflow_provider_cdc.processes import start_time
+from airflow_provider_cdc.processes import died_here, start_time
 from airflow_provider_cdc.sinks.layout import read_json
 from airflow_provider_cdc.store import GroupRow, Store
 
@@ -181,4 +181,4 @@ def _name(holder: str | None) -> str:
 def _died_here(holder: str) -> bool:
     """Whether the holder was a process of this host that is gone: no need to wait for its heartbeat to stand still."""
     found = _PROCESS.search(holder)
-    return found is not None and found[1] == socket.gethostname() and start_time(int(found[2])) != float(found[3])
+    return found is not None and died_here(found[1], int(found[2]), float(found[3]))

@@ -6,7 +6,6 @@ alone publishes, at a point where it knows the table's position (the argument is
 
 from __future__ import annotations
 
-import socket
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -34,7 +33,7 @@ from airflow_provider_cdc.mysql.session import connect
 from airflow_provider_cdc.phases.apply import Applier, epoch_fence, stream_marker
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.groups import Group, coverage, generation_fence, read_manifest
-from airflow_provider_cdc.processes import start_time
+from airflow_provider_cdc.processes import died_here
 from airflow_provider_cdc.sinks.delta import Actions, DataFile, Replacement, statistics_key, write_file
 from airflow_provider_cdc.sinks.layout import read_json, write_json
 from airflow_provider_cdc.spark.stage import StreamJob
@@ -103,9 +102,7 @@ def settle(group: Group, store: Store, staged: Staged) -> bool:
     watch: Watch | None = None
     while (group.published() or 0) < staged.attempt:
         run = store.current_stream(group.plan.pipeline)
-        if run is None or run.state != "running":
-            return False
-        if run.host == socket.gethostname() and start_time(run.pid) != run.pid_started:
+        if run is None or run.state != "running" or died_here(run.host, run.pid, run.pid_started):
             return False
         if watch is None or watch.epoch != run.epoch:
             watch = Watch(run.epoch)

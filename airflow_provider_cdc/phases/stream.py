@@ -27,7 +27,7 @@ from airflow_provider_cdc.phases.apply import Applied, Applier, epoch_fence
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.reread import publish_staged
 from airflow_provider_cdc.phases.snapshot import adopt_published, coverage, targets
-from airflow_provider_cdc.processes import start_time
+from airflow_provider_cdc.processes import died_here, start_time
 from airflow_provider_cdc.sinks.progress import Progress
 from airflow_provider_cdc.spark.stage import StreamJob
 from airflow_provider_cdc.store import Store, StreamRow
@@ -155,10 +155,8 @@ def _whoami() -> tuple[str, int, float]:
 
 def alive(run: StreamRow | None) -> bool:
     """Whether a run of the stream is going on, as far as one look can tell."""
-    if run is None or run.state != "running":
-        return False
-    if run.host == socket.gethostname() and start_time(run.pid) != run.pid_started:
-        return False  # it died on this host: no need to wait for its heartbeat to grow old
+    if run is None or run.state != "running" or died_here(run.host, run.pid, run.pid_started):
+        return False  # if it died on this host there is no need to wait for its heartbeat to grow old
     return (datetime.now(UTC) - run.heartbeat_at).total_seconds() < LOST_SECONDS
 
 

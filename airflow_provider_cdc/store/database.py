@@ -7,13 +7,13 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from alembic import command
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import URL, Connection, Engine, create_engine, event, exc, func, make_url, select
+from sqlalchemy import URL, Connection, CursorResult, Engine, create_engine, event, exc, func, make_url, select
 from sqlalchemy.orm import Session
 
 from airflow_provider_cdc.connections import scrub
@@ -165,3 +165,9 @@ def _sqlite_begin(connection: Connection) -> None:
     """Writers take the lock at once: a transaction that reads first and writes later would fail instead of waiting."""
     writes = connection.get_execution_options().get("cdc_write")
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def changed(session: Session, statement: Any) -> bool:
+    """Run an update; whether it found a row."""
+    result = session.execute(statement, execution_options={"synchronize_session": False})
+    return cast("CursorResult[Any]", result).rowcount > 0

@@ -179,7 +179,9 @@ class LineageRow(Base):
 
 
 class StreamRow(Base):
-    """One run of a stream. ``state``: ``running``, ``stopped`` or ``failed``; ``desired_state``: ``run``, ``stop``.
+    """One run of a stream.
+
+    ``state`` is ``running``, ``caught_up``, ``stopped`` or ``failed``; ``desired_state`` is ``run`` or ``stop``.
 
     ``mode`` is ``continuous`` or ``catch_up``; ``log`` the file that the driver writes to; ``ui`` Spark's own page.
     ``supervisor`` names the task that looked last, at ``supervised_at``. ``stop_by`` names the task that asked for the
@@ -264,6 +266,15 @@ class TableProgress(NamedTuple):
     bytes: int
     corrected: int
     seconds: float
+
+
+class EpochTotals(NamedTuple):
+    """Sums over the batches of one run of a stream, and the offsets (JSON) where they begin and end."""
+
+    batches: int
+    changes: int
+    start: Any | None
+    end: Any | None
 
 
 class BatchTotals(NamedTuple):

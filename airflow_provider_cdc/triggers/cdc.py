@@ -19,6 +19,9 @@ T = TypeVar("T")
 
 #: Seconds that a question to the bookkeeping may take, and between two lines about a stream that runs well.
 _PATIENCE, _LINE_SECONDS = 20.0, 60.0
+#: Seconds from a trigger's start to the first event it may fire. A task that is resumed while its worker's process is
+#: still ending (5 s were seen) is taken by Airflow's scheduler for one that has ended in a wrong state, and fails.
+_SETTLE_SECONDS = 10.0
 
 
 class _Bookkeeping:
@@ -65,7 +68,28 @@ class _Bookkeeping:
         return database_url(resolve(self._conn_id)) if self._conn_id else f"sqlite:///{self._path}"
 
 
-class CdcSnapshotTrigger(BaseTrigger):
+class _CdcTrigger(BaseTrigger):
+    """A trigger that looks at the bookkeeping.
+
+    :param kwargs: arguments of the class, among them ``state_conn_id`` and ``state_path``.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._kwargs = kwargs
+        self._books = _Bookkeeping(kwargs["state_conn_id"], kwargs["state_path"])
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Class and arguments."""
+        return f"{type(self).__module__}.{type(self).__qualname__}", self._kwargs
+
+    async def _event(self, payload: dict[str, Any], began: float) -> TriggerEvent:
+        """The event to fire, not too soon after the start."""
+        await asyncio.sleep(max(0.0, began + _SETTLE_SECONDS - time.monotonic()))
+        return TriggerEvent(payload)  # type: ignore[no-untyped-call]
+
+
+class CdcSnapshotTrigger(_CdcTrigger):
     """Fires when the snapshot of a pipeline is complete, and when the bookkeeping does not know it any more.
 
     :param pipeline: name of the pipeline.
@@ -78,39 +102,33 @@ class CdcSnapshotTrigger(BaseTrigger):
     def __init__(
         self, *, pipeline: str, generation: int, state_conn_id: str | None, state_path: str, poll_seconds: float
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._kwargs: dict[str, Any] = {
-            "pipeline": pipeline,
-            "generation": generation,
-            "state_conn_id": state_conn_id,
-            "state_path": state_path,
-            "poll_seconds": poll_seconds,
-        }
-
-    def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Class and arguments."""
-        return f"{type(self).__module__}.{type(self).__qualname__}", self._kwargs
+        super().__init__(
+            pipeline=pipeline,
+            generation=generation,
+            state_conn_id=state_conn_id,
+            state_path=state_path,
+            poll_seconds=poll_seconds,
+        )
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Look until there is something to say."""
         k = self._kwargs
-        books = _Bookkeeping(k["state_conn_id"], k["state_path"])
-        said = time.monotonic()
+        began = said = time.monotonic()
         while True:
             # A list, so that no snapshot (the bookkeeping was lost) differs from no answer (it is away).
-            found = await books.ask(lambda store: [store.snapshot(k["pipeline"], k["generation"])])
+            found = await self._books.ask(lambda store: [store.snapshot(k["pipeline"], k["generation"])])
             if found is not None and (found[0] is None or found[0].state == "done"):
-                yield TriggerEvent({"complete": found[0] is not None})  # type: ignore[no-untyped-call]
+                yield await self._event({"complete": found[0] is not None}, began)
                 return
             if time.monotonic() - said > _LINE_SECONDS:
                 said = time.monotonic()
-                tables = await books.ask(lambda store: store.progress(k["pipeline"], k["generation"])) or []
+                tables = await self._books.ask(lambda store: store.progress(k["pipeline"], k["generation"])) or []
                 done, total = sum(t.done for t in tables), sum(t.chunks for t in tables)
                 self.log.info("%s of %s chunks, %s rows", done, total, sum(t.rows for t in tables))
             await asyncio.sleep(k["poll_seconds"])
 
 
-class CdcStreamTrigger(BaseTrigger):
+class CdcStreamTrigger(_CdcTrigger):
     """Watches one epoch of a stream; fires when it has ended, was lost, or was taken over.
 
     :param pipeline: name of the pipeline.
@@ -133,32 +151,27 @@ class CdcStreamTrigger(BaseTrigger):
         supervisor: str,
         poll_seconds: float,
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._kwargs: dict[str, Any] = {
-            "pipeline": pipeline,
-            "epoch": epoch,
-            "found": found,
-            "state_conn_id": state_conn_id,
-            "state_path": state_path,
-            "supervisor": supervisor,
-            "poll_seconds": poll_seconds,
-        }
-        self._books = _Bookkeeping(state_conn_id, state_path)
-
-    def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Class and arguments."""
-        return f"{type(self).__module__}.{type(self).__qualname__}", self._kwargs
+        super().__init__(
+            pipeline=pipeline,
+            epoch=epoch,
+            found=found,
+            state_conn_id=state_conn_id,
+            state_path=state_path,
+            supervisor=supervisor,
+            poll_seconds=poll_seconds,
+        )
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Watch until the epoch is over."""
         k = self._kwargs
-        watch, said, away = Watch(k["epoch"]), time.monotonic(), False
+        watch, away = Watch(k["epoch"]), False
+        began = said = time.monotonic()
         while True:
             row = await self._books.ask(lambda store: store.current_stream(k["pipeline"]))
             verdict: Verdict | None = watch.see(row, time.monotonic())
             if verdict is not None:
                 event = {"epoch": k["epoch"], "found": k["found"], "verdict": str(verdict)}
-                yield TriggerEvent(event)  # type: ignore[no-untyped-call]
+                yield await self._event(event, began)
                 return
             if away != (row is None):
                 away = row is None

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_cdc.failpoints import VARIABLE
-from tests.harness import KILLED, ROOT, Lake, Nursery, kill_session, session_of
+from tests.harness import KILLED, ROOT, Lake, Nursery, kill_session
 from tests.oracle import check_ledger, compare_all
+from tests.processes import members
 from tests.servers import MySQLServer
 from tests.workload import Writers, make_foreign, make_shop
 
@@ -67,7 +68,7 @@ def _run(arguments: list[str], connection: str, failpoint: str, log: Path, secon
 def _assert_none_left(session: int) -> None:
     """A JVM or a worker that was starting as the others died ends by itself when it finds nobody to talk to."""
     end = time.monotonic() + 15
-    while left := session_of(session):
+    while left := members(session):
         if time.monotonic() > end:
             kill_session(session)
             raise AssertionError(f"processes {left} of session {session} lived on")

@@ -16,7 +16,7 @@ from alembic.migration import MigrationContext
 from sqlalchemy import URL, create_engine
 
 from airflow_provider_cdc.exceptions import NotReadyError, TransientError
-from airflow_provider_cdc.store import BatchTotals, Segment, Store, TableProgress
+from airflow_provider_cdc.store import BatchTotals, EpochTotals, Segment, Store, TableProgress
 from airflow_provider_cdc.store.database import VERSION_TABLE
 from airflow_provider_cdc.store.models import Base
 
@@ -290,11 +290,21 @@ def test_batches(store: Store) -> None:
     assert store.batch_totals(P) == BatchTotals(0, 0, 0, 0.0, None)
     for epoch, batch, changes in ((1, 0, 5), (1, 1, 7), (1, 1, 8), (2, 0, 1)):
         store.record_batch(
-            P, epoch, batch, start_offset=LW, end_offset=HW, changes=changes, bytes=100, seconds=0.5, lag_max_ms=changes
+            P,
+            epoch,
+            batch,
+            start_offset=[LW, batch],
+            end_offset=[HW, batch],
+            changes=changes,
+            bytes=100,
+            seconds=0.5,
+            lag_max_ms=changes,
         )
     assert store.batch_totals(P) == BatchTotals(3, 14, 300, 1.5, 8.0)
     assert [(b.epoch, b.batch_id, b.changes) for b in store.recent_batches(P, 2)] == [(2, 0, 1), (1, 1, 8)]
-    assert store.recent_batches(P, 1)[0].end_offset == HW
+    assert store.recent_batches(P, 1)[0].end_offset == [HW, 0]
+    assert store.epoch_totals(P, 1) == EpochTotals(2, 13, [LW, 0], [HW, 1])
+    assert store.epoch_totals(P, 3) == EpochTotals(0, 0, None, None)
 
 
 def test_lineage_and_events(store: Store) -> None:
