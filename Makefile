@@ -11,8 +11,10 @@ STAMP := $(VENV)/.complete
 # STAY=1 make demo: Airflow, writers and stream go on after the proof, until Ctrl-C.
 # CDC_SCHEDULES=n: how many kill schedules the restart tests run.
 PYTEST := $(BIN)/python -m pytest
+# Two files of tests at a time: most of a test's time is waiting for servers. Airflow and the demo need both processors.
+BESIDE := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup demo demo-core test test-fast test-airflow test-long lint lock clean
+.PHONY: help setup demo demo-core bench-snapshot bench-stream bench-binlog bench-memory test test-fast test-airflow test-long lint lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,14 +41,27 @@ demo: setup ## Copy a live database in a real Airflow and prove the copy equal, 
 demo-core: setup ## The same from the command line, without Airflow, and with more rows
 	@$(BIN)/python -m bench.demo
 
-test: lint ## Lint, then the whole test suite against a real MySQL server
-	CDC_SCHEDULES=$${CDC_SCHEDULES:-50} $(PYTEST) -m "not long and not airflow" --durations=30
+bench-snapshot: setup ## Time the snapshot side by side with ConnectorX and Spark JDBC (CDC_BENCH_ROWS=n, default 4,000,000)
+	@$(BIN)/python -m bench.snapshot
 
-test-airflow: setup ## The tests that start Airflow's own processes: the example DAGs, the life of a stream
+bench-memory: setup ## Measure the memory of a snapshot: 10,000,000 rows, and 3,000 rows of 1 MB (CDC_BENCH_ROWS=n)
+	@$(BIN)/python -m bench.memory --rows $${CDC_BENCH_ROWS:-10000000} --large 3000
+
+bench-stream: setup ## Time a running stream: latency of changes, and the cost of a batch in tables of several sizes
+	@$(BIN)/python -m bench.stream
+
+bench-binlog: setup ## Time reading the binlog beside mysqlbinlog, mysql-replication and Debezium (CDC_BENCH_ROWS=n)
+	@$(BIN)/python -m bench.binlog
+
+test: lint ## Lint, then the whole test suite against a real MySQL server
+	CDC_SCHEDULES=$${CDC_SCHEDULES:-50} $(PYTEST) $(BESIDE) -m "not long and not airflow" --durations=30
+	$(PYTEST) -m "airflow and not long" --durations=30
+
+test-airflow: setup ## Only the tests that start Airflow's own processes: the example DAGs, outages, retries
 	$(PYTEST) -m "airflow and not long"
 
 test-fast: setup ## The tests that start no Spark
-	CDC_SCHEDULES=$${CDC_SCHEDULES:-50} $(PYTEST) -m "not long and not spark and not airflow"
+	CDC_SCHEDULES=$${CDC_SCHEDULES:-50} $(PYTEST) $(BESIDE) -m "not long and not spark and not airflow"
 
 test-long: setup ## The whole suite with ten times as many kill schedules (or CDC_SCHEDULES=n)
 	CDC_SCHEDULES=$${CDC_SCHEDULES:-500} $(PYTEST)

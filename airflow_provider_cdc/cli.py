@@ -10,7 +10,8 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_cdc.core.plan import Plan
     from airflow_provider_cdc.phases.context import Context
+    from airflow_provider_cdc.phases.retention import Forecast
     from airflow_provider_cdc.store import Store
 
 _FILE = click.option(
@@ -62,25 +64,36 @@ def check(path: str, as_json: bool) -> None:
 @_JSON
 def plan(path: str, as_json: bool) -> None:
     """Show the chunk plan and what it would cost; read nothing else, write nothing."""
+    from airflow_provider_cdc.core.start import SNAPSHOT, start_text
+    from airflow_provider_cdc.mysql.session import connect
     from airflow_provider_cdc.phases.preflight import require
+    from airflow_provider_cdc.phases.retention import forecast
 
     with _context(path) as context:
-        require(context, spark=False)
+        for finding in require(context, spark=False):
+            context.reporter.line(f"{finding.level}: {finding.what}. {finding.remedy}")
         standing = context.load_plan()
         made = standing or context.new_plan(1)
+        with closing(connect(context.connect_args)) as connection:
+            ahead = forecast(context, connection, [t.id for t in made.tables], None)
         if as_json:
-            click.echo(json.dumps(_plan_json(context, made, standing is not None), indent=2))
+            click.echo(json.dumps(_plan_json(context, made, standing is not None, ahead), indent=2))
             return
         state = "planned before, kept" if standing else "not written"
         click.echo(f"pipeline {made.pipeline}, snapshot {made.generation} ({state}), P0 at {made.p0.at}")
         rows_a_chunk = context.pipeline.snapshot.chunk_rows
+        costs = [f"; planned with {c.statements} statements, {c.rows} rows read" for c in made.costs]
         for index, table in enumerate(made.tables):
             chunks = sum(c.table == index for c in made.chunks)
             groups = len(made.groups_of(index))
-            click.echo(
-                f"  {table.label}: {chunks} chunks of up to about {rows_a_chunk} rows in {groups} groups, "
-                f"key ({', '.join(table.key)})"
-            )
+            how = f"{chunks} chunks of up to about {rows_a_chunk} rows in {groups} groups, key ({', '.join(table.key)})"
+            if not table.key:
+                how = "no usable key, so read whole as 1 chunk"
+            click.echo(f"  {table.label}: {how}" + (costs[index] if costs else ""))
+        if made.start != SNAPSHOT:
+            click.echo(f"no snapshot: the stream begins at P0, which is {start_text(made.start)}; no rows are read")
+            return
+        click.echo(f"a snapshot of {ahead}")
         click.echo(f"{len(made.chunks)} chunks in {len(made.groups())} groups, at least 4 statements a chunk")
 
 
@@ -141,6 +154,7 @@ def verify(path: str, as_json: bool, repair: bool) -> None:
 @_JSON
 def status(path: str, as_json: bool) -> None:
     """Phases, chunks, rates, lag and offset."""
+    from airflow_provider_cdc.core.start import SNAPSHOT, start_text
     from airflow_provider_cdc.phases.status import status as look
 
     with _context(path) as context:
@@ -150,8 +164,11 @@ def status(path: str, as_json: bool) -> None:
             return
         snap, flow, offset = found["snapshot"], found["stream"], found["offset"]
         click.echo(f"pipeline {found['pipeline']}: {found['phase']}")
-        rate = f", {snap['rows_per_second']} rows/s" if snap["rows_per_second"] else ""
-        click.echo(f"  snapshot: {snap['chunks_done']}/{snap['chunks_total']} chunks, {snap['rows']} rows{rate}")
+        start = found["start"]
+        click.echo(f"  snapshot: {_progress(snap)}" if start == SNAPSHOT else f"  no snapshot: {start_text(start)}")
+        for row in found["groups"]:
+            if row["state"] in ("running", "rereading"):
+                click.echo(f"    group {row['group']}: {_progress(row)}")
         for row in found["tables"]:
             click.echo(
                 f"    {row['table']}: {row['chunks_done']}/{row['chunks_total']} chunks, {row['rows']} rows, "
@@ -160,7 +177,8 @@ def status(path: str, as_json: bool) -> None:
         if flow:
             click.echo(
                 f"  stream: epoch {flow['epoch']} {flow['state']}, {flow['batches']} batches, "
-                f"{flow['changes']} changes, lag p50 {flow['lag_p50_seconds']} s, p95 {flow['lag_p95_seconds']} s"
+                f"{flow['changes']} changes, {flow['changes_per_second']:,} changes/s, "
+                f"lag p50 {flow['lag_p50_seconds']} s, p95 {flow['lag_p95_seconds']} s"
             )
             if flow["supervisor"]:
                 click.echo(f"    looked after by {flow['supervisor']}, {flow['supervised_seconds_ago']} s ago")
@@ -173,6 +191,7 @@ def status(path: str, as_json: bool) -> None:
                     click.echo(f"    | {line}")
         if offset:
             click.echo(f"  offset: {offset['file']}:{offset['position']} on {offset['server']}")
+        click.echo(f"  lag: {_lag(found)}")
 
 
 @cli.command()
@@ -199,17 +218,14 @@ def resnapshot(arguments: tuple[str, ...]) -> None:
 
 
 def _snapshot(context: Context, store: Store, spark: SparkSession) -> None:
-    from airflow_provider_cdc.phases.snapshot import coverage, run_snapshot, targets
+    from airflow_provider_cdc.phases.progress import table_totals
+    from airflow_provider_cdc.phases.snapshot import run_snapshot
     from airflow_provider_cdc.spark.snapshot_job import run_on_spark
 
     plan = context.ensure_plan(store)
-    run_snapshot(context, store, plan, run_on_spark(spark))
-    held = coverage(context, plan, targets(context, plan)) or []
-    for table, kept in zip(plan.tables, held, strict=True):
-        high = plan.lineage.position(max([plan.p0_seq, *kept.high_watermarks]))
-        context.reporter.line(
-            f"{table.label}: {kept.rows} rows in {len(kept.chunks)} chunks, min LW {plan.p0.at}, max HW {high}"
-        )
+    run_snapshot(context, store, plan, run_on_spark(spark, context.reporter.line))
+    for totals in table_totals(context, context.newest(plan)):
+        context.reporter.line(str(totals))
 
 
 def _stream(context: Context, store: Store, spark: SparkSession, catch_up: bool) -> None:
@@ -218,12 +234,36 @@ def _stream(context: Context, store: Store, spark: SparkSession, catch_up: bool)
     follow(context, store, spark, catch_up=catch_up or context.pipeline.stream.mode == "catch_up")
 
 
-def _plan_json(context: Context, plan: Plan, written: bool) -> dict[str, Any]:
+def _progress(row: dict[str, Any]) -> str:
+    from airflow_provider_cdc.core.progress import duration
+
+    said = f"{row['chunks_done']}/{row['chunks_total']} chunks, {row['rows']} rows"
+    said += f", {row['rows_per_second']} rows/s" if row["rows_per_second"] else ""
+    said += f", {row['corrected']} corrected"
+    said += f", {duration(row['eta_seconds'])} left" if row["eta_seconds"] else ""
+    return said + (f"; paused: {row['paused']}" if row["paused"] else "")
+
+
+def _lag(found: dict[str, Any]) -> str:
+    """How far the source is ahead of the resume point, or of P0 before there is one."""
+    seconds, size, hours = found["lag_seconds"], found["lag_bytes"], found["purge_in_hours"]
+    said = [
+        *([] if seconds is None else [f"{seconds:,} s"]),
+        *([] if size is None else [f"{size:,} bytes to read"]),
+        *([f"unknown: {found['lag_unknown']}"] if found["lag_unknown"] else []),
+    ]
+    if not found["lag_unknown"]:
+        said.append("the source keeps them " + ("for ever" if hours is None else f"for {hours:,} h more"))
+    return ", ".join(said)
+
+
+def _plan_json(context: Context, plan: Plan, written: bool, ahead: Forecast) -> dict[str, Any]:
     return {
         "pipeline": plan.pipeline,
         "generation": plan.generation,
         "written": written,
         "p0": plan.p0.to_json(),
+        "start": plan.start,
         "chunk_rows": context.pipeline.snapshot.chunk_rows,
         "tables": [
             {
@@ -231,11 +271,16 @@ def _plan_json(context: Context, plan: Plan, written: bool) -> dict[str, Any]:
                 "key": list(table.key),
                 "chunks": sum(c.table == index for c in plan.chunks),
                 "groups": sorted(plan.groups_of(index)),
+                "planning": asdict(plan.costs[index]) if plan.costs else None,
             }
             for index, table in enumerate(plan.tables)
         ],
         "chunks": len(plan.chunks),
         "groups": len(plan.groups()),
+        "rows": ahead.rows,
+        "bytes": ahead.size,
+        "seconds": round(ahead.seconds, 1) if plan.start == "snapshot" else 0.0,
+        "binlog_kept_seconds": ahead.purge_in,
     }
 
 

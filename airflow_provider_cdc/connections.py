@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, quote, quote_plus, unquote, urlsplit
 
@@ -110,6 +111,26 @@ def resolve(conn_id: str) -> Connection:
             f"connection {conn_id} is not defined",
             f"Set the environment variable {name}, for example to mysql://user:password@host:3306/",
         )
+    return _parse(conn_id, text, f"the value of {name}")
+
+
+def resolve_file(path: str) -> Connection:
+    """Read a connection from a file that holds what else is in the environment, such as a mounted secret.
+
+    :param path: path of the file; it is also the connection's id.
+    :raises NotReadyError: if the file cannot be read or understood.
+    """
+    try:
+        text = Path(path).read_text().strip()
+    except (OSError, ValueError) as error:
+        raise NotReadyError(
+            f"connection file {path} cannot be read ({type(error).__name__})",
+            "It must hold an address such as mysql://user:password@host:3306/, and be there on every host",
+        ) from None
+    return _parse(path, text, "its content")
+
+
+def _parse(conn_id: str, text: str, what: str) -> Connection:
     try:
         if text.startswith("{"):
             return Connection.from_json({**json.loads(text), "conn_id": conn_id})
@@ -117,7 +138,7 @@ def resolve(conn_id: str) -> Connection:
     except (ValueError, TypeError, LookupError):
         # Not chained and not quoted: the text holds the password.
         raise NotReadyError(
-            f"connection {conn_id}: the value of {name} cannot be understood",
+            f"connection {conn_id}: {what} cannot be understood",
             "Write type://user:password@host:port/database with special characters percent-encoded, or a JSON object",
         ) from None
 

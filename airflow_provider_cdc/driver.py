@@ -144,6 +144,7 @@ def _end_with_the_task() -> None:
 
 
 def _group(context: Context, request: Request) -> dict[str, Any]:
+    from airflow_provider_cdc.phases.progress import table_totals
     from airflow_provider_cdc.phases.snapshot import run_group
 
     assert request.group is not None
@@ -160,6 +161,8 @@ def _group(context: Context, request: Request) -> dict[str, Any]:
                 holder=request.holder,
                 requested_by=request.requested_by,
             )
+            for totals in table_totals(context, context.newest(plan), [request.group]):
+                context.reporter.line(f"group {request.group} {result.outcome}: {totals}")
             return result.to_json()
     finally:
         for spark in session:
@@ -174,7 +177,7 @@ def _when_needed(context: Context, session: list[SparkSession]) -> Runner:
 
         if not session:
             session.append(_start(context)[0])
-        return run_on_spark(session[0])(job)
+        return run_on_spark(session[0], context.reporter.line)(job)
 
     return run
 

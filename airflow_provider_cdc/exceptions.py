@@ -44,6 +44,22 @@ class TransientError(CdcError):
     exit_code = 3
 
 
+class OtherServerError(TerminalError):
+    """The connection reaches another server than the one that positions are of."""
+
+
+class TableAlteredError(TerminalError):
+    """A table was altered while its snapshot was running. The message begins with :func:`altered`."""
+
+
+def altered(table: str) -> str:
+    """How the message of :class:`TableAlteredError` begins.
+
+    :param table: ``database.table``.
+    """
+    return f"table {table} was altered while it was read"
+
+
 class FencedError(TerminalError):
     """A newer run of the same pipeline has taken over; this one must not commit any more."""
 
@@ -66,5 +82,8 @@ def unpack(text: str) -> CdcError | None:
         value = json.loads(match[1])
     except ValueError:
         return None
-    kinds = {c.__name__: c for c in (NotReadyError, TerminalError, TransientError, FencedError)}
+    kinds = {
+        c.__name__: c
+        for c in (NotReadyError, TerminalError, TransientError, TableAlteredError, OtherServerError, FencedError)
+    }
     return kinds.get(value["kind"], TerminalError)(value["message"], value["remedy"])

@@ -11,8 +11,10 @@ from collections import Counter
 
 from airflow_provider_cdc.processes import kill_session
 
-#: Every failpoint there is; the tests walk through this list.
-NAMES = (
+#: Those of the snapshot, in the order in which a run comes by.
+SNAPSHOT = (
+    "plan.after_write",
+    "claim.after_write",
     "chunk.before_lw",
     "chunk.after_lw",
     "chunk.after_select",
@@ -22,6 +24,11 @@ NAMES = (
     "manifest.after_write",
     "group.before_commit",
     "group.after_commit",
+    "books.after_chunks",
+    "books.after_group",
+)
+#: Those of the stream.
+STREAM = (
     "batch.before_read",
     "batch.after_read",
     "table.before_commit",
@@ -29,6 +36,8 @@ NAMES = (
     "progress.before_commit",
     "progress.after_commit",
 )
+#: Every failpoint that a whole run comes by; the tests walk through this list.
+NAMES = (*SNAPSHOT, *STREAM)
 #: Those that only a group that is read again comes by.
 REREAD = ("reread.after_stage", "reread.before_commit", "reread.after_commit")
 VARIABLE = "CDC_FAILPOINT"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import hashlib
+import itertools
 import os
 import re
 import reprlib
@@ -21,7 +22,9 @@ from typing import Any, NoReturn
 
 import yaml
 
+from airflow_provider_cdc.core.limits import Limits
 from airflow_provider_cdc.core.spark_conf import check_conf, check_master
+from airflow_provider_cdc.core.start import SNAPSHOT, Start, check_start
 from airflow_provider_cdc.core.strict_yaml import parse
 from airflow_provider_cdc.exceptions import NotReadyError
 
@@ -38,6 +41,7 @@ _FIRST_DERIVED_ID, _ID_STRIDE = 2**20, 1024
 _UUIDS = uuid.uuid5(uuid.NAMESPACE_URL, "airflow-provider-cdc")
 
 _SCHEMA_CHANGES = ("exception", "evolve", "try_evolve", "lenient", "ignore")
+_ZERO_DATES = ("error", "null")
 _SINK_KINDS = ("delta", "iceberg", "jdbc", "kafka", "changelog")
 
 
@@ -73,18 +77,21 @@ def _conn_id(key: str, value: object) -> None:
         )
 
 
-def _patterns(key: str, value: object) -> tuple[str, ...]:
+def _patterns(key: str, value: object, dots: int = 1) -> tuple[str, ...]:
+    """Check a list of patterns of tables, or with two dots of columns."""
+    example = "shop.order_.*" if dots == 1 else "shop.customer.phone_.*"
     if isinstance(value, str) or not isinstance(value, list | tuple):
-        _bad(key, value, "a list of regular expressions such as shop.order_.*")
+        _bad(key, value, f"a list of regular expressions such as {example}")
     for pattern in value:
         if not isinstance(pattern, str) or not pattern:
-            _bad(key, pattern, "a list of regular expressions such as shop.order_.*")
+            _bad(key, pattern, f"a list of regular expressions such as {example}")
         try:
-            compiled = _compile(pattern)
+            compiled = _compile(pattern, dots)
         except re.error as error:
             _bad(key, pattern, f"a list of valid regular expressions ({error})")
         if not compiled:
-            _bad(key, pattern, "a regular expression with a dot between database and table, such as shop.order_.*")
+            between = "a dot between database and table" if dots == 1 else "dots between database, table and column"
+            _bad(key, pattern, f"a regular expression with {between}, such as {example}")
     return tuple(value)
 
 
@@ -94,20 +101,24 @@ _PARTS = re.compile(r"(?P<dot>(?:\\\.|\[\.\]|\.)(?![*+?{]))|\\.|\[\^?\]?(?:\\.|[
 
 
 @lru_cache(maxsize=4096)
-def _compile(pattern: str) -> tuple[re.Pattern[str], ...]:
-    """One compiled pattern for every dot that may be the one between database and table.
+def _compile(pattern: str, count: int) -> tuple[re.Pattern[str], ...]:
+    """One compiled pattern for every dot (or pair of dots) that may stand between database and table (and column).
 
     Names may hold dots, and an unescaped dot matches any character: ``shop.order_.*`` against the joined name would
     also take table ``x`` of a database ``shop1order_``. The dot therefore becomes NUL, which no name can hold.
     """
     re.compile(pattern)
-    dots = [m.span() for m in _PARTS.finditer(pattern) if m["dot"]]
-    return tuple(re.compile(f"{pattern[:start]}\0{pattern[end:]}", re.DOTALL) for start, end in dots)
+    found = []
+    for dots in itertools.combinations([m.span() for m in _PARTS.finditer(pattern) if m["dot"]], count):
+        starts, ends = [0, *(end for _, end in dots)], [*(start for start, _ in dots), len(pattern)]
+        parts = (pattern[start:end] for start, end in zip(starts, ends, strict=True))
+        found.append(re.compile("\0".join(parts), re.DOTALL))
+    return tuple(found)
 
 
-def _matches(patterns: Iterable[str], database: str, table: str) -> bool:
-    name = f"{database}\0{table}"
-    return any(compiled.fullmatch(name) for pattern in patterns for compiled in _compile(pattern))
+def _matches(patterns: Iterable[str], *names: str) -> bool:
+    name = "\0".join(names)
+    return any(compiled.fullmatch(name) for pattern in patterns for compiled in _compile(pattern, len(names) - 1))
 
 
 @dataclass(frozen=True)
@@ -118,21 +129,44 @@ class Source:
     :param tables: anchored regular expressions ``database.table`` of the tables to capture; at least one.
     :param exclude: tables to leave out again, in the same form.
     :param server_id: first of the replication server ids that the pipeline uses; derived from its name when ``None``.
+    :param include_columns: anchored regular expressions ``database.table.column`` of the columns to copy; all if empty.
+        The key's columns are always copied.
+    :param exclude_columns: columns to leave out, in the same form; only one of the two lists may be given.
+    :param zero_dates: what becomes of a date that is none, such as 0000-00-00: ``error`` stops; ``null`` (or ``None``,
+        which is how YAML reads the bare word) makes it NULL.
     """
 
     conn_id: str
     tables: tuple[str, ...]
     exclude: tuple[str, ...] = ()
     server_id: int | None = None
+    include_columns: tuple[str, ...] = ()
+    exclude_columns: tuple[str, ...] = ()
+    zero_dates: str = "error"
 
     def __post_init__(self) -> None:
+        zero_dates: object = self.zero_dates
+        if zero_dates is None:
+            object.__setattr__(self, "zero_dates", "null")
+        _choice("source.zero_dates", self.zero_dates, _ZERO_DATES, (), "")
         _conn_id("source.conn_id", self.conn_id)
         object.__setattr__(self, "tables", _patterns("source.tables", self.tables))
         object.__setattr__(self, "exclude", _patterns("source.exclude", self.exclude))
+        for key in ("include_columns", "exclude_columns"):
+            object.__setattr__(self, key, _patterns(f"source.{key}", getattr(self, key), dots=2))
+        if self.include_columns and self.exclude_columns:
+            raise NotReadyError(
+                "source.include_columns and source.exclude_columns are both set", "Leave one of them out"
+            )
         if not self.tables:
             _bad("source.tables", [], "at least one regular expression such as shop.order_.*")
         if self.server_id is not None:
             _whole("source.server_id", self.server_id, 1, MAX_SERVER_ID)
+
+    @property
+    def patterns(self) -> dict[str, tuple[str, ...]]:
+        """Everything that decides what is captured, by key."""
+        return {key: getattr(self, key) for key in ("tables", "exclude", "include_columns", "exclude_columns")}
 
 
 @dataclass(frozen=True)
@@ -142,13 +176,19 @@ class Snapshot:
     :param chunk_rows: rows of one chunk, the unit of watermarks.
     :param group_rows: rows of one chunk group, the unit of retry.
     :param parallelism: chunks read at the same time.
-    :param max_rows_per_second: not supported yet, always ``None``.
+    :param max_rows_per_second: rows that a group's readers take from the server in a second, together.
+    :param max_bytes_per_second: the same in bytes.
+    :param max_threads_running: no chunk is begun while the server's ``Threads_running`` is above it.
+    :param max_replica_lag_seconds: no chunk is begun while the server, itself a replica, is further behind.
     """
 
     chunk_rows: int = 8096
     group_rows: int = 4_000_000
     parallelism: int = 2
     max_rows_per_second: int | None = None
+    max_bytes_per_second: int | None = None
+    max_threads_running: int | None = None
+    max_replica_lag_seconds: int | None = None
 
     def __post_init__(self) -> None:
         _whole("snapshot.chunk_rows", self.chunk_rows, 1, 1_000_000)
@@ -156,9 +196,22 @@ class Snapshot:
         if self.group_rows < self.chunk_rows:
             _bad("snapshot.group_rows", self.group_rows, f"at least snapshot.chunk_rows ({self.chunk_rows})")
         _whole("snapshot.parallelism", self.parallelism, 1, 64)
-        if self.max_rows_per_second is not None:
-            remedy = "Leave it out; lower snapshot.parallelism instead"
-            _unbuilt("snapshot.max_rows_per_second", self.max_rows_per_second, remedy)
+        for name in ("max_rows_per_second", "max_bytes_per_second", "max_replica_lag_seconds"):
+            if getattr(self, name) is not None:
+                _whole(f"snapshot.{name}", getattr(self, name), 1)
+        if self.max_threads_running is not None:
+            # Each reader is up to two running threads of the server itself, and one of them asks for the number.
+            _whole("snapshot.max_threads_running", self.max_threads_running, 2 * self.parallelism + 1)
+
+    @property
+    def limits(self) -> Limits:
+        """What the readers of a group may ask of the server."""
+        return Limits(
+            self.max_rows_per_second,
+            self.max_bytes_per_second,
+            self.max_threads_running,
+            self.max_replica_lag_seconds,
+        )
 
 
 @dataclass(frozen=True)
@@ -169,12 +222,17 @@ class Stream:
     :param trigger_seconds: seconds between the starts of two batches.
     :param schema_changes: ``exception``: stop at every DDL of a captured table.
     :param max_batch_bytes: soft limit of one batch in bytes of binlog.
+    :param parallelism: tasks that read one batch at the same time.
+    :param start: ``snapshot``; or, to read no rows of the tables and follow the binlog alone, ``earliest``,
+        ``latest``, or a mapping with ``gtid_set``, with ``file`` and ``position``, or with ``timestamp``.
     """
 
     mode: str = "continuous"
     trigger_seconds: float = 1
     schema_changes: str = "exception"
     max_batch_bytes: int = 268_435_456
+    parallelism: int = 2
+    start: Start = field(default=SNAPSHOT, hash=False)
 
     def __post_init__(self) -> None:
         _choice("stream.mode", self.mode, ("continuous", "catch_up"), (), "")
@@ -184,6 +242,8 @@ class Stream:
         remedy = "Use exception: this version stops at every DDL of a captured table"
         _choice("stream.schema_changes", self.schema_changes, ("exception",), _SCHEMA_CHANGES, remedy)
         _whole("stream.max_batch_bytes", self.max_batch_bytes, 1024 * 1024)
+        _whole("stream.parallelism", self.parallelism, 1, 64)
+        object.__setattr__(self, "start", check_start("stream.start", self.start))
 
 
 @dataclass(frozen=True)
@@ -334,7 +394,7 @@ class Pipeline:
     def to_dict(self) -> dict[str, Any]:
         """Plain values in the order of the contract; :meth:`from_dict` turns them back."""
         value = dataclasses.asdict(self)
-        value["source"].update(tables=list(self.source.tables), exclude=list(self.source.exclude))
+        value["source"].update({key: list(patterns) for key, patterns in self.source.patterns.items()})
         return value
 
     def to_yaml(self) -> str:
@@ -346,10 +406,17 @@ class Pipeline:
         source = self.source
         return _matches(source.tables, database, table) and not _matches(source.exclude, database, table)
 
+    def keeps(self, database: str, table: str, column: str) -> bool:
+        """Whether a column of a captured table is copied, unless it is one of the key: those always are."""
+        included, excluded = self.source.include_columns, self.source.exclude_columns
+        if included:
+            return _matches(included, database, table, column)
+        return not _matches(excluded, database, table, column)
+
     def server_id(self, slot: int) -> int:
         """Replication server id of one of the pipeline's clients.
 
-        :param slot: 0 for the stream, 1 to 1000 for the slices of a snapshot.
+        :param slot: 0 for the stream, 1 to 1000 for all others.
         :return: a number below 2^32, the same in every run.
         """
         if not 0 <= slot <= MAX_SLOT:

@@ -17,7 +17,7 @@ from airflow_provider_cdc import (
 pipeline = {
     "name": "orders",
     "source": {"conn_id": "cdc_source", "tables": ["shop.orders"]},
-    "snapshot": {"chunk_rows": 1000, "group_rows": 5000},
+    "snapshot": {"chunk_rows": 1000, "group_rows": 6000},
     "sink": {"path": os.environ.get("CDC_LAKE", "/data/lake")},
 }
 

@@ -112,7 +112,7 @@ class Client:
         """Return the traceback of each DAG file that could not be read, by file."""
         return {e["filename"]: e["stack_trace"] for e in self.get("/importErrors", limit=100)["import_errors"]}
 
-    def wait_for_dag(self, dag_id: str, seconds: float = 300) -> None:
+    def wait_for_dag(self, dag_id: str, seconds: float = 400) -> None:
         """Wait until a DAG has been read.
 
         :raise AssertionError: when it was not, with the errors of the files that could not be read.
@@ -154,7 +154,7 @@ class Client:
         """Mark a run ``success``, ``failed`` or ``queued``."""
         self.request("PATCH", _run(dag_id, run_id), {"state": state})
 
-    def wait_run(self, dag_id: str, run_id: str, state: str = "success", seconds: float = 300) -> None:
+    def wait_run(self, dag_id: str, run_id: str, state: str = "success", seconds: float = 400) -> None:
         """Wait until a run has a state.
 
         :raise AssertionError: when it ended otherwise, or time is up: with its tasks and the logs of those that failed.
@@ -190,7 +190,7 @@ class Client:
         *,
         map_index: int = -1,
         min_try: int = 1,
-        seconds: float = 300,
+        seconds: float = 400,
     ) -> TaskInstance:
         """Wait until a task is in one of the states, in try `min_try` or a later one.
 

@@ -7,6 +7,7 @@ import io
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,8 @@ from airflow_provider_cdc.store import Store
 from tests.servers import MySQLServer
 
 ROOT = Path(__file__).resolve().parent.parent
+#: The environment is the process's: a thread that leaves would take the connections of one that has just entered.
+_one_environment = threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -154,7 +157,7 @@ class Cli:
 
     @contextlib.contextmanager
     def _environment(self) -> Iterator[None]:
-        with patch.dict(os.environ, self.env):
+        with _one_environment, patch.dict(os.environ, self.env):
             for name in set(os.environ) - set(_clean()) - set(self.env):
                 del os.environ[name]
             yield

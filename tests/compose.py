@@ -222,6 +222,12 @@ class Stack:
 
     # -- use
 
+    def story(self) -> str:
+        """The end of each service's log, and of those of Spark's executors; for a test that fails."""
+        logs = [service.log for service in self.services.values()]
+        logs += sorted(self.folder.rglob("work/app-*/*/stderr"))
+        return "\n".join(f"--- {log}\n{tail(log, 20)}" for log in logs)
+
     def address(self, name: str, port: int) -> str:
         """Where a port of a service is: ``host:port``."""
         host, number = self._ports[name, port]

@@ -15,22 +15,26 @@ import json
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import Any, Self
 
-# What Arrow and SQLAlchemy import when they first need it: better once, before the first fork.
+# What Arrow, SQLAlchemy and the workers import when they first need it: better once, before the first fork.
 import pandas  # noqa: F401
 import pyarrow.pandas_compat  # noqa: F401
 import sqlalchemy.dialects.sqlite  # noqa: F401
 from deltalake import DeltaTable
 
+import airflow_provider_cdc.mysql.scanner
+import airflow_provider_cdc.mysql.whole  # noqa: F401
 from airflow_provider_cdc.exceptions import CdcError
 from airflow_provider_cdc.failpoints import VARIABLE
 from airflow_provider_cdc.phases import stream
@@ -45,18 +49,22 @@ ROOT = Path(__file__).resolve().parent.parent
 KILLED = -signal.SIGKILL
 
 
-def run(pipeline: str | Path, batch_bytes: int | None = None) -> None:
+def run(pipeline: str | Path, batch_bytes: int | None = None, only: str | None = None) -> None:
     """Snapshot, then the stream up to where the server stands at its beginning.
 
     :param batch_bytes: bytes of binlog in one batch, less than a pipeline allows: a short test has many batches then.
+    :param only: ``snapshot`` or ``stream``, to run that alone.
     """
     context = Context.of(Pipeline.load(pipeline))
     store = context.store()
     try:
-        run_snapshot(context, store, context.ensure_plan(store), run_in_threads)
+        if only != "stream":
+            run_snapshot(context, store, context.ensure_plan(store), run_in_threads)
+        if only == "snapshot":
+            return
         epoch = stream.begin(context, store, catch_up=True)
         if batch_bytes:
-            epoch.job = replace(epoch.job, max_batch_bytes=batch_bytes)
+            epoch.job = replace(epoch.job, max_batch_bytes=batch_bytes, piece_bytes=max(1, batch_bytes // 3))
         stream.run_in_process(epoch)
     finally:
         store.close()
@@ -67,11 +75,11 @@ class Child:
     """A running child: ``pid`` is its process, its group and its session."""
 
     pid: int
-    _answers: IO[str]
+    _ask: Callable[[Mapping[str, Any]], Any]
 
     def wait(self) -> int:
         """Wait for its end: 0, the exit code of an error, or :data:`KILLED`."""
-        return int(json.loads(self._answers.readline())["code"])
+        return int(self._ask({"wait": self.pid}))
 
     def kill(self) -> None:
         """Kill it and everything in its group, if it has not ended by itself."""
@@ -82,7 +90,7 @@ class Child:
 
 
 class Nursery:
-    """Starts children, one at a time. A context manager; its children do not outlive it."""
+    """Starts children. A context manager; its children do not outlive it."""
 
     def __enter__(self) -> Self:
         # Errors come in order, and threads of numeric libraries do not survive a fork.
@@ -109,21 +117,25 @@ class Nursery:
         failpoint: str = "",
         *,
         batch_bytes: int | None = None,
+        only: str | None = None,
         log: Path | None = None,
     ) -> Child:
-        """Fork a child that runs a pipeline.
+        """Fork a child that runs a pipeline; parameters as :func:`run`.
 
         :param connections: (``AIRFLOW_CONN_...`` -> address); they travel by a pipe only.
         :param failpoint: where it shall kill itself, as ``name:n``.
         :param log: file that gets its output and its error.
         """
         environment = {**connections, VARIABLE: failpoint}
-        order = {"pipeline": str(pipeline), "batch_bytes": batch_bytes, "environment": environment}
-        order["log"] = str(log or os.devnull)
+        what = {"pipeline": str(pipeline), "batch_bytes": batch_bytes, "only": only}
+        order = {"run": what, "environment": environment, "log": str(log or os.devnull)}
+        return Child(int(self._ask(order)), self._ask)
+
+    def _ask(self, order: Mapping[str, Any]) -> Any:
         assert self._process.stdin and self._process.stdout
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
-        return Child(int(json.loads(self._process.stdout.readline())["pid"]), self._process.stdout)
+        return json.loads(self._process.stdout.readline())
 
 
 def kill_session(session: int, seconds: float = 30) -> None:
@@ -179,8 +191,16 @@ class Lake:
 
     def finished_files(self) -> dict[Path, tuple[int, int]]:
         """Snapshot files with a manifest beside them: (inode, time of the last change) of each."""
-        files = [m.with_suffix(".parquet") for m in self.path.glob("*/*/snapshot/*/*/*/slice-*.json")]
+        files = [path.parents[4] / manifest["file"]["path"] for path, manifest in self._sidecars().items()]
         return {file: (file.stat().st_ino, file.stat().st_mtime_ns) for file in files}
+
+    def _sidecars(self) -> dict[Path, Any]:
+        """Manifests beside the files, without those that a test has damaged."""
+        found = {}
+        for path in self.path.glob("*/*/snapshot/*/*/*/slice-*.json"):
+            with suppress(ValueError):
+                found[path] = json.loads(path.read_text())
+        return found
 
     def check_files(self, before: Mapping[Path, tuple[int, int]]) -> None:
         """Finished files were read once: they are as they were, and the ones that the sink's own markers name.
@@ -189,18 +209,57 @@ class Lake:
         """
         now = self.finished_files()
         assert {file: now.get(file) for file in before} == dict(before), "finished files were written again"
-        slices = [(file.parent.parent, file.name) for file in now]
+        slices = [(m.parents[1], m.name) for m in self._sidecars()]
         assert len(slices) == len(set(slices)), "a slice was read twice"
-        named: set[Path] = set()
-        for folder in {file.parents[4] for file in now}:
+        named = {folder / entry["file"]["path"] for folder, _, _, entry in self._published()}
+        assert named == set(now), "the published files are not the finished ones"
+
+    def check_books(self, *, complete: bool) -> None:
+        """What the bookkeeping says of each chunk stands in the sink: in a finished file, or in a published one.
+
+        :param complete: whether every chunk must be published.
+        """
+        held: dict[tuple[str, int, int], Any] = {}
+        for sidecar, manifest in self._sidecars().items():
+            for chunk in manifest["chunks"]:
+                held["read", chunk["no"], int(sidecar.parent.name)] = chunk
+        for _, _, attempt, entry in self._published():
+            for chunk in entry["chunks"]:
+                held["done", chunk["no"], attempt] = chunk
+        with closing(sqlite3.connect(self.private / "bookkeeping.db")) as books:
+            tables = {name for (name,) in books.execute("SELECT name FROM sqlite_master")}
+            if not complete and "chunks" not in tables:
+                return  # killed before it was set up
+            listed = books.execute(
+                "SELECT state, chunk_no, attempt, lw, hw, rows, corrected, bytes FROM chunks"
+            ).fetchall()
+            groups = books.execute("SELECT group_no, state FROM chunk_groups").fetchall()
+        assert not complete or listed
+        for state, no, attempt, lw, hw, rows, corrected, size in listed:
+            if state == "pending" and not complete:
+                assert (attempt, lw, hw, rows) == (0, None, None, None), f"chunk {no} holds what is not there"
+                continue
+            chunk = held.get((state, no, attempt))
+            assert chunk is not None, f"the bookkeeping says that chunk {no} is {state} by attempt {attempt}"
+            found = {"lw": json.loads(lw), "hw": json.loads(hw), "rows": rows, "corrected": corrected}
+            assert found == {name: chunk[name] for name in found}, f"chunk {no}, attempt {attempt}"
+            assert size > 0 or not rows
+        if complete:
+            assert {state for state, *_ in listed} == {"done"} == {state for _, state in groups}
+
+    def _published(self) -> Iterator[tuple[Path, str, int, Any]]:
+        """Published files: folder of the table, number of the group, attempt, entry of the manifest."""
+        for folder in {sidecar.parents[4] for sidecar in self._sidecars()}:
             table = DeltaTable(str(folder))
             for group in folder.glob("snapshot/*/*"):
                 generation, number = group.parent.name, group.name
                 attempt = table.transaction_version(f"cdc/{self.pipeline}/{generation}/group/{number}")
+                if attempt is None:
+                    continue
                 manifest = self.private / "groups" / generation / number / f"attempt-{attempt}.json"
-                names = [folder / slice_["file"]["path"] for slice_ in json.loads(manifest.read_text())]
-                named |= {name for name in names if name.exists()}
-        assert named == set(now), "the published files are not the finished ones"
+                for entry in json.loads(manifest.read_text()):
+                    if (folder / entry["file"]["path"]).exists():  # else it is another table's
+                        yield folder, number, attempt, entry
 
 
 def _child(order: dict[str, Any]) -> int:
@@ -211,7 +270,7 @@ def _child(order: dict[str, Any]) -> int:
         os.dup2(log, number)
     os.environ.update(order["environment"])
     try:
-        run(order["pipeline"], order["batch_bytes"])
+        run(**order["run"])
         return 0
     except CdcError as error:
         traceback.print_exc()
@@ -223,13 +282,16 @@ def _child(order: dict[str, Any]) -> int:
 
 def _nursery() -> None:
     for line in sys.stdin:
+        order = json.loads(line)
+        if "wait" in order:
+            print(os.waitstatus_to_exitcode(os.waitpid(order["wait"], 0)[1]), flush=True)
+            continue
         pid = os.fork()
         if pid == 0:
-            code = _child(json.loads(line))
+            code = _child(order)
             sys.stderr.flush()
             os._exit(code)
-        print(json.dumps({"pid": pid}), flush=True)
-        print(json.dumps({"code": os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}), flush=True)
+        print(pid, flush=True)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ are two keys here.
 from __future__ import annotations
 
 import binascii
+import struct
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -30,8 +32,26 @@ _NULL = "~"
 _BATCH = 50_000
 
 _INTEGERS = {"tinyint", "smallint", "mediumint", "int", "bigint", "year"}
-_TEXTS = {"char", "varchar", "tinytext", "text", "mediumtext", "longtext", "enum", "set", "json"}
+_TEXTS = {
+    "uuid",
+    "inet4",
+    "inet6",
+    "char",
+    "varchar",
+    "tinytext",
+    "text",
+    "mediumtext",
+    "longtext",
+    "enum",
+    "set",
+    "json",
+}
 _BYTES = {"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"}
+_GEOMETRY = {
+    *("geometry", "point", "linestring", "polygon", "multipoint", "multilinestring", "multipolygon"),
+    *("geomcollection", "geometrycollection"),
+}
+_BYTES |= {"bit", "vector"} | _GEOMETRY
 _OTHERS = {"decimal", "float", "double", "date", "datetime", "timestamp", "time"}
 
 
@@ -87,6 +107,8 @@ class _Column:
         name = f"`{self.name.replace('`', '``')}`"
         if self.kind in _TEXTS:
             value = f"HEX(CAST({name} AS CHAR CHARACTER SET utf8mb4))"
+        elif self.kind == "bit":
+            value = f"LPAD(HEX({name} + 0), {(self.precision + 7) // 8 * 2}, '0')"
         elif self.kind in _BYTES:
             value = f"HEX({name})"
         elif self.floating:
@@ -123,6 +145,9 @@ class _Column:
 
         :raises pyarrow.ArrowInvalid: when the sink's type cannot hold the source's values.
         """
+        if self.kind == "vector":
+            packed = [None if v is None else struct.pack(f"<{len(v)}f", *v) for v in values.to_pylist()]
+            return pa.array(packed, self.exact)
         is_text = pa.types.is_string(values.type) or pa.types.is_large_string(values.type)
         fits = is_text == (self.kind in _TEXTS or pa.types.is_large_string(self.exact))
         if self.floating:
@@ -176,7 +201,7 @@ def _exact_session(conn: Any) -> Iterator[None]:
 
 
 def _describe(conn: Any, database: str, table: str) -> tuple[list[_Column], list[str]]:
-    """Columns, and the names of the key's: the primary key, else the first NOT NULL unique one."""
+    """Columns, and the names of the key's: the primary key, else the first NOT NULL unique one, else none."""
     with SSCursor(conn) as cursor:
         cursor.execute(
             "SELECT column_name, data_type, COALESCE(numeric_precision, 0), COALESCE(numeric_scale, 0), column_type "
@@ -199,9 +224,7 @@ def _describe(conn: Any, database: str, table: str) -> tuple[list[_Column], list
         if not (column.hexed or column.kind in _INTEGERS | _OTHERS):
             raise ValueError(f"{database}.{table}.{column.name}: type {column.kind} is not known here")
     usable = [[n for n, _ in parts] for parts in keys.values() if all(n and nullable != "YES" for n, nullable in parts)]
-    if not usable:
-        raise ValueError(f"{database}.{table} has no key to compare by")
-    return columns, usable[0]
+    return columns, usable[0] if usable else []
 
 
 def _read_source(conn: Any, database: str, table: str, columns: list[_Column]) -> pa.Table:
@@ -255,14 +278,14 @@ def _bits(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _keys(table: pa.Table, key: list[str]) -> pa.Array:
-    """One binary value a row; the length before each part keeps ('a', 'bc') and ('ab', 'c') apart."""
+    """One binary value a row; the length before each part keeps ('a', 'bc') and ('ab', 'c') apart, and NULL and ''."""
     parts = []
     for name in key:
-        column = _flat(table.column(name))
+        column = _bits(table.column(name))
         if not pa.types.is_large_binary(column.type):
-            column = column.cast(pa.string()).cast(pa.large_binary())
+            column = column.cast(pa.large_string()).cast(pa.large_binary())
         size = pc.binary_length(column).cast(pa.string()).cast(pa.large_binary())
-        parts += [size, column]
+        parts += [pc.fill_null(size, b"NULL"), pc.fill_null(column, b"")]
     return pc.binary_join_element_wise(*parts, pa.scalar(b":", pa.large_binary()))
 
 
@@ -270,10 +293,10 @@ def compare(conn: Any, database: str, table: str, sink_table_path: str | Path) -
     """Compare one source table with its Delta table; ``None`` when they are the same.
 
     The source must not change between the sink's last commit and this call. Columns whose names begin with ``_cdc_``
-    are the sink's own and are left out.
+    are the sink's own and are left out. Without a key, equal rows are counted.
 
     :param conn: a PyMySQL connection that may read the table; it has no other statement open.
-    :raises ValueError: for a table without a key, or with a type that is not known here.
+    :raises ValueError: for a table that is not there, or with a type that is not known here.
     """
     columns, key = _describe(conn, database, table)
     found = Difference(f"{database}.{table}")
@@ -298,6 +321,8 @@ def compare(conn: Any, database: str, table: str, sink_table_path: str | Path) -
     sink = pa.table(arrays, names=present)
     del raw, arrays
 
+    if not key:
+        return _counted(found, source, sink)
     source_keys, sink_keys = _keys(source, key), _keys(sink, key)
     here = pc.index_in(source_keys, sink_keys)
     there = pc.index_in(sink_keys, source_keys)
@@ -323,6 +348,15 @@ def compare(conn: Any, database: str, table: str, sink_table_path: str | Path) -
     found.different = len(different)
     show.pairs(origin.take(different), partner.take(different))
     return found if found.missing or found.extra or found.doubled or found.different else None
+
+
+def _counted(found: Difference, source: pa.Table, sink: pa.Table) -> Difference | None:
+    sides = [Counter(_keys(side, side.column_names).to_pylist()) for side in (source, sink)]
+    missing, extra = sides[0] - sides[1], sides[1] - sides[0]
+    found.missing, found.extra = missing.total(), extra.total()
+    for kind, rows in (("missing", missing), ("extra", extra)):
+        found.examples += [f"{kind}: {count} of {_readable(row)}" for row, count in rows.most_common(EXAMPLES)]
+    return found if missing or extra else None
 
 
 @dataclass

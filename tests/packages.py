@@ -16,10 +16,11 @@ import sys
 import tempfile
 import unittest
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 IMAGE = "mysql:9"
+MARIADB_IMAGE = "mariadb:11.4"
 OTHER_WAYS = (
     "Other ways: start the Docker daemon, or name a server in CDC_TEST_MYSQL_URL=mysql://user:password@host:port."
 )
@@ -50,6 +51,19 @@ class Packages:
 MYSQL = Packages(
     "mysql-packages", "MySQL", 80, ("mysql-server-core", "mysql-client-core", "mysql-server"), True, "", OTHER_WAYS
 )
+_SYSTEM = "libc6|libc-bin|perl.*|libperl.*|debconf|dpkg|tar|systemd.*|adduser|passwd|procps|psmisc|gawk|rsync|socat"
+MARIADB = Packages(
+    "mariadb-packages",
+    "MariaDB",
+    40,
+    ("mariadb-server-core",),
+    False,
+    _SYSTEM,
+    "Other ways: start the Docker daemon, install MariaDB (Debian, Ubuntu: apt-get install mariadb-server), or name a "
+    "server in CDC_TEST_MARIADB_URL=mysql://user:password@host:port.",
+)
+# Newer than the system: with a loader and a C library of its own.
+MARIADB_NEWEST = replace(MARIADB, key="mariadb-newest", newest=True, leave_out=_SYSTEM.removeprefix("libc6|libc-bin|"))
 # Of the system's own suite, so that the system's loader and C library serve; the compiler of queries is not used.
 POSTGRES = Packages(
     "postgres-packages",
@@ -83,7 +97,22 @@ def find_mysql() -> str | Path | None:
     return unpacked_packages()
 
 
-def docker_works() -> bool:
+def find_mariadb() -> str | Path | None:
+    """The same for MariaDB; an installed one comes before the packages: then the folder is ``/usr`` or its like.
+
+    ``CDC_TEST_MARIADB=newest`` takes the newest packages whatever is installed.
+    """
+    if url := os.environ.get("CDC_TEST_MARIADB_URL"):
+        return url
+    if os.environ.get("CDC_TEST_MARIADB") == "newest":
+        return unpacked_packages(MARIADB_NEWEST) / "usr"
+    if docker_works(MARIADB_IMAGE):
+        return None
+    found = shutil.which("mariadbd", path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin"]))
+    return Path(found).resolve().parent.parent if found else unpacked_packages(MARIADB) / "usr"
+
+
+def docker_works(image: str = IMAGE) -> bool:
     """Say whether the daemon answers (a client alone proves nothing) and the image is there or can be had."""
     if shutil.which("docker") is None:
         return False
@@ -95,7 +124,7 @@ def docker_works() -> bool:
             return False
 
     return ok("info", timeout=10) and (
-        ok("image", "inspect", IMAGE, timeout=10) or ok("pull", "--quiet", IMAGE, timeout=600)
+        ok("image", "inspect", image, timeout=10) or ok("pull", "--quiet", image, timeout=600)
     )
 
 

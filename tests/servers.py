@@ -30,12 +30,12 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 from urllib.parse import quote, unquote, urlsplit
 
 import pymysql
 
-from tests.packages import IMAGE, NotOurs, ServerUnavailable, find_mysql, locked
+from tests.packages import IMAGE, NotOurs, ServerUnavailable, find_mariadb, find_mysql, locked
 
 __all__ = ["DEFAULTS", "MySQLServer", "ServerUnavailable", "find_mysql"]
 
@@ -77,11 +77,16 @@ class MySQLServer:
     :param port: a port to use instead of a free one.
     """
 
+    title = "MySQL"
+    url_variable = "CDC_TEST_MYSQL_URL"
+    image = IMAGE
+    defaults: ClassVar[Mapping[str, str]] = DEFAULTS
+
     def __init__(
         self, variables: Mapping[str, object] | None = None, args: Sequence[str] = (), port: int | None = None
     ) -> None:
         self._own_variables = {name: str(value) for name, value in (variables or {}).items()}
-        self.variables = {**DEFAULTS, **self._own_variables}
+        self.variables = {**self.defaults, **self._own_variables}
         self.args = list(args)
         self.host = "127.0.0.1"
         self.port = port or _free_port()
@@ -102,11 +107,11 @@ class MySQLServer:
         :raise NotOurs: (the test is skipped) when one taken by URL was to have variables of its own.
         """
         if not self._found:
-            self._place, self._found = find_mysql(), True
+            self._place, self._found = self.find(), True
             atexit.register(self.stop)
         if isinstance(self._place, str):
             if self.args or self._own_variables:
-                raise NotOurs("The server named by CDC_TEST_MYSQL_URL cannot be configured from here")
+                raise NotOurs(f"The server named by {self.url_variable} cannot be configured from here")
             url = urlsplit(self._place)
             self.host, self.port = url.hostname or self.host, url.port or 3306
             self.user, self.password = unquote(url.username or "root"), unquote(url.password or "")
@@ -155,7 +160,7 @@ class MySQLServer:
 
     def _own(self) -> None:
         if isinstance(self._place, str):
-            raise NotOurs("The server named by CDC_TEST_MYSQL_URL cannot be killed or restarted from here")
+            raise NotOurs(f"The server named by {self.url_variable} cannot be killed or restarted from here")
 
     @property
     def controllable(self) -> bool:
@@ -216,15 +221,28 @@ class MySQLServer:
             self.execute(f"GRANT SELECT ON {scope}.* TO %s@'%%'", (name,))
         return {"user": name, "password": password}
 
-    # -- the unpacked packages
+    # -- the unpacked packages; a server of another kind overrides these
+
+    @staticmethod
+    def find() -> str | Path | None:
+        """The first usable way to a server: a URL, None for Docker, or a folder of packages."""
+        return find_mysql()
+
+    def make_data(self, root: Path, data: Path) -> None:
+        """Make the data folder of a new server."""
+        if _INIT_TIME & {name.replace("-", "_") for name in self.variables}:
+            _initialise(root, data, self.variables)
+        else:
+            shutil.copytree(_template(root), data, symlinks=True)
+
+    def command(self, root: Path, data: Path) -> list[str]:
+        """The command that starts the server, without its variables."""
+        return _mysqld(root, data)
 
     def _start_process(self, root: Path) -> None:
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="cdc-mysql-"))
-            if _INIT_TIME & {name.replace("-", "_") for name in self.variables}:
-                _initialise(root, self._folder / "data", self.variables)
-            else:
-                shutil.copytree(_template(root), self._folder / "data", symlinks=True)
+            self.make_data(root, self._folder / "data")
         # The password goes in by a file that only this user can read, never on the command line, and stays out of the
         # binlog. The account made by the initialisation has no password: it is locked.
         init = self._folder / "init.sql"
@@ -234,9 +252,9 @@ class MySQLServer:
             f"CREATE USER IF NOT EXISTS {self.user}@'%';\n"
             f"ALTER USER {self.user}@'%' IDENTIFIED BY '{self.password}';\n"
             f"GRANT ALL ON *.* TO {self.user}@'%' WITH GRANT OPTION;\n"
-            "ALTER USER root@localhost ACCOUNT LOCK;\n"
+            "ALTER USER IF EXISTS root@localhost ACCOUNT LOCK;\n"
         )
-        command = [*_mysqld(root, self._folder / "data"), *_options(self.variables), *self.args]
+        command = [*self.command(root, self._folder / "data"), *_options(self.variables), *self.args]
         command += [
             f"--port={self.port}",
             f"--bind-address={self.host}",
@@ -259,7 +277,7 @@ class MySQLServer:
             "MYSQL_ROOT_PASSWORD",
             "-e",
             "MYSQL_ROOT_HOST=%",
-            IMAGE,
+            self.image,
             *_options(self.variables),
             *self.args,
         ]
@@ -280,7 +298,9 @@ class MySQLServer:
             except pymysql.err.OperationalError as error:
                 ended = self._process is not None and self._process.poll() is not None
                 if ended or time.monotonic() > deadline or isinstance(self._place, str):
-                    reason = f"MySQL on {self.host}:{self.port} did not answer ({error.args[-1]})\n{self._log_tail()}"
+                    reason = (
+                        f"{self.title} on {self.host}:{self.port} did not answer ({error.args[-1]})\n{self._log_tail()}"
+                    )
                     if self.controllable:
                         self.stop()
                     raise ServerUnavailable(reason) from None
@@ -370,6 +390,7 @@ def main(argv: Sequence[str]) -> int:
         place = find_mysql()
         if isinstance(place, Path):
             _template(place)
+        find_mariadb()
     except ServerUnavailable as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -42,10 +43,14 @@ class SparkCluster:
     :param workers: how many.
     :param cores: of each worker.
     :param memory: of each worker, for its executors, as Spark writes it.
+    :param hosts: names of this machine by which the workers are known, in turn.
     """
 
-    def __init__(self, workers: int = 2, cores: int = 1, memory: str = "1g") -> None:
+    def __init__(
+        self, workers: int = 2, cores: int = 1, memory: str = "1g", hosts: Sequence[str] = ("127.0.0.1",)
+    ) -> None:
         self._workers: list[Session | None] = [None] * workers
+        self._hosts = hosts
         self._cores, self._memory = cores, memory
         self._master: Session | None = None
         self._folder = Path()
@@ -133,7 +138,8 @@ class SparkCluster:
     def start_worker(self, worker: int = 0) -> None:
         """Start a worker (again); :meth:`wait_ready` waits until it has registered."""
         work = self._folder / f"worker-{worker}"
-        words = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0", "--work-dir", str(work)]
+        host = self._hosts[worker % len(self._hosts)]
+        words = ["--host", host, "--port", "0", "--webui-port", "0", "--work-dir", str(work)]
         words += ["--cores", str(self._cores), "--memory", self._memory, self.uri]
         self._workers[worker] = self._launch(f"worker-{worker}", "worker.Worker", words)
 
@@ -154,7 +160,7 @@ class SparkCluster:
         """Return how many have registered and not been lost; None while the master does not answer."""
         try:
             return sum(1 for worker in self.state()["workers"] if worker["state"] == "ALIVE")
-        except httpx.HTTPError:
+        except (httpx.HTTPError, ValueError):  # its pages come one after the other
             return None
 
     # -- how

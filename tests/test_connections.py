@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, quote_plus
 
@@ -18,6 +19,7 @@ from airflow_provider_cdc.connections import (
     database_url,
     mysql_args,
     resolve,
+    resolve_file,
     scrub,
     spark_settings,
     strip_environment,
@@ -318,3 +320,16 @@ def test_scrub() -> None:
 @given(st.text(min_size=4), st.text(alphabet="xyz "), st.text(alphabet="xyz "))
 def test_scrub_leaves_no_secret(secret: str, before: str, after: str) -> None:
     assert secret not in scrub(before + secret + after, [secret]).replace("***", "")
+
+
+def test_a_file_holds_what_else_the_environment_does(tmp_path: Path) -> None:
+    file = tmp_path / "login"
+    file.write_text("mysql://u:s%2Fcret@db:3307/\n")
+    found = resolve_file(str(file))
+    assert (found.host, found.port, found.login, found.password) == ("db", 3307, "u", "s/cret")
+    file.write_text("mysql:/u:hunter2@db")
+    with pytest.raises(NotReadyError, match="its content cannot be understood") as caught:
+        resolve_file(str(file))
+    assert "hunter2" not in str(caught.value)
+    with pytest.raises(NotReadyError, match=r"none cannot be read \(FileNotFoundError\)"):
+        resolve_file(str(tmp_path / "none"))

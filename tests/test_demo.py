@@ -86,7 +86,11 @@ def _nothing_left(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("module", [CORE, pytest.param(AIRFLOW, marks=pytest.mark.airflow)])
+@pytest.mark.parametrize(
+    # The one in Airflow proves the same on its way to where it stays, below.
+    "module",
+    [pytest.param(CORE, marks=pytest.mark.long), pytest.param(AIRFLOW, marks=[pytest.mark.airflow, pytest.mark.long])],
+)
 def test_it_ends_equal_and_leaves_nothing(start: Start, tmp_path: Path, module: str) -> None:
     process = start(module)
     text, _ = process.communicate()
@@ -102,7 +106,7 @@ def test_it_ends_equal_and_leaves_nothing(start: Start, tmp_path: Path, module: 
         (CORE, "planned", signal.SIGINT),  # within the snapshot
         pytest.param(CORE, "follows the writers", signal.SIGTERM, marks=pytest.mark.long),
         # While the stream's driver starts: no bookkeeping knows of it yet.
-        pytest.param(AIRFLOW, "shop.stream: running", signal.SIGINT, marks=pytest.mark.airflow),
+        pytest.param(AIRFLOW, "shop.stream: running", signal.SIGINT, marks=[pytest.mark.airflow, pytest.mark.long]),
         pytest.param(AIRFLOW, "Starting Airflow", signal.SIGINT, marks=[pytest.mark.airflow, pytest.mark.long]),
         pytest.param(AIRFLOW, "snapshot [", signal.SIGHUP, marks=[pytest.mark.airflow, pytest.mark.long]),
         pytest.param(AIRFLOW, "follows the writers", signal.SIGTERM, marks=[pytest.mark.airflow, pytest.mark.long]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -82,6 +83,9 @@ def test_a_live_database_is_copied_exactly(cli: Cli, mysql_server: MySQLServer, 
         ran = cli.run("run", "--catch-up")
         assert ran.code == 0, ran
         assert ran.out == "" and "Traceback" not in ran.err
+        said = rf"{foreign}\.\w+: [\d,]+ rows in [\d,]+ chunks, [\d.]+ s, [\d,-]+ rows/s, [\d,]+ corrected, min LW \S+"
+        assert len(re.findall(said, ran.err)) == 5, "a line a table"
+        assert re.search(r"group 0: .*: (\d+)/\1 chunks, [\d,]+ rows, [\d,]+ rows/s", ran.err), "and one a group"
         done = load.stop()
     assert done.transactions > 100
     caught_up = cli.run("stream", "--catch-up")

@@ -50,11 +50,11 @@ def test_of_two_plans_the_first_counts(mysql_server: MySQLServer, table: str, tm
         assert context.ensure_plan(store) == first
 
 
-@pytest.mark.parametrize("key", ["tables", "exclude"])
+@pytest.mark.parametrize("key", ["tables", "exclude", "exclude_columns", "include_columns"])
 def test_other_tables_than_planned(mysql_server: MySQLServer, table: str, tmp_path: Path, key: str) -> None:
     cli = Cli(tmp_path, mysql_server, table)
     cli.snapshot()
-    cli.value["source"].setdefault(key, []).append(f"{table}_more")
+    cli.value["source"].setdefault(key, []).append(f"{table}_more" + (".v" if "columns" in key else ""))
     cli.write()
     for command in ("snapshot", "stream", "run", "verify", "status"):
         result = cli.call(command)

@@ -258,7 +258,9 @@ def airflow(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             yield started
 
 
-on_both = pytest.mark.parametrize("airflow", ["sqlite", "postgres"], indirect=True)
+on_both = pytest.mark.parametrize(
+    "airflow", [pytest.param("sqlite", marks=pytest.mark.long), "postgres"], indirect=True
+)
 on_postgres = pytest.mark.parametrize("airflow", ["postgres"], indirect=True)
 
 
@@ -380,6 +382,7 @@ def test_nothing_of_the_developer_s_airflow_reaches_the_processes(airflow: Airfl
 
 
 @pytest.mark.airflow
+@pytest.mark.long  # the life of a stream kills each of them, too
 @on_postgres
 @pytest.mark.parametrize("name", ["api-server", "scheduler", "dag-processor", "triggerer"])
 def test_each_process_can_be_killed_and_started_again(airflow: Airflow, name: str) -> None:
@@ -401,6 +404,7 @@ def test_each_process_can_be_killed_and_started_again(airflow: Airflow, name: st
 
 
 @pytest.mark.airflow
+@pytest.mark.long  # tests/in_airflow/test_life.py does it with a stream
 @on_postgres
 def test_a_second_triggerer_takes_over_from_one_that_stands_still(airflow: Airflow) -> None:
     client, first = airflow.client, airflow.process("triggerer")
@@ -506,6 +510,7 @@ def result_of(job: Session) -> list[int]:
 
 
 @pytest.mark.spark
+@pytest.mark.long  # tests/restart/test_spark_copies.py needs both, too
 def test_a_job_uses_both_workers(cluster: SparkCluster, tmp_path: Path) -> None:
     before = {app.id for app in cluster.applications()}
     job = start_job(cluster, tmp_path, 4)
@@ -522,6 +527,7 @@ def test_a_job_uses_both_workers(cluster: SparkCluster, tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.long
 @pytest.mark.parametrize("fault", ["kill_executor", "kill_worker"])
 def test_a_job_outlives_the_loss_of_an_executor_and_of_a_worker(
     cluster: SparkCluster, tmp_path: Path, fault: str

@@ -242,10 +242,22 @@ def test_ledger(conn: Any, database: str, tmp_path: Path) -> None:
     assert problems([(3, 0), (3, 1)]) != []
 
 
-def test_tables_without_a_key_are_refused(conn: Any, database: str, tmp_path: Path) -> None:
+def test_tables_without_a_key_are_counted(conn: Any, database: str, tmp_path: Path) -> None:
+    values: list[tuple[float | None, str | None]] = [(1.0, "a"), (1.0, "a"), (0.0, None), (None, ""), (None, None)]
     with conn.cursor() as cursor:
-        cursor.execute(f"CREATE TABLE `{database}`.t (k int)")
-    with pytest.raises(ValueError, match="no key"):
-        compare(conn, database, "t", tmp_path / "t")
+        cursor.execute(f"CREATE TABLE `{database}`.t (d double, s varchar(9))")
+        cursor.executemany(f"INSERT INTO `{database}`.t VALUES (%s, %s)", values)
+
+    def difference(rows: list[tuple[float | None, str | None]]) -> tuple[int, int] | None:
+        sink = pa.table({"d": pa.array([d for d, _ in rows], pa.float64()), "s": [s for _, s in rows]})
+        write_deltalake(tmp_path / "t", sink, mode="overwrite")
+        found = compare(conn, database, "t", tmp_path / "t")
+        return None if found is None else (found.missing, found.extra)
+
+    assert difference(values[::-1]) is None
+    assert difference(values[1:]) == (1, 0)
+    assert difference([values[0], *values]) == (0, 1)
+    for wrong in [(1.0, "A"), (-0.0, None), (0.0, ""), (None, "NULL")]:
+        assert difference([wrong, *values[1:]]) == (1, 1)
     with pytest.raises(ValueError, match="not in the source"):
         compare(conn, database, "absent", tmp_path / "t")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+from datetime import date
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -28,13 +30,26 @@ FULL: dict[str, Any] = {
         "tables": ["shop.customer", "shop.order_.*"],
         "exclude": ["shop.order_tmp"],
         "server_id": 7000,
+        "include_columns": [],
+        "exclude_columns": ["shop.customer.phone_.*"],
+        "zero_dates": "null",
     },
-    "snapshot": {"chunk_rows": 100, "group_rows": 1000, "parallelism": 4, "max_rows_per_second": None},
+    "snapshot": {
+        "chunk_rows": 100,
+        "group_rows": 1000,
+        "parallelism": 4,
+        "max_rows_per_second": 5000,
+        "max_bytes_per_second": 1_000_000,
+        "max_threads_running": 9,
+        "max_replica_lag_seconds": 30,
+    },
     "stream": {
         "mode": "catch_up",
         "trigger_seconds": 0.5,
         "schema_changes": "exception",
         "max_batch_bytes": 1048576,
+        "parallelism": 3,
+        "start": {"file": "binlog.000017", "position": 157},
     },
     "sink": {"path": "/data/lake", "kind": "delta", "deletes": "hard"},
     "state": {"conn_id": "cdc_state"},
@@ -67,7 +82,17 @@ def test_defaults_are_those_of_the_contract() -> None:
     assert pipeline.sink == Sink("/data/lake", "delta", "hard")
     assert pipeline.state == State(None)
     assert pipeline.spark == Spark(None, "local[2]", {})
-    assert pipeline.source == Source("cdc_source", ("shop.customer", "shop.order_.*"), (), None)
+    assert pipeline.source == Source("cdc_source", ("shop.customer", "shop.order_.*"), (), None, (), (), "error")
+    assert Pipeline.from_yaml("name: p\nsource: {conn_id: c, tables: [a.b], zero_dates: null}\nsink: {path: /d}") == (
+        Pipeline.from_dict(
+            {
+                **MINIMAL,
+                "name": "p",
+                "source": {"conn_id": "c", "tables": ["a.b"], "zero_dates": "null"},
+                "sink": {"path": "/d"},
+            }
+        )
+    )
 
 
 @pytest.mark.parametrize("value", [MINIMAL, FULL], ids=["minimal", "full"])
@@ -138,7 +163,20 @@ def test_empty_sections_have_their_defaults() -> None:
             "snapshot.group_rows is 10. It must be at least snapshot.chunk_rows (8096)",
         ),
         (changed("snapshot.parallelism", 65), "from 1 to 64"),
-        (changed("snapshot.max_rows_per_second", 5), "snapshot.max_rows_per_second: 5 is not supported yet"),
+        (changed("snapshot.max_rows_per_second", 0), "snapshot.max_rows_per_second is 0. It must be a whole number"),
+        (changed("snapshot.max_rows_per_second", "5k"), "snapshot.max_rows_per_second is '5k'"),
+        (
+            changed("snapshot.max_bytes_per_second", -1),
+            "snapshot.max_bytes_per_second is -1. It must be a whole number",
+        ),
+        (changed("snapshot.max_bytes_per_second", True), "snapshot.max_bytes_per_second is True"),
+        (
+            changed("snapshot.max_threads_running", 4),
+            "max_threads_running is 4. It must be a whole number of at least 5",
+        ),
+        (changed("snapshot.max_replica_lag_seconds", 0.5), "snapshot.max_replica_lag_seconds is 0.5"),
+        (changed("snapshot.max_row_per_second", 5), "Did you mean snapshot.max_rows_per_second?"),
+        (changed("source.zero_dates", "epoch"), "source.zero_dates is 'epoch'. It must be one of error, null"),
         (changed("stream.mode", "forever"), "stream.mode is 'forever'. It must be one of continuous, catch_up"),
         (changed("stream.mode", ["continuous"]), "stream.mode is ['continuous']"),
         (changed("stream.trigger_seconds", -1), "stream.trigger_seconds is -1. It must be a number from 0 to 3600"),
@@ -153,6 +191,28 @@ def test_empty_sections_have_their_defaults() -> None:
             changed("stream.max_batch_bytes", 1000),
             "stream.max_batch_bytes is 1000. It must be a whole number of at least",
         ),
+        (changed("stream.parallelism", 0), "stream.parallelism is 0. It must be a whole number from 1 to 64"),
+        (
+            changed("stream.start", "now"),
+            "stream.start is 'now'. It must be snapshot, earliest, latest, or a mapping with gtid_set, with file and",
+        ),
+        (changed("stream.start", None), "stream.start is None"),
+        (changed("stream.start", {"file": "binlog.000001"}), "stream.start is {'file': 'binlog.000001'}"),
+        (changed("stream.start", {"gtid_set": "0-1-5", "timestamp": "x"}), "or with timestamp"),
+        (
+            changed("stream.start", {"file": "binlog", "position": 4}),
+            "stream.start.file is 'binlog'. It must be the name",
+        ),
+        (
+            changed("stream.start", {"file": "b.1", "position": 3}),
+            "stream.start.position is 3. It must be a whole number",
+        ),
+        (changed("stream.start", {"file": "b.1", "position": "157"}), "stream.start.position is '157'"),
+        (changed("stream.start", {"gtid_set": ""}), "stream.start.gtid_set is ''. It must be a GTID set such as"),
+        (changed("stream.start", {"gtid_set": "uuid:1-5"}), "stream.start.gtid_set is 'uuid:1-5'"),
+        (changed("stream.start", {"timestamp": "2026-11-21 08:30:00"}), "with its zone, such as 2026-11-21T08:30:00Z"),
+        (changed("stream.start", {"timestamp": 1_700_000_000}), "stream.start.timestamp is 1700000000"),
+        (changed("stream.start", {"timestamp": date(2026, 11, 21)}), "stream.start.timestamp is datetime.date"),
         (changed("sink.kind", "iceberg"), "sink.kind: 'iceberg' is not supported yet. Use delta"),
         (changed("sink.kind", "csv"), "sink.kind is 'csv'. It must be delta"),
         (changed("sink.deletes", "soft"), "sink.deletes: 'soft' is not supported yet"),
@@ -226,6 +286,23 @@ def test_spark_settings_become_text() -> None:
     conf = Pipeline.from_dict(changed("spark.conf", given)).spark.conf
     assert conf == {"spark.a": "4", "spark.b": "true", "spark.c": "0.5", "spark.d-e.F_1": "x y", "spark.f": "false"}
     assert Pipeline.from_dict(changed("spark.conf", None)).spark.conf == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "start"),
+    [
+        ("earliest", "earliest"),
+        ("{timestamp: 2026-11-21T08:30:00Z}", {"timestamp": "2026-11-21T08:30:00+00:00"}),
+        ("{timestamp: '2026-11-21 09:30:00.25+01:00'}", {"timestamp": "2026-11-21T08:30:00.250000+00:00"}),
+        ("{gtid_set: '0-1-7, 3-1-2'}", {"gtid_set": "0-1-7,3-1-2"}),
+        ("{position: 4, file: mysql-bin.1000000}", {"file": "mysql-bin.1000000", "position": 4}),
+    ],
+)
+def test_starts_of_a_stream(text: str, start: Any) -> None:
+    pipeline = Pipeline.from_yaml(yaml.safe_dump(MINIMAL) + f"stream: {{start: {text}}}")
+    assert pipeline.stream.start == start
+    assert json.loads(json.dumps(pipeline.to_dict()))["stream"]["start"] == start
+    assert Pipeline.from_yaml(pipeline.to_yaml()) == pipeline
 
 
 def test_yaml_text() -> None:
@@ -334,6 +411,36 @@ def test_yaml_anchors_and_merges_work(tmp_path: Path) -> None:
 )
 def test_captures(tables: list[str], database: str, table: str, captured: bool) -> None:
     assert Pipeline.from_dict(changed("source.tables", tables)).captures(database, table) is captured
+
+
+@pytest.mark.parametrize(
+    ("patterns", "name", "expected"),
+    [
+        (["shop.customer.phone"], ("shop", "customer", "phone"), True),
+        (["shop.customer.phone"], ("shop", "customer", "phone2"), False),
+        (["shop.customer.phone"], ("shop", "customers", "phone"), False),
+        (["shop.customer.(phone|birthday)"], ("shop", "customer", "birthday"), True),
+        (["shop..*.phone_.*"], ("shop", "lead", "phone_work"), True),
+        (["shop..*.phone_.*"], ("shopxa", "phone_", "work"), False),
+        ([".*..*.secret"], ("a", "b", "secret"), True),
+        ([r"shop.a\.b.c"], ("shop", "a.b", "c"), True),
+        (["shop.a.b.c"], ("shop", "a", "b.c"), True),
+        (["shop.a", "shop.b.c"], ("shop", "b", "c"), True),
+    ],
+)
+def test_column_patterns(patterns: list[str], name: tuple[str, str, str], expected: bool) -> None:
+    if any(p.count(".") < 2 for p in patterns):
+        assert "dots between database, table and column" in refusal(changed("source.exclude_columns", patterns))
+        return
+    assert Pipeline.from_dict(changed("source.exclude_columns", patterns)).keeps(*name) is not expected
+    assert Pipeline.from_dict(changed("source.include_columns", patterns)).keeps(*name) is expected
+
+
+def test_columns_are_included_or_excluded() -> None:
+    value = changed("source.include_columns", ["shop.customer.id"])
+    value["source"]["exclude_columns"] = ["shop.customer.phone"]
+    assert "source.include_columns and source.exclude_columns are both set" in refusal(value)
+    assert Pipeline.from_dict(MINIMAL).keeps("any", "column", "at all")
 
 
 def test_exclude_takes_tables_out_again() -> None:

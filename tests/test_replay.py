@@ -113,7 +113,7 @@ def test_a_run_that_was_taken_over_cannot_write(
     with epoch(cli) as old, contextlib.closing(old.job.make_scanner()) as scanner:
         manifest = old.job.stage(old.start, scanner.advance(old.start, 1 << 28), "0")
         for entry in manifest["tables"]:  # as if it had been read already: the next epoch removes what was staged
-            entry["path"] = str(shutil.copy(entry["path"], tmp_path))
+            entry["paths"] = [str(shutil.copy(path, tmp_path)) for path in entry["paths"]]
         old.store.end_stream(database, old.number, "stopped")  # so that the next may begin
         with epoch(cli) as new:
             assert new.number == old.number + 1

@@ -23,6 +23,7 @@ import pytest
 from deltalake import DeltaTable
 
 from airflow_provider_cdc.core.offset import Position
+from airflow_provider_cdc.core.progress import ChunkProgress
 from airflow_provider_cdc.core.supervision import LOST_SECONDS
 from airflow_provider_cdc.exceptions import TransientError
 from airflow_provider_cdc.failpoints import VARIABLE
@@ -34,7 +35,8 @@ from airflow_provider_cdc.phases.reread import waiting
 from airflow_provider_cdc.phases.snapshot import GroupResult, adopt_published, run_group
 from airflow_provider_cdc.phases.stream import Epoch, begin, run_in_process
 from airflow_provider_cdc.pipeline import Pipeline
-from airflow_provider_cdc.sinks.delta import Actions, DeltaTarget, Fence, write_file
+from airflow_provider_cdc.sinks.delta import Actions, DeltaTarget, Fence
+from airflow_provider_cdc.sinks.files import write_file
 from airflow_provider_cdc.sinks.progress import Progress
 from airflow_provider_cdc.spark.snapshot_job import SnapshotJob, run_in_threads
 from tests.cli import ROOT, Cli
@@ -65,7 +67,7 @@ class Heard:
     def line(self, text: str) -> None:
         self.lines.append(text)
 
-    def progress(self, table: str, done: int, total: int, rows: int) -> None:
+    def progress(self, progress: ChunkProgress) -> None:
         pass
 
 
@@ -154,7 +156,7 @@ def damage(target: DeltaTarget, home: str, key: tuple[str, ...]) -> None:
         rows = pa.Table.from_pylist([wrong, orphan, *found[2:]], schema=target.schema)
         stat = key[0] if len(key) == 1 and isinstance(wrong[key[0]], int) else None
         name = f"part-damaged-{time.monotonic_ns()}.parquet"
-        return Actions(add=[write_file(target.path, name, [rows], stat)], remove=[path])
+        return Actions(add=[write_file(target.path, name, rows.schema, [rows], stat)], remove=[path])
 
     fence = Fence("test", 1)
     assert target.commit(decide, {}, fence)

@@ -16,6 +16,7 @@ import pytest
 from airflow_provider_cdc.core.spark_conf import DECIDED, is_local, is_loopback
 from airflow_provider_cdc.exceptions import NotReadyError
 from airflow_provider_cdc.spark.session import ENCRYPTION, _settings, start
+from tests.spark_cluster import SparkCluster
 
 ROOT = Path(__file__).parents[1]
 
@@ -194,3 +195,38 @@ def test_java_is_asked_without_secrets(tmp_path: Path, monkeypatch: pytest.Monke
     assert java.java_version(tmp_path) == 17
     seen: Any = (tmp_path / "bin" / "java.env").read_text()
     assert "hunter2" not in seen and "KEPT=kept" in seen
+
+
+@pytest.mark.spark
+@pytest.mark.long
+def test_a_cluster_without_room_is_no_silence() -> None:
+    """A worker with one core, and two that want it: the one that gets none says so, and works when it is free."""
+    program = """
+import sys
+from airflow_provider_cdc.spark import session
+session._WAITING_SECONDS = 3
+spark = session.start("waits", sys.argv[1], {"spark.cores.max": "1", "spark.executor.memory": "512m"})
+with session.told_of_waiting(spark, lambda text: print(text, flush=True)):
+    print("begins", flush=True)
+    print(spark.range(10).rdd.map(lambda row: row[0]).sum(), flush=True)
+    print("works", flush=True)
+    sys.stdin.read()
+spark.stop()
+"""
+
+    def start_one() -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", program, cluster.uri]
+        return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    with SparkCluster(workers=1) as cluster, start_one() as first:
+        assert first.stdout and first.stdin
+        while "works" not in (line := first.stdout.readline()):
+            assert line and "begun no task" not in line, line
+        with start_one() as second:
+            assert second.stdout and second.stdin
+            said = next(line for line in second.stdout if "begins" not in line)
+            assert said.startswith(f"Spark at {cluster.uri} has begun no task for ")
+            assert "waits for an executor" in said
+            first.stdin.close()
+            assert [line.strip() for line in (second.stdout.readline(), second.stdout.readline())] == ["45", "works"]
+            second.stdin.close()

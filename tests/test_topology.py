@@ -179,7 +179,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         exits.callback(client.close)
         found = Site(stack, server, postgres, client, secrets, watch)
         exits.callback(end_streams, found)
-        run_to_the_end(found)
+        try:
+            run_to_the_end(found)
+        except AssertionError:
+            print(stack.story())
+            raise
         yield found
 
 
@@ -196,14 +200,14 @@ def run_to_the_end(site: Site) -> None:
         make_shop(connection, customers=20_000, addresses=2_000, orders=10_000)
     with Writers(site.server.connect_args(), rate=20):
         site.run = site.client.trigger(DAG)
-        site.client.wait_state(DAG, site.run, STREAM, "deferred", seconds=400)
+        site.client.wait_state(DAG, site.run, STREAM, "deferred")
         wait_for("three batches", lambda: site.books("SELECT 1 FROM batches WHERE changes > 0 LIMIT 3")[2:], 120, 0.5)
     file, position, *_ = site.server.execute("SHOW BINARY LOG STATUS")[0]
     wait_for("the stream has taken everything", lambda: site.applied() == (file, position), 120, 0.5)
     site.look_at_spark()
     stop = site.stack.services["scheduler"].run("airflow-cdc", "stop", "-f", "dags/shop.yaml")
     assert stop.returncode == 0, stop.stderr
-    site.client.wait_run(DAG, site.run, seconds=120)
+    site.client.wait_run(DAG, site.run)
 
 
 def test_every_row_is_there(site: Site) -> None:

@@ -23,7 +23,7 @@ from typing import Any
 
 import pymysql
 
-from tests.workload_tables import SETS, Table, make_foreign, make_shop
+from tests.workload_tables import SETS, Table, make_foreign, make_shop, spoken
 
 __all__ = ["Counters", "Writers", "make_foreign", "make_shop"]
 
@@ -128,7 +128,7 @@ class Writer:
         self.conn.begin()
         for _ in range(draw.choice((1, 1, 2, 3, 5)) if self.chosen else 0):
             table = draw.choices(self.chosen, [t.weight for t in self.chosen])[0]
-            statement = self._statement(table)
+            statement = spoken(self.conn, self._statement(table))
             if draw.random() < 0.15:
                 self.cursor.execute("SAVEPOINT before_it")
                 self.cursor.execute(statement)

@@ -42,6 +42,8 @@ def matched_rows(rows: pa.Table, changes: pa.Table, key: Sequence[str]) -> pa.Ar
     :param changes: at most one change a key.
     :returns: boolean array, one value a row.
     """
+    if len(key) == 1:
+        return pc.is_in(rows[key[0]], value_set=changes[key[0]].combine_chunks())
     keys = _keys(rows, key).append_column(_ROW, pa.array(np.arange(rows.num_rows)))
     found = keys.join(_keys(changes, key), [str(i) for i in range(len(key))], join_type="left semi")[_ROW]
     return pc.is_in(pa.array(np.arange(rows.num_rows)), value_set=found.combine_chunks())
@@ -68,6 +70,23 @@ def upserts(changes: pa.Table) -> pa.Table:
 def after(changes: pa.Table, seq: int) -> pa.Table:
     """The changes of transactions that end after ``seq``."""
     return changes.filter(pc.greater(changes[SEQ], pa.scalar(seq, pa.int64())))
+
+
+def in_order(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """Put batches of changes together, each of which is in binlog order.
+
+    :param batches: at least one.
+    :raises ValueError: if a transaction has changes in more than one, naming the range of their ``_cdc_seq``.
+    """
+    if len(batches) == 1:
+        return batches[0]
+    numbers = [pc.unique(batch[SEQ]) for batch in batches]
+    every = pa.concat_arrays(numbers)
+    if pc.count_distinct(every).as_py() < len(every):
+        span = pc.min_max(every).as_py()
+        raise ValueError(f"{SEQ} {span['min']} to {span['max']}")
+    changes = pa.Table.from_batches(batches)
+    return changes.take(pc.sort_indices(changes[SEQ])).combine_chunks().to_batches()[0]
 
 
 def _keys(rows: pa.Table, key: Sequence[str]) -> pa.Table:

@@ -45,6 +45,8 @@ class Statement:
     :param xid: of an XA statement, the transaction's name as :func:`xid_text` writes it.
     :param anything: whether it may change any table at all (a stored routine was called).
     :param what: the statement's first words, for messages; never values or names.
+    :param emptied: the (database, table) that has no rows behind a TRUNCATE or a CREATE TABLE, spelled as in the
+        statement.
     """
 
     kind: Kind
@@ -53,6 +55,7 @@ class Statement:
     xid: str | None = None
     anything: bool = False
     what: str = ""
+    emptied: Table | None = None
 
 
 class _Word(NamedTuple):
@@ -125,6 +128,7 @@ _OBJECTS = frozenset(
         "RESOURCE",
         "ROLE",
         "SCHEMA",
+        "SEQUENCE",
         "SERVER",
         "TABLE",
         "TABLES",
@@ -145,6 +149,10 @@ def classify(sql: str, default_database: str) -> Statement:
     :returns: see :class:`Statement`; names are lower case.
     """
     words = list(_words(sql))
+    if [word.key for word in words[:2]] == ["SET", "STATEMENT"]:
+        # MariaDB: SET STATEMENT variable = value, ... FOR what is executed.
+        at = next((i for i, word in enumerate(words) if word.key == "FOR"), len(words))
+        words = words[at + 1 :]
     keys = [word.key for word in words[:40]]
     verb = keys[0] if keys else ""
     second = keys[1] if len(keys) > 1 else ""
@@ -163,14 +171,15 @@ def classify(sql: str, default_database: str) -> Statement:
     if not words or verb in _HARMLESS:
         return Statement("harmless", what=verb)
     if verb in {"CREATE", "ALTER", "DROP"}:
-        return _ddl(verb, sql, words, keys, default)
+        return _ddl(verb, sql, words, keys, default_database)
     if verb == "RENAME":
         if second == "USER":
             return Statement("harmless", what="RENAME USER")
         return Statement("ddl", frozenset(_listed(words[2:], default)), what="RENAME TABLE")
     if verb == "TRUNCATE":
         rest = words[2:] if second == "TABLE" and len(words) > 2 else words[1:]
-        return Statement("ddl", frozenset(_listed(rest, default)), what="TRUNCATE TABLE")
+        emptied = _spelled(rest, default_database)
+        return Statement("ddl", frozenset(_listed(rest, default)), what="TRUNCATE TABLE", emptied=emptied)
     if verb in {"INSERT", "REPLACE"}:
         at = next((i for i, word in enumerate(words[1:], 1) if word.key not in _INSERT_MODIFIERS), len(words))
         return Statement("dml", frozenset(_first(words[at:], default)), what=verb)
@@ -213,7 +222,8 @@ def _xa(verb: str, rest: Sequence[_Word]) -> Statement:
     return Statement(kinds[verb], xid=xid_text(format_id, gtrid, bqual), what=f"XA {verb}")
 
 
-def _ddl(verb: str, sql: str, words: list[_Word], keys: list[str], default: str) -> Statement:
+def _ddl(verb: str, sql: str, words: list[_Word], keys: list[str], default_database: str) -> Statement:
+    default = default_database.lower()
     at = next((i for i, key in enumerate(keys) if key in _OBJECTS), None)
     if at is None:
         return Statement("ddl", frozenset(_mentioned(words, default)), what=verb)
@@ -230,7 +240,9 @@ def _ddl(verb: str, sql: str, words: list[_Word], keys: list[str], default: str)
         # If the table is there, IF NOT EXISTS does nothing; if not, the DROP or RENAME before it has been seen.
         if [word.key for word in rest[:3]] == ["IF", "NOT", "EXISTS"]:
             return Statement("harmless", what=what)
-        return Statement("ddl", frozenset(_first(rest, default)), what=what)
+        # Without OR REPLACE it says that there was no such table: the reading began before, or the DROP was not logged.
+        emptied = None if "REPLACE" in keys[:at] else _spelled(rest, default_database)
+        return Statement("ddl", frozenset(_first(rest, default)), what=what, emptied=emptied)
     if verb == "DROP":
         rest = rest[2:] if [word.key for word in rest[:2]] == ["IF", "EXISTS"] else rest
         return Statement("ddl", frozenset(_listed(rest, default)), what=what)
@@ -290,16 +302,22 @@ def _chains(words: Sequence[_Word]) -> Iterator[tuple[int, list[str]]]:
         if not words[at].is_name:
             at += 1
             continue
-        chain = [words[at].text.lower()]
+        chain = [words[at].text]
         at += 1
         while at + 1 < len(words) and words[at].text == "." and not words[at].quote and words[at + 1].is_name:
-            chain.append(words[at + 1].text.lower())
+            chain.append(words[at + 1].text)
             at += 2
         yield at, chain
 
 
 def _table(chain: list[str], default: str) -> Table:
-    return (chain[0], chain[1]) if len(chain) > 1 else (default, chain[0])
+    return (chain[0].lower(), chain[1].lower()) if len(chain) > 1 else (default, chain[0].lower())
+
+
+def _spelled(words: Sequence[_Word], default_database: str) -> Table:
+    """The table that the words begin with, spelled as there."""
+    chain = next((chain for _, chain in _chains(words)), [""])
+    return (chain[0], chain[1]) if len(chain) > 1 else (default_database, chain[0])
 
 
 def _first(words: Sequence[_Word], default: str) -> Iterator[Table]:
@@ -319,4 +337,4 @@ def _mentioned(words: Sequence[_Word], default: str) -> Iterator[Table]:
     """Every table that the words could name: of ``a.b`` both table b of a, and table a with a column b."""
     for _, chain in _chains(words):
         yield _table(chain, default)
-        yield default, chain[0]
+        yield default, chain[0].lower()

@@ -1,4 +1,4 @@
-"""Sets of global transaction identifiers (GTIDs), as MySQL writes and compares them.
+"""Sets of global transaction identifiers (GTIDs), as MySQL writes and compares them; and MariaDB's positions.
 
 A GTID is ``uuid:number`` or, with a tag, ``uuid:tag:number``. Sets are compared as sets and never as a line: two
 servers may have run transactions in different orders, and a set may have gaps that fill later.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from uuid import UUID
 
@@ -94,6 +95,11 @@ class GtidSet:
             changed = _merge((*parts, (number, number)))
         return _of({**self._intervals, source: changed})
 
+    def with_all(self, gtids: Iterable[str]) -> GtidSet:
+        """The set with more GTIDs and runs of them, such as ``uuid:7-9``."""
+        more = ",".join(gtids)
+        return self.union(self.parse(more)) if more else self
+
     def union(self, other: GtidSet) -> GtidSet:
         """All GTIDs of both sets."""
         result = dict(self._intervals)
@@ -113,6 +119,36 @@ class GtidSet:
         return not self.subtract(other)
 
 
+@dataclass(frozen=True)
+class MariadbPosition:
+    """Where a MariaDB binlog stands: of each replication domain the newest GTID, ``domain-server-number``.
+
+    :param newest: (server, number) by domain.
+    """
+
+    newest: Mapping[int, tuple[int, int]]
+
+    @classmethod
+    def parse(cls, text: str) -> MariadbPosition:
+        """Read the text of ``@@global.gtid_binlog_pos`` and its like, such as ``0-1-7,3-1-2``.
+
+        :raises ValueError: if it is of another form.
+        """
+        gtids = [tuple(map(int, part.split("-"))) for part in "".join(text.split()).split(",") if part]
+        return cls({domain: (server, number) for domain, server, number in gtids})
+
+    def __str__(self) -> str:
+        return ",".join(f"{domain}-{server}-{number}" for domain, (server, number) in sorted(self.newest.items()))
+
+    def add(self, gtid: str) -> MariadbPosition:
+        """The position with one GTID more, which is the newest of its domain."""
+        return MariadbPosition({**self.newest, **MariadbPosition.parse(gtid).newest})
+
+    def with_all(self, gtids: Iterable[str]) -> MariadbPosition:
+        """The position with more GTIDs, in their order."""
+        return MariadbPosition({**self.newest, **MariadbPosition.parse(",".join(gtids)).newest})
+
+
 def split(gtid: str) -> tuple[Source, int]:
     """Take one GTID apart: ``((uuid, tag), number)``.
 
@@ -125,27 +161,27 @@ def split(gtid: str) -> tuple[Source, int]:
     return (_uuid(uuid), _tag(tag) if tag else ""), int(number)
 
 
-def parse_owned(text: str) -> frozenset[str]:
+def parse_owned(text: str) -> dict[str, tuple[int, ...]]:
     r"""Read ``@@global.gtid_owned``: the GTIDs of transactions that are being committed at this moment.
 
     The server prints ``uuid:7#11:8#12,\nuuid2:tag:3#9``: after each number the threads that own it. A number
     without an owner counts as owned, which at worst waits a little longer.
 
     :param text: value of the variable; empty if nothing is owned.
-    :returns: GTIDs as ``uuid:7`` and ``uuid:tag:7``.
+    :returns: GTIDs as ``uuid:7`` and ``uuid:tag:7``, each with the threads that own it: the ids of their connections.
     :raises ValueError: if the text is of another form.
     """
-    owned = set()
+    owned: dict[str, tuple[int, ...]] = {}
     for part in filter(None, "".join(text.split()).split(",")):
         uuid, *items = part.split(":")
         prefix = _uuid(uuid)
         for item in items:
-            number = item.partition("#")[0]
+            number, *threads = item.split("#")
             if number.isascii() and number.isdigit():
-                owned.add(f"{prefix}:{int(number)}")
+                owned[f"{prefix}:{int(number)}"] = tuple(int(thread) for thread in threads if thread.isdigit())
             else:
                 prefix = f"{_uuid(uuid)}:{_tag(item)}"
-    return frozenset(owned)
+    return owned
 
 
 def _of(intervals: dict[Source, Intervals]) -> GtidSet:

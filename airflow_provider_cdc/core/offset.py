@@ -67,13 +67,17 @@ class Offset:
     :param at: file and position, always the end of a complete transaction.
     :param gtid_set: GTIDs at or before the position, in the server's text form. At the very start of a pipeline it may
         hold a few GTIDs just behind the position (transactions in flight then); reading on makes it exact.
-    :param xa: xids prepared and still open at the position, known to hold no row of a captured table.
+    :param xa: XA transactions that are prepared and still open at the position: the xid alone if it holds no row of a
+        captured table, else with the position where it begins (``mysql/xa.py``).
+    :param held: GTIDs that the sink holds although they stand behind the position: the server committed in another
+        order than the one before it.
     """
 
     server: str
     at: Position
     gtid_set: str
     xa: tuple[str, ...] = ()
+    held: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON value; :meth:`from_json` turns it back."""
@@ -83,33 +87,51 @@ class Offset:
             "position": self.at.position,
             "gtid_set": self.gtid_set,
             "xa": list(self.xa),
+            **({"held": self.held} if self.held else {}),
         }
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Offset:
         """Inverse of :meth:`to_json`."""
         at = Position(str(value["file"]), int(value["position"]))
-        return cls(str(value["server"]), at, str(value["gtid_set"]), tuple(value.get("xa", ())))
+        xa, held = tuple(value.get("xa", ())), str(value.get("held", ""))
+        return cls(str(value["server"]), at, str(value["gtid_set"]), xa, held)
 
 
 @dataclass(frozen=True)
 class Lineage:
     """Maps positions to ``_cdc_seq`` and back.
 
-    A segment is one unbroken run of binlog files of one server. This version knows one segment: another server, or a
-    server whose binlogs were reset, stops the pipeline instead of opening the next one.
+    A segment is one unbroken run of binlog files of one server; a failover opens the next one.
 
     :param server: ``server_uuid`` of the segment.
     :param start_file: first binlog file of the segment.
     :param base: ordinal of that file; ordinals of one pipeline never go back.
+    :param before: the segments before this one.
     """
 
     server: str
     start_file: str
     base: int = 1
+    before: Lineage | None = None
+
+    @property
+    def segments(self) -> list[Lineage]:
+        """All segments, the oldest first, each with those before it."""
+        return [*(self.before.segments if self.before else ()), self]
+
+    def then(self, server: str, start_file: str, reached: Position) -> Lineage:
+        """The lineage with one more segment.
+
+        :param server: its server, and ``start_file`` its first file.
+        :param reached: where the present segment ends.
+        """
+        return Lineage(server, start_file, (self.seq(reached) >> POSITION_BITS) + 1, self)
 
     def seq(self, at: Position) -> int:
         """``_cdc_seq`` of a transaction that ends at ``at``: file ordinal in the high bits, position in the low 41.
+
+        :param at: a position of this segment.
 
         :raises TerminalError: for a file of another series or before the segment.
         """
@@ -123,16 +145,21 @@ class Lineage:
         return (self.base + number - first) << POSITION_BITS | at.position
 
     def position(self, seq: int) -> Position:
-        """Inverse of :meth:`seq`."""
+        """Inverse of :meth:`seq`, in whichever segment it is."""
+        if self.before is not None and seq >> POSITION_BITS < self.base:
+            return self.before.position(seq)
         prefix, first = split_file(self.start_file)
         number = (seq >> POSITION_BITS) - self.base + first
         return Position(f"{prefix}{number:06d}", seq & ((1 << POSITION_BITS) - 1))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON value; :meth:`from_json` turns it back."""
+        """The newest segment as a plain JSON value; :meth:`from_json` turns it back."""
         return {"server": self.server, "start_file": self.start_file, "base": self.base}
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Lineage:
-        """Inverse of :meth:`to_json`."""
-        return cls(str(value["server"]), str(value["start_file"]), int(value["base"]))
+    def from_json(cls, value: dict[str, Any], before: Lineage | None = None) -> Lineage:
+        """Inverse of :meth:`to_json`.
+
+        :param before: the segments before it.
+        """
+        return cls(str(value["server"]), str(value["start_file"]), int(value["base"]), before)

@@ -1,33 +1,38 @@
 """The chunk plan of a snapshot: which key ranges are read, in which groups. Written once, never changed.
 
-Key values in bounds are canonical: ``int`` for integers and YEAR, text for decimals and temporal types as the server
-prints them, lower-case hex of the raw bytes for text and binary types. What compares them is the server alone.
+Key values in bounds are canonical: ``int`` for integers, YEAR and ENUM (the index of the member), text for decimals and
+temporal types as the server prints them, lower-case hex of the bytes for binary types and of the text in UTF-8 for text
+types. What compares them is the server alone.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from airflow_provider_cdc.core.offset import Lineage, Offset
 from airflow_provider_cdc.core.schema import TableSchema
+from airflow_provider_cdc.core.start import SNAPSHOT, Start
 
 KeyValue = int | str
 Key = tuple[KeyValue, ...]
 
 #: Airflow maps at most 1024 tasks; the plan stays below.
 MAX_GROUPS = 1000
-#: Bounds of (max - min + 1) / rows within which integer keys are split evenly (Flink CDC's defaults).
-FACTOR_LOW, FACTOR_HIGH = 0.05, 1000.0
+#: A chunk has at most so many times the wanted rows, where that can be known beforehand.
+TOLERANCE = 4
 #: Chunks that one file holds: large files, and not much to read again when a task dies.
 CHUNKS_PER_FILE = 16
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """A key range of one table: ``lower <= key < upper``, or ``<= upper`` in the last one.
+
+    A table without a usable key is one chunk, whose bounds are empty.
 
     :param no: number of the chunk in the plan.
     :param table: index of the table in the plan.
@@ -55,6 +60,18 @@ class Chunk:
 
 
 @dataclass(frozen=True)
+class PlanCost:
+    """What it cost the server to plan one table, as its own counters say.
+
+    :param statements: statements that were sent.
+    :param rows: rows and index entries that it read for them, those of its own catalog included.
+    """
+
+    statements: int
+    rows: int
+
+
+@dataclass(frozen=True)
 class Plan:
     """Everything a snapshot was planned with.
 
@@ -66,34 +83,87 @@ class Plan:
     :param generation: number of the snapshot, from 1.
     :param p0: where the stream will begin.
     :param lineage: how positions become ``_cdc_seq``.
-    :param patterns: ``source.tables`` and ``source.exclude`` that it was made with.
+    :param patterns: the patterns of the pipeline's source that it was made with.
     :param tables: captured tables.
     :param chunks: chunks in key order, table by table. A table without chunks was empty.
+    :param costs: what planning each table cost; empty in a plan that was made before.
+    :param start: what P0 is: ``snapshot``, or the place in the binlog where a stream without a snapshot begins. Such a
+        plan has no chunks, as if all tables were empty at P0.
     """
 
     pipeline: str
     generation: int
     p0: Offset
     lineage: Lineage
-    patterns: tuple[tuple[str, ...], tuple[str, ...]]
+    patterns: tuple[tuple[str, ...], ...]
     tables: tuple[TableSchema, ...]
     chunks: tuple[Chunk, ...]
+    costs: tuple[PlanCost, ...] = field(default=(), compare=False)
+    start: Start = field(default=SNAPSHOT, hash=False)
 
     @property
     def p0_seq(self) -> int:
         """``_cdc_seq`` of P0."""
         return self.lineage.seq(self.p0.at)
 
+    def start_seq(self, table: int) -> int:
+        """``_cdc_seq`` up to which nothing outside of a table's chunks is in the binlog's changes: P0, or ``since``."""
+        since = self.tables[table].since
+        return self.p0_seq if since is None else self.lineage.seq(since)
+
+    def amended(self, amendment: dict[str, Any]) -> Plan:
+        """The plan with one table planned again: under its new definition, its outermost bounds moved outwards.
+
+        :param amendment: ``table`` (index), ``schema``, ``lower`` and ``upper`` (``None`` for a table without chunks).
+        """
+        index, schema = amendment["table"], TableSchema.from_json(amendment["schema"])
+        mine = [c for c in self.chunks if c.table == index]
+        moved = {}
+        if mine:
+            moved[mine[0].no] = replace(mine[0], lower=tuple(amendment["lower"]))
+            last = moved.get(mine[-1].no, mine[-1])
+            moved[last.no] = replace(last, upper=tuple(amendment["upper"]))
+        tables = tuple(schema if i == index else t for i, t in enumerate(self.tables))
+        return replace(self, tables=tables, chunks=tuple(moved.get(c.no, c) for c in self.chunks))
+
+    def with_zero_dates(self, policy: str) -> Plan:
+        """The plan with the pipeline's ``source.zero_dates``, which is not written down with it."""
+        return replace(self, tables=tuple(t.with_zero_dates(policy) for t in self.tables))
+
     def groups(self) -> dict[int, list[Chunk]]:
         """Chunks by group number."""
+        return self._groups
+
+    def groups_of(self, table: int) -> set[int]:
+        """Numbers of the groups that hold chunks of a table; empty if the table was."""
+        return self._groups_of.get(table, set())
+
+    def share(self, group: int) -> Plan:
+        """The plan with the chunks of one group only."""
+        return replace(self, chunks=tuple(self._groups[group]))
+
+    @cached_property
+    def _groups(self) -> dict[int, list[Chunk]]:
         found: dict[int, list[Chunk]] = {}
         for chunk in self.chunks:
             found.setdefault(chunk.group, []).append(chunk)
         return found
 
-    def groups_of(self, table: int) -> set[int]:
-        """Numbers of the groups that hold chunks of a table."""
-        return {c.group for c in self.chunks if c.table == table}
+    @cached_property
+    def _groups_of(self) -> dict[int, set[int]]:
+        found: dict[int, set[int]] = {}
+        for chunk in self.chunks:
+            found.setdefault(chunk.table, set()).add(chunk.group)
+        return found
+
+    def label(self, chunks: Sequence[Chunk]) -> str:
+        """A group for people: its number and its tables.
+
+        :param chunks: its chunks.
+        """
+        tables = sorted({chunk.table for chunk in chunks})
+        more = f" and {len(tables) - 1} more" if len(tables) > 1 else ""
+        return f"{chunks[0].group}: {self.tables[tables[0]].label}{more}"
 
     def summaries(self, chunk_rows: int) -> list[dict[str, Any]]:
         """The groups for people and schedulers: ``group``, ``label``, ``tables``, ``chunks``, ``rows`` (about).
@@ -102,8 +172,7 @@ class Plan:
         """
         found = []
         for number, chunks in self.groups().items():
-            tables = [self.tables[i].label for i in sorted({c.table for c in chunks})]
-            label = f"{number}: {tables[0]}" + (f" and {len(tables) - 1} more" if len(tables) > 1 else "")
+            tables, label = [self.tables[i].label for i in sorted({c.table for c in chunks})], self.label(chunks)
             rows = len(chunks) * chunk_rows
             found.append({"group": number, "label": label, "tables": tables, "chunks": len(chunks), "rows": rows})
         return found
@@ -119,6 +188,7 @@ class Plan:
             "patterns": [list(p) for p in self.patterns],
             "tables": [t.to_json() for t in self.tables],
             "chunks": [c.to_json() for c in self.chunks],
+            "start": self.start,
         }
 
     @classmethod
@@ -129,29 +199,28 @@ class Plan:
             value["generation"],
             Offset.from_json(value["p0"]),
             Lineage.from_json(value["lineage"]),
-            (tuple(value["patterns"][0]), tuple(value["patterns"][1])),
+            tuple(tuple(p) for p in value["patterns"]),
             tuple(TableSchema.from_json(t) for t in value["tables"]),
             tuple(Chunk.from_json(c) for c in value["chunks"]),
+            start=value.get("start", SNAPSHOT),
         )
 
 
 def even_step(low: int, high: int, rows: int, chunk_rows: int) -> int | None:
-    """Width of chunks for an even split of integer keys, or ``None`` where the keys are too uneven for one.
+    """Width of chunks for an even split of integer keys, or ``None`` where too many numbers are no keys.
+
+    A chunk cannot have more rows than numbers, so none has more than :data:`TOLERANCE` times the wanted rows, wherever
+    the rows lie and however wrong the estimate is.
 
     :param low: smallest key.
     :param high: largest key.
     :param rows: estimated rows; 0 if unknown.
     :param chunk_rows: wanted rows a chunk.
     """
-    if rows <= 0:
+    numbers = high - low + 1
+    if numbers > TOLERANCE * rows:
         return None
-    factor = (high - low + 1) / rows
-    return max(1, math.ceil(factor * chunk_rows)) if FACTOR_LOW <= factor <= FACTOR_HIGH else None
-
-
-def even_bounds(low: int, high: int, step: int) -> Iterator[Key]:
-    """Lower bounds of chunks of equal width over [low, high]."""
-    return ((value,) for value in range(low, high + 1, step))
+    return max(chunk_rows, math.ceil(numbers * chunk_rows / rows))
 
 
 def chunks_of(table: int, lowers: Iterable[Key], high: Key) -> list[Chunk]:

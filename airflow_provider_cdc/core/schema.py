@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
 
+from airflow_provider_cdc.core.offset import Position
 from airflow_provider_cdc.exceptions import NotReadyError
 
 #: Charsets whose bytes are UTF-8 as they stand in the binlog and in the result set.
@@ -39,19 +41,41 @@ _UNSIGNED = {
 INTEGER_TYPES = frozenset(_SIGNED)
 TEXT_TYPES = frozenset({"char", "varchar", "tinytext", "text", "mediumtext", "longtext"})
 BINARY_TYPES = frozenset({"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"})
-#: Types that may be part of a key. FLOAT and DOUBLE are not exact; ENUM sorts by index; the others cannot be compared.
-KEY_TYPES = INTEGER_TYPES | {
-    "decimal",
-    "char",
-    "varchar",
-    "binary",
-    "varbinary",
-    "date",
-    "datetime",
-    "timestamp",
-    "time",
-    "year",
-}
+#: Types whose value is a member of a list, or several of them.
+MEMBER_TYPES = frozenset({"enum", "set"})
+GEOMETRY_TYPES = frozenset(
+    {
+        "geometry",
+        "point",
+        "linestring",
+        "polygon",
+        "multipoint",
+        "multilinestring",
+        "multipolygon",
+        "geomcollection",
+        "geometrycollection",
+    }
+)
+#: Types that may be part of a key. FLOAT and DOUBLE are not exact; the others cannot be compared.
+#: Types of MariaDB that are bytes in the binlog, so many of them, and text everywhere else.
+ADDRESS_TYPES = {"uuid": 16, "inet6": 16, "inet4": 4}
+KEY_TYPES = (
+    INTEGER_TYPES
+    | ADDRESS_TYPES.keys()
+    | {
+        "decimal",
+        "char",
+        "varchar",
+        "binary",
+        "varbinary",
+        "date",
+        "datetime",
+        "timestamp",
+        "time",
+        "year",
+        "enum",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -64,12 +88,12 @@ class Column:
     :param nullable: whether NULL is allowed.
     :param length: characters for text, bytes for binary; ``None`` for other types.
     :param octets: the same length in bytes.
-    :param charset: character set of a text or ENUM column.
-    :param collation: collation of a text or ENUM column.
-    :param precision: digits of a DECIMAL.
+    :param charset: character set of a text, ENUM or SET column.
+    :param collation: collation of a text, ENUM or SET column.
+    :param precision: digits of a DECIMAL, bits of a BIT.
     :param scale: digits behind the point of a DECIMAL.
     :param fsp: fractional second digits (0 to 6) of TIME, DATETIME and TIMESTAMP.
-    :param members: ENUM members in their order.
+    :param members: ENUM or SET members in their order.
     """
 
     name: str
@@ -90,15 +114,18 @@ class Column:
         """Whether the column is an unsigned integer or decimal."""
         return " unsigned" in self.column_type
 
+    @property
+    def compressed(self) -> bool:
+        """Whether MariaDB stores, and logs, the column's values compressed."""
+        return " COMPRESSED*/" in self.column_type
+
     def refusal(self) -> str | None:
         """Why the column cannot be carried exactly, or ``None`` if it can."""
         kind = self.data_type
-        if kind in TEXT_TYPES or kind == "enum":
-            if self.charset not in UTF8_CHARSETS:
-                return f"character set {self.charset} is not supported yet (utf8mb4, utf8mb3 and ascii are)"
+        known = ADDRESS_TYPES.keys() | INTEGER_TYPES | TEXT_TYPES | BINARY_TYPES | MEMBER_TYPES | GEOMETRY_TYPES
+        known |= {"decimal", "float", "double", "date", "datetime", "timestamp", "time", "year", "json", "bit"}
+        if self.data_type == "vector" and self.charset is None and self.collation is None:
             return None
-        known = INTEGER_TYPES | BINARY_TYPES
-        known |= {"decimal", "float", "double", "date", "datetime", "timestamp", "time", "year", "json"}
         return None if kind in known else f"type {self.column_type} is not supported yet"
 
     @property
@@ -114,9 +141,9 @@ class Column:
             precision, scale = self.precision or 10, self.scale or 0
             # Lakehouse decimals end at 38 digits; longer ones keep the server's own text.
             return pa.decimal128(precision, scale) if precision <= 38 else pa.string()
-        if kind in TEXT_TYPES or kind in {"enum", "json"}:
+        if kind in TEXT_TYPES or kind in MEMBER_TYPES or kind in ADDRESS_TYPES or kind == "json":
             return pa.string()
-        if kind in BINARY_TYPES:
+        if kind in BINARY_TYPES or kind in GEOMETRY_TYPES or kind == "bit":
             return pa.binary()
         simple = {
             "float": pa.float32(),
@@ -126,6 +153,7 @@ class Column:
             "timestamp": pa.timestamp("us", tz="UTC"),
             "time": pa.int64(),  # microseconds, signed: Delta has no duration type
             "year": pa.int16(),
+            "vector": pa.list_(pa.float32()),
         }
         if kind not in simple:
             raise NotReadyError(f"column {self.name}: {self.refusal()}")
@@ -139,13 +167,24 @@ class TableSchema:
     :param database: database name.
     :param name: table name.
     :param columns: columns in ordinal order, invisible and generated ones included (row events carry them all).
-    :param key: names of the columns of the primary key (or of the NOT NULL unique key that stands in), in key order.
+    :param key: names of the columns of the primary key (or of the NOT NULL unique key that stands in), in key order;
+        empty for a table without a usable key, whose rows are then told apart by all their values, and counted.
+    :param left_out: names of the columns that the pipeline does not copy; never one of the key.
+    :param zero_dates: what becomes of a date that is none, such as 0000-00-00: ``error`` or ``null``; a setting of the
+        pipeline, and no part of the definition.
+    :param since: of a table that was altered during its snapshot and planned again: the low watermark that stands in
+        for P0. What the binlog says of the table up to there is passed over.
+    :param revision: how often that has happened.
     """
 
     database: str
     name: str
     columns: tuple[Column, ...]
     key: tuple[str, ...]
+    left_out: tuple[str, ...] = ()
+    zero_dates: str = "error"
+    since: Position | None = None
+    revision: int = 0
 
     @property
     def id(self) -> tuple[str, str]:
@@ -163,12 +202,32 @@ class TableSchema:
         by_name = {c.name: c for c in self.columns}
         return tuple(by_name[name] for name in self.key)
 
-    @property
-    def arrow_schema(self) -> pa.Schema:
-        """Arrow schema of the source columns alone."""
-        return pa.schema([pa.field(c.name, c.arrow_type) for c in self.columns])
+    @cached_property
+    def integer_key(self) -> str | None:
+        """Name of the key column, if the key is a single integer: such keys are compared without asking the server."""
+        columns = self.key_columns
+        return columns[0].name if len(columns) == 1 and columns[0].data_type in INTEGER_TYPES else None
 
-    @property
+    @cached_property
+    def copied(self) -> tuple[Column, ...]:
+        """The columns that are copied, in ordinal order."""
+        return tuple(c for c in self.columns if c.name not in self.left_out)
+
+    @cached_property
+    def may_be_null(self) -> frozenset[str]:
+        """Names of the columns in which a date that is none becomes NULL: never of the key's."""
+        return frozenset(c.name for c in self.columns) - {*self.key} if self.zero_dates == "null" else frozenset()
+
+    def with_zero_dates(self, policy: str) -> TableSchema:
+        """The same table under another policy."""
+        return replace(self, zero_dates=policy)
+
+    @cached_property
+    def arrow_schema(self) -> pa.Schema:
+        """Arrow schema of the copied source columns alone."""
+        return pa.schema([pa.field(c.name, c.arrow_type) for c in self.copied])
+
+    @cached_property
     def sink_schema(self) -> pa.Schema:
         """Arrow schema of a sink table: the source columns, then ``_cdc_seq``, ``_cdc_op``, ``_cdc_ts``."""
         schema = self.arrow_schema
@@ -182,14 +241,27 @@ class TableSchema:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON value; :meth:`from_json` turns it back."""
-        return asdict(self)
+        since = self.since.to_json() if self.since is not None else None
+        return {**self._definition(), "since": since, "revision": self.revision}
+
+    def _definition(self) -> dict[str, Any]:
+        columns = [asdict(c) for c in self.columns]
+        names = {"database": self.database, "name": self.name, "key": list(self.key), "left_out": list(self.left_out)}
+        return {**names, "columns": columns}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> TableSchema:
         """Inverse of :meth:`to_json`."""
         columns = tuple(Column(**{**c, "members": tuple(c["members"])}) for c in value["columns"])
-        return cls(value["database"], value["name"], columns, tuple(value["key"]))
+        since = Position.from_json(value["since"]) if value.get("since") else None
+        key, left_out = tuple(value["key"]), tuple(value.get("left_out", ()))
+        revision = value.get("revision", 0)
+        return cls(value["database"], value["name"], columns, key, left_out, since=since, revision=revision)
 
     def fingerprint(self) -> str:
         """Hash of everything that decides how rows are read; equal fingerprints read alike."""
-        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:16]
+        return self._fingerprint
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        return hashlib.sha256(json.dumps(self._definition(), sort_keys=True).encode()).hexdigest()[:16]

@@ -1,103 +1,109 @@
-"""Forward reading of the binlog between watermarks, over one connection for many chunks."""
+"""The binlog between the watermarks of chunks, read forward over one connection for many of them."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from airflow_provider_cdc.core.offset import Position
-from airflow_provider_cdc.core.schema import TableSchema
-from airflow_provider_cdc.exceptions import TransientError
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_provider_cdc.core.offset import Lineage, Position
+from airflow_provider_cdc.core.schema import SEQ, TableSchema
+from airflow_provider_cdc.exceptions import TableAlteredError, altered
+from airflow_provider_cdc.mysql.binlog.space import Only
 from airflow_provider_cdc.mysql.binlog.stream import BinlogStream
-from airflow_provider_cdc.mysql.binlog.transactions import Reached, Transaction, read_transactions
+from airflow_provider_cdc.mysql.catalog import ALTERED
+from airflow_provider_cdc.mysql.charsets import UNICODE, Decoders
+from airflow_provider_cdc.mysql.follow import Follower
+from airflow_provider_cdc.mysql.xa import Prepared
 
 #: Rather than skip more than this many bytes, connect again at the wanted position.
 _SKIP_BYTES = 32 << 20
-#: Seconds before each new connection after one was lost.
-_PAUSES = (0.0, 0.5, 2.0)
-#: Seconds without any progress after which a position counts as unreachable.
-_STALL_SECONDS = 120.0
+#: Bytes of rows in the binlog that are held before they are put together.
+_FLUSH_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class Window:
+    """What happened to a table in (low, high].
+
+    :param changes: its changes in binlog order, behind its last TRUNCATE.
+    :param emptied: ``_cdc_seq`` of its last TRUNCATE; 0 if there is none.
+    """
+
+    changes: pa.Table
+    emptied: int
 
 
 class Backlog:
-    """Reads windows (LW, HW] of the binlog; later windows continue on the same connection.
+    """Reads windows (LW, HW] of the binlog for one table; later windows continue on the same connection.
 
     :param open_at: opens a blocking binlog stream at a position.
-    :param captured: tables whose rows are wanted.
+    :param table: the table.
+    :param lineage: numbers the transactions.
+    :param texts: how its text is decoded.
     """
 
     def __init__(
-        self, open_at: Callable[[Position], BinlogStream], captured: Mapping[tuple[str, str], TableSchema]
+        self,
+        open_at: Callable[[Position], BinlogStream],
+        table: TableSchema,
+        lineage: Lineage,
+        texts: Decoders = UNICODE,
     ) -> None:
-        self._open_at = open_at
-        self._captured = captured
-        self._stream: BinlogStream | None = None
-        self._items: Iterator[Transaction | Reached] = iter(())
-        self._at = Position("", 0)
-        self._held: Transaction | Reached | None = None
+        self.table, self._lineage = table, lineage
+        self._follower = Follower(open_at, {table.id: table}, lineage, texts, tell_ddl=True)
 
-    def between(self, low: Position, high: Position) -> Iterator[Transaction]:
-        """Transactions that end after ``low`` and at or before ``high``, in order.
+    def window(
+        self, low: Position, high: Position, prepared: Prepared | None = None, only: Only | None = None
+    ) -> Window:
+        """What happened after ``low`` and at or before ``high``, which are ends of transactions.
 
+        :param prepared: rows of XA transactions that are open at ``low``.
+        :param only: changes may be left out if there are none for which this is true.
+        :raises UnknownPrepareError: if one ends whose rows are not known.
+        :raises TableAlteredError: if another DDL than TRUNCATE changes the table.
         :raises TransientError: if the log does not get to ``high``.
         """
-        if high <= low:
-            return
-        for item in self.items(low, high):
-            if isinstance(item, Transaction):
-                yield item
-
-    def items(self, low: Position, high: Position) -> Iterator[Transaction | Reached]:
-        """Like :meth:`between`, but with the positions reached in between."""
-        if self._stream is None or low < self._at or not self._near(low):
-            self._reopen(low)
-        alive = time.monotonic()
-        while self._at < high:
-            item = self._next()
-            at = Position(item.file, item.position)
-            if high < at:
-                # Boundaries of others may be skipped over; what lies behind belongs to the next window.
-                self._held = item
-                return
-            if self._at < at:
-                self._at, alive = at, time.monotonic()
-            elif time.monotonic() - alive > _STALL_SECONDS:
-                raise TransientError(f"the binlog did not reach {high}, it stands at {self._at}", "Run again")
-            if low < at:
-                yield item
+        try:
+            return self._window(low, high, prepared or Prepared(), only)
+        except BaseException:
+            self.close()  # what has been decoded is not asked for again
+            raise
 
     def close(self) -> None:
         """Close the connection."""
-        if self._stream is not None:
-            self._stream.close()
-            self._stream = None
+        self._follower.close()
 
-    def _next(self) -> Transaction | Reached:
-        if self._held is not None:
-            held, self._held = self._held, None
-            return held
-        for pause in (*_PAUSES, None):
-            try:
-                if self._stream is None:
-                    self._reopen(self._at)
-                item = next(self._items, None)
-                if item is not None:
-                    return item
-                raise TransientError(f"the server ended the binlog stream at {self._at}", "Run again")
-            except TransientError:
-                # Where we stand is the end of a transaction, so nothing is lost or read twice by connecting again. A
-                # server drops a connection that nobody reads from for long, as between two batches of an idle stream.
-                self.close()
-                if pause is None:
-                    raise
-                time.sleep(pause)
-        raise AssertionError("unreachable")
+    def _window(self, low: Position, high: Position, prepared: Prepared, only: Only | None) -> Window:
+        follower, table = self._follower, self.table
+        parts: list[pa.RecordBatch] = []
+        emptied = 0
+        if follower.at is not None and self._near(follower.at, low):
+            for _ in follower.steps(follower.at, low):
+                pass
+            follower.take()
+        for step in follower.steps(low, high) if low < high else ():
+            if (item := step.item) is not None:
+                seq = self._lineage.seq(Position(step.file, step.position))
+                if table.id in item.altered:
+                    at = f"{item.file}:{item.position}"
+                    raise TableAlteredError(f"{altered(table.label)}, at {at}", ALTERED)
+                if item.emptied is not None:
+                    follower.take()
+                    parts, emptied = [], seq
+                if item.xa_prepared is not None or item.xa_finished is not None:
+                    follower.add(prepared.visible(item), seq, item.commit_us)
+            if follower.held >= _FLUSH_BYTES:
+                parts += [batch for _, batch in follower.take(only=only)]
+        parts += [batch for _, batch in follower.take(only=only)]
+        changes = pa.Table.from_batches(parts, table.sink_schema)
+        if low < high and follower.at != high:
+            changes = changes.filter(pc.less_equal(changes[SEQ], self._lineage.seq(high)))
+            self.close()
+        return Window(changes, emptied)
 
-    def _near(self, low: Position) -> bool:
-        return low.file == self._at.file and low.position - self._at.position < _SKIP_BYTES
-
-    def _reopen(self, low: Position) -> None:
-        self.close()
-        self._stream = self._open_at(low)
-        self._items = read_transactions(self._stream, self._captured)
-        self._at, self._held = low, None
+    @staticmethod
+    def _near(at: Position, low: Position) -> bool:
+        return at < low and low.file == at.file and low.position - at.position < _SKIP_BYTES

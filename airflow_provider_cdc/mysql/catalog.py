@@ -8,11 +8,20 @@ from typing import Any
 
 from pymysql.connections import Connection
 
-from airflow_provider_cdc.core.schema import KEY_TYPES, META_COLUMNS, Column, TableSchema
-from airflow_provider_cdc.exceptions import NotReadyError
+from airflow_provider_cdc.core.offset import Position
+from airflow_provider_cdc.core.schema import (
+    KEY_TYPES,
+    MEMBER_TYPES,
+    META_COLUMNS,
+    Column,
+    TableSchema,
+)
+from airflow_provider_cdc.exceptions import NotReadyError, TableAlteredError, altered
 from airflow_provider_cdc.mysql.keys import text_literal
+from airflow_provider_cdc.mysql.server import is_mariadb
 from airflow_provider_cdc.mysql.session import rows
 
+ALTERED = "Start with a fresh sink.path (or remove the old one) and run again"
 _SYSTEM = "('mysql', 'sys', 'information_schema', 'performance_schema')"
 _MEMBER = re.compile(r"'((?:[^']|'')*)'")
 _ESCAPES = {"\\\\": "\\", "\\n": "\n", "\\r": "\r", "\\0": "\0", "''": "'"}
@@ -25,16 +34,33 @@ def find_tables(connection: Connection[Any], captures: Callable[[str, str], bool
     """
     listed = rows(
         connection,
-        "SELECT table_schema, table_name, engine FROM information_schema.tables "
-        f"WHERE table_type = 'BASE TABLE' AND table_schema NOT IN {_SYSTEM} ORDER BY table_schema, table_name",
+        # Of a system-versioned table (MariaDB) row events hold more than SELECT shows: refused by this "engine".
+        "SELECT table_schema, table_name, IF(table_type = 'BASE TABLE', engine, 'system versioning') "
+        f"FROM information_schema.tables WHERE table_type IN ('BASE TABLE', 'SYSTEM VERSIONED') "
+        f"AND table_schema NOT IN {_SYSTEM} ORDER BY table_schema, table_name",
     )
     return [(str(d), str(t), str(e)) for d, t, e in listed if captures(str(d), str(t))]
 
 
-def read_schema(connection: Connection[Any], database: str, table: str, engine: str = "InnoDB") -> TableSchema:
+def definition(connection: Connection[Any], table: TableSchema) -> str:
+    """Fingerprint of a captured table as it is now, with the columns left out that were left out before."""
+    return read_schema(
+        connection, table.database, table.name, keeps=lambda *name: name[-1] not in table.left_out
+    ).fingerprint()
+
+
+def read_schema(
+    connection: Connection[Any],
+    database: str,
+    table: str,
+    engine: str = "InnoDB",
+    keeps: Callable[[str, str, str], bool] = lambda *_: True,
+) -> TableSchema:
     """Schema of one table, refused by name and with the remedy if it cannot be copied exactly.
 
-    :raises NotReadyError: for an unsupported engine, column type or key.
+    :param keeps: which (database, table, column) is copied, see :meth:`Pipeline.keeps`; columns of the key always are.
+    :returns: the schema; without a usable key its ``key`` is empty.
+    :raises NotReadyError: for an unsupported engine or column type.
     """
     label = f"{database}.{table}"
     if engine != "InnoDB":
@@ -48,14 +74,33 @@ def read_schema(connection: Connection[Any], database: str, table: str, engine: 
         reason = column.refusal()
         if reason:
             raise NotReadyError(f"table {label}, column {column.name}: {reason}", "Exclude the table in source.exclude")
+    key = _key(connection, database, table, columns)[0]
+    left_out = tuple(c.name for c in columns if c.name not in key and not keeps(database, table, c.name))
+    copied = [c for c in columns if c.name not in left_out]
+    if not copied:
+        raise NotReadyError(
+            f"table {label} has no usable key, and none of its columns is copied",
+            "Copy some of them (source.include_columns, source.exclude_columns), or exclude it",
+        )
+    for column in copied:
         if column.name in META_COLUMNS or column.name.startswith("_cdc_"):
             raise NotReadyError(
                 f"table {label}, column {column.name}: the prefix _cdc_ is used in the sink", "Rename the column"
             )
-    lowered = [c.name.lower() for c in columns]
+    lowered = [c.name.lower() for c in copied]
     if len(set(lowered)) != len(lowered):
         raise NotReadyError(f"table {label} has two columns that differ in case only", "Rename one")
-    return TableSchema(database, table, columns, _key(connection, database, table, columns))
+    return TableSchema(database, table, columns, key, left_out)
+
+
+def same_definition(connection: Connection[Any], table: TableSchema, at: Position) -> None:
+    """Make sure that a table is still what it was planned as.
+
+    :param at: up to where the binlog is known, for the message.
+    :raises TableAlteredError: if it is not.
+    """
+    if definition(connection, table) != table.fingerprint():
+        raise TableAlteredError(f"{altered(table.label)}, at or before {at}", ALTERED)
 
 
 def _columns(connection: Connection[Any], database: str, table: str) -> tuple[Column, ...]:
@@ -71,7 +116,7 @@ def _columns(connection: Connection[Any], database: str, table: str) -> tuple[Co
     for name, kind, full, nullable, length, octets, charset, collation, precision, scale, fsp in listed:
         data_type = str(kind).lower()
         # Only digits and members matter below; ZEROFILL and display widths change nothing about a value.
-        members = tuple(_unescape(m) for m in _MEMBER.findall(str(full))) if data_type == "enum" else ()
+        members = tuple(_unescape(m) for m in _MEMBER.findall(str(full))) if data_type in MEMBER_TYPES else ()
         found.append(
             Column(
                 name=str(name),
@@ -82,7 +127,7 @@ def _columns(connection: Connection[Any], database: str, table: str) -> tuple[Co
                 octets=_int(octets),
                 charset=charset,
                 collation=collation,
-                precision=_int(precision) if data_type == "decimal" else None,
+                precision=_int(precision) if data_type in ("decimal", "bit") else None,
                 scale=_int(scale) if data_type == "decimal" else None,
                 fsp=_int(fsp) or 0,
                 members=members,
@@ -91,28 +136,52 @@ def _columns(connection: Connection[Any], database: str, table: str) -> tuple[Co
     return tuple(found)
 
 
-def _key(connection: Connection[Any], database: str, table: str, columns: tuple[Column, ...]) -> tuple[str, ...]:
-    label = f"{database}.{table}"
+def key_index(connection: Connection[Any], table: TableSchema) -> str:
+    """Name of the index that is the table's key.
+
+    :raises NotReadyError: if it is gone.
+    """
+    for name, parts in _unique_indexes(connection, table.database, table.name).items():
+        if _unusable(parts, {c.name: c for c in table.columns}) is None and table.key == tuple(c for c, _, _ in parts):
+            return name
+    raise NotReadyError(f"the key ({', '.join(table.key)}) of table {table.label} is gone", "Plan again, or exclude it")
+
+
+def _unique_indexes(
+    connection: Connection[Any], database: str, table: str
+) -> dict[str, list[tuple[str | None, str | None, str | None]]]:
+    """Parts of each unique index: column, prefix length, whether it is visible. The primary key comes first."""
+    visible = "IF(ignored = 'YES', 'NO', 'YES')" if is_mariadb(connection) else "is_visible"
     listed = rows(
         connection,
-        "SELECT index_name, column_name, sub_part, is_visible FROM information_schema.statistics "
+        f"SELECT index_name, column_name, sub_part, {visible} FROM information_schema.statistics "
         f"WHERE table_schema = {text_literal(database)} AND table_name = {text_literal(table)} AND non_unique = 0 "
         "ORDER BY index_name <> 'PRIMARY', index_name, seq_in_index",
     )
-    by_name = {c.name: c for c in columns}
     indexes: dict[str, list[tuple[str | None, str | None, str | None]]] = {}
-    for index, column, part, visible in listed:
-        indexes.setdefault(str(index), []).append((column, part, visible))
-    reasons = []
-    for index, parts in indexes.items():
+    for index, column, part, seen in listed:
+        indexes.setdefault(str(index), []).append((column, part, seen))
+    return indexes
+
+
+def why_no_key(connection: Connection[Any], table: TableSchema) -> str:
+    """Why none of the unique indexes of a table is its key, in brackets; empty where there are none."""
+    reasons = _key(connection, table.database, table.name, table.columns)[1]
+    return f" ({'; '.join(reasons)})" if reasons else ""
+
+
+def _key(
+    connection: Connection[Any], database: str, table: str, columns: tuple[Column, ...]
+) -> tuple[tuple[str, ...], list[str]]:
+    """Columns of the key, none if there is no usable one; and why the unique indexes before it are no keys."""
+    by_name = {c.name: c for c in columns}
+    reasons: list[str] = []
+    for index, parts in _unique_indexes(connection, database, table).items():
         reason = _unusable(parts, by_name)
         if reason is None:
-            return tuple(str(column) for column, _, _ in parts)
+            return tuple(str(column) for column, _, _ in parts), reasons
         reasons.append(f"{index}: {reason}")
-    raise NotReadyError(
-        f"table {label} has no usable key" + (f" ({'; '.join(reasons)})" if reasons else ""),
-        "Add a primary key (or a NOT NULL unique key) of integers, decimals, strings, binaries or dates, or exclude it",
-    )
+    return (), reasons
 
 
 def _unusable(parts: list[tuple[str | None, str | None, str | None]], columns: dict[str, Column]) -> str | None:
@@ -128,6 +197,8 @@ def _unusable(parts: list[tuple[str | None, str | None, str | None]], columns: d
             return "the index is invisible"
         if column.data_type not in KEY_TYPES:
             return f"{name} is of type {column.data_type}"
+        if any("?" in member for member in column.members):
+            return f"a member of {name} has a question mark, or a character that the catalog cannot hold"
     return None
 
 

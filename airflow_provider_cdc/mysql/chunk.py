@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -13,18 +14,23 @@ from pymysql.connections import Connection
 from airflow_provider_cdc.core.changes import apply_changes, last_changes, matched_rows
 from airflow_provider_cdc.core.offset import Lineage, Position
 from airflow_provider_cdc.core.plan import Chunk
-from airflow_provider_cdc.core.schema import OP, SEQ, TS, Column, TableSchema
-from airflow_provider_cdc.exceptions import TerminalError
+from airflow_provider_cdc.core.schema import OP, SEQ, TS, TableSchema
+from airflow_provider_cdc.exceptions import TableAlteredError, TerminalError, altered
 from airflow_provider_cdc.failpoints import hit
-from airflow_provider_cdc.mysql.backlog import Backlog
-from airflow_provider_cdc.mysql.decode import ChangeBuffer
+from airflow_provider_cdc.mysql import resultset
+from airflow_provider_cdc.mysql.backlog import Backlog, Window
+from airflow_provider_cdc.mysql.binlog.rows import ZERO_DATE_REMEDY
+from airflow_provider_cdc.mysql.catalog import ALTERED, same_definition
 from airflow_provider_cdc.mysql.keys import in_chunk, key_list, keys_of, quote, table_name
 from airflow_provider_cdc.mysql.ownership import owners
-from airflow_provider_cdc.mysql.resultset import fetch
-from airflow_provider_cdc.mysql.watermark import high_watermark, low_watermark
+from airflow_provider_cdc.mysql.server import status
+from airflow_provider_cdc.mysql.session import TableChangedError
+from airflow_provider_cdc.mysql.watermark import Watermarks
+from airflow_provider_cdc.mysql.xa import UnknownPrepareError
 
 #: Reads of one chunk before giving up on a window that cannot be replayed.
 _ATTEMPTS = 5
+_DATES = ("date", "datetime", "timestamp")
 
 
 @dataclass(frozen=True)
@@ -51,113 +57,104 @@ def read_chunk(
     table: TableSchema,
     chunk: Chunk,
     lineage: Lineage,
+    marks: Watermarks,
 ) -> ChunkRead:
     """Low watermark, SELECT, high watermark, then the binlog between the two.
 
     :param connection: autocommit connection; the SELECT opens its own read view, after LW.
-    :param backlog: reads the binlog of the same server, with ``table`` captured.
+    :param backlog: reads the binlog of the same server for ``table``.
+    :param marks: takes the watermarks on ``connection``.
     """
     started = time.monotonic()
     for _ in range(_ATTEMPTS):
         hit("chunk.before_lw")
-        low = low_watermark(connection, lineage.server)
+        low = marks.low()
         hit("chunk.after_lw")
-        columns = select(connection, table, in_chunk(table, chunk))
-        hit("chunk.after_select")
-        high, clock = high_watermark(connection, lineage.server)
-        hit("chunk.after_hw")
-        changes, replayable = _window(backlog, table, lineage, low.at, high)
-        if not replayable:
+        try:
+            columns = select(connection, table, in_chunk(table, chunk))
+        except TableChangedError:
+            _window(backlog, low, status(connection), chunk)  # says so if it was not a TRUNCATE
             continue
+        except resultset.OtherColumnsError as error:
+            raise TableAlteredError(f"{altered(table.label)}, seen at {low}: {error.message}", ALTERED) from None
+        except TerminalError:
+            if connection.open:  # else a value was refused
+                same_definition(connection, table, low)
+            raise
+        hit("chunk.after_select")
+        high, clock = marks.high()
+        hit("chunk.after_hw")
+        window = _window(backlog, low, high, chunk)
+        if window is None:
+            continue
+        changes = window.changes
         seq = lineage.seq(high)
-        count = len(columns[0]) if columns else 0
-        meta = [
-            pa.repeat(pa.scalar(seq, pa.int64()), count),
-            pa.repeat(pa.scalar("r"), count),
-            pa.repeat(pa.scalar(clock, pa.timestamp("us", tz="UTC")), count),
-        ]
-        rows = pa.Table.from_arrays([*columns, *meta], schema=table.sink_schema)
+        added = stamps(seq, clock, len(columns[0])).values()
+        rows = pa.Table.from_arrays([*columns, *added], schema=table.sink_schema)
+        if window.emptied:
+            rows = rows.slice(0, 0)
         corrected = 0
         if changes.num_rows:
-            changes = _of_chunk(connection, table, chunk, rows, last_changes(changes, table.key))
+            changes = _of_chunk(connection, table, chunk, rows, changes)
             corrected = changes.num_rows
+        if corrected:
             rows = _stamp(apply_changes(rows, changes, table.key), seq, clock)
-        return ChunkRead(rows, low.at, high, corrected, time.monotonic() - started)
+        return ChunkRead(rows, low, high, corrected, time.monotonic() - started)
     raise TerminalError(
         f"chunk {chunk.no} of {table.label} met the end of an XA transaction in each of {_ATTEMPTS} reads",
         "Run again while fewer XA transactions end on the server",
     )
 
 
-def select(connection: Connection[Any], table: TableSchema, condition: str) -> list[pa.Array]:
-    """Rows of a table in key order, one Arrow array a source column.
+def select(connection: Connection[Any], table: TableSchema, condition: str) -> list[pa.ChunkedArray]:
+    """Rows of a table in key order, one Arrow array a copied column.
 
     :param condition: SQL condition on the key columns.
     :raises TerminalError: for a value that cannot be carried exactly, such as a zero date.
     """
-    wanted = ", ".join(_projection(c) for c in table.columns)
-    values = fetch(connection, f"SELECT {wanted} FROM {table_name(table)} WHERE {condition} ORDER BY {key_list(table)}")
-    return [_to_arrow(table, column, v) for column, v in zip(table.columns, values, strict=True)]
-
-
-def _projection(column: Column) -> str:
-    name = quote(column.name)
-    if column.data_type == "float":
-        return f"({name} * 1e0)"  # a plain FLOAT is sent with six digits only; + 0e0 would lose the sign of -0.0
-    if column.data_type == "time":
-        # Microseconds as an integer: exact for negative values with fractions and beyond 24 hours.
-        return f"(TIME_TO_SEC({name}) * 1000000 + IF({name} < 0, -1, 1) * MICROSECOND({name}))"
-    return name
-
-
-def _to_arrow(table: TableSchema, column: Column, values: list[bytes | None]) -> pa.Array:
-    binary, kind, wanted = pa.array(values, pa.binary()), column.data_type, column.arrow_type
-    if wanted == pa.binary():
-        return binary
+    wanted = ", ".join(quote(column.name) for column in table.copied)
+    sql = f"SELECT {wanted} FROM {table_name(table)} WHERE {condition} ORDER BY {key_list(table)}"
     try:
-        text = binary.cast(pa.string())
-        if kind in {"date", "datetime", "timestamp"} and pc.any(pc.starts_with(text, "0000")).as_py():
-            raise pa.ArrowInvalid("there is no year 0")
-        if kind == "float":
-            return text.cast(pa.float64()).cast(pa.float32(), safe=False)
-        if kind == "timestamp":
-            return pc.assume_timezone(text.cast(pa.timestamp("us")), "UTC")
-        return text if wanted == pa.string() else text.cast(wanted)
-    except pa.ArrowInvalid as error:
-        raise TerminalError(
-            f"table {table.label}, column {column.name} ({column.column_type}): a value cannot be carried: {error}",
-            "Zero and partial dates have no counterpart in the sink: correct the rows, or exclude the table",
-        ) from None
+        return list(resultset.read(connection, sql, table.arrow_schema, table.may_be_null).columns)
+    except resultset.UnfitValue as error:
+        raise unfit(table, error) from None
 
 
-def _window(
-    backlog: Backlog,
-    table: TableSchema,
-    lineage: Lineage,
-    low: Position,
-    high: Position,
-) -> tuple[pa.Table, bool]:
-    """Changes of the table in (low, high], and whether they can be replayed.
+def unfit(table: TableSchema, error: resultset.UnfitValue) -> TerminalError:
+    """What is said of a value of the source that cannot be carried exactly."""
+    column = table.copied[error.column]
+    return TerminalError(
+        f"table {table.label}, column {column.name} ({column.column_type}): a value cannot be carried: {error}",
+        ZERO_DATE_REMEDY if column.data_type in _DATES else "Correct the rows, or exclude the table",
+    )
 
-    They cannot if an XA transaction ends there whose rows were written before ``low``: read the chunk again, then.
+
+def _window(backlog: Backlog, low: Position, high: Position, chunk: Chunk) -> Window | None:
+    """What happened to the table in (low, high], as far as the chunk's rows may be concerned.
+
+    :returns: ``None`` if they cannot be replayed, so that the chunk has to be read again: an XA transaction ends there
+        whose rows were written before ``low``. After a TRUNCATE no row that was there before is left, whatever the
+        SELECT saw, so only the changes behind it count.
+    :raises TableAlteredError: if another DDL changes the table there.
     """
-    buffer, prepared, replayable = ChangeBuffer(table), set[str](), True
-    for transaction in backlog.between(low, high):
-        if transaction.xa_prepared is not None:
-            prepared.add(transaction.xa_prepared)
-        if transaction.xa_finished is not None and transaction.xa_finished not in prepared:
-            replayable = False
-        seq = lineage.seq(Position(transaction.file, transaction.position))
-        for event in transaction.rows:
-            if event.schema.id == table.id:
-                buffer.add(event, seq, transaction.commit_us)
-    return buffer.take(), replayable
+    try:
+        key = backlog.table.integer_key
+        only = (key, lambda keys: _in_range(keys, chunk)) if key is not None else None
+        return backlog.window(low, high, only=only)
+    except UnknownPrepareError:
+        return None
 
 
 def _of_chunk(
     connection: Connection[Any], table: TableSchema, chunk: Chunk, rows: pa.Table, changes: pa.Table
 ) -> pa.Table:
-    """The changes that concern the chunk: deletes (harmless elsewhere), keys it holds, keys that belong into it."""
+    """The last change of each key that concerns the chunk.
+
+    Of integers, the keys in its range. Else deletes (harmless elsewhere), keys it holds, keys that belong into it.
+    """
+    if table.integer_key is not None:
+        return last_changes(changes.filter(_in_range(changes[table.integer_key], chunk)), table.key)
+    changes = last_changes(changes, table.key)
     concerns = pc.or_(pc.equal(changes[OP], "d"), matched_rows(changes, rows, table.key))
     open_keys = changes.filter(pc.invert(concerns))
     if open_keys.num_rows == 0:
@@ -166,12 +163,27 @@ def _of_chunk(
     return changes.filter(pa.array([c or next(inside) for c in concerns.to_pylist()], pa.bool_()))
 
 
+def _in_range(keys: Any, chunk: Chunk) -> Any:
+    """Mask of the integer keys (an array, chunked or not) that belong into a chunk."""
+    to = Decimal if pa.types.is_decimal(keys.type) else int
+    kind = keys.type if to is Decimal else pa.int64()
+    low, high = (pa.scalar(to(bound[0]), kind) for bound in (chunk.lower, chunk.upper))
+    below = pc.less_equal if chunk.last else pc.less
+    return pc.and_(pc.greater_equal(keys, low), below(keys, high))
+
+
 def _stamp(rows: pa.Table, seq: int, clock: int) -> pa.Table:
-    schema, count = rows.schema, rows.num_rows
-    for name, scalar in (
-        (SEQ, pa.scalar(seq, pa.int64())),
-        (OP, pa.scalar("r")),
-        (TS, pa.scalar(clock, pa.timestamp("us", tz="UTC"))),
-    ):
-        rows = rows.set_column(schema.get_field_index(name), schema.field(name), pa.repeat(scalar, count))
+    schema = rows.schema
+    for name, added in stamps(seq, clock, rows.num_rows).items():
+        rows = rows.set_column(schema.get_field_index(name), schema.field(name), added)
     return rows
+
+
+def stamps(seq: int, clock: int, count: int) -> dict[str, pa.Array]:
+    """The columns that the project adds, in their order: the same in all rows of a chunk."""
+    values = {
+        SEQ: pa.scalar(seq, pa.int64()),
+        OP: pa.scalar("r"),
+        TS: pa.scalar(clock, pa.timestamp("us", tz="UTC")),
+    }
+    return {name: pa.repeat(value, count) for name, value in values.items()}

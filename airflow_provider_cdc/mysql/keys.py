@@ -12,7 +12,18 @@ from typing import Any
 import pyarrow as pa
 
 from airflow_provider_cdc.core.plan import Chunk, Key, KeyValue
-from airflow_provider_cdc.core.schema import BINARY_TYPES, INTEGER_TYPES, TEXT_TYPES, Column, TableSchema
+from airflow_provider_cdc.core.schema import (
+    ADDRESS_TYPES,
+    BINARY_TYPES,
+    INTEGER_TYPES,
+    TEXT_TYPES,
+    UTF8_CHARSETS,
+    Column,
+    TableSchema,
+)
+
+#: Types whose canonical key value is a number. An ENUM's is the index of its member, by which it is sorted.
+_NUMBERS = INTEGER_TYPES | {"year", "enum"}
 
 
 def quote(name: str) -> str:
@@ -23,6 +34,12 @@ def quote(name: str) -> str:
 def text_literal(text: str) -> str:
     """Text as an SQL literal that no character can break out of."""
     return f"_utf8mb4 x'{text.encode().hex()}'" if text else "''"
+
+
+def row_literal(values: str) -> str:
+    """A row of a VALUES statement, from its values as SQL."""
+    # MySQL wants the word ROW here, MariaDB takes it for a mistake and the comment for a comment.
+    return f"/*!80000 ROW*/({values})"
 
 
 def table_name(table: TableSchema) -> str:
@@ -37,26 +54,35 @@ def key_list(table: TableSchema, suffix: str = "") -> str:
 
 def canonical(column: Column) -> str:
     """SQL expression that gives a key column's canonical text (see :mod:`airflow_provider_cdc.core.plan`)."""
-    if column.data_type in TEXT_TYPES | BINARY_TYPES:
-        return f"LOWER(HEX({quote(column.name)}))"
-    return f"CAST({quote(column.name)} AS CHAR)"
+    name = quote(column.name)
+    if column.data_type in BINARY_TYPES:
+        return f"LOWER(HEX({name}))"
+    if column.data_type in TEXT_TYPES:
+        utf8 = name if column.charset in UTF8_CHARSETS else f"CONVERT({name} USING utf8mb4)"
+        return f"LOWER(HEX({utf8}))"
+    return f"CAST({name}{' + 0' if column.data_type == 'enum' else ''} AS CHAR)"
 
 
 def parse(column: Column, text: str) -> KeyValue:
     """Canonical key value from what :func:`canonical` selects."""
-    return int(text) if column.data_type in INTEGER_TYPES | {"year"} else text
+    return int(text) if column.data_type in _NUMBERS else text
 
 
 def literal(column: Column, value: KeyValue) -> str:
     """Key value as an SQL literal that compares exactly as the column does."""
     kind = column.data_type
-    if kind in INTEGER_TYPES or kind == "year":
+    if kind in _NUMBERS:
         return str(int(value))
     if kind in TEXT_TYPES:
-        introducer = f"_{column.charset} x'{value}'" if value else f"_{column.charset} ''"
-        return f"{introducer} COLLATE {column.collation}"
+        if column.charset in UTF8_CHARSETS:
+            text = f"_{column.charset} x'{value}'" if value else f"_{column.charset} ''"
+        else:  # only the server converts
+            text = f"CONVERT(_utf8mb4 x'{value}' USING {column.charset})"
+        return f"{text} COLLATE {column.collation}"
     if kind in BINARY_TYPES:
         return f"x'{value}'" if value else "_binary ''"
+    if kind in ADDRESS_TYPES:
+        return f"CAST('{value}' AS {kind})"
     if kind == "decimal":
         return f"CAST('{value}' AS DECIMAL({column.precision},{column.scale}))"
     return f"{ {'date': 'DATE', 'time': 'TIME'}.get(kind, 'TIMESTAMP') }'{value}'"
@@ -67,17 +93,24 @@ def from_arrow(column: Column, value: Any) -> KeyValue:
     kind = column.data_type
     if kind in INTEGER_TYPES or kind == "year":
         return int(value)
+    if kind == "enum":
+        return column.members.index(value) + 1 if value or "" in column.members else 0  # 0: no member, shown as ''
     if kind in TEXT_TYPES:
         return str(value.encode().hex())
     if kind in BINARY_TYPES:
         return str(value.hex())
     if kind == "time":
-        sign, micros = ("-" if value < 0 else ""), abs(int(value))
-        seconds, fraction = divmod(micros, 1_000_000)
-        return f"{sign}{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}.{fraction:06d}"
+        return time_text(int(value))
     if kind in {"datetime", "timestamp"}:
         return str(value.replace(tzinfo=None).isoformat(sep=" ", timespec="microseconds"))
     return str(value)
+
+
+def time_text(micros: int) -> str:
+    """A TIME of so many microseconds as the server prints it."""
+    seconds, fraction = divmod(abs(micros), 1_000_000)
+    sign = "-" if micros < 0 else ""
+    return f"{sign}{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}.{fraction:06d}"
 
 
 def keys_of(table: TableSchema, data: pa.Table) -> list[Key]:
@@ -86,27 +119,38 @@ def keys_of(table: TableSchema, data: pa.Table) -> list[Key]:
     return list(zip(*columns, strict=True))
 
 
-def _compare(table: TableSchema, key: Key, strict: str, final: str) -> str:
-    """Row comparison in the expanded form: the range optimizer does not use (a, b) > (x, y)."""
-    columns = table.key_columns
-    literals = [literal(column, value) for column, value in zip(columns, key, strict=True)]
+def compare(table: TableSchema, key: Key, operator: str) -> str:
+    """Condition that compares a row's key, in the expanded form: the range optimizer does not use (a, b) > (x, y).
+
+    :param key: a key, or the first of its values: then only those columns are compared.
+    :param operator: ``<``, ``<=``, ``>`` or ``>=``.
+    """
+    columns = table.key_columns[: len(key)]
+    same: list[str] = []
     alternatives = []
-    for i, column in enumerate(columns):
-        same = [f"{quote(columns[j].name)} = {literals[j]}" for j in range(i)]
-        operator = final if i == len(columns) - 1 else strict
-        alternatives.append(" AND ".join([*same, f"{quote(column.name)} {operator} {literals[i]}"]))
+    for i, (column, value) in enumerate(zip(columns, key, strict=True)):
+        strict = operator if i == len(columns) - 1 else operator[0]
+        alternatives.append(" AND ".join([*same, _relation(column, strict, value)]))
+        same.append(f"{quote(column.name)} = {literal(column, value)}")
     return alternatives[0] if len(alternatives) == 1 else "(" + " OR ".join(f"({a})" for a in alternatives) + ")"
 
 
-def at_least(table: TableSchema, key: Key) -> str:
-    """Condition ``key >= value``."""
-    return _compare(table, key, ">", ">=")
+def _relation(column: Column, operator: str, value: KeyValue) -> str:
+    if column.data_type != "enum":
+        return f"{quote(column.name)} {operator} {literal(column, value)}"
+    # The server finds a member by its index, but not those above or below one. 0 is the index of what is no member.
+    holds = {"<": int.__lt__, "<=": int.__le__, ">": int.__gt__, ">=": int.__ge__}[operator]
+    none = len(column.members) + 1  # an index that no member has
+    members = [i for i in range(none) if holds(i, int(value))]
+    # Always two: one alone would be an equality, after which the server sorts all rows that it finds.
+    members += [none, none + 1][: max(0, 2 - len(members))]
+    return f"{quote(column.name)} IN ({', '.join(map(str, members))})"
 
 
 def in_chunk(table: TableSchema, chunk: Chunk) -> str:
     """Condition that a row belongs to a chunk."""
-    end = _compare(table, chunk.upper, "<", "<=" if chunk.last else "<")
-    return f"{at_least(table, chunk.lower)} AND {end}"
+    end = compare(table, chunk.upper, "<=" if chunk.last else "<")
+    return f"{compare(table, chunk.lower, '>=')} AND {end}"
 
 
 #: How bounds sort among equal keys: a lower bound before them, an upper bound that is included after them.
@@ -123,7 +167,6 @@ def ranking(table: TableSchema, entries: Iterable[tuple[Key, int, int]]) -> str:
     listed = []
     for key, number, tie in entries:
         values = ", ".join(literal(column, value) for column, value in zip(columns, key, strict=True))
-        listed.append(f"ROW({values}, {number}, {tie})")
-    order = ", ".join(f"column_{i}" for i in range(len(columns)))
-    n = len(columns)
-    return f"SELECT column_{n} FROM (VALUES {', '.join(listed)}) AS k ORDER BY {order}, column_{n + 1}"
+        listed.append(row_literal(f"{values}, {number}, {tie}"))
+    order = ", ".join(f"c{i}" for i in range(len(columns)))
+    return f"WITH k ({order}, no, tie) AS (VALUES {', '.join(listed)}) SELECT no FROM k ORDER BY {order}, tie"

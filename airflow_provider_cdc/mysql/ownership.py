@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -11,12 +12,12 @@ import pyarrow.compute as pc
 from pymysql.connections import Connection
 
 from airflow_provider_cdc.core.plan import Chunk, Key
-from airflow_provider_cdc.core.schema import INTEGER_TYPES, SEQ, TableSchema
+from airflow_provider_cdc.core.schema import SEQ, TableSchema
 from airflow_provider_cdc.mysql.keys import AFTER, BEFORE, KEY, keys_of, ranking
 from airflow_provider_cdc.mysql.session import rows
 
-#: Keys asked about in one statement.
-_KEYS_A_QUERY = 2000
+#: Keys, and bounds of chunks, in one statement.
+_KEYS_A_QUERY, _BOUNDS_A_QUERY = 2000, 1000
 
 
 def owners(connection: Connection[Any], table: TableSchema, chunks: Sequence[Chunk], keys: Sequence[Key]) -> list[int]:
@@ -28,14 +29,41 @@ def owners(connection: Connection[Any], table: TableSchema, chunks: Sequence[Chu
     """
     if not chunks or not keys:
         return [-1] * len(keys)
-    columns = table.key_columns
-    if len(columns) == 1 and columns[0].data_type in INTEGER_TYPES:
+    if table.integer_key is not None:
         lowers, upper = [int(c.lower[0]) for c in chunks], int(chunks[-1].upper[0])
         inside = upper + 1 if chunks[-1].last else upper
         return [bisect_right(lowers, int(k[0])) - 1 if int(k[0]) < inside else -1 for k in keys]
     found: list[int] = []
     for start in range(0, len(keys), _KEYS_A_QUERY):
-        found += _ranked(connection, table, chunks, keys[start : start + _KEYS_A_QUERY])
+        found += _narrowed(connection, table, chunks, keys[start : start + _KEYS_A_QUERY])
+    return found
+
+
+def _narrowed(
+    connection: Connection[Any], table: TableSchema, chunks: Sequence[Chunk], keys: Sequence[Key]
+) -> list[int]:
+    """Like :func:`_ranked`, for any number of chunks: a statement with all bounds may be longer than a server takes.
+
+    First among runs of neighbours, then among the chunks of those runs that hold a key.
+    """
+    if len(chunks) <= _BOUNDS_A_QUERY:
+        return _ranked(connection, table, chunks, keys)
+    size = -(-len(chunks) // _BOUNDS_A_QUERY)
+    runs = [chunks[i : i + size] for i in range(0, len(chunks), size)]
+    spans = [replace(run[0], upper=run[-1].upper, last=run[-1].last) for run in runs]
+    held: dict[int, list[int]] = {}
+    for i, run in enumerate(_narrowed(connection, table, spans, keys)):
+        held.setdefault(run, []).append(i)
+    found = [-1] * len(keys)
+    wanted = sorted(held.keys() - {-1})
+    for start in range(0, len(wanted), max(1, _BOUNDS_A_QUERY // size)):
+        together = wanted[start : start + max(1, _BOUNDS_A_QUERY // size)]
+        numbers = [run * size + i for run in together for i in range(len(runs[run]))]
+        asked = [i for run in together for i in held[run]]
+        # Runs between these hold none of the keys, so what counts is how many of the bounds a key has passed.
+        ranks = _ranked(connection, table, [chunks[n] for n in numbers], [keys[i] for i in asked])
+        for i, rank in zip(asked, ranks, strict=True):
+            found[i] = numbers[rank]
     return found
 
 

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from pymysql.connections import Connection
 
 from airflow_provider_cdc.core.offset import Lineage, Offset
-from airflow_provider_cdc.core.plan import Chunk, Key, Plan, chunks_of, even_bounds, even_step, number_and_group
-from airflow_provider_cdc.core.schema import INTEGER_TYPES, TableSchema
+from airflow_provider_cdc.core.plan import Chunk, Plan, PlanCost, chunks_of, number_and_group
+from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.exceptions import NotReadyError, TerminalError, TransientError
-from airflow_provider_cdc.mysql.catalog import find_tables, read_schema
-from airflow_provider_cdc.mysql.keys import at_least, canonical, key_list, parse, quote, table_name, text_literal
-from airflow_provider_cdc.mysql.session import rows, value
+from airflow_provider_cdc.mysql.bounds import Bounds
+from airflow_provider_cdc.mysql.catalog import ALTERED, find_tables, key_index, read_schema
+from airflow_provider_cdc.mysql.keys import KEY, ranking, text_literal
+from airflow_provider_cdc.mysql.server import open_xa
+from airflow_provider_cdc.mysql.session import pairs, rows
 from airflow_provider_cdc.mysql.watermark import low_watermark
 
 #: A chunk aims at no more than this many bytes, however few rows that are.
 CHUNK_BYTES = 16 << 20
-#: Chunks of an even split that are counted before the split is believed, and by how much they may exceed the aim.
-PROBES, TOLERANCE = 5, 4
 #: Seconds to wait for open XA transactions to end.
 _XA_SECONDS = 10
 
@@ -30,7 +32,8 @@ def make_plan(
     pipeline: str,
     captures: Callable[[str, str], bool],
     *,
-    patterns: tuple[tuple[str, ...], tuple[str, ...]],
+    patterns: tuple[tuple[str, ...], ...],
+    keeps: Callable[[str, str, str], bool] = lambda *_: True,
     generation: int,
     chunk_rows: int,
     group_rows: int,
@@ -38,23 +41,63 @@ def make_plan(
     """Take P0, then plan the chunks of every captured table.
 
     :param captures: which (database, table) is captured.
-    :param patterns: ``source.tables`` and ``source.exclude``, which decide that.
+    :param patterns: the patterns of the pipeline's source, which decide that.
+    :param keeps: which (database, table, column) is copied.
     :param generation: number of the snapshot.
     :param chunk_rows: wanted rows a chunk.
     :param group_rows: wanted rows a chunk group.
     :raises NotReadyError: if no table matches or one cannot be copied exactly.
     """
-    p0 = _start(connection)
-    tables = capture(connection, captures)
+    p0 = p0_now(connection)
+    tables = capture(connection, captures, keeps)
     chunks: list[Chunk] = []
+    meter = [_meter(connection)]
     for index, table in enumerate(tables):
         chunks += plan_table(connection, index, table, chunk_rows)
+        meter.append(_meter(connection))
+    # Each look at the counters is a statement too.
+    costs = [PlanCost(b.statements - a.statements - 1, b.rows - a.rows) for a, b in itertools.pairwise(meter)]
     lineage = Lineage(p0.server, p0.at.file)
     grouped = number_and_group(chunks, group_rows, chunk_rows)
-    return Plan(pipeline, generation, p0, lineage, patterns, tuple(tables), grouped)
+    return Plan(pipeline, generation, p0, lineage, patterns, tuple(tables), grouped, tuple(costs))
 
 
-def capture(connection: Connection[Any], captures: Callable[[str, str], bool]) -> list[TableSchema]:
+def plan_again(
+    connection: Connection[Any], plan: Plan, index: int, keeps: Callable[[str, str, str], bool]
+) -> dict[str, Any]:
+    """Plan one table again after it was altered: a low watermark behind the DDL, then its definition and its bounds.
+
+    Its chunks stay what they are but for the outermost bounds, which move outwards to the smallest and largest key.
+
+    :param keeps: which (database, table, column) is copied.
+    :returns: an amendment, see :meth:`Plan.amended`.
+    :raises NotReadyError: if the table is gone, or cannot be copied any more.
+    :raises TerminalError: if its chunks cannot hold it any more.
+    """
+    old, chunks = plan.tables[index], [c for c in plan.chunks if c.table == index]
+    since = p0_now(connection, plan.p0.server).at
+    listed = find_tables(connection, lambda database, table: (database, table) == old.id)
+    found = read_schema(connection, *old.id, engine=listed[0][2] if listed else "InnoDB", keeps=keeps)
+    if found.key_columns != old.key_columns:
+        raise TerminalError(f"the key of {old.label} was altered while it was read, before {since}", ALTERED)
+    bounds = _bounds(connection, found) if found.key else None
+    low, high = (bounds.edge(), bounds.edge(" DESC")) if bounds else (None, None)
+    lower, upper = (chunks[0].lower, chunks[-1].upper) if chunks else (None, None)
+    if low is not None and high is not None:
+        if lower is None or upper is None:
+            raise TerminalError(
+                f"{old.label} was empty when it was planned, and was altered before {since} while it was read", ALTERED
+            )
+        keys = [lower, upper, low, high]
+        order = [int(str(n)) for (n,) in rows(connection, ranking(found, [(k, i, KEY) for i, k in enumerate(keys)]))]
+        lower, upper = keys[order[0]], keys[order[-1]]
+    schema = replace(found, since=since, revision=old.revision + 1)
+    return {"table": index, "schema": schema.to_json(), "lower": lower, "upper": upper}
+
+
+def capture(
+    connection: Connection[Any], captures: Callable[[str, str], bool], keeps: Callable[[str, str, str], bool]
+) -> list[TableSchema]:
     """Schemas of all captured tables.
 
     :raises NotReadyError: if no table matches or one cannot be copied exactly.
@@ -65,21 +108,28 @@ def capture(connection: Connection[Any], captures: Callable[[str, str], bool]) -
             "no table matches source.tables",
             "Check the patterns (anchored, database.table, dots between) and that the user has SELECT on the tables",
         )
-    return [read_schema(connection, database, table, engine) for database, table, engine in found]
+    return [read_schema(connection, database, table, engine, keeps) for database, table, engine in found]
 
 
 def plan_table(connection: Connection[Any], index: int, table: TableSchema, chunk_rows: int) -> list[Chunk]:
-    """Chunks of one table from its smallest to its largest key; none if it is empty.
+    """Chunks of one table from its smallest to its largest key; none if it is empty, one if it has no key.
 
     :param index: index of the table in the plan.
     :param chunk_rows: wanted rows a chunk.
     """
-    low, high = _edge(connection, table, ""), _edge(connection, table, " DESC")
+    if not table.key:
+        return [Chunk(0, index, 0, (), (), last=True)]
+    bounds = _bounds(connection, table)
+    low, high = bounds.edge(), bounds.edge(" DESC")
     if low is None or high is None:
         return []
     estimate, width = estimates(connection, table)
     chunk_rows = min(chunk_rows, max(1, CHUNK_BYTES // max(1, width)))
-    return chunks_of(index, _lowers(connection, table, low, high, estimate, chunk_rows), high)
+    return chunks_of(index, bounds.lowers(low, high, estimate, chunk_rows), high)
+
+
+def _bounds(connection: Connection[Any], table: TableSchema) -> Bounds:
+    return Bounds(connection, table, key_index(connection, table))
 
 
 def estimates(connection: Connection[Any], table: TableSchema) -> tuple[int, int]:
@@ -92,59 +142,15 @@ def estimates(connection: Connection[Any], table: TableSchema) -> tuple[int, int
     return (int(found[0][0] or 0), int(found[0][1] or 0)) if found else (0, 0)
 
 
-def _lowers(
-    connection: Connection[Any], table: TableSchema, low: Key, high: Key, estimate: int, chunk_rows: int
-) -> Iterator[Key]:
-    columns = table.key_columns
-    if len(columns) == 1 and columns[0].data_type in INTEGER_TYPES:
-        first, last = int(low[0]), int(high[0])
-        step = even_step(first, last, estimate, chunk_rows)
-        if step is not None and _is_even(connection, table, first, last, step, chunk_rows):
-            return even_bounds(first, last, step)
-    return _walk(connection, table, low, chunk_rows)
+def _meter(connection: Connection[Any]) -> PlanCost:
+    """What the session has cost the server so far."""
+    # Reads without an index (rnd) are left out: those are of the server's own answers, to questions such as this one.
+    names = "'Questions', 'Handler_read_first', 'Handler_read_last', 'Handler_read_key', 'Handler_read_next', "
+    counted = pairs(connection, f"SHOW SESSION STATUS WHERE variable_name IN ({names} 'Handler_read_prev')")
+    return PlanCost(int(counted.pop("Questions")), sum(int(n) for n in counted.values()))
 
 
-def _is_even(
-    connection: Connection[Any], table: TableSchema, first: int, last: int, step: int, chunk_rows: int
-) -> bool:
-    """Statistics may be stale: count a few chunks (never more than the tolerance) before believing them."""
-    name = quote(table.key[0])
-    count = (last - first) // step + 1
-    for probe in sorted({count * i // PROBES for i in range(PROBES)} | {count - 1}):
-        start = first + probe * step
-        found = value(
-            connection,
-            f"SELECT COUNT(*) FROM (SELECT 1 FROM {table_name(table)} "
-            f"WHERE {name} >= {start} AND {name} < {start + step} LIMIT {TOLERANCE * chunk_rows + 1}) AS p",
-        )
-        if int(found or 0) > TOLERANCE * chunk_rows:
-            return False
-    return True
-
-
-def _walk(connection: Connection[Any], table: TableSchema, low: Key, chunk_rows: int) -> Iterator[Key]:
-    """Step through the index: each bound is the key that stands ``chunk_rows`` entries behind the one before."""
-    current: Key | None = low
-    while current is not None:
-        yield current
-        current = _select_key(connection, table, f"WHERE {at_least(table, current)}", "", f"{chunk_rows}, 1")
-
-
-def _edge(connection: Connection[Any], table: TableSchema, direction: str) -> Key | None:
-    return _select_key(connection, table, "", direction, "1")
-
-
-def _select_key(connection: Connection[Any], table: TableSchema, where: str, direction: str, limit: str) -> Key | None:
-    columns = table.key_columns
-    found = rows(
-        connection,
-        f"SELECT {', '.join(canonical(c) for c in columns)} FROM {table_name(table)} {where} "
-        f"ORDER BY {key_list(table, direction)} LIMIT {limit}",
-    )
-    return tuple(parse(c, str(v)) for c, v in zip(columns, found[0], strict=True)) if found else None
-
-
-def _start(connection: Connection[Any]) -> Offset:
+def p0_now(connection: Connection[Any], server: str | None = None) -> Offset:
     """P0: a low watermark at which no XA transaction is prepared and unfinished.
 
     The rows of a transaction that was prepared before P0 are in the binlog before P0 but not visible. Without the
@@ -152,12 +158,10 @@ def _start(connection: Connection[Any]) -> Offset:
     """
     end = time.monotonic() + _XA_SECONDS
     while True:
-        p0 = low_watermark(connection)
+        p0 = low_watermark(connection, server)
         try:
-            xids = [str(row[3]) for row in rows(connection, "XA RECOVER CONVERT XID")]
-        except TerminalError as error:
-            if "1401" not in error.message:  # XAER_RMERR: the user lacks XA_RECOVER_ADMIN
-                raise
+            xids = sorted(open_xa(connection))
+        except NotReadyError:
             return p0
         if not xids:
             return p0

@@ -12,10 +12,12 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_cdc.exceptions import CdcError, TransientError
 from airflow_provider_cdc.pipeline import Pipeline
+from airflow_provider_cdc.progress_bar import Sparingly
 
 if TYPE_CHECKING:
     from airflow.sdk import Context as AirflowContext
 
+    from airflow_provider_cdc.core.progress import ChunkProgress
     from airflow_provider_cdc.driver import Request
     from airflow_provider_cdc.phases.context import Context
 
@@ -71,14 +73,16 @@ class LogReporter:
 
     def __init__(self, log: Any) -> None:
         self._log = log
+        self._lines = Sparingly()
 
     def line(self, text: str) -> None:
         """One finished thing."""
         self._log.info("%s", text)
 
-    def progress(self, table: str, done: int, total: int, rows: int) -> None:
-        """Chunks of a table done so far."""
-        self._log.info("%s: %s/%s chunks, %s rows", table, done, total, rows)
+    def progress(self, progress: ChunkProgress) -> None:
+        """A line now and then."""
+        if self._lines.worth(progress):
+            self._log.info("%s: %s", progress.label, progress)
 
 
 def context_of(value: Mapping[str, Any] | str, log: Any) -> Context:

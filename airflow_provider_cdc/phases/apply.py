@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from airflow_provider_cdc.core.changes import after, last_changes
-from airflow_provider_cdc.core.offset import Offset
+from airflow_provider_cdc.core.multiset import net
+from airflow_provider_cdc.core.offset import Lineage, Offset
 from airflow_provider_cdc.core.plan import Plan
-from airflow_provider_cdc.core.schema import TS
+from airflow_provider_cdc.core.schema import SEQ, TS, TableSchema
 from airflow_provider_cdc.exceptions import CdcError, TerminalError
 from airflow_provider_cdc.failpoints import hit
 from airflow_provider_cdc.mysql.ownership import uncovered
@@ -26,6 +26,8 @@ from airflow_provider_cdc.mysql.session import connect
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.groups import Coverage
 from airflow_provider_cdc.sinks.delta import Actions, DeltaTarget, Fence
+from airflow_provider_cdc.sinks.files import read_changes
+from airflow_provider_cdc.sinks.multiset import MissingRowsError, live_files, merged
 from airflow_provider_cdc.sinks.progress import Progress
 
 #: Old files of a table are deleted so often (seconds), and kept for so long (hours) for readers of older versions.
@@ -58,6 +60,24 @@ def stream_marker(pipeline: str) -> str:
     return f"cdc/{pipeline}/stream"
 
 
+@contextmanager
+def found_rows(table: TableSchema, lineage: Lineage) -> Iterator[None]:
+    """Say of rows that are to be deleted and are not there what that means.
+
+    :raises TerminalError: in place of :class:`MissingRowsError`.
+    """
+    try:
+        yield
+    except MissingRowsError as error:
+        at = lineage.position(error.row[SEQ][0].as_py())
+        raise TerminalError(
+            f"table {table.label}, which has no usable key: of the rows that were deleted or updated up to {at}, "
+            f"{error.count} with the same values are not in its copy, so the copy is not what the source was",
+            "Copy it again: start with a fresh sink.path (or remove the old one) and run again, and report how it "
+            "came about",
+        ) from None
+
+
 class Applier:
     """Applies staged batches in order.
 
@@ -67,6 +87,8 @@ class Applier:
     :param coverage: what the snapshot holds, in the plan's order.
     :param progress: the resume point.
     :param epoch: epoch of this stream.
+
+    ``lineage`` numbers the transactions of the server that the resume point is of.
     """
 
     def __init__(
@@ -83,7 +105,7 @@ class Applier:
         self._progress = progress
         self.fence = epoch_fence(plan.pipeline, epoch)
         self._marker = stream_marker(plan.pipeline)
-        self._at = self._read_progress()
+        self._at, self.lineage = progress.stand() or (plan.p0, plan.lineage)
         self._tidied = [time.monotonic()] * len(tables)
 
     @property
@@ -94,6 +116,24 @@ class Applier:
     def hold(self, coverage: Sequence[Coverage]) -> None:
         """Take note of what the snapshot holds, after a chunk group was read again."""
         self._coverage = coverage
+
+    def move(self, offset: Offset) -> None:
+        """Go on at another server.
+
+        :param offset: what stands for the resume point there.
+        :raises TerminalError: if the copy is not exactly what the resume point says.
+        """
+        reached = self.lineage.seq(self._at.at)
+        remedy = f"Point the connection at server {self._at.server} once more and run again, or start with a fresh sink"
+        for index, table in enumerate(self._plan.tables):
+            marker = self.tables[index].marker(self._marker) or 0
+            if max(self._coverage[index].high_watermarks, default=0) > reached:
+                raise TerminalError(f"the stream had not passed the snapshot of {table.label} on that server", remedy)
+            if marker > reached and not table.key:
+                raise TerminalError(f"{table.label} has no usable key, and stands behind the resume point", remedy)
+        lineage = self.lineage.then(offset.server, offset.at.file, self._at.at)
+        self._progress.write(offset, lineage, self.fence)
+        self._at, self.lineage = offset, lineage
 
     def apply(self, manifest: dict[str, Any]) -> Applied:
         """Apply one batch: every table, then the resume point. A batch that was applied before changes nothing.
@@ -109,18 +149,19 @@ class Applier:
             )
         stamps: list[Any] = []
         if self._at.at < end.at:
-            end_seq = self._plan.lineage.seq(end.at)
+            end_seq = self.lineage.seq(end.at)
             for entry in manifest["tables"]:
-                changes = pq.ParquetFile(entry["path"]).read()
+                changes = read_changes(entry)
                 stamps.append(changes[TS].cast(pa.int64()).to_numpy())
-                self._apply_table(entry["table"], changes, end_seq)
+                self._apply_table(entry["table"], changes, end_seq, entry.get("emptied"))
             hit("progress.before_commit")
-            self._progress.write(end, self._plan.lineage, self.fence)
+            self._progress.write(end, self.lineage, self.fence)
             hit("progress.after_commit")
             self._at = end
-        for entry in manifest["tables"]:
-            Path(entry["path"]).unlink(missing_ok=True)
-        lags = time.time() * 1000 - np.concatenate(stamps) / 1000 if stamps else np.empty(0)
+        for path in manifest["files"]:
+            Path(path).unlink(missing_ok=True)
+        # Not below 0: the clocks of two machines differ.
+        lags = np.maximum(time.time() * 1000 - np.concatenate(stamps) / 1000, 0) if stamps else np.empty(0)
         return Applied(len(lags), lags)
 
     def tidy(self) -> None:
@@ -129,17 +170,26 @@ class Applier:
             with suppress(DeltaError, CdcError):
                 target.tidy(_KEEP_HOURS)
 
-    def _apply_table(self, index: int, changes: pa.Table, end_seq: int) -> None:
+    def _apply_table(self, index: int, changes: pa.Table, end_seq: int, emptied: int | None) -> None:
         table, target, held = self._plan.tables[index], self.tables[index], self._coverage[index]
         changes = changes.cast(table.sink_schema)
+        if not table.key:
+            self._count(index, changes, end_seq, emptied)
+            return
+        if emptied is not None:
+            # Only rows from before the TRUNCATE go: a chunk with a later high watermark was read after it.
+            hit("table.before_commit")
+            target.commit(lambda delta: target.emptied(delta, emptied), {}, self.fence)
+            hit("table.after_commit")
         marker = target.marker(self._marker)
         if marker is not None:
             changes = after(changes, marker)
         last = last_changes(changes, table.key)
-        newest = max([self._plan.p0_seq, *held.high_watermarks])
+        start = self._plan.start_seq(index)
+        newest = max([start, *held.high_watermarks])
         if marker is None or marker < newest:  # still in handover; afterwards no key is looked up
             with closing(connect(self._context.connect_args)) as connection:
-                last = uncovered(connection, table, held.chunks, held.high_watermarks, self._plan.p0_seq, last)
+                last = uncovered(connection, table, held.chunks, held.high_watermarks, start, last)
         if last.num_rows == 0:
             return
 
@@ -147,12 +197,29 @@ class Applier:
             standing = delta.transaction_version(self._marker)
             return None if standing is not None and standing >= end_seq else target.upsert(delta, last, table.key)
 
+        self._commit(index, decide, end_seq)
+
+    def _count(self, index: int, changes: pa.Table, end_seq: int, emptied: int | None) -> None:
+        """Apply changes to a table without a key. Nothing but the markers keeps a deletion from being done twice."""
+        table, target = self._plan.tables[index], self.tables[index]
+        covered = max([self._plan.start_seq(index), *self._coverage[index].high_watermarks])
+
+        def decide(delta: DeltaTable) -> Actions | None:
+            standing = max(covered, delta.transaction_version(self._marker) or 0)
+            since = emptied if emptied is not None and emptied > standing else 0
+            change = net(after(changes, standing), [c.name for c in table.copied])
+            if not change and not since:
+                return None
+            with found_rows(table, self.lineage):
+                return merged(target.path, table.sink_schema, live_files(delta), change, since=since)
+
+        self._commit(index, decide, end_seq)
+
+    def _commit(self, index: int, decide: Callable[[DeltaTable], Actions | None], end_seq: int) -> None:
+        target = self.tables[index]
         hit("table.before_commit")
         target.commit(decide, {self._marker: end_seq}, self.fence)
         hit("table.after_commit")
         if time.monotonic() - self._tidied[index] > _TIDY_SECONDS:
             target.tidy(_KEEP_HOURS)
             self._tidied[index] = time.monotonic()
-
-    def _read_progress(self) -> Offset:
-        return self._progress.read() or self._plan.p0

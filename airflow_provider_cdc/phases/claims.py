@@ -10,18 +10,23 @@ import re
 import socket
 import threading
 import time
+from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Self
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from airflow_provider_cdc.core.progress import ChunkProgress
 from airflow_provider_cdc.core.supervision import HEARTBEAT_SECONDS, LOST_SECONDS
 from airflow_provider_cdc.exceptions import CdcError, TransientError
-from airflow_provider_cdc.phases.groups import Group, chunk_rows, chunks_done
+from airflow_provider_cdc.failpoints import hit
+from airflow_provider_cdc.phases.groups import Group, chunk_rows, results
 from airflow_provider_cdc.processes import died_here, start_time
 from airflow_provider_cdc.sinks.layout import read_json
+from airflow_provider_cdc.sinks.notes import Notes
 from airflow_provider_cdc.store import GroupRow, Store
 
 _POLL_SECONDS = 0.5
@@ -57,7 +62,8 @@ class Claim:
 
     def __init__(self, group: Group, store: Store, attempt: int, before: GroupRow, published: int | None) -> None:
         self.attempt, self.before, self.published = attempt, before, published
-        self._group, self._store = group, store
+        self.store = store
+        self._group = group
         self._key = group.plan.pipeline, group.plan.generation, group.number
         #: Files of attempts up to this one are not used again.
         self.above = 0
@@ -65,7 +71,9 @@ class Claim:
             # What an earlier try of the same request has read already counts; what was asked for before it does not.
             self.above = max(group.markers().values()) if before.state == "rereading" else attempt - 1
         self._seen: set[Path] = set()
-        self._done: dict[int, list[int]] = {}
+        self._began = time.monotonic()
+        self._progress = ChunkProgress(f"group {group.plan.label(group.chunks)}", 0, len(group.chunks), 0)
+        self._notes = Notes(group.context.layout.notes(group.plan.generation, group.number, attempt))
         self._looking = threading.Lock()
         self._taken, self._stop = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._loop, name="group-claim", daemon=True)
@@ -79,7 +87,7 @@ class Claim:
         self._thread.join()
         if kind is not None:
             with suppress(CdcError, SQLAlchemyError):
-                self._store.release_group(*self._key, self.attempt)
+                self.store.release_group(*self._key, self.attempt)
 
     def check(self) -> None:
         """Make sure that nobody else has taken the group.
@@ -87,40 +95,61 @@ class Claim:
         :raises TransientError: naming who has.
         """
         if self._taken.is_set():
-            row = self._store.group(*self._key)
+            row = self.store.group(*self._key)
             raise TransientError(
                 f"group {self._group.number} was taken over by {_name(row.holder)} (attempt {row.attempt}) while "
                 f"attempt {self.attempt} was read",
                 "Run again: the result of that one is adopted then",
             )
 
+    def begin(self, used: Iterable[tuple[int, dict[str, Any]]]) -> None:
+        """Tell bookkeeping and reporter what is used again of earlier attempts.
+
+        :param used: attempt and manifest of finished files.
+        """
+        plan = self._group.plan
+        with self._looking:
+            if self.published is None:
+                with suppress(CdcError, SQLAlchemyError):
+                    self.store.chunks_begin(plan.pipeline, plan.generation, self._group.number)
+            self._tell(used)
+
     def look(self) -> None:
         """Tell bookkeeping and reporter of the files that were finished since the last look."""
         with self._looking:
-            self._tell()
+            fresh = [path for path in self._group.sidecars(self.attempt - 1) if path not in self._seen]
+            self._seen.update(fresh)
+            self._tell((int(path.parent.name), read_json(path)) for path in fresh)
 
-    def _tell(self) -> None:
+    def _tell(self, files: Iterable[tuple[int, dict[str, Any]]]) -> None:
         fresh: list[dict[str, Any]] = []
-        for path in self._group.sidecars(self.above):
-            if path not in self._seen:
-                self._seen.add(path)
-                manifest = read_json(path)
-                fresh += chunk_rows(manifest)
-                done = self._done.setdefault(manifest["table"], [0, 0])
-                done[0] += len(manifest["chunks"])
-                done[1] += manifest["file"]["rows"]
-        if not fresh:
-            return
-        plan, reporter = self._group.plan, self._group.context.reporter
-        if self.published is not None:  # until it is published the bookkeeping tells of what is
-            for index, (done_chunks, rows) in self._done.items():
-                total = sum(c.table == index for c in self._group.chunks)
-                reporter.progress(plan.tables[index].label, done_chunks, total, rows)
-            return
-        with suppress(CdcError, SQLAlchemyError):  # an outage of the bookkeeping hides progress, it does not stop it
-            chunks_done(self._store, plan, self.attempt, fresh)
-            for row in self._store.progress(plan.pipeline, plan.generation):
-                reporter.progress(f"{row.database}.{row.table}", row.done, row.chunks, row.rows)
+        for attempt, manifest in files:
+            chunks = chunk_rows(attempt, manifest)
+            fresh += chunks
+            self._count(chunks, attempt == self.attempt)
+        before, paused = self._progress.paused, self._notes.paused()
+        self._progress = replace(self._progress, seconds=time.monotonic() - self._began, paused=paused)
+        reporter = self._group.context.reporter
+        if paused and not before:
+            reporter.line(f"{self._progress.label}: paused: {paused}")
+        elif before and not paused:
+            reporter.line(f"{self._progress.label}: goes on")
+        reporter.progress(self._progress)
+        if fresh and self.published is None:  # until it is published again the bookkeeping tells of what is
+            with suppress(CdcError, SQLAlchemyError):  # an outage of the bookkeeping hides progress, no more than that
+                self.store.chunks_read(*self._key[:2], results(fresh))
+                hit("books.after_chunks")
+
+    def _count(self, chunks: list[dict[str, Any]], own: bool) -> None:
+        p, rows = self._progress, sum(int(c["rows"]) for c in chunks)
+        self._progress = replace(
+            p,
+            chunks_done=p.chunks_done + len(chunks),
+            rows=p.rows + rows,
+            corrected=p.corrected + sum(int(c["corrected"]) for c in chunks),
+            fresh_chunks=p.fresh_chunks + own * len(chunks),
+            fresh_rows=p.fresh_rows + own * rows,
+        )
 
     def _loop(self) -> None:
         beat = time.monotonic()
@@ -129,7 +158,7 @@ class Claim:
             if time.monotonic() - beat >= HEARTBEAT_SECONDS - _POLL_SECONDS / 2:
                 beat = time.monotonic()
                 with suppress(CdcError, SQLAlchemyError):
-                    if not self._store.group_heartbeat(*self._key, self.attempt):
+                    if not self.store.group_heartbeat(*self._key, self.attempt):
                         self._taken.set()
 
 
@@ -167,6 +196,7 @@ def claim(group: Group, store: Store, holder: str, requested_by: str) -> Claim |
             state="running" if published is None else "rereading",
         )
         if attempt:
+            hit("claim.after_write")
             return Claim(group, store, attempt, row, published)
 
 

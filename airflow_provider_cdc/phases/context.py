@@ -6,16 +6,25 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from airflow_provider_cdc.connections import Connection, database_url, mysql_args, resolve, spark_settings
 from airflow_provider_cdc.core.plan import Plan
+from airflow_provider_cdc.core.progress import ChunkProgress
+from airflow_provider_cdc.core.start import SNAPSHOT, start_text
 from airflow_provider_cdc.exceptions import NotReadyError
+from airflow_provider_cdc.failpoints import hit
 from airflow_provider_cdc.mysql.planner import make_plan
+from airflow_provider_cdc.mysql.retention import open_to_end
 from airflow_provider_cdc.mysql.session import connect
+from airflow_provider_cdc.mysql.start import plan_from
 from airflow_provider_cdc.pipeline import Pipeline
-from airflow_provider_cdc.sinks.layout import Layout, read_json, write_json_once
+from airflow_provider_cdc.sinks.layout import Layout, read_plan, write_json_once
 from airflow_provider_cdc.store import Segment, Store
+
+#: Slot of the replication server id with which the start of a stream is looked for.
+_START_SLOT = 102
 
 
 class Reporter(Protocol):
@@ -24,8 +33,8 @@ class Reporter(Protocol):
     def line(self, text: str) -> None:
         """One finished thing, worth a line."""
 
-    def progress(self, table: str, done: int, total: int, rows: int) -> None:
-        """Chunks of a table done so far and the rows in them."""
+    def progress(self, progress: ChunkProgress) -> None:
+        """How far something is; called often, also where nothing has changed."""
 
 
 class Quiet:
@@ -34,7 +43,7 @@ class Quiet:
     def line(self, text: str) -> None:
         """Nothing."""
 
-    def progress(self, table: str, done: int, total: int, rows: int) -> None:
+    def progress(self, progress: ChunkProgress) -> None:
         """Nothing."""
 
 
@@ -90,17 +99,31 @@ class Context:
 
         :raises NotReadyError: if the pipeline captures other tables than it was planned with.
         """
-        found = read_json(self.layout.plan)
+        found = read_plan(self.layout)
         if found is None:
             return None
-        plan = Plan.from_json(found)
-        if plan.patterns != (self.pipeline.source.tables, self.pipeline.source.exclude):
+        plan = found.with_zero_dates(self.pipeline.source.zero_dates)
+        patterns = self.pipeline.source.patterns
+        had = plan.patterns + ((),) * (len(patterns) - len(plan.patterns))
+        for (name, now), before in zip(patterns.items(), had, strict=True):
+            if now != before:
+                raise NotReadyError(
+                    f"source.{name} of {plan.pipeline} changed since its snapshot (it was {list(before)})",
+                    "Adding and removing tables or columns is not built yet: put it back, or start with a fresh "
+                    "sink.path",
+                )
+        if plan.start != self.pipeline.stream.start:
             raise NotReadyError(
-                f"source.tables or source.exclude of {plan.pipeline} changed since its snapshot (it had "
-                f"tables {list(plan.patterns[0])}, exclude {list(plan.patterns[1])})",
-                "Adding and removing tables is not built yet: put them back, or start with a fresh sink.path",
+                f"stream.start of {plan.pipeline} is {start_text(self.pipeline.stream.start)}, and it began with "
+                f"{start_text(plan.start)}",
+                "A pipeline begins once: put it back, or start with a fresh sink.path",
             )
         return plan
+
+    def newest(self, plan: Plan) -> Plan:
+        """The plan as it is now: itself, unless a table was planned again since it was read."""
+        amended = self.layout.amendment(plan.generation, 0, 0).parent.glob("*.json")
+        return plan if len([*amended]) == sum(table.revision for table in plan.tables) else self.need_plan()
 
     def need_plan(self) -> Plan:
         """The plan in the sink.
@@ -117,13 +140,27 @@ class Context:
 
     def new_plan(self, generation: int) -> Plan:
         """Plan from the source as it is now; nothing is written."""
-        settings = self.pipeline.snapshot
+        pipeline, settings = self.pipeline, self.pipeline.snapshot
+        patterns = tuple(pipeline.source.patterns.values())
         with closing(connect(self.connect_args)) as connection:
+            if pipeline.stream.start != SNAPSHOT:
+                replica = pipeline.server_id(_START_SLOT), pipeline.replica_uuid(_START_SLOT)
+                return plan_from(
+                    connection,
+                    pipeline.name,
+                    pipeline.captures,
+                    patterns=patterns,
+                    keeps=pipeline.keeps,
+                    generation=generation,
+                    start=pipeline.stream.start,
+                    open_at=partial(open_to_end, self.connect_args, *replica),
+                )
             return make_plan(
                 connection,
-                self.pipeline.name,
-                self.pipeline.captures,
-                patterns=(self.pipeline.source.tables, self.pipeline.source.exclude),
+                pipeline.name,
+                pipeline.captures,
+                patterns=patterns,
+                keeps=pipeline.keeps,
                 generation=generation,
                 chunk_rows=settings.chunk_rows,
                 group_rows=settings.group_rows,
@@ -138,10 +175,10 @@ class Context:
             self._refuse_lost_plan(plan)
             if not write_json_once(self.layout.plan, plan.to_json()):
                 return self.ensure_plan(store)  # another process was faster: its plan counts
-            self.reporter.line(
-                f"planned {len(plan.tables)} tables: {len(plan.chunks)} chunks in {len(plan.groups())} groups, "
-                f"P0 at {plan.p0.at}"
-            )
+            made = f"{len(plan.chunks)} chunks in {len(plan.groups())} groups"
+            made = made if plan.start == SNAPSHOT else f"no snapshot, start at {start_text(plan.start)}"
+            self.reporter.line(f"planned {len(plan.tables)} tables: {made}, P0 at {plan.p0.at}")
+            hit("plan.after_write")
         record_plan(store, plan, self.pipeline.snapshot.chunk_rows)
         return plan
 
@@ -149,7 +186,8 @@ class Context:
         """Tables are made after the plan is written: one that is there already has rows that no plan accounts for."""
         for table in plan.tables:
             folder = self.layout.table(table)
-            if (folder / "_delta_log").exists():
+            # Looked for again: a process that began at the same time may have written it, and made the table then.
+            if (folder / "_delta_log").exists() and not self.layout.plan.exists():
                 raise NotReadyError(
                     f"there is a Delta table at {folder}, but no plan at {self.layout.plan}",
                     "Restore the plan, or start with a fresh sink.path (or remove the table)",
@@ -184,7 +222,7 @@ def record_plan(store: Store, plan: Plan, chunk_rows: int) -> bool:
             {"group_no": no, "tables": [names[i] for i in sorted({c.table for c in chunks})]}
             for no, chunks in plan.groups().items()
         ],
-        [
+        (
             {
                 "chunk_no": c.no,
                 "group_no": c.group,
@@ -194,7 +232,7 @@ def record_plan(store: Store, plan: Plan, chunk_rows: int) -> bool:
                 "upper": list(c.upper),
             }
             for c in plan.chunks
-        ],
+        ),
     )
     lineage = plan.lineage
     store.set_lineage(plan.pipeline, [Segment(lineage.server, lineage.start_file, plan.p0.at.position, lineage.base)])

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from airflow_provider_cdc.core.offset import Position
-from airflow_provider_cdc.core.plan import Chunk, Plan
+from airflow_provider_cdc.core.plan import Chunk, Plan, slices
 from airflow_provider_cdc.exceptions import TerminalError
+from airflow_provider_cdc.failpoints import hit
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.sinks.delta import DeltaTarget, Fence, target_of
-from airflow_provider_cdc.sinks.layout import read_json
-from airflow_provider_cdc.store import Store
+from airflow_provider_cdc.sinks.layout import read_json, whole_json, write_json_once
+from airflow_provider_cdc.store import ChunkResult, Store
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,12 @@ class Coverage:
     rows: int
 
 
-def generation_fence(plan: Plan) -> Fence:
-    """Fence that keeps jobs of an older snapshot out of the tables."""
-    return Fence(f"cdc/{plan.pipeline}/generation", plan.generation)
+def generation_fence(plan: Plan, table: int) -> Fence:
+    """Fence that keeps jobs of an older snapshot, or of an older definition of the table, out of it.
+
+    :param table: index of the table.
+    """
+    return Fence(f"cdc/{plan.pipeline}/generation", plan.generation * 1_000_000 + plan.tables[table].revision)
 
 
 def group_marker(plan: Plan, group: int) -> str:
@@ -51,31 +55,31 @@ def coverage(context: Context, plan: Plan, tables: Sequence[DeltaTarget]) -> lis
 
     :raises TerminalError: if the manifest of a published attempt is missing.
     """
-    found: list[Coverage] = []
-    manifests: dict[tuple[int, int], list[dict[str, Any]]] = {}
-    by_table: dict[int, list[Chunk]] = {}
-    for chunk in plan.chunks:
-        by_table.setdefault(chunk.table, []).append(chunk)
+    won: dict[int, dict[int, set[int]]] = {}  # group -> published attempt -> tables
     for index, target in enumerate(tables):
-        marks: dict[int, int] = {}
-        rows = 0
         if not target.exists():
             return None
         delta = target.load()
-        for group in sorted(plan.groups_of(index)):
+        for group in plan.groups_of(index):
             attempt = delta.transaction_version(group_marker(plan, group))
             if attempt is None:
                 return None
-            if (group, attempt) not in manifests:
-                manifests[group, attempt] = read_manifest(context, plan, group, attempt)
-            for manifest in manifests[group, attempt]:
-                if manifest["table"] == index:
-                    rows += manifest["file"]["rows"]
+            won.setdefault(group, {}).setdefault(attempt, set()).add(index)
+    marks: dict[int, int] = {}
+    rows = [0] * len(tables)
+    for group, attempts in won.items():
+        for attempt, concerned in attempts.items():
+            for manifest in read_manifest(context, plan, group, attempt):
+                if manifest["table"] in concerned:
+                    rows[manifest["table"]] += manifest["file"]["rows"]
                     for chunk in manifest["chunks"]:
                         marks[chunk["no"]] = plan.lineage.seq(Position.from_json(chunk["hw"]))
-        chunks = tuple(by_table.get(index, ()))
-        found.append(Coverage(chunks, tuple(marks[c.no] for c in chunks), rows))
-    return found
+    chunks: list[list[Chunk]] = [[] for _ in tables]
+    for planned in plan.chunks:
+        chunks[planned.table].append(planned)
+    return [
+        Coverage(tuple(mine), tuple(marks[c.no] for c in mine), count) for mine, count in zip(chunks, rows, strict=True)
+    ]
 
 
 def read_manifest(context: Context, plan: Plan, group: int, attempt: int) -> list[dict[str, Any]]:
@@ -93,16 +97,30 @@ def read_manifest(context: Context, plan: Plan, group: int, attempt: int) -> lis
     return listed
 
 
+def write_manifest(
+    context: Context, plan: Plan, group: int, attempt: int, manifests: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Write the manifest of an attempt, once: two that were given the same number publish the same files.
+
+    :param manifests: one entry a file.
+    :returns: what stands.
+    """
+    write_json_once(context.layout.attempt(plan.generation, group, attempt), manifests)
+    return read_manifest(context, plan, group, attempt)
+
+
 @dataclass(frozen=True)
 class Totals:
     """What attempts of a group hold.
 
-    :param chunks: entries of the manifests, with ``bytes`` added.
+    :param files: entries of the manifests.
+    :param chunks: the chunks in them, with ``bytes`` added.
     :param rows: rows in the files.
     :param min_lw: lowest low watermark.
     :param max_hw: highest high watermark.
     """
 
+    files: tuple[dict[str, Any], ...]
     chunks: tuple[dict[str, Any], ...]
     rows: int
     min_lw: Position
@@ -119,11 +137,13 @@ class Group:
     """One chunk group of a plan, as the sink has it.
 
     :param number: its number.
+    :param opened: Delta tables of all tables of the plan, if the caller has them open.
     """
 
     context: Context
     plan: Plan
     number: int
+    opened: Sequence[DeltaTarget] = ()
 
     @cached_property
     def chunks(self) -> list[Chunk]:
@@ -131,9 +151,16 @@ class Group:
         return self.plan.groups()[self.number]
 
     @cached_property
+    def slices(self) -> list[tuple[Chunk, ...]]:
+        """Its chunks by the file that they share."""
+        return slices(self.chunks)
+
+    @cached_property
     def tables(self) -> dict[int, DeltaTarget]:
         """Delta tables that it concerns, by their index in the plan."""
         concerned = sorted({c.table for c in self.chunks})
+        if self.opened:
+            return {i: self.opened[i] for i in concerned}
         return {i: target_of(self.context.layout.table(self.plan.tables[i]), self.plan.tables[i]) for i in concerned}
 
     @property
@@ -156,8 +183,14 @@ class Group:
         layout, plan = self.context.layout, self.plan
         folders = [layout.files(plan.tables[i], plan.generation, self.number) for i in self.tables]
         numbers = [int(p.name) for folder in folders for p in folder.glob("*") if p.name.isdigit()]
-        listed = layout.group(plan.generation, self.number).glob("attempt-*.json")
-        return max([*numbers, *(int(p.stem.removeprefix("attempt-")) for p in listed)], default=0)
+        return max([*numbers, *(int(p.stem.removeprefix("attempt-")) for p in self._manifests())], default=0)
+
+    def has_manifest(self) -> bool:
+        """Whether an attempt was complete, so that it may have been published."""
+        return any(True for _ in self._manifests())
+
+    def _manifests(self) -> Iterator[Path]:
+        return self.context.layout.group(self.plan.generation, self.number).glob("attempt-*.json")
 
     def sidecars(self, above: int = 0) -> list[Path]:
         """Manifests of finished slices.
@@ -169,22 +202,34 @@ class Group:
         found = [path for folder in folders for path in folder.glob("*/slice-*.json")]
         return sorted(path for path in found if int(path.parent.name) > above)
 
-    def finished(self, above: int = 0) -> dict[int, dict[str, Any]]:
-        """Manifests of finished slices by number; a later attempt's stands before an earlier one's.
+    def finished(self, above: int = 0) -> dict[int, tuple[int, dict[str, Any]]]:
+        """Attempt and manifest of finished slices by number; a later attempt's stands before an earlier one's.
 
         :param above: only of attempts above this one.
         """
         found: dict[int, tuple[int, dict[str, Any]]] = {}
         for path in self.sidecars(above):
-            manifest = read_json(path)
-            table = self.plan.tables[manifest["table"]]
-            data = self.context.layout.table(table) / manifest["file"]["path"]
-            whole = data.exists() and data.stat().st_size == manifest["file"]["size"]
-            attempt = int(path.parent.name)
-            newest = attempt >= found.get(manifest["slice"], (0, {}))[0]
-            if whole and newest and manifest["fingerprint"] == table.fingerprint():
-                found[manifest["slice"]] = attempt, manifest
-        return {no: manifest for no, (_, manifest) in found.items()}
+            manifest, attempt = whole_json(path), int(path.parent.name)
+            no = manifest["slice"] if manifest and self._is_whole(manifest) else None
+            if no is not None and attempt >= found.get(no, (0, {}))[0]:
+                found[no] = attempt, manifest
+        return found
+
+    def _is_whole(self, manifest: Mapping[str, Any]) -> bool:
+        """Whether the file of a manifest is what the manifest says, and that is what the plan asks for."""
+        chunks, table = self.slices[manifest["slice"]], self.plan.tables[manifest["table"]]
+        data = self.context.layout.table(table) / manifest["file"]["path"]
+        return (
+            [c["no"] for c in manifest["chunks"]] == [c.no for c in chunks]
+            and manifest["fingerprint"] == table.fingerprint()
+            # After a DDL nothing counts that was read before it.
+            and all(
+                (table.since or self.plan.p0.at) <= low <= high for low, high in map(watermarks_of, manifest["chunks"])
+            )
+            and sum(c["rows"] for c in manifest["chunks"]) == manifest["file"]["rows"]
+            and data.exists()
+            and data.stat().st_size == manifest["file"]["size"]
+        )
 
     def totals(self, attempts: Mapping[int, int]) -> Totals:
         """What attempts hold.
@@ -192,15 +237,17 @@ class Group:
         :param attempts: the attempt of each table, such as :meth:`markers`.
         """
         listed = [
-            entry
-            for index, attempt in attempts.items()
+            (attempt, entry)
+            for attempt in set(attempts.values())
             for entry in read_manifest(self.context, self.plan, self.number, attempt)
-            if entry["table"] == index
+            if attempts.get(entry["table"]) == attempt
         ]
-        chunks = tuple(row for entry in listed for row in chunk_rows(entry))
+        chunks = tuple(row for attempt, entry in listed for row in chunk_rows(attempt, entry))
         low = min((Position.from_json(c["lw"]) for c in chunks), default=self.plan.p0.at)
         high = max((Position.from_json(c["hw"]) for c in chunks), default=self.plan.p0.at)
-        return Totals(chunks, sum(entry["file"]["rows"] for entry in listed), low, high)
+        return Totals(
+            tuple(entry for _, entry in listed), chunks, sum(entry["file"]["rows"] for _, entry in listed), low, high
+        )
 
     def adopt(self, store: Store, seen: int, finished_for: str | None = None) -> None:
         """Bring the bookkeeping up to what the sink says of a published group.
@@ -210,23 +257,29 @@ class Group:
         """
         plan, published = self.plan, self.markers()
         held, attempt = self.totals(published), max(published.values())
-        chunks_done(store, plan, max(seen, attempt), held.chunks)
+        store.chunks_done(plan.pipeline, plan.generation, results(held.chunks))
+        hit("books.after_chunks")
         low, high = held.min_lw.to_json(), held.max_hw.to_json()
         store.adopt_group(
             plan.pipeline, plan.generation, self.number, seen, attempt, held.rows, low, high, finished_for
         )
 
 
-def chunk_rows(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Chunks of a file with their share of its bytes."""
+def watermarks_of(chunk: Mapping[str, Any]) -> tuple[Position, Position]:
+    """Low and high watermark of a manifest's chunk."""
+    return Position.from_json(chunk["lw"]), Position.from_json(chunk["hw"])
+
+
+def chunk_rows(attempt: int, manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Chunks of a file with their share of its bytes.
+
+    :param attempt: the attempt that they count for.
+    """
     size, rows = manifest["file"]["size"], max(1, manifest["file"]["rows"])
-    return [{**c, "bytes": size * c["rows"] // rows} for c in manifest["chunks"]]
+    return [{**c, "attempt": attempt, "bytes": size * c["rows"] // rows} for c in manifest["chunks"]]
 
 
-def chunks_done(store: Store, plan: Plan, attempt: int, chunks: Sequence[Mapping[str, Any]]) -> None:
-    """Write chunks that an attempt has read into the bookkeeping."""
-    store.chunks_done(
-        plan.pipeline,
-        plan.generation,
-        [(c["no"], attempt, c["lw"], c["hw"], c["rows"], c["bytes"], c["corrected"], c["seconds"]) for c in chunks],
-    )
+def results(chunks: Sequence[Mapping[str, Any]]) -> list[ChunkResult]:
+    """Chunks as the bookkeeping takes them."""
+    names = ("no", "attempt", "lw", "hw", "rows", "bytes", "corrected", "seconds")
+    return [cast("ChunkResult", tuple(c[name] for name in names)) for c in chunks]

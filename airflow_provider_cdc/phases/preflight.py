@@ -13,12 +13,19 @@ from typing import Any
 from pymysql.connections import Connection
 
 from airflow_provider_cdc.core.schema import TableSchema
+from airflow_provider_cdc.core.start import SNAPSHOT
 from airflow_provider_cdc.exceptions import CdcError, NotReadyError, TransientError
-from airflow_provider_cdc.mysql.catalog import find_tables, read_schema
+from airflow_provider_cdc.mysql.catalog import find_tables, read_schema, why_no_key
+from airflow_provider_cdc.mysql.filters import filters, left_out
 from airflow_provider_cdc.mysql.keys import table_name
-from airflow_provider_cdc.mysql.session import connect, rows, value, where
-from airflow_provider_cdc.mysql.watermark import status
+from airflow_provider_cdc.mysql.server import binlog_status, identity, is_mariadb
+from airflow_provider_cdc.mysql.session import connect, pairs, rows, value, where
+from airflow_provider_cdc.mysql.throttle import replica_lag
+from airflow_provider_cdc.mysql.watermark import low_watermark
 from airflow_provider_cdc.phases.context import Context
+from airflow_provider_cdc.phases.retention import forecast
+from airflow_provider_cdc.pipeline import MAX_SLOT
+from airflow_provider_cdc.sinks.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -118,44 +125,51 @@ def _runtime() -> Iterator[Finding]:
 
 
 def _server(context: Context, connection: Connection[Any]) -> Iterator[Finding]:
-    version, log_bin, form, image, options, gtid, expire = rows(
-        connection,
-        "SELECT @@version, @@log_bin, @@global.binlog_format, @@global.binlog_row_image, "
-        "@@global.binlog_row_value_options, @@global.gtid_mode, @@global.binlog_expire_logs_seconds",
-    )[0]
+    mariadb = is_mariadb(connection)
+    version = str(value(connection, "SELECT @@version"))
     place = where(context.connect_args)
-    numbers = [int(n) for n in str(version).split("-")[0].split(".")[:2]]
-    if "mariadb" in str(version).lower() or numbers < [8, 4]:
-        yield Finding("error", f"server {place} is version {version}", "This version reads MySQL 8.4 and 9.x")
+    numbers = [int(n) for n in version.split("-")[0].split(".")[:2]]
+    if numbers < ([10, 11] if mariadb else [8, 4]):
+        yield Finding(
+            "error", f"server {place} is version {version}", "MySQL 8.4, 9.x, MariaDB 10.11 and newer are read"
+        )
         return
-    yield Finding("ok", f"server {place} is MySQL {version}")
+    yield Finding("ok", f"server {place} is {'MariaDB' if mariadb else 'MySQL'} {version}")
+    found = pairs(connection, "SHOW GLOBAL VARIABLES")
+    persist = "SET GLOBAL" if mariadb else "SET PERSIST"
     checks = (
-        ("log_bin", log_bin, "1", "Start the server with --log-bin"),
-        ("binlog_format", form, "ROW", "SET PERSIST binlog_format = 'ROW'"),
-        ("binlog_row_image", image, "FULL", "SET PERSIST binlog_row_image = 'FULL', then reconnect the writers"),
-        ("binlog_row_value_options", options, "", "SET PERSIST binlog_row_value_options = ''"),
-        ("gtid_mode", gtid, "ON", "Set gtid_mode=ON and enforce_gtid_consistency=ON on the server"),
+        ("log_bin", "ON", "Start the server with --log-bin"),
+        ("binlog_format", "ROW", f"{persist} binlog_format = 'ROW'"),
+        ("binlog_row_image", "FULL", f"{persist} binlog_row_image = 'FULL', then reconnect the writers"),
+        ("binlog_row_value_options", "", "SET PERSIST binlog_row_value_options = ''"),
+        ("encrypt_binlog", "OFF", "Set encrypt_binlog=OFF on the server: encrypted binlogs are not read yet"),
     )
-    for name, is_value, wanted, remedy in checks:
-        if is_value != wanted:
-            yield Finding("error", f"{name} is {is_value!r}, {wanted!r} is needed", remedy)
-    if log_bin != "1":
+    for name, wanted, remedy in checks:
+        if found.get(name, wanted) != wanted:
+            yield Finding("error", f"{name} is {found[name]!r}, {wanted!r} is needed", remedy)
+    if found["log_bin"] != "ON":
         return
-    if 0 < int(expire or 0) < 86_400:
+    expire = int(found.get("binlog_expire_logs_seconds", "0"))
+    if 0 < expire < 86_400:
         yield Finding(
             "warning",
-            f"binlogs are kept for {int(expire or 0) / 3600:.1f} h only",
+            f"binlogs are kept for {expire / 3600:.1f} h only",
             "Raise binlog_expire_logs_seconds: a stream that stands still longer loses its position",
         )
-    at, _ = _granted(lambda: status(connection), "REPLICATION CLIENT")
-    yield Finding("ok", f"binary log at {at}, gtid_mode {gtid}")
-    if value(connection, "SELECT @@log_replica_updates") != "1" and rows(connection, "SHOW REPLICA STATUS"):
+    if mariadb and found.get("binlog_row_metadata") != "FULL":
         yield Finding(
-            "error",
-            "the server is a replica that leaves out of its binary log what it replicates",
-            "Start it with --log-replica-updates, or read its source",
+            "warning",
+            f"binlog_row_metadata is {found.get('binlog_row_metadata')!r}: the binary log does not tell names and "
+            "signs of columns, so a change of a table that leaves them out would not be noticed",
+            "SET GLOBAL binlog_row_metadata = 'FULL'",
         )
-    do, ignore = rows(connection, "SHOW BINARY LOG STATUS")[0][2:4]
+    at, do, ignore = _granted(lambda: binlog_status(connection), "REPLICATION CLIENT")
+    yield Finding("ok", f"binary log at {at}, {'MariaDB' if mariadb else 'gtid_mode ' + found['gtid_mode']}")
+    if not mariadb and found["gtid_mode"] != "ON":
+        # Without GTIDs watermarks need grants; the error names them.
+        low_watermark(connection)
+        yield Finding("ok", "low watermarks can be taken without GTIDs")
+    yield from _updates(connection, found, mariadb)
     if do or ignore:
         yield Finding(
             "error",
@@ -164,25 +178,54 @@ def _server(context: Context, connection: Connection[Any]) -> Iterator[Finding]:
         )
 
 
+def _updates(connection: Connection[Any], found: dict[str, str], mariadb: bool) -> Iterator[Finding]:
+    if found.get("log_replica_updates", found.get("log_slave_updates")) == "ON":
+        return
+    try:
+        if not rows(connection, "SHOW ALL SLAVES STATUS" if mariadb else "SHOW REPLICA STATUS"):
+            return
+    except NotReadyError:  # MariaDB asks for a grant that nothing else needs
+        yield Finding(
+            "warning",
+            "log_slave_updates is OFF, and the user may not see whether the server is a replica",
+            "If it is one, start it with --log-slave-updates; GRANT REPLICA MONITOR ON *.* lets this be seen",
+        )
+        return
+    yield Finding(
+        "error",
+        "the server is a replica that leaves out of its binary log what it replicates",
+        "Start it with --log-replica-updates (MariaDB: --log-slave-updates), or read its source",
+    )
+
+
 def _granted(read: Callable[[], Any], grant: str, scope: str = "*.*") -> Any:
     try:
         return read()
     except NotReadyError as error:
         if "denied" not in error.message:
             raise
-        raise NotReadyError(
-            f"the user lacks the grant {grant} on {scope}", f"GRANT {grant} ON {scope} TO the user of the connection"
-        ) from None
+        raise NotReadyError(*_lacks(grant, scope)) from None
+
+
+def _lacks(grant: str, scope: str = "*.*") -> tuple[str, str]:
+    return f"the user lacks the grant {grant} on {scope}", f"GRANT {grant} ON {scope} TO the user of the connection"
 
 
 def _server_ids(context: Context, connection: Connection[Any]) -> Iterator[Finding]:
     pipeline = context.pipeline
-    slots = range(pipeline.snapshot.parallelism + 1)
-    mine = {pipeline.server_id(s): pipeline.replica_uuid(s) for s in slots}
-    taken = {
-        int(str(row[0])): str(row[-1])
-        for row in _granted(lambda: rows(connection, "SHOW REPLICAS"), "REPLICATION SLAVE")
-    }
+    mine = {pipeline.server_id(slot): pipeline.replica_uuid(slot) for slot in range(MAX_SLOT + 1)}
+    try:
+        listed = rows(connection, "SHOW SLAVE HOSTS" if is_mariadb(connection) else "SHOW REPLICAS")
+    except NotReadyError:
+        if not is_mariadb(connection):
+            raise NotReadyError(*_lacks("REPLICATION SLAVE")) from None
+        yield Finding(
+            "warning",
+            f"whether the replication server ids {min(mine)} to {max(mine)} are free cannot be seen",
+            "GRANT REPLICATION MASTER ADMIN ON *.* TO the user of the connection lets this be seen",
+        )
+        return
+    taken = {int(str(row[0])): str(row[-1]) for row in listed}
     own = int(value(connection, "SELECT @@server_id") or 0)
     for number, uuid in mine.items():
         # The same uuid is this pipeline itself: a connection that the server has not noticed to be dead.
@@ -213,8 +256,11 @@ def _tables(context: Context, connection: Connection[Any]) -> list[Finding]:
         ]
     found += _one(lambda: _cascades(connection, matched))
     found += _one(lambda: _created_since(context, matched))
+    found += _one(lambda: _replica(context, connection, matched))
+    found += _one(lambda: _retention(context, connection, matched))
+    keeps = context.pipeline.keeps
     for database, table, engine in matched:
-        found += _one(lambda d=database, t=table, e=engine: _table(connection, d, t, e))  # type: ignore[misc]
+        found += _one(lambda d=database, t=table, e=engine: _table(connection, d, t, e, keeps))  # type: ignore[misc]
     return found
 
 
@@ -240,6 +286,56 @@ def _cascades(connection: Connection[Any], matched: list[tuple[str, str, str]]) 
             )
 
 
+def _replica(context: Context, connection: Connection[Any], matched: list[tuple[str, str, str]]) -> Iterator[Finding]:
+    """What a server that is a replica does not have, and whether its lag can be looked at."""
+    limit = context.pipeline.snapshot.max_replica_lag_seconds
+    try:
+        replica, channels = replica_lag(connection)[0], filters(connection)
+    except NotReadyError:  # MariaDB asks for a grant that nothing else needs
+        if limit is not None:
+            yield Finding(
+                "error",
+                "snapshot.max_replica_lag_seconds is set, and the user may not see how far the server is behind",
+                "GRANT REPLICA MONITOR ON *.* TO the user of the connection, or leave the limit out",
+            )
+        return
+    if limit is not None and not replica:
+        yield Finding(
+            "warning",
+            "snapshot.max_replica_lag_seconds has no effect: the server is not a replica",
+            "Leave it out: a snapshot writes nothing, so replicas of its source have nothing more to do",
+        )
+    for database, table, _ in matched:
+        if found := {name for channel in channels if (name := left_out(channel, database, table))}:
+            yield Finding(
+                "warning",
+                f"table {database}.{table}: this server is a replica that leaves out its changes ({', '.join(found)})",
+                "What is copied is what this server has: read its source, or change the filter",
+            )
+
+
+def _retention(context: Context, connection: Connection[Any], matched: list[tuple[str, str, str]]) -> Iterator[Finding]:
+    """Whether the binlog outlives the snapshot. Once a stream has begun, that is its own concern."""
+    if context.pipeline.stream.start != SNAPSHOT:
+        return
+    try:
+        plan = context.load_plan()
+        if Progress(context.layout.progress, context.pipeline.name).read() is not None:
+            return
+    except (OSError, NotReadyError):
+        return  # a sink that cannot be looked into, or a plan of other tables, is a finding of its own
+    if plan is not None and identity(connection) != plan.p0.server:
+        return
+    found = forecast(context, connection, [(database, table) for database, table, _ in matched], plan)
+    yield Finding(
+        "ok" if found.verdict == "fine" else "warning",
+        f"a snapshot of {found}",
+        ""
+        if found.verdict == "fine"
+        else "Raise binlog_expire_logs_seconds first: a snapshot whose stream could not begin is ended early",
+    )
+
+
 def _created_since(context: Context, matched: list[tuple[str, str, str]]) -> Iterator[Finding]:
     try:
         plan = context.load_plan()
@@ -257,8 +353,20 @@ def _created_since(context: Context, matched: list[tuple[str, str, str]]) -> Ite
             )
 
 
-def _table(connection: Connection[Any], database: str, table: str, engine: str) -> Iterator[Finding]:
-    schema: TableSchema = read_schema(connection, database, table, engine)
+def _table(
+    connection: Connection[Any], database: str, table: str, engine: str, keeps: Callable[[str, str, str], bool]
+) -> Iterator[Finding]:
+    schema: TableSchema = read_schema(connection, database, table, engine, keeps)
     # Every column: with a right on some of them the others would not even be listed.
     _granted(lambda: rows(connection, f"SELECT * FROM {table_name(schema)} LIMIT 0"), "SELECT", table_name(schema))
-    yield Finding("ok", f"table {schema.label}: {len(schema.columns)} columns, key ({', '.join(schema.key)})")
+    left_out = f" ({len(schema.left_out)} more are left out)" if schema.left_out else ""
+    said = f"table {schema.label}: {len(schema.copied)} columns{left_out}"
+    if schema.key:
+        yield Finding("ok", f"{said}, key ({', '.join(schema.key)})")
+        return
+    yield Finding(
+        "warning",
+        f"{said}, no usable key{why_no_key(connection, schema)}: it is read whole, in one go that cannot be resumed "
+        "inside and needs a moment without a write to the table, and every delete and update searches its whole copy",
+        "Add a primary key (or a NOT NULL unique key) of integers, decimals, strings, binaries or dates",
+    )

@@ -20,7 +20,8 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from sqlalchemy.exc import SQLAlchemyError
 
-from airflow_provider_cdc.core.changes import apply_changes, last_changes
+from airflow_provider_cdc.core.changes import after, apply_changes, last_changes
+from airflow_provider_cdc.core.multiset import net
 from airflow_provider_cdc.core.offset import Offset, Position
 from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.core.schema import SEQ
@@ -30,12 +31,14 @@ from airflow_provider_cdc.failpoints import hit
 from airflow_provider_cdc.mysql.keys import keys_of
 from airflow_provider_cdc.mysql.ownership import owners
 from airflow_provider_cdc.mysql.session import connect
-from airflow_provider_cdc.phases.apply import Applier, epoch_fence, stream_marker
+from airflow_provider_cdc.phases.apply import Applier, epoch_fence, found_rows, stream_marker
 from airflow_provider_cdc.phases.context import Context
-from airflow_provider_cdc.phases.groups import Group, coverage, generation_fence, read_manifest
+from airflow_provider_cdc.phases.groups import Group, coverage, generation_fence, read_manifest, write_manifest
 from airflow_provider_cdc.processes import died_here
-from airflow_provider_cdc.sinks.delta import Actions, DataFile, Replacement, statistics_key, write_file
+from airflow_provider_cdc.sinks.delta import Actions, Replacement
+from airflow_provider_cdc.sinks.files import DataFile, read_changes, write_file
 from airflow_provider_cdc.sinks.layout import read_json, write_json
+from airflow_provider_cdc.sinks.multiset import merged
 from airflow_provider_cdc.spark.stage import StreamJob
 from airflow_provider_cdc.store import Store
 
@@ -51,25 +54,31 @@ class Staged:
     :param group: number of the group.
     :param attempt: number of the attempt.
     :param high: highest high watermark of its chunks.
+    :param since: where the stream stood before its first chunk was read, with the XA transactions open there.
     """
 
     group: int
     attempt: int
     high: Position
+    since: Offset
 
 
-def stage(group: Group, attempt: int, manifests: Sequence[dict[str, Any]]) -> Staged:
+def stage(group: Group, attempt: int, manifests: Sequence[dict[str, Any]], since: Offset) -> Staged:
     """Write down that an attempt is complete: its manifest, then a small file that asks for it to be published.
 
     :param manifests: one entry a file.
+    :param since: the resume point before the reading began.
     """
-    write_json(group.context.layout.attempt(group.plan.generation, group.number, attempt), manifests)
-    high = max(Position.from_json(chunk["hw"]) for entry in manifests for chunk in entry["chunks"])
+    manifests = write_manifest(group.context, group.plan, group.number, attempt, manifests)
+    marks = [Position.from_json(chunk["hw"]) for entry in manifests for chunk in entry["chunks"]]
+    high = max(marks)
+    if min(marks) < since.at:  # a file of an earlier try
+        since = group.plan.p0
     path = group.context.layout.staged(group.plan.generation) / f"{group.number}-{attempt}.json"
-    write_json(path, {"group": group.number, "attempt": attempt, "high": high.to_json()})
+    write_json(path, {"group": group.number, "attempt": attempt, "high": high.to_json(), "since": since.to_json()})
     hit("reread.after_stage")
     forget(group, attempt - 1)
-    return Staged(group.number, attempt, high)
+    return Staged(group.number, attempt, high, since)
 
 
 def waiting(context: Context, plan: Plan) -> list[Staged]:
@@ -78,7 +87,8 @@ def waiting(context: Context, plan: Plan) -> list[Staged]:
     for path in context.layout.staged(plan.generation).glob("*.json"):
         value = read_json(path)
         if value is not None:  # else it has just been published
-            found = Staged(value["group"], value["attempt"], Position.from_json(value["high"]))
+            high, since = Position.from_json(value["high"]), Offset.from_json(value["since"])
+            found = Staged(value["group"], value["attempt"], high, since)
             if found.group not in newest or newest[found.group].attempt < found.attempt:
                 newest[found.group] = found
     return [newest[number] for number in sorted(newest)]
@@ -101,6 +111,9 @@ def settle(group: Group, store: Store, staged: Staged) -> bool:
         _publish_alone(group, staged, index, manifests)
     watch: Watch | None = None
     while (group.published() or 0) < staged.attempt:
+        asked = any(found.group == staged.group for found in waiting(group.context, group.plan))
+        if not asked and (group.published() or 0) < staged.attempt:
+            return False  # the stream went on at another server
         run = store.current_stream(group.plan.pipeline)
         if run is None or run.state != "running" or died_here(run.host, run.pid, run.pid_started):
             return False
@@ -129,9 +142,9 @@ def _publish_alone(group: Group, staged: Staged, index: int, manifests: Sequence
         with _replacement(group, index) as rows:
             hit("reread.before_commit")
             target.commit(
-                lambda delta: target.replace(delta, files, rows, table.key) if due(delta) else None,
+                lambda delta: target.replace(delta, files, rows, table.key or [SEQ]) if due(delta) else None,
                 {group.marker: staged.attempt},
-                generation_fence(group.plan),
+                generation_fence(group.plan, index),
             )
             hit("reread.after_commit")
 
@@ -144,9 +157,16 @@ def publish_staged(context: Context, store: Store, plan: Plan, applier: Applier,
     :param job: reads the binlog.
     """
     for staged in waiting(context, plan):
+        group = Group(context, plan, staged.group)
+        if staged.since.server != applier.at.server:
+            forget(group, staged.attempt)
+            context.reporter.line(
+                f"group {staged.group} was read again (attempt {staged.attempt}) on server {staged.since.server}, "
+                "which the stream does not read any more: what was published stays"
+            )
+            continue
         if applier.at.at < staged.high:
             continue
-        group = Group(context, plan, staged.group)
         behind = [i for i, attempt in group.markers().items() if attempt < staged.attempt]
         for index in behind:
             _publish_table(group, staged, index, applier, job)
@@ -165,13 +185,13 @@ def _publish_table(group: Group, staged: Staged, index: int, applier: Applier, j
     listed = read_manifest(group.context, plan, group.number, staged.attempt)
     manifests = [m for m in listed if m["table"] == index]
     # A run that was killed before it wrote the resume point may have left the table further than that.
-    at = max(plan.lineage.seq(applier.at.at), target.marker(stream_marker(plan.pipeline)) or 0)
-    files = _replayed(group, staged, index, manifests, replace(applier.at, at=plan.lineage.position(at)), job)
+    at = max(applier.lineage.seq(applier.at.at), target.marker(stream_marker(plan.pipeline)) or 0)
+    files = _replayed(group, staged, index, manifests, replace(applier.at, at=applier.lineage.position(at)), job)
     with _replacement(group, index) as rows:
 
         def decide(delta: DeltaTable) -> Actions | None:
             standing = delta.transaction_version(group.marker)
-            return None if (standing or 0) >= staged.attempt else target.replace(delta, files, rows, table.key)
+            return None if (standing or 0) >= staged.attempt else target.replace(delta, files, rows, table.key or [SEQ])
 
         hit("reread.before_commit")
         target.commit(decide, {group.marker: staged.attempt, stream_marker(plan.pipeline): at}, applier.fence)
@@ -189,7 +209,10 @@ def _replayed(
     for entry in manifests:
         for chunk in entry["chunks"]:
             marks[numbers[chunk["no"]]] = plan.lineage.seq(Position.from_json(chunk["hw"]))
-    changes = _changes(group, staged, index, replace(end, at=plan.lineage.position(min(marks))), end, job)
+    changes, emptied = _changes(group, staged, index, end, job)
+    if not table.key:
+        (entry,) = manifests
+        return _recounted(group, staged, index, DataFile(**entry["file"]), marks[0], changes, emptied)
     # First reduced to the last change of each key, then what is covered (or another group's) is dropped.
     changes = last_changes(changes, table.key)
     with closing(connect(group.context.connect_args)) as connection:
@@ -201,30 +224,49 @@ def _replayed(
         newer = [i in mine and seq > marks[i] for i, seq in zip(owned, seqs, strict=True)]
         late = changes.filter(pa.array(newer, pa.bool_()))
         file = DataFile(**entry["file"])
-        if late.num_rows:
+        if late.num_rows or any(marks[i] < emptied for i in mine):
             home = group.context.layout.table(table)
             rows = pq.read_table(home / file.path, partitioning=None).cast(table.sink_schema)
-            rows = apply_changes(rows, late, table.key)
+            rows = apply_changes(rows.filter(pc.greater_equal(rows[SEQ], emptied)), late, table.key)
             name = f"{_home(group, index)}{staged.attempt}/replayed-{uuid.uuid4().hex}.parquet"
-            file = write_file(home, name, [rows], statistics_key(table))
+            file = write_file(home, name, rows.schema, [rows], table.integer_key)
         found.append(file)
     return found
 
 
-def _changes(group: Group, staged: Staged, index: int, start: Offset, end: Offset, job: StreamJob) -> pa.Table:
-    """Changes of one table in (start, end], in binlog order."""
-    table, pipeline = group.plan.tables[index], group.context.pipeline
-    found = table.sink_schema.empty_table()
+def _recounted(
+    group: Group, staged: Staged, index: int, file: DataFile, mark: int, changes: pa.Table, emptied: int
+) -> list[DataFile]:
+    """The staged file of a table without a key, after the changes behind its high watermark."""
+    plan, table = group.plan, group.plan.tables[index]
+    change, since = net(after(changes, mark), [c.name for c in table.copied]), emptied if emptied > mark else 0
+    if not change and not since:
+        return [file]
+    home, name = group.context.layout.table(table), f"{_home(group, index)}{staged.attempt}/replayed-"
+    with found_rows(table, plan.lineage):
+        done = merged(home, table.sink_schema, [(file.path, file.size)], change, since=since, name=name)
+    return done.add if done.remove else [file, *done.add]
+
+
+def _changes(group: Group, staged: Staged, index: int, end: Offset, job: StreamJob) -> tuple[pa.Table, int]:
+    """Changes of one table up to ``end`` that its staged chunks may lack, in binlog order, behind the last TRUNCATE;
+    and the ``_cdc_seq`` of that (0 if there is none).
+    """
+    table, pipeline, start = group.plan.tables[index], group.context.pipeline, staged.since
+    found, emptied = table.sink_schema.empty_table(), 0
     if end.at <= start.at:
-        return found
+        return found, emptied
     # Not the reader of the batches: the next batch may be being read at this moment.
     reader = pipeline.server_id(_SLOT), pipeline.replica_uuid(_SLOT)
     name = f"reread-{group.number}-{staged.attempt}"
-    for entry in replace(job, reader=reader).stage(start, end, name)["tables"]:
+    manifest = replace(job, readers=(reader,)).stage(start, replace(end, xa=()), name)
+    for entry in manifest["tables"]:
         if entry["table"] == index:
-            found = pq.ParquetFile(entry["path"]).read().cast(table.sink_schema)
-        Path(entry["path"]).unlink(missing_ok=True)
-    return found
+            emptied = entry["emptied"] or 0
+            found = read_changes(entry).cast(table.sink_schema)
+    for path in manifest["files"]:
+        Path(path).unlink(missing_ok=True)
+    return found, emptied
 
 
 @contextmanager
@@ -233,11 +275,13 @@ def _replacement(group: Group, index: int) -> Iterator[Replacement]:
     table = group.plan.tables[index]
     chunks = [c for c in group.chunks if c.table == index]
     span = None
-    if statistics_key(table) is not None:
+    if table.integer_key is not None:
         span = int(chunks[0].lower[0]), int(chunks[-1].upper[0])
     with closing(connect(group.context.connect_args)) as connection:
 
         def owned(keys: pa.Table) -> pa.Array:
+            if not table.key:  # one group has all of it
+                return pa.repeat(True, keys.num_rows)
             return pc.greater_equal(
                 pa.array(owners(connection, table, chunks, keys_of(table, keys)), pa.int64()), pa.scalar(0)
             )

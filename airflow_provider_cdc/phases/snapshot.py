@@ -3,31 +3,42 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
+from deltalake import DeltaTable
+
 from airflow_provider_cdc.core.offset import Position
-from airflow_provider_cdc.core.plan import Plan, slices
-from airflow_provider_cdc.exceptions import TransientError
+from airflow_provider_cdc.core.plan import Plan
+from airflow_provider_cdc.exceptions import FencedError, TableAlteredError, TransientError
 from airflow_provider_cdc.failpoints import hit
+from airflow_provider_cdc.mysql.server import identity, same_server
 from airflow_provider_cdc.mysql.session import connect, rows
+from airflow_provider_cdc.phases.amend import amend
 from airflow_provider_cdc.phases.claims import Claim, claim
 from airflow_provider_cdc.phases.context import Context, record_plan
 from airflow_provider_cdc.phases.groups import (
     Coverage,
     Group,
-    chunks_done,
+    Totals,
     coverage,
     generation_fence,
     group_marker,
+    results,
     targets,
+    watermarks_of,
+    write_manifest,
 )
 from airflow_provider_cdc.phases.reread import Staged, forget, settle, stage, waiting
-from airflow_provider_cdc.sinks.delta import Actions, DataFile, DeltaTarget
+from airflow_provider_cdc.phases.retention import RetentionGuard
+from airflow_provider_cdc.sinks.delta import Actions, DeltaTarget
+from airflow_provider_cdc.sinks.files import DataFile
 from airflow_provider_cdc.sinks.layout import write_json
-from airflow_provider_cdc.spark.snapshot_job import Runner, SnapshotJob
+from airflow_provider_cdc.sinks.notes import Notes
+from airflow_provider_cdc.sinks.progress import Progress
+from airflow_provider_cdc.spark.snapshot_job import COPIES, Runner, SnapshotJob
 from airflow_provider_cdc.store import Store
 
 __all__ = [
@@ -44,8 +55,15 @@ __all__ = [
 ]
 
 #: Replication server ids of workers: their slots follow the stream's and ``verify``'s. Groups that are read at the
-#: same time by processes of their own must not share any.
+#: same time by processes of their own must not share any, nor an attempt with one before it that still goes on, nor
+#: two copies of a Spark task: the strides are larger than the largest parallelism.
 _FIRST_SLOT, _SLOTS = 200, 800
+_ATTEMPT_STRIDE, _COPY_STRIDE = 66, 199
+
+#: Number of a slice -> attempt that read it, and its manifest.
+Finished = dict[int, tuple[int, dict[str, Any]]]
+#: How often tables may be altered while one group is read.
+_REPLANS = 20
 
 
 @dataclass(frozen=True)
@@ -89,13 +107,22 @@ def run_snapshot(context: Context, store: Store, plan: Plan, run: Runner) -> Non
 
     :param run: runs the slices of a group.
     """
+    opened = targets(context, plan)
     for group in plan.groups():
-        run_group(context, store, plan, group, run, holder="airflow-cdc")
-    adopt_published(context, store, plan)
+        run_group(context, store, plan, group, run, holder="airflow-cdc", opened=opened)
+    adopt_published(context, store, context.newest(plan))
 
 
 def run_group(
-    context: Context, store: Store, plan: Plan, group: int, run: Runner, *, holder: str, requested_by: str = ""
+    context: Context,
+    store: Store,
+    plan: Plan,
+    group: int,
+    run: Runner,
+    *,
+    holder: str,
+    requested_by: str = "",
+    opened: Sequence[DeltaTarget] = (),
 ) -> GroupResult:
     """Read one group and publish it. One that is published already is adopted, unless it is to be read again.
 
@@ -107,27 +134,47 @@ def run_group(
     :param holder: who reads it, for people.
     :param requested_by: identity of a scheduler's task. If this very task has finished the group before, somebody
         wants it again: it is read again under a new attempt, and replaces the first.
+    :param opened: Delta tables of all tables of the plan, if the caller has them open.
     :raises TransientError: if another process took the group over while it was read.
     :raises FencedError: if a newer snapshot has taken the tables.
+    :raises TableAlteredError: if a DDL has changed a table and it cannot be planned again.
     """
-    began = time.monotonic()
-    work = Group(context, plan, group)
-    _prepare(context, plan, [*work.tables.values()])
+    for last in (*[False] * _REPLANS, True):
+        try:
+            return _run(Group(context, plan, group, opened), store, run, holder, requested_by)
+        except TableAlteredError as error:
+            if last:
+                raise
+            amend(context, plan, error)
+            plan, opened = context.newest(plan), ()
+        except FencedError:
+            newest = context.newest(plan)
+            if last or newest is plan:
+                raise
+            plan, opened = newest, ()  # another process has planned a table again
+    raise AssertionError("unreachable")
+
+
+def _run(work: Group, store: Store, run: Runner, holder: str, requested_by: str) -> GroupResult:
+    began, plan = time.monotonic(), work.plan
+    _prepare(work.context, plan, work.tables)
     held = claim(work, store, holder, requested_by)
     if held is None:
         _adopt(work, store, requested_by)
         outcome, attempt = "adopted", max(work.markers().values())
+        found = work.totals(work.markers())
     else:
         with held:
             outcome, attempt = _first(work, held, run) if held.published is None else _again(work, store, held, run)
-            _finish(work, store, held.attempt, requested_by)
+            found = _finish(work, store, held.attempt, requested_by)
             if outcome == "replaced":
                 forget(work, attempt)
-    found = work.totals(dict.fromkeys(work.tables, attempt) if outcome == "staged" else work.markers())
+        if outcome == "staged":
+            found = work.totals(dict.fromkeys(work.tables, attempt))
     store.finish_snapshot(plan.pipeline, plan.generation)
     seconds = time.monotonic() - began
     return GroupResult(
-        group,
+        work.number,
         outcome,
         attempt,
         tuple(plan.tables[i].label for i in work.tables),
@@ -148,14 +195,16 @@ def adopt_published(context: Context, store: Store, plan: Plan) -> bool:
     """
     record_plan(store, plan, context.pipeline.snapshot.chunk_rows)
     if not plan.groups():
-        _prepare(context, plan, [])
+        _prepare(context, plan, {})
     snapshot = store.snapshot(plan.pipeline, plan.generation)
     if snapshot is not None and snapshot.state == "done":
         return True
+    opened = targets(context, plan)
     for row in store.groups(plan.pipeline, plan.generation):
         if row.state in ("pending", "running"):
-            group = Group(context, plan, row.group_no)
-            if group.published() is not None:
+            group = Group(context, plan, row.group_no, opened)
+            # The manifest stands before the first commit: without one there is no need to look into the tables.
+            if group.has_manifest() and group.published() is not None:
                 group.adopt(store, row.attempt)
     return store.finish_snapshot(plan.pipeline, plan.generation)
 
@@ -166,27 +215,30 @@ def publish(
     group: int,
     attempt: int,
     manifests: Sequence[dict[str, Any]],
-    tables: Sequence[DeltaTarget],
+    tables: Mapping[int, DeltaTarget],
 ) -> None:
-    """Write the attempt's manifest, then one commit a table. The first attempt whose marker stands has won."""
-    write_json(context.layout.attempt(plan.generation, group, attempt), manifests)
+    """Write the attempt's manifest, then one commit a table. The first attempt whose marker stands has won.
+
+    :param tables: Delta tables by their index in the plan.
+    """
+    manifests = write_manifest(context, plan, group, attempt, manifests)
     marker = group_marker(plan, group)
     for index in sorted({m["table"] for m in manifests}):
         files = [DataFile(**m["file"]) for m in manifests if m["table"] == index]
         added = Actions(add=[f for f in files if f.rows])
+
+        def decide(table: DeltaTable, added: Actions = added) -> Actions | None:
+            return added if table.transaction_version(marker) is None else None
+
         hit("group.before_commit")
-        tables[index].commit(
-            lambda table, added=added: added if table.transaction_version(marker) is None else None,
-            {marker: attempt},
-            generation_fence(plan),
-        )
+        tables[index].commit(decide, {marker: attempt}, generation_fence(plan, index))
         hit("group.after_commit")
 
 
 def _first(work: Group, held: Claim, run: Runner) -> tuple[str, int]:
     """Read a group for the first time; how it ended, and the attempt that is published."""
     manifests = _read(work, held, run)
-    publish(work.context, work.plan, work.number, held.attempt, manifests, targets(work.context, work.plan))
+    publish(work.context, work.plan, work.number, held.attempt, manifests, work.tables)
     won = max(work.markers().values())
     return "published" if won == held.attempt else "adopted", won
 
@@ -199,7 +251,8 @@ def _again(work: Group, store: Store, held: Claim, run: Runner) -> tuple[str, in
         if staged is None and held.published is not None and held.published >= held.before.attempt:
             return "replaced", held.published  # the stream has published it, after that try was killed
     if staged is None:
-        staged = stage(work, held.attempt, _read(work, held, run))
+        since = Progress(work.context.layout.progress, work.plan.pipeline).read() or work.plan.p0
+        staged = stage(work, held.attempt, _read(work, held, run), since)
     if settle(work, store, staged):
         return "replaced", staged.attempt
     work.context.reporter.line(
@@ -211,50 +264,79 @@ def _again(work: Group, store: Store, held: Claim, run: Runner) -> tuple[str, in
 def _read(work: Group, held: Claim, run: Runner) -> list[dict[str, Any]]:
     """Manifests of all slices of a group; those that are finished already are not read again."""
     context, plan = work.context, work.plan
-    wanted = range(len(slices(work.chunks)))
-    finished = work.finished(held.above)
-    if held.published is not None and finished:
-        finished = _replayable(context, finished)
+    wanted = range(len(work.slices))
+    finished = _replayable(context, plan, work.finished(held.above))
+    held.begin(finished.values())
     missing = [no for no in wanted if no not in finished]
-    parallelism = context.pipeline.snapshot.parallelism
-    slots = [
-        _FIRST_SLOT + (work.number * parallelism + worker) % _SLOTS
-        for worker in range(max(1, min(parallelism, len(missing))))
-    ]
+    write_json(context.layout.share(plan.generation, work.number), plan.share(work.number).to_json())
     job = SnapshotJob(
         connect_args=dict(context.connect_args),
-        replicas=tuple((context.pipeline.server_id(slot), context.pipeline.replica_uuid(slot)) for slot in slots),
+        replicas=_replicas(context, work.number, held.attempt, len(missing)),
         root=str(context.layout.root),
         pipeline=plan.pipeline,
+        generation=plan.generation,
         group=work.number,
         attempt=held.attempt,
         missing=tuple(missing),
+        limits=context.pipeline.snapshot.limits,
+        zero_dates=context.pipeline.source.zero_dates,
     )
     held.look()
-    for manifest in run(job) if missing else []:
-        finished[manifest["slice"]] = manifest
+    notes = Notes(context.layout.notes(plan.generation, work.number, held.attempt))
+    try:
+        if missing:
+            with RetentionGuard(context, held.store, plan, work.number, notes):
+                finished |= {manifest["slice"]: (held.attempt, manifest) for manifest in run(job)}
+    finally:
+        notes.clear()
     held.look()
     lost = [no for no in wanted if no not in finished]
     if lost:
         raise TransientError(f"group {work.number} ended without its slices {lost[:5]}", "Run again")
     held.check()
-    return [finished[no] for no in wanted]
+    return [finished[no][1] for no in wanted]
 
 
-def _replayable(context: Context, finished: dict[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
+def _replicas(context: Context, group: int, attempt: int, missing: int) -> tuple[tuple[tuple[int, str], ...], ...]:
+    """Replication server id and uuid of each copy of each worker of an attempt."""
+    pipeline, parallelism = context.pipeline, context.pipeline.snapshot.parallelism
+    found = []
+    for worker in range(max(1, min(parallelism, missing))):
+        first = group * parallelism + worker + _ATTEMPT_STRIDE * (attempt % 3)
+        slots = [_FIRST_SLOT + (first + _COPY_STRIDE * copy) % _SLOTS for copy in range(COPIES)]
+        found.append(tuple((pipeline.server_id(slot), pipeline.replica_uuid(slot)) for slot in slots))
+    return tuple(found)
+
+
+def _replayable(context: Context, plan: Plan, finished: Finished) -> Finished:
     """The slices whose high watermarks the server still has: the stream has to go on from there."""
+    if not finished:
+        return {}
     with closing(connect(context.connect_args)) as connection:
-        logs = {str(row[0]) for row in rows(connection, "SHOW BINARY LOGS")}
-    return {no: m for no, m in finished.items() if all(chunk["hw"][0] in logs for chunk in m["chunks"])}
+        same_server(identity(connection), plan.p0.server)
+        logs = {str(row[0]): int(row[1] or 0) for row in rows(connection, "SHOW BINARY LOGS")}
+
+    def has(at: Position) -> bool:
+        return at.position <= logs.get(at.file, -1)
+
+    return {
+        no: (attempt, manifest)
+        for no, (attempt, manifest) in finished.items()
+        if all(has(watermarks_of(chunk)[1]) for chunk in manifest["chunks"])
+    }
 
 
-def _prepare(context: Context, plan: Plan, concerned: Sequence[DeltaTarget]) -> None:
+def _prepare(context: Context, plan: Plan, concerned: Mapping[int, DeltaTarget]) -> None:
     """Make the tables that a group concerns, and those that no group concerns since they were empty."""
-    filled = {chunk.table for chunk in plan.chunks}
-    empty = [target for i, target in enumerate(targets(context, plan)) if i not in filled and not target.exists()]
-    for target in [*concerned, *empty]:
+    empty = {i: t for i, t in enumerate(targets(context, plan)) if not plan.groups_of(i) and not t.exists()}
+    for index, target in {**concerned, **empty}.items():
+        fence = generation_fence(plan, index)
+        if target.fenced == fence:
+            continue
+        if plan.tables[index].revision and target.exists():
+            target.redefine(fence, [group_marker(plan, g) for g in plan.groups_of(index)])
         target.create(plan.pipeline)
-        target.raise_fence(generation_fence(plan))
+        target.raise_fence(fence)
 
 
 def _adopt(work: Group, store: Store, requested_by: str) -> None:
@@ -263,9 +345,12 @@ def _adopt(work: Group, store: Store, requested_by: str) -> None:
         work.adopt(store, row.attempt, requested_by or None)
 
 
-def _finish(work: Group, store: Store, attempt: int, requested_by: str) -> None:
+def _finish(work: Group, store: Store, attempt: int, requested_by: str) -> Totals:
     """Write down that a claim has done its work; what the group holds is what the sink says."""
     plan, held = work.plan, work.totals(work.markers())
-    chunks_done(store, plan, attempt, held.chunks)
+    store.chunks_done(plan.pipeline, plan.generation, results(held.chunks))
+    hit("books.after_chunks")
     low, high = held.min_lw.to_json(), held.max_hw.to_json()
     store.finish_group(plan.pipeline, plan.generation, work.number, attempt, held.rows, low, high, requested_by or None)
+    hit("books.after_group")
+    return held

@@ -6,33 +6,33 @@ from datetime import UTC, datetime
 from typing import Any
 
 from airflow_provider_cdc.phases.context import Context
-from airflow_provider_cdc.phases.snapshot import adopt_published, group_marker, targets
+from airflow_provider_cdc.phases.lag import changes_per_second, lag_of
+from airflow_provider_cdc.phases.progress import group_progress, snapshot_progress
+from airflow_provider_cdc.phases.snapshot import adopt_published, targets
 from airflow_provider_cdc.phases.stream import alive
 from airflow_provider_cdc.processes import tail
 from airflow_provider_cdc.sinks.progress import Progress
+from airflow_provider_cdc.store import StreamRow
+from airflow_provider_cdc.store.models import BatchRow
 
 #: Lines of a stream's log that the status shows.
 LOG_LINES = 10
 
 
 def status(context: Context) -> dict[str, Any]:
-    """State of a pipeline as a JSON value.
+    """State of a pipeline as a JSON value. The source is asked how far it is ahead, if it can be reached.
 
     :returns: ``pipeline``; ``phase`` (``snapshot``, ``snapshot_complete``, ``streaming``, ``stopped``);
-        ``tables`` (chunks done and total, rows); ``snapshot`` (chunks, rows, seconds, rows_per_second); ``offset``
-        (the resume point); ``stream`` (epoch, state, batches, changes, lag in seconds, who supervises it, the end of
-        its driver's log), ``null`` before the first.
+        ``tables`` (chunks done and total, rows); ``snapshot`` and ``groups`` (chunks, rows, corrected keys, rate, time
+        left, why it is paused); ``offset``
+        (the resume point); ``lag_seconds``, ``lag_bytes``, ``purge_in_hours`` (how far the source is ahead of it, and
+        how long it keeps it), ``lag_unknown`` (why that cannot be told); ``stream`` (epoch, state, batches, changes,
+        rate, lag of what it has applied, who supervises it, the end of its driver's log), ``null`` before the first.
     """
     plan = context.need_plan()
     store = context.store()
     try:
-        tables = targets(context, plan)
-        complete = all(
-            target.exists() and target.marker(group_marker(plan, group)) is not None
-            for index, target in enumerate(tables)
-            for group in plan.groups_of(index)
-        ) and all(target.exists() for target in tables)
-        adopt_published(context, store, plan)
+        complete = adopt_published(context, store, plan) and all(t.exists() for t in targets(context, plan))
         rows = store.progress(plan.pipeline, plan.generation)
         snapshot = store.snapshot(plan.pipeline, plan.generation)
         seconds = None
@@ -41,6 +41,8 @@ def status(context: Context) -> dict[str, Any]:
             if seconds < sum(r.seconds for r in rows) / context.pipeline.snapshot.parallelism:
                 seconds = None  # the bookkeeping was rebuilt from the sink: nobody knows how long it took
         total = sum(r.rows for r in rows)
+        groups = group_progress(context, store, plan)
+        whole = snapshot_progress(groups)
         offset = Progress(context.layout.progress, plan.pipeline).read()
         stream = store.current_stream(plan.pipeline)
         totals = store.batch_totals(plan.pipeline)
@@ -51,6 +53,7 @@ def status(context: Context) -> dict[str, Any]:
             "pipeline": plan.pipeline,
             "phase": phase,
             "generation": plan.generation,
+            "start": plan.start,
             "tables": [
                 {
                     "table": f"{r.database}.{r.table}",
@@ -63,13 +66,17 @@ def status(context: Context) -> dict[str, Any]:
             ],
             "snapshot": {
                 "complete": complete,
-                "chunks_done": sum(r.done for r in rows),
-                "chunks_total": len(plan.chunks),
-                "rows": total,
+                **whole.to_json(),
+                "rows_per_second": round(total / seconds) if seconds else None if complete else whole.rows_per_second,
                 "seconds": seconds,
-                "rows_per_second": round(total / seconds) if seconds else None,
+                "paused": whole.paused,
             },
+            "groups": [
+                {"group": group.group_no, "state": group.state, **progress.to_json(), "paused": progress.paused}
+                for group, progress in groups
+            ],
             "offset": None if offset is None else offset.to_json(),
+            **lag_of(context, offset or plan.p0).to_json(),
             "stream": None
             if stream is None
             else {
@@ -86,12 +93,18 @@ def status(context: Context) -> dict[str, Any]:
                 "log_tail": tail(stream.log, LOG_LINES),
                 "batches": totals.batches,
                 "changes": totals.changes,
+                "changes_per_second": _rate(stream, recent, going),
                 "lag_p50_seconds": _weighted(recent, "lag_p50_ms", 0.5),
                 "lag_p95_seconds": _weighted(recent, "lag_p95_ms", 0.95),
             },
         }
     finally:
         store.close()
+
+
+def _rate(stream: StreamRow, recent: list[BatchRow], going: bool) -> float:
+    mine = [b for b in recent if b.epoch == stream.epoch]
+    return changes_per_second(mine, stream.started_at, datetime.now(UTC) if going or not mine else mine[0].committed_at)
 
 
 def _age(moment: datetime | None) -> float | None:

@@ -12,28 +12,39 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from pymysql.connections import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_provider_cdc.core.offset import Offset, Position
 from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.core.supervision import HEARTBEAT_SECONDS, LOST_SECONDS
-from airflow_provider_cdc.exceptions import CdcError, NotReadyError, TransientError
-from airflow_provider_cdc.mysql.scanner import check_resume
+from airflow_provider_cdc.exceptions import CdcError, NotReadyError, TerminalError, TransientError
+from airflow_provider_cdc.mysql.catalog import definition
+from airflow_provider_cdc.mysql.failover import take_over
+from airflow_provider_cdc.mysql.filters import filters, left_out
+from airflow_provider_cdc.mysql.resume import check_resume
+from airflow_provider_cdc.mysql.retention import open_to_end
+from airflow_provider_cdc.mysql.server import identity, status
 from airflow_provider_cdc.mysql.session import connect
-from airflow_provider_cdc.mysql.watermark import status
 from airflow_provider_cdc.phases.apply import Applied, Applier, epoch_fence
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.reread import publish_staged
 from airflow_provider_cdc.phases.snapshot import adopt_published, coverage, targets
 from airflow_provider_cdc.processes import died_here, start_time
 from airflow_provider_cdc.sinks.progress import Progress
-from airflow_provider_cdc.spark.stage import StreamJob
-from airflow_provider_cdc.store import Store, StreamRow
+from airflow_provider_cdc.spark.stage import StreamJob, together
+from airflow_provider_cdc.store import Segment, Store, StreamRow
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+#: Replication server ids of the tasks that read a batch: slots from this one on.
+_FIRST_SLOT = 110
+_OTHER = "Point the connection at a server that has the same tables, or start with a fresh sink.path"
 
 
 @dataclass
@@ -107,6 +118,9 @@ def begin(context: Context, store: Store, *, catch_up: bool, log: str | None = N
     :raises NotReadyError: if the snapshot is not complete or a stream of this pipeline is running.
     :raises TerminalError: if the stream cannot go on where it stopped.
     """
+    # Compiled now if it never was on this machine: that holds all threads for seconds, the heartbeat's with them.
+    import airflow_provider_cdc.mysql.scanner  # noqa: F401
+
     pipeline, plan = context.pipeline, context.need_plan()
     tables = targets(context, plan)
     held = coverage(context, plan, tables)
@@ -128,25 +142,61 @@ def begin(context: Context, store: Store, *, catch_up: bool, log: str | None = N
         held = coverage(context, plan, tables) or held  # up to the fence a group may have been read again
         applier = Applier(context, plan, tables, held, progress, number)
         with closing(connect(context.connect_args)) as connection:
+            if progress.read() is not None and identity(connection) != applier.at.server:
+                _fail_over(context, store, applier, connection)
             check_resume(connection, applier.at)
             marks = [seq for table in held for seq in table.high_watermarks]
-            end = max([status(connection)[0], *([plan.lineage.position(max(marks))] if marks else [])])
+            end = applier.lineage.position(max([applier.lineage.seq(status(connection)), *marks]))
     except CdcError as error:
         store.end_stream(pipeline.name, number, "failed", str(error), type(error).__name__)
         raise
     for kind in ("checkpoint", "staging"):
         # Epochs before this one are fenced: nothing of theirs is needed any more.
         shutil.rmtree(context.layout.epoch(kind, number).parent, ignore_errors=True)
+    slots = range(_FIRST_SLOT, _FIRST_SLOT + pipeline.stream.parallelism)
     job = StreamJob(
         connect_args=dict(context.connect_args),
         scanner=(pipeline.server_id(0), pipeline.replica_uuid(0)),
-        reader=(pipeline.server_id(1), pipeline.replica_uuid(1)),
+        readers=tuple((pipeline.server_id(slot), pipeline.replica_uuid(slot)) for slot in slots),
+        lineage=applier.lineage,
         root=str(context.layout.root),
         pipeline=pipeline.name,
         epoch=number,
         max_batch_bytes=pipeline.stream.max_batch_bytes,
+        zero_dates=pipeline.source.zero_dates,
     )
     return Epoch(context, store, plan, number, job, applier.at, applier, end if catch_up else None, details)
+
+
+def _fail_over(context: Context, store: Store, applier: Applier, connection: Connection[Any]) -> None:
+    """Go on at the server that the connection reaches now."""
+    pipeline, before = context.pipeline, applier.at
+    replica = pipeline.server_id(0), pipeline.replica_uuid(0)
+    after = take_over(connection, partial(open_to_end, context.connect_args, *replica), before)
+    channels = filters(connection)
+    for table in context.need_plan().tables:
+        if missing := {name for channel in channels if (name := left_out(channel, *table.id))}:
+            raise TerminalError(
+                f"the connection reaches server {identity(connection)} now, a replica that leaves out changes of "
+                f"{table.label} ({', '.join(missing)})",
+                _OTHER,
+            )
+        if definition(connection, table) != table.fingerprint():
+            raise TerminalError(
+                f"the connection reaches server {identity(connection)} now, where {table.label} has another definition",
+                _OTHER,
+            )
+    applier.move(after)
+    segments = applier.lineage.segments
+    with suppress(CdcError, SQLAlchemyError):  # the sink has it; this is for people
+        known = store.lineage(pipeline.name)[: len(segments) - 1]
+        last = segments[-1]
+        added = Segment(last.server, last.start_file, applier.at.at.position, last.base)
+        store.set_lineage(pipeline.name, [*known, added])
+        store.event(pipeline.name, "failover", f"{before.server} at {before.at} to {last.server} at {applier.at.at}")
+    context.reporter.line(
+        f"going on at server {applier.at.server}, {applier.at.at} (before: {before.server}, {before.at})"
+    )
 
 
 def _whoami() -> tuple[str, int, float]:
@@ -178,13 +228,13 @@ def run_in_process(epoch: Epoch) -> None:
         at = epoch.start
         epoch.publish()
         while not epoch.stop.is_set() and not epoch.reached:
-            end = scanner.advance(at, epoch.job.max_batch_bytes)
-            if end == at:
+            ends = [at, *epoch.job.pieces(scanner, at)]
+            if ends[-1] == at:
                 epoch.publish()
                 time.sleep(0.05)
                 continue
-            epoch.apply(epoch.job.stage(at, end, "0"))
-            at = end
+            epoch.apply(together([epoch.job.stage(*piece, "0", i) for i, piece in enumerate(pairwise(ends))]))
+            at = ends[-1]
 
 
 def run_on_spark(epoch: Epoch, spark: SparkSession) -> None:
@@ -192,7 +242,7 @@ def run_on_spark(epoch: Epoch, spark: SparkSession) -> None:
 
     :raises CdcError: what made the query fail.
     """
-    from airflow_provider_cdc.spark.session import of_spark
+    from airflow_provider_cdc.spark.session import of_spark, told_of_waiting
     from airflow_provider_cdc.spark.stream_source import FORMAT, make_source
 
     working, over = threading.Lock(), threading.Event()
@@ -204,15 +254,15 @@ def run_on_spark(epoch: Epoch, spark: SparkSession) -> None:
             with working:
                 if over.is_set() or epoch.stop.is_set() or epoch.reached or failure:
                     return  # the end has been decided: what was read now is read again by the next epoch
-                for manifest in manifests:
-                    epoch.apply(manifest)
+                if manifests:
+                    epoch.apply(together(manifests))
         except Exception as error:
             failure.append(error if isinstance(error, CdcError) else of_spark(error))
             # Spark searches the text for words of its own with a regular expression that overflows the stack on a long
             # one (seen when a stream was stopped during a batch), so it gets a short one.
             raise RuntimeError("the batch was not applied") from None
 
-    with _Life(epoch):
+    with _Life(epoch), told_of_waiting(spark, epoch.context.reporter.line):
         epoch.publish()
         if epoch.reached:
             return

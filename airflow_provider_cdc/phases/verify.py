@@ -8,36 +8,46 @@ This version holds one table at a time in memory.
 
 from __future__ import annotations
 
-from contextlib import closing
+import struct
+import time
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from deltalake import DeltaTable
 
 from airflow_provider_cdc.core.changes import after, apply_changes, last_changes
+from airflow_provider_cdc.core.multiset import images, numbers, weights
 from airflow_provider_cdc.core.offset import Position
 from airflow_provider_cdc.core.plan import Chunk, Plan
-from airflow_provider_cdc.core.schema import TableSchema
-from airflow_provider_cdc.exceptions import NotReadyError, TerminalError
+from airflow_provider_cdc.core.progress import ChunkProgress
+from airflow_provider_cdc.core.schema import SEQ, TableSchema
+from airflow_provider_cdc.core.start import SNAPSHOT, start_text
+from airflow_provider_cdc.exceptions import NotReadyError, TerminalError, TransientError
 from airflow_provider_cdc.mysql.backlog import Backlog
 from airflow_provider_cdc.mysql.binlog.stream import BinlogStream
-from airflow_provider_cdc.mysql.catalog import read_schema
-from airflow_provider_cdc.mysql.chunk import read_chunk
-from airflow_provider_cdc.mysql.decode import ChangeBuffer
+from airflow_provider_cdc.mysql.catalog import definition
+from airflow_provider_cdc.mysql.charsets import decoders
+from airflow_provider_cdc.mysql.chunk import ChunkRead
 from airflow_provider_cdc.mysql.ownership import uncovered
 from airflow_provider_cdc.mysql.planner import plan_table
 from airflow_provider_cdc.mysql.session import connect
-from airflow_provider_cdc.mysql.watermark import low_watermark
+from airflow_provider_cdc.mysql.watermark import low_watermark, watermarks
+from airflow_provider_cdc.mysql.whole import pieces
+from airflow_provider_cdc.mysql.xa import read_prepared
 from airflow_provider_cdc.phases.apply import stream_marker
 from airflow_provider_cdc.phases.context import Context
+from airflow_provider_cdc.phases.groups import group_marker, read_manifest, watermarks_of
 from airflow_provider_cdc.phases.snapshot import coverage, targets
 from airflow_provider_cdc.sinks.delta import DeltaTarget
 from airflow_provider_cdc.sinks.progress import Progress
 
 #: Slots of replication server ids above those of the snapshot's workers.
 _SLOT = 100
-_EXAMPLES = 3
+_EXAMPLES, _EXAMPLE_LENGTH = 3, 200
 
 
 @dataclass(frozen=True)
@@ -46,11 +56,11 @@ class Verdict:
 
     :param table: ``database.table``.
     :param rows: rows of the source at the common position.
-    :param missing: keys that the sink lacks.
-    :param extra: keys that only the sink has, or has twice.
+    :param missing: keys that the sink lacks; of a table without a key, rows.
+    :param extra: keys that only the sink has, or has twice; of a table without a key, rows.
     :param different: keys whose rows differ.
     :param at: the common position.
-    :param examples: a few of the keys, for people.
+    :param examples: a few of the keys (or rows), for people.
     """
 
     table: str
@@ -78,6 +88,12 @@ def verify(context: Context) -> list[Verdict]:
     :raises TerminalError: if the definition of a table changed since.
     """
     plan = context.need_plan()
+    if plan.start != SNAPSHOT:
+        raise NotReadyError(
+            f"pipeline {plan.pipeline} began without a snapshot (stream.start: {start_text(plan.start)}): its tables "
+            "hold only rows that were changed since, so they need not equal the source",
+            "For a copy that is whole, use stream.start: snapshot with a fresh sink.path",
+        )
     tables = targets(context, plan)
     if coverage(context, plan, tables) is None:
         raise NotReadyError(
@@ -102,10 +118,17 @@ def verify(context: Context) -> list[Verdict]:
 def _verify_table(context: Context, plan: Plan, index: int, target: DeltaTarget) -> Verdict:
     table = plan.tables[index]
     # The resume point first, the version after it: no change at or before E can be missing from the version.
-    progress = Progress(context.layout.progress, plan.pipeline).read() or plan.p0
+    progress, lineage = Progress(context.layout.progress, plan.pipeline).stand() or (plan.p0, plan.lineage)
+    if progress.held:  # the copy is not that of any one place yet
+        raise TransientError(
+            f"the stream went on at server {progress.server} and has not passed all yet that it had applied before",
+            "Let it catch up, then run again",
+        )
     delta = target.load()
     version = delta.version()
-    standing = max(plan.lineage.seq(progress.at), delta.transaction_version(stream_marker(plan.pipeline)) or 0)
+    standing = max(lineage.seq(progress.at), delta.transaction_version(stream_marker(plan.pipeline)) or 0)
+    # What is done twice counts twice where there is no key.
+    sink_held = standing if table.key else max(standing, _covered(context, plan, index, delta))
     sink = target.to_arrow(version)
     pipeline = context.pipeline
     replica = pipeline.server_id(_SLOT), pipeline.replica_uuid(_SLOT)
@@ -117,43 +140,62 @@ def _verify_table(context: Context, plan: Plan, index: int, target: DeltaTarget)
             replica_uuid=replica[1],
             file=at.file,
             position=at.position,
-            server=plan.p0.server,
+            server=lineage.server,
         )
 
     with (
         closing(connect(context.connect_args)) as connection,
-        closing(Backlog(open_at, {table.id: table})) as chunk_log,
-        closing(Backlog(open_at, {table.id: table})) as tail_log,
+        closing(Backlog(open_at, table, lineage, decoders(lambda: nullcontext(connection), [table]))) as log,
     ):
-        if read_schema(connection, table.database, table.name).fingerprint() != table.fingerprint():
+        if definition(connection, table) != table.fingerprint():
             raise TerminalError(
                 f"the definition of {table.label} changed since the snapshot",
                 "Start with a fresh sink.path (or remove the old one) and run again",
             )
-        p0 = low_watermark(connection, plan.lineage.server).at
+        p0 = low_watermark(connection, lineage.server).at
         chunks = plan_table(connection, index, table, pipeline.snapshot.chunk_rows)
-        reads = []
+        reads: list[ChunkRead] = []
+        marks, began = watermarks(connection, lineage.server), time.monotonic()
         for done, chunk in enumerate(chunks, 1):
-            reads.append(read_chunk(connection, chunk_log, table, chunk, plan.lineage))
-            context.reporter.progress(table.label, done, len(chunks), sum(r.rows.num_rows for r in reads))
+            reads += pieces(connection, log, table, chunk, lineage, marks)
+            context.reporter.progress(
+                ChunkProgress(
+                    table.label,
+                    done,
+                    len(chunks),
+                    sum(r.rows.num_rows for r in reads),
+                    sum(r.corrected for r in reads),
+                    done,
+                    sum(r.rows.num_rows for r in reads),
+                    time.monotonic() - began,
+                )
+            )
         source = pa.concat_tables([r.rows for r in reads]) if reads else table.sink_schema.empty_table()
-        chunk_log.close()  # both logs use one replication server id, one after the other
-        common = max([p0, plan.lineage.position(standing), *(r.high for r in reads)])
-        changes = _changes(tail_log, plan, table, min(p0, plan.lineage.position(standing)), common)
+        log.close()  # XA transactions are read again with the same replication server id
+        common = max([p0, lineage.position(standing), *(r.high for r in reads)])
+        prepared = read_prepared(progress.xa, open_at, {table.id: table})
+        low = min(p0, lineage.position(standing))
+        tail = log.window(low, common, prepared)
+        changes = tail.changes
+        source, sink = (side.filter(pc.greater_equal(side[SEQ], tail.emptied)) for side in (source, sink))
+        if not table.key:
+            held = lineage.seq(reads[0].high)
+            return _count(table, [(source, after(changes, held)), (sink, after(changes, sink_held))], common)
         sink = apply_changes(sink, after(changes, standing), table.key)
-        marks = [plan.lineage.seq(r.high) for r in reads]
-        newer = _not_held(connection, table, chunks, marks, plan.lineage.seq(p0), changes)
+        covered = [lineage.seq(r.high) for r in reads]
+        newer = _not_held(connection, table, chunks, covered, lineage.seq(p0), changes)
         source = apply_changes(source, newer, table.key)
     return _compare(table, source, sink, common)
 
 
-def _changes(log: Backlog, plan: Plan, table: TableSchema, low: Position, high: Position) -> pa.Table:
-    buffer = ChangeBuffer(table)
-    for transaction in log.between(low, high):
-        seq = plan.lineage.seq(Position(transaction.file, transaction.position))
-        for event in transaction.rows:
-            buffer.add(event, seq, transaction.commit_us)
-    return buffer.take()
+def _covered(context: Context, plan: Plan, index: int, delta: DeltaTable) -> int:
+    """``_cdc_seq`` of the highest high watermark of the attempts that a version of the sink table holds."""
+    marks = [plan.p0_seq]
+    for group in plan.groups_of(index):
+        for entry in read_manifest(context, plan, group, delta.transaction_version(group_marker(plan, group)) or 0):
+            if entry["table"] == index:
+                marks += [plan.lineage.seq(watermarks_of(chunk)[1]) for chunk in entry["chunks"]]
+    return max(marks)
 
 
 def _not_held(
@@ -162,19 +204,46 @@ def _not_held(
     return uncovered(connection, table, chunks, marks, p0, last_changes(changes, table.key))
 
 
+def _count(table: TableSchema, sides: list[tuple[pa.Table, pa.Table]], at: Position) -> Verdict:
+    """Compare how often each row is there.
+
+    :param sides: of source and sink, the rows and the changes that they lack.
+    """
+    names = [c.name for c in table.copied]
+    every = pa.concat_tables([images(rows, names) for side in sides for rows in side])
+    number, begin = numbers(every), 0
+    counts = []
+    for rows, changes in sides:
+        weight = np.concatenate((np.ones(rows.num_rows), weights(changes)))
+        end = begin + len(weight)
+        counts.append(np.bincount(number[begin:end], weight, minlength=number.max(initial=-1) + 1).astype(np.int64))
+        begin = end
+    more = counts[0] - counts[1]
+    examples = []
+    for kind, which in (("missing", np.flatnonzero(more > 0)), ("extra", np.flatnonzero(more < 0))):
+        for image in which[:_EXAMPLES]:
+            row = every.slice(int(np.flatnonzero(number == image)[0]), 1).to_pylist()[0]
+            examples.append(f"{kind} {abs(int(more[image]))} of {_short(tuple(row.values()))}")
+    missing, extra = int(more[more > 0].sum()), int(-more[more < 0].sum())
+    return Verdict(table.label, int(counts[0].sum()), missing, extra, 0, at, tuple(examples))
+
+
+def _short(row: tuple[Any, ...]) -> str:
+    text = repr(row)
+    return text if len(text) <= _EXAMPLE_LENGTH else f"{text[:_EXAMPLE_LENGTH]}..."
+
+
 def _compare(table: TableSchema, source: pa.Table, sink: pa.Table, at: Position) -> Verdict:
-    names = [c.name for c in table.columns]
+    names = [c.name for c in table.copied]
     keys = [str(names.index(k)) for k in table.key]
-    # Columns get plain names: a join must not trip over what a source column is called.
-    left = source.select(names).rename_columns([str(i) for i in range(len(names))])
-    right = sink.select(names).rename_columns([str(i) for i in range(len(names))])
+    left, right = (_plain(side.select(names)) for side in (source, sink))
     missing = left.select(keys).join(right.select(keys), keys, join_type="left anti")
     extra = right.select(keys).join(left.select(keys), keys, join_type="left anti")
     doubled = right.num_rows - right.group_by(keys).aggregate([]).num_rows
     order = [(k, "ascending") for k in keys]
     both_left = left.join(right.select(keys), keys, join_type="left semi").sort_by(order)
     both_right = right.join(left.select(keys), keys, join_type="left semi").sort_by(order)
-    different = pa.array([False] * both_left.num_rows)
+    different = pa.array([False] * both_left.num_rows, pa.bool_())
     if not doubled:
         for name in both_left.column_names:
             different = pc.or_(different, _differs(both_left[name], both_right[name]))
@@ -187,6 +256,20 @@ def _compare(table: TableSchema, source: pa.Table, sink: pa.Table, at: Position)
     return Verdict(
         table.label, left.num_rows, missing.num_rows, extra.num_rows + doubled, differing.num_rows, at, tuple(examples)
     )
+
+
+def _plain(rows: pa.Table) -> pa.Table:
+    """Columns under plain names, a join must not trip over what a source column is called; vectors as their bytes."""
+    columns = [_bytes(c) if pa.types.is_list(c.type) else c for c in rows.columns]
+    return pa.table(columns, names=[str(i) for i in range(len(columns))])
+
+
+def _bytes(vectors: pa.ChunkedArray) -> pa.ChunkedArray:
+    found = []
+    for chunk in vectors.chunks:
+        ends = [None if v is None else struct.pack(f"<{len(v)}f", *v) for v in chunk.to_pylist()]
+        found.append(pa.array(ends, pa.binary()))
+    return pa.chunked_array(found, pa.binary())
 
 
 def _differs(left: pa.ChunkedArray, right: pa.ChunkedArray) -> Any:

@@ -25,37 +25,16 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.transaction import AddAction
 
 from airflow_provider_cdc.core.changes import upserts
-from airflow_provider_cdc.core.schema import INTEGER_TYPES, SEQ, TableSchema
+from airflow_provider_cdc.core.schema import SEQ, TableSchema
 from airflow_provider_cdc.exceptions import FencedError, TerminalError, TransientError
+from airflow_provider_cdc.sinks.files import DataFile, write_file
 
 #: A live file below this size is rewritten together with new rows, so that small files do not pile up; new rows never
 #: join a file above the other size, so that no file grows without end.
-_SMALL_FILE, _LARGE_FILE = 4 << 20, 64 << 20
+SMALL_FILE, LARGE_FILE = 4 << 20, 64 << 20
 _TRIES = 50
 #: Table features under which a data file alone does not tell its live rows or its columns.
 _FOREIGN_FEATURES = {"deletionVectors", "columnMapping"}
-
-
-@dataclass(frozen=True)
-class DataFile:
-    """A Parquet file inside the table's folder.
-
-    :param path: path relative to the table's folder.
-    :param size: bytes.
-    :param rows: rows.
-    :param low: smallest key, only for a single integer key.
-    :param high: largest key, likewise.
-    """
-
-    path: str
-    size: int
-    rows: int
-    low: int | None = None
-    high: int | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON value; the keyword arguments of the class."""
-        return dict(self.__dict__)
 
 
 @dataclass
@@ -94,34 +73,6 @@ class Fence:
     value: int
 
 
-def write_file(root: Path, relative: str, tables: Sequence[pa.Table], key: str | None) -> DataFile:
-    """Write tables as one Parquet file, one row group each.
-
-    :param root: the table's folder.
-    :param relative: path below it.
-    :param key: name of the single integer key column, for statistics.
-    """
-    target = root / relative
-    target.parent.mkdir(parents=True, exist_ok=True)
-    low: list[int] = []
-    high: list[int] = []
-    with pq.ParquetWriter(target, tables[0].schema, compression="zstd") as writer:
-        for table in tables:
-            writer.write_table(table)
-            if key is not None and table.num_rows:
-                span = pc.min_max(table[key]).as_py()
-                low.append(int(span["min"]))
-                high.append(int(span["max"]))
-    rows = sum(t.num_rows for t in tables)
-    return DataFile(relative, target.stat().st_size, rows, min(low, default=None), max(high, default=None))
-
-
-def statistics_key(table: TableSchema) -> str | None:
-    """Name of the key column that file statistics are kept for: a single integer key."""
-    columns = table.key_columns
-    return columns[0].name if len(columns) == 1 and columns[0].data_type in INTEGER_TYPES else None
-
-
 class DeltaTarget:
     """One Delta table.
 
@@ -135,6 +86,8 @@ class DeltaTarget:
         self.schema = schema
         self._stat = stat
         self._table: DeltaTable | None = None
+        #: The fence that this object has raised last.
+        self.fenced: Fence | None = None
 
     def exists(self) -> bool:
         """Whether the table has been created."""
@@ -205,6 +158,30 @@ class DeltaTarget:
         self.commit(
             lambda table: None if table.transaction_version(fence.app_id) == fence.value else Actions(), {}, fence
         )
+        self.fenced = fence
+
+    def redefine(self, fence: Fence, markers: Sequence[str]) -> None:
+        """Give a table that nothing was published to the columns of this target, once.
+
+        :param fence: raised in the same transaction; if it stands already, nothing happens.
+        :param markers: names of the markers that tell that something was published.
+        :raises TerminalError: if something was.
+        """
+        for _ in range(_TRIES):
+            table = self.load()
+            if (table.transaction_version(fence.app_id) or 0) >= fence.value:
+                return
+            if any(table.transaction_version(marker) is not None for marker in markers):
+                raise TerminalError(
+                    f"rows under an older definition of its source were published to the Delta table {self.path}",
+                    "Start with a fresh sink.path (or remove the old one) and run again",
+                )
+            written = CommitProperties(max_commit_retries=0, app_transactions=[Transaction(fence.app_id, fence.value)])
+            try:
+                table.create_write_transaction([], "overwrite", self.schema, commit_properties=written)
+            except CommitFailedError:
+                continue
+        raise TransientError(f"the Delta table {self.path} could not be committed", "Run again")
 
     def commit(self, decide: Callable[[DeltaTable], Actions | None], markers: Mapping[str, int], fence: Fence) -> bool:
         """Commit files and markers in one transaction.
@@ -269,9 +246,9 @@ class DeltaTarget:
             if len(replaced):
                 rewritten.append((file, replaced))
         fresh = upserts(changes.filter(pa.array(current)))
-        if fresh.num_rows and not any(f["size_bytes"] < _SMALL_FILE for f, _ in rewritten):
+        if fresh.num_rows and not any(f["size_bytes"] < SMALL_FILE for f, _ in rewritten):
             names = {f["path"] for f, _ in rewritten}
-            small = next((f for f in live if f["size_bytes"] < _SMALL_FILE and f["path"] not in names), None)
+            small = next((f for f in live if f["size_bytes"] < SMALL_FILE and f["path"] not in names), None)
             if small is not None:
                 rewritten.append((small, np.empty(0, dtype=np.int64)))
         rewritten.sort(key=lambda pair: pair[0]["size_bytes"], reverse=True)
@@ -280,7 +257,7 @@ class DeltaTarget:
             kept = np.ones(rows.num_rows, dtype=bool)
             kept[replaced] = False
             rows = rows.filter(pa.array(kept))
-            if i == len(rewritten) - 1 and fresh.num_rows and file["size_bytes"] < _LARGE_FILE:
+            if i == len(rewritten) - 1 and fresh.num_rows and file["size_bytes"] < LARGE_FILE:
                 rows, fresh = pa.concat_tables([rows, fresh]), fresh.slice(0, 0)
             actions.remove.append(file["path"])
             if rows.num_rows:
@@ -288,6 +265,21 @@ class DeltaTarget:
         if fresh.num_rows:
             actions.add.append(self._write(fresh))
         return actions
+
+    def emptied(self, table: DeltaTable, seq: int) -> Actions | None:
+        """Actions that take out all rows whose ``_cdc_seq`` is below ``seq``; ``None`` if there are none.
+
+        :param table: the table as it stands.
+        """
+        actions = Actions()
+        for file in pa.table(table.get_add_actions(flatten=True)).to_pylist():
+            old = pc.less(self._read(file["path"], [SEQ])[SEQ], seq)
+            if not pc.any(old).as_py():
+                continue
+            actions.remove.append(file["path"])
+            if not pc.all(old).as_py():
+                actions.add.append(self._write(self._read(file["path"]).filter(pc.invert(old))))
+        return actions if actions.remove else None
 
     def replace(
         self, table: DeltaTable, fresh: Sequence[DataFile], replacement: Replacement, key: Sequence[str]
@@ -355,7 +347,7 @@ class DeltaTarget:
             return pa.concat_tables(groups).select(schema.names).cast(schema) if groups else schema.empty_table()
 
     def _write(self, rows: pa.Table) -> DataFile:
-        return write_file(self.path, f"part-{uuid.uuid4().hex}.parquet", [rows], self._stat)
+        return write_file(self.path, f"part-{uuid.uuid4().hex}.parquet", rows.schema, [rows], self._stat)
 
     def _delta_actions(self, actions: Actions) -> list[AddAction | RemoveAction]:
         now = int(time.time() * 1000)
@@ -371,7 +363,7 @@ class DeltaTarget:
 
 def target_of(path: Path, table: TableSchema) -> DeltaTarget:
     """Delta table of a captured table."""
-    return DeltaTarget(path, table.sink_schema, statistics_key(table))
+    return DeltaTarget(path, table.sink_schema, table.integer_key)
 
 
 def _apart(file: Mapping[str, Any], stat: str, low: int, high: int) -> bool:

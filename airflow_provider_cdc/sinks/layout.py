@@ -13,9 +13,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import uuid
 from pathlib import Path
 from typing import Any
 
+from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.core.schema import TableSchema
 
 
@@ -42,6 +44,10 @@ class Layout:
         self.plan = self.private / "plan.json"
         self.bookkeeping = self.private / "bookkeeping.db"
 
+    def amendment(self, generation: int, table: int, revision: int) -> Path:
+        """How a table was planned again after it was altered during its snapshot; written once."""
+        return self.private / "amended" / str(generation) / f"{table}-{revision}.json"
+
     def table(self, table: TableSchema) -> Path:
         """Folder of a table's Delta table."""
         return self.root / folder(table.database) / folder(table.name)
@@ -50,9 +56,17 @@ class Layout:
         """Folder of a chunk group's manifests; one file an attempt."""
         return self.private / "groups" / str(generation) / str(group)
 
+    def share(self, generation: int, group: int) -> Path:
+        """A chunk group's share of the plan: what its tasks read in place of the whole."""
+        return self.group(generation, group) / "plan.json"
+
     def attempt(self, generation: int, group: int, attempt: int) -> Path:
         """Manifest of one attempt of a group."""
         return self.group(generation, group) / f"attempt-{attempt}.json"
+
+    def notes(self, generation: int, group: int, attempt: int) -> Path:
+        """Folder of the notes between driver and readers of an attempt; gone when it ends."""
+        return self.group(generation, group) / f"notes-{attempt}"
 
     def files(self, table: TableSchema, generation: int, group: int) -> Path:
         """Folder of a group's data files of one table; one folder an attempt below."""
@@ -67,10 +81,22 @@ class Layout:
         return self.private / kind / f"epoch-{epoch}"
 
 
+def read_plan(layout: Layout) -> Plan | None:
+    """The plan in the sink with all of its amendments; ``None`` if there is none."""
+    found = read_json(layout.plan)
+    if found is None:
+        return None
+    plan = Plan.from_json(found)
+    amendments = layout.amendment(plan.generation, 0, 0).parent.glob("*.json")
+    for value in sorted(map(read_json, amendments), key=lambda a: (a["table"], a["schema"]["revision"])):
+        plan = plan.amended(value)
+    return plan
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write JSON so that the file is there whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     temporary.write_text(json.dumps(value))
     os.replace(temporary, path)
 
@@ -81,7 +107,7 @@ def write_json_once(path: Path, value: Any) -> bool:
     :returns: whether it was written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     temporary.write_text(json.dumps(value))
     try:
         os.link(temporary, path)
@@ -90,6 +116,14 @@ def write_json_once(path: Path, value: Any) -> bool:
         return False
     finally:
         temporary.unlink()
+
+
+def whole_json(path: Path) -> Any:
+    """Like :func:`read_json`, and ``None`` also if the file was damaged, as when its host lost power."""
+    try:
+        return read_json(path)
+    except ValueError:
+        return None
 
 
 def read_json(path: Path) -> Any:

@@ -11,7 +11,8 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from airflow_provider_cdc.core.offset import Lineage, Offset
-from airflow_provider_cdc.sinks.delta import Actions, DeltaTarget, Fence, write_file
+from airflow_provider_cdc.sinks.delta import Actions, DeltaTarget, Fence
+from airflow_provider_cdc.sinks.files import write_file
 
 _SCHEMA = pa.schema(
     [
@@ -46,10 +47,18 @@ class Progress:
 
     def read(self) -> Offset | None:
         """The resume point, ``None`` before the first batch."""
-        if not self.target.exists():
+        found = self.stand()
+        return found[0] if found else None
+
+    def stand(self) -> tuple[Offset, Lineage] | None:
+        """The resume point and the lineage of its server, ``None`` before the first batch."""
+        if not self.target.exists() or not (rows := self.target.to_arrow().to_pylist()):
             return None
-        rows = self.target.to_arrow().to_pylist()
-        return Offset.from_json(json.loads(rows[0]["offset"])) if rows else None
+        lineage: Lineage | None = None
+        for segment in json.loads(rows[0]["lineage"]):
+            lineage = Lineage.from_json(segment, lineage)
+        assert lineage is not None
+        return Offset.from_json(json.loads(rows[0]["offset"])), lineage
 
     def write(self, offset: Offset, lineage: Lineage, fence: Fence) -> None:
         """Replace the resume point.
@@ -61,14 +70,15 @@ class Progress:
             "epoch": fence.value,
             "_cdc_seq": lineage.seq(offset.at),
             "offset": json.dumps(offset.to_json()),
-            "lineage": json.dumps([lineage.to_json()]),
+            "lineage": json.dumps([segment.to_json() for segment in lineage.segments]),
             "committed_at": datetime.now(UTC),
         }
 
         def decide(table: DeltaTable) -> Actions:
             live = [str(f["path"]) for f in pa.table(table.get_add_actions(flatten=True)).to_pylist()]
             rows = pa.Table.from_pylist([row], schema=_SCHEMA)
-            return Actions(add=[write_file(self._path, f"part-{uuid.uuid4().hex}.parquet", [rows], None)], remove=live)
+            file = write_file(self._path, f"part-{uuid.uuid4().hex}.parquet", _SCHEMA, [rows], None)
+            return Actions(add=[file], remove=live)
 
         self.target.commit(decide, {}, fence)
         self._commits += 1

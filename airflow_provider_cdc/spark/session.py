@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
@@ -21,6 +24,9 @@ if TYPE_CHECKING:
 
 #: Settings without which nothing secret may leave the host.
 ENCRYPTION = ("spark.authenticate", "spark.network.crypto.enabled")
+
+#: Seconds without any task of a job after which that is said, and seconds after which it is said again.
+_WAITING_SECONDS, _SAID_SECONDS = 30.0, 600.0
 
 _LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 
@@ -102,6 +108,43 @@ def _not_started(master: str, error: Exception) -> CdcError:
         f"Spark did not start at {master}: {told}",
         "Check that this master runs, can be reached, and has the same settings of spark.authenticate",
     )
+
+
+@contextmanager
+def told_of_waiting(spark: SparkSession, tell: Callable[[str], None]) -> Iterator[None]:
+    """Say so if Spark waits for executors: its own log, where it says that, is not shown.
+
+    :param tell: gets one line, after half a minute in which a job has had no task, and once more every ten minutes.
+    """
+    over, master = threading.Event(), str(spark.sparkContext.master)
+    tracker = spark.sparkContext.statusTracker()
+
+    def idle() -> bool:
+        stages = [job.stageIds for number in tracker.getActiveJobsIds() if (job := tracker.getJobInfo(number))]
+        found = [stage for ids in stages for one in ids if (stage := tracker.getStageInfo(one))]
+        return bool(found) and not any(stage.numActiveTasks or stage.numCompletedTasks for stage in found)
+
+    def watch() -> None:
+        since, said = time.monotonic(), -math.inf
+        while not over.wait(1):
+            with suppress(Exception):  # a session that is ending
+                now = time.monotonic()
+                if not idle():
+                    since = now
+                elif now - since > _WAITING_SECONDS and now - said > _SAID_SECONDS:
+                    said = now
+                    tell(
+                        f"Spark at {master} has begun no task for {now - since:.0f} s: it waits for an executor, so "
+                        "for cores or memory of the cluster (spark.cores.max, spark.executor.memory in spark.conf)"
+                    )
+
+    thread = threading.Thread(target=watch, name="waiting", daemon=True)
+    if not is_local(master):
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
 
 
 def ui_address(spark: SparkSession) -> str | None:

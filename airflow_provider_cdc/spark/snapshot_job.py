@@ -1,31 +1,53 @@
 """The snapshot's work: slices of a chunk group, each read into one Parquet file with its manifest beside it.
 
 What runs in a Spark task is plain Python; rows never pass through the JVM, only manifests do.
+
+Spark may run a task more than once, one copy after the other or at the same time: after a failure, speculatively, or
+because it takes an executor for lost that goes on working. So every copy writes files of its own, and a slice's
+manifest is written only once: the file that it names is the slice, whatever other copies do before or after.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import time
+import uuid
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pymysql.connections import Connection
+
+from airflow_provider_cdc.core.limits import Limits
 from airflow_provider_cdc.core.offset import Position
 from airflow_provider_cdc.core.plan import Chunk, Plan, slices
-from airflow_provider_cdc.exceptions import CdcError, TerminalError, pack
+from airflow_provider_cdc.core.schema import TableSchema
+from airflow_provider_cdc.exceptions import CdcError, pack
 from airflow_provider_cdc.failpoints import hit
-from airflow_provider_cdc.mysql.backlog import Backlog
 from airflow_provider_cdc.mysql.binlog.stream import BinlogStream
-from airflow_provider_cdc.mysql.catalog import read_schema
-from airflow_provider_cdc.mysql.chunk import ChunkRead, read_chunk
+from airflow_provider_cdc.mysql.catalog import same_definition
+from airflow_provider_cdc.mysql.charsets import decoders
 from airflow_provider_cdc.mysql.session import connect
-from airflow_provider_cdc.sinks.delta import statistics_key, write_file
-from airflow_provider_cdc.sinks.layout import Layout, read_json, write_json
-from airflow_provider_cdc.spark.session import spark_errors
+from airflow_provider_cdc.mysql.throttle import Throttle
+from airflow_provider_cdc.mysql.watermark import watermarks
+from airflow_provider_cdc.sinks.files import write_file
+from airflow_provider_cdc.sinks.layout import Layout, read_json, write_json_once
+from airflow_provider_cdc.sinks.notes import Notes
+from airflow_provider_cdc.spark.session import spark_errors, told_of_waiting
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import SparkSession
+
+    from airflow_provider_cdc.mysql.backlog import Backlog
+    from airflow_provider_cdc.mysql.chunk import ChunkRead
+
+#: Copies of a task that may be at work at the same time, each with a replication server id of its own: of two readers
+#: with the same id the server throws one out.
+COPIES = 4
 
 
 @dataclass(frozen=True)
@@ -33,34 +55,46 @@ class SnapshotJob:
     """What tasks need to read slices of one attempt of a group.
 
     It travels in a closure, with the password in it. Spark writes large closures to disk, so it stays small: what the
-    tasks have to know of tables and chunks they read from the plan in the sink.
+    tasks have to know of tables and chunks they read from the group's share of the plan in the sink.
 
     :param connect_args: pymysql.connect keyword arguments.
-    :param replicas: (server id, replica uuid) of each worker; as many as there are workers.
+    :param replicas: for each worker (server id, replica uuid) of each of its :data:`COPIES`.
     :param root: ``sink.path``.
     :param pipeline: name of the pipeline.
+    :param generation: number of the snapshot.
     :param group: number of the chunk group.
     :param attempt: number of the attempt.
     :param missing: numbers of the slices to read.
+    :param limits: what all workers together may ask of the server.
+    :param zero_dates: ``source.zero_dates``.
     """
 
     connect_args: dict[str, Any]
-    replicas: tuple[tuple[int, str], ...]
+    replicas: tuple[tuple[tuple[int, str], ...], ...]
     root: str
     pipeline: str
+    generation: int
     group: int
     attempt: int
     missing: tuple[int, ...]
+    limits: Limits
+    zero_dates: str
 
-    def read(self, worker: int) -> Iterator[dict[str, Any]]:
-        """Read a worker's share of the slices, one after the other.
+    def read(self, worker: int, copy: int = 0) -> Iterator[dict[str, Any]]:
+        """Read a worker's share of the slices, one after the other. Those that another copy has finished are not read.
 
         :param worker: number of the worker, from 0.
+        :param copy: how many copies of this worker were started before.
         :returns: the manifests of the finished files.
         """
-        plan = Plan.from_json(read_json(Layout(self.root, self.pipeline).plan))
-        wanted = slices(plan.groups()[self.group])
-        server_id, replica_uuid = self.replicas[worker]
+        # Compiled, and so 100 MB of memory, which the driver does not need.
+        from airflow_provider_cdc.mysql.backlog import Backlog
+        from airflow_provider_cdc.mysql.whole import pieces
+
+        layout = Layout(self.root, self.pipeline)
+        plan = Plan.from_json(read_json(layout.share(self.generation, self.group))).with_zero_dates(self.zero_dates)
+        wanted = slices(plan.chunks)
+        server_id, replica_uuid = self.replicas[worker][copy % COPIES]
 
         def open_at(at: Position) -> BinlogStream:
             return BinlogStream(
@@ -73,47 +107,103 @@ class SnapshotJob:
             )
 
         connection = connect(self.connect_args)
-        backlog = Backlog(open_at, {t.id: t for t in plan.tables})
+        notes = Notes(layout.notes(plan.generation, self.group, self.attempt))
+        throttle = Throttle(connection, self.limits.share(len(self.replicas)), lambda why: notes.pause(worker, why))
+        marks, backlog = watermarks(connection, plan.p0.server), None
         try:
             for no in self.missing[worker :: len(self.replicas)]:
                 table = plan.tables[wanted[no][0].table]
-                reads = [read_chunk(connection, backlog, table, chunk, plan.lineage) for chunk in wanted[no]]
-                found = read_schema(connection, table.database, table.name)
-                if found.fingerprint() != table.fingerprint():
-                    raise TerminalError(
-                        f"the definition of {table.label} changed while the snapshot was running",
-                        "Start with a fresh sink.path (or remove the old one) and run again",
-                    )
-                yield self._finish(plan, no, wanted[no], reads)
+                found = read_json(self._sidecar(table, no))
+                if found is None:
+                    if backlog is None or backlog.table is not table:
+                        if backlog is not None:
+                            backlog.close()  # there is one replication server id for all of them
+                        texts = decoders(lambda: nullcontext(connection), [table])
+                        backlog = Backlog(open_at, table, plan.lineage, texts)
+
+                    def read(
+                        chunk: Chunk, table: TableSchema = table, backlog: Backlog = backlog
+                    ) -> Generator[ChunkRead, None, None]:
+                        throttle.wait(notes.check)
+                        began = time.monotonic()
+                        for piece in pieces(connection, backlog, table, chunk, plan.lineage, marks):
+                            throttle.used(began, piece.rows.num_rows, piece.rows.nbytes)
+                            yield piece
+                            del piece
+                            if not table.key:
+                                throttle.pace(notes.check)
+                            began = time.monotonic()
+
+                    found = self._write(connection, table, no, wanted[no], read)
+                yield found
         finally:
-            backlog.close()
+            if backlog is not None:
+                backlog.close()
             connection.close()
 
-    def _finish(self, plan: Plan, no: int, chunks: Sequence[Chunk], reads: Sequence[ChunkRead]) -> dict[str, Any]:
-        layout, table = Layout(self.root, self.pipeline), plan.tables[chunks[0].table]
-        folder = layout.files(table, plan.generation, self.group) / str(self.attempt)
-        name = (folder / f"slice-{no:05d}.parquet").relative_to(layout.table(table))
-        hit("file.before_write")
-        file = write_file(layout.table(table), str(name), [r.rows for r in reads], statistics_key(table))
-        hit("file.after_write")
+    def _sidecar(self, table: TableSchema, no: int) -> Path:
+        folder = Layout(self.root, self.pipeline).files(table, self.generation, self.group)
+        return folder / str(self.attempt) / f"slice-{no:05d}.json"
+
+    def _write(
+        self,
+        connection: Connection[Any],
+        table: TableSchema,
+        no: int,
+        chunks: Sequence[Chunk],
+        read: Callable[[Chunk], Generator[ChunkRead, None, None]],
+    ) -> dict[str, Any]:
+        """Write chunks as they are read, so that few are held (:func:`write_file` says how many); then the manifest."""
+        home, sidecar = Layout(self.root, self.pipeline).table(table), self._sidecar(table, no)
+        path = sidecar.with_name(f"slice-{no:05d}-{uuid.uuid4().hex[:12]}.parquet")
+        done: list[dict[str, Any]] = []
+        started = time.time()
+
+        def rows() -> Iterator[pa.Table]:
+            for chunk in chunks:
+                count = 0
+                with closing(read(chunk)) as parts:
+                    for found in parts:
+                        count += found.rows.num_rows
+                        entry = {
+                            "no": chunk.no,
+                            "lw": found.low.to_json(),
+                            "hw": found.high.to_json(),
+                            "rows": count,
+                            "corrected": found.corrected,
+                            "seconds": round(found.seconds, 4),
+                        }
+                        yield found.rows
+                        del found
+                done.append(entry)
+
+        try:
+            hit("file.before_write")
+            file = write_file(
+                home,
+                str(path.relative_to(home)),
+                table.sink_schema,
+                rows(),
+                table.integer_key,
+                ordered_by=table.key,
+            )
+            hit("file.after_write")
+            same_definition(connection, table, Position.from_json(done[-1]["hw"]))
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
         manifest = {
             "slice": no,
             "table": chunks[0].table,
             "fingerprint": table.fingerprint(),
             "file": file.to_json(),
-            "chunks": [
-                {
-                    "no": chunk.no,
-                    "lw": read.low.to_json(),
-                    "hw": read.high.to_json(),
-                    "rows": read.rows.num_rows,
-                    "corrected": read.corrected,
-                    "seconds": round(read.seconds, 4),
-                }
-                for chunk, read in zip(chunks, reads, strict=True)
-            ],
+            "began": round(started, 3),
+            "ended": round(time.time(), 3),
+            "chunks": done,
         }
-        write_json(folder / f"slice-{no:05d}.json", manifest)
+        if not write_json_once(sidecar, manifest):  # another copy was faster: its file is the slice
+            path.unlink(missing_ok=True)
+            manifest = read_json(sidecar)
         hit("manifest.after_write")
         return manifest
 
@@ -129,17 +219,23 @@ def run_in_threads(job: SnapshotJob) -> list[dict[str, Any]]:
         return [manifest for part in parts for manifest in part.result()]
 
 
-def run_on_spark(spark: SparkSession) -> Runner:
-    """Runner that makes one Spark job of a group, one task a worker."""
+def run_on_spark(spark: SparkSession, tell: Callable[[str], None]) -> Runner:
+    """Runner that makes one Spark job of a group, one task a worker.
+
+    :param tell: gets a line if Spark waits for executors.
+    """
 
     def run(job: SnapshotJob) -> list[dict[str, Any]]:
         def task(batches: Iterable[Any]) -> Iterator[Any]:
             import pyarrow as pa
+            from pyspark import TaskContext
 
+            context = TaskContext.get()
+            copy = context.attemptNumber() if context else 0
             for batch in batches:
                 for worker in batch.column(0).to_pylist():
                     try:
-                        for manifest in job.read(worker):
+                        for manifest in job.read(worker, copy):
                             yield pa.RecordBatch.from_pydict({"manifest": [json.dumps(manifest)]})
                     except CdcError as error:
                         # Spark reports a Python traceback; the error's own words travel inside of it.
@@ -147,7 +243,7 @@ def run_on_spark(spark: SparkSession) -> Runner:
 
         workers = len(job.replicas)
         frame = spark.range(0, workers, 1, workers).mapInArrow(task, "manifest string")
-        with spark_errors():
+        with spark_errors(), told_of_waiting(spark, tell):
             return [json.loads(row["manifest"]) for row in frame.collect()]
 
     return run

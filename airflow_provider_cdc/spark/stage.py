@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from airflow_provider_cdc.core.offset import Offset, Position
+from airflow_provider_cdc.core.gtid import GtidSet
+from airflow_provider_cdc.core.offset import Lineage, Offset, Position
 from airflow_provider_cdc.core.plan import Plan
+from airflow_provider_cdc.core.schema import SEQ, TableSchema
+from airflow_provider_cdc.exceptions import OtherServerError, TerminalError, TransientError
 from airflow_provider_cdc.failpoints import hit
-from airflow_provider_cdc.mysql.backlog import Backlog
 from airflow_provider_cdc.mysql.binlog.stream import BinlogStream
-from airflow_provider_cdc.mysql.decode import ChangeBuffer
-from airflow_provider_cdc.mysql.scanner import Scanner
+from airflow_provider_cdc.mysql.charsets import decoders
 from airflow_provider_cdc.mysql.session import connect
-from airflow_provider_cdc.sinks.layout import Layout, read_json
+from airflow_provider_cdc.mysql.xa import parse_entry, read_prepared
+from airflow_provider_cdc.sinks.layout import Layout, read_plan
 
-#: Changes that are held as Python values at a time.
-_FLUSH_ROWS = 20_000
+if TYPE_CHECKING:
+    from airflow_provider_cdc.mysql.scanner import Scanner
+
+#: Bytes of rows in the binlog that are held as changes before they are written.
+_FLUSH_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -28,90 +37,212 @@ class StreamJob:
 
     :param connect_args: pymysql.connect keyword arguments.
     :param scanner: (server id, replica uuid) of the scanner.
-    :param reader: the same of the task that reads.
+    :param readers: the same of each task that reads a piece of a batch.
+    :param lineage: numbers the transactions of the server that is read.
     :param root: ``sink.path``.
     :param pipeline: name of the pipeline.
     :param epoch: epoch of the stream.
     :param max_batch_bytes: soft limit of a batch in bytes of binlog.
+    :param zero_dates: ``source.zero_dates``.
+    :param piece_bytes: bytes of binlog that are worth a reader of their own.
     """
 
     connect_args: dict[str, Any]
     scanner: tuple[int, str]
-    reader: tuple[int, str]
+    readers: tuple[tuple[int, str], ...]
+    lineage: Lineage
     root: str
     pipeline: str
     epoch: int
     max_batch_bytes: int
+    zero_dates: str = "error"
+    piece_bytes: int = 16 << 20
 
     def plan(self) -> Plan:
         """The plan in the sink."""
-        return Plan.from_json(read_json(Layout(self.root, self.pipeline).plan))
+        plan = read_plan(Layout(self.root, self.pipeline))
+        assert plan is not None  # no phase begins without one
+        return plan.with_zero_dates(self.zero_dates)
 
-    def _open(self, plan: Plan, at: Position, replica: tuple[int, str]) -> BinlogStream:
+    def _open(self, at: Position, replica: tuple[int, str]) -> BinlogStream:
         return BinlogStream(
             self.connect_args,
             server_id=replica[0],
             replica_uuid=replica[1],
             file=at.file,
             position=at.position,
-            server=plan.p0.server,
+            server=self.lineage.server,
         )
 
     def make_scanner(self) -> Scanner:
         """Scanner of this stream."""
-        plan = self.plan()
-        tables = {t.id: t for t in plan.tables}
-        return Scanner(connect(self.connect_args), lambda at: self._open(plan, at, self.scanner), tables)
+        from airflow_provider_cdc.mysql.scanner import Scanner  # compiled: not for drivers, see SnapshotJob.read
 
-    def stage(self, start: Offset, end: Offset, attempt: str) -> dict[str, Any]:
+        plan = self.plan()
+        tables, connection = {t.id: t for t in plan.tables}, connect(self.connect_args)
+        return Scanner(connection, lambda at: self._open(at, self.scanner), tables, self.lineage)
+
+    def pieces(self, scanner: Scanner, start: Offset) -> list[Offset]:
+        """Ends of the pieces in which the next batch is read; none if nothing is new.
+
+        :raises TransientError: if the connection reaches another server now.
+        """
+        with _moved():
+            return scanner.pieces(start, self.max_batch_bytes, len(self.readers), self.piece_bytes)
+
+    def stage(self, start: Offset, end: Offset, attempt: str, reader: int = 0) -> dict[str, Any]:
         """Decode the transactions in (start, end].
 
         The same range gives the same changes, however often it is read.
 
         :param attempt: makes the files of this attempt differ from those of others.
-        :returns: manifest: start, end, and for each table with changes its index, file and number of rows.
+        :param reader: which of the ``readers`` this is.
+        :returns: manifest: start, end, and for each table with changes its index, files and number of rows, and the
+            ``_cdc_seq`` of its last TRUNCATE, after which they come; and all files, to be deleted in the end.
+        :raises UnknownPrepareError: if an XA transaction ends whose rows ``start`` does not know of.
+        :raises TransientError: if the connection reaches another server now.
         """
+        with _moved():
+            return self._stage(start, end, attempt, reader)
+
+    def _stage(self, start: Offset, end: Offset, attempt: str, reader: int) -> dict[str, Any]:
+        from airflow_provider_cdc.mysql.follow import Follower  # compiled: not for drivers, see SnapshotJob.read
+
         hit("batch.before_read")
         plan = self.plan()
         folder = Layout(self.root, self.pipeline).epoch("staging", self.epoch)
         folder.mkdir(parents=True, exist_ok=True)
         numbers = {t.id: i for i, t in enumerate(plan.tables)}
         outputs: dict[int, _Output] = {}
-        backlog = Backlog(lambda at: self._open(plan, at, self.reader), {t.id: t for t in plan.tables})
+
+        def output(table: TableSchema) -> _Output:
+            index = numbers[table.id]
+            if index not in outputs:
+                path = folder / f"{self.lineage.seq(start.at)}-{attempt}-{index}.parquet"
+                outputs[index] = _Output(plan.tables[index], path)
+            return outputs[index]
+
+        def write(changes: list[tuple[TableSchema, pa.RecordBatch]]) -> None:
+            # What the sink holds already, since the server before this one had committed it earlier.
+            done = [seq for seq, gtid in follower.names().items() if gtid and gtid in held] if held else []
+            for table, batch in changes:
+                rest = batch.filter(pc.invert(pc.is_in(batch[SEQ], pa.array(done, pa.int64())))) if done else batch
+                if rest.num_rows:
+                    output(table).add(rest)
+
+        def open_at(at: Position) -> BinlogStream:
+            return self._open(at, self.readers[reader])
+
+        tables = {t.id: t for t in plan.tables}
+        texts = decoders(lambda: closing(connect(self.connect_args)), plan.tables)
+        # One without rows may end here and be prepared again under its name: both offsets list it, and look the same.
+        ending = sorted(text for text in start.xa if text not in end.xa or parse_entry(text)[1] is None)
+        prepared = read_prepared(ending, open_at, tables)
+        held = GtidSet.parse(start.held)
+        follower = Follower(open_at, tables, self.lineage, texts, named=bool(held))
         try:
-            for transaction in backlog.between(start.at, end.at):
-                seq = plan.lineage.seq(Position(transaction.file, transaction.position))
-                for event in transaction.rows:
-                    index = numbers[event.schema.id]
-                    if index not in outputs:
-                        path = folder / f"{plan.lineage.seq(start.at)}-{attempt}-{index}.parquet"
-                        outputs[index] = _Output(ChangeBuffer(plan.tables[index]), path)
-                    outputs[index].buffer.add(event, seq, transaction.commit_us)
-                    if len(outputs[index].buffer) >= _FLUSH_ROWS:
-                        outputs[index].flush()
+            for step in follower.steps(start.at, end.at):
+                if step.item is not None and not (held and step.item.gtid in held):
+                    seq = self.lineage.seq(Position(step.file, step.position))
+                    if step.item.emptied is not None:
+                        write(follower.take())
+                        output(tables[step.item.emptied]).empty(seq)
+                    if step.item.xa_prepared is not None or step.item.xa_finished is not None:
+                        follower.add(prepared.visible(step.item), seq, step.item.commit_us)
+                if follower.held >= _FLUSH_BYTES:
+                    # A transaction that is larger than a batch may be is the last one of it.
+                    is_last = follower.held >= self.max_batch_bytes + 3 * _FLUSH_BYTES
+                    write(follower.take(end.at if is_last else None))
+            write(follower.take())
         finally:
-            backlog.close()
-        for output in outputs.values():
-            output.close()
+            follower.close()
+        for written in outputs.values():
+            written.close()
         hit("batch.after_read")
         return {
             "start": start.to_json(),
             "end": end.to_json(),
-            "tables": [{"table": i, "path": str(o.path), "rows": o.rows} for i, o in sorted(outputs.items()) if o.rows],
+            "tables": [
+                {"table": i, "paths": [str(o.path)], "rows": o.rows, "emptied": o.emptied}
+                for i, o in sorted(outputs.items())
+                if o.rows or o.emptied
+            ],
+            "files": [str(o.path) for o in outputs.values()],
         }
 
 
-class _Output:
-    def __init__(self, buffer: ChangeBuffer, path: Path) -> None:
-        self.buffer, self.path, self.rows = buffer, path, 0
-        self._writer = pq.ParquetWriter(path, buffer.table.sink_schema, compression="zstd")
+@contextmanager
+def _moved() -> Iterator[None]:
+    """A server that is another one now is a matter for the next epoch, which may be able to go on there."""
+    try:
+        yield
+    except OtherServerError as error:
+        raise TransientError(
+            error.message, "Run again: the next epoch goes on there, if GTIDs prove that it can"
+        ) from None
 
-    def flush(self) -> None:
-        changes = self.buffer.take()
-        self.rows += changes.num_rows
-        if changes.num_rows:
-            self._writer.write_table(changes)
+
+def together(manifests: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One manifest for those of the pieces of a batch.
+
+    :raises TerminalError: if they do not lie one behind the other.
+    """
+    manifests = sorted(manifests, key=lambda m: Offset.from_json(m["start"]).at)
+    tables: dict[int, dict[str, Any]] = {}
+    end = manifests[0]["start"]
+    for manifest in manifests:
+        if manifest["start"] != end:
+            raise TerminalError(
+                f"a piece of a batch begins at {Offset.from_json(manifest['start']).at}, and the one before it ends at "
+                f"{Offset.from_json(end).at}",
+                "Run the stream again: it starts from the sink's own resume point",
+            )
+        end = manifest["end"]
+        for entry in manifest["tables"]:
+            before = tables.get(entry["table"])
+            if before is None or entry["emptied"] is not None:
+                tables[entry["table"]] = entry
+            else:
+                added = {"paths": before["paths"] + entry["paths"], "rows": before["rows"] + entry["rows"]}
+                tables[entry["table"]] = before | added
+    return {
+        "start": manifests[0]["start"],
+        "end": end,
+        "tables": [tables[i] for i in sorted(tables)],
+        "files": [file for manifest in manifests for file in manifest["files"]],
+    }
+
+
+class _Output:
+    """File of a table; small batches are put together to larger ones."""
+
+    def __init__(self, table: TableSchema, path: Path) -> None:
+        self.path, self.rows = path, 0
+        self.emptied: int | None = None
+        self._schema, self._held = table.sink_schema, list[pa.RecordBatch]()
+        self._writer = self._open()
+
+    def _open(self) -> pq.ParquetWriter:
+        return pq.ParquetWriter(self.path, self._schema, compression="zstd")
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Write changes."""
+        self.rows += batch.num_rows
+        self._held.append(batch)
+        if sum(b.nbytes for b in self._held) >= _FLUSH_BYTES:
+            self._flush()
+
+    def empty(self, seq: int) -> None:
+        """The table is empty here: what came before does not count any more."""
+        self._held = []
+        self._writer.close()
+        self._writer, self.rows, self.emptied = self._open(), 0, seq
 
     def close(self) -> None:
-        self.flush()
+        """Write what is left, and the end of the file."""
+        self._flush()
         self._writer.close()
+
+    def _flush(self) -> None:
+        self._writer.write_table(pa.Table.from_batches(self._held, self._schema))
+        self._held = []

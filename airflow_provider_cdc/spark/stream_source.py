@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -43,14 +44,14 @@ def _decode(value: dict[str, Any]) -> Offset:
 class Range(InputPartition):
     """The transactions in (start, end], read by one task.
 
-    :param start: encoded start offset.
-    :param end: encoded end offset.
+    :param start: start offset.
+    :param end: end offset.
+    :param reader: number of the task in its batch.
     """
 
-    def __init__(self, start: dict[str, Any], end: dict[str, Any]) -> None:
+    def __init__(self, start: Offset, end: Offset, reader: int) -> None:
         super().__init__(None)
-        self.start = start
-        self.end = end
+        self.start, self.end, self.reader = start, end, reader
 
 
 class BinlogReader(DataSourceStreamReader):
@@ -64,6 +65,7 @@ class BinlogReader(DataSourceStreamReader):
         self._job = job
         self._start = start
         self._scanner: Scanner | None = None
+        self._pieces: list[Offset] = []
 
     def initialOffset(self) -> dict[str, Any]:
         """Where the epoch begins: the sink's resume point."""
@@ -75,14 +77,19 @@ class BinlogReader(DataSourceStreamReader):
             try:
                 if self._scanner is None:
                     self._scanner = self._job.make_scanner()
-                return _encode(self._scanner.advance(_decode(start), self._job.max_batch_bytes))
+                begin = _decode(start)
+                self._pieces = [begin, *self._job.pieces(self._scanner, begin)]
+                return _encode(self._pieces[-1])
             except CdcError:
                 self._close()
                 raise
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """One task a batch."""
-        return [] if start == end else [Range(start, end)]
+        """A task for each piece of a batch, as they were found; else one, as of a batch that Spark plans again."""
+        found = [_decode(start), _decode(end)]
+        if self._pieces[:1] == found[:1] and self._pieces[-1:] == found[1:]:
+            found = self._pieces
+        return [Range(*ends, i) for i, ends in enumerate(pairwise(found)) if ends[0] != ends[1]]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Stage the files of a range and return their manifest."""
@@ -90,7 +97,7 @@ class BinlogReader(DataSourceStreamReader):
         context = TaskContext.get()
         attempt = str(context.taskAttemptId()) if context is not None else "0"
         with _packed():
-            manifest = self._job.stage(_decode(partition.start), _decode(partition.end), attempt)
+            manifest = self._job.stage(partition.start, partition.end, attempt, partition.reader)
         yield pa.RecordBatch.from_pydict({"manifest": [json.dumps(manifest)]})
 
     def commit(self, end: dict[str, Any]) -> None:

@@ -1,6 +1,26 @@
 """The bookkeeping database: what is planned, what is done, who runs. All of it can be rebuilt from the sink."""
 
-from airflow_provider_cdc.store.models import BatchTotals, EpochTotals, GroupRow, Segment, StreamRow, TableProgress
-from airflow_provider_cdc.store.repository import Store
+from airflow_provider_cdc.store.models import (
+    BatchTotals,
+    EpochTotals,
+    GroupProgress,
+    GroupRow,
+    Segment,
+    StreamRow,
+    TableProgress,
+    now,
+)
+from airflow_provider_cdc.store.repository import ChunkResult, Store
 
-__all__ = ["BatchTotals", "EpochTotals", "GroupRow", "Segment", "Store", "StreamRow", "TableProgress"]
+__all__ = [
+    "BatchTotals",
+    "ChunkResult",
+    "EpochTotals",
+    "GroupProgress",
+    "GroupRow",
+    "Segment",
+    "Store",
+    "StreamRow",
+    "TableProgress",
+    "now",
+]

@@ -140,9 +140,11 @@ class GroupRow(Base):
 
 
 class ChunkRow(Base):
-    """A chunk: a half-open key range of one table. ``state`` is ``pending`` or ``done``; bounds are JSON values.
+    """A chunk: a half-open key range of one table; bounds are JSON values.
 
-    ``corrected`` counts rows that the replay of (LW, HW] changed; ``bytes`` are of the files, ``seconds`` of the read.
+    ``state`` is ``pending``; ``read``, when it stands in a finished file of ``attempt``; or ``done``, when the sink
+    holds it as ``attempt`` published it. ``corrected`` counts rows that the replay of (LW, HW] changed; ``bytes`` are
+    of the files, ``seconds`` of the read.
     """
 
     __tablename__ = "chunks"
@@ -266,6 +268,18 @@ class TableProgress(NamedTuple):
     bytes: int
     corrected: int
     seconds: float
+
+
+class GroupProgress(NamedTuple):
+    """How far a chunk group is; ``fresh``: what its newest attempt has read."""
+
+    group_no: int
+    chunks: int
+    done: int
+    rows: int
+    corrected: int
+    fresh_chunks: int
+    fresh_rows: int
 
 
 class EpochTotals(NamedTuple):

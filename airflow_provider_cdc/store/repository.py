@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
-from sqlalchemy import Table, bindparam, case, delete, exc, func, insert, select, update
+from sqlalchemy import ColumnElement, Table, and_, bindparam, case, delete, exc, func, insert, or_, select, update
 from sqlalchemy.orm import Session
 
 from airflow_provider_cdc.exceptions import NotReadyError
@@ -17,6 +17,7 @@ from airflow_provider_cdc.store.database import changed
 from airflow_provider_cdc.store.models import (
     ChunkRow,
     EventRow,
+    GroupProgress,
     GroupRow,
     LineageRow,
     PipelineRow,
@@ -30,6 +31,10 @@ from airflow_provider_cdc.store.models import (
 from airflow_provider_cdc.store.streams import StreamStore
 
 _BULK = 10_000
+#: What is written of a chunk that was read: LW and HW are JSON, ``corrected`` counts keys, ``seconds`` is the time of
+#: the read.
+ChunkResult = tuple[int, int, Any, Any, int, int, int, float]
+_RESULT = ("chunk_no", "attempt", "lw", "hw", "rows", "bytes", "corrected", "seconds")
 
 
 class Store(StreamStore):
@@ -251,22 +256,42 @@ class Store(StreamStore):
                 session, group.where(GroupRow.state != "rereading").values(values | own)
             )
 
-    def chunks_done(
-        self, pipeline: str, generation: int, done: Iterable[tuple[int, int, Any, Any, int, int, int, float]]
-    ) -> None:
-        """Mark chunks as read. The result of an older attempt never replaces that of a newer one.
+    def chunks_read(self, pipeline: str, generation: int, read: Iterable[ChunkResult]) -> None:
+        """Write down chunks that stand in finished files and are not published yet.
 
-        :param done: (chunk_no, attempt, LW, HW, rows, bytes, corrected, seconds) of each chunk; LW and HW are JSON.
+        What is published stays, and so does what a newer attempt has read.
         """
-        names = ("b_chunk_no", "b_attempt", "lw", "hw", "rows", "bytes", "corrected", "seconds")
-        rows = [dict(zip(names, chunk, strict=True)) for chunk in done]
+        table = cast(Table, ChunkRow.__table__)
+        newer = and_(table.c.state != "done", table.c.attempt <= bindparam("b_attempt"))
+        self._write_chunks(pipeline, generation, "read", newer, read)
+
+    def chunks_done(self, pipeline: str, generation: int, done: Iterable[ChunkResult]) -> None:
+        """Write down chunks as the sink holds them, of the attempt that is published.
+
+        Only what was published later stays; what any attempt has read and not published counts no more.
+        """
+        table = cast(Table, ChunkRow.__table__)
+        newer = or_(table.c.state != "done", table.c.attempt <= bindparam("b_attempt"))
+        self._write_chunks(pipeline, generation, "done", newer, done)
+
+    def chunks_begin(self, pipeline: str, generation: int, group_no: int) -> None:
+        """Forget what was read of a group and not published: the caller says next which of it is used again."""
+        empty = dict.fromkeys(_RESULT[2:]) | {"state": "pending", "attempt": 0}
+        mine = (ChunkRow.pipeline == pipeline, ChunkRow.generation == generation, ChunkRow.group_no == group_no)
+        with self._write() as session:
+            changed(session, update(ChunkRow).where(*mine, ChunkRow.state == "read").values(empty))
+
+    def _write_chunks(
+        self, pipeline: str, generation: int, state: str, where: ColumnElement[bool], results: Iterable[ChunkResult]
+    ) -> None:
+        rows = [dict(zip(("b_chunk_no", "b_attempt", *_RESULT[2:]), result, strict=True)) for result in results]
         table = cast(Table, ChunkRow.__table__)
         statement = (
             update(table)
             .where(table.c.pipeline == pipeline, table.c.generation == generation)
-            .where(table.c.chunk_no == bindparam("b_chunk_no"), table.c.attempt <= bindparam("b_attempt"))
+            .where(table.c.chunk_no == bindparam("b_chunk_no"), where)
             .values(
-                {name: bindparam(name) for name in names[2:]} | {"attempt": bindparam("b_attempt"), "state": "done"}
+                {name: bindparam(name) for name in _RESULT[2:]} | {"attempt": bindparam("b_attempt"), "state": state}
             )
         )
         if rows:
@@ -298,7 +323,7 @@ class Store(StreamStore):
                 ChunkRow.database,
                 ChunkRow.table_name,
                 func.count(),
-                func.sum(case((ChunkRow.state == "done", 1), else_=0)),
+                func.sum(case((ChunkRow.state != "pending", 1), else_=0)),
                 *(func.coalesce(func.sum(c), 0) for c in (ChunkRow.rows, ChunkRow.bytes, ChunkRow.corrected)),
                 func.coalesce(func.sum(ChunkRow.seconds), 0.0),
             )
@@ -312,6 +337,32 @@ class Store(StreamStore):
             TableProgress(d, t, int(n), int(k), int(r), int(b), int(c), float(s)) for d, t, n, k, r, b, c, s in found
         ]
 
+    def group_progress(self, pipeline: str, generation: int) -> list[GroupProgress]:
+        """How far each group of a snapshot is, by number; one query."""
+        done = ChunkRow.state != "pending"
+        own = done & (ChunkRow.attempt == GroupRow.attempt)
+        query = (
+            select(
+                ChunkRow.group_no,
+                func.count(),
+                func.sum(case((done, 1), else_=0)),
+                *(func.coalesce(func.sum(c), 0) for c in (ChunkRow.rows, ChunkRow.corrected)),
+                func.sum(case((own, 1), else_=0)),
+                func.coalesce(func.sum(case((own, ChunkRow.rows), else_=0)), 0),
+            )
+            .join(
+                GroupRow,
+                (GroupRow.pipeline == ChunkRow.pipeline)
+                & (GroupRow.generation == ChunkRow.generation)
+                & (GroupRow.group_no == ChunkRow.group_no),
+            )
+            .where(ChunkRow.pipeline == pipeline, ChunkRow.generation == generation)
+            .group_by(ChunkRow.group_no)
+            .order_by(ChunkRow.group_no)
+        )
+        with self._read() as session:
+            return [GroupProgress(*(int(n) for n in row)) for row in session.execute(query)]
+
     # Lineage and events
 
     def set_lineage(self, pipeline: str, segments: Sequence[Segment]) -> None:
@@ -320,6 +371,7 @@ class Store(StreamStore):
         :param segments: all of them, the oldest first.
         """
         with self._write() as session:
+            session.get(PipelineRow, pipeline, with_for_update=True)  # runs that plan at the same time come one by one
             session.execute(delete(LineageRow).where(LineageRow.pipeline == pipeline))
             session.add_all(
                 LineageRow(pipeline=pipeline, segment_no=number, **Segment(*segment)._asdict())

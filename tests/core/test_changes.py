@@ -60,6 +60,8 @@ def test_matched_rows(some: list[tuple[str, int, int, str]], others: list[tuple[
     keys = {(k, n) for k, n, _, _ in others}
     found = matched_rows(table(some), last_changes(table(others), KEY), KEY)
     assert found.to_pylist() == [(k, n) in keys for k, n, _, _ in some]
+    found = matched_rows(table(some), last_changes(table(others), KEY[:1]), KEY[:1])
+    assert found.to_pylist() == [k in {k for k, _, _, _ in others} for k, _, _, _ in some]
 
 
 @settings(deadline=None)
@@ -73,4 +75,5 @@ def test_after_and_upserts(listed: list[tuple[str, int, int, str]], seq: int) ->
 def test_nothing_matches_nothing() -> None:
     empty = table([])
     assert apply_changes(empty, empty, KEY).num_rows == 0
-    assert matched_rows(empty, table([("a", 1, 1, "c")]), KEY).to_pylist() == []
+    for key in KEY, KEY[:1]:
+        assert matched_rows(empty, table([("a", 1, 1, "c")]), key).to_pylist() == []

@@ -192,3 +192,24 @@ def test_any_quoted_name(database: str, table: str) -> None:
 )
 def test_never_raises(sql: str) -> None:
     assert isinstance(classify(sql, "shop"), Statement)
+
+
+@pytest.mark.parametrize(
+    ("sql", "emptied"),
+    [
+        ("TRUNCATE t", ("Db", "t")),
+        ("truncate table `My``T`", ("Db", "My`T")),
+        ("TRUNCATE /* c */ TABLE Other . T", ("Other", "T")),
+        ("TRUNCATE TABLE t WAIT 5", ("Db", "t")),
+        ("TRUNCATE table", ("Db", "table")),
+        ("DELETE FROM t", None),
+        ("DROP TABLE t", None),
+        ("CREATE TABLE T (a INT)", ("Db", "T")),
+        ("CREATE TABLE `x`.`t` LIKE u", ("x", "t")),
+        ("CREATE OR REPLACE TABLE t (a INT)", None),
+        ("CREATE TABLE IF NOT EXISTS t (a INT)", None),
+        ("CREATE TEMPORARY TABLE t (a INT)", None),
+    ],
+)
+def test_what_is_emptied_is_named_as_it_is_spelled(sql: str, emptied: tuple[str, str] | None) -> None:
+    assert classify(sql, "Db").emptied == emptied

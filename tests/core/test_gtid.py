@@ -85,8 +85,8 @@ def test_not_a_gtid(bad: str) -> None:
 
 
 def test_owned() -> None:
-    assert parse_owned("") == frozenset()
-    assert parse_owned(f"{A}:7#11:8#12,\n{B}:3#9#10") == {f"{A}:7", f"{A}:8", f"{B}:3"}
-    assert parse_owned(f"{A}:7#11,\n{A}:tag:1#4:2#5") == {f"{A}:7", f"{A}:tag:1", f"{A}:tag:2"}
+    assert parse_owned("") == {}
+    assert parse_owned(f"{A}:7#11:8#12,\n{B}:3#9#10") == {f"{A}:7": (11,), f"{A}:8": (12,), f"{B}:3": (9, 10)}
+    assert parse_owned(f"{A}:7#11,\n{A}:tag:1#4:2#5") == {f"{A}:7": (11,), f"{A}:tag:1": (4,), f"{A}:tag:2": (5,)}
     with pytest.raises(ValueError):
         parse_owned("nonsense")

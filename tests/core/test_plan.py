@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import math
+import json
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,13 +11,11 @@ from hypothesis import strategies as st
 from airflow_provider_cdc.core.offset import Lineage, Offset, Position
 from airflow_provider_cdc.core.plan import (
     CHUNKS_PER_FILE,
-    FACTOR_HIGH,
-    FACTOR_LOW,
     MAX_GROUPS,
+    TOLERANCE,
     Chunk,
     Plan,
     chunks_of,
-    even_bounds,
     even_step,
     number_and_group,
     slices,
@@ -27,19 +26,14 @@ keys = st.integers(-(2**63), 2**64 - 1)
 
 
 @settings(deadline=None)
-@given(keys, st.integers(0, 10_000), st.integers(1, 20_000), st.integers(1, 500))
-def test_an_even_split_covers_each_key_once(low: int, span: int, rows: int, chunk_rows: int) -> None:
-    high = low + span
-    step = even_step(low, high, rows, chunk_rows)
-    factor = (span + 1) / rows
-    assert (step is None) == (not FACTOR_LOW <= factor <= FACTOR_HIGH)
-    if step is None:
-        return
-    chunks = chunks_of(0, even_bounds(low, high, step), (high,))
-    assert chunks[0].lower == (low,) and chunks[-1].upper == (high,) and chunks[-1].last
-    assert all(a.upper == b.lower and not a.last for a, b in zip(chunks, chunks[1:], strict=False))
-    assert all(int(c.lower[0]) <= high for c in chunks)
-    assert len(chunks) == math.ceil((span + 1) / step)
+@given(keys, st.integers(0, 10_000), st.integers(0, 20_000), st.integers(1, 500))
+def test_an_even_split_cannot_make_a_large_chunk(low: int, span: int, rows: int, chunk_rows: int) -> None:
+    """A chunk has at most as many rows as numbers; if the estimate is right, about as many as wanted."""
+    step = even_step(low, low + span, rows, chunk_rows)
+    assert (step is None) == (span + 1 > TOLERANCE * rows)
+    if step is not None:
+        assert chunk_rows <= step <= TOLERANCE * chunk_rows
+        assert step == chunk_rows or abs(step * rows / (span + 1) - chunk_rows) <= 1 * TOLERANCE
 
 
 def test_without_statistics_there_is_no_even_split() -> None:
@@ -94,3 +88,33 @@ def test_a_plan_survives_json() -> None:
     assert Plan.from_json(plan.to_json()) == plan
     assert plan.p0_seq == plan.lineage.seq(offset.at)
     assert plan.groups_of(0) == {0} and plan.groups_of(1) == set()
+    assert plan.start_seq(0) == plan.p0_seq
+
+
+def test_an_amended_plan() -> None:
+    """One table planned again: its definition, where its changes begin, and its outermost bounds. No other table."""
+    tables = tuple(TableSchema("d", name, (Column("k", "int", "int", False),), ("k",)) for name in "ab")
+    offset = Offset("server", Position("binlog.000003", 77), "")
+    listed = [*chunks_of(0, [(1,), (5,)], (9,)), *chunks_of(1, [(1,), (5,), (7,)], (9,))]
+    chunks_, lineage = number_and_group(listed, 1000, 10), Lineage("server", "binlog.000003")
+    plan = Plan("p", 1, offset, lineage, (("d.*",), ()), tables, chunks_)
+    later = Position("binlog.000004", 5)
+    schema = replace(tables[1], columns=(*tables[1].columns, Column("w", "int", "int", True)), since=later, revision=1)
+    value = json.loads(json.dumps({"table": 1, "schema": schema.to_json(), "lower": (-3,), "upper": (20,)}))
+    found = plan.amended(value)
+    assert found.tables == (tables[0], schema) and found.chunks[:2] == chunks_[:2]
+    assert [(c.lower, c.upper, c.last) for c in found.chunks[2:]] == [
+        ((-3,), (5,), False),
+        ((5,), (7,), False),
+        ((7,), (20,), True),
+    ]
+    assert [(c.no, c.group) for c in found.chunks] == [(c.no, c.group) for c in chunks_]
+    assert found.start_seq(0) == plan.p0_seq and found.start_seq(1) == lineage.seq(later)
+    # A table of one chunk, and one of none.
+    one = replace(plan, chunks=(chunks_[0], replace(chunks_[1], table=1, last=True)))
+    assert [(c.lower, c.upper) for c in one.amended(value).chunks] == [((1,), (5,)), ((-3,), (20,))]
+    none = replace(plan, chunks=chunks_[:2]).amended({**value, "lower": None, "upper": None})
+    assert none.chunks == chunks_[:2] and none.tables[1] == schema
+    # Neither setting nor revision is part of the definition.
+    assert replace(schema, since=None, revision=0).with_zero_dates("null").fingerprint() == schema.fingerprint()
+    assert schema.fingerprint() != tables[1].fingerprint()

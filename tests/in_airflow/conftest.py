@@ -25,7 +25,7 @@ def site(
     folder = tmp_path_factory.mktemp("site")
     lake = folder / "lake"
     with contextlib.closing(mysql_server.connect()) as connection:
-        make_shop(connection, customers=20_000, addresses=3_000, orders=12_000)
+        make_shop(connection, customers=20_000, addresses=3_000, orders=15_000)
     # Two servers: one may be away while the other is not.
     with contextlib.ExitStack() as stack:
         stack.callback(mysql_server.execute, "DROP DATABASE IF EXISTS shop")

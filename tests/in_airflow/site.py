@@ -63,7 +63,7 @@ class Site:
         with contextlib.closing(self.store(name)) as store:
             return store.group(name, 1, number)
 
-    def wait(self, what: str, condition: Callable[[], Any], seconds: float = 300) -> Any:
+    def wait(self, what: str, condition: Callable[[], Any], seconds: float = 400) -> Any:
         deadline = time.monotonic() + seconds
         while not (found := condition()):
             assert time.monotonic() < deadline, f"{what}: not within {seconds:g} s"

@@ -30,10 +30,10 @@ def test_the_operators_spelled_out(site: Site) -> None:
     dag, client = "cdc_operators", site.client
     with site.written("orders"):
         run = client.trigger(dag)
-        client.wait_run(dag, run, seconds=400)
+        client.wait_run(dag, run)
     groups = client.xcom(dag, run, "plan_chunks")
-    assert len(groups) == 3 and groups[0]["label"] == "0: shop.orders"
-    shown = [client.xcom(dag, run, "snapshot", map_index=i) for i in range(3)]
+    assert len(groups) > 1 and groups[0]["label"] == "0: shop.orders"
+    shown = [client.xcom(dag, run, "snapshot", map_index=i) for i in range(len(groups))]
     assert {g["outcome"] for g in shown} == {"published"} and all(g["min_lw"][1] > 0 for g in shown)
     seed, stream = client.xcom(dag, run, "snapshot_complete")["min_lw"], client.xcom(dag, run, "stream")
     assert seed <= min(g["min_lw"] for g in shown)
@@ -48,8 +48,8 @@ def test_the_operators_spelled_out(site: Site) -> None:
 
     # Another run adopts what is published and reads nothing; clearing the planner changes nothing.
     again = client.trigger(dag)
-    client.wait_run(dag, again, seconds=400)
-    assert {client.xcom(dag, again, "snapshot", map_index=i)["outcome"] for i in range(3)} == {"adopted"}
+    client.wait_run(dag, again)
+    assert {client.xcom(dag, again, "snapshot", map_index=i)["outcome"] for i in range(len(groups))} == {"adopted"}
     client.clear(dag, run, "plan_chunks")
     client.wait_state(dag, run, "plan_chunks", min_try=2)
     assert client.xcom(dag, run, "plan_chunks") == groups
@@ -59,7 +59,7 @@ def test_a_scheduled_catch_up(site: Site) -> None:
     dag, client = "cdc_catch_up", site.client
     with site.written("customer_address"):
         run = client.trigger(dag)
-        client.wait_run(dag, run, seconds=400)
+        client.wait_run(dag, run)
     client.pause(dag)
     assert client.xcom(dag, run, "addresses.stream")["state"] == "caught_up"
     assert all(t["equal"] for t in client.xcom(dag, run, "addresses.verify"))
@@ -69,18 +69,18 @@ def test_snapshot_and_stream_in_two_dags(site: Site) -> None:
     client = site.client
     with site.written("ledger"):
         run = client.trigger("cdc_ledger_snapshot")
-        client.wait_run("cdc_ledger_snapshot", run, seconds=400)
+        client.wait_run("cdc_ledger_snapshot", run)
         client.wait_for_dag("cdc_ledger_stream")
         client.unpause("cdc_ledger_stream")
         site.wait("a run of the stream's DAG", lambda: client.runs("cdc_ledger_stream"))
         (first,) = client.runs("cdc_ledger_stream")
-        client.wait_state("cdc_ledger_stream", first, "stream", "deferred", seconds=120)
+        client.wait_state("cdc_ledger_stream", first, "stream", "deferred")
         site.wait_batch("ledger", 1)
     # The run ends when the stream is stopped, and the next one begins by itself.
     site.stop("ledger")
-    client.wait_run("cdc_ledger_stream", first, seconds=120)
+    client.wait_run("cdc_ledger_stream", first)
     second = site.wait("the next run", lambda: [r for r in client.runs("cdc_ledger_stream") if r != first])[0]
-    client.wait_state("cdc_ledger_stream", second, "stream", "deferred", seconds=120)
+    client.wait_state("cdc_ledger_stream", second, "stream", "deferred")
     assert site.stream("ledger").epoch == 2
     # Paused, so that no third run begins. The second is not resumed then either, but it can be marked.
     site.wait_supervised("ledger")
@@ -98,10 +98,10 @@ def test_a_whole_database(site: Site) -> None:
         os.rename(lake, lake.with_name("lake-before"))  # its tables belong to the pipelines of the other examples
     with site.written():
         run = client.trigger(dag)
-        client.wait_state(dag, run, "shop.stream", "deferred", seconds=400)
+        client.wait_state(dag, run, "shop.stream", "deferred")
         site.wait_batch("shop", 1)
     site.stop("shop")
-    client.wait_run(dag, run, seconds=120)
+    client.wait_run(dag, run)
     assert client.xcom(dag, run, "shop.stream")["state"] == "stopped"
     shop = Source("cdc_source", ("shop..*",), ("shop.tmp_.*",))
     site.catch_up(Pipeline(name="shop", source=shop, sink=Sink(str(lake))))

@@ -14,7 +14,7 @@ from airflow_provider_cdc.exceptions import CdcError
 from airflow_provider_cdc.processes import kill_session
 from tests.in_airflow.site import Site
 
-pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.timeout(2400)]
 
 
 def kill_reader(site: Site, name: str, group: int, attempt: int) -> None:
@@ -27,7 +27,7 @@ def kill_reader(site: Site, name: str, group: int, attempt: int) -> None:
             return int(found[1]) if found and row.state == "running" and row.attempt == attempt else 0
         return 0
 
-    kill_session(site.wait(f"attempt {attempt} at group {group}", reader, 240))
+    kill_session(site.wait(f"attempt {attempt} at group {group}", reader))
 
 
 def first_error(log: str) -> str:
@@ -57,12 +57,12 @@ def test_groups(site: Site) -> None:
         client.clear(dag, run, snapshot, 0)
         client.wait_state(dag, run, snapshot, map_index=0, min_try=2)
         assert client.xcom(dag, run, snapshot, map_index=0)["outcome"] == "replaced"
-        assert tries(run) == [2, 1, 2]
+        assert tries(run)[:3] == [2, 1, 2] and {*tries(run)[3:]} <= {1}
 
         # Clearing the one that failed completes the snapshot; sensor and stream go on by themselves.
         client.clear(dag, run, snapshot, 2)
         client.wait_state(dag, run, snapshot, map_index=2, min_try=3)
-        client.wait_state(dag, run, stream, "deferred", seconds=240)
+        client.wait_state(dag, run, stream, "deferred")
         assert client.xcom(dag, run, snapshot, map_index=2)["outcome"] == "published"
         seed = client.xcom(dag, run, "groups.snapshot_complete")["min_lw"]
         site.wait_batch(name, 1)
@@ -71,16 +71,16 @@ def test_groups(site: Site) -> None:
         client.clear(dag, run, snapshot, 1)
         client.wait_state(dag, run, snapshot, map_index=1, min_try=2)
         assert client.xcom(dag, run, snapshot, map_index=1)["outcome"] in ("staged", "replaced")
-        assert tries(run) == [2, 2, 3]
+        assert tries(run)[:3] == [2, 2, 3] and {*tries(run)[3:]} <= {1}
         site.wait("the group", lambda: site.group(name, 1).state == "done")
         assert site.stream(name).epoch == 1
 
         # A second run, while the first streams: it reads nothing, and looks after the same stream.
-        second = client.trigger(dag)
-        client.wait_state(dag, second, stream, "deferred", seconds=240)
-        for index in range(3):  # the sensor did not wait for them
-            client.wait_state(dag, second, snapshot, map_index=index, seconds=240)
-        assert {client.xcom(dag, second, snapshot, map_index=i)["outcome"] for i in range(3)} == {"adopted"}
+        second, groups = client.trigger(dag), range(len(tries(run)))
+        client.wait_state(dag, second, stream, "deferred")
+        for index in groups:  # the sensor did not wait for them
+            client.wait_state(dag, second, snapshot, map_index=index)
+        assert {client.xcom(dag, second, snapshot, map_index=i)["outcome"] for i in groups} == {"adopted"}
         assert client.task_instance(dag, run, stream).state == "deferred" and site.stream(name).epoch == 1
         site.stop(name)
         for one in (run, second):
@@ -89,12 +89,13 @@ def test_groups(site: Site) -> None:
         client.wait_run(dag, second)
 
         # The whole old run once more: its groups are read again, and the next epoch takes them in.
+        before = tries(run)
         for task in ("groups.preflight", "groups.plan_chunks", snapshot, "groups.snapshot_complete", stream):
             client.clear(dag, run, task)
-        site.wait("epoch 2", lambda: site.stream(name).epoch == 2, 300)
-        for index in range(3):
-            client.wait_state(dag, run, snapshot, map_index=index, min_try=3, seconds=240)
-        site.wait("the groups", lambda: all(site.group(name, i).state == "done" for i in range(3)))
+        site.wait("epoch 2", lambda: site.stream(name).epoch == 2)
+        for index, tried in enumerate(before):
+            client.wait_state(dag, run, snapshot, map_index=index, min_try=tried + 1)
+        site.wait("the groups", lambda: all(site.group(name, i).state == "done" for i in groups))
         site.wait_batch(name, 2)
     site.stop(name)
     client.wait_state(dag, run, stream)
@@ -136,7 +137,7 @@ def test_errors_say_what_to_do(site: Site) -> None:
     """Those that need a person fail at once, in spite of retries; the others are tried again. No one is silent."""
     dag, client = "broken", site.client
     run = client.trigger(dag)
-    client.wait_run(dag, run, "failed", seconds=240)
+    client.wait_run(dag, run, "failed")
     tried = {task.task_id: task.try_number for task in client.task_instances(dag, run)}
     assert tried == {"cdc_nobody": 1, "cdc_away": 2, "cdc_missing": 1}
     assert "Check user, password and grants" in first_error(client.log(dag, run, "cdc_nobody"))

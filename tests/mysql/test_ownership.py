@@ -13,6 +13,7 @@ from pymysql.connections import Connection
 
 from airflow_provider_cdc.core.plan import Chunk
 from airflow_provider_cdc.core.schema import OP, SEQ, TS, TableSchema
+from airflow_provider_cdc.mysql import ownership
 from airflow_provider_cdc.mysql.catalog import read_schema
 from airflow_provider_cdc.mysql.chunk import select
 from airflow_provider_cdc.mysql.keys import in_chunk, keys_of
@@ -69,7 +70,7 @@ KEYS = {
 
 @pytest.mark.parametrize("name", KEYS)
 def test_owner_is_the_chunk_whose_condition_holds(
-    connection: Connection[Any], mysql_server: MySQLServer, database: str, name: str
+    connection: Connection[Any], mysql_server: MySQLServer, database: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     columns, value = KEYS[name]
     columns = ", ".join(f"{c} NOT NULL" for c in columns.split(", "))
@@ -97,6 +98,11 @@ def test_owner_is_the_chunk_whose_condition_holds(
     said = rows(connection, f"SELECT CASE {case} ELSE -1 END FROM `{database}`.asked ORDER BY n")
     assert found == [int(str(n)) for (n,) in said]
     assert -1 in found and len(set(found)) > 3, "the keys do not cover the interesting places"
+
+    # With more chunks than fit in one statement.
+    for bounds in (3, 7):
+        monkeypatch.setattr(ownership, "_BOUNDS_A_QUERY", bounds)
+        assert owners(connection, table, chunks, keys_of(table, data)) == found
 
     # One chunk alone, as the backfill asks: inside or not.
     for i, chunk in enumerate(chunks):

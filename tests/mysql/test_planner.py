@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from pymysql.connections import Connection
 
-from airflow_provider_cdc.core.plan import Chunk, Plan
+from airflow_provider_cdc.core.plan import TOLERANCE, Chunk, Plan
 from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.exceptions import NotReadyError
 from airflow_provider_cdc.mysql import planner
 from airflow_provider_cdc.mysql.catalog import read_schema
 from airflow_provider_cdc.mysql.keys import in_chunk, table_name
-from airflow_provider_cdc.mysql.planner import TOLERANCE, make_plan, plan_table
+from airflow_provider_cdc.mysql.planner import make_plan, plan_table
 from airflow_provider_cdc.mysql.session import connect, rows, value
 from tests.servers import MySQLServer
 
@@ -176,7 +176,7 @@ def test_strings_in_the_collation_of_their_column(
     table = made(connection, mysql_server, database, column, f"VALUES {listing}, ROW('')")
     found = plan_table(connection, 0, table, 20)
     assert len(found) > 3
-    assert max(sizes(connection, table, found)) == 20
+    assert max(sizes(connection, table, found)) <= 30
 
 
 def test_an_empty_table_has_no_chunk(connection: Connection[Any], mysql_server: MySQLServer, database: str) -> None:

@@ -18,8 +18,9 @@ from airflow_provider_cdc.core.gtid import GtidSet
 from airflow_provider_cdc.core.offset import Position
 from airflow_provider_cdc.exceptions import NotReadyError, TerminalError, TransientError
 from airflow_provider_cdc.mysql.binlog.rows import decode_rows
+from airflow_provider_cdc.mysql.server import status
 from airflow_provider_cdc.mysql.session import connect, rows, value
-from airflow_provider_cdc.mysql.watermark import high_watermark, low_watermark, status
+from airflow_provider_cdc.mysql.watermark import low_watermark, watermarks
 from tests.mysql.binlog.reading import capture, transactions
 from tests.servers import MySQLServer
 
@@ -68,9 +69,9 @@ def slow() -> Iterator[MySQLServer]:
 
 def test_a_commit_between_binlog_and_engine_is_waited_for(slow: MySQLServer) -> None:
     with contextlib.closing(connect(slow.connect_args())) as connection:
-        before, _ = status(connection)
+        before = status(connection)
         with held_commit(slow, "INSERT INTO d.t VALUES (1)"):
-            at, _ = status(connection)
+            at = status(connection)
             assert before < at  # the transaction lies at or before this position ...
             assert rows(connection, "SELECT id FROM d.t") == []  # ... and is invisible: this is no low watermark
             low = low_watermark(connection)
@@ -81,22 +82,62 @@ def test_a_commit_between_binlog_and_engine_is_waited_for(slow: MySQLServer) -> 
 
 
 def test_a_barrier_that_times_out_gives_no_watermark(slow: MySQLServer) -> None:
-    with contextlib.closing(connect(slow.connect_args())) as connection:
+    with contextlib.closing(connect(slow.connect_args(**slow.create_cdc_user()))) as connection:
         with held_commit(slow, "INSERT INTO d.t VALUES (2)"):
             with pytest.raises(TransientError, match=r"stood between binlog and engine for 0\.3 s"):
                 low_watermark(connection, timeout=0.3)
 
 
+def test_a_session_that_holds_a_gtid_for_hours_is_named(slow: MySQLServer) -> None:
+    """It has not written anything and never will; the barrier cannot know."""
+    gtid = f"{uuid4()}:7"
+    user = slow.create_cdc_user()
+    with contextlib.closing(slow.connect()) as other, contextlib.closing(connect(slow.connect_args(**user))) as reader:
+        with other.cursor() as cursor:
+            cursor.execute("SET SESSION gtid_next = %s", (gtid,))
+            with pytest.raises(TransientError, match=rf"{gtid} \(connection {other.thread_id()}\) stood between"):
+                low_watermark(reader, timeout=0.3)
+            with contextlib.closing(connect(slow.connect_args())) as granted:  # with more grants it does not matter
+                marks = watermarks(granted)
+                at = marks.low(timeout=0.3)
+                assert at == status(granted)
+                started = time.monotonic()
+                marks.low(timeout=30)  # and is not waited for again
+                assert time.monotonic() - started < 10
+            cursor.execute("ROLLBACK")
+            cursor.execute("SET SESSION gtid_next = 'AUTOMATIC'")
+
+
+def test_with_grants_a_commit_that_outlasts_the_barrier_is_waited_for_by_the_server(slow: MySQLServer) -> None:
+    with contextlib.closing(connect(slow.connect_args())) as connection:
+        with held_commit(slow, "INSERT INTO d.t VALUES (4)"):
+            at = status(connection)
+            assert at <= low_watermark(connection, timeout=0.1).at
+            assert rows(connection, "SELECT id FROM d.t WHERE id = 4") == [("4",)]
+
+
 def test_a_high_watermark_waits_for_nothing(slow: MySQLServer) -> None:
     """What is not visible yet was not read either: replaying it too does no harm."""
     with contextlib.closing(connect(slow.connect_args())) as connection:
-        identity = value(connection, "SELECT @@server_uuid") or ""
         with held_commit(slow, "INSERT INTO d.t VALUES (3)"):
             started = time.monotonic()
-            high, clock = high_watermark(connection, identity)
+            high, clock = watermarks(connection).high()
             assert time.monotonic() - started < HELD / 2
-        assert high == status(connection)[0]
+        assert high == status(connection)
         assert abs(clock / 1e6 - time.time()) < 60
+
+
+def test_the_end_of_a_read_is_where_the_next_one_begins(slow: MySQLServer) -> None:
+    """What was on its way then is waited for, too; and it is used once."""
+    with contextlib.closing(connect(slow.connect_args())) as connection:
+        marks = watermarks(connection)
+        with held_commit(slow, "INSERT INTO d.t VALUES (5)"):
+            high, _ = marks.high()
+            assert rows(connection, "SELECT id FROM d.t WHERE id = 5") == []
+            assert marks.low() == high
+            assert rows(connection, "SELECT id FROM d.t WHERE id = 5") == [("5",)]
+        slow.execute("INSERT INTO d.t VALUES (6)")
+        assert high < marks.low() == status(connection)
 
 
 def test_an_owner_that_rolls_back_is_not_in_the_set(
@@ -121,16 +162,18 @@ def test_an_owner_that_rolls_back_is_not_in_the_set(
 def test_only_while_gtid_mode_is_on(connection: Connection[Any], mysql_server: MySQLServer) -> None:
     mysql_server.execute("SET GLOBAL gtid_mode = ON_PERMISSIVE")
     try:
-        with pytest.raises(NotReadyError, match="gtid_mode is ON_PERMISSIVE"):
+        with pytest.raises(NotReadyError, match="gtid_mode is ON_PERMISSIVE, and the user has no grant") as caught:
             low_watermark(connection)
+        assert "BACKUP_ADMIN" in str(caught.value) and "RELOAD" in str(caught.value)
     finally:
         mysql_server.execute("SET GLOBAL gtid_mode = ON")
 
 
 def test_another_server_is_refused(connection: Connection[Any]) -> None:
-    for look in (low_watermark, high_watermark):
+    marks = watermarks(connection, "elsewhere")
+    for look in (marks.low, marks.high):
         with pytest.raises(TerminalError, match="began on elsewhere"):
-            look(connection, "elsewhere")
+            look()
 
 
 @pytest.mark.parametrize("in_order", ["ON", "OFF"])
@@ -152,14 +195,14 @@ def test_nothing_below_the_watermark_is_invisible(mysql_server: MySQLServer, dat
     threads = [threading.Thread(target=write, args=(n,)) for n in range(4)]
     seen: dict[bool, list[tuple[Position, int, set[int]]]] = {True: [], False: []}
     with contextlib.closing(connect(mysql_server.connect_args())) as connection:
-        start, _ = status(connection)
+        start = status(connection)
         for thread in threads:
             thread.start()
         end = time.monotonic() + 2.5
         try:
             while time.monotonic() < end:
                 barrier = random.random() < 0.5
-                at = low_watermark(connection).at if barrier else status(connection)[0]
+                at = low_watermark(connection).at if barrier else status(connection)
                 newest = int(value(connection, f"SELECT MAX(id) FROM `{database}`.t") or 0)
                 ids = rows(connection, f"SELECT id FROM `{database}`.t WHERE id > {newest - 200}")
                 seen[barrier].append((at, newest - 200, {int(str(i)) for (i,) in ids}))

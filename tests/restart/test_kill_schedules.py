@@ -17,6 +17,7 @@ import pytest
 
 from airflow_provider_cdc.failpoints import NAMES
 from tests.harness import KILLED, Lake, Nursery
+from tests.heap import HeapWriter
 from tests.oracle import check_ledger, compare_all
 from tests.servers import MySQLServer
 from tests.workload import Writers, make_foreign, make_shop
@@ -102,7 +103,11 @@ def test_killed_and_started_again(
             child.kill()
         return child.wait()
 
-    with Writers(mysql_server.connect_args(), schedule.tables, database=database, rate=25, seed=seed) as writers:
+    args = mysql_server.connect_args()
+    with (
+        HeapWriter(args, database, seed) as heap,
+        Writers(args, schedule.tables, database=database, rate=25, seed=seed) as writers,
+    ):
         for number, step in enumerate(schedule.steps):
             code = go(step.failpoint) if step.failpoint else go(seconds=step.seconds)
             for _ in range(0 if number else 9):
@@ -118,6 +123,7 @@ def test_killed_and_started_again(
                 lake.lose(what)
         assert go() == 0, log.read_text()
         writers.stop()
+        heap.stop()
     assert go() == 0, log.read_text()
 
     with mysql_server.connect() as connection:

@@ -224,8 +224,7 @@ def test_an_older_epoch(world: World) -> None:
     staged = old.job.stage(old.start, world.end(old, old.start), "0")
     new = world.begin()
     staged_again = new.job.stage(new.start, world.end(new, new.start), "0")
-    for entry in staged["tables"]:  # the new epoch has removed what the old one staged
-        assert not Path(entry["path"]).exists()
+    assert not any(Path(path).exists() for path in staged["files"])  # the new epoch has removed what the old one staged
     before = world.versions()
     with pytest.raises(FencedError):
         old.apply(staged_again)
@@ -246,7 +245,7 @@ def test_overtaken_in_the_middle_of_a_batch(world: World, moment: str, monkeypat
 
     def take_over(name: str) -> None:
         if name == moment and not taken:
-            aside = [Path(entry["path"]) for entry in staged["tables"]]
+            aside = [Path(path) for path in staged["files"]]
             contents = {path: path.read_bytes() for path in aside if path.exists()}
             taken.append(world.begin())
             for path, content in contents.items():  # so that it is the fence that stops the old one, not a lost file
@@ -284,7 +283,7 @@ def test_a_group_that_is_published_twice(world: World) -> None:
     first = json.loads(world.context.layout.attempt(1, 0, 1).read_text())
     late = json.loads(json.dumps(first).replace("slice-", "late-"))
     before = [target.load().version() for target in world.targets]
-    snapshot.publish(world.context, plan, 0, 2, late, world.targets)
+    snapshot.publish(world.context, plan, 0, 2, late, dict(enumerate(world.targets)))
     assert [target.load().version() for target in world.targets] == before
     assert snapshot.coverage(world.context, plan, world.targets) == held
     stream.run_in_process(world.begin())
@@ -295,7 +294,8 @@ def test_an_older_snapshot(world: World) -> None:
     plan = world.context.ensure_plan(world.store)
     for target in world.targets:
         target.create(plan.pipeline)
-        target.raise_fence(Fence(snapshot.generation_fence(plan).app_id, plan.generation + 1))
+        fence = snapshot.generation_fence(plan, 0)
+        target.raise_fence(Fence(fence.app_id, fence.value + 1))
     with pytest.raises(FencedError):
         world.take_snapshot()
     assert world.ids() == {"a": [], "b": []}

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from airflow_provider_cdc.core.schema import OP, SEQ, TS
 from airflow_provider_cdc.exceptions import FencedError, TerminalError, TransientError
 from airflow_provider_cdc.sinks import delta as module
-from airflow_provider_cdc.sinks.delta import Actions, DeltaTarget, Fence, write_file
+from airflow_provider_cdc.sinks.delta import Actions, DeltaTarget, Fence
+from airflow_provider_cdc.sinks.files import write_file
 from airflow_provider_cdc.sinks.layout import Layout, folder, read_json, write_json
 
 SCHEMA = pa.schema(
@@ -43,7 +44,7 @@ def made(folder: Path, stat: str | None = "id") -> DeltaTarget:
 
 def add(target: DeltaTarget, name: str, table: pa.Table, marker: dict[str, int] | None = None) -> bool:
     """Add a file, as a chunk group does."""
-    file = write_file(target.path, f"snapshot/{name}.parquet", [table], "id")
+    file = write_file(target.path, f"snapshot/{name}.parquet", table.schema, [table], "id")
     return target.commit(lambda _: Actions(add=[file]), marker or {}, FENCE)
 
 
@@ -124,7 +125,8 @@ def test_of_two_attempts_the_first_wins(tmp_path: Path) -> None:
             return None
         if len(asked) == 1:
             assert add(one, "first", rows((1, "first", 1, "r")), {"group": 1})
-        return Actions(add=[write_file(two.path, "snapshot/second.parquet", [rows((1, "second", 1, "r"))], "id")])
+        second = rows((1, "second", 1, "r"))
+        return Actions(add=[write_file(two.path, "snapshot/second.parquet", second.schema, [second], "id")])
 
     assert not two.commit(decide, {"group": 2}, FENCE)
     assert asked == [None, 1]
@@ -175,7 +177,7 @@ def test_upserts_against_a_dictionary(
 
 
 def test_files_whose_keys_lie_elsewhere_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_SMALL_FILE", 0)
+    monkeypatch.setattr(module, "SMALL_FILE", 0)
     target = made(tmp_path)
     add(target, "low", rows((1, "a", 1, "r"), (5, "b", 1, "r")))
     add(target, "high", rows((10, "c", 1, "r"), (15, "d", 1, "r")))
@@ -199,7 +201,7 @@ def test_small_files_do_not_pile_up(tmp_path: Path) -> None:
 
 
 def test_large_files_are_not_written_again_for_new_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_SMALL_FILE", 0)
+    monkeypatch.setattr(module, "SMALL_FILE", 0)
     target = made(tmp_path)
     add(target, "a", rows((1, "a", 1, "r")))
     upsert(target, (2, "b", 2, "c"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import sqlite3
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
@@ -16,9 +17,10 @@ from alembic.migration import MigrationContext
 from sqlalchemy import URL, create_engine
 
 from airflow_provider_cdc.exceptions import NotReadyError, TransientError
-from airflow_provider_cdc.store import BatchTotals, EpochTotals, Segment, Store, TableProgress
+from airflow_provider_cdc.store import BatchTotals, EpochTotals, GroupProgress, Segment, Store, TableProgress
 from airflow_provider_cdc.store.database import VERSION_TABLE
 from airflow_provider_cdc.store.models import Base
+from tests.postgres import Postgres
 
 P, G = "shop", 1
 LW = {"file": "binlog.000001", "position": 4, "gtid_set": "a:1-5"}
@@ -260,6 +262,17 @@ def test_progress_counts_chunks_and_the_newer_attempt_stays(store: Store) -> Non
     assert store.progress(P, 9) == []
 
 
+def test_progress_of_groups_tells_what_the_newest_attempt_has_read(store: Store) -> None:
+    """Files that are finished count before they are published: a guard has to know the rate while a group is read."""
+    store.write_plan(P, G, **plan())
+    assert (store.claim_group(P, G, 0), store.claim_group(P, G, 0)) == (1, 2)
+    store.chunks_read(P, G, [(0, 1, LW, HW, 10, 100, 1, 0.5), (1, 2, LW, LW, 5, 50, 2, 0.25)])
+    assert store.group_progress(P, G) == [GroupProgress(0, 3, 2, 15, 3, 1, 5), GroupProgress(1, 3, 0, 0, 0, 0, 0)]
+    store.chunks_done(P, G, [(2, 2, LW, LW, 7, 50, 0, 0.25)])
+    assert store.group_progress(P, G)[0] == GroupProgress(0, 3, 3, 22, 3, 2, 12)
+    assert store.group_progress(P, 9) == []
+
+
 def test_epochs_only_rise_and_end_older_runs(store: Store) -> None:
     with pytest.raises(NotReadyError, match="not in the bookkeeping"):
         store.new_epoch(P, 0, "host", 1, 1.5)
@@ -305,6 +318,20 @@ def test_batches(store: Store) -> None:
     assert store.recent_batches(P, 1)[0].end_offset == [HW, 0]
     assert store.epoch_totals(P, 1) == EpochTotals(2, 13, [LW, 0], [HW, 1])
     assert store.epoch_totals(P, 3) == EpochTotals(0, 0, None, None)
+
+
+def test_lineage_by_many_at_once() -> None:
+    """Runs of a DAG that begin at the same time, on a server that locks rows and not the whole database."""
+    segments = [Segment("a", "binlog.000007", 4, 0), Segment("b", "binlog.000001", 157, 9)]
+    with Postgres(["bookkeeping"]) as postgres, ThreadPoolExecutor(8) as pool:
+        address = postgres.sqlalchemy_url("bookkeeping")
+        Store.open(address, migrate=True).register(P, "a")
+        stores = [Store.open(address, migrate=False) for _ in range(8)]
+        for done in [pool.submit(store.set_lineage, P, segments) for store in stores * 10]:
+            done.result()
+        assert stores[0].lineage(P) == segments
+        for store in stores:
+            store.close()
 
 
 def test_lineage_and_events(store: Store) -> None:

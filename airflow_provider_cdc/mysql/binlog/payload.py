@@ -40,9 +40,9 @@ def inner_events(event: Event) -> Iterator[Event]:
             at += size
         total = 0
         for header, data in _split(_open(compression, body[at:], event)):
-            timestamp, kind, *_ = header
+            timestamp, kind, server_id, *_ = header
             total += _HEADER.size + len(data)
-            yield Event(kind, timestamp, memoryview(data), event.file, event.position, event.start)
+            yield Event(kind, timestamp, memoryview(data), event.file, event.position, event.start, server_id)
     except (IndexError, EOFError, zstandard.ZstdError):
         raise _damaged(event) from None
     if expected is not None and total != expected:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import zlib
 
 from pymysql.charset import charset_by_id
 
@@ -16,11 +17,37 @@ _FIXED_SIZES = {0: 4, 1: 8, 3: 4}
 _CATALOG = 6
 
 
-def read_query(event: Event, extra: int = 0) -> tuple[str, str]:
+def inflate(data: memoryview, event: Event) -> bytes:
+    """Unpack what MariaDB has compressed (``log_bin_compress``).
+
+    :param data: one byte with the algorithm and the width of the length, the length (most significant byte first),
+        then what zlib made of it.
+    :raises TerminalError: if it is damaged.
+    """
+    width = data[0] & 7 if data else 0
+    expected = int.from_bytes(data[1 : 1 + width], "big")
+    try:
+        if not data or data[0] & 0x70:
+            raise zlib.error
+        # The length is a claim: nothing beyond it is unpacked.
+        unpacker = zlib.decompressobj()
+        found = unpacker.decompress(data[1 + width :], expected + 1)
+        if len(found) != expected or not unpacker.eof:
+            raise zlib.error
+    except zlib.error:
+        raise TerminalError(
+            f"damaged compressed event at {event.where}",
+            "run again; if it stays, set log_bin_compress=OFF and start with a fresh sink.path",
+        ) from None
+    return found
+
+
+def read_query(event: Event, extra: int = 0, compressed: bool = False) -> tuple[str, str]:
     """Default database and text of a statement.
 
     :param event: a QUERY event.
     :param extra: bytes of a longer header (13 in EXECUTE_LOAD_QUERY).
+    :param compressed: whether the text is (MariaDB's QUERY_COMPRESSED).
     :returns: (database, text). Bytes that are not of the statement's character set become lone surrogates.
     :raises TerminalError: if the event is cut off.
     """
@@ -35,7 +62,8 @@ def read_query(event: Event, extra: int = 0) -> tuple[str, str]:
     if at + database_size + 1 > len(body):
         raise TerminalError(f"cut off statement at {event.where}", "report this")
     database = bytes(body[at : at + database_size]).decode("utf-8", "surrogateescape")
-    text = bytes(body[at + database_size + 1 :])
+    rest = body[at + database_size + 1 :]
+    text = inflate(rest, event) if compressed else bytes(rest)
     return database, _decode(text, status)
 
 

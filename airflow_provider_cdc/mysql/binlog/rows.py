@@ -12,13 +12,24 @@ from datetime import date
 from decimal import Decimal
 from functools import lru_cache
 from typing import Any
+from uuid import UUID
 
-from airflow_provider_cdc.core.schema import BINARY_TYPES, INTEGER_TYPES, TEXT_TYPES, Column
+from airflow_provider_cdc.core.schema import (
+    ADDRESS_TYPES,
+    BINARY_TYPES,
+    GEOMETRY_TYPES,
+    INTEGER_TYPES,
+    MEMBER_TYPES,
+    TEXT_TYPES,
+    Column,
+)
 from airflow_provider_cdc.exceptions import TerminalError
 from airflow_provider_cdc.mysql.binlog.jsonb import json_text
-from airflow_provider_cdc.mysql.binlog.table_map import BLOB, STRING, VARCHAR, TableMap, WireColumn
+from airflow_provider_cdc.mysql.binlog.mariadb_values import inet_text, uncompressed
+from airflow_provider_cdc.mysql.binlog.table_map import BLOB, BLOB_COMPRESSED, TableMap, WireColumn, with_members
 from airflow_provider_cdc.mysql.binlog.transactions import RowsEvent
 from airflow_provider_cdc.mysql.binlog.values import Moment, decimal_size, decimal_text, unpack_moment, unpack_time
+from airflow_provider_cdc.mysql.charsets import UNICODE, Decoders
 
 Image = tuple[Any, ...]
 #: Reads one value: (event data, offset) -> (value, offset behind it).
@@ -26,27 +37,30 @@ Reader = Callable[[bytes, int], tuple[Any, int]]
 
 _INTEGER_SIZES = {"tinyint": 1, "smallint": 2, "mediumint": 3, "int": 4, "bigint": 8}
 _EPOCH_DAY = date(1970, 1, 1).toordinal()
+_DATES = ("date", "datetime", "timestamp")
 _DAY = 86_400
 _SECOND = 1_000_000
 
 
 class _NoValue(Exception):
-    """A stored value that has no Arrow counterpart; the text says which."""
+    """A stored date that is none; the text says which."""
 
 
-def decode_rows(event: RowsEvent) -> list[tuple[Image | None, Image | None]]:
+def decode_rows(event: RowsEvent, texts: Decoders = UNICODE) -> list[tuple[Image | None, Image | None]]:
     """Decode the rows of an event.
 
     :param event: a rows event of a captured table.
+    :param texts: how text is decoded.
     :returns: (before, after) of each row, each a tuple of values in the order of the schema's columns; an insert has
         no before, a delete no after. Integers and YEAR are int, DECIMAL is Decimal (str above 38 digits), FLOAT and
-        DOUBLE are float, text, ENUM and JSON are str, binary is bytes, DATE is int days since 1970-01-01, DATETIME
-        and TIMESTAMP are int microseconds since 1970-01-01 00:00:00 (of no zone, and UTC), TIME is int microseconds.
-    :raises TerminalError: for zero dates, bytes that are not valid text, and damaged data; it names table, column and
-        place.
+        DOUBLE are float, text, ENUM, SET and JSON are str, binary, BIT and geometry are bytes, VECTOR is a list of
+        float, DATE is int days since 1970-01-01, DATETIME and TIMESTAMP are int microseconds since 1970-01-01 00:00:00
+        (of no zone, and UTC), TIME is int microseconds. A date that is none is ``None`` if the table says so.
+    :raises TerminalError: for other zero dates, bytes that are not valid text, and damaged data; it names table,
+        column and place.
     """
     data = bytes(event.data)
-    readers = _readers(event.table)
+    readers = _readers(event.table, texts)
     images = []
     at = 0
     while at < len(data):
@@ -63,6 +77,10 @@ def decode_rows(event: RowsEvent) -> list[tuple[Image | None, Image | None]]:
     return list(zip(images[::2], images[1::2], strict=True))
 
 
+ZERO_DATE_REMEDY = (
+    "Set source.zero_dates: null to copy such dates as NULL (not in a key), or correct the rows; then run again. "
+    "A change that is in the binlog already can only be copied as NULL"
+)
 _DAMAGED = "run again; if it stays, start with a fresh sink.path"
 
 
@@ -91,7 +109,7 @@ def _failure(error: Exception, event: RowsEvent, column: Column) -> TerminalErro
     if isinstance(error, _NoValue):
         return TerminalError(
             f"{error} in {place}, cannot be carried",
-            "correct the row in the source (strict sql_mode keeps new ones out), then start with a fresh sink.path",
+            ZERO_DATE_REMEDY,
         )
     if isinstance(error, UnicodeDecodeError):
         return TerminalError(
@@ -102,12 +120,30 @@ def _failure(error: Exception, event: RowsEvent, column: Column) -> TerminalErro
 
 
 @lru_cache(maxsize=1024)
-def _readers(table: TableMap) -> tuple[Reader, ...]:
-    # A table map is kept and compared as an object, one for each table that is read.
-    return tuple(_reader(column, wire) for column, wire in zip(table.schema.columns, table.columns, strict=True))
+def _readers(table: TableMap, texts: Decoders) -> tuple[Reader, ...]:
+    # Table maps and decoders are kept and compared as objects, one for each table that is read.
+    nulls = table.schema.may_be_null
+    found = []
+    for known, wire in zip(table.schema.columns, table.columns, strict=True):
+        column = with_members(known, table, texts) if known.data_type in MEMBER_TYPES else known
+        read = _reader(column, wire, texts)
+        found.append(_or_null(read, wire, column) if column.name in nulls and column.data_type in _DATES else read)
+    return tuple(found)
 
 
-def _reader(column: Column, wire: WireColumn) -> Reader:
+def _or_null(read: Reader, wire: WireColumn, column: Column) -> Reader:
+    size = {"date": 3, "datetime": 5, "timestamp": 4}[column.data_type] + (wire.size + 1) // 2
+
+    def read_or_null(data: bytes, at: int) -> tuple[Any, int]:
+        try:
+            return read(data, at)
+        except _NoValue:
+            return None, at + size
+
+    return read_or_null
+
+
+def _reader(column: Column, wire: WireColumn, texts: Decoders) -> Reader:
     kind = column.data_type
     if kind in INTEGER_TYPES:
         return _integer(_INTEGER_SIZES[kind], signed=not column.unsigned)
@@ -117,14 +153,27 @@ def _reader(column: Column, wire: WireColumn) -> Reader:
         return _fixed(4, lambda raw: struct.unpack("<f", raw)[0])
     if kind == "double":
         return _fixed(8, lambda raw: struct.unpack("<d", raw)[0])
+    unpack = uncompressed if column.compressed else bytes
     if kind in TEXT_TYPES:
-        return _sized(_length_size(wire), bytes.decode)
+        decode = texts[column.charset or "utf8mb4"]
+        return _sized(_length_size(wire), lambda raw: decode(unpack(raw)))
     if kind == "binary":
         return _sized(_length_size(wire), lambda raw: raw.ljust(wire.size, b"\0"))  # the server cuts the zeros off
     if kind in BINARY_TYPES:
-        return _sized(_length_size(wire), bytes)
+        return _sized(_length_size(wire), unpack)
+    if kind in ADDRESS_TYPES:  # cut off, too
+        text = (lambda raw: str(UUID(bytes=raw))) if kind == "uuid" else inet_text
+        return _sized(1, lambda raw: text(raw.ljust(wire.size, b"\0")))
     if kind == "json":
         return _sized(4, json_text)
+    if kind in GEOMETRY_TYPES:
+        return _sized(4, bytes)
+    if kind == "vector":
+        return _sized(4, lambda raw: list(struct.unpack(f"<{len(raw) // 4}f", raw)))
+    if kind == "bit":
+        return _fixed(((column.precision or 1) + 7) // 8, bytes)
+    if kind == "set":
+        return _fixed(wire.size, lambda raw: _set(int.from_bytes(raw, "little"), column))
     if kind == "enum":
         return _fixed(wire.size, lambda raw: _enum(int.from_bytes(raw, "little"), column))
     if kind == "year":
@@ -164,9 +213,8 @@ def _sized(length_size: int, convert: Callable[[bytes], Any]) -> Reader:
 
 def _length_size(wire: WireColumn) -> int:
     """Bytes of the length in front of a string."""
-    if wire.type == BLOB:
+    if wire.type in (BLOB, BLOB_COMPRESSED):
         return wire.size
-    assert wire.type in (STRING, VARCHAR)
     return 1 if wire.size < 256 else 2
 
 
@@ -194,6 +242,12 @@ def _enum(index: int, column: Column) -> str:
     if index > len(column.members):
         raise ValueError(f"ENUM index {index}")
     return column.members[index - 1]
+
+
+def _set(bits: int, column: Column) -> str:
+    if bits >> len(column.members):
+        raise ValueError(f"SET {bits}")
+    return ",".join(member for i, member in enumerate(column.members) if bits >> i & 1)
 
 
 def _days(year: int, month: int, day: int) -> int:

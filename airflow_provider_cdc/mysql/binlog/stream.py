@@ -8,10 +8,11 @@ counted in 64 bits because the header's 32 bits wrap at 4 GiB.
 from __future__ import annotations
 
 import contextlib
+import io
 import socket
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -21,16 +22,23 @@ import pymysql
 from pymysqlreplication import BinLogStreamReader
 
 from airflow_provider_cdc.exceptions import CdcError, NotReadyError, TerminalError, TransientError
+from airflow_provider_cdc.mysql.server import identity, is_mariadb, same_server
+from airflow_provider_cdc.mysql.session import SESSION, FastConnection
 
 ROTATE, FORMAT_DESCRIPTION, HEARTBEAT, HEARTBEAT_V2 = 4, 15, 27, 41
 _HEADER = struct.Struct("<IBIIIH")  # timestamp, type, server id, size, end position (32 bits), flags
+COM_BINLOG_DUMP, _SEND_ANNOTATE_ROWS = 0x12, 2
 _CHECKSUM_SIZE = 4
 _ARTIFICIAL = 0x20
 _IN_USE = 0x01
 _ER_SOURCE_FATAL = 1236
 #: Access denied (database, user, table, privilege), account locked, password expired.
 _ER_ACCESS = frozenset({1044, 1045, 1142, 1227, 1698, 1820, 3118})
-_MAX_START = 0xFFFF_FFFF
+#: Headers of events have 32 bits for a position.
+_BITS = 0xFFFF_FFFF
+#: So has the request for a stream.
+_FARTHEST_START = _BITS
+_FIRST_EVENT = 4
 #: The server drops a reader that takes nothing for this long; a slow sink must not lose its stream.
 _NET_TIMEOUT = 3600
 
@@ -46,6 +54,7 @@ class Event:
     :param position: where the event ends in the file. Events that the server makes up (heartbeats, the rotate and
         format events at the start of a stream) stand where the stream stands.
     :param start: where it starts.
+    :param server_id: id of the server that wrote it first.
     """
 
     type: int
@@ -54,6 +63,7 @@ class Event:
     file: str
     position: int
     start: int
+    server_id: int = 0
 
     @property
     def where(self) -> str:
@@ -74,10 +84,10 @@ class BinlogStream:
     :param heartbeat_seconds: how often an idle server sends a heartbeat.
     :param read_timeout: seconds of silence after which the connection counts as lost.
     :param blocking: whether to wait for new events.
-    :param server: ``server_uuid`` that the position belongs to; ``None`` accepts any.
+    :param server: identity of the server that the position belongs to; ``None`` accepts any.
     :raises TransientError: if the server cannot be reached.
     :raises NotReadyError: if the user may not read the binlog.
-    :raises TerminalError: if the start position is above 4 GiB. A wrong position shows with the first event.
+    :raises TerminalError: if a start above 4 GiB does not exist; any other wrong one shows with the first event.
     """
 
     def __init__(
@@ -93,14 +103,9 @@ class BinlogStream:
         blocking: bool = True,
         server: str | None = None,
     ) -> None:
-        if position > _MAX_START:
-            raise TerminalError(
-                f"cannot start reading the binlog at {file}:{position}: the protocol ends at 4 GiB",
-                "start again with a fresh sink.path; keep max_binlog_size at 1 GiB and transactions below that",
-            )
-        self.file, self.position = file, position
+        self.file, self.position = file, position if position <= _FARTHEST_START else _FIRST_EVENT
         self._checksum = True  # until a format event says otherwise: the reader asks for CRC32
-        self._closed = False
+        self._closed, self._ahead = False, False
         settings = {key: value for key, value in connect_args.items() if key != "cursorclass"}
         settings |= {"charset": "utf8mb4", "autocommit": True, "read_timeout": read_timeout}
         self._reader = BinLogStreamReader(
@@ -111,7 +116,7 @@ class BinlogStream:
             blocking=blocking,
             resume_stream=True,
             log_file=file,
-            log_pos=position,
+            log_pos=self.position,
             enable_logging=False,  # it would log the connection settings
             pymysql_wrapper=partial(_connect, server),
         )
@@ -121,6 +126,9 @@ class BinlogStream:
             self._drop()
             raise self._failure(error) from None
         self._connection = self._reader._stream_connection
+        self._mariadb = is_mariadb(self._connection)
+        if self.position < position:
+            self._skip(file, position)
 
     def __iter__(self) -> Iterator[Event]:
         while (packet := self._read()) is not None:
@@ -138,6 +146,17 @@ class BinlogStream:
             self._closed = True
             self._drop()
 
+    def _skip(self, file: str, position: int) -> None:
+        """Read up to a position that the protocol has no bits for; only a huge transaction makes such a file."""
+        while self.position < position and (packet := self._read()) is not None:
+            self._event(packet)
+        if (self.file, self.position) != (file, position):
+            self.close()
+            raise TerminalError(
+                f"there is no binlog event at {file}:{position}: the server is at {self.file}:{self.position}",
+                "start again with a fresh sink.path",
+            )
+
     def _drop(self) -> None:
         connection: Any = getattr(self._reader, "_stream_connection", None)
         # Shut down first: closing a socket that another thread reads would wait for that thread.
@@ -154,12 +173,67 @@ class BinlogStream:
             if self._closed:  # by another thread, while this one waited
                 return None
             raise self._failure(error) from None
+        return self._event_in(packet)
+
+    def _event_in(self, packet: bytes) -> bytes | None:
         if packet[:1] == b"\xfe" and len(packet) < 9:
             self.close()
             return None
         if packet[:1] != b"\x00":
             raise TerminalError(f"unknown packet in the binlog stream at {self.file}:{self.position}", "report this")
         return packet[1:]
+
+    @property
+    def has_checksums(self) -> bool:
+        """Whether the events of the present file end with a checksum."""
+        return self._checksum
+
+    @property
+    def is_mariadb(self) -> bool:
+        """Whether the server is MariaDB."""
+        return self._mariadb
+
+    def take_over(self) -> int:
+        """Leave reading to :meth:`receive` and :meth:`accept` from now on; the number of the next packet."""
+        # As the driver does before it reads.
+        self._connection._sock.settimeout(self._connection._read_timeout)
+        self._ahead = True
+        return int(self._connection._next_seq_id)
+
+    def receive(self, into: memoryview) -> int:
+        """Receive some bytes as they come from the server; 0 if the stream was closed by another thread.
+
+        :param into: space, at least as much as the driver's buffer has.
+        :raises TransientError: if the connection is lost.
+        """
+        try:
+            got = 0 if self._closed else int(self._receive(into))
+        except (pymysql.MySQLError, OSError, AttributeError, ValueError) as error:
+            if self._closed:
+                return 0
+            raise self._failure(error) from None
+        if not got and not self._closed:
+            raise self._failure(pymysql.err.OperationalError(2013, "Lost connection to MySQL server during query"))
+        return got
+
+    def _receive(self, into: memoryview) -> int:
+        """Once what the driver's buffer holds, then past that: with bytes in it, readinto1 may wait for more."""
+        file, ahead = self._connection._rfile, self._ahead
+        self._ahead = False
+        return int(file.readinto1(into[: io.DEFAULT_BUFFER_SIZE]) if ahead else file.raw.readinto(into))
+
+    def accept(self, packet: bytes) -> Event | None:
+        """Check a packet and make the event of it; ``None`` at the end of the stream.
+
+        :param packet: without its header of four bytes. ``position`` and ``file`` stand where it begins.
+        """
+        if packet[:1] == b"\xff":
+            try:
+                pymysql.err.raise_mysql_exception(packet)
+            except pymysql.MySQLError as error:
+                raise self._failure(error) from None
+        data = self._event_in(packet)
+        return None if data is None else self._event(data)
 
     def _failure(self, error: Exception) -> CdcError:
         where, text = f"{self.file}:{self.position}", _text(error)
@@ -190,7 +264,7 @@ class BinlogStream:
         where = f"{self.file}:{self.position}"
         if len(data) < _HEADER.size:
             raise TerminalError(f"cut off event at {where}: {len(data)} bytes", "report this")
-        timestamp, kind, _, size, end, flags = _HEADER.unpack_from(data)
+        timestamp, kind, server_id, size, end, flags = _HEADER.unpack_from(data)
         if size != len(data):
             raise TerminalError(f"event of type {kind} at {where} has {len(data)} bytes and claims {size}", "try again")
         if kind == FORMAT_DESCRIPTION:
@@ -209,14 +283,16 @@ class BinlogStream:
         elif kind == ROTATE and (flags & _ARTIFICIAL or end == 0):
             self._rotate(body, where)
             start = self.position
-        elif not flags & _ARTIFICIAL and end != 0:
+        elif not flags & _ARTIFICIAL and (end != 0 or (self._mariadb and kind != FORMAT_DESCRIPTION)):
             self.position += size
-            if self.position & _MAX_START != end:
+            # MariaDB (from 11.7, binlog_legacy_event_pos=OFF) does not number the events inside of a transaction; its
+            # last one shows whether any was missing.
+            if end != 0 and self.position & _BITS != end:
                 raise TerminalError(
-                    f"event of type {kind} at {where} ends at {end}, {self.position & _MAX_START} expected",
+                    f"event of type {kind} at {where} ends at {end}, {self.position & _BITS} expected",
                     "the start position was not the start of an event: start again with a fresh sink.path",
                 )
-        event = Event(kind, timestamp, body, self.file, self.position, start)
+        event = Event(kind, timestamp, body, self.file, self.position, start, server_id)
         if kind == ROTATE and not flags & _ARTIFICIAL and end != 0:
             self._rotate(body, where)
         return event
@@ -243,8 +319,8 @@ class BinlogStream:
         if kind == HEARTBEAT:
             file, position = bytes(body).decode("utf-8", "replace"), end
             # 32 bits of a position that cannot lie behind us.
-            position += self.position & ~_MAX_START
-            position += (_MAX_START + 1) * (position < self.position)
+            position += self.position & ~_BITS
+            position += (_BITS + 1) * (position < self.position)
         else:
             file, position = _heartbeat_v2(body)
         if file != self.file or position != self.position:
@@ -271,21 +347,29 @@ def _heartbeat_v2(body: memoryview) -> tuple[str, int]:
 
 def _connect(server: str | None, **settings: Any) -> pymysql.Connection[Any]:
     """Open the connection and prepare its session for the dump; replaces ``pymysql.connect`` in the library."""
-    connection = pymysql.connect(**settings)
+    connection = FastConnection(**settings, init_command=SESSION)
+    try:
+        same_server(identity(connection), server)
+    except CdcError:
+        connection.close()
+        raise
+    if is_mariadb(connection):
+        connection._write_bytes = partial(_with_annotations, connection._write_bytes)  # type: ignore[attr-defined]
     with connection.cursor() as cursor:
-        cursor.execute("SELECT @@server_uuid")
-        found = cursor.fetchone()
-        if server is not None and (found is None or str(found[0]) != server):
-            connection.close()
-            raise TerminalError(
-                f"the connection reaches server {found and found[0]}, the position belongs to {server}",
-                "Point the connection at the original server (no load balancer), or start with a fresh sink.path",
-            )
         cursor.execute(f"SET SESSION net_write_timeout = {_NET_TIMEOUT}, SESSION net_read_timeout = {_NET_TIMEOUT}")
         # A reader that knows checksums can read files with and without; the server's present setting says nothing
         # about older files.
         cursor.execute("SET @source_binlog_checksum = 'CRC32', @master_binlog_checksum = 'CRC32'")
+        # To MariaDB: a reader that understands its GTIDs. Others get events that are made up and end elsewhere.
+        cursor.execute("SET @mariadb_slave_capability = 4")
     return connection
+
+
+def _with_annotations(send: Callable[[bytes], None], data: bytes) -> None:
+    """Set the flag of the dump command by which MariaDB sends all events: without it some are left out silently."""
+    if data[4] == COM_BINLOG_DUMP:
+        data = data[:9] + bytes([data[9] | _SEND_ANNOTATE_ROWS]) + data[10:]
+    send(data)
 
 
 def _text(error: Exception) -> str:

@@ -1,30 +1,32 @@
 """The table map event: how the rows that follow it are laid out, compared with what is known of the table.
 
 The event always tells type and size of each column, and mostly signedness; with ``binlog_row_metadata=FULL`` also
-names and ENUM members. Whatever it tells must agree with the captured schema, or the stream stops: rows decoded with
-a wrong layout would be wrong values.
+names and the members of ENUM and SET columns. Whatever it tells must agree with the captured schema, or the stream
+stops: rows decoded with a wrong layout would be wrong values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple, NoReturn
 
-from airflow_provider_cdc.core.schema import INTEGER_TYPES, Column, TableSchema
+from airflow_provider_cdc.core.schema import ADDRESS_TYPES, GEOMETRY_TYPES, INTEGER_TYPES, Column, TableSchema
 from airflow_provider_cdc.exceptions import TerminalError
+from airflow_provider_cdc.mysql.charsets import Decoders
 
 # Column types of the binlog.
 TINY, SHORT, LONG, FLOAT, DOUBLE, TIMESTAMP, LONGLONG, INT24 = 1, 2, 3, 4, 5, 7, 8, 9
 DATE, TIME, DATETIME, YEAR, NEWDATE, VARCHAR, BIT = 10, 11, 12, 13, 14, 15, 16
 TIMESTAMP2, DATETIME2, TIME2, VECTOR, JSON, NEWDECIMAL = 17, 18, 19, 242, 245, 246
 ENUM, SET, BLOB, VAR_STRING, STRING, GEOMETRY = 247, 248, 252, 253, 254, 255
+BLOB_COMPRESSED, VARCHAR_COMPRESSED = 140, 141  # MariaDB
 
-_ONE_BYTE_META = frozenset({FLOAT, DOUBLE, BLOB, JSON, GEOMETRY, VECTOR, TIMESTAMP2, DATETIME2, TIME2})
-_TWO_BYTE_META = frozenset({VARCHAR, BIT, NEWDECIMAL, VAR_STRING, STRING, ENUM, SET})
+_ONE_BYTE_META = frozenset({FLOAT, DOUBLE, BLOB, BLOB_COMPRESSED, JSON, GEOMETRY, VECTOR, TIMESTAMP2, DATETIME2, TIME2})
+_TWO_BYTE_META = frozenset({VARCHAR, VARCHAR_COMPRESSED, BIT, NEWDECIMAL, VAR_STRING, STRING, ENUM, SET})
 _NO_META = frozenset({TINY, SHORT, LONG, LONGLONG, INT24, DATE, NEWDATE, YEAR, TIMESTAMP, TIME, DATETIME})
 _HAS_SIGN = frozenset({TINY, SHORT, LONG, LONGLONG, INT24, YEAR, NEWDECIMAL, FLOAT, DOUBLE})
-_META_SIGNEDNESS, _META_NAMES, _META_ENUM = 1, 4, 6
+_META_SIGNEDNESS, _META_NAMES, _META_SET, _META_ENUM = 1, 4, 5, 6
 
 _WIRE_TYPES = {
     "tinyint": TINY,
@@ -45,11 +47,22 @@ _WIRE_TYPES = {
     "time": TIME2,
     "year": YEAR,
     "enum": ENUM,
+    "set": SET,
+    "bit": BIT,
     "json": JSON,
+    "vector": VECTOR,
+    **dict.fromkeys(sorted(GEOMETRY_TYPES), GEOMETRY),
+    **dict.fromkeys(ADDRESS_TYPES, STRING),
 }
 #: BLOB and TEXT types by the size of their length field, in bytes.
 _BLOBS = {"tiny": 1, "": 2, "medium": 3, "long": 4}
-_TYPE_NAMES = {wire: name for name, wire in _WIRE_TYPES.items()} | {BLOB: "text or blob", BIT: "bit", SET: "set"}
+_TYPE_NAMES = {wire: name for name, wire in _WIRE_TYPES.items()} | {
+    BLOB: "text or blob",
+    GEOMETRY: "geometry",
+    STRING: "char or binary",
+    BLOB_COMPRESSED: "compressed text or blob",
+    VARCHAR_COMPRESSED: "compressed varchar or varbinary",
+}
 
 REMEDY = (
     "the table was changed where the stream could not see it (a DDL with sql_log_bin=0, or before the start position): "
@@ -61,7 +74,8 @@ class WireColumn(NamedTuple):
     """A column as the binlog lays it out.
 
     :param type: column type code, ENUM and SET already told from STRING.
-    :param size: by type: most bytes of a string, bytes of a length field, fractional digits, bytes of an ENUM index.
+    :param size: by type: most bytes of a string, bytes of a length field, fractional digits, bytes of an ENUM or SET,
+        bits of a BIT.
     :param precision: digits of a decimal.
     :param scale: digits behind its point.
     """
@@ -78,10 +92,15 @@ class TableMap:
 
     :param schema: the captured table.
     :param columns: layout of each column, in the schema's order.
+    :param members: the bytes of the members of ENUM and SET columns, if the server tells them: exact, unlike those of
+        the catalog.
+    :param where: place for messages.
     """
 
     schema: TableSchema
     columns: tuple[WireColumn, ...]
+    members: Mapping[str, tuple[bytes, ...]]
+    where: str
 
 
 def table_of(body: memoryview) -> tuple[int, tuple[str, str], int]:
@@ -124,7 +143,7 @@ def read_table_map(body: memoryview, at: int, schema: TableSchema, where: str) -
         members = _compare_metadata(body[at:], columns, schema, where)
     except (IndexError, ValueError):
         raise TerminalError(f"cut off table map of {schema.label} at {where}", "report this") from None
-    return TableMap(_with_members(schema, members, where), columns)
+    return TableMap(schema, columns, members, where)
 
 
 def packed_int(body: memoryview, at: int) -> tuple[int, int]:
@@ -170,15 +189,23 @@ def _expected(column: Column) -> WireColumn:
     kind = column.data_type
     for suffix in ("text", "blob"):
         if kind.endswith(suffix):
-            return WireColumn(BLOB, _BLOBS[kind.removesuffix(suffix)])
+            return WireColumn(BLOB_COMPRESSED if column.compressed else BLOB, _BLOBS[kind.removesuffix(suffix)])
     wire = _WIRE_TYPES[kind]
+    if column.compressed:  # a byte in front tells how
+        return WireColumn(VARCHAR_COMPRESSED, (column.octets or 0) + 1)
+    if kind in ADDRESS_TYPES:
+        return WireColumn(wire, ADDRESS_TYPES[kind])
     if wire == NEWDECIMAL:
         return WireColumn(wire, precision=column.precision or 10, scale=column.scale or 0)
     if wire in (DATETIME2, TIMESTAMP2, TIME2):
         return WireColumn(wire, column.fsp)
     if wire in (STRING, VARCHAR):
         return WireColumn(wire, column.octets or 0)
-    sizes = {FLOAT: 4, DOUBLE: 8, JSON: 4, ENUM: 1 if len(column.members) < 256 else 2}
+    if wire == BIT:  # bits of the odd byte, whole bytes
+        return WireColumn(wire, (column.precision or 1) % 8 | (column.precision or 1) // 8 << 8)
+    if wire == SET:
+        return WireColumn(wire, next(size for size in (1, 2, 3, 4, 8) if len(column.members) <= 8 * size))
+    sizes = {FLOAT: 4, DOUBLE: 8, JSON: 4, GEOMETRY: 4, VECTOR: 4, ENUM: 1 if len(column.members) < 256 else 2}
     return WireColumn(wire, sizes.get(wire, 0))
 
 
@@ -202,12 +229,12 @@ def _compare_layout(column: Column, wire: WireColumn, schema: TableSchema, where
 
 def _compare_metadata(
     rest: memoryview, columns: tuple[WireColumn, ...], schema: TableSchema, where: str
-) -> dict[str, tuple[str, ...]]:
+) -> dict[str, tuple[bytes, ...]]:
     """Compare what the server adds by ``binlog_row_metadata``: a list of (kind, length, value).
 
-    :return: the members of the ENUM columns, if the server tells them.
+    :return: the members of the ENUM and SET columns, if the server tells them.
     """
-    at, told = 0, dict[str, tuple[str, ...]]()
+    at, told = 0, dict[str, tuple[bytes, ...]]()
     while at < len(rest):
         kind = rest[at]
         size, at = packed_int(rest, at + 1)
@@ -226,12 +253,10 @@ def _compare_metadata(
             for column, name in zip(schema.columns, _strings(value), strict=True):
                 if name != column.name:
                     _differs(schema, f"has column {column.name} under the name {name} in the binlog", where)
-        elif kind == _META_ENUM:
-            enums = [c for c, wire in zip(schema.columns, columns, strict=True) if wire.type == ENUM]
-            for column, members in zip(enums, _enums(value), strict=True):
-                if tuple(_as_catalog(m) for m in members) != column.members:
-                    _differs(schema, f"has other ENUM members in the binlog for column {column.name}", where)
-                told[column.name] = members
+        elif kind in (_META_ENUM, _META_SET):
+            wanted = ENUM if kind == _META_ENUM else SET
+            lists = [c for c, wire in zip(schema.columns, columns, strict=True) if wire.type == wanted]
+            told.update((c.name, members) for c, members in zip(lists, _members(value), strict=True))
     return told
 
 
@@ -240,17 +265,30 @@ def _as_catalog(member: str) -> str:
     return "".join(c if c <= "\uffff" else "?" for c in member)
 
 
-def _with_members(schema: TableSchema, members: dict[str, tuple[str, ...]], where: str) -> TableSchema:
-    """The schema with the ENUM members of the event, which are exact, in place of the catalog's."""
-    for column in schema.columns:
-        if column.name not in members and any("?" in m for m in column.members):
+def with_members(column: Column, table: TableMap, texts: Decoders) -> Column:
+    """An ENUM or SET column with the members of the event, which are exact, in place of the catalog's.
+
+    :param texts: how text is decoded.
+    :raises TerminalError: if the members differ, or if the catalog's may be inexact and there are no others.
+    """
+    schema, kind, told = table.schema, column.data_type.upper(), table.members.get(column.name)
+    if told is None:
+        if any("?" in m for m in column.members):
             raise TerminalError(
-                f"a member of ENUM column {column.name} of {schema.label} has a question mark in the catalog, which "
-                f"may be a character that the catalog cannot hold, and the binlog does not tell its members at {where}",
+                f"a member of {kind} column {column.name} of {schema.label} has a question mark in the catalog, which "
+                f"may be a character that the catalog cannot hold, and the binlog does not tell its members at "
+                f"{table.where}",
                 "SET PERSIST binlog_row_metadata = 'FULL' on the server, then start with a fresh sink.path",
             )
-    columns = tuple(replace(c, members=members.get(c.name, c.members)) for c in schema.columns)
-    return replace(schema, columns=columns) if members else schema
+        return column
+    decode = texts[column.charset or "utf8mb4"]
+    try:
+        members = tuple(decode(member) for member in told)
+    except UnicodeDecodeError:
+        members = ()
+    if tuple(_as_catalog(m) for m in members) != column.members:
+        _differs(schema, f"has other {kind} members in the binlog for column {column.name}", table.where)
+    return replace(column, members=members)
 
 
 def _strings(value: memoryview) -> Iterator[str]:
@@ -261,13 +299,13 @@ def _strings(value: memoryview) -> Iterator[str]:
         at += size
 
 
-def _enums(value: memoryview) -> Iterator[tuple[str, ...]]:
+def _members(value: memoryview) -> Iterator[tuple[bytes, ...]]:
     at = 0
     while at < len(value):
         count, at = packed_int(value, at)
         members = []
         for _ in range(count):
             size, at = packed_int(value, at)
-            members.append(bytes(value[at : at + size]).decode("utf-8", "surrogateescape"))
+            members.append(bytes(value[at : at + size]))
             at += size
         yield tuple(members)

@@ -11,28 +11,32 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NoReturn
-from uuid import UUID
 
 from airflow_provider_cdc.core.ddl import Statement, classify, xid_text
+from airflow_provider_cdc.core.offset import Position
 from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.exceptions import TerminalError
+from airflow_provider_cdc.mysql.binlog.gtid_event import GTID_EVENTS, read_gtid
 from airflow_provider_cdc.mysql.binlog.payload import inner_events
-from airflow_provider_cdc.mysql.binlog.query import read_query
+from airflow_provider_cdc.mysql.binlog.query import inflate, read_query
 from airflow_provider_cdc.mysql.binlog.stream import FORMAT_DESCRIPTION, HEARTBEAT, HEARTBEAT_V2, ROTATE, Event
 from airflow_provider_cdc.mysql.binlog.table_map import TableMap, packed_int, read_table_map, table_of
 
 QUERY, STOP, XID, TABLE_MAP, INCIDENT = 2, 3, 16, 19, 26
-EXECUTE_LOAD_QUERY, GTID, ANONYMOUS_GTID, PREVIOUS_GTIDS = 18, 33, 34, 35
-XA_PREPARE, PARTIAL_UPDATE_ROWS, TRANSACTION_PAYLOAD, GTID_TAGGED = 38, 39, 40, 42
+EXECUTE_LOAD_QUERY, PREVIOUS_GTIDS, XA_PREPARE, PARTIAL_UPDATE_ROWS, TRANSACTION_PAYLOAD = 18, 35, 38, 39, 40
+START_ENCRYPTION, QUERY_COMPRESSED = 164, 165
 _INSERT, _UPDATE, _DELETE = (23, 30), (24, 31), (25, 32)
 _KINDS: dict[int, Literal["insert", "update", "delete"]] = {
     **dict.fromkeys(_INSERT, "insert"),
     **dict.fromkeys(_UPDATE, "update"),
     **dict.fromkeys(_DELETE, "delete"),
 }
+#: MariaDB's compressed row events, and the events that they unpack to.
+_COMPRESSED = {166: 23, 167: 24, 168: 25, 169: 30, 170: 31, 171: 32}
 _ROWS_V1 = frozenset({23, 24, 25})
+_BINLOG_CHECKPOINT, _GTID_LIST = 161, 163
 #: Events that stand between transactions and only show how far the log has been read.
-_BETWEEN = frozenset({STOP, ROTATE, FORMAT_DESCRIPTION, PREVIOUS_GTIDS})
+_BETWEEN = frozenset({STOP, ROTATE, FORMAT_DESCRIPTION, PREVIOUS_GTIDS, _BINLOG_CHECKPOINT, _GTID_LIST})
 #: Events that carry no rows, with what they are for.
 _WITHOUT_ROWS = {
     5: "INTVAR: value of an AUTO_INCREMENT for the statement that follows; that statement is judged",
@@ -45,6 +49,7 @@ _WITHOUT_ROWS = {
     29: "ROWS_QUERY: the text of the statement whose rows follow",
     36: "TRANSACTION_CONTEXT: of group replication, for its certification",
     37: "VIEW_CHANGE: of group replication, membership",
+    160: "ANNOTATE_ROWS: MariaDB's text of the statement whose rows follow",
 }
 _STMT_END = 1
 _NO_TABLE = 0xFF_FFFF  # "dummy" rows event that only closes a statement
@@ -83,11 +88,16 @@ class Transaction:
     :param file: binlog file.
     :param position: end of the whole transaction; of a compressed one the end of the outer event.
     :param start_position: where its GTID event starts.
-    :param gtid: such as ``uuid:7``.
+    :param gtid: such as ``uuid:7`` or ``uuid:tag:7``, of MariaDB ``domain-server-7``; empty if the server gives none.
     :param commit_us: commit time on this server, microseconds since the epoch, UTC.
     :param rows: row events of captured tables in order.
-    :param xa_prepared: name of the XA transaction that ends here prepared (without rows of captured tables).
+    :param xa_prepared: name of the XA transaction that ends here prepared.
+    :param prepared: its row events of captured tables: nobody may see them before its XA COMMIT.
     :param xa_finished: name of the XA transaction that an XA COMMIT or XA ROLLBACK ends here.
+    :param xa_committed: whether it was an XA COMMIT.
+    :param emptied: captured table that a TRUNCATE empties here.
+    :param altered: captured tables that another DDL changes here, or whose rows here have another layout than theirs
+        (only where the reader asked to be told instead of an error).
     """
 
     file: str
@@ -97,7 +107,11 @@ class Transaction:
     commit_us: int
     rows: tuple[RowsEvent, ...] = ()
     xa_prepared: str | None = None
+    prepared: tuple[RowsEvent, ...] = ()
     xa_finished: str | None = None
+    xa_committed: bool = False
+    emptied: tuple[str, str] | None = None
+    altered: frozenset[tuple[str, str]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,17 +123,18 @@ class Reached:
 
 
 def read_transactions(
-    events: Iterable[Event], captured: Mapping[tuple[str, str], TableSchema]
+    events: Iterable[Event], captured: Mapping[tuple[str, str], TableSchema], *, tell_ddl: bool = False
 ) -> Iterator[Transaction | Reached]:
     """Assemble events into whole transactions.
 
     :param events: events from the start of a transaction on.
     :param captured: captured tables by (database, table), spelled as the server spells them.
+    :param tell_ddl: say in ``Transaction.altered`` that a definition changed, instead of stopping.
     :returns: every transaction, also those without captured rows, and every place reached between them.
     :raises TerminalError: for anything that cannot be understood or followed.
     :raises DdlError: for a statement that changes a captured table.
     """
-    assembler = _Assembler(captured)
+    assembler = Assembler(captured, tell_ddl)
     for event in events:
         if event.type == TRANSACTION_PAYLOAD:
             for inner in inner_events(event):
@@ -131,7 +146,7 @@ def read_transactions(
 
 
 @dataclass(slots=True)
-class _Open:
+class OpenTransaction:
     """The transaction that is being read."""
 
     gtid: str
@@ -139,35 +154,53 @@ class _Open:
     file: str
     start: int
     begun: bool = False
-    xa: str | None = None
+    xa: bool = False
+    emptied: tuple[str, str] | None = None
+    altered: set[tuple[str, str]] = field(default_factory=set)
     rows: list[RowsEvent] = field(default_factory=list)
     tables: dict[int, TableMap | None] = field(default_factory=dict)
 
 
-class _Assembler:
-    def __init__(self, captured: Mapping[tuple[str, str], TableSchema]) -> None:
-        self.captured = captured
+class Assembler:
+    """Puts the events of a binlog together to transactions.
+
+    ``open`` is the transaction that is being read; who reads events in other ways may set it.
+
+    :param captured: tables whose rows are wanted.
+    :param tell_ddl: see :func:`read_transactions`.
+    """
+
+    def __init__(self, captured: Mapping[tuple[str, str], TableSchema], tell_ddl: bool = False) -> None:
+        self.captured, self.tell_ddl = captured, tell_ddl
         self.lower = {(database.lower(), table.lower()): schema for (database, table), schema in captured.items()}
-        self.open: _Open | None = None
+        self.open: OpenTransaction | None = None
         # Table maps repeat without end: those that have been checked are known by their bytes.
         self.checked: dict[bytes, TableMap] = {}
 
     def take(self, event: Event) -> Iterator[Transaction | Reached]:
+        """Take the next event; what ends with it.
+
+        :raises TerminalError: for an event that cannot be understood.
+        """
         kind = event.type
         if kind == TABLE_MAP:
-            self.table_map(event)
+            self._table_map(event)
         elif kind in _KINDS:
-            self.rows(event, _KINDS[kind])
-        elif kind == GTID:
-            self.gtid(event)
+            self._rows(event, _KINDS[kind])
+        elif kind in GTID_EVENTS:
+            self._gtid(event)
+        elif kind in _COMPRESSED:
+            self._rows(event, _KINDS[_COMPRESSED[kind]])
         elif kind == QUERY:
-            yield from self.statement(event, *read_query(event))
+            yield from self._statement(event, *read_query(event))
         elif kind == EXECUTE_LOAD_QUERY:
-            yield from self.statement(event, *read_query(event, extra=13))
+            yield from self._statement(event, *read_query(event, extra=13))
+        elif kind == QUERY_COMPRESSED:
+            yield from self._statement(event, *read_query(event, compressed=True))
         elif kind == XID:
-            yield self.end(event)
+            yield self._end(event)
         elif kind == XA_PREPARE:
-            yield self.xa_prepare(event)
+            yield self._xa_prepare(event)
         elif kind in (HEARTBEAT, HEARTBEAT_V2):
             if self.open is None:
                 yield Reached(event.file, event.position)
@@ -176,18 +209,12 @@ class _Assembler:
                 _stop(event, f"transaction {self.open.gtid} is cut off")
             yield Reached(event.file, event.position)
         elif kind not in _WITHOUT_ROWS:
-            self.refuse(event)
+            self._refuse(event)
 
-    def refuse(self, event: Event) -> None:
-        if event.type == ANONYMOUS_GTID:
+    def _refuse(self, event: Event) -> None:
+        if event.type == START_ENCRYPTION:
             _stop(
-                event, "a transaction without GTID", "set gtid_mode=ON on the server, then start with a fresh sink.path"
-            )
-        if event.type == GTID_TAGGED:
-            _stop(
-                event,
-                "a transaction with a tagged GTID, which is not supported yet",
-                "let writers use gtid_next=AUTOMATIC without a tag, then start with a fresh sink.path",
+                event, "an encrypted binlog", "set encrypt_binlog=OFF on the server, then start with a fresh sink.path"
             )
         if event.type == INCIDENT:
             _stop(
@@ -196,7 +223,7 @@ class _Assembler:
                 "rows are missing from the binlog: start with a fresh sink.path",
             )
         if event.type == PARTIAL_UPDATE_ROWS:
-            tx = self.transaction(event)
+            tx = self._transaction(event)
             table_id = int.from_bytes(event.body[:6], "little")
             if table_id not in tx.tables:
                 _stop(event, f"rows of an unannounced table id {table_id}")
@@ -206,33 +233,33 @@ class _Assembler:
                     f"a partial JSON update of {table.schema.label}",
                     "set binlog_row_value_options='' in the sessions that write, then start with a fresh sink.path",
                 )
-            self.statement_end(event, tx)
+            self._statement_end(event, tx)
             return
         _stop(event, f"event type {event.type}, which is not known", "report this with the server's version")
 
-    def transaction(self, event: Event) -> _Open:
+    def _transaction(self, event: Event) -> OpenTransaction:
         if self.open is None:
-            _stop(event, "an event outside of a transaction", "set gtid_mode=ON; start at a transaction's start")
+            _stop(event, "an event outside of a transaction", "start at a transaction's start")
         return self.open
 
-    def gtid(self, event: Event) -> None:
+    def _gtid(self, event: Event) -> None:
         if self.open is not None:
             _stop(event, f"transaction {self.open.gtid} is cut off")
-        body = event.body
         try:
-            number = int.from_bytes(body[17:25], "little")
-            gtid = f"{UUID(bytes=bytes(body[1:17]))}:{number}"
-            # flags, uuid, number, kind of clock, two clock values; then the commit time in 7 bytes, whose top bit says
-            # that the time on the origin follows.
-            commit_us = int.from_bytes(body[42:49], "little") & ((1 << 55) - 1)
-        except ValueError:
-            _stop(event, "a cut off GTID event")
-        self.open = _Open(gtid, commit_us or event.timestamp * 1_000_000, event.file, event.start)
+            begin = read_gtid(event)
+        except ValueError as error:
+            _stop(event, f"a GTID event that cannot be read ({error})")
+        self.open = OpenTransaction(begin.gtid, begin.commit_us, event.file, event.start, begin.begun, begin.xa)
 
-    def end(
-        self, event: Event, prepared: str | None = None, finished: str | None = None, keep: bool = True
+    def _end(
+        self,
+        event: Event,
+        prepared: str | None = None,
+        finished: str | None = None,
+        committed: bool = False,
+        keep: bool = True,
     ) -> Transaction:
-        tx = self.transaction(event)
+        tx = self._transaction(event)
         self.open = None
         return Transaction(
             file=tx.file,
@@ -240,40 +267,37 @@ class _Assembler:
             start_position=tx.start,
             gtid=tx.gtid,
             commit_us=tx.commit_us,
-            rows=tuple(tx.rows) if keep else (),
+            rows=tuple(tx.rows) if keep and prepared is None else (),
             xa_prepared=prepared,
+            prepared=tuple(tx.rows) if prepared is not None else (),
             xa_finished=finished,
+            xa_committed=committed,
+            emptied=tx.emptied,
+            altered=frozenset(tx.altered),
         )
 
-    def xa_prepare(self, event: Event) -> Transaction:
+    def _xa_prepare(self, event: Event) -> Transaction:
         try:
             one_phase, format_id, gtrid_size, bqual_size = struct.unpack_from("<Biii", event.body)
         except struct.error:
             _stop(event, "a cut off XA_PREPARE event")
         if one_phase:
-            return self.end(event)
-        tx = self.transaction(event)
-        if tx.rows:
-            _stop(
-                event,
-                f"an XA transaction on {tx.rows[0].schema.label}: XA on captured tables is not supported yet",
-                "let its writer use plain transactions (or XA COMMIT ... ONE PHASE), then start with a fresh sink.path",
-            )
+            return self._end(event)
         name = bytes(event.body[13 : 13 + gtrid_size + bqual_size])
-        return self.end(event, prepared=xid_text(format_id, name[:gtrid_size], name[gtrid_size:]))
+        return self._end(event, prepared=xid_text(format_id, name[:gtrid_size], name[gtrid_size:]))
 
-    def statement(self, event: Event, database: str, sql: str) -> Iterator[Transaction]:
+    def _statement(self, event: Event, database: str, sql: str) -> Iterator[Transaction]:
         found = classify(sql, database)
-        tx = self.transaction(event)
-        self.check(event, found)
+        tx = self._transaction(event)
+        self._check(event, found)
         if found.kind in ("begin", "xa_start"):
-            tx.begun = True
+            tx.begun, tx.xa = True, found.kind == "xa_start"
         elif found.kind == "commit":
-            yield self.end(event)
+            yield self._end(event)
         elif found.kind == "rollback":
-            yield self.end(event, keep=False)
+            yield self._end(event, keep=False)
         elif found.kind in ("xa_commit", "xa_rollback"):
-            yield self.end(event, finished=found.xid)
+            yield self._end(event, finished=found.xid, committed=found.kind == "xa_commit")
         elif found.kind == "rollback_to":
             if tx.rows:
                 _stop(
@@ -283,12 +307,13 @@ class _Assembler:
                     "do not mix storage engines in one transaction; start with a fresh sink.path",
                 )
         elif not tx.begun:
-            yield self.end(event)  # a statement of its own: DDL
+            yield self._end(event)  # a statement of its own: DDL
 
-    def check(self, event: Event, found: Statement) -> None:
+    def _check(self, event: Event, found: Statement) -> None:
         """Stop at a statement that changes a captured table. Its text stays unsaid: it may hold secrets."""
-        hit = sorted(self.lower[table].label for table in found.tables if table in self.lower)
-        hit += sorted(schema.label for (database, _), schema in self.lower.items() if database in found.databases)
+        live = {name: schema for name, schema in self.lower.items() if not _is_over(schema, event)}
+        hit = sorted(live[table].label for table in found.tables if table in live)
+        hit += sorted(schema.label for (database, _), schema in live.items() if database in found.databases)
         if found.anything and not hit:
             hit = sorted(schema.label for schema in self.lower.values())[:1]
         if not hit:
@@ -298,42 +323,56 @@ class _Assembler:
                 f"{found.what} logged by statement may change captured table {hit[0]}, at {event.where}",
                 "its rows are not in the binlog: let writers use binlog_format=ROW, then start with a fresh sink.path",
             )
-        raise DdlError(f"{found.what} on captured table {hit[0]}, at {event.where}", FRESH)
+        tx = self._transaction(event)
+        if found.emptied in self.captured and len(hit) == 1 and not tx.begun:
+            tx.emptied = found.emptied
+        elif self.tell_ddl:
+            tx.altered |= {schema.id for schema in self.captured.values() if schema.label in hit}
+        else:
+            raise DdlError(f"{found.what} on captured table {hit[0]}, at {event.where}", FRESH)
 
-    def table_map(self, event: Event) -> None:
-        tx = self.transaction(event)
+    def _table_map(self, event: Event) -> None:
+        tx = self._transaction(event)
         try:
             table_id, name, at = table_of(event.body)
         except IndexError:
             _stop(event, "a cut off table map")
         schema = self.captured.get(name)
-        if schema is None:
+        if schema is None or _is_over(schema, event):
             tx.tables[table_id] = None
             return
         known = bytes(event.body[8:])
         if known not in self.checked:
-            self.checked[known] = read_table_map(event.body, at, schema, event.where)
+            try:
+                self.checked[known] = read_table_map(event.body, at, schema, event.where)
+            except TerminalError:
+                if not self.tell_ddl:
+                    raise
+                tx.altered.add(name)
+                tx.tables[table_id] = None
+                return
         tx.tables[table_id] = self.checked[known]
 
-    def rows(self, event: Event, kind: Literal["insert", "update", "delete"]) -> None:
-        tx = self.transaction(event)
+    def _rows(self, event: Event, kind: Literal["insert", "update", "delete"]) -> None:
+        tx = self._transaction(event)
         body = event.body
         table_id = int.from_bytes(body[:6], "little")
         if table_id in tx.tables:
             if table := tx.tables[table_id]:
-                tx.rows.append(self.captured_rows(event, kind, table))
+                tx.rows.append(self._captured_rows(event, kind, table))
         elif table_id != _NO_TABLE:
             _stop(event, f"rows of an unannounced table id {table_id}", "start at a transaction's start")
-        self.statement_end(event, tx)
+        self._statement_end(event, tx)
 
-    def statement_end(self, event: Event, tx: _Open) -> None:
+    def _statement_end(self, event: Event, tx: OpenTransaction) -> None:
         if int.from_bytes(event.body[6:8], "little") & _STMT_END:
             tx.tables.clear()
 
-    def captured_rows(self, event: Event, kind: Literal["insert", "update", "delete"], table: TableMap) -> RowsEvent:
+    def _captured_rows(self, event: Event, kind: Literal["insert", "update", "delete"], table: TableMap) -> RowsEvent:
         body, label = event.body, table.schema.label
         try:
-            at = 8 if event.type in _ROWS_V1 else 8 + int.from_bytes(body[8:10], "little")
+            written = _COMPRESSED.get(event.type, event.type)
+            at = 8 if written in _ROWS_V1 else 8 + int.from_bytes(body[8:10], "little")
             count, at = packed_int(body, at)
         except IndexError:
             _stop(event, f"a cut off rows event of {label}")
@@ -349,7 +388,15 @@ class _Assembler:
                     "then start with a fresh sink.path",
                 )
             at += size
-        return RowsEvent(table, kind, body[at:], event.where)
+        data = body[at:]
+        if event.type in _COMPRESSED:
+            data = memoryview(inflate(data, event))
+        return RowsEvent(table, kind, data, event.where)
+
+
+def _is_over(schema: TableSchema, event: Event) -> bool:
+    """Whether an event is of no concern, since the table was planned again behind it."""
+    return schema.since is not None and Position(event.file, event.start) < schema.since
 
 
 def _stop(event: Event, what: str, remedy: str = "report this with the server's version") -> NoReturn:

@@ -11,11 +11,14 @@ from uuid import uuid4
 import pyarrow as pa
 
 from airflow_provider_cdc.core.schema import Column, TableSchema
+from airflow_provider_cdc.exceptions import TerminalError
 from airflow_provider_cdc.mysql.binlog.rows import Image, decode_rows
 from airflow_provider_cdc.mysql.binlog.stream import BinlogStream, Event
-from airflow_provider_cdc.mysql.binlog.transactions import Reached, Transaction, read_transactions
+from airflow_provider_cdc.mysql.binlog.transactions import Reached, RowsEvent, Transaction, read_transactions
 from airflow_provider_cdc.mysql.catalog import read_schema
+from airflow_provider_cdc.mysql.charsets import UNICODE, Decoders
 from airflow_provider_cdc.mysql.session import connect
+from tests.mysql.binlog.buffer import ChangeBuffer
 from tests.servers import MySQLServer
 
 Captured = Mapping[tuple[str, str], TableSchema]
@@ -63,14 +66,57 @@ def everything(events: Iterable[Event], captured: Captured) -> list[Transaction 
 
 
 def changes(found: Iterable[Transaction]) -> list[Change]:
-    return [change for transaction in found for rows in transaction.rows for change in decode_rows(rows)]
+    """All changes by the plain decoder; the machine code must say the same, or stop as well."""
+    events = [rows for transaction in found for rows in transaction.rows]
+    for event in events:
+        agree(event)
+    return [change for event in events for change in decode_rows(event)]
+
+
+def agree(event: RowsEvent, texts: Decoders = UNICODE) -> None:
+    """Both decoders give the same rows of an event, or both stop."""
+    try:
+        plain: list[Any] | str = flat(event.kind, decode_rows(event, texts))
+    except TerminalError as error:
+        plain = error.message
+    try:
+        buffer = ChangeBuffer(event.schema, texts, both=True)
+        buffer.add(event, 7, 9)
+        made = buffer.take()
+        made.validate(full=True)
+        assert made.schema == event.schema.sink_schema
+        assert set(made["_cdc_seq"].to_pylist()) <= {7} and set(made["_cdc_ts"].cast(pa.int64()).to_pylist()) <= {9}
+        names = event.schema.arrow_schema.names
+        compiled: list[Any] | str = list(zip(made["_cdc_op"].to_pylist(), rows_of(made.select(names)), strict=True))
+    except TerminalError as error:
+        compiled = error.message
+    if isinstance(plain, str) or isinstance(compiled, str):
+        assert isinstance(plain, str) and isinstance(compiled, str), (plain, compiled)
+        assert plain.partition(", at ")[0] == compiled.partition(", at ")[0]
+    else:
+        images = as_arrow(event.schema, [image for _, image in plain])
+        expected = [(op, image) for (op, _), image in zip(plain, images, strict=True)]
+        assert repr(compiled) == repr(expected)  # repr: -0.0 is not 0.0
+
+
+def flat(kind: str, found: Iterable[Change]) -> list[tuple[str, Image]]:
+    """Images one after the other, each with the operation that a change table has for it."""
+    ops = {"insert": ("", "c"), "update": ("b", "u"), "delete": ("d", "")}[kind]
+    return [(op, image) for change in found for op, image in zip(ops, change, strict=True) if image is not None]
 
 
 def as_arrow(schema: TableSchema, images: list[Image]) -> list[tuple[Any, ...]]:
     """The images on their way through Arrow and back: what will be written."""
+    if not images:
+        return []
     columns = list(zip(*images, strict=True))
     arrays = [pa.array(list(v), type=c.arrow_type) for v, c in zip(columns, schema.columns, strict=True)]
-    plain = [a.cast(pa.int64()) if pa.types.is_timestamp(a.type) else a for a in arrays]
+    return rows_of(pa.table(arrays, schema=schema.arrow_schema))
+
+
+def rows_of(table: pa.Table) -> list[tuple[Any, ...]]:
+    """Rows with dates and times as numbers."""
+    plain = [a.cast(pa.int64()) if pa.types.is_timestamp(a.type) else a for a in table.columns]
     plain = [a.cast(pa.int32()) if pa.types.is_date(a.type) else a for a in plain]
     return list(zip(*(a.to_pylist() for a in plain), strict=True))
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import closing
 from itertools import islice
 from typing import Any
 from uuid import uuid4
 
 import pytest
 
+from airflow_provider_cdc.core.offset import Lineage, Position
 from airflow_provider_cdc.exceptions import NotReadyError, TerminalError, TransientError
 from airflow_provider_cdc.mysql.binlog.stream import BinlogStream, Event
 from airflow_provider_cdc.mysql.binlog.transactions import Reached, read_transactions
+from airflow_provider_cdc.mysql.follow import Follower
 from tests.mysql.binlog.reading import capture, changes, events_since, everything, here, open_stream, transactions
 from tests.servers import MySQLServer
 
@@ -58,9 +61,29 @@ def test_positions_count_on_above_four_gib(mysql_server: MySQLServer, database: 
     assert ends[-1] > 1 << 32 and ends == sorted(ends)
 
 
-def test_start_above_four_gib_is_refused(mysql_server: MySQLServer) -> None:
-    with pytest.raises(TerminalError, match="4 GiB"):
-        open_stream(mysql_server, ("binlog.000001", 1 << 32))
+def test_a_start_that_the_protocol_cannot_say(
+    mysql_server: MySQLServer, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As above 4 GiB: the file is read from its beginning, and nothing before the position is seen."""
+    mysql_server.execute("FLUSH BINARY LOGS")
+    mysql_server.execute(f"CREATE TABLE {database}.t (a INT PRIMARY KEY)")
+    mysql_server.execute(f"INSERT INTO {database}.t VALUES (1)")
+    start = here(mysql_server)
+    mysql_server.execute(f"INSERT INTO {database}.t VALUES (2)")
+    end = here(mysql_server)
+    captured = capture(mysql_server, database, "t")
+    expected = [(t.gtid, t.position) for t in transactions(mysql_server, start, captured)]
+    assert len(expected) == 1 and expected[0][1] == end[1]
+    monkeypatch.setattr("airflow_provider_cdc.mysql.binlog.stream._FARTHEST_START", start[1] - 1)
+    assert [(t.gtid, t.position) for t in transactions(mysql_server, start, captured)] == expected
+    at = [Position(*start), Position(*end)]
+    lineage = Lineage("here", at[0].file)
+    with closing(Follower(lambda at: open_stream(mysql_server, (at.file, at.position)), captured, lineage)) as follower:
+        assert sum(step.ended for step in follower.steps(*at)) == 1
+        assert [batch["a"].to_pylist() for _, batch in follower.take()] == [[2]]
+    for place in (start[0], start[1] + 1), (start[0], end[1] + 1000):
+        with pytest.raises(TerminalError, match=rf"there is no binlog event at {place[0]}:{place[1]}"):
+            open_stream(mysql_server, place)
 
 
 def test_checksum_changes_in_mid_stream(mysql_server: MySQLServer, database: str) -> None:

@@ -1,0 +1,73 @@
+"""Values that only MariaDB has: UUID and INET, which are bytes in the binlog, and COMPRESSED columns."""
+
+from __future__ import annotations
+
+import zlib
+from itertools import groupby
+
+import numpy as np
+import pyarrow as pa
+
+_PAIRS = np.frombuffer("".join(f"{n:02x}" for n in range(256)).encode(), np.uint8).reshape(256, 2)
+#: Where the bytes of a UUID stand in its text, and where the dashes.
+_DASHES = [8, 13, 18, 23]
+_DIGITS = [i for i in range(36) if i not in _DASHES]
+
+
+def uuid_texts(values: pa.Array) -> pa.Array:
+    """UUIDs as the server prints them, all at once: they are likely to be the key of a large table.
+
+    :param values: binary array, 16 bytes each.
+    """
+    _, offsets, content = values.buffers()
+    ends = np.frombuffer(offsets, np.int32)[: len(values) + 1]
+    raw = np.frombuffer(content, np.uint8)[: ends[-1]].reshape(-1, 16)
+    texts = np.full((len(raw), 36), ord("-"), np.uint8)
+    texts[:, _DIGITS] = _PAIRS[raw].reshape(-1, 32)
+    buffers = [values.buffers()[0], pa.py_buffer((ends // 16 * 36).tobytes()), pa.py_buffer(texts.tobytes())]
+    return pa.Array.from_buffers(pa.string(), len(values), buffers)
+
+
+def inet_text(raw: bytes) -> str:
+    """An INET4 (4 bytes) or INET6 (16 bytes) as the server prints it.
+
+    Of an INET6 the first of the longest runs of zeros is left out, even if it is a single one; what looks like an IPv4
+    address behind it is printed as one.
+    """
+    if len(raw) == 4:
+        return ".".join(map(str, raw))
+    words = [int.from_bytes(raw[i : i + 2], "big") for i in range(0, 16, 2)]
+    runs = [list(run) for zero, run in groupby(range(8), lambda i: words[i] == 0) if zero]
+    gap = max(runs, key=len, default=[])
+    if gap[:1] == [0] and (len(gap) == 6 or (len(gap) == 5 and words[5] == 0xFFFF)):
+        return ("::" if len(gap) == 6 else "::ffff:") + inet_text(raw[12:])
+    texts = [f"{word:x}" for word in words]
+    if not gap:
+        return ":".join(texts)
+    return f"{':'.join(texts[: gap[0]])}::{':'.join(texts[gap[-1] + 1 :])}"
+
+
+def uncompressed(raw: bytes) -> bytes:
+    """The value of a COMPRESSED column.
+
+    In front stands a byte: 0 if the rest is the value as it is; else 8 in its upper half for zlib, and in its lower one
+    8 for a stream without zlib's own header and how many bytes tell the length of the value.
+
+    :raises ValueError: if that is not what stands there.
+    """
+    if not raw:
+        return raw
+    head, size = raw[0], raw[0] & 7
+    if head == 0:
+        return raw[1:]
+    if head >> 4 != 8 or not 1 <= size <= 4:
+        raise ValueError(f"unknown compression {head:#04x}")
+    length = int.from_bytes(raw[1 : 1 + size], "big")
+    unpack = zlib.decompressobj(-zlib.MAX_WBITS if head & 8 else zlib.MAX_WBITS)
+    try:
+        value = unpack.decompress(raw[1 + size :], length + 1)
+    except zlib.error as error:
+        raise ValueError(str(error)) from None
+    if len(value) != length or not unpack.eof or unpack.unused_data:
+        raise ValueError("damaged compression")
+    return value

@@ -1,0 +1,207 @@
+"""The binlog as the changes of one table, for readers that keep no books of their own."""
+
+from __future__ import annotations
+
+import secrets
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pymysql.connections import Connection
+
+from airflow_provider_cdc.core.changes import in_order
+from airflow_provider_cdc.core.offset import POSITION_BITS, Lineage, Offset, Position
+from airflow_provider_cdc.core.schema import OP, SEQ, TS, TableSchema
+from airflow_provider_cdc.exceptions import NotReadyError, TerminalError
+from airflow_provider_cdc.mysql.binlog.stream import BinlogStream
+from airflow_provider_cdc.mysql.binlog.transactions import Transaction
+from airflow_provider_cdc.mysql.catalog import find_tables, read_schema
+from airflow_provider_cdc.mysql.charsets import decoders
+from airflow_provider_cdc.mysql.follow import Follower
+from airflow_provider_cdc.mysql.session import connect, rows
+from airflow_provider_cdc.mysql.xa import entry, parse_entry, read_prepared
+
+#: Columns behind the table's own.
+GTID, FILE, POS, ROW = "_cdc_gtid", "_cdc_file", "_cdc_pos", "_cdc_row"
+_ADDED = (
+    pa.field(OP, pa.string()),
+    pa.field(TS, pa.timestamp("us", tz="UTC")),
+    pa.field(GTID, pa.string()),
+    pa.field(FILE, pa.string()),
+    pa.field(POS, pa.int64()),
+    pa.field(ROW, pa.int64()),
+)
+#: Where the first event of a file stands.
+HEAD = 4
+#: Bytes of rows in the binlog that are held as changes before they are handed out.
+FLUSH_BYTES = 16 << 20
+_LOWEST_ID, _HIGHEST_ID = 1 << 20, (1 << 32) - 1
+
+
+@dataclass(frozen=True)
+class TableLog:
+    """How the changes of one table are read.
+
+    :param login: gives the arguments of ``pymysql.connect``; it is pickled, so it holds no secret itself.
+    :param table: the table, as it is now.
+    :param piece_bytes: about how many bytes of binlog are read at a time.
+    :param before_images: whether an update gives its old image, too, as ``b``.
+    :param server_id: replication server id of the first reader, the others' follow; ``None`` for one by chance.
+    """
+
+    login: Callable[[], dict[str, Any]]
+    table: TableSchema
+    piece_bytes: int
+    before_images: bool = False
+    server_id: int | None = None
+
+    @classmethod
+    def of(cls, login: Callable[[], dict[str, Any]], database: str, name: str, zero_dates: str, **how: Any) -> TableLog:
+        """Look the table up.
+
+        :raises NotReadyError: if there is none, or it cannot be carried exactly.
+        """
+        with closing(connect(login())) as connection:
+            found = find_tables(connection, lambda *listed: listed == (database, name))
+            if not found:
+                raise NotReadyError(f"there is no table {database}.{name}", "See `table`, and the grants of the user")
+            table = read_schema(connection, *found[0])
+        return cls(login, table.with_zero_dates(zero_dates), **how)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Arrow schema of the changes."""
+        return pa.schema([*self.table.arrow_schema, *_ADDED])
+
+    def open(self, args: dict[str, Any], at: Position, server: str | None, slot: int) -> BinlogStream:
+        """Open the binlog.
+
+        :param args: what ``login`` gives.
+        :param slot: number of the reader, which no other one has at the same time.
+        """
+        by_chance = _LOWEST_ID + secrets.randbelow(_HIGHEST_ID - _LOWEST_ID)
+        number = by_chance if self.server_id is None else self.server_id + slot
+        return BinlogStream(
+            args,
+            server_id=number,
+            replica_uuid=str(uuid.uuid4()),
+            file=at.file,
+            position=at.position,
+            server=server,
+        )
+
+    def read(self, start: Offset, end: Offset, slot: int, piece_bytes: int | None = None) -> Iterator[pa.RecordBatch]:
+        """Changes of the transactions in (start, end], in binlog order; the same ones however often they are read.
+
+        :param slot: number of the reader; the one behind it is used, too.
+        :param piece_bytes: with which the piece was made, if it was another size.
+        :raises TerminalError: for what cannot be understood or followed.
+        """
+        args, captured = self.login(), {self.table.id: self.table}
+        lineage = Lineage(start.server, start.at.file)
+        shape = _Shape(self, lineage)
+
+        def open_at(at: Position) -> BinlogStream:
+            return self.open(args, at, start.server, slot)
+
+        def open_beside(at: Position) -> BinlogStream:
+            return self.open(args, at, start.server, slot + 1)
+
+        texts = decoders(lambda: closing(connect(args)), [self.table])
+        # One without a position has no rows of the table, and costs nothing.
+        ending = sorted(text for text in start.xa if text not in end.xa or parse_entry(text)[1] is None)
+        prepared = read_prepared(ending, open_at, captured)
+        known = {parse_entry(text)[0] for text in start.xa}
+        with closing(Follower(open_at, captured, lineage, texts, both=self.before_images, named=True)) as follower:
+            for step in follower.steps(start.at, end.at):
+                if (item := step.item) is not None:
+                    seq = lineage.seq(Position(step.file, step.position))
+                    if item.emptied is not None:
+                        yield from shape.changes(follower)
+                        yield shape.emptied(item, seq)
+                    if item.xa_prepared is not None:
+                        prepared.visible(item)
+                        known.add(item.xa_prepared)
+                    elif item.xa_finished is not None:
+                        held = prepared
+                        if item.xa_finished not in known and item.xa_committed:
+                            at = self._find_prepare(args, item, open_beside)
+                            held = read_prepared([entry(item.xa_finished, at)], open_beside, captured)
+                        if item.xa_finished in known or item.xa_committed:
+                            follower.add(held.visible(item), seq, item.commit_us)
+                        known.discard(item.xa_finished)
+                if follower.held >= FLUSH_BYTES:
+                    # A transaction that is larger than a piece is the last one of it.
+                    is_last = follower.held >= (piece_bytes or self.piece_bytes) + 3 * FLUSH_BYTES
+                    yield from shape.changes(follower, end.at if is_last else None)
+            yield from shape.changes(follower)
+
+    def _find_prepare(
+        self, args: dict[str, Any], end: Transaction, open_at: Callable[[Position], BinlogStream]
+    ) -> Position:
+        """Where an XA transaction begins that was prepared before the reading began: the files are walked backwards."""
+        with closing(connect(args)) as connection:
+            logs = files(connection)
+        until = Position(end.file, end.start_position)
+        for file in reversed([f for f in logs if Position(f, 0) < until]):
+            found, high = None, min(until, Position(file, logs[file]))
+            with closing(Follower(open_at, {}, Lineage("", file), skip_rows=True)) as follower:
+                for step in follower.steps(Position(file, HEAD), high):
+                    if step.item is not None and step.item.xa_prepared == end.xa_finished:
+                        found = Position(step.item.file, step.item.start_position)
+            if found is not None:
+                return found
+        raise TerminalError(
+            f"XA transaction {end.xa_finished} is committed at {until}, and what it changed is no longer in the binlog",
+            f"Start behind it, at {Position(end.file, end.position)}",
+        )
+
+
+def files(connection: Connection[Any]) -> dict[str, int]:
+    """The server's binlog files in their order, and the size of each."""
+    return {str(row[0]): int(row[1] or 0) for row in rows(connection, "SHOW BINARY LOGS")}
+
+
+class _Shape:
+    """Makes of changes what is handed out.
+
+    :param log: what is read.
+    :param lineage: numbers the transactions.
+    """
+
+    def __init__(self, log: TableLog, lineage: Lineage) -> None:
+        self._table, self._schema, self._lineage = log.table, log.schema, lineage
+        self._last, self._count = -1, 0
+
+    def changes(self, follower: Follower, end: Position | None = None) -> Iterator[pa.RecordBatch]:
+        """Take the changes of a follower, see there."""
+        batches = [batch for _, batch in follower.take(end) if batch.num_rows]
+        names = follower.names()
+        if batches:  # several if a connection was lost in between
+            yield self._shaped(in_order(batches), names)
+
+    def emptied(self, item: Transaction, seq: int) -> pa.RecordBatch:
+        """The row of a TRUNCATE or a CREATE TABLE: the operation ``t``, and NULL in all columns of the table."""
+        values = {SEQ: seq, OP: "t", TS: item.commit_us}
+        schema = self._table.sink_schema
+        arrays = [pa.array([values.get(f.name)], pa.int64() if f.name == TS else f.type).cast(f.type) for f in schema]
+        return self._shaped(pa.RecordBatch.from_arrays(arrays, schema=schema), {seq: item.gtid})
+
+    def _shaped(self, batch: pa.RecordBatch, names: dict[int, str]) -> pa.RecordBatch:
+        seqs = batch[SEQ].to_numpy()
+        found, first, which = np.unique(seqs, return_index=True, return_inverse=True)
+        numbers = np.arange(len(seqs)) - first[which]
+        if found[0] == self._last:  # a transaction that goes on
+            numbers[which == 0] += self._count
+        self._last, self._count = int(seqs[-1]), int(numbers[-1]) + 1
+        files = [self._lineage.position(int(seq)).file for seq in found]
+        gtids = [names.get(int(seq)) or None for seq in found]
+        columns = [batch[name] for name in self._table.arrow_schema.names]
+        columns += [batch[OP], batch[TS]]
+        columns += [pa.array(values, pa.string()).take(pa.array(which)) for values in (gtids, files)]
+        columns += [pa.array(seqs & ((1 << POSITION_BITS) - 1)), pa.array(numbers, pa.int64())]
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)

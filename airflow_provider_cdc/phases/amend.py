@@ -1,0 +1,41 @@
+"""A table that is altered while its snapshot is running is planned again, and read again under its new definition.
+
+Only this table, and only as long as nothing of it is published: its watermarks all come after the DDL then, and what
+the binlog says of it before that is passed over. The argument is in docs/correctness.md.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+from airflow_provider_cdc.core.plan import Plan
+from airflow_provider_cdc.exceptions import TableAlteredError, altered
+from airflow_provider_cdc.mysql.planner import plan_again
+from airflow_provider_cdc.mysql.session import connect
+from airflow_provider_cdc.phases.context import Context
+from airflow_provider_cdc.phases.groups import group_marker
+from airflow_provider_cdc.sinks.delta import target_of
+from airflow_provider_cdc.sinks.layout import write_json_once
+
+
+def amend(context: Context, plan: Plan, error: TableAlteredError) -> None:
+    """Plan the table again that an error names; nothing happens if another process has done so.
+
+    :param plan: the plan under which it was read.
+    :raises TableAlteredError: the error, if that is not possible, with the reason.
+    :raises NotReadyError: if the table is gone, or cannot be copied any more.
+    """
+    index = next((i for i, t in enumerate(plan.tables) if error.message.startswith(f"{altered(t.label)},")), None)
+    newest = context.need_plan()
+    if index is None or newest.generation != plan.generation:
+        raise error
+    table = plan.tables[index]
+    if newest.tables[index].revision > table.revision:
+        return
+    target = target_of(context.layout.table(table), table)
+    if any(target.marker(group_marker(plan, group)) is not None for group in plan.groups_of(index)):
+        raise TableAlteredError(f"{error.message}, when a part of it was published already", error.remedy)
+    with closing(connect(context.connect_args)) as connection:
+        amendment = plan_again(connection, plan, index, context.pipeline.keeps)
+    if write_json_once(context.layout.amendment(plan.generation, index, table.revision + 1), amendment):
+        context.reporter.line(f"{error.message}: it is read again under its new definition")

@@ -1,0 +1,116 @@
+"""Parquet files: the data files of tables."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+#: Bytes in memory of a row group that is put together from small tables.
+_ROW_GROUP_BYTES = 32 << 20
+#: Rows that tell whether the values of a column repeat.
+_SAMPLE_ROWS = 2048
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A Parquet file inside the table's folder.
+
+    :param path: path relative to the table's folder.
+    :param size: bytes.
+    :param rows: rows.
+    :param low: smallest key, only for a single integer key.
+    :param high: largest key, likewise.
+    """
+
+    path: str
+    size: int
+    rows: int
+    low: int | None = None
+    high: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON value; the keyword arguments of the class."""
+        return dict(self.__dict__)
+
+
+def write_file(
+    root: Path,
+    relative: str,
+    schema: pa.Schema,
+    tables: Iterable[pa.Table],
+    key: str | None,
+    *,
+    ordered_by: Collection[str] = (),
+) -> DataFile:
+    """Write tables as one Parquet file.
+
+    Small ones share a row group: each costs about as much as compressing a few thousand rows. No more of them are held.
+
+    :param root: the table's folder.
+    :param relative: path below it.
+    :param schema: schema of all tables.
+    :param key: name of the single integer key column, for statistics.
+    :param ordered_by: columns by which the rows are ordered.
+    """
+    target = root / relative
+    target.parent.mkdir(parents=True, exist_ok=True)
+    low: list[int] = []
+    high: list[int] = []
+    rows = 0
+    groups = _row_groups(tables)
+    first = next(groups, schema.empty_table())
+    with pq.ParquetWriter(target, schema, compression="zstd", **_encoding(first, ordered_by)) as writer:
+        while first is not None:
+            group, first = first, None  # not held while the next one is made
+            writer.write_table(group, row_group_size=max(1, group.num_rows))
+            rows += group.num_rows
+            if key is not None and group.num_rows:
+                span = pc.min_max(group[key]).as_py()
+                low.append(int(span["min"]))
+                high.append(int(span["max"]))
+            del group
+            first = next(groups, None)
+    return DataFile(relative, target.stat().st_size, rows, min(low, default=None), max(high, default=None))
+
+
+def _encoding(sample: pa.Table, ordered_by: Collection[str]) -> dict[str, list[str]]:
+    """What makes writing fast: dictionaries and statistics only where they are of use.
+
+    A dictionary of values that hardly repeat is given up when it has grown too large, after all the work. Lowest and
+    highest texts tell nothing unless rows are ordered by them.
+    """
+    sample = sample.slice(0, _SAMPLE_ROWS)
+    flat = [f for f in sample.schema if not pa.types.is_nested(f.type)]
+    return {
+        "use_dictionary": [f.name for f in flat if 2 * pc.count_distinct(sample[f.name]).as_py() <= sample.num_rows],
+        "write_statistics": [f.name for f in flat if f.name in ordered_by or not _is_text(f.type)],
+    }
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_binary(kind))
+
+
+def _row_groups(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """The tables, put together as far as they are small (without copying)."""
+    held: list[pa.Table] = []
+    size = 0
+    for table in tables:
+        if held and size + table.nbytes > _ROW_GROUP_BYTES:
+            yield pa.concat_tables(held)
+            held, size = [], 0
+        held.append(table)
+        size += table.nbytes
+    if held:
+        yield pa.concat_tables(held)
+
+
+def read_changes(entry: Mapping[str, Any]) -> pa.Table:
+    """Changes of one table in a manifest, in binlog order."""
+    return pa.concat_tables([pq.ParquetFile(path).read() for path in entry["paths"]])

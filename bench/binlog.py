@@ -1,0 +1,268 @@
+"""The binlog side by side with others, on one MySQL server and one machine: changes a second, and bytes a second.
+
+Everyone reads the same stretches of one binlog from the server: rows of the 18-column customer table in large
+transactions, and transactions of one row each. Ours and ``mysql-replication`` end with the last change in memory (ours
+as Arrow columns, theirs as dictionaries), Debezium's engine with the last record handed to a consumer that forgets it,
+and ``mysqlbinlog --raw`` with a file that holds the bytes as they came. Another arm of ours is the staging of the
+stream: two processes, each with half of the stretch, write what they decode as typed Parquet. What counts is the
+median, and of ratios the median over the rounds.
+
+    make bench-binlog       CDC_BENCH_ROWS=n rows (400,000), CDC_BENCH_ROUNDS=n rounds (3), CDC_BENCH_ARMS=words,of,arms
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+from uuid import uuid4
+
+from airflow_provider_cdc.core.offset import Lineage, Offset, Position
+from airflow_provider_cdc.core.plan import Plan
+from airflow_provider_cdc.core.schema import TableSchema
+from airflow_provider_cdc.mysql.binlog.stream import BinlogStream
+from airflow_provider_cdc.mysql.binlog.walker import Walker
+from airflow_provider_cdc.mysql.catalog import read_schema
+from airflow_provider_cdc.mysql.session import connect
+from airflow_provider_cdc.sinks.layout import Layout, write_json
+from airflow_provider_cdc.spark.stage import StreamJob
+from bench import debezium
+from tests.packages import find_mysql
+from tests.servers import MySQLServer
+from tests.workload_tables import make_shop
+
+OWN, STAGED, RAW = "own -> Arrow", "own, two processes -> Parquet", "mysqlbinlog --raw -> file"
+REPLICATION, DEBEZIUM = "mysql-replication -> dictionaries", "Debezium engine -> nowhere"
+BULK, SINGLE = "rows in large transactions", "transactions of one row"
+#: (slower one, how many times as fast ours is to be, in which stretch).
+GOALS = ((DEBEZIUM, 40.0, BULK), (REPLICATION, 80.0, BULK), (RAW, 0.3, BULK))
+#: Changes a second that the staging is to reach.
+STAGING_GOAL = 400_000
+#: Rows that mysql-replication reads: it would take minutes for all.
+_FEW = 20_000
+_FLUSH_BYTES = 16 << 20
+
+Stretch = tuple[Position, Position, dict[tuple[str, str], TableSchema], int]
+
+
+def own(server: MySQLServer, stretch: Stretch) -> tuple[float, int]:
+    """(seconds, changes)."""
+    low, high, captured, _ = stretch
+    lineage = Lineage("bench", low.file)
+    stream = BinlogStream(
+        server.connect_args(), server_id=77_000_001, replica_uuid=str(uuid4()), file=low.file, position=low.position
+    )
+    with stream:
+        walker, changes, began = Walker(stream, captured, lambda f: lineage.seq(Position(f, 0))), 0, time.monotonic()
+        for _ in walker.steps(high):
+            if walker.held >= _FLUSH_BYTES and walker.can_take:
+                changes += sum(batch.num_rows for _, batch in walker.take())
+        changes += sum(batch.num_rows for _, batch in walker.take())
+        return time.monotonic() - began, changes
+
+
+def staged(server: MySQLServer, stretch: Stretch, pool: ProcessPoolExecutor) -> tuple[float, int]:
+    """(seconds, changes): what the two tasks of one batch of the stream do, at the same time."""
+    low, high, captured, _ = stretch
+    ((uuid,),) = server.execute("SELECT @@server_uuid")
+    with tempfile.TemporaryDirectory() as folder:
+        start = Offset(str(uuid), low, "")
+        plan = Plan("bench", 1, start, Lineage(str(uuid), low.file), (), tuple(captured.values()), ())
+        write_json(Layout(folder, "bench").plan, plan.to_json())
+        replicas = tuple((77_000_003 + i, str(uuid4())) for i in range(3))
+        job = StreamJob(server.connect_args(), replicas[0], replicas[1:], plan.lineage, folder, "bench", 1, 256 << 20)
+        with contextlib.closing(job.make_scanner()) as scanner:
+            middle = scanner.advance(start, (high.position - low.position) // 2)
+        began = time.monotonic()
+        tasks = [
+            pool.submit(StreamJob.stage, job, start, middle, "first"),
+            pool.submit(StreamJob.stage, job, middle, replace(middle, at=high), "second", 1),
+        ]
+        manifests = [task.result() for task in tasks]
+        return time.monotonic() - began, sum(table["rows"] for m in manifests for table in m["tables"])
+
+
+def replication(server: MySQLServer, stretch: Stretch) -> tuple[float, int]:
+    """(seconds, changes); ends early."""
+    from pymysqlreplication import BinLogStreamReader
+    from pymysqlreplication.row_event import WriteRowsEvent
+
+    low, _, captured, _ = stretch
+    args = {k: v for k, v in server.connect_args().items() if k in ("host", "port", "user", "password")}
+    ((_, table),) = captured
+    reader = BinLogStreamReader(
+        connection_settings=args,
+        server_id=77_000_002,
+        log_file=low.file,
+        log_pos=low.position,
+        resume_stream=True,
+        only_events=[WriteRowsEvent],
+        only_tables=[table],
+    )
+    changes, began = 0, time.monotonic()
+    for event in reader:
+        changes += len(event.rows)
+        if changes >= _FEW:
+            break
+    seconds = time.monotonic() - began
+    reader.close()
+    return seconds, changes
+
+
+def raw(server: MySQLServer, stretch: Stretch) -> tuple[float, int]:
+    """(seconds, changes) of the whole file that the stretch is in, in proportion."""
+    low, high, _, rows = stretch
+    with tempfile.TemporaryDirectory() as folder:
+        options = [f"--host={server.host}", f"--port={server.port}", f"--user={server.user}", "--protocol=tcp"]
+        command = [
+            *_mysqlbinlog(),
+            *options,
+            "--read-from-remote-server",
+            "--raw",
+            f"--result-file={folder}/",
+            low.file,
+        ]
+        began = time.monotonic()
+        subprocess.run(command, check=True, env={**os.environ, "MYSQL_PWD": server.password}, capture_output=True)
+        seconds = time.monotonic() - began
+        size = sum(f.stat().st_size for f in Path(folder).iterdir())
+    return seconds * (high.position - low.position) / size, rows
+
+
+def _mysqlbinlog() -> list[str]:
+    """The program of the unpacked server, with its own loader and libraries, or else the system's."""
+    root = find_mysql()
+    if not isinstance(root, Path):
+        return ["mysqlbinlog"]
+    loader = next(root.glob("usr/lib/*-linux-gnu*/ld-linux-*"))
+    libraries = [loader.parent, loader.parent / "mysql", root / "usr/lib/mysql/private"]
+    return [str(loader), "--library-path", ":".join(map(str, libraries)), str(root / "usr/bin/mysqlbinlog")]
+
+
+def here(server: MySQLServer) -> Position:
+    """End of the binlog."""
+    file, position, *_ = server.execute("SHOW BINARY LOG STATUS")[0]
+    return Position(str(file), int(position))
+
+
+def captured(server: MySQLServer, database: str, table: str) -> dict[tuple[str, str], TableSchema]:
+    """The schema of one table."""
+    with contextlib.closing(connect(server.connect_args())) as connection:
+        return {(database, table): read_schema(connection, database, table)}
+
+
+def fill(server: MySQLServer, rows: int) -> dict[str, Stretch]:
+    """Write the stretches, each in a binlog file of its own."""
+    server.execute("FLUSH BINARY LOGS")
+    low = here(server)
+    step = 10_000
+    for first in range(0, rows, step):
+        server.execute(
+            f"INSERT INTO shop.copy SELECT * FROM shop.customer ORDER BY c_customer_sk LIMIT {step} OFFSET {first}"
+        )
+    bulk = low, here(server), captured(server, "shop", "copy"), rows
+    server.execute("FLUSH BINARY LOGS")
+    low = here(server)
+    singles = max(1, rows // 8)
+    server.execute(f"CALL shop.singles({singles})")
+    return {BULK: bulk, SINGLE: (low, here(server), captured(server, "shop", "single"), singles)}
+
+
+def prepare(server: MySQLServer, rows: int) -> None:
+    """Tables and the procedure that fills one of them."""
+    with contextlib.closing(server.connect()) as connection:
+        make_shop(connection, "shop", rows, addresses=1, orders=1)
+    server.execute("CREATE TABLE shop.copy LIKE shop.customer")
+    server.execute(
+        "CREATE TABLE shop.single (a INT PRIMARY KEY, b VARCHAR(40), c DECIMAL(12,2), d DATETIME(6), e BIGINT)"
+    )
+    server.execute(
+        "CREATE PROCEDURE shop.singles(n INT) BEGIN DECLARE i INT DEFAULT 0; WHILE i < n DO "
+        "INSERT INTO shop.single VALUES (i, CONCAT('name ', i), i / 7, NOW(6), i * i); SET i = i + 1; END WHILE; END"
+    )
+
+
+def main() -> None:
+    rows, rounds = int(os.environ.get("CDC_BENCH_ROWS", "400000")), int(os.environ.get("CDC_BENCH_ROUNDS", "3"))
+    words = os.environ.get("CDC_BENCH_ARMS", "").split(",")
+    arms: dict[str, Callable[[MySQLServer, Stretch], tuple[float, int]]] = {
+        OWN: own,
+        STAGED: lambda server, stretch: staged(server, stretch, pool),
+        RAW: raw,
+        REPLICATION: replication,
+    }
+    variables = {
+        "innodb_buffer_pool_size": "1G",
+        "sync_binlog": 0,
+        "innodb_flush_log_at_trx_commit": 0,
+        "tls_version": "",
+        "max_binlog_size": 1 << 30,
+    }
+    taken: dict[tuple[str, str], list[tuple[float, int]]] = {}
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(MySQLServer(variables))
+        pool = stack.enter_context(ProcessPoolExecutor(2, get_context("spawn")))
+        prepare(server, rows)
+        if any(word in DEBEZIUM for word in words):
+            engine = debezium.Engine(server.connect_args(), Path(stack.enter_context(tempfile.TemporaryDirectory())))
+
+            def change() -> None:
+                server.execute("DELETE FROM shop.copy")
+                server.execute("INSERT INTO shop.copy SELECT * FROM shop.customer LIMIT 1")
+
+            engine.mark("shop", "copy", change)
+            server.execute("TRUNCATE TABLE shop.copy")
+            arms[DEBEZIUM] = lambda _, stretch: engine.stream("shop", "copy", stretch[3])
+        stretches = fill(server, rows)
+        for warm in (own, arms[STAGED]):  # once, to be warm
+            warm(server, stretches[SINGLE])
+        for _ in range(rounds):
+            for name, stretch in stretches.items():
+                for arm, run in arms.items():
+                    if not any(word in arm for word in words) or (name == SINGLE and arm == DEBEZIUM):
+                        continue
+                    seconds, changes = run(server, stretch)
+                    if arm != REPLICATION and changes != stretch[3]:
+                        raise SystemExit(f"{arm} has read {changes:,} of {stretch[3]:,} changes")
+                    taken.setdefault((name, arm), []).append((seconds, changes))
+                    print(f"{name}, {arm}: {changes / seconds:,.0f}/s", file=sys.stderr)
+        (mysql,) = server.execute("SELECT VERSION()")[0]
+    report(taken, stretches, str(mysql))
+
+
+def report(taken: dict[tuple[str, str], list[tuple[float, int]]], stretches: dict[str, Stretch], mysql: str) -> None:
+    """Print the table and the ratios."""
+
+    def speeds(name: str, arm: str) -> list[float]:
+        return [changes / seconds for seconds, changes in taken.get((name, arm), [])]
+
+    print("| stretch of the binlog | arm | changes/s | MB/s |")
+    print("|---|---|--:|--:|")
+    for name, arm in taken:
+        low, high, _, rows = stretches[name]
+        middle = statistics.median(speeds(name, arm))
+        size = (high.position - low.position) / rows
+        print(f"| {name} | {arm} | {middle:,.0f} | {middle * size / 1e6:,.0f} |")
+    print()
+    for slow, goal, name in GOALS:
+        pairs = list(zip(speeds(name, OWN), speeds(name, slow), strict=False))
+        if pairs:
+            ratio = statistics.median(a / b for a, b in pairs)
+            print(f"- {OWN} : {slow} = {ratio:.2f} ({'reaches' if ratio >= goal else 'MISSES'} {goal})")
+    if reached := speeds(BULK, STAGED):
+        rate = statistics.median(reached)
+        print(f"- {STAGED}: {rate:,.0f}/s ({'reaches' if rate >= STAGING_GOAL else 'MISSES'} {STAGING_GOAL:,})")
+    print(f"\nMySQL {mysql}, Debezium {debezium.VERSION}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""The stream: how long a change takes to be readable in the sink, and what a batch costs in tables of several sizes.
+
+Latency is from the commit in the source to the commit in the sink, of every change: the source's time is in the GTID
+event, the sink's is taken after the commit of the batch. The stream is ``airflow-cdc stream`` as a user starts it.
+
+    make bench-stream     CDC_BENCH_SECONDS=n of latency (90), CDC_BENCH_SIZES=n,n,... rows (200000,2000000,10000000)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.snapshot import CHANGES_PER_SECOND, changes, machine
+from tests.cli import Cli
+from tests.servers import MySQLServer
+from tests.workload_tables import make_shop
+
+#: Seconds at the beginning of which nothing counts: Spark compiles its own code.
+_WARM_SECONDS = 30
+#: Settings of the stream, and what they are called.
+LATENCY: dict[str, dict[str, Any]] = {"default settings": {}, "trigger_seconds: 0": {"trigger_seconds": 0}}
+CHANGED = 10_000
+
+
+def latency(cli: Cli, server: MySQLServer, keys: Sequence[int], seconds: float) -> dict[str, float]:
+    """Percentiles (seconds) of the lags of all changes in so many seconds, and changes a second."""
+    with contextlib.ExitStack() as stack:
+        written = stack.enter_context(changes(server, keys))
+        process = stack.enter_context(cli.start("stream"))
+        try:
+            time.sleep(_WARM_SECONDS)
+            with cli.opened() as (_, store):
+                before = len(store.recent_batches(cli.value["name"], 1 << 20))
+            time.sleep(seconds)
+            with cli.opened() as (_, store):
+                listed = store.recent_batches(cli.value["name"], 1 << 20)
+        finally:
+            process.terminate()
+            process.communicate(timeout=120)
+    batches = listed[: len(listed) - before]  # the newest come first
+    assert batches, "the stream has applied nothing"
+
+    def weighted(values: list[tuple[float, int]], share: float) -> float:
+        """The value below which this share of all changes is, if each batch's value stood for all of its changes."""
+        left = share * sum(count for _, count in values)
+        for value, count in sorted(values):
+            left -= count
+            if left <= 0:
+                return value
+        return max(value for value, _ in values)
+
+    lags = {
+        name: weighted([(getattr(b, column), b.changes) for b in batches if b.changes], share) / 1000
+        for name, column, share in (("p50", "lag_p50_ms", 0.5), ("p95", "lag_p95_ms", 0.95))
+    }
+    most = max(b.lag_max_ms or 0 for b in batches) / 1000
+    return {**lags, "max": most, "batches": len(batches), "rate": written[0] / written[1]}
+
+
+def upsert(cli: Cli, server: MySQLServer, keys: Sequence[int], rounds: int) -> Iterator[float]:
+    """Seconds that the commit of a batch of changes all over the table takes, without reading the binlog."""
+    from airflow_provider_cdc.phases.stream import begin
+    from airflow_provider_cdc.spark.stage import together
+
+    for _ in range(rounds):
+        some = random.sample(keys, CHANGED)
+        with contextlib.closing(server.connect(database="shop")) as connection, connection.cursor() as cursor:
+            for first in range(0, CHANGED, 1000):
+                listed = ", ".join(map(str, some[first : first + 1000]))
+                year = f"1900 + {random.randrange(100)}"
+                cursor.execute(f"UPDATE customer SET c_birth_year = {year} WHERE c_customer_sk IN ({listed})")
+        with cli.opened() as (context, store):
+            epoch = begin(context, store, catch_up=True)
+            with contextlib.closing(epoch.job.make_scanner()) as scanner:
+                (end,) = epoch.job.pieces(scanner, epoch.start)
+            manifest = together([epoch.job.stage(epoch.start, end, "0")])
+            began = time.monotonic()
+            assert epoch.applier.apply(manifest).changes > 0.9 * CHANGED  # some had that year already
+            yield time.monotonic() - began
+            store.end_stream(cli.value["name"], epoch.number, "stopped")
+
+
+@contextlib.contextmanager
+def shop(server: MySQLServer, rows: int, name: str, **settings: dict[str, Any]) -> Iterator[tuple[Cli, list[int]]]:
+    """A shop with so many customers, and a copy of it."""
+    with contextlib.closing(server.connect()) as connection:
+        make_shop(connection, "shop", rows, addresses=1, orders=1)
+    (keys,) = zip(*server.execute("SELECT c_customer_sk FROM shop.customer"), strict=True)
+    with tempfile.TemporaryDirectory(prefix="cdc-bench-") as folder:
+        cli = Cli(Path(folder), server, r"shop\.customer", name=name, **settings)
+        cli.snapshot()
+        try:
+            yield cli, [*keys]
+        finally:
+            server.execute("DROP DATABASE shop")
+
+
+def main() -> None:
+    seconds = float(os.environ.get("CDC_BENCH_SECONDS", "90"))
+    sizes = [int(size) for size in os.environ.get("CDC_BENCH_SIZES", "200000,2000000,10000000").split(",")]
+    with MySQLServer({"innodb_buffer_pool_size": "2G", "tls_version": ""}) as server:
+        print(f"{CHANGES_PER_SECOND:,} changes/s into a table of 200,000 rows, {seconds:g} s each\n")
+        print("| | p50 s | p95 s | max s | batches | changes/s |\n|---|--:|--:|--:|--:|--:|")
+        for number, (name, settings) in enumerate(LATENCY.items()):
+            with shop(server, 200_000, f"latency{number}", stream=settings) as (cli, keys):
+                found = latency(cli, server, keys, seconds)
+            numbers = " | ".join(f"{found[k]:.2f}" for k in ("p50", "p95", "max"))
+            print(f"| {name} | {numbers} | {found['batches']} | {found['rate']:,.0f} |", flush=True)
+        print(f"\n{CHANGED:,} changes all over the table in one batch: commit to Delta, medians of 3\n")
+        print("| rows in the table | s | changes/s |\n|--:|--:|--:|")
+        for size in sizes:
+            with shop(server, size, f"upsert{size}") as (cli, keys):
+                took = statistics.median(upsert(cli, server, keys, 3))
+            print(f"| {size:,} | {took:.2f} | {CHANGED / took:,.0f} |", flush=True)
+        (mysql,) = server.execute("SELECT VERSION()")[0]
+    machine(str(mysql))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,251 @@
+"""Row images of all kinds made, mangled and read in a process of its own, which may crash.
+
+``python -m tests.mysql.binlog.mangled mangle|read SEED``
+"""
+
+from __future__ import annotations
+
+import collections
+import random
+import struct
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Literal
+
+from airflow_provider_cdc.core.schema import Column, TableSchema
+from airflow_provider_cdc.exceptions import TerminalError
+from airflow_provider_cdc.mysql.binlog import table_map as wire
+from airflow_provider_cdc.mysql.binlog.rows import decode_rows
+from airflow_provider_cdc.mysql.binlog.table_map import TableMap, WireColumn
+from airflow_provider_cdc.mysql.binlog.transactions import RowsEvent
+from airflow_provider_cdc.mysql.binlog.values import decimal_size
+from airflow_provider_cdc.mysql.charsets import UNICODE
+from tests.mysql.mangled import Guarded
+
+Make = Callable[[random.Random], bytes]
+
+
+def _bytes(size: int) -> Make:
+    return lambda pick: pick.choice([bytes(size), b"\xff" * size, pick.randbytes(size)])
+
+
+def _one_of(values: list[bytes]) -> Make:
+    return lambda pick: pick.choice(values)
+
+
+def _digits(precision: int, scale: int) -> Make:
+    def make(pick: random.Random) -> bytes:
+        whole, sizes = precision - scale, (0, 1, 1, 2, 2, 3, 3, 4, 4, 4)
+        groups = [whole % 9, *[9] * (whole // 9), *[9] * (scale // 9), scale % 9]
+        parts = [pick.choice([0, 10**g - 1, pick.randrange(10**g)]).to_bytes(sizes[g], "big") for g in groups if g]
+        raw = bytearray(b"".join(parts))
+        raw[0] ^= 0x80
+        return bytes(byte ^ 0xFF for byte in raw) if pick.randrange(2) and any(parts) else bytes(raw)
+
+    return make
+
+
+def _text(prefix: int, longest: int, words: tuple[bytes, ...] = ()) -> Make:
+    def make(pick: random.Random) -> bytes:
+        some = [b"", b"a", "é🎁".encode(), b"x" * longest, b"y" * pick.randrange(longest + 1), *words]
+        value = pick.choice([v for v in some if len(v) <= longest])
+        return len(value).to_bytes(prefix, "little") + value
+
+    return make
+
+
+def _moment(pick: random.Random) -> int:
+    day = (pick.randrange(1, 10_000) * 13 + pick.randrange(1, 13)) << 5 | pick.randrange(1, 29)
+    return day << 17 | pick.randrange(24) << 12 | pick.randrange(60) << 6 | pick.randrange(60)
+
+
+def _fraction(pick: random.Random, size: int) -> bytes:
+    return pick.choice([0, 1, 100**size - 1]).to_bytes(size, "big") if size else b""
+
+
+def _datetime(size: int) -> Make:
+    return lambda pick: (_moment(pick) + (1 << 39)).to_bytes(5, "big") + _fraction(pick, size)
+
+
+def _timestamp(size: int) -> Make:
+    return lambda pick: pick.randrange(1, 1 << 32).to_bytes(4, "big") + _fraction(pick, size)
+
+
+def _time(size: int) -> Make:
+    def make(pick: random.Random) -> bytes:
+        whole = pick.randrange(839) << 12 | pick.randrange(60) << 6 | pick.randrange(60)
+        number = whole << 8 * size | int.from_bytes(_fraction(pick, size), "big")
+        return ((0x80_0000 << 8 * size) + pick.choice([number, -number])).to_bytes(3 + size, "big")
+
+    return make
+
+
+def _date(pick: random.Random) -> bytes:
+    return (pick.randrange(1, 10_000) << 9 | pick.randrange(1, 13) << 5 | pick.randrange(1, 29)).to_bytes(3, "little")
+
+
+def _column(name: str, kind: str, full: str = "", **more: Any) -> Column:
+    return Column(name, kind, full or kind, True, charset=more.pop("charset", "utf8mb4"), **more)
+
+
+def columns() -> list[tuple[Column, WireColumn, Make]]:
+    """(column, its layout, what makes values of it)."""
+    found: list[tuple[Column, WireColumn, Make]] = []
+
+    def add(column: Column, layout: WireColumn, make: Make) -> None:
+        found.append((column, layout, make))
+
+    integers = {"tinyint": wire.TINY, "smallint": wire.SHORT, "mediumint": wire.INT24, "int": wire.LONG}
+    sizes = {"tinyint": 1, "smallint": 2, "mediumint": 3, "int": 4, "bigint": 8}
+    for kind, code in {**integers, "bigint": wire.LONGLONG}.items():
+        add(_column(f"{kind}_s", kind), WireColumn(code), _bytes(sizes[kind]))
+        add(_column(f"{kind}_u", kind, f"{kind} unsigned"), WireColumn(code), _bytes(sizes[kind]))
+    for precision, scale in ((5, 2), (9, 9), (18, 0), (38, 19), (38, 0), (39, 3), (65, 30)):
+        column = _column(f"decimal_{precision}_{scale}", "decimal", precision=precision, scale=scale)
+        layout = WireColumn(wire.NEWDECIMAL, precision=precision, scale=scale)
+        add(column, layout, _digits(precision, scale))
+        assert len(_digits(precision, scale)(random.Random(1))) == decimal_size(precision, scale)
+    numbers = (0.0, -0.0, 1.5, -1e30, 1e-30)
+    add(_column("float", "float"), WireColumn(wire.FLOAT, 4), lambda p: struct.pack("<f", p.choice(numbers)))
+    add(_column("double", "double"), WireColumn(wire.DOUBLE, 8), lambda p: struct.pack("<d", p.choice(numbers)))
+    add(_column("year", "year"), WireColumn(wire.YEAR), _bytes(1))
+    add(_column("date", "date"), WireColumn(wire.DATE), _date)
+    for fsp in (0, 1, 2, 3, 6):
+        size = (fsp + 1) // 2
+        add(_column(f"datetime{fsp}", "datetime", fsp=fsp), WireColumn(wire.DATETIME2, fsp), _datetime(size))
+        add(_column(f"timestamp{fsp}", "timestamp", fsp=fsp), WireColumn(wire.TIMESTAMP2, fsp), _timestamp(size))
+        add(_column(f"time{fsp}", "time", fsp=fsp), WireColumn(wire.TIME2, fsp), _time(size))
+    add(_column("char", "char", octets=40), WireColumn(wire.STRING, 40), _text(1, 40))
+    add(_column("varchar", "varchar", octets=1200), WireColumn(wire.VARCHAR, 1200), _text(2, 1200))
+    add(_column("binary", "binary", charset=None), WireColumn(wire.STRING, 16), _text(1, 16, (b"\0a", b"\xff")))
+    add(_column("varbinary", "varbinary", charset=None), WireColumn(wire.VARCHAR, 300), _text(2, 300, (b"\xff\0",)))
+    for prefix, kind in enumerate(("tinytext", "text", "mediumtext", "longtext"), 1):
+        add(_column(kind, kind), WireColumn(wire.BLOB, prefix), _text(prefix, 200))
+    add(_column("blob", "blob", charset=None), WireColumn(wire.BLOB, 2), _text(2, 200, (b"\xff\0",)))
+    few, many = ("a", "é", ""), tuple(f"m{i}" for i in range(300))
+    add(_column("few", "enum", members=few), WireColumn(wire.ENUM, 1), lambda p: bytes([p.randrange(4)]))
+    add(_column("many", "enum", members=many), WireColumn(wire.ENUM, 2), lambda p: struct.pack("<H", p.randrange(301)))
+    for size in (1, 3, 8):
+        flags = tuple(f"s{i}" for i in range(8 * size - (size < 8)))
+        most = (1 << len(flags)) - 1
+        numbers_of = [(n & most).to_bytes(size, "little") for n in (0, 1, most, 0b101, 1 << len(flags) - 1)]
+        add(_column(f"set{size}", "set", members=flags), WireColumn(wire.SET, size), _one_of(numbers_of))
+    for bits in (1, 10, 64):
+        layout = WireColumn(wire.BIT, bits % 8 | bits // 8 << 8)
+        add(_column(f"bit{bits}", "bit", precision=bits), layout, _bytes((bits + 7) // 8))
+    add(_column("geometry", "geometry", charset=None), WireColumn(wire.GEOMETRY, 4), _text(4, 60, (b"\0\xff",)))
+    floats = [struct.pack(f"<I{n}f", 4 * n, *[1.5] * n) for n in (0, 1, 5)]
+    add(_column("vector", "vector", charset=None), WireColumn(wire.VECTOR, 4), _one_of(floats))
+    wide = [b"", "aé".encode("utf-16-be"), "🎁".encode("utf-16-be")]
+    sized_wide = [len(w).to_bytes(2, "little") + w for w in wide]
+    column = _column("utf16", "varchar", octets=400, charset="utf16")
+    add(column, WireColumn(wire.VARCHAR, 400), _one_of(sized_wide))
+    documents = (b"", b"\4\0", b"\5\xff\xff", b"\x0c\1a", b"\0\1\0\x0c\0\x0b\0\1\0\5\2\0a")
+    sized = [len(d).to_bytes(4, "little") + d for d in documents]
+    add(_column("json", "json"), WireColumn(wire.JSON, 4), _one_of(sized))
+    return found
+
+
+def table_and_rows(pick: random.Random, rows: int) -> tuple[TableMap, list[bytes]]:
+    """A table with a column of each kind, and images of rows with a value or NULL in each."""
+    listed = columns()
+    schema = TableSchema("d", "t", tuple(c for c, _, _ in listed), ("int_s", "char"))
+    count = len(listed)
+    images = []
+    for _ in range(rows):
+        nulls = pick.choice([0, 0, pick.getrandbits(count)])
+        values = [b"" if nulls >> i & 1 else make(pick) for i, (_, _, make) in enumerate(listed)]
+        images.append(nulls.to_bytes((count + 7) // 8, "little") + b"".join(values))
+    return TableMap(schema, tuple(w for _, w, _ in listed), {}, "here"), images
+
+
+def _plain(
+    table: TableMap, kind: Literal["insert", "update", "delete"], data: bytes, kept: list[int]
+) -> list[tuple[str, Any]] | None:
+    """Rows with the columns that are kept only: nobody looks at values of the others."""
+    from tests.mysql.binlog.reading import as_arrow, flat
+
+    try:
+        found = flat(kind, decode_rows(RowsEvent(table, kind, memoryview(data), "here")))
+    except TerminalError:
+        return None
+    schema = replace(table.schema, columns=tuple(table.schema.columns[i] for i in kept))
+    images = as_arrow(schema, [tuple(image[i] for i in kept) for _, image in found])
+    return list(zip((op for op, _ in found), images, strict=True))
+
+
+def _compiled(
+    space: Any, kind: Literal["insert", "update", "delete"], data: bytes, memory: Guarded
+) -> list[tuple[str, Any]] | None:
+    import numpy as np
+
+    from airflow_provider_cdc.mysql.binlog import row_kernel as kernel
+    from airflow_provider_cdc.mysql.columns import UnfitValue
+    from tests.mysql.binlog.reading import rows_of
+
+    change = ("insert", "update", "delete").index(kind)
+    state, placed, at = np.zeros(kernel.STATE, np.int64), memory.put(data), 0
+    space.cut(0)
+    while True:
+        line = space.line.reshape(1, -1)
+        why = kernel.read_rows(placed, at, len(data), 0, change, 1, 7, 9, line, space.lines, state)
+        at = int(state[kernel.AT])
+        if why == kernel.ROWS:
+            space.more_rows()
+        elif why == kernel.ROOM:
+            assert state[kernel.WANTED] < 1 << 28
+            space.make_room(int(state[kernel.COLUMN]), int(state[kernel.WANTED]))
+        else:
+            break
+    if why != kernel.DONE:
+        return None
+    try:
+        batch = space.take()
+    except UnfitValue:
+        return None
+    batch.validate(full=True)
+    names = space.table.schema.arrow_schema.names
+    return list(zip(batch["_cdc_op"].to_pylist(), rows_of(batch.select(names)), strict=True))
+
+
+def run(seed: int, tries: int, mangle: bool) -> dict[str, int]:
+    """Read changes by both decoders: what one says the other says, or the machine code stops."""
+    from airflow_provider_cdc.mysql.binlog.space import Space
+
+    pick, memory = random.Random(seed), Guarded(1 << 17)
+    table, images = table_and_rows(pick, 60)
+    # The same table once more, of which every third column is left out.
+    names = [c.name for c in table.schema.columns]
+    left_out = tuple(name for name in names[2::3] if name not in table.schema.key)
+    part = replace(table, schema=replace(table.schema, left_out=left_out))
+    whole, less = Space(table, UNICODE), Space(part, UNICODE)
+    kept = [i for i, name in enumerate(names) if name not in left_out]
+    found = collections.Counter[str]()
+    kinds: tuple[Literal["insert", "update", "delete"], ...] = ("insert", "update", "delete")
+    for n in range(tries):
+        kind = pick.choice(kinds)
+        data = bytearray(b"".join(pick.sample(images, 2 * pick.randrange(1, 3))))
+        for _ in range(pick.randrange(1, 4) if mangle else 0):
+            at, what = pick.randrange(len(data) + 1), pick.randrange(6)
+            if what == 0:
+                del data[at:]
+            elif what == 1:
+                data[at:at] = pick.randbytes(pick.randrange(1, 9))
+            elif what == 2:
+                del data[at : at + pick.randrange(1, 9)]
+            elif at < len(data):
+                data[at] = pick.choice([0, 1, 0x7F, 0x80, 251, 254, 255, pick.randrange(256)])
+        space = pick.choice([whole, less])
+        made = _compiled(space, kind, bytes(data), memory)
+        if made is not None and space is whole:
+            assert repr(made) == repr(_plain(table, kind, bytes(data), list(range(len(names))))), (seed, n)
+        elif made is not None and (expected := _plain(table, kind, bytes(data), kept)) is not None:
+            assert repr(made) == repr(expected), (seed, n)
+        assert mangle or made is not None, (seed, n)
+        found["refused" if made is None else "read"] += 1
+    return dict(found)
+
+
+if __name__ == "__main__":
+    print(run(int(sys.argv[2]), 1500, sys.argv[1] == "mangle"))
