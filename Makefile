@@ -22,6 +22,7 @@ help: ## List the targets
 setup: $(STAMP) ## Make .venv with everything, and fetch Java and a MySQL server where there are none
 	@$(BIN)/python -m airflow_provider_cdc.spark.java --install
 	@$(BIN)/python -m tests.servers prefetch
+	@$(BIN)/python -m tests.jvm
 
 # uv comes first, out of the lock itself: it checks the same hashes as pip and is several times faster. Where it cannot
 # reach a package index (it does not read pip's configuration), pip does the same work.

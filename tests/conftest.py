@@ -9,13 +9,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests import jvm
 from tests.servers import MySQLServer
 
 # A shell starts what runs in the background with SIGINT ignored, and so would every process that a test interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# The drivers of these tests live for seconds: what Java's second compiler gives costs more than it brings.
-os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+os.environ.setdefault("SPARK_SUBMIT_OPTS", jvm.options())
 
 
 @pytest.fixture(scope="session")

@@ -64,7 +64,9 @@ def write_file(
     high: list[int] = []
     rows = 0
     groups = _row_groups(tables)
-    first = next(groups, schema.empty_table())
+    first = next(groups, None)
+    if first is None:
+        first = schema.empty_table()
     with pq.ParquetWriter(target, schema, compression="zstd", **_encoding(first, ordered_by)) as writer:
         while first is not None:
             group, first = first, None  # not held while the next one is made

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -17,8 +17,11 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 
 from airflow_provider_cdc.core.offset import Offset
 from airflow_provider_cdc.exceptions import CdcError, pack
-from airflow_provider_cdc.mysql.scanner import Scanner
 from airflow_provider_cdc.spark.stage import StreamJob
+
+if TYPE_CHECKING:
+    # Not in the processes in which Spark only makes the source or plans its tasks: it loads the compiled decoder.
+    from airflow_provider_cdc.mysql.scanner import Scanner
 
 #: Name of the source within one Spark session.
 FORMAT = "airflow_cdc_binlog"

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Self, cast
 
-from alembic import command
-from alembic.config import Config
-from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from sqlalchemy import URL, Connection, CursorResult, Engine, create_engine, event, exc, func, make_url, select
+from sqlalchemy import (
+    URL,
+    Connection,
+    CursorResult,
+    Engine,
+    create_engine,
+    event,
+    exc,
+    func,
+    inspect,
+    make_url,
+    select,
+    text,
+)
 from sqlalchemy.orm import Session
 
 from airflow_provider_cdc.connections import scrub
@@ -21,7 +29,9 @@ from airflow_provider_cdc.exceptions import NotReadyError, TransientError
 
 #: Not Alembic's default name: the database may be shared with others that use Alembic, Airflow for one.
 VERSION_TABLE = "cdc_alembic_version"
-_MIGRATIONS = Path(__file__).parent / "migrations"
+
+#: The newest migration. Known here, so that Alembic is loaded only where something is to be migrated.
+HEAD = "0002"
 _BUSY_SECONDS = 30
 _ADVISORY_LOCK = 0x63646331  # any number of our own
 
@@ -82,15 +92,13 @@ class Database:
 
     def _set_up(self, migrate: bool) -> None:
         """Compare the version of the tables with the one of this package; migrate if asked to."""
-        logging.getLogger("alembic").setLevel(logging.WARNING)
-        config = Config()
-        config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
-        scripts = ScriptDirectory.from_config(config)
         with self._engine.connect() as connection:
             found = _version(connection)
-        if found == scripts.get_current_head():
+        if found == HEAD:
             return
-        if found is not None and found not in {script.revision for script in scripts.walk_revisions()}:
+        from airflow_provider_cdc.store.migrate import revisions, upgrade
+
+        if found is not None and found not in revisions():
             message = f"bookkeeping database {self.label} was made by a newer version ({found})"
             raise NotReadyError(message, "Upgrade airflow-provider-cdc")
         if not migrate:
@@ -103,8 +111,7 @@ class Database:
             elif connection.dialect.name in ("mysql", "mariadb"):
                 connection.detach()  # closed when done, which gives the lock back
                 connection.execute(select(func.get_lock(VERSION_TABLE, _BUSY_SECONDS)))
-            config.attributes["connection"] = connection
-            command.upgrade(config, "head")
+            upgrade(connection)
 
     def _away(self, error: Exception) -> TransientError:
         lines = str(getattr(error, "orig", None) or error).strip().splitlines()
@@ -127,7 +134,9 @@ class Database:
 
 
 def _version(connection: Connection) -> str | None:
-    return MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE}).get_current_revision()
+    if not inspect(connection).has_table(VERSION_TABLE):
+        return None
+    return cast("str | None", connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar())
 
 
 def _prepare_file(path: Path, migrate: bool) -> None:

@@ -18,7 +18,8 @@ from sqlalchemy import URL, create_engine
 
 from airflow_provider_cdc.exceptions import NotReadyError, TransientError
 from airflow_provider_cdc.store import BatchTotals, EpochTotals, GroupProgress, Segment, Store, TableProgress
-from airflow_provider_cdc.store.database import VERSION_TABLE
+from airflow_provider_cdc.store.database import HEAD, VERSION_TABLE
+from airflow_provider_cdc.store.migrate import revisions
 from airflow_provider_cdc.store.models import Base
 from tests.postgres import Postgres
 
@@ -72,6 +73,7 @@ def test_migrations_build_what_the_models_describe(store: Store, path: Path) -> 
             connection, opts={"version_table": VERSION_TABLE, "compare_type": True, "compare_server_default": True}
         )
         assert compare_metadata(context, Base.metadata) == []
+        assert context.get_current_revision() == HEAD == revisions()[0]
 
 
 def test_opening_again_changes_nothing(store: Store, path: Path) -> None:

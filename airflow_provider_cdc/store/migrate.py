@@ -1,0 +1,32 @@
+"""The migrations of the bookkeeping database, by Alembic."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection
+
+_FOLDER = Path(__file__).parent / "migrations"
+
+
+def upgrade(connection: Connection) -> None:
+    """Bring the tables up to date, within the connection's transaction."""
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    config = _config()
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")
+
+
+def revisions() -> list[str]:
+    """Every version that this package knows, the newest first."""
+    return [script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()]
+
+
+def _config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(_FOLDER).replace("%", "%%"))
+    return config
