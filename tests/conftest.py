@@ -6,10 +6,12 @@ import os
 import secrets
 import signal
 from collections.abc import Iterator
+from typing import cast
 
 import pytest
 
 from tests import jvm
+from tests.mariadb import MariaDBServer
 from tests.servers import MySQLServer
 
 # A shell starts what runs in the background with SIGINT ignored, and so would every process that a test interrupts.
@@ -23,6 +25,19 @@ def mysql_server() -> Iterator[MySQLServer]:
     """One server shared by the whole run. A test that kills or changes a server starts its own."""
     with MySQLServer() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def mariadb_server() -> Iterator[MySQLServer]:
+    """The same of MariaDB."""
+    with MariaDBServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module", params=["MySQL", "MariaDB"])
+def server(request: pytest.FixtureRequest) -> MySQLServer:
+    """Each of the two, one after the other."""
+    return cast(MySQLServer, request.getfixturevalue(f"{request.param.lower()}_server"))
 
 
 @pytest.fixture

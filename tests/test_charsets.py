@@ -11,7 +11,6 @@ import pytest
 from airflow_provider_cdc.exceptions import TerminalError
 from airflow_provider_cdc.phases.verify import verify
 from tests.cli import Cli
-from tests.mariadb import MariaDBServer
 from tests.oracle import compare
 from tests.servers import MySQLServer
 
@@ -19,12 +18,6 @@ from tests.servers import MySQLServer
 LETTERS = "éжя日한Ωאฟა€Աب"
 #: Characters a row.
 WIDTH = 128
-
-
-@pytest.fixture(scope="module", params=["MySQL", "MariaDB"])
-def server(request: pytest.FixtureRequest) -> Iterator[MySQLServer]:
-    with (MariaDBServer if request.param == "MariaDB" else MySQLServer)() as found:
-        yield found
 
 
 def characters() -> list[str]:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.cli import Cli
-from tests.mysql.test_key_types import database, server  # noqa: F401  # MySQL and MariaDB
 from tests.servers import MySQLServer
+
+
+@pytest.fixture
+def database(server: MySQLServer) -> Iterator[str]:
+    server.execute("CREATE DATABASE k")
+    yield "k"
+    server.execute("DROP DATABASE k")
 
 
 @pytest.mark.usefixtures("database")
@@ -17,7 +24,7 @@ from tests.servers import MySQLServer
     [("exclude_columns", [r"k\.t\.(secret|a|code)"]), ("include_columns", [r"k\.t\.v", r"k\.t\.b"])],
 )
 def test_columns_that_are_left_out(
-    server: MySQLServer,  # noqa: F811
+    server: MySQLServer,
     tmp_path: Path,
     key: str,
     patterns: list[str],

@@ -52,12 +52,6 @@ STATEMENTS: dict[str, tuple[str, ...]] = {
 UNSEEN = {"add index", "drop and create", "rename", "there and back", "exchange partition", "drop partition"}
 
 
-@pytest.fixture(scope="module", params=["MySQL", "MariaDB"])
-def server(request: pytest.FixtureRequest) -> Iterator[MySQLServer]:
-    with (MariaDBServer if request.param == "MariaDB" else MySQLServer)() as found:
-        yield found
-
-
 @pytest.fixture
 def database(server: MySQLServer) -> Iterator[str]:
     server.execute("CREATE DATABASE d")

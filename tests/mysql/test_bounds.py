@@ -48,20 +48,14 @@ KEYS: dict[str, tuple[str, str]] = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=["MySQL", "MariaDB"])
-def server(request: pytest.FixtureRequest) -> Iterator[MySQLServer]:
-    with (MariaDBServer if request.param == "MariaDB" else MySQLServer)() as found:
-        found.execute("CREATE DATABASE b CHARACTER SET utf8mb4")
-        yield found
-
-
 @pytest.fixture
 def connection(server: MySQLServer) -> Iterator[Connection[Any]]:
+    server.execute("CREATE DATABASE b CHARACTER SET utf8mb4")
     with contextlib.closing(connect({**server.connect_args(), "database": "b"})) as opened:
         deep = "max_recursive_iterations" if isinstance(server, MariaDBServer) else "cte_max_recursion_depth"
         rows(opened, f"SET {deep} = 1000000")
         yield opened
-        rows(opened, "DROP TABLE t")
+    server.execute("DROP DATABASE b")
 
 
 def make(connection: Connection[Any], key: str, expressions: str, n: int, options: str = "") -> TableSchema:

@@ -80,12 +80,6 @@ KEYS: dict[str, tuple[str, str]] = {
 _OF_MARIADB = ("uuid", "inet6", "inet4")
 
 
-@pytest.fixture(scope="module", params=["MySQL", "MariaDB"])
-def server(request: pytest.FixtureRequest) -> Iterator[MySQLServer]:
-    with (MariaDBServer if request.param == "MariaDB" else MySQLServer)() as found:
-        yield found
-
-
 @pytest.fixture
 def database(server: MySQLServer) -> Iterator[str]:
     server.execute("CREATE DATABASE k")
