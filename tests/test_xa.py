@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pymysql
@@ -11,7 +11,9 @@ import pytest
 
 from airflow_provider_cdc.exceptions import TransientError
 from airflow_provider_cdc.mysql import chunk as chunk_module
-from airflow_provider_cdc.mysql import planner
+from airflow_provider_cdc.mysql import follow, planner
+from airflow_provider_cdc.mysql.binlog import transactions
+from airflow_provider_cdc.mysql.binlog.spill import spill
 from airflow_provider_cdc.mysql.watermark import _MariaDB, low_watermark
 from airflow_provider_cdc.phases.verify import verify
 from airflow_provider_cdc.sinks.progress import Progress
@@ -181,3 +183,44 @@ def test_prepared_before_the_snapshot(world: World, monkeypatch: pytest.MonkeyPa
     world.finish("COMMIT", "'x'")
     world.cli.snapshot()
     world.exact()
+
+
+def test_rows_that_wait_do_not_stay_in_memory(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prepared in the snapshot's window, in the stream's batch, and in one before: from files, in several portions."""
+    kept: list[int] = []
+
+    def counted(parts: Sequence[memoryview]) -> list[memoryview]:
+        found = spill(parts)
+        kept.append(sum(len(part) for part in found))
+        assert found == list(parts) and not {id(part.obj) for part in found} & {id(part.obj) for part in parts}
+        return found
+
+    monkeypatch.setattr(transactions, "spill", counted)
+    monkeypatch.setattr(transactions, "_HELD_BYTES", 2000)
+    monkeypatch.setattr(follow, "_PORTION_BYTES", 1000)
+    # Several events each: one holds at most 8 kB of rows.
+    twice = "FROM t a JOIN t b WHERE a.id < 30 AND b.id < 30"
+    many = "INSERT INTO t SELECT {first} + a.id * 30 + b.id, REPEAT('x', 20) " + twice
+    change = "UPDATE t SET v = 'xa' WHERE id BETWEEN {first} AND {first} + 899"
+
+    hits: list[str] = []
+
+    def hit(name: str) -> None:
+        hits.append(name)
+        if hits.count("chunk.after_lw") == 1 and name == "chunk.after_lw":
+            world.prepare("'window'", many.format(first=1000), change.format(first=1000))
+            world.finish("COMMIT", "'window'")
+
+    monkeypatch.setattr(chunk_module, "hit", hit)
+    world.cli.snapshot()
+    assert kept
+    kept.clear()
+    world.prepare("'before'", many.format(first=2000), change.format(first=2000))
+    world.prepare("'never'", many.format(first=3000))
+    world.exact()
+    world.prepare("'batch'", many.format(first=4000), change.format(first=4000))
+    for xid in ("'before'", "'batch'"):
+        world.finish("COMMIT", xid)
+    world.finish("ROLLBACK", "'never'")
+    world.exact()
+    assert kept and len(world.cli.rows("d", "t")) == 30 + 3 * 900

@@ -94,7 +94,8 @@ class Backlog:
                     follower.take()
                     parts, emptied = [], seq
                 if item.xa_prepared is not None or item.xa_finished is not None:
-                    follower.add(prepared.visible(item), seq, item.commit_us)
+                    for _ in follower.add(prepared.visible(item), seq, item.commit_us):
+                        parts += [batch for _, batch in follower.take(only=only)]
             if follower.held >= _FLUSH_BYTES:
                 parts += [batch for _, batch in follower.take(only=only)]
         parts += [batch for _, batch in follower.take(only=only)]

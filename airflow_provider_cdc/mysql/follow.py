@@ -20,6 +20,8 @@ from airflow_provider_cdc.mysql.charsets import UNICODE, Decoders
 _PAUSES = (0.0, 0.5, 2.0)
 #: Seconds without any progress after which a position counts as unreachable.
 _STALL_SECONDS = 120.0
+#: Bytes of rows that become visible at once and are decoded before the changes are taken.
+_PORTION_BYTES = 16 << 20
 
 
 class Follower:
@@ -107,10 +109,19 @@ class Follower:
         names, self._names = self._names, {}
         return names | (self._walker.names() if self._walker else {})
 
-    def add(self, rows: Sequence[RowsEvent], seq: int, commit_us: int) -> None:
-        """Decode row events that become visible here."""
+    def add(self, rows: Sequence[RowsEvent], seq: int, commit_us: int) -> Iterator[None]:
+        """Decode row events that become visible here.
+
+        :returns: each time when the changes should be taken before there are too many; to be walked to its end.
+        """
         assert self._walker is not None  # they come with a step
-        self._walker.add(rows, seq, commit_us)
+        size = 0
+        for event in rows:
+            if size >= _PORTION_BYTES:
+                yield
+                size = 0
+            self._walker.add(event, seq, commit_us)
+            size += len(event.data)
 
     def close(self) -> None:
         """Close the connection; changes that have not been taken are forgotten."""

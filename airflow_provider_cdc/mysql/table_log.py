@@ -132,7 +132,8 @@ class TableLog:
                             at = self._find_prepare(args, item, open_beside)
                             held = read_prepared([entry(item.xa_finished, at)], open_beside, captured)
                         if item.xa_finished in known or item.xa_committed:
-                            follower.add(held.visible(item), seq, item.commit_us)
+                            for _ in follower.add(held.visible(item), seq, item.commit_us):
+                                yield from shape.changes(follower)
                         known.discard(item.xa_finished)
                 if follower.held >= FLUSH_BYTES:
                     # A transaction that is larger than a piece is the last one of it.
@@ -175,7 +176,7 @@ class _Shape:
 
     def __init__(self, log: TableLog, lineage: Lineage) -> None:
         self._table, self._schema, self._lineage = log.table, log.schema, lineage
-        self._last, self._count = -1, 0
+        self._last, self._count, self._gtid = -1, 0, ""
 
     def changes(self, follower: Follower, end: Position | None = None) -> Iterator[pa.RecordBatch]:
         """Take the changes of a follower, see there."""
@@ -197,7 +198,9 @@ class _Shape:
         numbers = np.arange(len(seqs)) - first[which]
         if found[0] == self._last:  # a transaction that goes on
             numbers[which == 0] += self._count
+            names.setdefault(self._last, self._gtid)
         self._last, self._count = int(seqs[-1]), int(numbers[-1]) + 1
+        self._gtid = names.get(self._last, "")
         files = [self._lineage.position(int(seq)).file for seq in found]
         gtids = [names.get(int(seq)) or None for seq in found]
         columns = [batch[name] for name in self._table.arrow_schema.names]

@@ -15,7 +15,7 @@ import pytest
 
 from airflow_provider_cdc.core.offset import Offset, Position
 from airflow_provider_cdc.exceptions import NotReadyError, TerminalError
-from airflow_provider_cdc.mysql import table_log
+from airflow_provider_cdc.mysql import follow, table_log
 from airflow_provider_cdc.mysql.binlog.walker import Walker
 from airflow_provider_cdc.mysql.server import status
 from airflow_provider_cdc.mysql.session import connect
@@ -199,6 +199,22 @@ def test_xa_counts_where_it_is_committed(world: World) -> None:
         assert short(found) == expected
         assert (found[2]["_cdc_file"], found[2]["_cdc_pos"], found[2]["_cdc_gtid"]) == (end.file, end.position, name)
     assert short(world.read(middle)) == expected[2:]
+
+
+def test_a_large_xa_transaction_comes_in_portions(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow, "_PORTION_BYTES", 1000)
+    start = world.end()
+    values = [", ".join(f"({n}, REPEAT('x', 100))" for n in range(first, first + 300)) for first in (0, 300)]
+    world.run(
+        "XA START 'large'", *(f"INSERT INTO t VALUES {v}" for v in values), "XA END 'large'", "XA PREPARE 'large'"
+    )
+    end = world.run("XA COMMIT 'large'")
+    log = world.log()
+    parts = [p for p in log.read(world.offset(start, log), world.offset(end, log), 1) if p.num_rows]
+    assert len(parts) > 1
+    rows = pa.Table.from_batches(parts)
+    assert rows["id"].to_pylist() == rows["_cdc_row"].to_pylist() == [*range(600)]
+    assert set(rows["_cdc_gtid"].to_pylist()) == {last_gtid(world)}
 
 
 def test_xa_that_is_no_longer_there(server: MySQLServer, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ _ESCAPES = {i: f"\\u{i:04x}" for i in range(32)} | {
     }.items()
 }
 #: The server allows documents of this depth and no deeper.
-_MAX_DEPTH = 100
+MAX_DEPTH = 100
 
 
 def json_text(data: bytes) -> str:
@@ -58,7 +58,7 @@ def json_text(data: bytes) -> str:
 def _value(kind: int, data: memoryview, depth: int) -> Iterator[str]:
     """Print the value that ``data`` begins with; offsets inside count from its beginning."""
     if kind <= _LARGE_ARRAY:
-        if depth >= _MAX_DEPTH:
+        if depth >= MAX_DEPTH:
             raise ValueError("damaged JSON document: too deep")
         yield from _container(kind, data, depth)
     elif kind == _LITERAL:

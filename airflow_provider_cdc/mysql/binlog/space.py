@@ -21,7 +21,6 @@ from airflow_provider_cdc.core.schema import (
 )
 from airflow_provider_cdc.exceptions import TerminalError
 from airflow_provider_cdc.mysql.binlog import row_kernel as kernel
-from airflow_provider_cdc.mysql.binlog.jsonb import json_text
 from airflow_provider_cdc.mysql.binlog.mariadb_values import inet_text, uncompressed, uuid_texts
 from airflow_provider_cdc.mysql.binlog.rows import ZERO_DATE_REMEDY
 from airflow_provider_cdc.mysql.binlog.table_map import BLOB, BLOB_COMPRESSED, TableMap, WireColumn, with_members
@@ -130,7 +129,9 @@ def _full_plan(column: Column, wire: WireColumn, table: TableMap, texts: Decoder
     if kind in BINARY_TYPES:
         return _Plan(kernel.BYTES, prefix, arrow, longest)
     if kind == "json":
-        return _Plan(kernel.BYTES, 4, pa.binary(), _ANY_LENGTH, finish=_each(json_text))
+        from airflow_provider_cdc.mysql.binlog.json_kernel import json_texts  # compiled where there is any
+
+        return _Plan(kernel.BYTES, 4, pa.binary(), _ANY_LENGTH, finish=json_texts)
     return _Plan(kernel.BYTES, 4, pa.binary(), _ANY_LENGTH, finish=_vectors if pa.types.is_list(arrow) else None)
 
 

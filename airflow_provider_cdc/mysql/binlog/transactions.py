@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NoReturn
 
 from airflow_provider_cdc.core.ddl import Statement, classify, xid_text
@@ -19,6 +19,7 @@ from airflow_provider_cdc.exceptions import TerminalError
 from airflow_provider_cdc.mysql.binlog.gtid_event import GTID_EVENTS, read_gtid
 from airflow_provider_cdc.mysql.binlog.payload import inner_events
 from airflow_provider_cdc.mysql.binlog.query import inflate, read_query
+from airflow_provider_cdc.mysql.binlog.spill import spill
 from airflow_provider_cdc.mysql.binlog.stream import FORMAT_DESCRIPTION, HEARTBEAT, HEARTBEAT_V2, ROTATE, Event
 from airflow_provider_cdc.mysql.binlog.table_map import TableMap, packed_int, read_table_map, table_of
 
@@ -52,6 +53,8 @@ _WITHOUT_ROWS = {
     160: "ANNOTATE_ROWS: MariaDB's text of the statement whose rows follow",
 }
 _STMT_END = 1
+#: Bytes of rows of an XA transaction that are held in memory.
+_HELD_BYTES = 16 << 20
 _NO_TABLE = 0xFF_FFFF  # "dummy" rows event that only closes a statement
 FRESH = "to take the new definition, start with a fresh sink.path (or remove the old one) and run again"
 
@@ -159,6 +162,18 @@ class OpenTransaction:
     altered: set[tuple[str, str]] = field(default_factory=set)
     rows: list[RowsEvent] = field(default_factory=list)
     tables: dict[int, TableMap | None] = field(default_factory=dict)
+    held: int = 0
+    spilled: int = 0
+
+    def add(self, rows: RowsEvent) -> None:
+        """Keep row events; those of an XA transaction, which may wait for long, not all in memory."""
+        self.rows.append(rows)
+        self.held += len(rows.data)
+        if self.xa and self.held >= _HELD_BYTES:
+            fresh = self.rows[self.spilled :]
+            data = spill([row.data for row in fresh])
+            self.rows[self.spilled :] = [replace(row, data=part) for row, part in zip(fresh, data, strict=True)]
+            self.held, self.spilled = 0, len(self.rows)
 
 
 class Assembler:
@@ -359,7 +374,7 @@ class Assembler:
         table_id = int.from_bytes(body[:6], "little")
         if table_id in tx.tables:
             if table := tx.tables[table_id]:
-                tx.rows.append(self._captured_rows(event, kind, table))
+                tx.add(self._captured_rows(event, kind, table))
         elif table_id != _NO_TABLE:
             _stop(event, f"rows of an unannounced table id {table_id}", "start at a transaction's start")
         self._statement_end(event, tx)

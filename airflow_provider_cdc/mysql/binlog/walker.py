@@ -8,7 +8,7 @@ share one state, so they take turns in the middle of a transaction, too.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
@@ -194,10 +194,9 @@ class Walker:
             names[int(state[walk_state.BASE] + state[walk_state.EXPECTED])] = gtid
         return names
 
-    def add(self, rows: Sequence[RowsEvent], seq: int, commit_us: int) -> None:
-        """Decode row events that become visible here, between two transactions."""
-        for event in rows:
-            self._decode(event, self._slot(event.table), seq, commit_us)
+    def add(self, rows: RowsEvent, seq: int, commit_us: int) -> None:
+        """Decode a row event that becomes visible here, between two transactions."""
+        self._decode(rows, self._slot(rows.table), seq, commit_us)
 
     @property
     def can_take(self) -> bool:
@@ -349,8 +348,9 @@ class Walker:
                 state[walk_state.TRANSACTION] += 1
                 state[walk_state.TOUCHED], state[walk_state.EXPECTED] = 0, 0
                 known = 0
-            if not now.xa:  # rows of those are kept as they are, since they may never become visible
-                for rows in now.rows[known:]:
+            # Rows of XA transactions are kept as they are, since they may never become visible.
+            if not now.xa or state[walk_state.SKIP_ROWS]:
+                for rows in now.rows[known:] if not now.xa else ():
                     self._add(rows, now.commit_us)
                 now.rows[known:] = [replace(r, data=memoryview(b"")) for r in now.rows[known:]]
             if event.type == TABLE_MAP:

@@ -7,10 +7,14 @@ import json
 import random
 import struct
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from airflow_provider_cdc.mysql.binlog import json_kernel
+from airflow_provider_cdc.mysql.binlog import rows as rows_module
+from airflow_provider_cdc.mysql.binlog.json_kernel import json_texts
 from airflow_provider_cdc.mysql.binlog.jsonb import double_text, json_text
 from tests.mysql.binlog.reading import capture, changes, here, transactions
 from tests.servers import MySQLServer
@@ -90,8 +94,70 @@ def test_doubles_read_back(value: float) -> None:
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=80))
 def test_hostile_documents(data: bytes) -> None:
-    with contextlib.suppress(ValueError):
-        json_text(data)
+    alike(data)
+
+
+def alike(*documents: bytes | None) -> list[str | None]:
+    """What the machine code says, which is what the plain code says: the same texts or an error."""
+    try:
+        expected = [None if d is None else json_text(d) for d in documents]
+    except ValueError as error:
+        with pytest.raises(type(error)):
+            json_texts(pa.array(documents, pa.binary()))
+        return []
+    found = json_texts(pa.array(documents, pa.binary()))
+    found.validate(full=True)
+    assert found.to_pylist() == expected
+    return expected
+
+
+def test_machine_code_prints_what_documents_are_made_of(
+    mysql_server: MySQLServer, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Documents as the server stores them; cut off and changed at every place; beside others and NULL."""
+    mysql_server.execute(f"CREATE TABLE {database}.t (a INT PRIMARY KEY, j JSON)")
+    captured = capture(mysql_server, database, "t")
+    plain = [
+        r'{"id": 17, "name": "Zo\u00eb \"Q\" \\ \u0001\t", "price": 12.5, "tags": ["a", "", "ü€😀"], "ok": true}',
+        "[0, -1, 32767, -32768, 32768, 65535, 65536, -2147483648, 4294967295, 4294967296, 18446744073709551615]",
+        "[-9223372036854775808, 0.1, -0.00123, 1e3, 123456.789, 99999999999999.5, 0.0, 3e0, false, {}, []]",
+        json.dumps({str(i): {"n": i, "deep": [[i]]} for i in range(40)}),
+        json.dumps(["x" * 200, "y" * 20000, {"k" * 300: "z" * 70000}, 70000, -70000, True, None]),
+        "[" * 99 + "]" * 99,
+        "7",
+        "null",
+    ]
+    start = here(mysql_server)
+    for i, text in enumerate(plain):
+        mysql_server.execute(f"INSERT INTO {database}.t VALUES ({i}, %s)", [text])
+    stored: list[bytes] = []
+    monkeypatch.setattr(rows_module, "json_text", lambda data: stored.append(bytes(data)) or json_text(data))
+    changes(transactions(mysql_server, start, captured))
+    stored = list(dict.fromkeys(stored))
+    assert len(stored) == len(plain)
+    with monkeypatch.context() as patch:
+        patch.setattr(json_kernel, "json_text", None)  # none of them is left to the plain code
+        printed = json_texts(pa.array(stored, pa.binary())).to_pylist()
+    assert printed == [json_text(document) for document in stored]
+    alike(*stored, None, b"", b"\x0f\xfc\x08" + bytes(8), None, *stored)
+    chance = random.Random(5)
+    for document in stored:
+        for at in range(min(len(document), 400)):
+            alike(document[:at])
+            changed = bytearray(document)
+            changed[at] = chance.randrange(256)
+            alike(bytes(changed))
+
+
+def test_doubles_of_machine_code() -> None:
+    chance = random.Random(21)
+    values = [0.0, -0.0, 5e-324, 1e-5, 9.999e-6, 999999999999999.0, 1e15, 0.3, 1 / 3, 2.5, 1e14 + 0.5, 123456789.125]
+    for _ in range(5000):
+        values.append(struct.unpack("<d", chance.randbytes(8))[0])
+        values.append(round(chance.uniform(-1e6, 1e6), chance.randint(0, 9)))
+        values.append(float(f"{chance.randrange(10**15)}e-{chance.randint(0, 22)}"))
+    documents = [b"\x0b" + struct.pack("<d", value) for value in values if abs(value) < 1e309 and value == value]
+    alike(*documents)
 
 
 def test_damage_is_seen() -> None:

@@ -193,7 +193,8 @@ def test_rows_that_become_visible_later(mixed: tuple[Recording, Captured]) -> No
     assert prepared == [[(r.kind, bytes(r.data), r.schema.id) for r in t.prepared] for t in plain]
     assert sorted(len(rows) for rows in prepared)[-2:] == [1, 2] and [t.emptied for t in items if t.emptied]
     walker.take()
-    walker.add(next(t.prepared for t in items if t.prepared), 5, 6)
+    for rows in next(t.prepared for t in items if t.prepared):
+        walker.add(rows, 5, 6)
     ((_, batch),) = walker.take()
     assert batch["a"].to_pylist() == [70, 71, 70] and batch["_cdc_op"].to_pylist() == ["c", "c", "u"]
     assert set(batch["_cdc_seq"].to_pylist()) == {5}
