@@ -57,7 +57,9 @@ class World:
                 cursor.execute(sql)
 
     def prepare(self, xid: str, *statements: str) -> None:
-        self.run(f"XA START {xid}", *statements, f"XA END {xid}", f"XA PREPARE {xid}")
+        # It keeps its locks: not of gaps, in which the next one inserts.
+        level = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
+        self.run(level, f"XA START {xid}", *statements, f"XA END {xid}", f"XA PREPARE {xid}")
 
     def finish(self, word: str, xid: str) -> None:
         self.run(f"XA {word} {xid}")
@@ -213,7 +215,7 @@ def test_rows_that_wait_do_not_stay_in_memory(world: World, monkeypatch: pytest.
 
     monkeypatch.setattr(chunk_module, "hit", hit)
     world.cli.snapshot()
-    assert kept
+    assert kept or isinstance(world.server, MariaDBServer)  # where a chunk has no window
     kept.clear()
     world.prepare("'before'", many.format(first=2000), change.format(first=2000))
     world.prepare("'never'", many.format(first=3000))

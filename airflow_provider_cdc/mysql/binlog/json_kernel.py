@@ -75,7 +75,7 @@ def _quoted(data: Any, at: Any, size: Any, out: Any, o: Any) -> Any:
             o += 1
             continue
         out[o] = 92
-        short = 0
+        short: Any = 0
         if char == 34 or char == 92:
             short = np.int64(char)
         elif char == 8:

@@ -131,7 +131,12 @@ def test_machine_code_prints_what_documents_are_made_of(
     for i, text in enumerate(plain):
         mysql_server.execute(f"INSERT INTO {database}.t VALUES ({i}, %s)", [text])
     stored: list[bytes] = []
-    monkeypatch.setattr(rows_module, "json_text", lambda data: stored.append(bytes(data)) or json_text(data))
+
+    def keep(data: bytes) -> str:
+        stored.append(bytes(data))
+        return json_text(data)
+
+    monkeypatch.setattr(rows_module, "json_text", keep)
     changes(transactions(mysql_server, start, captured))
     stored = list(dict.fromkeys(stored))
     assert len(stored) == len(plain)

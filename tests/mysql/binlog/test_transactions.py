@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 from collections.abc import Iterator
 from typing import Any
 
@@ -317,17 +318,17 @@ def test_tagged_gtids(table: Table) -> None:
     uuid, before, began = table.server.execute("SELECT @@server_uuid, @@global.gtid_executed, UNIX_TIMESTAMP(NOW(6))")[
         0
     ]
-    long = "_" + "a1" * 15 + "b"
-    names = [("AUTOMATIC:tag", f"{uuid}:tag:1"), ("AUTOMATIC:tag", f"{uuid}:tag:2"), ("AUTOMATIC:" + long, "")]
-    names += [(gtid, gtid) for gtid in (f"{uuid}:tag:{n}" for n in (64, 1 << 20, (1 << 62) + 5))]
+    tag, long = "t" + secrets.token_hex(4), "_" + "a1" * 11 + secrets.token_hex(4) + "b"
+    names = [(f"AUTOMATIC:{tag}", f"{uuid}:{tag}:{n}") for n in (1, 2)] + [(f"AUTOMATIC:{long}", "")]
+    names += [(gtid, gtid) for gtid in (f"{uuid}:{tag}:{n}" for n in (64, 1 << 20, (1 << 62) + 5))]
     names += [(f"{OTHER}:t:77", f"{OTHER}:t:77"), (f"{OTHER}:8", f"{OTHER}:8")]
     table.run("SET SESSION original_commit_timestamp = 1234567890123456")
     for number, (name, _) in enumerate(names):
         table.run(f"SET gtid_next = '{name}'", f"INSERT INTO t (a) VALUES ({number})")
     table.run("SET SESSION binlog_transaction_compression = ON")
-    table.run("SET gtid_next = 'AUTOMATIC:tag'", "INSERT INTO t (a) VALUES (99)", "SET gtid_next = 'AUTOMATIC'")
+    table.run(f"SET gtid_next = 'AUTOMATIC:{tag}'", "INSERT INTO t (a) VALUES (99)", "SET gtid_next = 'AUTOMATIC'")
     found = table.read()
-    assert [t.gtid for t in found] == [*(gtid or f"{uuid}:{long}:1" for _, gtid in names), f"{uuid}:tag:3"]
+    assert [t.gtid for t in found] == [*(gtid or f"{uuid}:{long}:1" for _, gtid in names), f"{uuid}:{tag}:3"]
     assert [after[0] if after else None for _, after in changes(found)] == [*range(len(names)), 99]
     ((ended, more),) = table.server.execute(
         f"SELECT UNIX_TIMESTAMP(NOW(6)), GTID_SUBTRACT(@@global.gtid_executed, '{before}')"
