@@ -218,11 +218,12 @@ def resnapshot(arguments: tuple[str, ...]) -> None:
 
 
 def _snapshot(context: Context, store: Store, spark: SparkSession) -> None:
+    from airflow_provider_cdc.phases.again import planned
     from airflow_provider_cdc.phases.progress import table_totals
     from airflow_provider_cdc.phases.snapshot import run_snapshot
     from airflow_provider_cdc.spark.snapshot_job import run_on_spark
 
-    plan = context.ensure_plan(store)
+    plan = planned(context, store)
     run_snapshot(context, store, plan, run_on_spark(spark, context.reporter.line))
     for totals in table_totals(context, context.newest(plan)):
         context.reporter.line(str(totals))

@@ -48,6 +48,10 @@ class OtherServerError(TerminalError):
     """The connection reaches another server than the one that positions are of."""
 
 
+class PurgedError(TerminalError):
+    """The server has removed binlogs that were never read."""
+
+
 class TableAlteredError(TerminalError):
     """A table was altered while its snapshot was running. The message begins with :func:`altered`."""
 

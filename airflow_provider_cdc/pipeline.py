@@ -225,6 +225,7 @@ class Stream:
     :param parallelism: tasks that read one batch at the same time.
     :param start: ``snapshot``; or, to read no rows of the tables and follow the binlog alone, ``earliest``,
         ``latest``, or a mapping with ``gtid_set``, with ``file`` and ``position``, or with ``timestamp``.
+    :param on_purged: when the server has removed binlogs that were never read: ``stop``, or ``reread`` all tables.
     """
 
     mode: str = "continuous"
@@ -233,6 +234,7 @@ class Stream:
     max_batch_bytes: int = 268_435_456
     parallelism: int = 2
     start: Start = field(default=SNAPSHOT, hash=False)
+    on_purged: str = "stop"
 
     def __post_init__(self) -> None:
         _choice("stream.mode", self.mode, ("continuous", "catch_up"), (), "")
@@ -244,6 +246,9 @@ class Stream:
         _whole("stream.max_batch_bytes", self.max_batch_bytes, 1024 * 1024)
         _whole("stream.parallelism", self.parallelism, 1, 64)
         object.__setattr__(self, "start", check_start("stream.start", self.start))
+        _choice("stream.on_purged", self.on_purged, ("stop", "reread"), (), "")
+        if self.on_purged == "reread" and self.start != SNAPSHOT:
+            _bad("stream.on_purged", self.on_purged, "stop: a pipeline without a snapshot has nothing to read again")
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ import pyarrow as pa
 import yaml
 
 from airflow_provider_cdc import cli as command_line
+from airflow_provider_cdc.phases.again import planned
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.snapshot import run_snapshot
 from airflow_provider_cdc.phases.stream import begin, run_in_process
@@ -142,7 +143,7 @@ class Cli:
     def snapshot(self) -> None:
         """Start or resume the snapshot."""
         with self.opened() as (context, store):
-            run_snapshot(context, store, context.ensure_plan(store), run_in_threads)
+            run_snapshot(context, store, planned(context, store), run_in_threads)
 
     def catch_up(self) -> None:
         """Stream to the position that the source has now."""

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -258,13 +259,16 @@ def airflow(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             yield started
 
 
-on_both = pytest.mark.parametrize(
-    "airflow", [pytest.param("sqlite", marks=pytest.mark.long), "postgres"], indirect=True
-)
+def with_airflow(test: Any) -> Any:
+    """The tests in tests/in_airflow ask the same of it, many times."""
+    return pytest.mark.airflow(pytest.mark.long(test))
+
+
+on_both = pytest.mark.parametrize("airflow", ["sqlite", "postgres"], indirect=True)
 on_postgres = pytest.mark.parametrize("airflow", ["postgres"], indirect=True)
 
 
-@pytest.mark.airflow
+@with_airflow
 @on_both
 def test_a_run_with_mapped_and_deferred_tasks(airflow: Airflow) -> None:
     client = airflow.client
@@ -285,7 +289,7 @@ def test_a_run_with_mapped_and_deferred_tasks(airflow: Airflow) -> None:
         client.xcom("tiny", run, "wait", key="none")
 
 
-@pytest.mark.airflow
+@with_airflow
 @on_both
 def test_clearing_one_index_runs_that_index_only(airflow: Airflow) -> None:
     client = airflow.client
@@ -300,7 +304,7 @@ def test_clearing_one_index_runs_that_index_only(airflow: Airflow) -> None:
     assert "host-of-given" in client.log("tiny", run, "double", 1, map_index=1)  # of the first try
 
 
-@pytest.mark.airflow
+@with_airflow
 @on_postgres
 def test_marks_of_a_deferred_task(airflow: Airflow) -> None:
     client = airflow.client
@@ -314,7 +318,7 @@ def test_marks_of_a_deferred_task(airflow: Airflow) -> None:
         client.wait_run("tiny", run, "failed")
 
 
-@pytest.mark.airflow
+@with_airflow
 @on_postgres
 def test_waiting_for_a_task_that_fails_shows_the_reason(airflow: Airflow) -> None:
     client = airflow.client
@@ -327,7 +331,7 @@ def test_waiting_for_a_task_that_fails_shows_the_reason(airflow: Airflow) -> Non
         client.wait_state("fails", run, "broken", min_try=2, seconds=1)
 
 
-@pytest.mark.airflow
+@with_airflow
 @on_postgres
 def test_a_file_that_cannot_be_read_is_shown(airflow: Airflow) -> None:
     file = Path(airflow.env["CDC_TEST_DAGS"]) / "unreadable.py"
@@ -341,7 +345,7 @@ def test_a_file_that_cannot_be_read_is_shown(airflow: Airflow) -> None:
     wait_for("the import error is gone", lambda: not airflow.client.import_errors(), 60)
 
 
-@pytest.mark.airflow
+@with_airflow
 @on_postgres
 def test_connections(airflow: Airflow, tmp_path: Path) -> None:
     client = airflow.client
@@ -357,7 +361,7 @@ def test_connections(airflow: Airflow, tmp_path: Path) -> None:
         client.get("/connections/stored")
 
 
-@pytest.mark.airflow
+@with_airflow
 @on_postgres
 def test_a_backfill(airflow: Airflow) -> None:
     client = airflow.client
@@ -369,7 +373,7 @@ def test_a_backfill(airflow: Airflow) -> None:
     assert [client.xcom("daily", run, "day") for run in runs] == ["2024-02-01", "2024-02-02"]
 
 
-@pytest.mark.airflow
+@with_airflow
 @on_postgres
 def test_nothing_of_the_developer_s_airflow_reaches_the_processes(airflow: Airflow) -> None:
     run = airflow.client.trigger("environment")
@@ -381,8 +385,7 @@ def test_nothing_of_the_developer_s_airflow_reaches_the_processes(airflow: Airfl
         airflow.command("connections", "get", "stray")
 
 
-@pytest.mark.airflow
-@pytest.mark.long  # the life of a stream kills each of them, too
+@with_airflow
 @on_postgres
 @pytest.mark.parametrize("name", ["api-server", "scheduler", "dag-processor", "triggerer"])
 def test_each_process_can_be_killed_and_started_again(airflow: Airflow, name: str) -> None:
@@ -403,8 +406,7 @@ def test_each_process_can_be_killed_and_started_again(airflow: Airflow, name: st
     client.wait_run("tiny", run)
 
 
-@pytest.mark.airflow
-@pytest.mark.long  # tests/in_airflow/test_life.py does it with a stream
+@with_airflow
 @on_postgres
 def test_a_second_triggerer_takes_over_from_one_that_stands_still(airflow: Airflow) -> None:
     client, first = airflow.client, airflow.process("triggerer")
@@ -426,7 +428,7 @@ def test_a_second_triggerer_takes_over_from_one_that_stands_still(airflow: Airfl
     second.kill_all()
 
 
-@pytest.mark.airflow
+@with_airflow
 @on_postgres
 def test_wait_ready_says_which_process_ended_and_why(airflow: Airflow) -> None:
     broken = airflow.process("triggerer")
@@ -442,7 +444,7 @@ def test_wait_ready_says_which_process_ended_and_why(airflow: Airflow) -> None:
         airflow.wait_ready()
 
 
-@pytest.mark.airflow
+@with_airflow
 def test_nothing_of_an_airflow_stays(tmp_path: Path) -> None:
     pids: list[int] = []
     given = {"given": "http://host-of-given"}

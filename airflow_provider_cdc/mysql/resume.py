@@ -9,11 +9,12 @@ from pymysql.connections import Connection
 
 from airflow_provider_cdc.core.gtid import MariadbPosition
 from airflow_provider_cdc.core.offset import Offset
-from airflow_provider_cdc.exceptions import TerminalError
+from airflow_provider_cdc.exceptions import PurgedError, TerminalError
 from airflow_provider_cdc.mysql.server import identity, is_mariadb, same_server
 from airflow_provider_cdc.mysql.session import rows, value
 from airflow_provider_cdc.mysql.xa import parse_entry
 
+_FRESH = "Start with a fresh sink.path (or remove the old one), and raise binlog_expire_logs_seconds"
 #: Seconds to wait for transactions that the stream has seen to be committed in the engine.
 _COMMIT_SECONDS = 10.0
 
@@ -21,7 +22,8 @@ _COMMIT_SECONDS = 10.0
 def check_resume(connection: Connection[Any], offset: Offset) -> None:
     """Make sure that the stream can go on exactly where it stopped.
 
-    :raises TerminalError: if the server is another one, has lost transactions, or has purged the position.
+    :raises PurgedError: if the server has removed what comes next.
+    :raises TerminalError: if it is another one, or has lost transactions.
     """
     same_server(identity(connection), offset.server)
     _check_xa(connection, offset)
@@ -48,10 +50,7 @@ def check_resume(connection: Connection[Any], offset: Offset) -> None:
     logs = {str(row[0]): int(row[1] or 0) for row in rows(connection, "SHOW BINARY LOGS")}
     if purged_inside != "1" or offset.at.file not in logs or logs[offset.at.file] < offset.at.position:
         gap = f"; purged and never read: {missing}" if missing else ""
-        raise TerminalError(
-            f"the binlog position {offset.at} is no longer on the server{gap}",
-            "Start with a fresh sink.path (or remove the old one), and raise binlog_expire_logs_seconds",
-        )
+        raise PurgedError(f"the binlog position {offset.at} is no longer on the server{gap}", _FRESH)
 
 
 def _check_xa(connection: Connection[Any], offset: Offset) -> None:
@@ -61,9 +60,9 @@ def _check_xa(connection: Connection[Any], offset: Offset) -> None:
         if at is not None:
             logs = logs or {str(row[0]) for row in rows(connection, "SHOW BINARY LOGS")}
             if at.file not in logs:
-                raise TerminalError(
+                raise PurgedError(
                     f"XA transaction {xid} was prepared at {at}, which is no longer on the server, and is still open",
-                    "Start with a fresh sink.path (or remove the old one), and raise binlog_expire_logs_seconds",
+                    _FRESH,
                 )
 
 
@@ -71,10 +70,7 @@ def _check_mariadb(connection: Connection[Any], offset: Offset) -> None:
     """The server says which GTIDs its binlog has up to a position: the same ones as when it was read."""
     logs = {str(row[0]): int(row[1] or 0) for row in rows(connection, "SHOW BINARY LOGS")}
     if logs.get(offset.at.file, -1) < offset.at.position:
-        raise TerminalError(
-            f"the binlog position {offset.at} is no longer on the server",
-            "Start with a fresh sink.path (or remove the old one), and raise binlog_expire_logs_seconds",
-        )
+        raise PurgedError(f"the binlog position {offset.at} is no longer on the server", _FRESH)
     found = value(connection, f"SELECT BINLOG_GTID_POS('{offset.at.file}', {offset.at.position})") or ""
     if MariadbPosition.parse(found) != MariadbPosition.parse(offset.gtid_set):
         raise TerminalError(

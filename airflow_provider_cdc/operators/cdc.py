@@ -70,7 +70,8 @@ class CdcPreflightOperator(PipelineOperator):
 class CdcPlanChunksOperator(PipelineOperator):
     """Plan the snapshot: which key ranges are read, in which groups. The first plan of a pipeline stays.
 
-    Planning again (a retry, a clear, another DAG run) returns the same groups and reads nothing.
+    Planning again (a retry, a clear, another DAG run) returns the same groups and reads nothing; unless the server has
+    purged binlogs that the stream still needs, and ``stream.on_purged`` is ``reread``: then it plans a new snapshot.
 
     XCom: list of groups to map :class:`CdcSnapshotOperator` over, each with ``group`` (its number), ``label``,
     ``tables``, ``chunks`` and ``rows`` (about).
@@ -82,6 +83,7 @@ class CdcPlanChunksOperator(PipelineOperator):
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
         """Plan, or look up the plan that stands."""
+        from airflow_provider_cdc.phases.again import planned
         from airflow_provider_cdc.phases.preflight import require
         from airflow_provider_cdc.phases.snapshot import adopt_published
 
@@ -89,7 +91,7 @@ class CdcPlanChunksOperator(PipelineOperator):
             found = context_of(self.pipeline, self.log)
             require(found, spark=False)
             with closing(found.store()) as store:
-                plan = found.ensure_plan(store)
+                plan = planned(found, store)
                 adopt_published(found, store, plan)
         self.log.info("P0 (the smallest low watermark, where the stream begins) is %s", plan.p0.at)
         return plan.summaries(found.pipeline.snapshot.chunk_rows)

@@ -55,6 +55,11 @@ def epoch_fence(pipeline: str, epoch: int) -> Fence:
     return Fence(f"cdc/{pipeline}/epoch", epoch)
 
 
+def highest_epoch(pipeline: str, tables: Sequence[DeltaTarget]) -> int:
+    """The highest epoch that any of the tables knows of."""
+    return max((table.marker(epoch_fence(pipeline, 0).app_id) or 0 for table in tables), default=0)
+
+
 def stream_marker(pipeline: str) -> str:
     """Name of a table's stream marker: the ``_cdc_seq`` up to which the stream has been applied to it."""
     return f"cdc/{pipeline}/stream"

@@ -14,7 +14,7 @@ from pymysql.connections import Connection
 
 from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.core.start import SNAPSHOT
-from airflow_provider_cdc.exceptions import CdcError, NotReadyError, TransientError
+from airflow_provider_cdc.exceptions import CdcError, NotReadyError, TerminalError, TransientError
 from airflow_provider_cdc.mysql.catalog import find_tables, read_schema, why_no_key
 from airflow_provider_cdc.mysql.filters import filters, left_out
 from airflow_provider_cdc.mysql.keys import table_name
@@ -326,7 +326,13 @@ def _retention(context: Context, connection: Connection[Any], matched: list[tupl
         return  # a sink that cannot be looked into, or a plan of other tables, is a finding of its own
     if plan is not None and identity(connection) != plan.p0.server:
         return
-    found = forecast(context, connection, [(database, table) for database, table, _ in matched], plan)
+    try:
+        found = forecast(context, connection, [(database, table) for database, table, _ in matched], plan)
+    except TerminalError as error:
+        if plan is None or context.pipeline.stream.on_purged != "reread":
+            raise
+        yield Finding("warning", error.message, "The snapshot begins again, since stream.on_purged is reread")
+        return
     yield Finding(
         "ok" if found.verdict == "fine" else "warning",
         f"a snapshot of {found}",

@@ -327,13 +327,17 @@ def _replayable(context: Context, plan: Plan, finished: Finished) -> Finished:
 
 
 def _prepare(context: Context, plan: Plan, concerned: Mapping[int, DeltaTarget]) -> None:
-    """Make the tables that a group concerns, and those that no group concerns since they were empty."""
-    empty = {i: t for i, t in enumerate(targets(context, plan)) if not plan.groups_of(i) and not t.exists()}
+    """Make the tables that a group concerns, and those that no group concerns since they were empty.
+
+    What an older snapshot has left in them goes.
+    """
+    again = plan.generation > 1
+    empty = {i: t for i, t in enumerate(targets(context, plan)) if not plan.groups_of(i) and (again or not t.exists())}
     for index, target in {**concerned, **empty}.items():
         fence = generation_fence(plan, index)
         if target.fenced == fence:
             continue
-        if plan.tables[index].revision and target.exists():
+        if (again or plan.tables[index].revision) and target.exists():
             target.redefine(fence, [group_marker(plan, g) for g in plan.groups_of(index)])
         target.create(plan.pipeline)
         target.raise_fence(fence)

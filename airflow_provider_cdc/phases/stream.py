@@ -22,7 +22,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from airflow_provider_cdc.core.offset import Offset, Position
 from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.core.supervision import HEARTBEAT_SECONDS, LOST_SECONDS
-from airflow_provider_cdc.exceptions import CdcError, NotReadyError, TerminalError, TransientError
+from airflow_provider_cdc.exceptions import CdcError, NotReadyError, PurgedError, TerminalError, TransientError
 from airflow_provider_cdc.mysql.catalog import definition
 from airflow_provider_cdc.mysql.failover import take_over
 from airflow_provider_cdc.mysql.filters import filters, left_out
@@ -30,7 +30,7 @@ from airflow_provider_cdc.mysql.resume import check_resume
 from airflow_provider_cdc.mysql.retention import open_to_end
 from airflow_provider_cdc.mysql.server import identity, status
 from airflow_provider_cdc.mysql.session import connect
-from airflow_provider_cdc.phases.apply import Applied, Applier, epoch_fence
+from airflow_provider_cdc.phases.apply import Applied, Applier, epoch_fence, highest_epoch
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.reread import publish_staged
 from airflow_provider_cdc.phases.snapshot import adopt_published, coverage, targets
@@ -132,8 +132,9 @@ def begin(context: Context, store: Store, *, catch_up: bool, log: str | None = N
     adopt_published(context, store, plan)
     progress = Progress(context.layout.progress, pipeline.name)
     progress.create()
+    progress.begin(plan.generation)
     guarded = [*tables, progress.target]
-    highest = max((t.marker(epoch_fence(pipeline.name, 0).app_id) or 0 for t in guarded), default=0)
+    highest = highest_epoch(pipeline.name, guarded)
     details: dict[str, str | None] = {"mode": "catch_up" if catch_up else "continuous", "log": log, "ui": ui}
     number = store.new_epoch(pipeline.name, highest, *_whoami(), refuse=refuse, details=details)
     try:
@@ -144,7 +145,7 @@ def begin(context: Context, store: Store, *, catch_up: bool, log: str | None = N
         with closing(connect(context.connect_args)) as connection:
             if progress.read() is not None and identity(connection) != applier.at.server:
                 _fail_over(context, store, applier, connection)
-            check_resume(connection, applier.at)
+            _check_resume(context, connection, applier.at)
             marks = [seq for table in held for seq in table.high_watermarks]
             end = applier.lineage.position(max([applier.lineage.seq(status(connection)), *marks]))
     except CdcError as error:
@@ -166,6 +167,18 @@ def begin(context: Context, store: Store, *, catch_up: bool, log: str | None = N
         zero_dates=pipeline.source.zero_dates,
     )
     return Epoch(context, store, plan, number, job, applier.at, applier, end if catch_up else None, details)
+
+
+def _check_resume(context: Context, connection: Connection[Any], at: Offset) -> None:
+    try:
+        check_resume(connection, at)
+    except PurgedError as error:
+        way = "" if context.pipeline.stream.on_purged == "reread" else "set stream.on_purged to reread and "
+        remedy = (
+            f"Raise binlog_expire_logs_seconds. To read all tables again, {way}use `airflow-cdc run` (in Airflow: clear "
+            "the planner and all behind it)"
+        )
+        raise PurgedError(error.message, f"{remedy}, or start with a fresh sink.path") from None
 
 
 def _fail_over(context: Context, store: Store, applier: Applier, connection: Connection[Any]) -> None:

@@ -161,10 +161,10 @@ class DeltaTarget:
         self.fenced = fence
 
     def redefine(self, fence: Fence, markers: Sequence[str]) -> None:
-        """Give a table that nothing was published to the columns of this target, once.
+        """Begin the table anew, once: without rows, with the columns of this target.
 
         :param fence: raised in the same transaction; if it stands already, nothing happens.
-        :param markers: names of the markers that tell that something was published.
+        :param markers: names of the markers that tell that something was published that must stay.
         :raises TerminalError: if something was.
         """
         for _ in range(_TRIES):

@@ -44,6 +44,10 @@ class Layout:
         self.plan = self.private / "plan.json"
         self.bookkeeping = self.private / "bookkeeping.db"
 
+    def next_plan(self, generation: int) -> Path:
+        """The plan of a snapshot that takes the place of another; written once, before it becomes :attr:`plan`."""
+        return self.private / "plans" / f"{generation}.json"
+
     def amendment(self, generation: int, table: int, revision: int) -> Path:
         """How a table was planned again after it was altered during its snapshot; written once."""
         return self.private / "amended" / str(generation) / f"{table}-{revision}.json"

@@ -45,6 +45,14 @@ class Progress:
         """Create the table if it does not exist."""
         self.target.create(self._pipeline, {"delta.logRetentionDuration": "interval 1 hours"})
 
+    def begin(self, generation: int) -> None:
+        """Forget the resume point of an older snapshot.
+
+        :param generation: number of the snapshot.
+        """
+        if generation > 1 and self.target.exists():
+            self.target.redefine(Fence(f"cdc/{self._pipeline}/generation", generation), [])
+
     def read(self) -> Offset | None:
         """The resume point, ``None`` before the first batch."""
         found = self.stand()

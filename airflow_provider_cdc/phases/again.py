@@ -1,0 +1,81 @@
+"""Where the stream cannot go on, since the server has removed binlogs that were never read, all tables are read again.
+
+The new snapshot takes the place of the old one in the same sink. The argument is in docs/correctness.md.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing, suppress
+from dataclasses import replace
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from airflow_provider_cdc.core.plan import Plan
+from airflow_provider_cdc.exceptions import CdcError, PurgedError
+from airflow_provider_cdc.failpoints import hit
+from airflow_provider_cdc.mysql.resume import check_resume
+from airflow_provider_cdc.mysql.session import connect
+from airflow_provider_cdc.phases.apply import epoch_fence, highest_epoch
+from airflow_provider_cdc.phases.context import Context
+from airflow_provider_cdc.phases.snapshot import targets
+from airflow_provider_cdc.phases.stream import refuse
+from airflow_provider_cdc.sinks.layout import read_json, write_json, write_json_once
+from airflow_provider_cdc.sinks.progress import Progress
+from airflow_provider_cdc.store import Store
+
+
+def planned(context: Context, store: Store) -> Plan:
+    """The plan to work on: that of a new snapshot, if the server has purged what the stream needs next.
+
+    Only if ``stream.on_purged`` says so, and only where a run begins: what works on a plan does not change it.
+
+    :raises NotReadyError: if there has to be a new one and a stream is running.
+    :raises TerminalError: if the server's binlogs were numbered anew.
+    """
+    _begin_again(context, store)
+    return context.ensure_plan(store)
+
+
+def _begin_again(context: Context, store: Store) -> None:
+    """Plan a new snapshot if there has to be one.
+
+    Killed anywhere it is simply called again: each step is done once, and what is left of the old snapshot cannot be
+    taken for the new one's.
+    """
+    layout, name = context.layout, context.pipeline.name
+    plan = context.load_plan()
+    if plan is None or context.pipeline.stream.on_purged != "reread":
+        return
+    progress = Progress(layout.progress, name)
+    progress.begin(plan.generation)
+    at, lineage = progress.stand() or (plan.p0, plan.lineage)
+    with closing(connect(context.connect_args)) as connection:
+        try:
+            check_resume(connection, at)
+            return
+        except PurgedError as error:
+            why = error.message
+        except CdcError:
+            return  # the stream says what is wrong
+    refuse(store.current_stream(name))
+    written = [table for table in (*targets(context, plan), progress.target) if table.exists()]
+    fence = epoch_fence(name, highest_epoch(name, written) + 1)
+    for table in written:  # a stream that was taken for lost cannot write any more
+        table.raise_fence(fence)
+    hit("again.after_fence")
+    made = context.new_plan(plan.generation + 1)
+    # Numbers go on from those of the old snapshot: no marker that it has left is ahead of a new one.
+    made = replace(made, lineage=lineage)
+    lineage.seq(made.p0.at)
+    path = layout.next_plan(made.generation)
+    write_json_once(path, made.to_json())
+    hit("again.after_plan")
+    write_json(layout.plan, read_json(path))
+    hit("again.after_switch")
+    progress.begin(made.generation)
+    left = sorted({t.label for t in plan.tables} - {t.label for t in made.tables})
+    context.reporter.line(f"{why}: all tables are read again (snapshot {made.generation})")
+    if left:
+        context.reporter.line(f"not read again, since the source has them no more: {', '.join(left)}")
+    with suppress(CdcError, SQLAlchemyError):  # for people only
+        store.event(name, "reread", why)
