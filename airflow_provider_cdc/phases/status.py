@@ -48,7 +48,8 @@ def status(context: Context) -> dict[str, Any]:
         totals = store.batch_totals(plan.pipeline)
         recent = store.recent_batches(plan.pipeline, 1000)
         going = alive(stream)
-        phase = "streaming" if going else "stopped" if stream else "snapshot_complete" if complete else "snapshot"
+        standing = "stopped" if stream else "snapshot_complete"
+        phase = "streaming" if going else standing if complete else "snapshot"
         return {
             "pipeline": plan.pipeline,
             "phase": phase,

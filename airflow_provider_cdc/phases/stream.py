@@ -174,11 +174,11 @@ def _check_resume(context: Context, connection: Connection[Any], at: Offset) -> 
         check_resume(connection, at)
     except PurgedError as error:
         way = "" if context.pipeline.stream.on_purged == "reread" else "set stream.on_purged to reread and "
-        remedy = (
-            f"Raise binlog_expire_logs_seconds. To read all tables again, {way}use `airflow-cdc run` (in Airflow: clear "
-            "the planner and all behind it)"
-        )
-        raise PurgedError(error.message, f"{remedy}, or start with a fresh sink.path") from None
+        raise PurgedError(
+            error.message,
+            f"Raise binlog_expire_logs_seconds. To read all tables again, {way}use `airflow-cdc run` (in Airflow: "
+            "clear the planner and all behind it); or start with a fresh sink.path",
+        ) from None
 
 
 def _fail_over(context: Context, store: Store, applier: Applier, connection: Connection[Any]) -> None:
