@@ -132,7 +132,6 @@ def begin(context: Context, store: Store, *, catch_up: bool, log: str | None = N
     adopt_published(context, store, plan)
     progress = Progress(context.layout.progress, pipeline.name)
     progress.create()
-    progress.begin(plan.generation)
     guarded = [*tables, progress.target]
     highest = highest_epoch(pipeline.name, guarded)
     details: dict[str, str | None] = {"mode": "catch_up" if catch_up else "continuous", "log": log, "ui": ui}
