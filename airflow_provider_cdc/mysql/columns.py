@@ -153,26 +153,25 @@ class Columns:
     def _array(self, i: int, wanted: pa.DataType, rows: int) -> pa.Array:
         kind, validity, used = self.kinds[i][0], None, (rows + 7) // 8
         if self.lines[i, kernel.NULLS]:
-            validity = pa.py_buffer(self._validity[i][:used].tobytes())
+            validity = copied(self._validity[i][:used])
             # The row that comes next may have been begun already: its bit, too.
             self._validity[i][: rows // 8 + 1] = 0xFF
             self.lines[i, kernel.NULLS] = 0
         if kind != kernel.BYTES:
-            values = pa.py_buffer(self._values[i][: rows * _WIDTHS[kind]].tobytes())
+            values = copied(self._values[i][: rows * _WIDTHS[kind]])
             array = pa.Array.from_buffers(wanted, rows, [validity, values])
         else:
             offsets = self._offsets[i][: rows + 1]
-            content = self._values[i][: offsets[-1]].tobytes()
-            if wanted == pa.string() and not content.isascii() and not is_utf8(content, offsets):
+            values = copied(self._values[i][: offsets[-1]])
+            if wanted == pa.string() and not is_utf8(values, offsets):
                 raise UnfitValue(i, "there is text that is not UTF-8")
-            values = pa.py_buffer(content)
             if pa.types.is_list(wanted):
                 if (offsets % 4).any():
                     raise UnfitValue(i, "a vector has a part of a number")
                 floats = pa.Array.from_buffers(wanted.value_type, int(offsets[-1]) // 4, [None, values])
-                numbers = pa.py_buffer((offsets // 4).tobytes())
+                numbers = copied(offsets // 4)
                 return pa.Array.from_buffers(wanted, rows, [validity, numbers], children=[floats])
-            array = pa.Array.from_buffers(wanted, rows, [validity, pa.py_buffer(offsets.tobytes()), values])
+            array = pa.Array.from_buffers(wanted, rows, [validity, copied(offsets), values])
         if kind == kernel.DECIMAL:
             try:
                 array.validate(full=True)  # no more digits than declared
@@ -186,15 +185,26 @@ class Columns:
         self.lines[i, kernel.VALIDITY] = self._validity[i].ctypes.data
 
 
-def is_utf8(content: bytes, offsets: Any) -> bool:
+def copied(array: Any) -> pa.Buffer:
+    """The bytes of an array, in memory of Arrow's pool: it keeps for the next time what is given back."""
+    buffer = pa.allocate_buffer(array.nbytes)
+    if array.nbytes:
+        np.frombuffer(buffer, np.uint8)[:] = array.view(np.uint8)
+    return buffer
+
+
+def is_utf8(content: pa.Buffer, offsets: Any) -> bool:
     """Whether all strings of a column are UTF-8: the whole is, and none of them begins inside of a character."""
-    whole = pa.py_buffer(np.array([0, len(content)], np.int64))
+    data: Any = np.frombuffer(content, np.uint8) if content.size else np.zeros(1, np.uint8)
+    if data.max() < 0x80:
+        return True
+    whole = pa.py_buffer(np.array([0, content.size], np.int64))
     try:
-        pa.Array.from_buffers(pa.large_string(), 1, [None, whole, pa.py_buffer(content)]).validate(full=True)
+        pa.Array.from_buffers(pa.large_string(), 1, [None, whole, content]).validate(full=True)
     except pa.ArrowInvalid:
         return False
-    starts = offsets[offsets < len(content)]
-    return not ((np.frombuffer(content, np.uint8)[starts] & 0xC0) == 0x80).any()
+    starts = offsets[offsets < content.size]
+    return not ((data[starts] & 0xC0) == 0x80).any()
 
 
 def enlarged(array: Any, size: int, fill: int = 0) -> Any:

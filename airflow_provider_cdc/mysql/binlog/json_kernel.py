@@ -17,7 +17,7 @@ from numba.extending import intrinsic
 
 from airflow_provider_cdc.mysql import primitives
 from airflow_provider_cdc.mysql.binlog.jsonb import MAX_DEPTH, json_text
-from airflow_provider_cdc.mysql.columns import is_utf8
+from airflow_provider_cdc.mysql.columns import copied, is_utf8
 from airflow_provider_cdc.mysql.compiled import compiled
 from airflow_provider_cdc.mysql.primitives import SLACK, called, inlined, take16, take32, take64
 
@@ -288,10 +288,10 @@ def json_texts(values: pa.Array) -> pa.Array:
     out: Any = np.empty(_GROWTH * size + (_LEAST + 32) * len(values) + 64, np.uint8)
     ends, left = np.empty(len(values) + 1, np.int32), np.empty(len(values), bool)
     _documents(data, begins, valid, out, ends, left, np.empty((MAX_DEPTH, 6), np.int64))
-    texts = out[: ends[-1]].tobytes()
-    if not texts.isascii() and not is_utf8(texts, ends):
+    texts = copied(out[: ends[-1]])
+    if not is_utf8(texts, ends):
         left |= valid  # one of them will say so
-    printed = pa.Array.from_buffers(pa.string(), len(values), [validity, pa.py_buffer(ends), pa.py_buffer(texts)])
+    printed = pa.Array.from_buffers(pa.string(), len(values), [validity, pa.py_buffer(ends), texts])
     if not left.any():
         return printed
     rest = [json_text(values[int(row)].as_py()) for row in np.flatnonzero(left)]

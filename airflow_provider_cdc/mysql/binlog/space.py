@@ -26,7 +26,7 @@ from airflow_provider_cdc.mysql.binlog.rows import ZERO_DATE_REMEDY
 from airflow_provider_cdc.mysql.binlog.table_map import BLOB, BLOB_COMPRESSED, TableMap, WireColumn, with_members
 from airflow_provider_cdc.mysql.binlog.values import decimal_size, unpack_moment
 from airflow_provider_cdc.mysql.charsets import Decoders
-from airflow_provider_cdc.mysql.columns import LARGEST, UnfitValue, enlarged, is_utf8
+from airflow_provider_cdc.mysql.columns import LARGEST, UnfitValue, copied, enlarged, is_utf8
 from airflow_provider_cdc.mysql.primitives import SLACK
 
 _INTEGERS = {
@@ -162,7 +162,7 @@ def _vectors(values: pa.Array) -> pa.Array:
     if (offsets % 4).any():
         raise ValueError("a vector with a part of a number")
     floats = pa.Array.from_buffers(pa.float32(), int(offsets[-1]) // 4, [None, values.buffers()[2]])
-    numbers = pa.py_buffer((offsets // 4).tobytes())
+    numbers = copied(offsets // 4)
     return pa.Array.from_buffers(pa.list_(pa.float32()), len(values), [values.buffers()[0], numbers], children=[floats])
 
 
@@ -299,10 +299,10 @@ class Space:
         arrays = [self._array(i, plan, rows) for i, plan in enumerate(self._plans) if plan.raw != _NOTHING]
         added: tuple[Any, ...] = (self._seqs, self._ops, self._stamps)
         for array, field in zip(added, list(schema)[-3:], strict=True):
-            content = pa.py_buffer(array[:rows].tobytes())
+            content = copied(array[:rows])
             buffers = [None, content]
             if field.type == pa.string():
-                buffers = [None, pa.py_buffer(np.arange(rows + 1, dtype=np.int32).tobytes()), content]
+                buffers = [None, copied(np.arange(rows + 1, dtype=np.int32)), content]
             arrays.append(pa.Array.from_buffers(field.type, rows, buffers))
         self.forget()
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
@@ -323,17 +323,16 @@ class Space:
     def _array(self, i: int, plan: _Plan, rows: int) -> pa.Array:
         validity = None
         if self.lines[i, kernel.NULLS]:
-            validity = pa.py_buffer(self._validity[i][: (rows + 7) // 8].tobytes())
+            validity = copied(self._validity[i][: (rows + 7) // 8])
             self.lines[i, kernel.NULLS] = 0
         if plan.kind in _WIDTHS:
-            values = pa.py_buffer(self._values[i][: rows * _WIDTHS[plan.kind]].tobytes())
+            values = copied(self._values[i][: rows * _WIDTHS[plan.kind]])
             array = pa.Array.from_buffers(plan.raw, rows, [validity, values])
         else:
             offsets = self._offsets[i][: rows + 1]
-            content = self._values[i][: offsets[-1]].tobytes()
-            buffers = [validity, pa.py_buffer(offsets.tobytes()), pa.py_buffer(content)]
-            array = pa.Array.from_buffers(plan.raw, rows, buffers)
-            if plan.raw == pa.string() and not content.isascii() and not is_utf8(content, offsets):
+            content = copied(self._values[i][: offsets[-1]])
+            array = pa.Array.from_buffers(plan.raw, rows, [validity, copied(offsets), content])
+            if plan.raw == pa.string() and not is_utf8(content, offsets):
                 bad = _bad(array.cast(pa.binary()), _each(bytes.decode))
                 raise UnfitValue(i, "bytes that are not valid text", int(self._seqs[bad]))
         if plan.finish is None:
