@@ -7,7 +7,7 @@ and ``mysqlbinlog --raw`` with a file that holds the bytes as they came. Another
 stream: two processes, each with half of the stretch, write what they decode as typed Parquet. What counts is the
 median, and of ratios the median over the rounds.
 
-    make bench-binlog       CDC_BENCH_ROWS=n rows (400,000), CDC_BENCH_ROUNDS=n rounds (3), CDC_BENCH_ARMS=words,of,arms
+    make bench-binlog       CDC_BENCH_ROWS=n rows (800,000), CDC_BENCH_ROUNDS=n rounds (3), CDC_BENCH_ARMS=words,of,arms
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def prepare(server: MySQLServer, rows: int) -> None:
 
 
 def main() -> None:
-    rows, rounds = int(os.environ.get("CDC_BENCH_ROWS", "400000")), int(os.environ.get("CDC_BENCH_ROUNDS", "3"))
+    rows, rounds = int(os.environ.get("CDC_BENCH_ROWS", "800000")), int(os.environ.get("CDC_BENCH_ROUNDS", "3"))
     words = os.environ.get("CDC_BENCH_ARMS", "").split(",")
     arms: dict[str, Callable[[MySQLServer, Stretch], tuple[float, int]]] = {
         OWN: own,
