@@ -14,7 +14,7 @@ PYTEST := $(BIN)/python -m pytest
 # Two files of tests at a time: most of a test's time is waiting for servers. Airflow and the demo need both processors.
 BESIDE := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup demo demo-core bench-snapshot bench-stream bench-binlog bench-memory test test-fast test-airflow test-long lint lock clean
+.PHONY: help setup demo demo-core bench-snapshot bench-stream bench-binlog bench-memory jvm test test-fast test-airflow test-long lint lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,7 +22,6 @@ help: ## List the targets
 setup: $(STAMP) ## Make .venv with everything, and fetch Java and a MySQL server where there are none
 	@$(BIN)/python -m airflow_provider_cdc.spark.java --install
 	@$(BIN)/python -m tests.servers prefetch
-	@$(BIN)/python -m tests.jvm
 
 # uv comes first, out of the lock itself: it checks the same hashes as pip and is several times faster. Where it cannot
 # reach a package index (it does not read pip's configuration), pip does the same work.
@@ -54,17 +53,20 @@ bench-stream: setup ## Time a running stream: latency of changes, and the cost o
 bench-binlog: setup ## Time reading the binlog beside mysqlbinlog, mysql-replication and Debezium (CDC_BENCH_ROWS=n)
 	@$(BIN)/python -m bench.binlog
 
-test: lint ## Lint, then the whole test suite against a real MySQL server
+jvm: setup
+	@$(BIN)/python -m tests.jvm
+
+test: lint jvm ## Lint, then the whole test suite against a real MySQL server
 	CDC_SCHEDULES=$${CDC_SCHEDULES:-50} $(PYTEST) $(BESIDE) -m "not long and not airflow" --durations=30
 	$(PYTEST) -m "airflow and not long" --durations=30
 
-test-airflow: setup ## Only the tests that start Airflow's own processes: the example DAGs, outages, retries
+test-airflow: jvm ## Only the tests that start Airflow's own processes: the example DAGs, outages, retries
 	$(PYTEST) -m "airflow and not long"
 
-test-fast: setup ## The tests that start no Spark
+test-fast: jvm ## The tests that start no Spark
 	CDC_SCHEDULES=$${CDC_SCHEDULES:-50} $(PYTEST) $(BESIDE) -m "not long and not spark and not airflow"
 
-test-long: setup ## The whole suite with ten times as many kill schedules (or CDC_SCHEDULES=n)
+test-long: jvm ## The whole suite with ten times as many kill schedules (or CDC_SCHEDULES=n)
 	CDC_SCHEDULES=$${CDC_SCHEDULES:-500} $(PYTEST)
 
 lint: setup ## Check style and types

@@ -67,12 +67,12 @@ def make() -> None:
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_SUBMIT_OPTS": f"{SHORT_LIVED} -XX:ArchiveClassesAtExit={made}",
     }
-    done = subprocess.run([sys.executable, "-c", _JOB], env=env, capture_output=True, text=True)
-    if done.returncode or not made.exists():
+    try:
+        subprocess.run([sys.executable, "-c", _JOB], env=env, capture_output=True, text=True, check=True, timeout=300)
+        made.rename(ARCHIVE)
+    except (subprocess.SubprocessError, OSError) as error:
         # Without it the tests are slower, and no less right.
-        print(f"Not kept: {(done.stdout + done.stderr)[-500:]}", flush=True)
-        return
-    made.rename(ARCHIVE)
+        print(f"Not kept: {error} {getattr(error, 'stderr', '')!s:.500}", flush=True)
 
 
 if __name__ == "__main__":
