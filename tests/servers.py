@@ -254,8 +254,12 @@ class MySQLServer:
             f"GRANT ALL ON *.* TO {self.user}@'%' WITH GRANT OPTION;\n"
             "ALTER USER IF EXISTS root@localhost ACCOUNT LOCK;\n"
         )
+        # Of its own: a MariaDB that starts deletes what another one has put into the same folder.
+        temporary = self._folder / "tmp"
+        temporary.mkdir(exist_ok=True)
         command = [*self.command(root, self._folder / "data"), *_options(self.variables), *self.args]
         command += [
+            f"--tmpdir={temporary}",
             f"--port={self.port}",
             f"--bind-address={self.host}",
             f"--socket={self._folder}/mysql.sock",

@@ -50,6 +50,7 @@ FULL: dict[str, Any] = {
         "max_batch_bytes": 1048576,
         "parallelism": 3,
         "start": {"file": "binlog.000017", "position": 157},
+        "on_purged": "stop",
     },
     "sink": {"path": "/data/lake", "kind": "delta", "deletes": "hard"},
     "state": {"conn_id": "cdc_state"},
@@ -192,6 +193,10 @@ def test_empty_sections_have_their_defaults() -> None:
             "stream.max_batch_bytes is 1000. It must be a whole number of at least",
         ),
         (changed("stream.parallelism", 0), "stream.parallelism is 0. It must be a whole number from 1 to 64"),
+        (
+            changed("stream.on_purged", "again"),
+            "stream.on_purged is 'again'. It must be one of stop, reread",
+        ),
         (
             changed("stream.start", "now"),
             "stream.start is 'now'. It must be snapshot, earliest, latest, or a mapping with gtid_set, with file and",
