@@ -18,11 +18,12 @@ from airflow_provider_cdc.failpoints import AGAIN
 from airflow_provider_cdc.phases import again
 from airflow_provider_cdc.phases.again import planned
 from airflow_provider_cdc.phases.groups import Group
-from airflow_provider_cdc.phases.snapshot import publish
+from airflow_provider_cdc.phases.snapshot import publish, run_group
 from airflow_provider_cdc.phases.status import status
 from airflow_provider_cdc.phases.stream import begin, run_in_process
 from airflow_provider_cdc.phases.verify import verify
 from airflow_provider_cdc.pipeline import Pipeline
+from airflow_provider_cdc.spark.snapshot_job import run_in_threads
 from tests.cli import Cli
 from tests.mariadb import MariaDBServer
 from tests.oracle import compare_all
@@ -201,6 +202,12 @@ def test_who_belongs_to_the_old_snapshot_cannot_write(world: World) -> None:
     entries = [entry for entry in group.totals(group.markers()).files if entry["file"]["rows"]]
     with pytest.raises(FencedError):
         publish(context, old, 90, 1, entries, group.tables)
+    # A task that was mapped over the groups of the old plan, of which the new one has fewer.
+    with (
+        world.cli.opened() as (context, store),
+        pytest.raises(NotReadyError, match="has no chunk group 90: it was planned"),
+    ):
+        run_group(context, store, planned(context, store), 90, run_in_threads, holder="old")
     world.exact(generation=2)
 
 

@@ -44,10 +44,12 @@ def _begin_again(context: Context, store: Store) -> None:
     """
     layout, name = context.layout, context.pipeline.name
     plan = context.load_plan()
-    if plan is None or context.pipeline.stream.on_purged != "reread":
+    if plan is None:
         return
     progress = Progress(layout.progress, name)
     progress.begin(plan.generation)
+    if context.pipeline.stream.on_purged != "reread":
+        return
     at, lineage = progress.stand() or (plan.p0, plan.lineage)
     with closing(connect(context.connect_args)) as connection:
         try:

@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 
 from airflow_provider_cdc.core.offset import Position
 from airflow_provider_cdc.core.plan import Plan
-from airflow_provider_cdc.exceptions import FencedError, TableAlteredError, TransientError
+from airflow_provider_cdc.exceptions import FencedError, NotReadyError, TableAlteredError, TransientError
 from airflow_provider_cdc.failpoints import hit
 from airflow_provider_cdc.mysql.server import identity, same_server
 from airflow_provider_cdc.mysql.session import connect, rows
@@ -135,10 +135,16 @@ def run_group(
     :param requested_by: identity of a scheduler's task. If this very task has finished the group before, somebody
         wants it again: it is read again under a new attempt, and replaces the first.
     :param opened: Delta tables of all tables of the plan, if the caller has them open.
+    :raises NotReadyError: if the plan has no such group.
     :raises TransientError: if another process took the group over while it was read.
     :raises FencedError: if a newer snapshot has taken the tables.
     :raises TableAlteredError: if a DDL has changed a table and it cannot be planned again.
     """
+    if group not in plan.groups():
+        raise NotReadyError(
+            f"snapshot {plan.generation} of {plan.pipeline} has no chunk group {group}: it was planned anew",
+            "Clear the planner and all behind it, so that the groups are those of the plan",
+        )
     for last in (*[False] * _REPLANS, True):
         try:
             return _run(Group(context, plan, group, opened), store, run, holder, requested_by)
