@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -21,7 +21,7 @@ from airflow_provider_cdc import cli as command_line
 from airflow_provider_cdc.phases.again import planned
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.snapshot import run_snapshot
-from airflow_provider_cdc.phases.stream import begin, run_in_process
+from airflow_provider_cdc.phases.stream import Epoch, begin, run_in_process
 from airflow_provider_cdc.pipeline import Pipeline
 from airflow_provider_cdc.sinks.delta import target_of
 from airflow_provider_cdc.spark.snapshot_job import run_in_threads
@@ -149,6 +149,17 @@ class Cli:
         """Stream to the position that the source has now."""
         with self.opened() as (context, store):
             run_in_process(begin(context, store, catch_up=True))
+
+    @contextlib.contextmanager
+    def epoch(self, batch_bytes: int = 1 << 28) -> Iterator[Epoch]:
+        """An epoch of the stream that has begun, to be driven by the test."""
+        with self.opened() as (context, store):
+            found = begin(context, store, catch_up=True)
+            found.job = replace(found.job, max_batch_bytes=batch_bytes)
+            try:
+                yield found
+            finally:
+                store.end_stream(context.pipeline.name, found.number, "stopped")
 
     def rows(self, database: str, table: str) -> pa.Table:
         """The rows of a sink table, as the project itself reads them."""

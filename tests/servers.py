@@ -200,6 +200,12 @@ class MySQLServer:
             cursor.execute(sql, args)
             return tuple(cursor.fetchall())
 
+    def session(self, database: str, *statements: str) -> None:
+        """Run statements as administrator in one session, which then ends."""
+        with contextlib.closing(self.connect(database=database)) as connection, connection.cursor() as cursor:
+            for sql in statements:
+                cursor.execute(sql)
+
     def create_cdc_user(
         self, name: str = "cdc", password: str | None = None, databases: Sequence[str] | str = "*", xa: bool = True
     ) -> dict[str, str]:

@@ -91,9 +91,7 @@ class Source:
         self.begin = self.end()
 
     def run(self, *statements: str) -> Position:
-        with contextlib.closing(self.server.connect(database=self.database)) as session, session.cursor() as cursor:
-            for sql in statements:
-                cursor.execute(sql)
+        self.server.session(self.database, *statements)
         return self.end()
 
     def end(self) -> Position:

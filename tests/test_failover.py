@@ -6,6 +6,7 @@ import contextlib
 import random
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -114,16 +115,9 @@ def pair(servers: tuple[MySQLServer, MySQLServer], database: str, tmp_path: Path
     made.run(f"DROP DATABASE {made.database}")
 
 
-@contextlib.contextmanager
-def epoch(pair: Pair, server: MySQLServer, batch_bytes: int = 1 << 28) -> Iterator[Epoch]:
+def epoch(pair: Pair, server: MySQLServer, batch_bytes: int = 1 << 28) -> AbstractContextManager[Epoch]:
     pair.cli.env["AIRFLOW_CONN_CDC_SOURCE"] = server.uri()
-    with pair.cli.opened() as (context, store):
-        found = begin(context, store, catch_up=True)
-        found.job = replace(found.job, max_batch_bytes=batch_bytes)
-        try:
-            yield found
-        finally:
-            store.end_stream(context.pipeline.name, found.number, "stopped")
+    return pair.cli.epoch(batch_bytes)
 
 
 def test_there_and_back(pair: Pair) -> None:

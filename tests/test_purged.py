@@ -52,9 +52,7 @@ class World:
     cli: Cli
 
     def run(self, *statements: str) -> None:
-        with contextlib.closing(self.server.connect(database="d")) as connection, connection.cursor() as cursor:
-            for sql in statements:
-                cursor.execute(sql)
+        self.server.session("d", *statements)
 
     def purge(self) -> None:
         """Remove all binlog files but the newest one."""

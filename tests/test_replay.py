@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,7 @@ from deltalake import DeltaTable
 from airflow_provider_cdc.exceptions import FencedError, TerminalError
 from airflow_provider_cdc.phases.apply import Applier
 from airflow_provider_cdc.phases.snapshot import coverage, targets
-from airflow_provider_cdc.phases.stream import Epoch, begin, run_in_process
+from airflow_provider_cdc.phases.stream import run_in_process
 from airflow_provider_cdc.sinks.progress import Progress
 from tests.cli import Cli
 from tests.servers import MySQLServer
@@ -26,17 +24,6 @@ def cli(mysql_server: MySQLServer, database: str, tmp_path: Path, cdc_user: dict
     mysql_server.execute(f"CREATE TABLE `{database}`.other LIKE `{database}`.t")
     mysql_server.execute(f"INSERT INTO `{database}`.t VALUES (1, 1), (2, 1)")
     return Cli(tmp_path, mysql_server, rf"{database}\..*", name=database, user=cdc_user)
-
-
-@contextlib.contextmanager
-def epoch(cli: Cli, batch_bytes: int = 1 << 28) -> Iterator[Epoch]:
-    with cli.opened() as (context, store):
-        found = begin(context, store, catch_up=True)
-        found.job = replace(found.job, max_batch_bytes=batch_bytes)
-        try:
-            yield found
-        finally:
-            store.end_stream(context.pipeline.name, found.number, "stopped")
 
 
 def held(cli: Cli, database: str, table: str = "t") -> dict[int, int]:
@@ -58,7 +45,7 @@ def test_a_deleted_row_does_not_come_back(cli: Cli, mysql_server: MySQLServer, d
     cli.catch_up()
     assert held(cli, database) == {1: 5}
     shutil.rmtree(cli.sink / "_cdc_progress")
-    with epoch(cli, batch_bytes=1) as again:
+    with cli.epoch(batch_bytes=1) as again:
         assert again.start == again.plan.p0
         before = version(cli, database)
         run_in_process(again)
@@ -74,7 +61,7 @@ def test_a_batch_that_is_old_in_one_half(cli: Cli, mysql_server: MySQLServer, da
     """
     cli.snapshot()
     mysql_server.execute(f"INSERT INTO `{database}`.t VALUES (7, 1)")
-    with epoch(cli) as first, contextlib.closing(first.job.make_scanner()) as scanner:
+    with cli.epoch() as first, contextlib.closing(first.job.make_scanner()) as scanner:
         inserted = scanner.advance(first.start, 1 << 28)
         mysql_server.execute(f"DELETE FROM `{database}`.t WHERE id = 7")
         mysql_server.execute(f"UPDATE `{database}`.t SET v = 2 WHERE id = 1")
@@ -83,7 +70,7 @@ def test_a_batch_that_is_old_in_one_half(cli: Cli, mysql_server: MySQLServer, da
         assert held(cli, database) == {1: 2, 2: 1}
         shutil.rmtree(cli.sink / "_cdc_progress")
     mysql_server.execute(f"UPDATE `{database}`.t SET v = 3 WHERE id = 1")
-    with epoch(cli) as second, contextlib.closing(second.job.make_scanner()) as scanner:
+    with cli.epoch() as second, contextlib.closing(second.job.make_scanner()) as scanner:
         # The manifest of a batch that ends later, but staged up to the insert: as if it had been cut there.
         end = scanner.advance(deleted, 1 << 28)
         manifest = second.job.stage(second.start, inserted, "0")
@@ -95,7 +82,7 @@ def test_a_batch_that_is_old_in_one_half(cli: Cli, mysql_server: MySQLServer, da
 def test_a_batch_beyond_the_resume_point_is_refused(cli: Cli, mysql_server: MySQLServer, database: str) -> None:
     cli.snapshot()
     mysql_server.execute(f"INSERT INTO `{database}`.t VALUES (7, 1)")
-    with epoch(cli) as run, contextlib.closing(run.job.make_scanner()) as scanner:
+    with cli.epoch() as run, contextlib.closing(run.job.make_scanner()) as scanner:
         first = scanner.advance(run.start, 1)
         mysql_server.execute(f"INSERT INTO `{database}`.t VALUES (8, 1)")
         second = scanner.advance(first, 1 << 28)
@@ -110,12 +97,12 @@ def test_a_run_that_was_taken_over_cannot_write(
     """It was only slow, not dead: it still holds a staged batch when the next epoch begins."""
     cli.snapshot()
     mysql_server.execute(f"INSERT INTO `{database}`.t VALUES (7, 1)")
-    with epoch(cli) as old, contextlib.closing(old.job.make_scanner()) as scanner:
+    with cli.epoch() as old, contextlib.closing(old.job.make_scanner()) as scanner:
         manifest = old.job.stage(old.start, scanner.advance(old.start, 1 << 28), "0")
         for entry in manifest["tables"]:  # as if it had been read already: the next epoch removes what was staged
             entry["paths"] = [str(shutil.copy(path, tmp_path)) for path in entry["paths"]]
         old.store.end_stream(database, old.number, "stopped")  # so that the next may begin
-        with epoch(cli) as new:
+        with cli.epoch() as new:
             assert new.number == old.number + 1
             with pytest.raises(FencedError, match="A newer run has taken over"):
                 old.apply(manifest)
@@ -131,7 +118,7 @@ def test_a_lost_checkpoint_decides_nothing(cli: Cli, mysql_server: MySQLServer, 
     for name in ("checkpoint", "staging"):
         shutil.rmtree(cli.sink / "_cdc" / database / name, ignore_errors=True)
     (cli.sink / "_cdc" / database / "bookkeeping.db").unlink()
-    with epoch(cli) as run:
+    with cli.epoch() as run:
         assert run.number == 2, "an epoch was given out twice"
         assert run.start == Progress(run.context.layout.progress, database).read()
         run_in_process(run)
@@ -144,7 +131,7 @@ def test_the_tables_of_a_batch_are_applied_each_for_itself(cli: Cli, mysql_serve
     with contextlib.closing(mysql_server.connect(database=database)) as connection, connection.cursor() as cursor:
         for sql in ("BEGIN", "INSERT INTO t VALUES (7, 1)", "INSERT INTO other VALUES (7, 1)", "COMMIT"):
             cursor.execute(sql)
-    with epoch(cli) as run, contextlib.closing(run.job.make_scanner()) as scanner:
+    with cli.epoch() as run, contextlib.closing(run.job.make_scanner()) as scanner:
         end = scanner.advance(run.start, 1 << 28)
         manifest = run.job.stage(run.start, end, "0")
         half = {**manifest, "tables": [e for e in manifest["tables"] if run.plan.tables[e["table"]].name == "t"]}

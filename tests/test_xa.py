@@ -52,9 +52,7 @@ class World:
 
     def run(self, *statements: str) -> None:
         """Statements of one session, which then ends: a prepared transaction outlives it."""
-        with contextlib.closing(self.server.connect(database="d")) as connection, connection.cursor() as cursor:
-            for sql in statements:
-                cursor.execute(sql)
+        self.server.session("d", *statements)
 
     def prepare(self, xid: str, *statements: str) -> None:
         # It keeps its locks: not of gaps, in which the next one inserts.

@@ -47,7 +47,7 @@ def _begin_again(context: Context, store: Store) -> None:
     if plan is None:
         return
     progress = Progress(layout.progress, name)
-    progress.begin(plan.generation)
+    progress.forget_older(plan.generation)
     if context.pipeline.stream.on_purged != "reread":
         return
     at, lineage = progress.stand() or (plan.p0, plan.lineage)
@@ -74,7 +74,7 @@ def _begin_again(context: Context, store: Store) -> None:
     hit("again.after_plan")
     write_json(layout.plan, read_json(path))
     hit("again.after_switch")
-    progress.begin(made.generation)
+    progress.forget_older(made.generation)
     left = sorted({t.label for t in plan.tables} - {t.label for t in made.tables})
     context.reporter.line(f"{why}: all tables are read again (snapshot {made.generation})")
     if left:

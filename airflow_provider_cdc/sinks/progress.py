@@ -45,7 +45,7 @@ class Progress:
         """Create the table if it does not exist."""
         self.target.create(self._pipeline, {"delta.logRetentionDuration": "interval 1 hours"})
 
-    def begin(self, generation: int) -> None:
+    def forget_older(self, generation: int) -> None:
         """Forget the resume point of an older snapshot.
 
         :param generation: number of the snapshot.

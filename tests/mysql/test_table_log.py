@@ -53,9 +53,7 @@ class World:
 
     def run(self, *statements: str) -> Position:
         """Statements of one session, and where the binlog ends then."""
-        with contextlib.closing(self.server.connect(database=self.database)) as session, session.cursor() as cursor:
-            for sql in statements:
-                cursor.execute(sql)
+        self.server.session(self.database, *statements)
         return self.end()
 
     def end(self) -> Position:

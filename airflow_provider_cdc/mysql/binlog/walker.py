@@ -348,10 +348,11 @@ class Walker:
                 state[walk_state.TRANSACTION] += 1
                 state[walk_state.TOUCHED], state[walk_state.EXPECTED] = 0, 0
                 known = 0
-            # Rows of XA transactions are kept as they are, since they may never become visible.
-            if not now.xa or state[walk_state.SKIP_ROWS]:
-                for rows in now.rows[known:] if not now.xa else ():
+            if not now.xa:
+                for rows in now.rows[known:]:
                     self._add(rows, now.commit_us)
+            # Rows of XA transactions are kept as they are where they are read, since they may never become visible.
+            if not now.xa or state[walk_state.SKIP_ROWS]:
                 now.rows[known:] = [replace(r, data=memoryview(b"")) for r in now.rows[known:]]
             if event.type == TABLE_MAP:
                 self._announce(event, now)
