@@ -222,6 +222,7 @@ class Stream:
     :param trigger_seconds: seconds between the starts of two batches.
     :param schema_changes: ``exception``: stop at every DDL of a captured table.
     :param max_batch_bytes: soft limit of one batch in bytes of binlog.
+    :param max_batch_rows: soft limit of one batch in changed rows.
     :param parallelism: tasks that read one batch at the same time.
     :param start: ``snapshot``; or, to read no rows of the tables and follow the binlog alone, ``earliest``,
         ``latest``, or a mapping with ``gtid_set``, with ``file`` and ``position``, or with ``timestamp``.
@@ -232,6 +233,7 @@ class Stream:
     trigger_seconds: float = 1
     schema_changes: str = "exception"
     max_batch_bytes: int = 268_435_456
+    max_batch_rows: int = 5_000_000
     parallelism: int = 2
     start: Start = field(default=SNAPSHOT, hash=False)
     on_purged: str = "stop"
@@ -244,6 +246,7 @@ class Stream:
         remedy = "Use exception: this version stops at every DDL of a captured table"
         _choice("stream.schema_changes", self.schema_changes, ("exception",), _SCHEMA_CHANGES, remedy)
         _whole("stream.max_batch_bytes", self.max_batch_bytes, 1024 * 1024)
+        _whole("stream.max_batch_rows", self.max_batch_rows, 1000)
         _whole("stream.parallelism", self.parallelism, 1, 64)
         object.__setattr__(self, "start", check_start("stream.start", self.start))
         _choice("stream.on_purged", self.on_purged, ("stop", "reread"), (), "")

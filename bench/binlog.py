@@ -30,7 +30,7 @@ from airflow_provider_cdc.core.offset import Lineage, Offset, Position
 from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.mysql.binlog.stream import BinlogStream
-from airflow_provider_cdc.mysql.binlog.walker import Walker
+from airflow_provider_cdc.mysql.binlog.walker import NEVER, Walker
 from airflow_provider_cdc.mysql.catalog import read_schema
 from airflow_provider_cdc.mysql.session import connect
 from airflow_provider_cdc.sinks.layout import Layout, write_json
@@ -79,7 +79,9 @@ def staged(server: MySQLServer, stretch: Stretch, pool: ProcessPoolExecutor) -> 
         plan = Plan("bench", 1, start, Lineage(str(uuid), low.file), (), tuple(captured.values()), ())
         write_json(Layout(folder, "bench").plan, plan.to_json())
         replicas = tuple((77_000_003 + i, str(uuid4())) for i in range(3))
-        job = StreamJob(server.connect_args(), replicas[0], replicas[1:], plan.lineage, folder, "bench", 1, 256 << 20)
+        job = StreamJob(
+            server.connect_args(), replicas[0], replicas[1:], plan.lineage, folder, "bench", 1, 256 << 20, NEVER
+        )
         with contextlib.closing(job.make_scanner()) as scanner:
             middle = scanner.advance(start, (high.position - low.position) // 2)
         began = time.monotonic()

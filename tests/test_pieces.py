@@ -121,6 +121,30 @@ def test_a_little_is_one_piece(cli: Cli, mysql_server: MySQLServer, database: st
         assert source.latestOffset(end, None) == end and source.partitions(end, end) == []
 
 
+@pytest.mark.parametrize("compressed", [False, True])
+def test_rows_end_a_batch(cli: Cli, mysql_server: MySQLServer, database: str, compressed: bool) -> None:
+    """Transactions of 100 rows: a batch of 1000 has ten of them, or as many pieces with their share of it."""
+    with contextlib.closing(mysql_server.connect(database=database)) as connection, connection.cursor() as cursor:
+        cursor.execute("CREATE TABLE not_captured (id INT PRIMARY KEY, v INT)")
+        cursor.execute(f"SET binlog_transaction_compression = {compressed:d}")
+        for first in range(1000, 3500, 100):
+            values = ", ".join(f"({n}, 0)" for n in range(first, first + 100))
+            cursor.execute(f"INSERT INTO t VALUES {values}")
+            cursor.execute(f"INSERT INTO not_captured VALUES {values}")
+    found: list[list[int]] = []
+    with reader(cli) as (epoch, source):
+        source._job = replace(epoch.job, max_batch_rows=1000, piece_bytes=16 << 20)
+        end = source.initialOffset()
+        while (start := end) != (end := source.latestOffset(start, None)):
+            manifests = [read(source, piece) for piece in source.partitions(start, end)]
+            found.append([sum(entry["rows"] for entry in m["tables"]) for m in manifests])  # type: ignore[attr-defined]
+            epoch.apply(together(manifests))
+    # A share is 334 rows, which four transactions have.
+    assert found == [[400, 400, 400], [400, 400, 400], [100]]
+    with contextlib.closing(mysql_server.connect()) as connection:
+        assert compare_all(connection, database, cli.sink, ("t", "gone", "wide")) == []
+
+
 @pytest.mark.spark
 def test_much_is_read_by_several_tasks(cli: Cli, mysql_server: MySQLServer, database: str) -> None:
     """60 MB of changes through Spark: three tasks, each of which begins at another place."""

@@ -48,6 +48,7 @@ FULL: dict[str, Any] = {
         "trigger_seconds": 0.5,
         "schema_changes": "exception",
         "max_batch_bytes": 1048576,
+        "max_batch_rows": 1000,
         "parallelism": 3,
         "start": {"file": "binlog.000017", "position": 157},
         "on_purged": "stop",
@@ -191,6 +192,10 @@ def test_empty_sections_have_their_defaults() -> None:
         (
             changed("stream.max_batch_bytes", 1000),
             "stream.max_batch_bytes is 1000. It must be a whole number of at least",
+        ),
+        (
+            changed("stream.max_batch_rows", 999),
+            "stream.max_batch_rows is 999. It must be a whole number of at least 1000",
         ),
         (changed("stream.parallelism", 0), "stream.parallelism is 0. It must be a whole number from 1 to 64"),
         (

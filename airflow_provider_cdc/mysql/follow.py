@@ -13,7 +13,7 @@ from airflow_provider_cdc.exceptions import TransientError
 from airflow_provider_cdc.mysql.binlog.space import Only
 from airflow_provider_cdc.mysql.binlog.stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.transactions import RowsEvent
-from airflow_provider_cdc.mysql.binlog.walker import Step, Walker
+from airflow_provider_cdc.mysql.binlog.walker import NEVER, Step, Walker
 from airflow_provider_cdc.mysql.charsets import UNICODE, Decoders
 
 #: Seconds before each new connection after one was lost.
@@ -31,7 +31,7 @@ class Follower:
     :param captured: captured tables by (database, table).
     :param lineage: numbers the transactions.
     :param texts: see :class:`~airflow_provider_cdc.mysql.binlog.space.Space`.
-    :param skip_rows: whether rows are only looked at.
+    :param skip_rows: whether rows are only counted.
     :param both: whether updates give their old image, too, as ``b``.
     :param named: whether :meth:`names` tells the GTIDs of transactions with rows.
     :param tell_ddl: whether a change of a definition is told in a step's item, instead of an error.
@@ -54,13 +54,14 @@ class Follower:
         self._stream: BinlogStream | None = None
         self._walker: Walker | None = None
         self._steps: Iterator[Step] = iter(())
-        self._at = Position("", 0)
+        self._at, self._left = Position("", 0), NEVER
         self._kept: list[tuple[TableSchema, pa.RecordBatch]] = []
         self._names: dict[int, str] = {}
 
-    def steps(self, low: Position, high: Position) -> Iterator[Step]:
+    def steps(self, low: Position, high: Position, rows: int = NEVER) -> Iterator[Step]:
         """Walk from ``low`` to ``high``, both ends of transactions.
 
+        :param rows: where rows are counted: how many to walk; the transaction with the last of them is the last one.
         :raises TransientError: if the log does not get to ``high``, or the connection was lost inside of a transaction
             of which changes have been taken.
         """
@@ -68,10 +69,12 @@ class Follower:
             self.close()
             self._at = low
         elif low < high:
-            self._steps = self._walker.steps(high)
+            self._steps = self._walker.steps(high, rows)
+        self._left = rows
         alive, moved = time.monotonic(), -1
-        while self._at < high:
+        while self._at < high and self._left > 0:
             step = self._next(high)
+            self._left -= step.rows
             at = Position(step.file, step.position)
             if self._at < at or step.reached != moved:
                 self._at, alive, moved = max(self._at, at), time.monotonic(), step.reached
@@ -161,4 +164,4 @@ class Follower:
             self._texts,
             **self._how,
         )
-        self._steps = self._walker.steps(high)
+        self._steps = self._walker.steps(high, self._left)

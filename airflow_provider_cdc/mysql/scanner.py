@@ -1,4 +1,4 @@
-"""Finds where the next batch of the stream ends: at the end of a complete transaction, within a budget of bytes."""
+"""Finds where the next batch of the stream ends: with the transaction that fills a budget of bytes or of rows."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.exceptions import TerminalError
 from airflow_provider_cdc.mysql.binlog.stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.transactions import Transaction
+from airflow_provider_cdc.mysql.binlog.walker import NEVER
 from airflow_provider_cdc.mysql.follow import Follower
 from airflow_provider_cdc.mysql.server import identity, is_mariadb, same_server, status
 from airflow_provider_cdc.mysql.xa import entry, parse_entry
 
 
 class Scanner:
-    """Walks the binlog ahead of the batches, without decoding rows.
+    """Walks the binlog ahead of the batches; it counts rows and does not decode them.
 
     :param connection: connection to the source.
     :param open_at: opens a binlog stream at a position.
@@ -37,22 +38,24 @@ class Scanner:
         self._connection = connection
         self._follower = Follower(open_at, captured, lineage, skip_rows=True)
 
-    def advance(self, start: Offset, max_bytes: int) -> Offset:
+    def advance(self, start: Offset, max_bytes: int, max_rows: int = NEVER) -> Offset:
         """End of the batch that begins at ``start``; ``start`` itself if nothing is new.
 
         :param max_bytes: bytes of binlog after which the batch ends with the next transaction.
+        :param max_rows: changed rows of captured tables after which it does so, too.
         """
         same_server(identity(self._connection), start.server)
         target = status(self._connection)
         if target <= start.at:
             return start
         kind = MariadbPosition if is_mariadb(self._connection) else GtidSet
-        gtids, held, at, size = kind.parse(start.gtid_set), GtidSet.parse(start.held), start.at, 0
+        gtids, held, at, size, rows = kind.parse(start.gtid_set), GtidSet.parse(start.held), start.at, 0, 0
         xa = {parse_entry(text)[0]: text for text in start.xa}
-        while at < target and size < max_bytes:
+        while at < target and size < max_bytes and rows < max_rows:
             # The budget in the present file; behind its end it is looked at again.
             end = min(target, Position(at.file, at.position + max_bytes - size))
-            for step in self._follower.steps(at, end):
+            for step in self._follower.steps(at, end, max_rows - rows):
+                rows += step.rows
                 here = Position(step.file, step.position)
                 size += here.position - at.position if here.file == at.file else here.position
                 at = here
@@ -63,17 +66,18 @@ class Scanner:
                     held = held.subtract(GtidSet().with_all(step.gtids))
         return Offset(start.server, at, str(gtids), tuple(sorted(xa.values())), str(held))
 
-    def pieces(self, start: Offset, max_bytes: int, most: int, least_bytes: int) -> list[Offset]:
+    def pieces(self, start: Offset, max_bytes: int, max_rows: int, most: int, least_bytes: int) -> list[Offset]:
         """Ends of the pieces of the batch that begins at ``start``, one behind the other; none if nothing is new.
 
         :param max_bytes: as for :meth:`advance`, of the whole batch.
+        :param max_rows: likewise.
         :param most: number of readers that they are for.
         :param least_bytes: bytes of binlog that are worth a reader of their own.
         """
         found, target, at = list[Offset](), status(self._connection), start
         there = target.position - start.at.position if target.file == start.at.file else max_bytes
-        size = min(max_bytes, max(least_bytes, -(-there // most)))
-        while len(found) < most and len(found) * size < max_bytes and (end := self.advance(at, size)) != at:
+        size, rows = min(max_bytes, max(least_bytes, -(-there // most))), -(-max_rows // most)
+        while len(found) < most and len(found) * size < max_bytes and (end := self.advance(at, size, rows)) != at:
             found.append(end)
             at = end
         return found

@@ -163,6 +163,7 @@ def begin(context: Context, store: Store, *, catch_up: bool, log: str | None = N
         pipeline=pipeline.name,
         epoch=number,
         max_batch_bytes=pipeline.stream.max_batch_bytes,
+        max_batch_rows=pipeline.stream.max_batch_rows,
         zero_dates=pipeline.source.zero_dates,
     )
     return Epoch(context, store, plan, number, job, applier.at, applier, end if catch_up else None, details)

@@ -43,6 +43,7 @@ class StreamJob:
     :param pipeline: name of the pipeline.
     :param epoch: epoch of the stream.
     :param max_batch_bytes: soft limit of a batch in bytes of binlog.
+    :param max_batch_rows: soft limit of a batch in changed rows.
     :param zero_dates: ``source.zero_dates``.
     :param piece_bytes: bytes of binlog that are worth a reader of their own.
     """
@@ -55,6 +56,7 @@ class StreamJob:
     pipeline: str
     epoch: int
     max_batch_bytes: int
+    max_batch_rows: int
     zero_dates: str = "error"
     piece_bytes: int = 16 << 20
 
@@ -88,7 +90,7 @@ class StreamJob:
         :raises TransientError: if the connection reaches another server now.
         """
         with _moved():
-            return scanner.pieces(start, self.max_batch_bytes, len(self.readers), self.piece_bytes)
+            return scanner.pieces(start, self.max_batch_bytes, self.max_batch_rows, len(self.readers), self.piece_bytes)
 
     def stage(self, start: Offset, end: Offset, attempt: str, reader: int = 0) -> dict[str, Any]:
         """Decode the transactions in (start, end].

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import random
 from collections.abc import Iterator
@@ -137,6 +138,38 @@ def test_stretch_after_stretch(recorded: tuple[Recording, Captured, Position]) -
         assert set(found) == {s for s in seqs if low < s <= LINEAGE.seq(high)}
     assert len(opened) == 1
     assert not list(follower.steps(end, end)) and not follower.take()
+
+
+def test_so_many_rows(recorded: tuple[Recording, Captured, Position], monkeypatch: pytest.MonkeyPatch) -> None:
+    """They end with the transaction that has the last of them, however often the connection breaks on the way."""
+    recording, captured, end = recorded
+    monkeypatch.setattr(follow, "_PAUSES", (0.0,) * 200)
+    changes = [batch for batch in by_plain(recording, captured, both=True)[0].values()]
+    by_end = collections.Counter(
+        seq
+        for table in changes
+        for seq, op in zip(table["_cdc_seq"].to_pylist(), table["_cdc_op"].to_pylist(), strict=True)
+        if op != "b"
+    )
+    assert sum(by_end.values()) > 150
+    for seed in range(60):
+        pick = random.Random(seed)
+
+        def open_at(at: Position, pick: random.Random = pick) -> Breaking:
+            return Breaking(recording.since(at.position), pick.choice([400, 3000, 1 << 20]))
+
+        follower, at = (
+            Follower(open_at, captured, LINEAGE, skip_rows=True),
+            Position(recording.file, recording.position),
+        )
+        while at < end:
+            most, before, found = pick.choice([1, 3, 10, 60, 1000]), LINEAGE.seq(at), 0
+            for step in follower.steps(at, end, most):
+                found, at = found + step.rows, Position(step.file, step.position)
+            inside = {seq: rows for seq, rows in by_end.items() if before < seq <= LINEAGE.seq(at)}
+            assert found == sum(inside.values()), (seed, at)
+            assert at == end or (found >= most > found - inside[LINEAGE.seq(at)]), (seed, at)
+        follower.close()
 
 
 def test_rows_that_are_not_read(recorded: tuple[Recording, Captured, Position]) -> None:

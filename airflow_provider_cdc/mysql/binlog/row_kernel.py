@@ -78,8 +78,8 @@ FIELDS = 11
 NULLABLE, NULL_DATES, ZEROFILL, LEFT_OUT = 1, 2, 4, 8
 
 # The fields of a table's line: its first column and their number, the columns up to the last one of the key, rows and
-# the space for them, the columns that the project adds; the transaction that is open, the first row of it, and whether
-# rows of it are gone.
+# the space for them (negative: they are only counted), the columns that the project adds; the transaction that is open,
+# the first row of it, and whether rows of it are gone.
 FIRST, COUNT, KEYS, ROW, SPACE, OPS, SEQS, STAMPS, OPEN, OPEN_ROW, TAKEN = range(11)
 TABLE_FIELDS = 11
 
@@ -312,6 +312,22 @@ def _same_key(data: Any, before: Any, middle: Any, end: Any, lines: Any, first: 
 
 
 @called  # type: ignore[untyped-decorator]
+def _count(data: Any, at: Any, end: Any, change: Any, table: Any, lines: Any, state: Any) -> Any:
+    """Count the rows of an event whose values nobody wants; DONE or DAMAGED."""
+    first, count, rows = table[FIRST], table[COUNT], 0
+    while at < end:
+        at = _skip(data, at, end, lines, first, count)
+        if at >= 0 and change == UPDATE:
+            at = _skip(data, at, end, lines, first, count) if at < end else -1
+        if at < 0:
+            state[COLUMN] = -1
+            return DAMAGED
+        rows += 1
+    table[ROW] += rows
+    return DONE
+
+
+@called  # type: ignore[untyped-decorator]
 def read_images(
     data: Any,
     at: Any,
@@ -327,6 +343,8 @@ def read_images(
 ) -> Any:
     """Read the images of an event; see :func:`read_rows`."""
     table = tables[number]
+    if table[SPACE] < 0:
+        return _count(data, at, end, change, table, lines, state)
     first, count, row = table[FIRST], table[COUNT], table[ROW]
     why = DONE
     while at < end:
@@ -384,7 +402,8 @@ def read_rows(
     """Read the row images that stand at [at, end) of a byte array into the columns of a table.
 
     An insert gives a row ``c`` with the new image, a delete a row ``d`` with the old one. An update gives ``u`` with
-    the new image; if the key changed, ``d`` with the old image comes before it.
+    the new image; if the key changed, ``d`` with the old image comes before it. Where rows are only counted, an update
+    is one.
 
     :param number: line of the table in ``tables``.
     :param change: INSERT, UPDATE or DELETE.

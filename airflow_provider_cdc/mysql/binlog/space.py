@@ -77,62 +77,74 @@ class _Plan(NamedTuple):
 
 
 def _plan(column: Column, wire: WireColumn, table: TableMap, texts: Decoders, left_out: bool) -> _Plan:
-    plan = _full_plan(column, wire, table, texts)
-    if left_out:  # only its size on the wire counts
-        has_length = plan.kind in (kernel.PADDED, kernel.BYTES)
-        return _Plan(kernel.BYTES if has_length else kernel.FIXED, plan.size, _NOTHING)
-    return plan
-
-
-def _full_plan(column: Column, wire: WireColumn, table: TableMap, texts: Decoders) -> _Plan:
     kind, arrow = column.data_type, column.arrow_type
+    size, has_length = _size(column, wire)
+    if left_out:
+        return _Plan(kernel.BYTES if has_length else kernel.FIXED, size, _NOTHING)
     if kind in MEMBER_TYPES:
         column = with_members(column, table, texts)
     if kind in INTEGER_TYPES:
-        size, signed, unsigned = _INTEGERS[kind]
+        _, signed, unsigned = _INTEGERS[kind]
         return _Plan(unsigned if column.unsigned else signed, size, arrow)
     if kind == "decimal":
-        size = decimal_size(wire.precision, wire.scale)
         how = kernel.DECIMAL if wire.precision <= 38 else kernel.LONG_DECIMAL
         return _Plan(how, size, arrow, wire.precision, wire.scale)
     if kind in _SIMPLE:
-        return _Plan(_SIMPLE[kind][1], _SIMPLE[kind][0], arrow)
+        return _Plan(_SIMPLE[kind][1], size, arrow)
     if kind in _FRACTIONAL:
-        size, how = _FRACTIONAL[kind]
-        fraction = (wire.size + 1) // 2
-        return _Plan(how, size + fraction, arrow, scale=fraction)
+        return _Plan(_FRACTIONAL[kind][1], size, arrow, scale=(wire.size + 1) // 2)
     if kind == "enum":
         members = pa.array(["", *column.members], pa.string())  # 0: a value that was not valid when it was stored
-        return _Plan(kernel.INDEX, wire.size, pa.int16(), len(column.members), finish=members.take)
+        return _Plan(kernel.INDEX, size, pa.int16(), len(column.members), finish=members.take)
     if kind == "set":
-        return _Plan(kernel.BITS, wire.size, pa.uint64(), len(column.members), finish=_members(column.members))
+        return _Plan(kernel.BITS, size, pa.uint64(), len(column.members), finish=_members(column.members))
     if kind == "bit":
-        return _Plan(kernel.FIXED, ((column.precision or 1) + 7) // 8, arrow)
+        return _Plan(kernel.FIXED, size, arrow)
     # What is left has a length in front.
-    is_blob = wire.type in (BLOB, BLOB_COMPRESSED)
-    prefix, longest = (wire.size, _ANY_LENGTH) if is_blob else (1 if wire.size < 256 else 2, wire.size)
+    longest = _ANY_LENGTH if wire.type in (BLOB, BLOB_COMPRESSED) else wire.size
     if kind in ADDRESS_TYPES:
         to_text = uuid_texts if kind == "uuid" else _each(inet_text)
-        return _Plan(kernel.PADDED, prefix, pa.binary(), longest, wire.size, finish=to_text)
+        return _Plan(kernel.PADDED, size, pa.binary(), longest, wire.size, finish=to_text)
     if column.compressed:
         decode = texts[str(column.charset)] if kind in TEXT_TYPES else bytes
         return _Plan(
-            kernel.BYTES, prefix, pa.binary(), longest, finish=_each(lambda raw: decode(uncompressed(raw)), arrow)
+            kernel.BYTES, size, pa.binary(), longest, finish=_each(lambda raw: decode(uncompressed(raw)), arrow)
         )
     if kind in TEXT_TYPES:
         if column.charset in UTF8_CHARSETS:
-            return _Plan(kernel.BYTES, prefix, arrow, longest)
+            return _Plan(kernel.BYTES, size, arrow, longest)
         decode = texts[str(column.charset)]
-        return _Plan(kernel.BYTES, prefix, pa.binary(), longest, finish=_each(decode))
+        return _Plan(kernel.BYTES, size, pa.binary(), longest, finish=_each(decode))
     if kind == "binary":
-        return _Plan(kernel.PADDED, prefix, arrow, longest, wire.size)
+        return _Plan(kernel.PADDED, size, arrow, longest, wire.size)
     if kind in BINARY_TYPES:
-        return _Plan(kernel.BYTES, prefix, arrow, longest)
+        return _Plan(kernel.BYTES, size, arrow, longest)
     if kind == "json":
         from airflow_provider_cdc.mysql.binlog.json_kernel import json_texts  # compiled where there is any
 
-        return _Plan(kernel.BYTES, 4, pa.binary(), _ANY_LENGTH, finish=json_texts)
-    return _Plan(kernel.BYTES, 4, pa.binary(), _ANY_LENGTH, finish=_vectors if pa.types.is_list(arrow) else None)
+        return _Plan(kernel.BYTES, size, pa.binary(), _ANY_LENGTH, finish=json_texts)
+    return _Plan(kernel.BYTES, size, pa.binary(), _ANY_LENGTH, finish=_vectors if pa.types.is_list(arrow) else None)
+
+
+def _size(column: Column, wire: WireColumn) -> tuple[int, bool]:
+    """Bytes of a value on the wire; or of the length in front of it, and that it has one."""
+    kind = column.data_type
+    if kind in INTEGER_TYPES:
+        return _INTEGERS[kind][0], False
+    if kind == "decimal":
+        return decimal_size(wire.precision, wire.scale), False
+    if kind in _SIMPLE:
+        return _SIMPLE[kind][0], False
+    if kind in _FRACTIONAL:
+        return _FRACTIONAL[kind][0] + (wire.size + 1) // 2, False
+    if kind in MEMBER_TYPES:
+        return wire.size, False
+    if kind == "bit":
+        return ((column.precision or 1) + 7) // 8, False
+    if kind in ADDRESS_TYPES or kind in TEXT_TYPES or kind in BINARY_TYPES or kind == "binary":
+        is_blob = wire.type in (BLOB, BLOB_COMPRESSED)
+        return (wire.size if is_blob else 1 if wire.size < 256 else 2), True
+    return 4, True  # JSON, spatial types, vectors
 
 
 def _each(convert: Callable[[bytes], Any], to: pa.DataType | None = None) -> Callable[[pa.Array], pa.Array]:
@@ -171,19 +183,15 @@ class Space:
 
     :param table: the table and its layout.
     :param texts: how its text is decoded.
-    :param unread: whether no row will be read at all.
+    :param unread: whether rows are only counted.
     """
 
     def __init__(self, table: TableMap, texts: Decoders, *, unread: bool = False) -> None:
         self.table, columns = table, table.schema.columns
-        self._plans = (
-            [_Plan(kernel.FIXED, 0, _NOTHING)] * len(columns)
-            if unread
-            else [
-                _plan(c, wire, table, texts, c.name in table.schema.left_out)
-                for c, wire in zip(columns, table.columns, strict=True)
-            ]
-        )
+        self._plans = [
+            _plan(c, wire, table, texts, unread or c.name in table.schema.left_out)
+            for c, wire in zip(columns, table.columns, strict=True)
+        ]
         count = len(columns)
         #: What the machine code is told: this table's line, and the lines of its columns.
         self.line: Any = np.zeros(kernel.TABLE_FIELDS, np.int64)
@@ -203,6 +211,8 @@ class Space:
         self.line[kernel.KEYS] = 1 + max((i for i, c in enumerate(columns) if c.name in table.schema.key), default=-1)
         self.line[kernel.OPEN] = -1
         self._begin()
+        if unread:
+            self.line[kernel.SPACE] = -1
 
     def _begin(self) -> None:
         """Make little space, for no rows."""

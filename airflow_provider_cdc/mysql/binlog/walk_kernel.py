@@ -41,6 +41,7 @@ from airflow_provider_cdc.mysql.binlog.walk_state import (
     BYTES,
     CHECKED,
     COMMIT,
+    COUNTED,
     ENDED,
     EVENT,
     EXPECTED,
@@ -52,6 +53,7 @@ from airflow_provider_cdc.mysql.binlog.walk_state import (
     LIMIT,
     MARIADB,
     MORE,
+    MOST,
     NAMED,
     NUMBER,
     OPEN,
@@ -194,13 +196,12 @@ def _rows(
                 tables[slot, TAKEN] = 0
                 touched[state[TOUCHED]] = slot
                 state[TOUCHED] += 1
-        if state[SKIP_ROWS] == 0:
-            change = UPDATE if kind == 24 or kind == 31 else (DELETE if kind == 25 or kind == 32 else INSERT)
-            seq = state[BASE] + state[EXPECTED]
-            why = read_images(data, at, end, slot, change, state[BOTH], seq, state[COMMIT], tables, lines, inner)
-            if why != DONE:
-                state[TABLE], state[INSIDE] = slot, inner[IMAGE_AT] - packet
-                return why
+        change = UPDATE if kind == 24 or kind == 31 else (DELETE if kind == 25 or kind == 32 else INSERT)
+        seq = state[BASE] + state[EXPECTED]
+        why = read_images(data, at, end, slot, change, state[BOTH], seq, state[COMMIT], tables, lines, inner)
+        if why != DONE:
+            state[TABLE], state[INSIDE] = slot, inner[IMAGE_AT] - packet
+            return why
         state[BYTES] += end - at
     state[INSIDE] = 0
     if flags & _STMT_END:
@@ -212,7 +213,10 @@ def _rows(
 def _end(position: Any, state: Any, tables: Any, touched: Any, runs: Any) -> Any:
     if state[OPEN] == 0 or state[KIND] == IN_WORDS:
         return EVENT
-    if state[EXPECTED] != position:
+    if state[SKIP_ROWS]:
+        for i in range(state[TOUCHED]):
+            state[COUNTED] += tables[touched[i], ROW] - tables[touched[i], OPEN_ROW]
+    elif state[EXPECTED] != position:
         for i in range(state[TOUCHED]):
             if tables[touched[i], TAKEN]:
                 return SPLIT
@@ -343,5 +347,7 @@ def walk(
         if why != DONE:
             return why
         state[AT], state[POSITION], state[NUMBER] = packet + 4 + size, position, (state[NUMBER] + 1) & 255
-        if (is_end and position >= state[LIMIT]) or state[BYTES] >= state[BUDGET]:
+        if is_end and (position >= state[LIMIT] or state[COUNTED] >= state[MOST]):
+            return PAUSE
+        if state[BYTES] >= state[BUDGET]:
             return PAUSE

@@ -18,11 +18,13 @@ MORE, EVENT, PAUSE, SPLIT = range(10, 14)
     BASE,  # _cdc_seq of position 0 of the file
     CHECKED,  # whether events have a checksum
     MARIADB,
-    SKIP_ROWS,  # do not decode
+    SKIP_ROWS,  # count rows, do not decode them
     BOTH,  # both images of updates
     LIMIT,  # pause at the first end of a transaction at or behind this position
     BUDGET,  # pause when so many bytes of rows have been decoded
     BYTES,
+    MOST,  # pause at the first end of a transaction behind so many counted rows
+    COUNTED,  # rows of transactions that have ended
     OPEN,  # whether a transaction is open
     BEGUN,
     START,
@@ -43,8 +45,8 @@ MORE, EVENT, PAUSE, SPLIT = range(10, 14)
     ENDED,  # transactions that have ended
     RUNS,  # of GTIDs
     NAMED,  # whether each transaction with rows has a run of its own
-) = range(34)
-STATE = 34
+) = range(36)
+STATE = 36
 ANONYMOUS, OF_MYSQL, OF_MARIADB, IN_WORDS = range(4)
 #: In the place of BEGUN: begun as an XA transaction, whose rows are for Python.
 XA = 2

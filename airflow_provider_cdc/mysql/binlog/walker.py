@@ -41,7 +41,7 @@ from airflow_provider_cdc.mysql.columns import UnfitValue
 from airflow_provider_cdc.mysql.primitives import SLACK
 
 _RUNS = 4096
-_NEVER = 1 << 62
+NEVER = 1 << 62
 _MOST = (1 << 31) - 64  # offsets have 31 bits
 _CHANGES = {"insert": row_kernel.INSERT, "update": row_kernel.UPDATE, "delete": row_kernel.DELETE}
 _CRC = crc_tables()
@@ -54,6 +54,7 @@ class Step:
     :param file: binlog file.
     :param position: end of the last whole transaction, or a place between transactions.
     :param ended: transactions that have ended since the last step.
+    :param rows: changes of captured tables in them, where rows are only counted; an update is one.
     :param gtids: their GTIDs, runs of one source in one text: ``uuid:7-9``, ``uuid:tag:7-9``; of MariaDB the last one:
         ``0-1-9``.
     :param item: a transaction that is more than its rows: TRUNCATE, part of XA, or a change of a definition. It is the
@@ -65,6 +66,7 @@ class Step:
     file: str
     position: int
     ended: int
+    rows: int
     gtids: tuple[str, ...]
     item: Transaction | None
     open: bool
@@ -80,7 +82,7 @@ class Walker:
     :param texts: see :class:`~airflow_provider_cdc.mysql.binlog.space.Space`.
     :param budget: bytes of rows after which a step is made, also inside of a transaction.
     :param both: whether updates give their old image, too, as ``b``.
-    :param skip_rows: whether rows are only looked at, not decoded.
+    :param skip_rows: whether rows are only counted, not decoded.
     :param named: whether :meth:`names` tells the GTIDs of transactions with rows.
     :param tell_ddl: see :func:`~airflow_provider_cdc.mysql.binlog.transactions.read_transactions`.
     """
@@ -118,20 +120,23 @@ class Walker:
         self._maps: Any = np.full((64, walk_state.MAP_FIELDS), -1, np.int64)
         state = self._state
         state[walk_state.BOTH], state[walk_state.SKIP_ROWS], state[walk_state.NAMED] = both, skip_rows, named
-        state[walk_state.BUDGET], state[walk_state.LIMIT] = budget, _NEVER
+        state[walk_state.BUDGET] = budget
         state[walk_state.MARIADB] = stream.is_mariadb
         state[walk_state.SAFE] = stream.position
         self._safe_file = stream.file
         self._to_kernel()
 
-    def steps(self, until: Position | None = None) -> Iterator[Step]:
+    def steps(self, until: Position | None = None, rows: int = NEVER) -> Iterator[Step]:
         """Walk on; ends with the stream, and after the step that reaches ``until``.
 
         A step is made before waiting for the server, so what has come is never held back.
+
+        :param rows: where rows are counted: how many to walk; the transaction with the last of them is the last one.
         """
         state, item, moved = self._state, None, True
+        state[walk_state.MOST] = rows
         while True:
-            to = _NEVER
+            to = NEVER
             if until is not None and self._stream.file == until.file:
                 to = until.position
             state[walk_state.LIMIT] = to
@@ -154,7 +159,8 @@ class Walker:
                 continue
             moved = True
             here = Position(self._safe_file, int(state[walk_state.SAFE]))
-            over = until is not None and until <= here and not state[walk_state.OPEN]
+            far = until is not None and until <= here
+            over = (far or state[walk_state.COUNTED] >= state[walk_state.MOST]) and not state[walk_state.OPEN]
             if item is not None or why == walk_state.PAUSE or over or self._packed is not None:
                 yield self._step(item)
                 item = None
@@ -175,6 +181,8 @@ class Walker:
         :raises TerminalError: for bytes that are not text, and damaged documents.
         """
         self._held = self._state[walk_state.BYTES] = 0
+        if self._state[walk_state.SKIP_ROWS]:
+            return []
         found: dict[tuple[str, str], tuple[TableSchema, list[pa.RecordBatch]]] = {}
         for space in self._spaces:
             if space.rows and only is not None and not space.has(*only):
@@ -348,11 +356,10 @@ class Walker:
                 state[walk_state.TRANSACTION] += 1
                 state[walk_state.TOUCHED], state[walk_state.EXPECTED] = 0, 0
                 known = 0
-            if not now.xa:
+            # Rows of XA transactions that are to be decoded are kept as they are: they may never become visible.
+            if not now.xa or state[walk_state.SKIP_ROWS]:
                 for rows in now.rows[known:]:
                     self._add(rows, now.commit_us)
-            # Rows of XA transactions are kept as they are where they are read, since they may never become visible.
-            if not now.xa or state[walk_state.SKIP_ROWS]:
                 now.rows[known:] = [replace(r, data=memoryview(b"")) for r in now.rows[known:]]
             if event.type == TABLE_MAP:
                 self._announce(event, now)
@@ -409,8 +416,6 @@ class Walker:
     def _decode(self, event: RowsEvent, slot: int, seq: int, commit_us: int) -> None:
         space, state, size = self._spaces[slot], self._state, len(event.data)
         state[walk_state.BYTES] += size
-        if state[walk_state.SKIP_ROWS]:
-            return
         data: Any = np.empty(size + SLACK, np.uint8)
         data[:size] = event.data
         at, change, both = 0, _CHANGES[event.kind], state[walk_state.BOTH]
@@ -427,7 +432,7 @@ class Walker:
         """A transaction has ended by the plain code: number its rows, or forget them if they were taken back."""
         state = self._state
         seq = self._seq_of(found.file) + found.position
-        if found.xa_prepared is not None and state[walk_state.TOUCHED]:
+        if found.xa_prepared is not None and state[walk_state.TOUCHED] and not state[walk_state.SKIP_ROWS]:
             # Its rows would have to wait for XA COMMIT, and they have not been kept.
             raise TerminalError(
                 f"an XA PREPARE of what did not begin as XA, at {found.file}:{found.position}", "report this"
@@ -438,10 +443,12 @@ class Walker:
             wrong = state[walk_state.EXPECTED] != found.position or not found.rows
             if is_gone and wrong:
                 self._resolve(walk_state.SPLIT)
-            if found.rows:
-                space.stamp(first, seq)
-            else:
+            if not found.rows:
                 space.cut(first)
+            elif state[walk_state.SKIP_ROWS]:
+                state[walk_state.COUNTED] += space.rows - first
+            else:
+                space.stamp(first, seq)
         state[walk_state.TOUCHED] = 0
         state[walk_state.ENDED] += 1
         state[walk_state.SAFE], self._safe_file = found.position, found.file
@@ -506,11 +513,12 @@ class Walker:
         state = self._state
         self._drain()
         gtids, self._gtids = tuple(self._gtids), []
-        ended = int(state[walk_state.ENDED])
+        ended, rows = int(state[walk_state.ENDED]), int(state[walk_state.COUNTED])
         self._held += int(state[walk_state.BYTES])
-        state[walk_state.ENDED] = state[walk_state.BYTES] = 0
+        state[walk_state.MOST] -= rows
+        state[walk_state.ENDED] = state[walk_state.COUNTED] = state[walk_state.BYTES] = 0
         safe, reached, is_open = (int(state[i]) for i in (walk_state.SAFE, walk_state.POSITION, walk_state.OPEN))
-        return Step(self._safe_file, safe, ended, gtids, item, bool(is_open), reached)
+        return Step(self._safe_file, safe, ended, rows, gtids, item, bool(is_open), reached)
 
     def _batch(self, space: Space) -> pa.RecordBatch:
         try:

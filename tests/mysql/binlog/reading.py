@@ -18,7 +18,7 @@ from airflow_provider_cdc.mysql.binlog.transactions import Reached, RowsEvent, T
 from airflow_provider_cdc.mysql.catalog import read_schema
 from airflow_provider_cdc.mysql.charsets import UNICODE, Decoders
 from airflow_provider_cdc.mysql.session import connect
-from tests.mysql.binlog.buffer import ChangeBuffer
+from tests.mysql.binlog.buffer import ChangeBuffer, counted
 from tests.servers import MySQLServer
 
 Captured = Mapping[tuple[str, str], TableSchema]
@@ -76,7 +76,8 @@ def changes(found: Iterable[Transaction]) -> list[Change]:
 def agree(event: RowsEvent, texts: Decoders = UNICODE) -> None:
     """Both decoders give the same rows of an event, or both stop."""
     try:
-        plain: list[Any] | str = flat(event.kind, decode_rows(event, texts))
+        found = list(decode_rows(event, texts))
+        plain: list[Any] | str = flat(event.kind, found)
     except TerminalError as error:
         plain = error.message
     try:
@@ -97,6 +98,7 @@ def agree(event: RowsEvent, texts: Decoders = UNICODE) -> None:
         images = as_arrow(event.schema, [image for _, image in plain])
         expected = [(op, image) for (op, _), image in zip(plain, images, strict=True)]
         assert repr(compiled) == repr(expected)  # repr: -0.0 is not 0.0
+        assert counted(event) == len(found)
 
 
 def flat(kind: str, found: Iterable[Change]) -> list[tuple[str, Image]]:

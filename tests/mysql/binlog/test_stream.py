@@ -79,7 +79,7 @@ def test_a_start_that_the_protocol_cannot_say(
     at = [Position(*start), Position(*end)]
     lineage = Lineage("here", at[0].file)
     with closing(Follower(lambda at: open_stream(mysql_server, (at.file, at.position)), captured, lineage)) as follower:
-        assert sum(step.ended for step in follower.steps(*at)) == 1
+        assert sum(step.ended for step in follower.steps(at[0], at[1])) == 1
         assert [batch["a"].to_pylist() for _, batch in follower.take()] == [[2]]
     for place in (start[0], start[1] + 1), (start[0], end[1] + 1000):
         with pytest.raises(TerminalError, match=rf"there is no binlog event at {place[0]}:{place[1]}"):
