@@ -144,7 +144,7 @@ def test_so_many_rows(recorded: tuple[Recording, Captured, Position], monkeypatc
     """They end with the transaction that has the last of them, however often the connection breaks on the way."""
     recording, captured, end = recorded
     monkeypatch.setattr(follow, "_PAUSES", (0.0,) * 200)
-    changes = [batch for batch in by_plain(recording, captured, both=True)[0].values()]
+    changes = list(by_plain(recording, captured, both=True)[0].values())
     by_end = collections.Counter(
         seq
         for table in changes

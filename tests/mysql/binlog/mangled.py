@@ -222,7 +222,7 @@ def run(seed: int, tries: int, mangle: bool) -> dict[str, int]:
     names = [c.name for c in table.schema.columns]
     left_out = tuple(name for name in names[2::3] if name not in table.schema.key)
     part = replace(table, schema=replace(table.schema, left_out=left_out))
-    whole, less, counting = Space(table, UNICODE), Space(part, UNICODE), Space(table, {}, unread=True)
+    whole, less, counting = Space(table, UNICODE), Space(part, UNICODE), Space(table, UNICODE, unread=True)
     kept = [i for i, name in enumerate(names) if name not in left_out]
     found = collections.Counter[str]()
     kinds: tuple[Literal["insert", "update", "delete"], ...] = ("insert", "update", "delete")
@@ -244,8 +244,8 @@ def run(seed: int, tries: int, mangle: bool) -> dict[str, int]:
         if made is not None and space is whole:
             assert repr(made) == repr(_plain(table, kind, bytes(data), list(range(len(names))))), (seed, n)
         elif made is not None and (expected := _plain(table, kind, bytes(data), kept)) is not None:
-            images = len(expected) // 2 if kind == "update" else len(expected)
-            assert repr(made) == repr(images if space is counting else expected), (seed, n)
+            rows = len(expected) // 2 if kind == "update" else len(expected)
+            assert repr(made) == repr(rows if space is counting else expected), (seed, n)
         assert mangle or made is not None, (seed, n)
         found["refused" if made is None else "read"] += 1
     return dict(found)
