@@ -93,9 +93,8 @@ class Backlog:
                 if item.emptied is not None:
                     follower.take()
                     parts, emptied = [], seq
-                if item.xa_prepared is not None or item.xa_finished is not None:
-                    for _ in follower.add(prepared.visible(item), seq, item.commit_us):
-                        parts += [batch for _, batch in follower.take(only=only)]
+                for _ in follower.add(prepared.visible(item), seq, item.commit_us):
+                    parts += [batch for _, batch in follower.take(only=only)]
             if follower.held >= _FLUSH_BYTES:
                 parts += [batch for _, batch in follower.take(only=only)]
         parts += [batch for _, batch in follower.take(only=only)]

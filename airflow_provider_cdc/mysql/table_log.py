@@ -124,17 +124,15 @@ class TableLog:
                         yield from shape.changes(follower)
                         yield shape.emptied(item, seq)
                     if item.xa_prepared is not None:
-                        prepared.visible(item)
                         known.add(item.xa_prepared)
-                    elif item.xa_finished is not None:
-                        held = prepared
-                        if item.xa_finished not in known and item.xa_committed:
-                            at = self._find_prepare(args, item, open_beside)
-                            held = read_prepared([entry(item.xa_finished, at)], open_beside, captured)
-                        if item.xa_finished in known or item.xa_committed:
-                            for _ in follower.add(held.visible(item), seq, item.commit_us):
-                                yield from shape.changes(follower)
-                        known.discard(item.xa_finished)
+                    held, is_known = prepared, item.xa_finished is None or item.xa_finished in known
+                    if not is_known and item.xa_committed:
+                        at = self._find_prepare(args, item, open_beside)
+                        held = read_prepared([entry(str(item.xa_finished), at)], open_beside, captured)
+                    if is_known or item.xa_committed:
+                        for _ in follower.add(held.visible(item), seq, item.commit_us):
+                            yield from shape.changes(follower)
+                    known.discard(str(item.xa_finished))
                 if follower.held >= FLUSH_BYTES:
                     # A transaction that is larger than a piece is the last one of it.
                     is_last = follower.held >= (piece_bytes or self.piece_bytes) + 3 * FLUSH_BYTES

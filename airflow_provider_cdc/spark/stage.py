@@ -149,9 +149,8 @@ class StreamJob:
                     if step.item.emptied is not None:
                         write(follower.take())
                         output(tables[step.item.emptied]).empty(seq)
-                    if step.item.xa_prepared is not None or step.item.xa_finished is not None:
-                        for _ in follower.add(prepared.visible(step.item), seq, step.item.commit_us):
-                            write(follower.take())
+                    for _ in follower.add(prepared.visible(step.item), seq, step.item.commit_us):
+                        write(follower.take())
                 if follower.held >= _FLUSH_BYTES:
                     # A transaction that is larger than a batch may be is the last one of it.
                     is_last = follower.held >= self.max_batch_bytes + 3 * _FLUSH_BYTES

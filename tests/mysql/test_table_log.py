@@ -199,14 +199,13 @@ def test_xa_counts_where_it_is_committed(world: World) -> None:
     assert short(world.read(middle)) == expected[2:]
 
 
-def test_a_large_xa_transaction_comes_in_portions(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("phases", [1, 2])
+def test_a_large_xa_transaction_comes_in_portions(world: World, phases: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follow, "_PORTION_BYTES", 1000)
     start = world.end()
     values = [", ".join(f"({n}, REPEAT('x', 100))" for n in range(first, first + 300)) for first in (0, 300)]
-    world.run(
-        "XA START 'large'", *(f"INSERT INTO t VALUES {v}" for v in values), "XA END 'large'", "XA PREPARE 'large'"
-    )
-    end = world.run("XA COMMIT 'large'")
+    ways = {1: ["XA COMMIT 'large' ONE PHASE"], 2: ["XA PREPARE 'large'", "XA COMMIT 'large'"]}
+    end = world.run("XA START 'large'", *(f"INSERT INTO t VALUES {v}" for v in values), "XA END 'large'", *ways[phases])
     log = world.log()
     parts = [p for p in log.read(world.offset(start, log), world.offset(end, log), 1) if p.num_rows]
     assert len(parts) > 1

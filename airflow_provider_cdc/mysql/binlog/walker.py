@@ -57,8 +57,8 @@ class Step:
     :param rows: changes of captured tables in them, where rows are only counted; an update is one.
     :param gtids: their GTIDs, runs of one source in one text: ``uuid:7-9``, ``uuid:tag:7-9``; of MariaDB the last one:
         ``0-1-9``.
-    :param item: a transaction that is more than its rows: TRUNCATE, part of XA, or a change of a definition. It is the
-        last one of the step.
+    :param item: a transaction that is more than its rows: TRUNCATE, a change of a definition, or one that began as XA;
+        its rows, if any, have not been decoded: see :meth:`Walker.add`. It is the last one of the step.
     :param open: whether another transaction has been begun.
     :param reached: end of the last event, in the file that is being read.
     """
@@ -365,14 +365,11 @@ class Walker:
                 self._announce(event, now)
             elif not now.tables:
                 state[walk_state.STATEMENT] += 1  # its end: what was announced counts no more
-        if found is not None:
-            if was is not None and was.xa:  # in one phase
-                for rows in found.rows:
-                    self._add(rows, found.commit_us)
-            self._ended(found)
-        if found is None or not (found.xa_prepared or found.xa_finished or found.emptied or found.altered):
+        if found is None:
             return None
-        return found
+        self._ended(found)
+        late = was is not None and was.xa and found.rows
+        return found if late or found.xa_prepared or found.xa_finished or found.emptied or found.altered else None
 
     def _announce(self, event: Event, now: OpenTransaction) -> None:
         """Let the machine code know a table map."""

@@ -71,6 +71,8 @@ def by_walker(
     for step in walker.steps():
         end = step.file, step.position
         gtids += gtids_of(step)
+        for rows in step.item.rows if step.item is not None else ():
+            walker.add(rows, LINEAGE.seq(Position(*end)), step.item.commit_us)  # type: ignore[union-attr]
         if walker.can_take:
             for schema, batch in walker.take():
                 batch.validate(full=True)
