@@ -200,6 +200,20 @@ class MySQLServer:
             cursor.execute(sql, args)
             return tuple(cursor.fetchall())
 
+    def purge(self) -> None:
+        """Remove all binlog files but a new one."""
+        self.execute("FLUSH BINARY LOGS")
+        newest, end = self.execute("SHOW BINARY LOGS")[-1][0], time.monotonic() + 60
+        while self.execute("SHOW BINARY LOGS")[0][0] != newest:
+            assert time.monotonic() < end
+            # Of a reader that is gone the server learns only when it has something to send, and keeps its file.
+            for number, _, _, _, command, *_ in self.execute("SHOW PROCESSLIST"):
+                if command.startswith("Binlog Dump"):
+                    with contextlib.suppress(pymysql.MySQLError):
+                        self.execute(f"KILL {number}")
+            self.execute(f"PURGE BINARY LOGS TO '{newest}'")
+            time.sleep(0.05)
+
     def session(self, database: str, *statements: str) -> None:
         """Run statements as administrator in one session, which then ends."""
         with contextlib.closing(self.connect(database=database)) as connection, connection.cursor() as cursor:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import pymysql
 import pytest
 import yaml
 
@@ -54,20 +52,6 @@ class World:
     def run(self, *statements: str) -> None:
         self.server.session("d", *statements)
 
-    def purge(self) -> None:
-        """Remove all binlog files but the newest one."""
-        self.run("FLUSH BINARY LOGS")
-        newest, end = self.server.execute("SHOW BINARY LOGS")[-1][0], time.monotonic() + 60
-        while self.server.execute("SHOW BINARY LOGS")[0][0] != newest:
-            assert time.monotonic() < end
-            # Of a reader that is gone the server learns only when it has something to send, and keeps its file.
-            for number, _, _, _, command, *_ in self.server.execute("SHOW PROCESSLIST"):
-                if command.startswith("Binlog Dump"):
-                    with contextlib.suppress(pymysql.MySQLError):
-                        self.run(f"KILL {number}")
-            self.run(f"PURGE BINARY LOGS TO '{newest}'")
-            time.sleep(0.05)
-
     def change(self) -> None:
         """Changes of every kind, also outside of all chunks, that only the binlog holds; then they are gone from it."""
         self.run(
@@ -79,7 +63,7 @@ class World:
             "CREATE TABLE fresh (id INT PRIMARY KEY, v VARCHAR(20))",
             "INSERT INTO fresh VALUES (1, 'gap')",
         )
-        self.purge()
+        self.server.purge()
 
     def exact(self, generation: int) -> None:
         """Whether the copy is right, and goes on being so."""
@@ -134,7 +118,7 @@ def test_all_tables_are_read_again(world: World) -> None:
     world.exact(generation=2)
     # And once more, from a snapshot that was read again.
     world.run("UPDATE t SET v = 'once more' WHERE id > 7")
-    world.purge()
+    world.server.purge()
     world.cli.snapshot()
     world.exact(generation=3)
 
@@ -150,7 +134,7 @@ def test_before_the_stream_has_begun(server: MySQLServer, tmp_path: Path) -> Non
         cli.snapshot()
         world = World(server, cli)
         world.run("DELETE FROM t WHERE id = 3", "INSERT INTO t VALUES (4, 'c')")
-        world.purge()
+        world.server.purge()
         assert "The snapshot begins again" in cli.call("check").out
         cli.snapshot()
         world.exact(generation=2)
@@ -212,7 +196,7 @@ def test_who_belongs_to_the_old_snapshot_cannot_write(world: World) -> None:
 def test_beside_a_stream_that_runs_nothing_is_planned(world: World) -> None:
     with world.cli.opened() as (context, store):
         epoch = begin(context, store, catch_up=False)
-        world.purge()  # it has read all that there was, which its resume point does not tell
+        world.server.purge()  # it has read all that there was, which its resume point does not tell
         with pytest.raises(NotReadyError, match="a stream of p is running"):
             planned(context, store)
         epoch.stop.set()

@@ -133,6 +133,27 @@ def test_a_backfill_and_its_run_again(site: Site) -> None:
         assert all(table["equal"] for table in client.xcom(dag, run, "nightly.verify"))
 
 
+def test_purged_binlogs(site: Site) -> None:
+    """A run that finds that the server has removed what it needs reads the tables again; the next one does not."""
+    dag, client = "purged", site.client
+    lake, outcomes = Path(f"{site.lake}-purged"), []
+
+    def done() -> None:
+        run = client.trigger(dag)
+        client.wait_run(dag, run)
+        assert all(table["equal"] for table in client.xcom(dag, run, "purged.verify"))
+        site.equal("customer_address", lake=lake)
+        outcomes.append({client.xcom(dag, run, "purged.snapshot", map_index=i)["outcome"] for i in (0, 1)})
+
+    done()
+    site.server.execute("DELETE FROM shop.customer_address ORDER BY ca_address_sk LIMIT 5")
+    site.server.purge()
+    done()
+    site.server.execute("DELETE FROM shop.customer_address ORDER BY ca_address_sk LIMIT 5")
+    done()
+    assert outcomes == [{"published"}, {"published"}, {"adopted"}]
+
+
 def test_errors_say_what_to_do(site: Site) -> None:
     """Those that need a person fail at once, in spite of retries; the others are tried again. No one is silent."""
     dag, client = "broken", site.client

@@ -1,6 +1,7 @@
 """Pipelines whose tasks are killed, cleared and run again by the tests; their bookkeeping is in PostgreSQL."""
 
 import os
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from airflow.sdk import DAG
@@ -13,6 +14,7 @@ from airflow_provider_cdc import (
     Snapshot,
     Source,
     State,
+    Stream,
     cdc_pipeline,
 )
 
@@ -35,6 +37,10 @@ with DAG("groups", schedule=None, max_active_runs=2, default_args=RETRIES):
 
 with DAG("nightly", schedule="@daily", start_date=datetime(2026, 1, 1), catchup=False, max_active_runs=2):
     cdc_pipeline(pipeline("nightly", "customer_address"), catch_up=True, verify=True)
+
+with DAG("purged", schedule=None, default_args=RETRIES):
+    again = replace(pipeline("purged", "customer_address", 2000), stream=Stream(on_purged="reread"))
+    cdc_pipeline(again, catch_up=True, verify=True)
 
 with DAG("shared", schedule=None, max_active_runs=1):
     cdc_pipeline(pipeline("shared", "customer"))
