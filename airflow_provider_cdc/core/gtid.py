@@ -118,6 +118,10 @@ class GtidSet:
         """Whether every GTID of this set is in the other."""
         return not self.subtract(other)
 
+    def without(self, gtids: Iterable[str]) -> GtidSet:
+        """What is left of the set when more GTIDs, and runs of them, have come."""
+        return self.subtract(GtidSet().with_all(gtids))
+
 
 @dataclass(frozen=True)
 class MariadbPosition:
@@ -140,6 +144,22 @@ class MariadbPosition:
     def __str__(self) -> str:
         return ",".join(f"{domain}-{server}-{number}" for domain, (server, number) in sorted(self.newest.items()))
 
+    def __bool__(self) -> bool:
+        return bool(self.newest)
+
+    def __contains__(self, gtid: str) -> bool:
+        """Whether one GTID lies at or before the position: GTIDs of a domain have an order."""
+        return MariadbPosition.parse(gtid).issubset(self)
+
+    def issubset(self, other: MariadbPosition) -> bool:
+        """Whether all that lies at or before this position lies at or before the other."""
+        return all(d in other.newest and number <= other.newest[d][1] for d, (_, number) in self.newest.items())
+
+    def without(self, gtids: Iterable[str]) -> MariadbPosition:
+        """The position without the domains in which it is reached with more GTIDs, in their order."""
+        come = self.parse(",".join(gtids))
+        return MariadbPosition({d: own for d, own in self.newest.items() if own[1] > come.newest.get(d, (0, 0))[1]})
+
     def add(self, gtid: str) -> MariadbPosition:
         """The position with one GTID more, which is the newest of its domain."""
         return MariadbPosition({**self.newest, **MariadbPosition.parse(gtid).newest})
@@ -147,6 +167,14 @@ class MariadbPosition:
     def with_all(self, gtids: Iterable[str]) -> MariadbPosition:
         """The position with more GTIDs, in their order."""
         return MariadbPosition({**self.newest, **MariadbPosition.parse(",".join(gtids)).newest})
+
+
+def kind_of(server: str) -> type[GtidSet] | type[MariadbPosition]:
+    """How a server tells which transactions it has.
+
+    :param server: its identity (:func:`airflow_provider_cdc.mysql.server.identity`).
+    """
+    return MariadbPosition if server.startswith("mariadb:") else GtidSet
 
 
 def split(gtid: str) -> tuple[Source, int]:

@@ -7,18 +7,19 @@ twice is argued in docs/correctness.md.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 from pymysql.connections import Connection
 
-from airflow_provider_cdc.core.gtid import GtidSet
+from airflow_provider_cdc.core.gtid import GtidSet, MariadbPosition, kind_of
 from airflow_provider_cdc.core.offset import Offset
 from airflow_provider_cdc.exceptions import TerminalError, TransientError
-from airflow_provider_cdc.mysql.binlog.transactions import Transaction
+from airflow_provider_cdc.mysql.binlog.transactions import Reached, Transaction
 from airflow_provider_cdc.mysql.retention import OpenAt
 from airflow_provider_cdc.mysql.server import identity, is_mariadb, same_server
 from airflow_provider_cdc.mysql.session import rows
-from airflow_provider_cdc.mysql.start import Finder
+from airflow_provider_cdc.mysql.start import Finder, Place
 from airflow_provider_cdc.mysql.xa import parse_entry
 
 #: Seconds to wait for a server that is about to have all transactions.
@@ -38,8 +39,7 @@ def take_over(connection: Connection[Any], open_at: OpenAt, offset: Offset) -> O
     :raises TerminalError: if it cannot be proved that it is the same database, or it has purged what comes next.
     """
     server = identity(connection)
-    mode = "" if is_mariadb(connection) else rows(connection, "SELECT @@global.gtid_mode")[0][0]
-    if mode != "ON" or not offset.gtid_set:
+    if not (offset.gtid_set and kind_of(server) is kind_of(offset.server) and _has_gtids(connection)):
         same_server(server, offset.server)
     for xid, at in map(parse_entry, offset.xa):
         if at is not None:
@@ -47,22 +47,31 @@ def take_over(connection: Connection[Any], open_at: OpenAt, offset: Offset) -> O
                 f"XA transaction {xid} is open, and its rows are in the binlog of server {offset.server} only, at {at}",
                 f"Point the connection at that server until it has ended, or {_FRESH}",
             )
-    wanted = GtidSet.parse(offset.gtid_set).union(GtidSet.parse(offset.held))
-    _has_all(connection, server, wanted)
-    finder = Finder(connection, open_at)
-    heads = ((file, finder.beginning(file)) for file in reversed(finder.files))
-    file = next(file for file, head in heads if isinstance(head.gtids, GtidSet) and head.gtids.issubset(wanted))
-    # Of a transaction without a GTID nobody can tell whether it is in the copy.
-    place = finder.search(file, lambda _, item: isinstance(item, Transaction) and not _is_in(item.gtid, wanted))
-    assert isinstance(place.gtids, GtidSet)
-    held = wanted.subtract(place.gtids)
+    place, held = (_in_domains if is_mariadb(connection) else _in_sets)(connection, server, open_at, offset)
     # Those without captured rows may have been prepared in a file before the one that was read.
     xa = {parse_entry(text)[0]: text for text in offset.xa} | place.xa
     return Offset(server, place.at, str(place.gtids), tuple(sorted(xa.values())), str(held))
 
 
-def _is_in(gtid: str, held: GtidSet) -> bool:
-    return bool(gtid) and gtid in held
+def _has_gtids(connection: Connection[Any]) -> bool:
+    return is_mariadb(connection) or rows(connection, "SELECT @@global.gtid_mode")[0][0] == "ON"
+
+
+# ------------------------------------------------------------ MySQL: sets
+
+
+def _in_sets(connection: Connection[Any], server: str, open_at: OpenAt, offset: Offset) -> tuple[Place, GtidSet]:
+    wanted = GtidSet.parse(offset.gtid_set).union(GtidSet.parse(offset.held))
+    _has_all(connection, server, wanted)
+    finder = Finder(connection, open_at)
+    file = finder.before(wanted)
+    assert file is not None  # nothing else was purged
+    # Of a transaction without a GTID nobody can tell whether it is in the copy.
+    place = finder.search(
+        file, lambda _, item: isinstance(item, Transaction) and not (item.gtid and item.gtid in wanted)
+    )
+    assert isinstance(place.gtids, GtidSet)
+    return place, wanted.subtract(place.gtids)
 
 
 def _has_all(connection: Connection[Any], server: str, wanted: GtidSet) -> None:
@@ -83,3 +92,84 @@ def _has_all(connection: Connection[Any], server: str, wanted: GtidSet) -> None:
             f"the connection reaches server {server} now, and that has purged {gap}, which was never read",
             f"Point the connection at a server that still has them in its binlog, or {_FRESH}",
         )
+
+
+# ------------------------------------------------------------ MariaDB: an order in each domain
+
+
+def _in_domains(
+    connection: Connection[Any], server: str, open_at: OpenAt, offset: Offset
+) -> tuple[Place, MariadbPosition]:
+    """What the offset has is told by the newest GTID of each domain; so the order in a domain must be the same."""
+    wanted = MariadbPosition.parse(f"{offset.gtid_set},{offset.held}")  # the newer ones come last, and count
+    if rows(connection, "SELECT @@global.gtid_strict_mode")[0][0] != "1":
+        raise TerminalError(
+            f"the connection reaches server {server} now, where gtid_strict_mode is OFF: nothing proves that it ran "
+            "the transactions of a domain in the order of the server before it",
+            "If nobody but replication wrote to it while it was a replica, SET GLOBAL gtid_strict_mode = ON and run "
+            f"again; otherwise {_FRESH}",
+        )
+    _has_domains(connection, server, wanted)
+    finder = Finder(connection, open_at)
+    file = finder.before(wanted)
+    if file is None:
+        first = finder.beginning(finder.files[0]).gtids
+        raise TerminalError(
+            f"the connection reaches server {server} now, whose binlog begins behind {first}; the copy ends at "
+            f"{wanted}, and what lies between was never read",
+            f"Point the connection at a server that still has it in its binlog, or {_FRESH}",
+        )
+    found: Place | None = None
+    met = set[int]()
+
+    def meet(place: Place) -> None:
+        assert isinstance(place.gtids, MariadbPosition)
+        for domain, newest in wanted.newest.items():
+            reached = place.gtids.newest.get(domain, (0, 0))
+            if reached == newest:
+                met.add(domain)
+            elif reached[1] >= newest[1] and domain not in met:
+                raise TerminalError(
+                    f"the connection reaches server {server} now, which ran {_gtid(domain, reached)}, and never "
+                    f"{_gtid(domain, newest)}, which the copy holds",
+                    f"Point the connection at a server that did, or {_FRESH}",
+                )
+
+    def is_over(place: Place, item: Transaction | Reached) -> bool:
+        nonlocal found
+        meet(place)
+        if isinstance(item, Transaction):
+            if item.gtid in place.gtids:
+                raise TerminalError(
+                    f"the connection reaches server {server} now, where {item.gtid} comes behind {place.gtids}, at "
+                    f"{item.file}:{item.start_position}",
+                    f"Its binlog has no order that GTIDs would tell: {_FRESH}",
+                )
+            if found is None and item.gtid not in wanted:
+                found = replace(place, xa=dict(place.xa))
+        return found is not None and len(met) == len(wanted.newest)
+
+    end = finder.search(file, is_over)
+    meet(end)
+    assert len(met) == len(wanted.newest)  # it has them all, and each was met where it is
+    place = found or end
+    assert isinstance(place.gtids, MariadbPosition)
+    return place, MariadbPosition({d: at for d, at in wanted.newest.items() if _gtid(d, at) not in place.gtids})
+
+
+def _gtid(domain: int, newest: tuple[int, int]) -> str:
+    return f"{domain}-{newest[0]}-{newest[1]}"
+
+
+def _has_domains(connection: Connection[Any], server: str, wanted: MariadbPosition) -> None:
+    end = time.monotonic() + _SECONDS
+    while True:
+        logged = MariadbPosition.parse(rows(connection, "SELECT @@global.gtid_binlog_pos")[0][0] or "")
+        if wanted.issubset(logged):
+            return
+        if time.monotonic() > end:
+            raise TransientError(
+                f"the connection reaches server {server} now, whose binlog ends at {logged}, and the copy at {wanted}",
+                f"Run again when it has caught up (it needs log_slave_updates); if it never will, {_FRESH}",
+            )
+        time.sleep(0.2)

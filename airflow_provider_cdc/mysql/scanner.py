@@ -7,7 +7,7 @@ from typing import Any
 
 from pymysql.connections import Connection
 
-from airflow_provider_cdc.core.gtid import GtidSet, MariadbPosition
+from airflow_provider_cdc.core.gtid import kind_of
 from airflow_provider_cdc.core.offset import Lineage, Offset, Position
 from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.exceptions import TerminalError
@@ -15,7 +15,7 @@ from airflow_provider_cdc.mysql.binlog.stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.transactions import Transaction
 from airflow_provider_cdc.mysql.binlog.walker import NEVER
 from airflow_provider_cdc.mysql.follow import Follower
-from airflow_provider_cdc.mysql.server import identity, is_mariadb, same_server, status
+from airflow_provider_cdc.mysql.server import identity, same_server, status
 from airflow_provider_cdc.mysql.xa import entry, parse_entry
 
 
@@ -48,8 +48,8 @@ class Scanner:
         target = status(self._connection)
         if target <= start.at:
             return start
-        kind = MariadbPosition if is_mariadb(self._connection) else GtidSet
-        gtids, held, at, size, rows = kind.parse(start.gtid_set), GtidSet.parse(start.held), start.at, 0, 0
+        kind = kind_of(start.server)
+        gtids, held, at, size, rows = kind.parse(start.gtid_set), kind.parse(start.held), start.at, 0, 0
         xa = {parse_entry(text)[0]: text for text in start.xa}
         while at < target and size < max_bytes and rows < max_rows:
             # The budget in the present file; behind its end it is looked at again.
@@ -63,7 +63,7 @@ class Scanner:
                 if step.item is not None:
                     follow_xa(step.item, xa, at, strict=not held or step.item.gtid not in held)
                 if held:
-                    held = held.subtract(GtidSet().with_all(step.gtids))
+                    held = held.without(step.gtids)
         return Offset(start.server, at, str(gtids), tuple(sorted(xa.values())), str(held))
 
     def pieces(self, start: Offset, max_bytes: int, max_rows: int, most: int, least_bytes: int) -> list[Offset]:

@@ -176,7 +176,7 @@ class Finder:
             ) from None
         if isinstance(wanted, GtidSet):
             self._check_executed(wanted)
-        file = next((f for f in reversed(self.files) if _held(self.beginning(f).gtids, wanted)), None)
+        file = self.before(wanted)
         if file is None:
             first, gap = self.beginning(self.files[0]), ""
             if isinstance(wanted, GtidSet) and isinstance(first.gtids, GtidSet):
@@ -201,6 +201,10 @@ class Finder:
         if not _held(wanted, place.gtids):
             raise NotReadyError(f"{_KEY}: the server does not have all of {text[:80]}", f"It has {place.gtids}")
         return place
+
+    def before(self, wanted: GtidSet | MariadbPosition) -> str | None:
+        """The newest file that begins with nothing but GTIDs of a set."""
+        return next((f for f in reversed(self.files) if _held(self.beginning(f).gtids, wanted)), None)
 
     def _check_executed(self, wanted: GtidSet) -> None:
         end = time.monotonic() + _COMMIT_SECONDS
@@ -246,9 +250,7 @@ def _held(part: GtidSet | MariadbPosition, whole: GtidSet | MariadbPosition) -> 
     if isinstance(part, GtidSet) and isinstance(whole, GtidSet):
         return part.issubset(whole)
     assert isinstance(part, MariadbPosition) and isinstance(whole, MariadbPosition)
-    return all(
-        domain in whole.newest and number <= whole.newest[domain][1] for domain, (_, number) in part.newest.items()
-    )
+    return part.issubset(whole)
 
 
 def _binlog_gtid_pos(connection: Connection[Any], at: Position) -> str:

@@ -164,7 +164,8 @@ def _server(context: Context, connection: Connection[Any]) -> Iterator[Finding]:
             "SET GLOBAL binlog_row_metadata = 'FULL'",
         )
     at, do, ignore = _granted(lambda: binlog_status(connection), "REPLICATION CLIENT")
-    yield Finding("ok", f"binary log at {at}, {'MariaDB' if mariadb else 'gtid_mode ' + found['gtid_mode']}")
+    gtids = "gtid_strict_mode" if mariadb else "gtid_mode"
+    yield Finding("ok", f"binary log at {at}, {gtids} {found[gtids]}")
     if not mariadb and found["gtid_mode"] != "ON":
         # Without GTIDs watermarks need grants; the error names them.
         low_watermark(connection)

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from airflow_provider_cdc.core.gtid import GtidSet
+from airflow_provider_cdc.core.gtid import kind_of
 from airflow_provider_cdc.core.offset import Lineage, Offset, Position
 from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.core.schema import SEQ, TableSchema
@@ -140,7 +140,7 @@ class StreamJob:
         # One without rows may end here and be prepared again under its name: both offsets list it, and look the same.
         ending = sorted(text for text in start.xa if text not in end.xa or parse_entry(text)[1] is None)
         prepared = read_prepared(ending, open_at, tables)
-        held = GtidSet.parse(start.held)
+        held = kind_of(start.server).parse(start.held)
         follower = Follower(open_at, tables, self.lineage, texts, named=bool(held))
         try:
             for step in follower.steps(start.at, end.at):
