@@ -1,5 +1,7 @@
 """Packets of the binlog protocol, walked by machine code: plain transactions from end to end without Python.
 
+The events inside of a compressed transaction are walked by it, too, when Python has unpacked them.
+
 Understood here are the events of ordinary transactions: GTID, BEGIN, table maps that have been seen before, rows, XID
 and COMMIT, and events without rows. Everything else, and everything that is not as it should be, is left to Python
 (:mod:`airflow_provider_cdc.mysql.binlog.walker`), which takes the same event once more, by the plain code.
@@ -57,6 +59,7 @@ from airflow_provider_cdc.mysql.binlog.walk_state import (
     NAMED,
     NUMBER,
     OPEN,
+    PACKED,
     PAUSE,
     POSITION,
     RUN_END,
@@ -291,26 +294,40 @@ def walk(
     if state[AT] < 0 or end + SLACK > data.shape[0] or touched.shape[0] < tables.shape[0]:
         return EVENT
     while True:
-        packet = state[AT]
-        if end - packet < 4:
-            state[WANTED] = 4
-            return MORE
-        size = np.int64(take32(data, packet) & np.uint32(0xFF_FFFF))
+        packet, is_bare = state[AT], state[PACKED]
+        if is_bare:
+            packet -= 5  # as if there were one
+            if end - packet - 5 < _HEADER:
+                state[WANTED] = _HEADER
+                return MORE
+            size = np.int64(take32(data, packet + 14)) + 1
+        else:
+            if end - packet < 4:
+                state[WANTED] = 4
+                return MORE
+            size = np.int64(take32(data, packet) & np.uint32(0xFF_FFFF))
         if end - packet - 4 < size:
             state[WANTED] = 4 + size
             return MORE
         event, stop = packet + 5, packet + 4 + size
-        if size == 0xFF_FFFF or size < 1 + _HEADER + 4 or data[packet + 3] != state[NUMBER] or data[packet + 4] != 0:
+        position = state[POSITION]
+        if is_bare:
+            if size < 1 + _HEADER:
+                return EVENT
+        else:
+            if size == 0xFF_FFFF or size < 1 + _HEADER + 4 or data[packet + 3] != state[NUMBER] or data[packet + 4]:
+                return EVENT
+            length, ends = np.int64(take32(data, event + 9)), np.int64(take32(data, event + 13))
+            position += length
+            if length != size - 1 or (ends == 0 and not state[MARIADB]):
+                return EVENT
+            if ends != 0 and position & 0xFFFF_FFFF != ends:
+                return EVENT
+        if take16(data, event + 17) & _ARTIFICIAL:
             return EVENT
         kind = np.int64(data[event + 4])
-        length, ends = np.int64(take32(data, event + 9)), np.int64(take32(data, event + 13))
-        position = state[POSITION] + length
-        if length != size - 1 or take16(data, event + 17) & _ARTIFICIAL:
-            return EVENT
-        if (ends == 0 and not state[MARIADB]) or (ends != 0 and position & 0xFFFF_FFFF != ends):
-            return EVENT
         at = event + _HEADER
-        if state[CHECKED]:
+        if state[CHECKED] and not is_bare:
             stop -= 4
             if state[INSIDE] == 0 and crc32(crc, data, event, stop) != take32(data, stop):
                 return EVENT
@@ -346,7 +363,9 @@ def walk(
             why = EVENT
         if why != DONE:
             return why
-        state[AT], state[POSITION], state[NUMBER] = packet + 4 + size, position, (state[NUMBER] + 1) & 255
+        state[AT], state[POSITION] = packet + 4 + size, position
+        if not is_bare:
+            state[NUMBER] = (state[NUMBER] + 1) & 255
         if is_end and (position >= state[LIMIT] or state[COUNTED] >= state[MOST]):
             return PAUSE
         if state[BYTES] >= state[BUDGET]:

@@ -17,6 +17,7 @@ MORE, EVENT, PAUSE, SPLIT = range(10, 14)
     POSITION,
     BASE,  # _cdc_seq of position 0 of the file
     CHECKED,  # whether events have a checksum
+    PACKED,  # whether these are the events of a compressed transaction: bare ones, all of them at one place
     MARIADB,
     SKIP_ROWS,  # count rows, do not decode them
     BOTH,  # both images of updates
@@ -45,8 +46,8 @@ MORE, EVENT, PAUSE, SPLIT = range(10, 14)
     ENDED,  # transactions that have ended
     RUNS,  # of GTIDs
     NAMED,  # whether each transaction with rows has a run of its own
-) = range(36)
-STATE = 36
+) = range(37)
+STATE = 37
 ANONYMOUS, OF_MYSQL, OF_MARIADB, IN_WORDS = range(4)
 #: In the place of BEGUN: begun as an XA transaction, whose rows are for Python.
 XA = 2

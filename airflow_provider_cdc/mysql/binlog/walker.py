@@ -15,6 +15,7 @@ from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
+from zstandard import ZstdDecompressor
 
 from airflow_provider_cdc.core.changes import in_order
 from airflow_provider_cdc.core.offset import Position
@@ -23,7 +24,7 @@ from airflow_provider_cdc.exceptions import TerminalError
 from airflow_provider_cdc.mysql.binlog import row_kernel, walk_kernel, walk_state
 from airflow_provider_cdc.mysql.binlog.blocks import Blocks
 from airflow_provider_cdc.mysql.binlog.checksum import crc_tables
-from airflow_provider_cdc.mysql.binlog.payload import inner_events
+from airflow_provider_cdc.mysql.binlog.payload import Unpacked
 from airflow_provider_cdc.mysql.binlog.space import Only, Space, failure
 from airflow_provider_cdc.mysql.binlog.stream import BinlogStream, Event
 from airflow_provider_cdc.mysql.binlog.table_map import TableMap, table_of
@@ -45,6 +46,7 @@ NEVER = 1 << 62
 _MOST = (1 << 31) - 64  # offsets have 31 bits
 _CHANGES = {"insert": row_kernel.INSERT, "update": row_kernel.UPDATE, "delete": row_kernel.DELETE}
 _CRC = crc_tables()
+_PAYLOAD = bytes([TRANSACTION_PAYLOAD])
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +115,8 @@ class Walker:
         self._names: dict[int, str] = {}
         self._tx: OpenTransaction | None = None
         self._tx_number, self._held = -1, 0
-        self._packed: Iterator[Event] | None = None  # what is left of a compressed transaction
+        self._unpacked: Unpacked | None = None  # the compressed transaction that is being walked
+        self._decompressor, self._outside = ZstdDecompressor(), 0
         self._set_aside: dict[int, int] = {}  # table ids that are for the plain code, and the statement of each
         self._touched: Any = np.zeros(1, np.int64)
         self._lay_out()
@@ -140,12 +143,16 @@ class Walker:
             if until is not None and self._stream.file == until.file:
                 to = until.position
             state[walk_state.LIMIT] = to
-            why = self._walk() if self._packed is None else walk_state.EVENT
+            why = self._walk()
             if why == walk_state.EVENT:
                 going, item = self._event()
                 if not going:
                     yield self._step(None)
                     return
+            elif why == walk_state.MORE and self._unpacked is not None:
+                if not self._unpacked.fill():
+                    self._leave()
+                continue
             elif why == walk_state.MORE:
                 if moved or state[walk_state.ENDED]:
                     yield self._step(None)
@@ -161,7 +168,7 @@ class Walker:
             here = Position(self._safe_file, int(state[walk_state.SAFE]))
             far = until is not None and until <= here
             over = (far or state[walk_state.COUNTED] >= state[walk_state.MOST]) and not state[walk_state.OPEN]
-            if item is not None or why == walk_state.PAUSE or over or self._packed is not None:
+            if item is not None or why == walk_state.PAUSE or over:
                 yield self._step(item)
                 item = None
             if over:
@@ -238,10 +245,11 @@ class Walker:
     # ------------------------------------------------------------ with the machine code
 
     def _walk(self) -> int:
+        source = self._unpacked or self._blocks
         return int(
             walk_kernel.walk(
-                self._blocks.data,
-                self._blocks.end,
+                source.data,
+                source.end,
                 self._state,
                 self._inner,
                 self._maps,
@@ -261,7 +269,7 @@ class Walker:
                 f"the transaction at {self._stream.file}:{state[walk_state.START]} does not end where it said",
                 "run again; if it stays, start with a fresh sink.path",
             )
-        self._make_space(self._spaces[int(state[walk_state.TABLE])], why, self._blocks.data)
+        self._make_space(self._spaces[int(state[walk_state.TABLE])], why, (self._unpacked or self._blocks).data)
 
     def _make_space(self, space: Space, why: int, data: Any) -> None:
         column = int(self._inner[row_kernel.COLUMN]) - int(space.line[row_kernel.FIRST])
@@ -310,35 +318,41 @@ class Walker:
 
     def _event(self) -> tuple[bool, Transaction | None]:
         """Take one event the plain way; (whether there is more, a transaction that ended)."""
-        if self._packed is not None:
-            return True, self._unpack(self._packed)
-        packet = self._blocks.packet()
-        if packet is None:
-            return False, None
-        self._from_kernel()
-        event = self._stream.accept(packet)
+        if self._unpacked is not None:
+            self._from_kernel()
+            event: Event | None = self._unpacked.take()
+        else:
+            packet = self._blocks.packet()
+            if packet is None:
+                return False, None
+            if packet[:1] == b"\0" and packet[5:6] == _PAYLOAD:
+                self._enter(packet)
+                return True, None
+            self._from_kernel()
+            event = self._stream.accept(packet)
         if event is None:
             return False, None
-        if event.type == TRANSACTION_PAYLOAD:
-            return True, self._unpack(inner_events(event))
         item = self._assemble(event)
         self._to_kernel()
         return True, item
 
-    def _unpack(self, events: Iterator[Event]) -> Transaction | None:
-        """Take the events of a compressed transaction, as many as fit into a step."""
-        item, self._packed = None, None
-        for event in events:
-            item = self._assemble(event) or item
-            if self._state[walk_state.BYTES] >= self._state[walk_state.BUDGET]:
-                self._packed = events
-                break
-        else:
-            if self._assembler.open is not None:
-                place = f"{self._stream.file}:{self._stream.position}"
-                raise TerminalError(f"a compressed transaction without its end, before {place}", "report this")
-        self._to_kernel()
-        return item
+    def _enter(self, packet: bytes) -> None:
+        """Walk the events inside of a compressed transaction from now on."""
+        state, stream = self._state, self._stream
+        stream.position = int(state[walk_state.POSITION])
+        event = stream.accept(packet)
+        assert event is not None
+        self._unpacked = Unpacked(event, state, self._decompressor)
+        self._outside, state[walk_state.AT] = int(state[walk_state.AT]), 0
+        state[walk_state.PACKED], state[walk_state.POSITION] = True, stream.position
+
+    def _leave(self) -> None:
+        """Go on behind it."""
+        state = self._state
+        if state[walk_state.OPEN]:
+            place = f"{self._stream.file}:{self._stream.position}"
+            raise TerminalError(f"a compressed transaction without its end, before {place}", "report this")
+        self._unpacked, state[walk_state.AT], state[walk_state.PACKED] = None, self._outside, False
 
     def _assemble(self, event: Event) -> Transaction | None:
         assembler, state = self._assembler, self._state

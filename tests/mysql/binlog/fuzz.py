@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pyarrow as pa
+import zstandard
 
 from airflow_provider_cdc.exceptions import TerminalError
 from tests.mysql.binlog.plain import by_plain, by_walker
@@ -26,6 +27,8 @@ _BYTES = (0, 1, 0x7F, 0x80, 250, 251, 252, 253, 254, 255)
 def mutated(packet: bytes, pick: random.Random) -> bytes:
     """An event with bytes changed, put in or taken out, and its length and checksum put right."""
     event = bytearray(packet[1:-4])
+    if packet[5] == 40 and pick.randrange(8):
+        event[19:] = opened(bytes(event[19:]))  # so that the damage is inside
     for _ in range(pick.randrange(1, 4)):
         at, what = pick.randrange(19, len(event) + 1), pick.randrange(5)
         if what == 0:
@@ -41,6 +44,13 @@ def mutated(packet: bytes, pick: random.Random) -> bytes:
         if grown and pick.randrange(10):
             event[13:17] = (end % (1 << 32)).to_bytes(4, "little")
     return sealed(bytes(event))
+
+
+def opened(body: bytes) -> bytes:
+    """The body of a compressed transaction whose events are not compressed."""
+    frame = body[body.index(b"\x28\xb5\x2f\xfd") :]
+    # Compression 255 (a packed number of three bytes), then the end of the list.
+    return b"\x02\x03\xfc\xff\x00" + b"\x00" + zstandard.ZstdDecompressor().decompressobj().decompress(frame)
 
 
 def shifted(packets: list[bytes], number: int, by: int) -> list[bytes]:

@@ -18,7 +18,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from airflow_provider_cdc.core.offset import Position
 from airflow_provider_cdc.exceptions import TerminalError, TransientError
 from airflow_provider_cdc.mysql.binlog import walk_state
+from airflow_provider_cdc.mysql.binlog.payload import Unpacked
+from airflow_provider_cdc.mysql.binlog.stream import Event
 from airflow_provider_cdc.mysql.binlog.walker import Walker
+from tests.mysql.binlog.fuzz import opened, shifted
 from tests.mysql.binlog.plain import by_plain, by_walker, gtids_of, seq_of
 from tests.mysql.binlog.reading import Captured, capture, here, open_stream, read, rows_of
 from tests.mysql.binlog.replay import Recording, Replay, record, sealed
@@ -154,6 +157,54 @@ def test_a_large_compressed_transaction(mysql_server: MySQLServer, database: str
     agree(recording, captured, budget=budget)
 
 
+def test_small_compressed_transactions(
+    mysql_server: MySQLServer, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is ordinary in them is for the machine code: only what is there for the first time is taken by the plain."""
+    with contextlib.closing(mysql_server.connect(database=database)) as connection, connection.cursor() as cursor:
+        cursor.execute("CREATE TABLE t (a INT PRIMARY KEY, b VARCHAR(9))")
+        cursor.execute("CREATE TABLE other (a INT PRIMARY KEY)")
+        captured, start = capture(mysql_server, database, "t"), here(mysql_server)
+        cursor.execute("SET SESSION binlog_transaction_compression = ON")
+        for n in range(30):
+            cursor.execute(f"INSERT INTO t VALUES ({n}, 'x')")
+            cursor.execute("INSERT INTO other VALUES (%s)", (n,))
+            cursor.execute(f"UPDATE t SET a = a + 1000, b = {n} WHERE a = {n}")
+        recording = record(mysql_server, start)
+    assert agree(recording, captured) == 90
+    agree(recording, captured, Replay(recording, lambda: 7), budget=1)
+    taken = list[int]()
+    take = Unpacked.take
+
+    def counted(payload: Unpacked) -> Event:
+        taken.append((event := take(payload)).type)
+        return event
+
+    monkeypatch.setattr(Unpacked, "take", counted)
+    assert agree(recording, captured) == 90
+    assert sorted(taken) == [19, 19] * 2, taken  # a table map each, in each of the two walks
+
+
+def test_a_compressed_transaction_without_its_end(mysql_server: MySQLServer, database: str) -> None:
+    mysql_server.execute(f"CREATE TABLE {database}.t (a INT PRIMARY KEY)")
+    captured, start = capture(mysql_server, database, "t"), here(mysql_server)
+    mysql_server.session(database, "SET binlog_transaction_compression = ON", "INSERT INTO t VALUES (1)")
+    mysql_server.execute(f"INSERT INTO {database}.t VALUES (2)")
+    recording = record(mysql_server, start)
+    packets = list(recording.packets())
+    n = next(n for n, packet in enumerate(packets) if packet[5:6] == b"\x28")
+    for cut, message in ((27, "a compressed transaction without its end"), (20, "damaged compressed transaction")):
+        event = bytearray(packets[n][1:-4])
+        event[19:] = opened(bytes(event[19:]))[:-cut]  # an XID has 27 bytes
+        event[9:13] = (len(event) + 4).to_bytes(4, "little")
+        grown = len(event) + 5 - len(packets[n])
+        event[13:17] = (int.from_bytes(event[13:17], "little") + grown).to_bytes(4, "little")
+        broken = recording.changed(shifted([*packets[:n], sealed(bytes(event)), *packets[n + 1 :]], n, grown))
+        for read_it in by_plain, by_walker:
+            with pytest.raises(TerminalError, match=message):
+                read_it(broken, captured)
+
+
 def test_layouts_that_alternate(mysql_server: MySQLServer, database: str) -> None:
     """The server may describe a table shortly, then at length, then shortly again: the order of changes stays."""
     (given_by_default,) = mysql_server.execute("SELECT @@global.binlog_row_metadata")[0]
@@ -190,6 +241,9 @@ def test_rows_that_become_visible_later(mixed: tuple[Recording, Captured]) -> No
         for t in read(recording.events(), captured)
         if t.xa_prepared is not None or t.xa_finished is not None or t.emptied is not None
     ]
+    (at_once,) = (t for t in items if t.xa_prepared is None and t.xa_finished is None and t.emptied is None)
+    assert at_once.rows and all(row.data for row in at_once.rows), "an XA transaction of one phase"
+    items.remove(at_once)
     names = ("file", "position", "start_position", "gtid", "commit_us", "xa_prepared", "xa_finished", "emptied")
     assert [[getattr(t, n) for n in names] for t in items] == [[getattr(t, n) for n in names] for t in plain]
     prepared = [[(r.kind, bytes(r.data), r.schema.id) for r in t.prepared] for t in items]
@@ -213,6 +267,8 @@ def test_the_live_stream(mixed: tuple[Recording, Captured], mysql_server: MySQLS
         end = Position(*here(mysql_server))
         for step in walker.steps(end):
             last = step
+            for rows in step.item.rows if step.item else ():
+                walker.add(rows, 5, 6)
         assert (last.file, last.position, last.open) == (end.file, end.position, False)
         got = sum(batch.num_rows for _, batch in walker.take())
         assert got == sum(t.num_rows for t in by_plain(recording, captured)[0].values())
@@ -320,7 +376,9 @@ def test_every_type_mutated(mysql_server: MySQLServer, database: str, tmp_path: 
     with contextlib.closing(mysql_server.connect(database=database)) as connection, connection.cursor() as cursor:
         cursor.execute("SET gtid_next = 'AUTOMATIC:tag'")
         cursor.execute("UPDATE t SET id = id + 1000 LIMIT 3")
-        cursor.execute("DELETE FROM t LIMIT 6")
+        cursor.execute("SET SESSION binlog_transaction_compression = ON")
+        cursor.execute("DELETE FROM t LIMIT 3")
+        cursor.execute("DELETE FROM t LIMIT 3")
     recording = record(mysql_server, start)
     assert agree(recording, captured) > 15
     (tmp_path / "recording").write_bytes(pickle.dumps((recording, captured)))
