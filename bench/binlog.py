@@ -1,11 +1,11 @@
 """The binlog side by side with others, on one MySQL server and one machine: changes a second, and bytes a second.
 
 Everyone reads the same stretches of one binlog from the server: rows of the 18-column customer table in large
-transactions, and transactions of one row each. Ours and ``mysql-replication`` end with the last change in memory (ours
-as Arrow columns, theirs as dictionaries), Debezium's engine with the last record handed to a consumer that forgets it,
-and ``mysqlbinlog --raw`` with a file that holds the bytes as they came. Another arm of ours is the staging of the
-stream: two processes, each with half of the stretch, write what they decode as typed Parquet. What counts is the
-median, and of ratios the median over the rounds.
+transactions, and transactions of one row each, also compressed ones. Ours and ``mysql-replication`` end with the last
+change in memory (ours as Arrow columns, theirs as dictionaries), Debezium's engine with the last record handed to a
+consumer that forgets it, and ``mysqlbinlog --raw`` with a file that holds the bytes as they came. Another arm of ours
+is the staging of the stream: two processes, each with half of the stretch, write what they decode as typed Parquet.
+What counts is the median, and of ratios the median over the rounds.
 
     make bench-binlog       CDC_BENCH_ROWS=n rows (800,000), CDC_BENCH_ROUNDS=n rounds (3), CDC_BENCH_ARMS=words,of,arms
 """
@@ -42,9 +42,11 @@ from tests.workload_tables import make_shop
 
 OWN, STAGED, RAW = "own -> Arrow", "own, two processes -> Parquet", "mysqlbinlog --raw -> file"
 REPLICATION, DEBEZIUM = "mysql-replication -> dictionaries", "Debezium engine -> nowhere"
-BULK, SINGLE = "rows in large transactions", "transactions of one row"
+BULK, SINGLE, PACKED = "rows in large transactions", "transactions of one row", "compressed transactions of one row"
 #: (slower one, how many times as fast ours is to be, in which stretch).
 GOALS = ((DEBEZIUM, 40.0, BULK), (REPLICATION, 80.0, BULK), (RAW, 0.3, BULK))
+#: What is not run on a stretch.
+LEFT_OUT = {SINGLE: (DEBEZIUM,), PACKED: (DEBEZIUM, REPLICATION, STAGED)}
 #: Changes a second that the staging is to reach.
 STAGING_GOAL = 400_000
 #: Rows that mysql-replication reads: it would take minutes for all.
@@ -172,11 +174,15 @@ def fill(server: MySQLServer, rows: int) -> dict[str, Stretch]:
             f"INSERT INTO shop.copy SELECT * FROM shop.customer ORDER BY c_customer_sk LIMIT {step} OFFSET {first}"
         )
     bulk = low, here(server), captured(server, "shop", "copy"), rows
-    server.execute("FLUSH BINARY LOGS")
-    low = here(server)
+    found = {BULK: bulk}
     singles = max(1, rows // 8)
-    server.execute(f"CALL shop.singles({singles})")
-    return {BULK: bulk, SINGLE: (low, here(server), captured(server, "shop", "single"), singles)}
+    for name, compression in ((SINGLE, "OFF"), (PACKED, "ON")):
+        server.execute("FLUSH BINARY LOGS")
+        low = here(server)
+        call = f"CALL singles({singles})"
+        server.session("shop", "TRUNCATE single", f"SET binlog_transaction_compression = {compression}", call)
+        found[name] = low, here(server), captured(server, "shop", "single"), singles
+    return found
 
 
 def prepare(server: MySQLServer, rows: int) -> None:
@@ -230,7 +236,7 @@ def main() -> None:
         for _ in range(rounds):
             for name, stretch in stretches.items():
                 for arm, run in arms.items():
-                    if not any(word in arm for word in words) or (name == SINGLE and arm == DEBEZIUM):
+                    if not any(word in arm for word in words) or arm in LEFT_OUT.get(name, ()):
                         continue
                     seconds, changes = run(server, stretch)
                     if arm != REPLICATION and changes != stretch[3]:

@@ -345,6 +345,7 @@ class Walker:
         self._unpacked = Unpacked(event, state, self._decompressor)
         self._outside, state[walk_state.AT] = int(state[walk_state.AT]), 0
         state[walk_state.PACKED], state[walk_state.POSITION] = True, stream.position
+        self._unpacked.fill()
 
     def _leave(self) -> None:
         """Go on behind it."""
