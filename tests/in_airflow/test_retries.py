@@ -133,6 +133,7 @@ def test_a_backfill_and_its_run_again(site: Site) -> None:
         assert all(table["equal"] for table in client.xcom(dag, run, "nightly.verify"))
 
 
+@pytest.mark.long
 def test_purged_binlogs(site: Site) -> None:
     """A run that finds that the server has removed what it needs reads the tables again; the next one does not."""
     dag, client = "purged", site.client
@@ -146,10 +147,10 @@ def test_purged_binlogs(site: Site) -> None:
         outcomes.append({client.xcom(dag, run, "purged.snapshot", map_index=i)["outcome"] for i in (0, 1)})
 
     done()
-    site.server.execute("DELETE FROM shop.customer_address ORDER BY ca_address_sk LIMIT 5")
+    site.server.execute("DELETE FROM shop.customer_address LIMIT 5")
     site.server.purge()
     done()
-    site.server.execute("DELETE FROM shop.customer_address ORDER BY ca_address_sk LIMIT 5")
+    site.server.execute("DELETE FROM shop.customer_address LIMIT 5")
     done()
     assert outcomes == [{"published"}, {"published"}, {"adopted"}]
 
