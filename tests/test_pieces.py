@@ -145,6 +145,29 @@ def test_rows_end_a_batch(cli: Cli, mysql_server: MySQLServer, database: str, co
         assert compare_all(connection, database, cli.sink, ("t", "gone", "wide")) == []
 
 
+def test_a_transaction_that_only_unpacked_is_larger_than_a_batch(
+    mariadb_server: MySQLServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the open transaction ends MariaDB does not tell: it counts as the last one by its size in the binlog."""
+    monkeypatch.setattr("airflow_provider_cdc.spark.stage._FLUSH_BYTES", 1 << 16)
+    server = mariadb_server
+    with contextlib.ExitStack() as stack:
+        server.execute("CREATE DATABASE pieces")
+        stack.callback(server.execute, "DROP DATABASE pieces")
+        server.execute("CREATE TABLE pieces.wide (id INT PRIMARY KEY, v LONGTEXT)")
+        cli = Cli(tmp_path, server, r"pieces\..*", name="pieces")
+        cli.snapshot()
+        server.execute("SET GLOBAL log_bin_compress = ON")
+        stack.callback(server.execute, "SET GLOBAL log_bin_compress = OFF")
+        wide = [f"INSERT INTO wide VALUES ({n}, REPEAT('x', 1 << 20))" for n in range(40)]
+        server.session("pieces", "BEGIN", *wide, "COMMIT", "INSERT INTO wide VALUES (100, 'y')")
+        with cli.epoch(batch_bytes=1 << 20) as epoch, contextlib.closing(epoch.job.make_scanner()) as scanner:
+            (end,) = epoch.job.pieces(scanner, epoch.start)
+            epoch.apply(epoch.job.stage(epoch.start, end, "0"))
+        with contextlib.closing(server.connect()) as connection:
+            assert compare_all(connection, "pieces", cli.sink) == []
+
+
 @pytest.mark.spark
 def test_much_is_read_by_several_tasks(cli: Cli, mysql_server: MySQLServer, database: str) -> None:
     """60 MB of changes through Spark: three tasks, each of which begins at another place."""

@@ -134,8 +134,7 @@ class TableLog:
                             yield from shape.changes(follower)
                     known.discard(str(item.xa_finished))
                 if follower.held >= FLUSH_BYTES:
-                    # A transaction that is larger than a piece is the last one of it.
-                    is_last = follower.held >= (piece_bytes or self.piece_bytes) + 3 * FLUSH_BYTES
+                    is_last = step.is_beyond(start.at, piece_bytes or self.piece_bytes)
                     yield from shape.changes(follower, end.at if is_last else None)
             yield from shape.changes(follower)
 

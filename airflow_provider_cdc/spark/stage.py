@@ -152,8 +152,7 @@ class StreamJob:
                     for _ in follower.add(prepared.visible(step.item), seq, step.item.commit_us):
                         write(follower.take())
                 if follower.held >= _FLUSH_BYTES:
-                    # A transaction that is larger than a batch may be is the last one of it.
-                    is_last = follower.held >= self.max_batch_bytes + 3 * _FLUSH_BYTES
+                    is_last = step.is_beyond(start.at, self.max_batch_bytes)
                     write(follower.take(end.at if is_last else None))
             write(follower.take())
         finally:

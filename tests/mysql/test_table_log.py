@@ -208,7 +208,8 @@ def test_a_large_xa_transaction_comes_in_portions(world: World, phases: int, mon
     end = world.run("XA START 'large'", *(f"INSERT INTO t VALUES {v}" for v in values), "XA END 'large'", *ways[phases])
     log = world.log()
     parts = [p for p in log.read(world.offset(start, log), world.offset(end, log), 1) if p.num_rows]
-    assert len(parts) > 1
+    # MariaDB logs one of one phase as any other.
+    assert len(parts) > 1 or (phases == 1 and isinstance(world.server, MariaDBServer))
     rows = pa.Table.from_batches(parts)
     assert rows["id"].to_pylist() == rows["_cdc_row"].to_pylist() == [*range(600)]
     assert set(rows["_cdc_gtid"].to_pylist()) == {last_gtid(world)}

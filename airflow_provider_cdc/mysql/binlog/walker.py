@@ -74,6 +74,14 @@ class Step:
     open: bool
     reached: int
 
+    def is_beyond(self, start: Position, size: int) -> bool:
+        """Whether so many bytes of binlog lie between a place and the last event, in its file.
+
+        A stretch ends with the transaction that makes it as large as it may be. So if one is open when the stretch has
+        that size, it is the last one, and ends where the stretch does.
+        """
+        return self.open and self.reached - (start.position if start.file == self.file else 0) >= size
+
 
 class Walker:
     """Walks a binlog stream; the changes are kept until they are taken.
