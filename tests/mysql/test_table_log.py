@@ -151,6 +151,28 @@ def test_the_pieces_do_not_change_what_is_read(world: World, piece: int) -> None
     assert len({r["_cdc_file"] for r in found}) == 3
 
 
+def test_one_transaction_that_only_unpacked_is_larger_than_a_piece(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not the last one of the piece, so it does not end where that ends."""
+    monkeypatch.setattr(table_log, "FLUSH_BYTES", 1 << 16)
+    defaults = Walker.__init__.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "budget", 1 << 16)
+    is_mariadb = isinstance(world.server, MariaDBServer)
+    name = "log_bin_compress" if is_mariadb else "binlog_transaction_compression"
+    values = ", ".join(f"({n}, REPEAT('x', 1000))" for n in range(1000))
+    rest = [f"INSERT INTO t SELECT id + {k}, v FROM t WHERE id BETWEEN 0 AND 999" for k in range(1000, 3000, 1000)]
+    world.server.execute(f"SET GLOBAL {name} = ON")
+    try:
+        end = world.run("BEGIN", f"INSERT INTO t VALUES {values}", *rest, "COMMIT")
+    finally:
+        world.server.execute(f"SET GLOBAL {name} = OFF")
+    assert end.position - world.begin.position < 1 << 19
+    world.run("INSERT INTO t VALUES (-2, 'after')")
+    assert [row["id"] for row in world.read(piece_bytes=1 << 20)] == [*range(3000), -2]
+
+
 def test_one_transaction_larger_than_a_piece(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is handed out in parts, on MariaDB too, which does not tell where it ends."""
     monkeypatch.setattr(table_log, "FLUSH_BYTES", 1 << 18)
