@@ -108,3 +108,13 @@ def test_heavy_imports_are_late(module: str) -> None:
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert run.stdout.strip() == ""
+
+
+@pytest.mark.parametrize(
+    "module", ["driver", "phases.groups", "phases.stream", "spark.stream_source", "mysql.failover"]
+)
+def test_drivers_do_not_load_the_compiled_decoder(module: str) -> None:
+    """It costs a second and 100 MB, in each process: it is for those that read."""
+    code = f"import sys, {PACKAGE}.{module}; print('numba' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert run.stdout.strip() == "False"

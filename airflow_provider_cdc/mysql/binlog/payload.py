@@ -5,22 +5,17 @@ from __future__ import annotations
 import io
 import struct
 from collections.abc import Iterator
-from typing import IO, Any
+from typing import IO
 
-import numpy as np
 import zstandard
 
 from airflow_provider_cdc.exceptions import TerminalError
-from airflow_provider_cdc.mysql.binlog import walk_state
 from airflow_provider_cdc.mysql.binlog.stream import Event
 from airflow_provider_cdc.mysql.binlog.table_map import packed_int
-from airflow_provider_cdc.mysql.primitives import SLACK
 
 _END, _COMPRESSION, _UNCOMPRESSED_SIZE = 0, 2, 3
 _ZSTD, _NONE = 0, 255
-_HEADER = struct.Struct("<IBIIIH")
-#: Bytes to begin with: most transactions are small. A large one is unpacked bit by bit.
-_BLOCK, _LARGE_BLOCK = 4 << 10, 1 << 20
+HEADER = struct.Struct("<IBIIIH")
 
 
 def inner_events(event: Event) -> Iterator[Event]:
@@ -30,74 +25,26 @@ def inner_events(event: Event) -> Iterator[Event]:
     :returns: the inner events; they have no checksum of their own, and their place is that of the outer event.
     :raises TerminalError: if the payload is damaged or its compression unknown.
     """
-    source, expected = _open(event, zstandard.ZstdDecompressor())
+    source, expected = unpack(event, zstandard.ZstdDecompressor())
     total = 0
     try:
         for header, data in _split(source):
             timestamp, kind, server_id, *_ = header
-            total += _HEADER.size + len(data)
+            total += HEADER.size + len(data)
             yield Event(kind, timestamp, memoryview(data), event.file, event.position, event.start, server_id)
     except (EOFError, zstandard.ZstdError):
-        raise _damaged(event) from None
+        raise damaged(event) from None
     if expected is not None and total != expected:
-        raise _damaged(event)
+        raise damaged(event)
 
 
-class Unpacked:
-    """The same for the machine code: the events one after the other, as many as it asks for.
+def unpack(event: Event, decompressor: zstandard.ZstdDecompressor) -> tuple[IO[bytes], int | None]:
+    """Open a payload for reading: (the events one after the other, how many bytes they are said to have).
 
     :param event: the outer event.
-    :param state: of the machine code; it says how far that has walked.
     :param decompressor: not in use elsewhere at the same time.
-    :raises TerminalError: as :func:`inner_events`.
+    :raises TerminalError: if its compression is unknown.
     """
-
-    def __init__(self, event: Event, state: Any, decompressor: zstandard.ZstdDecompressor) -> None:
-        self._event, self._state = event, state
-        self._source, self._expected = _open(event, decompressor)
-        self.data: Any = np.empty(min(self._expected or 0, _LARGE_BLOCK) + _BLOCK + SLACK, np.uint8)
-        self.end = self._total = 0
-
-    def fill(self) -> bool:
-        """Unpack more; ``False`` at the end.
-
-        :raises TerminalError: if it is damaged.
-        """
-        at, room = int(self._state[walk_state.AT]), len(self.data) - SLACK
-        left = self.end - at
-        data: Any = self.data if left < room // 2 else np.empty(2 * room + SLACK, np.uint8)
-        data[:left] = self.data[at : self.end].copy()
-        self.data, self.end, self._state[walk_state.AT] = data, left, 0
-        try:
-            got = self._source.readinto(memoryview(data)[left : len(data) - SLACK])  # type: ignore[attr-defined]
-        except zstandard.ZstdError:
-            raise _damaged(self._event) from None
-        self.end += got
-        self._total += got
-        if not got and (left or self._expected not in (None, self._total)):
-            raise _damaged(self._event)
-        return bool(got)
-
-    def take(self) -> Event:
-        """The next event, for the plain code."""
-        header = _HEADER.unpack(self._bytes(_HEADER.size))
-        timestamp, kind, server_id, size, *_ = header
-        if size < _HEADER.size:
-            raise _damaged(self._event)
-        body, outer = memoryview(self._bytes(size))[_HEADER.size :], self._event
-        self._state[walk_state.AT] += size
-        return Event(kind, timestamp, body, outer.file, outer.position, outer.start, server_id)
-
-    def _bytes(self, size: int) -> bytes:
-        while self.end - int(self._state[walk_state.AT]) < size:
-            if not self.fill():
-                raise _damaged(self._event)
-        at = int(self._state[walk_state.AT])
-        return bytes(self.data[at : at + size])
-
-
-def _open(event: Event, decompressor: zstandard.ZstdDecompressor) -> tuple[IO[bytes], int | None]:
-    """(the events, how many bytes they are said to have)."""
     compression, expected, at, body = _NONE, None, 0, event.body
     try:
         while True:
@@ -111,7 +58,7 @@ def _open(event: Event, decompressor: zstandard.ZstdDecompressor) -> tuple[IO[by
                 expected = packed_int(body, at)[0]
             at += size
     except IndexError:
-        raise _damaged(event) from None
+        raise damaged(event) from None
     if compression == _NONE:
         return io.BytesIO(body[at:]), expected
     if compression != _ZSTD:
@@ -124,9 +71,9 @@ def _open(event: Event, decompressor: zstandard.ZstdDecompressor) -> tuple[IO[by
 
 
 def _split(source: IO[bytes]) -> Iterator[tuple[tuple[int, ...], bytes]]:
-    while head := _exactly(source, _HEADER.size):
-        header = _HEADER.unpack(head)
-        size = header[3] - _HEADER.size
+    while head := _exactly(source, HEADER.size):
+        header = HEADER.unpack(head)
+        size = header[3] - HEADER.size
         data = _exactly(source, size) if size > 0 else b""
         if len(data) != size:
             raise EOFError
@@ -144,7 +91,8 @@ def _exactly(source: IO[bytes], size: int) -> bytes:
     return b"".join(parts)
 
 
-def _damaged(event: Event) -> TerminalError:
+def damaged(event: Event) -> TerminalError:
+    """The error for a payload that makes no sense."""
     return TerminalError(
         f"damaged compressed transaction at {event.where}",
         "run again; if it stays, set binlog_transaction_compression=OFF and start with a fresh sink.path",

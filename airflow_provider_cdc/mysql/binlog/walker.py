@@ -24,7 +24,6 @@ from airflow_provider_cdc.exceptions import TerminalError
 from airflow_provider_cdc.mysql.binlog import row_kernel, walk_kernel, walk_state
 from airflow_provider_cdc.mysql.binlog.blocks import Blocks
 from airflow_provider_cdc.mysql.binlog.checksum import crc_tables
-from airflow_provider_cdc.mysql.binlog.payload import Unpacked
 from airflow_provider_cdc.mysql.binlog.space import Only, Space, failure
 from airflow_provider_cdc.mysql.binlog.stream import BinlogStream, Event
 from airflow_provider_cdc.mysql.binlog.table_map import TableMap, table_of
@@ -37,6 +36,7 @@ from airflow_provider_cdc.mysql.binlog.transactions import (
     RowsEvent,
     Transaction,
 )
+from airflow_provider_cdc.mysql.binlog.unpacked import Unpacked
 from airflow_provider_cdc.mysql.charsets import UNICODE, Decoders
 from airflow_provider_cdc.mysql.columns import UnfitValue
 from airflow_provider_cdc.mysql.primitives import SLACK

@@ -19,8 +19,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from airflow_provider_cdc.core.offset import Position
 from airflow_provider_cdc.exceptions import TerminalError, TransientError
 from airflow_provider_cdc.mysql.binlog import walk_state
-from airflow_provider_cdc.mysql.binlog.payload import Unpacked
 from airflow_provider_cdc.mysql.binlog.stream import Event
+from airflow_provider_cdc.mysql.binlog.unpacked import Unpacked
 from airflow_provider_cdc.mysql.binlog.walker import Walker
 from tests.mysql.binlog.fuzz import opened, shifted
 from tests.mysql.binlog.plain import by_plain, by_walker, gtids_of, seq_of
