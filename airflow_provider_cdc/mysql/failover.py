@@ -1,4 +1,4 @@
-"""Finds where a stream goes on at another server: by the set of its GTIDs alone.
+"""Finds where a stream goes on at another server: by GTIDs alone.
 
 Positions mean nothing there, and the other server may have committed in another order. Why nothing is lost or done
 twice is argued in docs/correctness.md.

@@ -9,14 +9,14 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from airflow_provider_cdc.core.gtid import GtidSet, MariadbPosition
+from airflow_provider_cdc.core.gtid import GtidSet, kind_of
 from airflow_provider_cdc.core.offset import Lineage, Offset, Position, split_file
 from airflow_provider_cdc.exceptions import NotReadyError, TerminalError
 from airflow_provider_cdc.mysql.binlog.transactions import Transaction
 from airflow_provider_cdc.mysql.follow import Follower
 from airflow_provider_cdc.mysql.resume import check_resume
 from airflow_provider_cdc.mysql.scanner import follow_xa
-from airflow_provider_cdc.mysql.server import identity, is_mariadb, status
+from airflow_provider_cdc.mysql.server import identity, status
 from airflow_provider_cdc.mysql.session import connect, rows
 from airflow_provider_cdc.mysql.table_log import HEAD, TableLog, files
 from airflow_provider_cdc.mysql.xa import parse_entry
@@ -36,7 +36,7 @@ class Surveyor:
         self._log, args = log, log.login()
         self._connection = connect(args)
         self._server = server = identity(self._connection)
-        self._kind: Any = MariadbPosition if is_mariadb(self._connection) else GtidSet
+        self._kind: Any = kind_of(server)
         lineage = Lineage(server, f"{split_file(self.end().file)[0]}0")
         self._ahead, self._blind = (
             Follower(

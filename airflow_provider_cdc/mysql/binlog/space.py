@@ -183,13 +183,13 @@ class Space:
 
     :param table: the table and its layout.
     :param texts: how its text is decoded.
-    :param unread: whether rows are only counted.
+    :param count_only: whether rows are only counted.
     """
 
-    def __init__(self, table: TableMap, texts: Decoders, *, unread: bool = False) -> None:
+    def __init__(self, table: TableMap, texts: Decoders, *, count_only: bool = False) -> None:
         self.table, columns = table, table.schema.columns
         self._plans = [
-            _plan(c, wire, table, texts, unread or c.name in table.schema.left_out)
+            _plan(c, wire, table, texts, count_only or c.name in table.schema.left_out)
             for c, wire in zip(columns, table.columns, strict=True)
         ]
         count = len(columns)
@@ -211,7 +211,7 @@ class Space:
         self.line[kernel.KEYS] = 1 + max((i for i, c in enumerate(columns) if c.name in table.schema.key), default=-1)
         self.line[kernel.OPEN] = -1
         self._begin()
-        if unread:
+        if count_only:
             self.line[kernel.SPACE] = -1
 
     def _begin(self) -> None:

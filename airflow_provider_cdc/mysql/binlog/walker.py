@@ -416,7 +416,7 @@ class Walker:
         if id(table) not in self._slots:
             same = [i for i, s in enumerate(self._spaces) if s.fits(table)]
             if not same:
-                self._spaces.append(Space(table, self._texts, unread=bool(self._state[walk_state.SKIP_ROWS])))
+                self._spaces.append(Space(table, self._texts, count_only=bool(self._state[walk_state.SKIP_ROWS])))
                 self._lay_out()
                 same = [len(self._spaces) - 1]
             self._slots[id(table)] = same[0]

@@ -91,7 +91,7 @@ class ChangeBuffer:
 
 def counted(event: RowsEvent) -> int:
     """Rows of an event by the machine code that only counts them; it needs no character sets."""
-    space, data = Space(event.table, UNICODE, unread=True), np.empty(len(event.data) + SLACK, np.uint8)
+    space, data = Space(event.table, UNICODE, count_only=True), np.empty(len(event.data) + SLACK, np.uint8)
     data[: len(event.data)] = event.data
     state: Any = np.zeros(kernel.STATE, np.int64)
     line, lines, change = space.line.reshape(1, -1), space.lines, _CHANGES[event.kind]

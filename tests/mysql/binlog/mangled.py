@@ -223,7 +223,7 @@ def run(seed: int, tries: int, mangle: bool) -> dict[str, int]:
     names = [c.name for c in table.schema.columns]
     left_out = tuple(name for name in names[2::3] if name not in table.schema.key)
     part = replace(table, schema=replace(table.schema, left_out=left_out))
-    whole, less, counting = Space(table, UNICODE), Space(part, UNICODE), Space(table, UNICODE, unread=True)
+    whole, less, counting = Space(table, UNICODE), Space(part, UNICODE), Space(table, UNICODE, count_only=True)
     kept = [i for i, name in enumerate(names) if name not in left_out]
     found = collections.Counter[str]()
     kinds: tuple[Literal["insert", "update", "delete"], ...] = ("insert", "update", "delete")
