@@ -14,7 +14,7 @@ PYTEST := $(BIN)/python -m pytest
 # Two files of tests at a time: most of a test's time is waiting for servers. Airflow and the demo need both processors.
 BESIDE := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup demo demo-core bench-snapshot bench-stream bench-binlog bench-memory jvm test test-fast test-airflow test-long lint lock clean
+.PHONY: help setup demo demo-core bench-snapshot bench-stream bench-binlog bench-memory jvm test test-fast test-airflow test-long mutations lint lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,8 +66,11 @@ test-airflow: jvm ## Only the tests that start Airflow's own processes: the exam
 test-fast: jvm ## The tests that start no Spark
 	CDC_SCHEDULES=$${CDC_SCHEDULES:-50} $(PYTEST) $(BESIDE) -m "not long and not spark and not airflow"
 
-test-long: jvm ## The whole suite with ten times as many kill schedules (or CDC_SCHEDULES=n)
+test-long: jvm ## The whole suite with ten times as many kill schedules (or CDC_SCHEDULES=n), and all of `make mutations`
 	CDC_SCHEDULES=$${CDC_SCHEDULES:-500} $(PYTEST)
+
+mutations: jvm ## Take each rule of docs/rules.md out of the code and see its test fail
+	@$(BIN)/python -m tests.mutate
 
 lint: setup ## Check style and types
 	$(BIN)/ruff check .

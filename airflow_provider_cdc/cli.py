@@ -177,8 +177,7 @@ def status(path: str, as_json: bool) -> None:
         if flow:
             click.echo(
                 f"  stream: epoch {flow['epoch']} {flow['state']}, {flow['batches']} batches, "
-                f"{flow['changes']} changes, {flow['changes_per_second']:,} changes/s, "
-                f"lag p50 {flow['lag_p50_seconds']} s, p95 {flow['lag_p95_seconds']} s"
+                f"{flow['changes']} changes, {flow['changes_per_second']:,} changes/s{_applied(flow)}"
             )
             if flow["supervisor"]:
                 click.echo(f"    looked after by {flow['supervisor']}, {flow['supervised_seconds_ago']} s ago")
@@ -243,6 +242,12 @@ def _progress(row: dict[str, Any]) -> str:
     said += f", {row['corrected']} corrected"
     said += f", {duration(row['eta_seconds'])} left" if row["eta_seconds"] else ""
     return said + (f"; paused: {row['paused']}" if row["paused"] else "")
+
+
+def _applied(flow: dict[str, Any]) -> str:
+    """How late changes were applied; nothing where there were none."""
+    half, most = flow["lag_p50_seconds"], flow["lag_p95_seconds"]
+    return "" if half is None else f", lag p50 {half} s, p95 {most} s"
 
 
 def _lag(found: dict[str, Any]) -> str:
@@ -313,7 +318,6 @@ def _context(path: str, quiet: bool = False) -> Iterator[Context]:
 def _work(path: str, need_snapshot: bool = False) -> Iterator[tuple[Context, Store, SparkSession]]:
     """Preflight, bookkeeping and Spark for the commands that change something."""
     from airflow_provider_cdc.phases.preflight import require
-    from airflow_provider_cdc.phases.stream import refuse
     from airflow_provider_cdc.spark.session import start
 
     with _context(path) as context:
@@ -323,7 +327,7 @@ def _work(path: str, need_snapshot: bool = False) -> Iterator[tuple[Context, Sto
             context.need_plan()
         store = context.store()
         try:
-            refuse(store.current_stream(context.pipeline.name))
+            context.watcher.refuse(store, context.pipeline.name)
             spark = start(context.pipeline.name, *context.spark)
             try:
                 yield context, store, spark

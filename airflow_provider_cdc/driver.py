@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_cdc.connections import Connection, scrub, strip_environment
-from airflow_provider_cdc.exceptions import CdcError, NotReadyError
+from airflow_provider_cdc.exceptions import CdcError, NotReadyError, kind_of
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.pipeline import Pipeline
 from airflow_provider_cdc.processes import kill_session
@@ -112,7 +112,7 @@ def main() -> int:
         write_json(Path(request.result), {"outcome": outcome})
         return 0
     except CdcError as error:
-        failure = {"kind": type(error).__name__, "message": error.message, "remedy": error.remedy}
+        failure = {"kind": kind_of(error), "message": error.message, "remedy": error.remedy}
         code = error.exit_code
     except Exception as error:
         print(scrub(traceback.format_exc(), secrets), file=sys.stderr, flush=True)
@@ -184,13 +184,12 @@ def _when_needed(context: Context, session: list[SparkSession]) -> Runner:
 
 def _stream(context: Context, request: Request) -> dict[str, Any]:
     from airflow_provider_cdc.phases.preflight import require
-    from airflow_provider_cdc.phases.stream import refuse
 
     for finding in require(context):
         context.reporter.line(f"{finding.level}: {finding.what}. {finding.remedy}")
     context.need_plan()
     with closing(context.store()) as store:
-        refuse(store.current_stream(context.pipeline.name))
+        context.watcher.refuse(store, context.pipeline.name)
         spark, ui = _start(context)
         try:
             follow(context, store, spark, catch_up=request.catch_up, log=request.log, ui=ui)

@@ -44,12 +44,42 @@ class TransientError(CdcError):
     exit_code = 3
 
 
+class DamageError(TransientError):
+    """What came from the server cannot be what it sent: another try may do. A fault that stays at a place does not.
+
+    :param place: where in the binlog, if it was read.
+    """
+
+    def __init__(self, message: str, remedy: str = "", place: str = "") -> None:
+        super().__init__(message, remedy or "Run again; if it stays, look at what stands between the server and here")
+        self.place = place
+
+
 class OtherServerError(TerminalError):
     """The connection reaches another server than the one that positions are of."""
 
 
 class PurgedError(TerminalError):
     """The server has removed binlogs that were never read."""
+
+
+class TornFileError(TerminalError):
+    """A binlog file ends in the middle of a transaction, as a server leaves it that was killed."""
+
+
+class OtherHistoryError(TerminalError):
+    """The server's binlog is not the one that was read: it was reset, or an older copy of the server was restored.
+
+    :param found: what shows it.
+    """
+
+    def __init__(self, found: str, remedy: str = "") -> None:
+        super().__init__(
+            found,
+            remedy
+            or "The server's binlogs were reset, or an older copy of it was restored, so the sink may hold what the "
+            "server does not, and lack what it has: start with a fresh sink.path (or remove the old one)",
+        )
 
 
 class TableAlteredError(TerminalError):
@@ -68,13 +98,25 @@ class FencedError(TerminalError):
     """A newer run of the same pipeline has taken over; this one must not commit any more."""
 
 
+def kind_of(error: CdcError) -> str:
+    """Name of an error's class; of one that is made elsewhere, that of the class in this module that it is based on."""
+    return next(c.__name__ for c in type(error).__mro__ if c.__module__ == __name__)
+
+
 _MARK = re.compile(r"<<cdc (\{.*?\}) cdc>>", re.DOTALL)
 
 
 def pack(error: CdcError) -> str:
     """An error as text that survives being quoted in somebody else's traceback; :func:`unpack` finds it there."""
-    value = {"kind": type(error).__name__, "message": error.message, "remedy": error.remedy}
+    value = {"kind": kind_of(error), "message": error.message, "remedy": error.remedy}
     return f"<<cdc {json.dumps(value)} cdc>>"
+
+
+def error_of(kind: str | None, message: str, remedy: str = "") -> CdcError:
+    """An error by the name of its class; one of an unknown kind may be worth another try."""
+    known = globals().get(kind or "")
+    is_error = isinstance(known, type) and issubclass(known, CdcError)
+    return known(message, remedy) if is_error else TransientError(message, remedy)  # type: ignore[misc]
 
 
 def unpack(text: str) -> CdcError | None:
@@ -86,8 +128,4 @@ def unpack(text: str) -> CdcError | None:
         value = json.loads(match[1])
     except ValueError:
         return None
-    kinds = {
-        c.__name__: c
-        for c in (NotReadyError, TerminalError, TransientError, TableAlteredError, OtherServerError, FencedError)
-    }
-    return kinds.get(value["kind"], TerminalError)(value["message"], value["remedy"])
+    return error_of(value["kind"], value["message"], value["remedy"])

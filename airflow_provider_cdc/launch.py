@@ -13,9 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_cdc import exceptions
 from airflow_provider_cdc.connections import clean_environment
-from airflow_provider_cdc.exceptions import CdcError, TransientError
+from airflow_provider_cdc.exceptions import TransientError, error_of
 from airflow_provider_cdc.processes import end_session
 
 if TYPE_CHECKING:
@@ -143,10 +142,3 @@ def outcome_of(result: Path, code: int) -> dict[str, Any]:
         raise error_of(**found["error"])
     outcome: dict[str, Any] = found["outcome"]
     return outcome
-
-
-def error_of(kind: str | None, message: str, remedy: str = "") -> CdcError:
-    """The error of a driver; one of an unknown kind may be worth another try."""
-    known = getattr(exceptions, kind or "", None)
-    is_error = isinstance(known, type) and issubclass(known, CdcError)
-    return known(message, remedy) if is_error else TransientError(message, remedy)  # type: ignore[misc]

@@ -11,8 +11,8 @@ from typing import cast
 import pytest
 
 from tests import jvm
-from tests.mariadb import MariaDBServer
-from tests.servers import MySQLServer
+from tests.mariadb import MariaDBServer, NewestMariaDBServer
+from tests.servers import MySQLServer, ServerUnavailable
 
 # A shell starts what runs in the background with SIGINT ignored, and so would every process that a test interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -31,6 +31,20 @@ def mysql_server() -> Iterator[MySQLServer]:
 def mariadb_server() -> Iterator[MySQLServer]:
     """The same of MariaDB."""
     with MariaDBServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def newest_mariadb_server(request: pytest.FixtureRequest) -> Iterator[MySQLServer]:
+    """The newest MariaDB, for what older ones do not have; the shared one where that is as new."""
+    if os.environ.get("CDC_TEST_MARIADB") == "newest" and "CDC_TEST_MARIADB_URL" not in os.environ:
+        yield cast(MySQLServer, request.getfixturevalue("mariadb_server"))
+        return
+    try:
+        server = NewestMariaDBServer().start()
+    except ServerUnavailable as error:
+        pytest.skip(f"no newer MariaDB: {error}")
+    with server:
         yield server
 
 

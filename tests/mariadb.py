@@ -14,7 +14,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from tests.packages import MARIADB_IMAGE, ServerUnavailable, cache_folder, find_mariadb, locked
+from tests.packages import (
+    MARIADB_IMAGE,
+    MARIADB_NEWEST,
+    ServerUnavailable,
+    cache_folder,
+    find_mariadb,
+    locked,
+    unpacked_packages,
+)
 from tests.servers import MySQLServer
 
 #: What a new data folder is made with, in this order: ``mysql_`` became ``mariadb_`` in version 11.
@@ -68,6 +76,17 @@ class MariaDBServer(MySQLServer):
     ) -> dict[str, str]:
         """Create a user with exactly the grants that the project asks for; MariaDB shows XA to everybody."""
         return super().create_cdc_user(name, password, databases, xa=False)
+
+
+class NewestMariaDBServer(MariaDBServer):
+    """The newest packaged MariaDB, whatever the other tests run with."""
+
+    title = "newest MariaDB"
+
+    @staticmethod
+    def find() -> str | Path | None:
+        """Only the packages will do."""
+        return unpacked_packages(MARIADB_NEWEST) / "usr"
 
 
 def _mariadbd(root: Path, data: Path) -> list[str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import binascii
 import struct
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -289,16 +289,20 @@ def _keys(table: pa.Table, key: list[str]) -> pa.Array:
     return pc.binary_join_element_wise(*parts, pa.scalar(b":", pa.large_binary()))
 
 
-def compare(conn: Any, database: str, table: str, sink_table_path: str | Path) -> Difference | None:
+def compare(
+    conn: Any, database: str, table: str, sink_table_path: str | Path, without: Collection[str] = ()
+) -> Difference | None:
     """Compare one source table with its Delta table; ``None`` when they are the same.
 
     The source must not change between the sink's last commit and this call. Columns whose names begin with ``_cdc_``
     are the sink's own and are left out. Without a key, equal rows are counted.
 
     :param conn: a PyMySQL connection that may read the table; it has no other statement open.
+    :param without: columns that are not copied.
     :raises ValueError: for a table that is not there, or with a type that is not known here.
     """
     columns, key = _describe(conn, database, table)
+    columns = [c for c in columns if c.name not in without]
     found = Difference(f"{database}.{table}")
     delta = DeltaTable(str(sink_table_path))
     present = [f.name for f in delta.schema().fields if not f.name.startswith("_cdc_")]

@@ -200,9 +200,13 @@ class MySQLServer:
             cursor.execute(sql, args)
             return tuple(cursor.fetchall())
 
-    def purge(self) -> None:
-        """Remove all binlog files but a new one."""
-        self.execute("FLUSH BINARY LOGS")
+    def purge(self, flush: bool = True) -> None:
+        """Remove all binlog files but the newest one.
+
+        :param flush: begin a new one first.
+        """
+        if flush:
+            self.execute("FLUSH BINARY LOGS")
         newest, end = self.execute("SHOW BINARY LOGS")[-1][0], time.monotonic() + 60
         while self.execute("SHOW BINARY LOGS")[0][0] != newest:
             assert time.monotonic() < end

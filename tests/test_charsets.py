@@ -29,6 +29,7 @@ def characters() -> list[str]:
 
 @pytest.fixture
 def database(server: MySQLServer) -> Iterator[str]:
+    server.execute("DROP DATABASE IF EXISTS d")
     server.execute("CREATE DATABASE d")
     yield "d"
     server.execute("DROP DATABASE d")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.exceptions import CdcError, TableAlteredError
+from airflow_provider_cdc.exceptions import CdcError, TableAlteredError, TerminalError
 from airflow_provider_cdc.mysql import chunk as chunk_module
 from airflow_provider_cdc.phases import snapshot as snapshot_module
 from airflow_provider_cdc.phases.verify import verify
@@ -43,6 +43,11 @@ STATEMENTS: dict[str, tuple[str, ...]] = {
         "INSERT INTO t VALUES (-5, 'new'), (31, 'new'), (950, 'new')",
     ),
     "rename": ("RENAME TABLE t TO gone, spare TO t", "DELETE FROM t WHERE id = 31"),
+    "online": (
+        "ALTER TABLE t ADD COLUMN w INT, ALGORITHM=INPLACE, LOCK=NONE",
+        "ALTER TABLE t MODIFY COLUMN w BIGINT, ALGORITHM=COPY, LOCK=SHARED",
+        "UPDATE t SET w = 7 WHERE id = 31",
+    ),
     "two alters": ("ALTER TABLE t ADD COLUMN w INT", "UPDATE t SET w = id", "ALTER TABLE t DROP COLUMN v"),
     "there and back": ("ALTER TABLE t DROP COLUMN v", "ALTER TABLE t ADD COLUMN v VARCHAR(40) DEFAULT 'back'"),
     "exchange partition": ("ALTER TABLE t EXCHANGE PARTITION p0 WITH TABLE part",),
@@ -54,6 +59,7 @@ UNSEEN = {"add index", "drop and create", "rename", "there and back", "exchange 
 
 @pytest.fixture
 def database(server: MySQLServer) -> Iterator[str]:
+    server.execute("DROP DATABASE IF EXISTS d")
     server.execute("CREATE DATABASE d")
     yield "d"
     server.execute("DROP DATABASE d")
@@ -149,6 +155,15 @@ def test_a_part_that_is_published_stops(
                 cli.snapshot()
             assert "fresh sink.path" in caught.value.remedy
     assert cli.rows("d", "t").column_names[:2] == ["id", "v"]
+
+
+def test_a_key_that_is_altered_stops(
+    server: MySQLServer, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The chunks are ranges of the old key."""
+    sql = "ALTER TABLE t MODIFY id BIGINT"
+    with pytest.raises(TerminalError, match=r"the key of d\.t was altered while it was read, before binlog\."):
+        run(server, tmp_path, monkeypatch, "chunk.before_lw", sql)
 
 
 def test_rows_that_were_read_after_a_truncate_stay(

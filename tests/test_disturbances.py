@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
+import os
+import random
+import signal
 import threading
 import time
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any, cast
 from uuid import uuid4
 
+import pytest
+
 from airflow_provider_cdc.core.offset import Lineage, Position
+from airflow_provider_cdc.exceptions import TransientError
+from airflow_provider_cdc.mysql import session
 from airflow_provider_cdc.mysql.binlog.stream import BinlogStream
 from airflow_provider_cdc.mysql.follow import Follower
+from airflow_provider_cdc.mysql.session import FastConnection
 from tests.cli import Cli
 from tests.mariadb import MariaDBServer
 from tests.mysql.binlog.reading import capture, here
 from tests.oracle import compare_all
+from tests.proxy import Proxy
 from tests.servers import MySQLServer
 
 
@@ -49,46 +58,6 @@ def test_clocks_that_step(tmp_path: Path) -> None:
         assert cli.call("verify").code == 0
 
 
-class Proxy:
-    """Passes bytes on to a server, until it falls silent without closing anything."""
-
-    def __init__(self, port: int) -> None:
-        self._to, self._listener = port, socket.create_server(("127.0.0.1", 0))
-        self.port, self.accepted = self._listener.getsockname()[1], 0
-        self._open: list[socket.socket] = []
-        self._silent = threading.Event()
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def __enter__(self) -> Proxy:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._listener.close()
-        for one in self._open:
-            one.close()
-
-    def silence(self) -> None:
-        """Pass nothing on any more for the connections that are open; new ones work."""
-        self._silent.set()
-        self._silent = threading.Event()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                client, _ = self._listener.accept()
-                self.accepted += 1
-                server = socket.create_connection(("127.0.0.1", self._to))
-                self._open += [client, server]
-                for source, target in ((client, server), (server, client)):
-                    threading.Thread(target=self._pass_on, args=(source, target, self._silent), daemon=True).start()
-
-    @staticmethod
-    def _pass_on(source: socket.socket, target: socket.socket, silent: threading.Event) -> None:
-        with contextlib.suppress(OSError):
-            while (data := source.recv(1 << 16)) and not silent.is_set():
-                target.sendall(data)
-
-
 def test_a_half_open_connection(mysql_server: MySQLServer, database: str) -> None:
     """The other end is gone and nobody has said so: the missing heartbeats tell, and nothing is lost or read twice."""
     mysql_server.execute(f"CREATE TABLE {database}.t (a INT PRIMARY KEY)")
@@ -114,3 +83,189 @@ def test_a_half_open_connection(mysql_server: MySQLServer, database: str) -> Non
                 if number % 2:
                     proxy.silence()
             assert seen == list(range(6)) and proxy.accepted == 3
+
+
+KINDS: list[type[MySQLServer]] = [MySQLServer, MariaDBServer]
+
+
+@pytest.fixture(scope="module", params=KINDS, ids=["MySQL", "MariaDB"])
+def own(request: pytest.FixtureRequest) -> Iterator[MySQLServer]:
+    """A server that may be stopped."""
+    with request.param() as server:
+        yield server
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What takes half a minute, or ten, takes seconds."""
+    monkeypatch.setattr(session, "_LOGIN_SECONDS", 3)
+    monkeypatch.setattr(session, "_ANSWER_SECONDS", 3)
+    monkeypatch.setitem(cast("dict[str, Any]", BinlogStream.__init__.__kwdefaults__), "read_timeout", 3)
+
+
+class World:
+    """A table with a key and one without, and changes of all sorts."""
+
+    def __init__(self, server: MySQLServer, folder: Path, port: int | None = None) -> None:
+        self.server, self.database = server, f"d{random.randrange(1 << 40):x}"
+        self._written = 0
+        server.execute(f"CREATE DATABASE {self.database}")
+        with closing(server.connect(database=self.database)) as connection, connection.cursor() as cursor:
+            cursor.execute("CREATE TABLE keyed (id INT PRIMARY KEY, v INT, t TEXT)")
+            cursor.execute("CREATE TABLE plain (v INT, t TEXT)")
+            for number in range(60):
+                cursor.execute(f"INSERT INTO keyed VALUES ({number}, 0, REPEAT('k', {number * 20}))")
+                cursor.execute(f"INSERT INTO plain VALUES ({number % 9}, 'p')")
+        self.cli = Cli(folder, server, rf"{self.database}\..*", snapshot={"chunk_rows": 15})
+        if port is not None:
+            uri = self.cli.env["AIRFLOW_CONN_CDC_SOURCE"]
+            self.cli.env["AIRFLOW_CONN_CDC_SOURCE"] = uri.replace(f":{server.port}/", f":{port}/")
+
+    def write(self, transactions: int = 12) -> None:
+        with closing(self.server.connect(database=self.database)) as connection, connection.cursor() as cursor:
+            for _ in range(transactions):
+                self._written += 1
+                n = self._written
+                cursor.execute("BEGIN")
+                cursor.execute(f"REPLACE INTO keyed VALUES ({n % 70}, {n}, REPEAT('w', {n * 37 % 3000}))")
+                cursor.execute(f"DELETE FROM keyed WHERE id = {n * 7 % 70}")
+                cursor.execute(f"INSERT INTO plain VALUES ({n % 9}, REPEAT('q', {n * 53 % 3000})), (1, 'p')")
+                cursor.execute(f"DELETE FROM plain WHERE v = {n % 5} LIMIT 1")
+                cursor.execute("COMMIT")
+
+    def exact(self) -> None:
+        with closing(self.server.connect()) as connection:
+            assert compare_all(connection, self.database, self.cli.sink) == []
+
+
+@contextmanager
+def stopped(server: MySQLServer, at: int, seconds: float | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The server stands still from a statement on.
+
+    :param at: which statement, from 1; 0 for all the time, logins included.
+    :param seconds: for how long; ``None`` until the block ends.
+    """
+    pid, plain, count, held = server.pid, FastConnection.query, [0], threading.Lock()
+    if pid is None:
+        pytest.skip("only a process can be stopped")
+    timers: list[threading.Timer] = []
+
+    def stop() -> None:
+        os.kill(pid, signal.SIGSTOP)
+        if seconds is not None:
+            timers.append(threading.Timer(seconds, os.kill, (pid, signal.SIGCONT)))
+            timers[-1].start()
+
+    def query(self: Any, *args: Any, **kw: Any) -> Any:
+        with held:
+            count[0] += 1
+            if count[0] == at:
+                stop()
+        return plain(self, *args, **kw)
+
+    if not at:
+        stop()
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(FastConnection, "query", query)
+            yield
+    finally:
+        for timer in timers:
+            timer.join()
+        os.kill(pid, signal.SIGCONT)
+
+
+PHASES: dict[str, Callable[[World], None]] = {
+    "check": lambda world: succeeds(world, "check"),
+    "plan": lambda world: succeeds(world, "plan"),
+    "snapshot": lambda world: world.cli.snapshot(),
+    "stream": lambda world: world.cli.catch_up(),
+    "verify": lambda world: succeeds(world, "verify"),
+}
+
+
+def succeeds(world: World, command: str) -> None:
+    found = world.cli.call(command)
+    if found.code:
+        assert found.code == TransientError.exit_code, found
+        raise TransientError(found.err or found.out)
+
+
+def test_a_server_that_stands_still(
+    own: MySQLServer, tmp_path: Path, impatient: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In each phase, at several statements: a transient error in time, and the next try makes the copy exact."""
+    world = World(own, tmp_path)
+    for number, (name, phase) in enumerate(PHASES.items()):
+        world.write()
+        for at in (0, (2, 9)[number % 2]):
+            began = time.monotonic()
+            with stopped(own, at, None, monkeypatch), pytest.raises(TransientError):
+                phase(world)
+            assert time.monotonic() - began < 120, (name, at)
+        with stopped(own, 4, 1.5, monkeypatch):
+            phase(world)  # shorter than anybody's patience
+        if name == "stream":
+            world.exact()
+    world.cli.catch_up()
+    world.exact()
+
+
+class Silent(random.Random):
+    """Every connection falls silent at its last byte."""
+
+    def random(self) -> float:
+        return 1.0
+
+    def choice(self, _: Any) -> Any:
+        return "silent"
+
+
+def test_silence_in_the_tls_handshake(mysql_server: MySQLServer, impatient: None) -> None:
+    """Behind the server's greeting: the driver itself sets no time limit for the handshake."""
+    at = here(mysql_server)
+    with Proxy(mysql_server.port) as proxy:
+        proxy.disturb(Silent(), 100)
+        through = {**mysql_server.connect_args(), "port": proxy.port}
+        with pytest.raises(TransientError):
+            session.connect(through)
+        with pytest.raises(TransientError):
+            BinlogStream(through, server_id=77_004, replica_uuid=str(uuid4()), file=at[0], position=at[1])
+
+
+def disturbed(world: World, proxy: Proxy, seed: int, rounds: int) -> list[str]:
+    """Work through a bad line until all is done, then see whether the copy is exact; what was said on the way."""
+    draw, said = random.Random(seed), list[str]()
+    for number in range(rounds):
+        world.write()
+        proxy.disturb(draw, 60_000)
+        began = time.monotonic()
+        for last in (*[False] * 5, True):
+            if last:
+                proxy.disturb(None)
+            try:
+                if not number:
+                    world.cli.snapshot()
+                world.cli.catch_up()
+                break
+            except TransientError as error:
+                assert not last, error
+                said.append(error.message)
+        assert time.monotonic() - began < 240
+        proxy.disturb(None)
+        world.exact()
+    return said
+
+
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 12))])
+def test_a_line_that_breaks(own: MySQLServer, tmp_path: Path, impatient: None, seed: int) -> None:
+    """Connections that are cut, reset or fall silent after any number of bytes, with TLS where the server has it."""
+    with Proxy(own.port) as proxy:
+        world = World(own, tmp_path, proxy.port)
+        with closing(session.connect({**own.connect_args(), "port": proxy.port})) as connection:
+            ((_, cipher),) = session.rows(connection, "SHOW SESSION STATUS LIKE 'Ssl_cipher'")
+            ((_, offered),) = session.rows(connection, "SHOW GLOBAL VARIABLES LIKE 'have_ssl'") or ((0, "YES"),)
+            assert bool(cipher) == (offered == "YES")
+        said = disturbed(world, proxy, seed, 2)
+        assert proxy.cuts > 2
+        print(f"{proxy.cuts} cuts of {proxy.accepted} connections", *said, sep="\n")

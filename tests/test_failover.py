@@ -94,8 +94,8 @@ class Pair:
         assert progress.read() == before
 
 
-@pytest.fixture(scope="module")
-def servers() -> Iterator[tuple[MySQLServer, MySQLServer]]:
+@contextlib.contextmanager
+def two_servers() -> Iterator[tuple[MySQLServer, MySQLServer]]:
     with MySQLServer() as old, MySQLServer() as new:
         # Files of other numbers and another name: positions of the two have nothing to do with each other.
         for _ in range(5):
@@ -104,6 +104,12 @@ def servers() -> Iterator[tuple[MySQLServer, MySQLServer]]:
         new.execute("RESET BINARY LOGS AND GTIDS")
         new.execute(f"SET GLOBAL gtid_purged = '{foreign}'")
         yield old, new
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[tuple[MySQLServer, MySQLServer]]:
+    with two_servers() as found:
+        yield found
 
 
 @pytest.fixture

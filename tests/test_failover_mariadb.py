@@ -41,13 +41,19 @@ class Domains(Pair):
         return gtid
 
 
-@pytest.fixture(scope="module")
-def servers() -> Iterator[tuple[MySQLServer, MySQLServer]]:
+@contextlib.contextmanager
+def two_servers() -> Iterator[tuple[MySQLServer, MySQLServer]]:
     with (
         MariaDBServer({"gtid_strict_mode": "ON"}) as old,
         MariaDBServer({"gtid_strict_mode": "ON", "server_id": 2}) as new,
     ):
         yield old, new
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[tuple[MySQLServer, MySQLServer]]:
+    with two_servers() as found:
+        yield found
 
 
 @pytest.fixture

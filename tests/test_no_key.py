@@ -109,6 +109,7 @@ def user(server: MySQLServer) -> dict[str, str]:
 
 @pytest.fixture
 def world(server: MySQLServer, user: dict[str, str], tmp_path: Path) -> Iterator[World]:
+    server.execute("DROP DATABASE IF EXISTS d")
     server.execute("CREATE DATABASE d")
     with contextlib.closing(server.connect(database="d", autocommit=True)) as connection:
         with connection.cursor() as cursor:
@@ -409,6 +410,37 @@ def test_ddl_while_it_is_read(world: World, written: Any, moment: str, sql: str)
         return
     assert world.differences() == []
     assert world.verdict().equal
+
+
+def test_a_truncate_beside_the_view(world: World, written: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a change as any other, though it has no rows."""
+    if isinstance(world.server, MariaDBServer):
+        pytest.skip("it tells the position of the view itself")
+    world.sql("INSERT INTO narrow VALUES (1, 'x')")
+    seen = written("before", once(world, "TRUNCATE narrow"))
+    world.cli.snapshot()
+    assert len(seen) == 2
+    monkeypatch.undo()
+    world.cli.catch_up()
+    assert world.differences() == []
+
+
+def test_an_xa_transaction_that_ends_beside_the_view(
+    world: World, written: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rows are neither in the view nor, since they were written before it, in the window."""
+    if isinstance(world.server, MariaDBServer):
+        pytest.skip("it does not open a view beside one")
+    world.sql("INSERT INTO narrow VALUES (1, 'x')")
+    with world.cli.opened() as (context, store):
+        context.ensure_plan(store)
+    world.server.session("d", "XA START 'x'", "INSERT INTO narrow VALUES (2, 'xa')", "XA END 'x'", "XA PREPARE 'x'")
+    seen = written("after", lambda attempt: None if attempt else world.server.session("d", "XA COMMIT 'x'"))
+    world.cli.snapshot()
+    assert len(seen) == 2
+    monkeypatch.undo()
+    world.cli.catch_up()
+    assert world.counts() == Counter({(1, "x"): 1, (2, "xa"): 1})
 
 
 def test_no_other_table_in_its_place(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_cdc.exceptions import TerminalError
-from airflow_provider_cdc.mysql.binlog.transactions import DdlError
-from airflow_provider_cdc.mysql.resume import check_resume
+from airflow_provider_cdc.mysql.binlog.judge import DdlError
+from airflow_provider_cdc.mysql.resume import resume
 from airflow_provider_cdc.mysql.server import status
 from airflow_provider_cdc.mysql.session import connect
 from airflow_provider_cdc.sinks.progress import Progress
@@ -88,20 +88,20 @@ def test_mariadb_whose_binlogs_were_reset(tmp_path: Path) -> None:
         context = cli.context
         offset = Progress(context.layout.progress, "p").read()
         assert offset is not None
-        check_resume(connection, offset)
+        resume(connection, offset, context.opener(0))
         at = offset.at.position
         server.execute("RESET MASTER")
-        with pytest.raises(TerminalError, match=r"is no longer on the server"):
-            check_resume(connection, offset)
+        with pytest.raises(TerminalError, match=r"ends at \d+, and was read up to"):
+            resume(connection, offset, context.opener(0))
         number = 10
         while status(connection).position < at:
             number += 1
             server.execute(f"INSERT INTO d.t VALUES ({number})")
-        with pytest.raises(TerminalError, match=r"its binlogs were reset, or it is another server"):
+        with pytest.raises(TerminalError, match=r"was begun at .* and the one that was read"):
             cli.catch_up()
         server.execute("SET GLOBAL server_id = 7")
         with pytest.raises(TerminalError, match=r"the connection reaches server mariadb:7:.*, but this pipeline began"):
-            check_resume(connection, offset)
+            resume(connection, offset, context.opener(0))
 
 
 def test_what_check_says_of_a_mariadb(tmp_path: Path) -> None:

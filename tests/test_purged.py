@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from airflow_provider_cdc.exceptions import FencedError, NotReadyError, PurgedError
+from airflow_provider_cdc.exceptions import FencedError, NotReadyError, OtherHistoryError, PurgedError
 from airflow_provider_cdc.failpoints import AGAIN
 from airflow_provider_cdc.phases import again
 from airflow_provider_cdc.phases.again import planned
 from airflow_provider_cdc.phases.groups import Group
+from airflow_provider_cdc.phases.liveness import Heart
 from airflow_provider_cdc.phases.snapshot import publish, run_group
 from airflow_provider_cdc.phases.status import status
 from airflow_provider_cdc.phases.stream import begin, run_in_process
@@ -26,6 +27,7 @@ from tests.cli import Cli
 from tests.mariadb import MariaDBServer
 from tests.oracle import compare_all
 from tests.servers import MySQLServer
+from tests.test_reread import Lost
 
 _NUMBERS = itertools.count(10)
 
@@ -81,6 +83,7 @@ class World:
 
 @pytest.fixture
 def world(server: MySQLServer, tmp_path: Path) -> Iterator[World]:
+    server.execute("DROP DATABASE IF EXISTS d")
     server.execute("CREATE DATABASE d")
     for name in ("t", "e", "gone"):
         server.execute(f"CREATE TABLE d.{name} (id INT PRIMARY KEY, v VARCHAR(20))")
@@ -108,6 +111,28 @@ def test_the_stream_stops_with_what_to_do(world: World) -> None:
     assert world.cli.context.need_plan().generation == 1 and len(world.cli.rows("d", "t")) == 20
 
 
+def test_a_table_that_is_further_than_the_new_snapshot_would_begin(world: World) -> None:
+    """A run died between a table's commit and the resume point, and the server was reset: what the new binlog has up to
+    the table's marker would be taken for applied.
+    """
+    mariadb = isinstance(world.server, MariaDBServer)
+    world.run("FLUSH BINARY LOGS", *(f"INSERT INTO t VALUES ({n}, 'row')" for n in range(100, 120)))
+    with world.cli.epoch() as epoch, contextlib.closing(epoch.job.make_scanner()) as scanner:
+        manifest = epoch.job.stage(epoch.start, scanner.advance(epoch.start, 1 << 40), "0")
+        epoch.applier._progress = Lost(epoch.applier._progress)
+        with pytest.raises(KeyboardInterrupt):
+            epoch.applier.apply(manifest)
+    last = world.server.execute("SHOW BINARY LOGS")[-1][0]
+    world.server.execute("RESET MASTER" if mariadb else "RESET BINARY LOGS AND GTIDS")
+    while world.server.execute("SHOW BINARY LOGS")[-1][0] != last:
+        world.server.execute("FLUSH BINARY LOGS")
+    world.server.purge(flush=False)
+    with pytest.raises(OtherHistoryError):
+        world.cli.snapshot()
+        world.run("UPDATE t SET v = 'late' WHERE id = 3")
+        world.cli.catch_up()
+
+
 def test_all_tables_are_read_again(world: World) -> None:
     world.cli.snapshot()
     assert world.cli.context.need_plan().generation == 1, "nothing is missing"
@@ -123,8 +148,19 @@ def test_all_tables_are_read_again(world: World) -> None:
     world.exact(generation=3)
 
 
+def test_a_table_that_is_empty_the_second_time(world: World) -> None:
+    """No group reads it, and what the first snapshot has left there goes all the same."""
+    world.run("DELETE FROM t", "INSERT INTO e VALUES (7, 'new')")
+    world.server.purge()
+    world.cli.snapshot()
+    world.cli.catch_up()
+    with contextlib.closing(world.server.connect()) as connection:
+        assert compare_all(connection, "d", world.cli.sink, ["t", "e", "gone"]) == []
+
+
 def test_before_the_stream_has_begun(server: MySQLServer, tmp_path: Path) -> None:
     """The first snapshot took too long."""
+    server.execute("DROP DATABASE IF EXISTS d")
     server.execute("CREATE DATABASE d")
     try:
         for name in ("t", "e", "fresh"):
@@ -196,9 +232,10 @@ def test_who_belongs_to_the_old_snapshot_cannot_write(world: World) -> None:
 def test_beside_a_stream_that_runs_nothing_is_planned(world: World) -> None:
     with world.cli.opened() as (context, store):
         epoch = begin(context, store, catch_up=False)
-        world.server.purge()  # it has read all that there was, which its resume point does not tell
-        with pytest.raises(NotReadyError, match="a stream of p is running"):
-            planned(context, store)
+        world.change()  # it may have read all that, which its resume point does not tell
+        with Heart(store, "p", epoch.number, epoch.details, epoch.stop, lambda: False):
+            with pytest.raises(NotReadyError, match="a stream of p is running"):
+                planned(context, store)
         epoch.stop.set()
         run_in_process(epoch)
     assert world.cli.context.need_plan().generation == 1

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
+from airflow_provider_cdc.core.gtid import GtidSet
 from airflow_provider_cdc.exceptions import FencedError, TerminalError
+from airflow_provider_cdc.mysql.server import status
+from airflow_provider_cdc.mysql.session import connect, value
 from airflow_provider_cdc.phases.apply import Applier
 from airflow_provider_cdc.phases.snapshot import coverage, targets
 from airflow_provider_cdc.phases.stream import run_in_process
@@ -143,3 +146,21 @@ def test_the_tables_of_a_batch_are_applied_each_for_itself(cli: Cli, mysql_serve
     cli.catch_up()
     assert held(cli, database, "other") == {7: 1} and held(cli, database)[7] == 1
     assert version(cli, database) == before + 1, "only the fence of the new epoch"
+
+
+def test_transactions_on_other_tables_count(cli: Cli, mysql_server: MySQLServer, database: str) -> None:
+    """Their rows are none of the copy's; the place and the GTIDs behind them are."""
+    cli.snapshot()
+    cli.catch_up()
+    mysql_server.execute(f"CREATE DATABASE `{database}_x`")
+    try:
+        mysql_server.execute(f"CREATE TABLE `{database}_x`.t (id INT PRIMARY KEY)")
+        mysql_server.execute(f"INSERT INTO `{database}_x`.t VALUES (1)")
+        cli.catch_up()
+        reached = Progress(cli.context.layout.progress, database).read()
+        with contextlib.closing(connect(mysql_server.connect_args())) as connection:
+            assert reached is not None and reached.at == status(connection)
+            executed = GtidSet.parse(value(connection, "SELECT @@global.gtid_executed") or "")
+        assert GtidSet.parse(reached.gtid_set) == executed
+    finally:
+        mysql_server.execute(f"DROP DATABASE `{database}_x`")

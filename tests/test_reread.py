@@ -37,6 +37,7 @@ from airflow_provider_cdc.phases.stream import Epoch, begin, run_in_process
 from airflow_provider_cdc.pipeline import Pipeline
 from airflow_provider_cdc.sinks.delta import Actions, DeltaTarget, Fence
 from airflow_provider_cdc.sinks.files import write_file
+from airflow_provider_cdc.sinks.layout import read_json, write_json
 from airflow_provider_cdc.sinks.progress import Progress
 from airflow_provider_cdc.spark.snapshot_job import SnapshotJob, run_in_threads
 from tests.cli import ROOT, Cli
@@ -305,6 +306,18 @@ def test_between_two_streams(copied: World) -> None:
     copied.write("UPDATE a_int SET v = 0 WHERE id > 500", "UPDATE b_text SET v = 0", "UPDATE c_two SET v = 0")
     copied.cli.catch_up()
     assert not copied.differences()
+
+
+def test_of_two_requests_the_newer_counts(copied: World) -> None:
+    """A job was killed after it had staged its attempt, and before it took the older one away."""
+    copied.cli.catch_up()
+    assert copied.run(1, ME).attempt == 2
+    with copied.cli.opened() as (context, _):
+        plan = context.need_plan()
+        (request,) = context.layout.staged(plan.generation).glob("*.json")
+        for attempt in (1, 9, 4):
+            write_json(request.with_name(f"1-{attempt}.json"), {**read_json(request), "attempt": attempt})
+        assert [(s.group, s.attempt) for s in waiting(context, plan)] == [(1, 9)]
 
 
 def test_a_table_that_is_ahead_of_the_resume_point(copied: World) -> None:

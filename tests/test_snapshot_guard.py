@@ -46,6 +46,7 @@ class Heard:
 
 
 def fill(server: MySQLServer, rows: int = ROWS) -> None:
+    server.execute("DROP DATABASE IF EXISTS d")
     server.execute("CREATE DATABASE d")
     server.execute("CREATE TABLE d.t (id INT PRIMARY KEY, v VARCHAR(40))")
     with closing(server.connect(database="d")) as connection, connection.cursor() as cursor:
@@ -273,5 +274,5 @@ def test_nothing_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         statements = [row[0] for row in said]
         assert any("FROM `D`.`T`" in s for s in statements)
         assert not [
-            s for s in statements if any(w in s for w in ("LOCK ", "FOR UPDATE", "FOR SHARE", "FLUSH", "BEGIN"))
+            s for s in statements if any(w in s for w in ("LOCK ", "FOR UPDATE", "FOR SHARE", "FLUSH ", "BEGIN"))
         ]

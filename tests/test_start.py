@@ -18,7 +18,7 @@ from airflow_provider_cdc.core.gtid import GtidSet, MariadbPosition
 from airflow_provider_cdc.core.offset import Offset, Position
 from airflow_provider_cdc.exceptions import NotReadyError, TerminalError
 from airflow_provider_cdc.mysql import start as start_module
-from airflow_provider_cdc.mysql.binlog.transactions import DdlError
+from airflow_provider_cdc.mysql.binlog.judge import DdlError
 from airflow_provider_cdc.phases.stream import begin
 from airflow_provider_cdc.phases.verify import verify
 from tests.cli import Cli
@@ -64,6 +64,7 @@ def clock(server: MySQLServer) -> datetime:
 @pytest.fixture(scope="module", params=SERVERS)
 def history(request: pytest.FixtureRequest) -> Iterator[History]:
     with SERVERS[request.param]() as server:
+        server.execute("DROP DATABASE IF EXISTS d")
         server.execute("CREATE DATABASE d")
         server.execute("CREATE TABLE d.t (id INT PRIMARY KEY, v INT)")
         found = History(server, [Position("", 0)], [""], [datetime.now(UTC)])
@@ -136,7 +137,7 @@ def test_it_begins_in_front_of_the_change(history: History, kind: str, number: i
     assert kind != "position" or found.p0.at == history.places[number]
     cli.catch_up()
     assert rows(cli) == AFTER[number], "an update inserts the row that is not there, a delete does nothing"
-    cli.catch_up()  # check_resume: the GTIDs at the resume point are the server's own
+    cli.catch_up()  # resume: the GTIDs at the resume point are the server's own
     assert json.loads(cli.call("status", "--json").out)["lag_bytes"] == 0
 
 
@@ -224,6 +225,7 @@ def test_an_xa_transaction_that_is_open_at_the_place(history: History, tmp_path:
 @pytest.mark.parametrize("kind", SERVERS)
 def test_what_was_purged(kind: str, tmp_path: Path) -> None:
     with SERVERS[kind]() as server:
+        server.execute("DROP DATABASE IF EXISTS d")
         server.execute("CREATE DATABASE d")
         server.execute("CREATE TABLE d.t (id INT PRIMARY KEY, v INT)")
         began, set_, at = datetime.now(UTC) - timedelta(hours=1), executed(server), end(server)
@@ -242,7 +244,7 @@ def test_what_was_purged(kind: str, tmp_path: Path) -> None:
         cli = pipeline(tmp_path / "9", server, "earliest")
         cli.snapshot()
         cli.catch_up()
-        assert rows(cli) == {2: 2}, "what was purged is not missed by check_resume"
+        assert rows(cli) == {2: 2}, "what was purged is not missed by resume"
 
 
 def test_a_ddl_behind_the_place(tmp_path: Path, mysql_server: MySQLServer, database: str) -> None:

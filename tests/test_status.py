@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
@@ -18,7 +21,7 @@ from airflow_provider_cdc.mysql.session import connect
 from airflow_provider_cdc.phases.lag import Lag, changes_per_second, lag_of
 from airflow_provider_cdc.sinks.progress import Progress
 from airflow_provider_cdc.store.models import BatchRow
-from tests.cli import Cli
+from tests.cli import ROOT, Cli
 from tests.mariadb import MariaDBServer
 from tests.servers import MySQLServer
 
@@ -170,10 +173,37 @@ def test_the_rate_of_a_run(tmp_path: Path, mysql_server: MySQLServer, database: 
     cli = Cli(tmp_path, mysql_server, f"{database}.t")
     cli.snapshot()
     assert status(cli)["stream"] is None
+    cli.catch_up()
+    flow = status(cli)["stream"]
+    assert (flow["state"], flow["lag_p50_seconds"], flow["lag_p95_seconds"]) == ("caught_up", None, None)
+    shown = cli.call("status").out
+    assert "0 changes/s\n" in shown and "None" not in shown and "lag p50" not in shown
     mysql_server.execute(f"INSERT INTO {database}.t VALUES {','.join(f'({n})' for n in range(500))}")
     cli.catch_up()
     rate = status(cli)["stream"]["changes_per_second"]
     assert rate > 0, "the run has ended; its rate stays"
-    assert f"{rate:,} changes/s" in cli.call("status").out
+    assert f"{rate:,} changes/s, lag p50 " in cli.call("status").out
+    assert loaded(cli, "status") <= {"pymysql", "pymysqlreplication", "numpy", "pyarrow", "deltalake", "sqlalchemy"}
+    assert loaded(cli, "check") <= {"pymysql", "pymysqlreplication", "numpy", "pyarrow", "deltalake"}
     cli.catch_up()
     assert status(cli)["stream"]["changes_per_second"] == 0, "another run, without changes"
+
+
+#: What takes long to import.
+HEAVY = "pyspark pandas numba alembic sqlglot airflow sqlalchemy deltalake pyarrow numpy pymysql pymysqlreplication"
+
+
+def loaded(cli: Cli, command: str) -> set[str]:
+    """What of it a command has imported when it ends."""
+    code = (
+        "import sys; from airflow_provider_cdc.cli import main\n"
+        f"try: main()\nfinally: print(*sorted(set('{HEAVY}'.split()) & set(sys.modules)), file=sys.stderr)"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code, command, "-f", str(cli.file)],
+        env={**os.environ, **cli.env, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return set(run.stderr.split())

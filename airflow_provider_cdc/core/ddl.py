@@ -6,16 +6,17 @@ doubt a table counts as changed. MySQL's grammar puts the table first in almost 
 read from the words of the text; ``ALTER TABLE``, which names tables in other places too, is left to sqlglot, and
 where sqlglot does not understand it every name in the text counts.
 
-Known limit: a statement-format INSERT may change further tables through triggers, stored functions or cascades.
-Only its own target can be seen in the text.
+What a statement changes through views, triggers, stored functions and cascades cannot be seen in its text: see
+:mod:`airflow_provider_cdc.core.detours`.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache, lru_cache
 from typing import Literal, NamedTuple
 
 Kind = Literal[
@@ -40,10 +41,12 @@ class Statement:
     """What a statement does to tables.
 
     :param kind: its part in a transaction, or what it changes.
-    :param tables: (database, table) pairs that it changes or may change, **in lower case**: compare without case.
-    :param databases: databases that it drops, in lower case.
+    :param tables: (database, table) pairs that it changes or may change, as :func:`fold` writes them.
+    :param databases: databases that it drops, likewise.
     :param xid: of an XA statement, the transaction's name as :func:`xid_text` writes it.
     :param anything: whether it may change any table at all (a stored routine was called).
+    :param mentioned: of a statement that may call stored functions, everything that its words could name.
+    :param index: of a DROP INDEX, the index, likewise: of the table nothing else is changed.
     :param what: the statement's first words, for messages; never values or names.
     :param emptied: the (database, table) that has no rows behind a TRUNCATE or a CREATE TABLE, spelled as in the
         statement.
@@ -54,6 +57,8 @@ class Statement:
     databases: frozenset[str] = frozenset()
     xid: str | None = None
     anything: bool = False
+    mentioned: frozenset[Table] = frozenset()
+    index: str = ""
     what: str = ""
     emptied: Table | None = None
 
@@ -73,25 +78,79 @@ class _Word(NamedTuple):
     @property
     def is_name(self) -> bool:
         # A double-quoted word is a string, or with ANSI_QUOTES a name: both readings are kept.
-        return self.quote in ('"', "`") or (not self.quote and (self.text[0] in "_$" or self.text[0].isalnum()))
+        if self.quote:
+            return self.quote != "'"
+        return self.text[0] in "_$" or self.text[0].isalnum() or not self.text[0].isascii()
 
 
-_LEXER = re.compile(
-    r"""
+_LEXER = r"""
       (?P<tick>`(?:[^`]|``)*`)
-    | (?P<string>'(?:[^'\\]|\\.|'')*' | "(?:[^"\\]|\\.|"")*")
+    | (?P<string>%s | %s)
     | (?P<version>/\*M?!\d*)             # the content of a version comment is executed
     | (?P<comment>/\*.*?\*/ | --(?=\s|\Z)[^\n]* | \#[^\n]*)
     | (?P<word>[0-9A-Za-z_$\u0080-\U0010ffff]+)
     | (?P<sign>\*/|\S)
-    """,
-    re.VERBOSE | re.DOTALL,
-)
+    """
+_ESCAPED, _PLAIN = r"%s(?:[^%s\\]|\\.|%s)*%s", r"%s(?:[^%s]|%s)*%s"
 
-# Statements that change no rows and no row layout. ANALYZE, OPTIMIZE and REPAIR keep every row as it is.
+
+@dataclass(frozen=True)
+class Quoting:
+    """How the session that wrote a statement quotes.
+
+    :param backslash: whether a backslash in a string hides the sign behind it: not under ``NO_BACKSLASH_ESCAPES``.
+    :param ansi: whether a double-quoted word is a name (``ANSI_QUOTES``), in which a backslash is a sign like others.
+    """
+
+    backslash: bool = True
+    ansi: bool = False
+
+
+@cache
+def _lexer(quoting: Quoting) -> re.Pattern[str]:
+    single = (_ESCAPED if quoting.backslash else _PLAIN) % ("'", "'", "''", "'")
+    double = (_ESCAPED if quoting.backslash and not quoting.ansi else _PLAIN) % ('"', '"', '""', '"')
+    return re.compile(_LEXER % (single, double), re.VERBOSE | re.DOTALL)
+
+
+@lru_cache(1 << 14)
+def fold(name: str) -> str:
+    """A name as it is compared: two that a server takes for one are equal, whatever its lower_case_table_names.
+
+    Servers turn each character by itself into one lower-case one. So ``lower()`` will not do, which looks at the
+    character's neighbours, and makes two of some. A few that servers tell apart are equal here.
+    """
+    return name.lower() if name.isascii() else "".join(map(_fold, name))
+
+
+def _fold(character: str) -> str:
+    folded = character.casefold()
+    return folded if len(folded) == 1 else character.lower()[0]
+
+
+def may_name(found: Collection[Table], table: Table) -> bool:
+    """Whether one of the names in a statement may be that of a table.
+
+    A name that could not be decoded has lone surrogates, and may be any name that is not ASCII.
+
+    :param table: as :func:`fold` writes it.
+    """
+    if table in found:
+        return True
+    if all(part.isascii() for part in table):
+        return False
+    return any(
+        all(a == b or (_is_unknown(a) and not b.isascii()) for a, b in zip(f, table, strict=True)) for f in found
+    )
+
+
+def _is_unknown(name: str) -> bool:
+    return not name.isascii() and any("\ud800" <= c <= "\udfff" for c in name)
+
+
+# Statements that change no rows and no row layout. OPTIMIZE and REPAIR keep every row as it is.
 _HARMLESS = frozenset(
     [
-        "ANALYZE",
         "BINLOG",
         "CACHE",
         "CHECK",
@@ -123,6 +182,7 @@ _OBJECTS = frozenset(
         "INSTANCE",
         "LIBRARY",
         "LOGFILE",
+        "PACKAGE",
         "PROCEDURE",
         "REFERENCE",
         "RESOURCE",
@@ -141,22 +201,25 @@ _OBJECTS = frozenset(
 _INSERT_MODIFIERS = frozenset(["LOW_PRIORITY", "DELAYED", "HIGH_PRIORITY", "IGNORE", "INTO"])
 
 
-def classify(sql: str, default_database: str) -> Statement:
+#: Behind ANALYZE: a table is analyzed. Otherwise (MariaDB) a statement is executed and told how.
+_ANALYZED = frozenset(["TABLE", "TABLES", "LOCAL", "NO_WRITE_TO_BINLOG"])
+
+
+def classify(sql: str, default_database: str, quoting: Quoting = Quoting()) -> Statement:
     """Say what a statement of the binlog changes. Never raises, however odd the text.
 
     :param sql: text of the statement.
     :param default_database: database of names without one.
-    :returns: see :class:`Statement`; names are lower case.
+    :param quoting: how the session quotes.
+    :returns: see :class:`Statement`; names are as :func:`fold` writes them.
     """
-    words = list(_words(sql))
-    if [word.key for word in words[:2]] == ["SET", "STATEMENT"]:
-        # MariaDB: SET STATEMENT variable = value, ... FOR what is executed.
-        at = next((i for i, word in enumerate(words) if word.key == "FOR"), len(words))
-        words = words[at + 1 :]
+    words = list(_words(sql, quoting))
+    while [word.key for word in words[:2]] == ["SET", "STATEMENT"]:
+        words = _set_for(words)
     keys = [word.key for word in words[:40]]
     verb = keys[0] if keys else ""
     second = keys[1] if len(keys) > 1 else ""
-    default = default_database.lower()
+    default = fold(default_database)
 
     if verb == "BEGIN" or (verb == "START" and second == "TRANSACTION"):
         return Statement("begin", what=verb)
@@ -168,10 +231,10 @@ def classify(sql: str, default_database: str) -> Statement:
         return Statement("savepoint", what=verb)
     if verb == "XA":
         return _xa(second, words[2:])
-    if not words or verb in _HARMLESS:
+    if not words or verb in _HARMLESS or (verb == "ANALYZE" and second in _ANALYZED):
         return Statement("harmless", what=verb)
     if verb in {"CREATE", "ALTER", "DROP"}:
-        return _ddl(verb, sql, words, keys, default_database)
+        return _ddl(verb, sql, words, keys, default_database, quoting)
     if verb == "RENAME":
         if second == "USER":
             return Statement("harmless", what="RENAME USER")
@@ -182,13 +245,32 @@ def classify(sql: str, default_database: str) -> Statement:
         return Statement("ddl", frozenset(_listed(rest, default)), what="TRUNCATE TABLE", emptied=emptied)
     if verb in {"INSERT", "REPLACE"}:
         at = next((i for i, word in enumerate(words[1:], 1) if word.key not in _INSERT_MODIFIERS), len(words))
-        return Statement("dml", frozenset(_first(words[at:], default)), what=verb)
-    if verb in {"UPDATE", "DELETE", "LOAD", "WITH", "IMPORT"}:
-        return Statement("dml", frozenset(_mentioned(words, default)), what=verb)
+        named = frozenset(_mentioned(words, default))
+        return Statement("dml", frozenset(_first(words[at:], default)), mentioned=named, what=verb)
+    if verb in {"UPDATE", "DELETE", "LOAD", "WITH", "IMPORT", "ANALYZE", "EXPLAIN", "DESCRIBE", "DESC"}:
+        # MariaDB's ANALYZE and MySQL's EXPLAIN ANALYZE execute what they explain.
+        named = frozenset(_mentioned(words, default))
+        return Statement("dml", named, mentioned=named, what=verb)
     if verb in {"SELECT", "DO", "CALL", "VALUES", "TABLE"} or verb == "(":
         # By statement a stored function that writes is logged as the SELECT or DO that called it.
-        return Statement("dml", frozenset(_mentioned(words, default)), anything=True, what=verb)
+        named = frozenset(_mentioned(words, default))
+        return Statement("dml", named, anything=True, mentioned=named, what=verb)
     return Statement("ddl", frozenset(_mentioned(words, default)), what=verb if verb.isalpha() else "unknown statement")
+
+
+def mentions(sql: str, default_database: str, quoting: Quoting = Quoting()) -> frozenset[Table]:
+    """Everything that the words of a text could name, as :func:`fold` writes it."""
+    return frozenset(_mentioned(list(_words(sql, quoting)), fold(default_database)))
+
+
+def _set_for(words: list[_Word]) -> list[_Word]:
+    """MariaDB's SET STATEMENT variable = value, ... FOR what is executed: the latter."""
+    depth = 0
+    for i, word in enumerate(words):
+        depth += (word.key == "(") - (word.key == ")")
+        if word.key == "FOR" and depth <= 0:
+            return words[i + 1 :]
+    return []
 
 
 def xid_text(format_id: int, gtrid: bytes, bqual: bytes) -> str:
@@ -222,40 +304,71 @@ def _xa(verb: str, rest: Sequence[_Word]) -> Statement:
     return Statement(kinds[verb], xid=xid_text(format_id, gtrid, bqual), what=f"XA {verb}")
 
 
-def _ddl(verb: str, sql: str, words: list[_Word], keys: list[str], default_database: str) -> Statement:
-    default = default_database.lower()
+def _ddl(
+    verb: str, sql: str, words: list[_Word], keys: list[str], default_database: str, quoting: Quoting
+) -> Statement:
+    default = fold(default_database)
     at = next((i for i, key in enumerate(keys) if key in _OBJECTS), None)
     if at is None:
         return Statement("ddl", frozenset(_mentioned(words, default)), what=verb)
     what = f"{verb} {keys[at].removesuffix('S') if keys[at] == 'TABLES' else keys[at]}"
     if keys[at] in {"DATABASE", "SCHEMA"}:
-        if verb != "DROP":
+        if verb != "DROP" and "REPLACE" not in keys[:at]:
             return Statement("harmless", what=what)
         names = [word for word in words[at + 1 :] if word.is_name and word.key not in {"IF", "EXISTS"}]
-        return Statement("ddl", databases=frozenset(name.text.lower() for name in names[:1]), what=what)
+        return Statement("ddl", databases=frozenset(fold(name.text) for name in names[:1]), what=what)
+    if (verb, keys[at]) == ("DROP", "INDEX"):
+        return _drop_index(words[at + 1 :], default, what)
     if keys[at] not in {"TABLE", "TABLES"} or "TEMPORARY" in keys[:at]:
         return Statement("harmless", what=what)
     rest = words[at + 1 :]
     if verb == "CREATE":
-        # If the table is there, IF NOT EXISTS does nothing; if not, the DROP or RENAME before it has been seen.
+        filled = _is_filled(rest)
         if [word.key for word in rest[:3]] == ["IF", "NOT", "EXISTS"]:
-            return Statement("harmless", what=what)
+            # If the table is there, it does nothing; if not, the DROP or RENAME before it has been seen.
+            if not filled:
+                return Statement("harmless", what=what)
+            rest = rest[3:]
         # Without OR REPLACE it says that there was no such table: the reading began before, or the DROP was not logged.
-        emptied = None if "REPLACE" in keys[:at] else _spelled(rest, default_database)
-        return Statement("ddl", frozenset(_first(rest, default)), what=what, emptied=emptied)
+        emptied = None if filled or "REPLACE" in keys[:at] else _spelled(rest, default_database)
+        named = frozenset(_mentioned(words, default)) if filled else frozenset[Table]()
+        return Statement("ddl", frozenset(_first(rest, default)), mentioned=named, what=what, emptied=emptied)
     if verb == "DROP":
         rest = rest[2:] if [word.key for word in rest[:2]] == ["IF", "EXISTS"] else rest
         return Statement("ddl", frozenset(_listed(rest, default)), what=what)
-    others = _altered(sql, default)
+    others = _altered(sql, default, quoting)
     tables = set(_mentioned(words, default)) if others is None else {*_first(rest, default), *others}
     return Statement("ddl", frozenset(tables), what=what)
 
 
-def _altered(sql: str, default: str) -> set[Table] | None:
+def _drop_index(rest: list[_Word], default: str, what: str) -> Statement:
+    on = next((i for i, word in enumerate(rest) if word.key == "ON"), len(rest))
+    named = [word for word in rest[:on] if word.is_name]
+    tables = frozenset(_first(rest[on + 1 :], default))
+    if not named or not tables:
+        return Statement("ddl", frozenset(_mentioned(rest, default)), what=what)
+    return Statement("ddl", tables, index=fold(named[-1].text), what=what)
+
+
+def _is_filled(rest: list[_Word]) -> bool:
+    """Whether a CREATE TABLE fills the table with rows, which by statement are nowhere in the binlog.
+
+    Otherwise the server leaves out where they come from: they follow as rows.
+    """
+    keys = [word.key for word in rest]
+    return any(
+        key in ("SELECT", "TABLE") or (key == "VALUES" and after in ("ROW", "("))
+        for key, after in zip(keys, [*keys[1:], ""], strict=True)
+    )
+
+
+def _altered(sql: str, default: str, quoting: Quoting) -> set[Table] | None:
     """Tables of an ALTER TABLE without those that a foreign key refers to; ``None`` if it is not understood."""
     import sqlglot
     from sqlglot import exp
 
+    if quoting != Quoting():
+        return None
     text = "".join(_executed(sql))
     logger = logging.getLogger("sqlglot")
     disabled, logger.disabled = logger.disabled, True  # it would log the statement, which may hold secrets
@@ -264,7 +377,7 @@ def _altered(sql: str, default: str) -> set[Table] | None:
         if not isinstance(tree, exp.Alter):
             return None
         return {
-            (table.db.lower() or default, table.name.lower())
+            (fold(table.db) or default, fold(table.name))
             for table in tree.find_all(exp.Table)
             if table.find_ancestor(exp.Reference) is None
         }
@@ -274,8 +387,8 @@ def _altered(sql: str, default: str) -> set[Table] | None:
         logger.disabled = disabled
 
 
-def _words(sql: str) -> Iterator[_Word]:
-    for match in _LEXER.finditer(sql):
+def _words(sql: str, quoting: Quoting) -> Iterator[_Word]:
+    for match in _lexer(quoting).finditer(sql):
         text = match[0]
         if match["tick"]:
             yield _Word(text[1:-1].replace("``", "`"), "`")
@@ -287,7 +400,7 @@ def _words(sql: str) -> Iterator[_Word]:
 
 def _executed(sql: str) -> Iterator[str]:
     """The text with version comments opened and other comments taken out."""
-    for match in _LEXER.finditer(sql):
+    for match in _lexer(Quoting()).finditer(sql):
         if match["version"] or match["comment"] or match[0] == "*/":
             yield " "
         else:
@@ -311,7 +424,7 @@ def _chains(words: Sequence[_Word]) -> Iterator[tuple[int, list[str]]]:
 
 
 def _table(chain: list[str], default: str) -> Table:
-    return (chain[0].lower(), chain[1].lower()) if len(chain) > 1 else (default, chain[0].lower())
+    return (fold(chain[0]), fold(chain[1])) if len(chain) > 1 else (default, fold(chain[0]))
 
 
 def _spelled(words: Sequence[_Word], default_database: str) -> Table:
@@ -337,4 +450,4 @@ def _mentioned(words: Sequence[_Word], default: str) -> Iterator[Table]:
     """Every table that the words could name: of ``a.b`` both table b of a, and table a with a column b."""
     for _, chain in _chains(words):
         yield _table(chain, default)
-        yield default, chain[0].lower()
+        yield default, fold(chain[0])

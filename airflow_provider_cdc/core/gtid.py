@@ -114,6 +114,11 @@ class GtidSet:
         }
         return _of({source: parts for source, parts in result.items() if parts})
 
+    def again(self, more: GtidSet) -> GtidSet:
+        """The GTIDs of both sets, of this one and of what a binlog has behind it: in one binlog there are none."""
+        both = {source: _common(parts, self._intervals.get(source, ())) for source, parts in more._intervals.items()}
+        return _of({source: parts for source, parts in both.items() if parts})
+
     def issubset(self, other: GtidSet) -> bool:
         """Whether every GTID of this set is in the other."""
         return not self.subtract(other)
@@ -159,6 +164,14 @@ class MariadbPosition:
         """The position without the domains in which it is reached with more GTIDs, in their order."""
         come = self.parse(",".join(gtids))
         return MariadbPosition({d: own for d, own in self.newest.items() if own[1] > come.newest.get(d, (0, 0))[1]})
+
+    def again(self, more: MariadbPosition) -> MariadbPosition:
+        """Nothing: in a binlog of MariaDB the numbers of a domain need not grow (``gtid_strict_mode=OFF``)."""
+        return MariadbPosition({})
+
+    def union(self, more: MariadbPosition) -> MariadbPosition:
+        """The position that is reached with more, which comes behind it."""
+        return MariadbPosition({**self.newest, **more.newest})
 
     def add(self, gtid: str) -> MariadbPosition:
         """The position with one GTID more, which is the newest of its domain."""
@@ -227,6 +240,19 @@ def _merge(parts: Iterable[tuple[int, int]]) -> Intervals:
         else:
             merged.append((first, last))
     return tuple(merged)
+
+
+def _common(parts: Intervals, others: Intervals) -> Intervals:
+    found, i, j = [], 0, 0
+    while i < len(parts) and j < len(others):
+        first, last = max(parts[i][0], others[j][0]), min(parts[i][1], others[j][1])
+        if first <= last:
+            found.append((first, last))
+        if parts[i][1] < others[j][1]:
+            i += 1
+        else:
+            j += 1
+    return tuple(found)
 
 
 def _subtract(parts: Intervals, holes: Intervals) -> Intervals:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from airflow_provider_cdc.exceptions import TerminalError
@@ -71,6 +71,10 @@ class Offset:
         captured table, else with the position where it begins (``mysql/xa.py``).
     :param held: GTIDs that the sink holds although they stand behind the position: the server committed in another
         order than the one before it.
+    :param began: when the server began the file, in seconds by its own clock: a file of the same name that was begun at
+        another time is another file. 0 if that is not known, as in offsets of older versions.
+    :param numbered: whether ``gtid_mode`` of MySQL was ON at the position, so that what stands behind it has GTIDs.
+        ``False`` also where that is not known.
     """
 
     server: str
@@ -78,6 +82,8 @@ class Offset:
     gtid_set: str
     xa: tuple[str, ...] = ()
     held: str = ""
+    began: int = 0
+    numbered: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON value; :meth:`from_json` turns it back."""
@@ -88,6 +94,8 @@ class Offset:
             "gtid_set": self.gtid_set,
             "xa": list(self.xa),
             **({"held": self.held} if self.held else {}),
+            **({"began": self.began} if self.began else {}),
+            **({"numbered": True} if self.numbered else {}),
         }
 
     @classmethod
@@ -95,7 +103,8 @@ class Offset:
         """Inverse of :meth:`to_json`."""
         at = Position(str(value["file"]), int(value["position"]))
         xa, held = tuple(value.get("xa", ())), str(value.get("held", ""))
-        return cls(str(value["server"]), at, str(value["gtid_set"]), xa, held)
+        began, numbered = int(value.get("began", 0)), bool(value.get("numbered", False))
+        return cls(str(value["server"]), at, str(value["gtid_set"]), xa, held, began, numbered)
 
 
 @dataclass(frozen=True)
@@ -120,13 +129,18 @@ class Lineage:
         """All segments, the oldest first, each with those before it."""
         return [*(self.before.segments if self.before else ()), self]
 
-    def then(self, server: str, start_file: str, reached: Position) -> Lineage:
+    @property
+    def newest(self) -> Lineage:
+        """The newest segment by itself. No two segments of a pipeline are equal, of the same server either."""
+        return replace(self, before=None)
+
+    def then(self, server: str, start_file: str, used: int) -> Lineage:
         """The lineage with one more segment.
 
         :param server: its server, and ``start_file`` its first file.
-        :param reached: where the present segment ends.
+        :param used: the highest ``_cdc_seq`` that anything has: all of the segment are above it.
         """
-        return Lineage(server, start_file, (self.seq(reached) >> POSITION_BITS) + 1, self)
+        return Lineage(server, start_file, (used >> POSITION_BITS) + 1, self)
 
     def seq(self, at: Position) -> int:
         """``_cdc_seq`` of a transaction that ends at ``at``: file ordinal in the high bits, position in the low 41.

@@ -19,6 +19,15 @@ from airflow_provider_cdc.exceptions import NotReadyError
 
 #: Charsets whose bytes are UTF-8 as they stand in the binlog and in the result set.
 UTF8_CHARSETS = frozenset({"utf8mb4", "utf8mb3", "utf8", "ascii"})
+#: Charsets of which every code that is text comes back from Unicode as it was, on every server.
+BOTH_WAYS = frozenset(
+    {"utf8mb4", "utf8mb3", "utf8", "utf16", "utf16le", "utf32"}
+    | {"latin1", "latin2", "latin5", "latin7", "cp850", "cp852", "cp866", "koi8r", "koi8u", "keybcs2"}
+    | {"macce", "macroman"}
+)
+
+#: Stands at the end of the type of a column that row events have and the catalog does not.
+HIDDEN = "/* hidden */"
 
 #: Columns that the project adds behind the source's own, in this order.
 SEQ, OP, TS = "_cdc_seq", "_cdc_op", "_cdc_ts"
@@ -119,6 +128,21 @@ class Column:
         """Whether MariaDB stores, and logs, the column's values compressed."""
         return " COMPRESSED*/" in self.column_type
 
+    @property
+    def hidden(self) -> bool:
+        """Whether only row events have the column."""
+        return self.column_type.endswith(HIDDEN)
+
+    @property
+    def old_format(self) -> bool:
+        """Whether MariaDB keeps a date or time in the format that it had before MySQL 5.6."""
+        return "/* mariadb-5.3 */" in self.column_type
+
+    @property
+    def two_digits(self) -> bool:
+        """Whether it is a YEAR that the server shows without its century."""
+        return self.column_type.startswith("year(2)")
+
     def refusal(self) -> str | None:
         """Why the column cannot be carried exactly, or ``None`` if it can."""
         kind = self.data_type
@@ -166,15 +190,20 @@ class TableSchema:
 
     :param database: database name.
     :param name: table name.
-    :param columns: columns in ordinal order, invisible and generated ones included (row events carry them all).
+    :param columns: columns in ordinal order, invisible and generated ones included (row events carry them all), and
+        those that only row events know.
     :param key: names of the columns of the primary key (or of the NOT NULL unique key that stands in), in key order;
         empty for a table without a usable key, whose rows are then told apart by all their values, and counted.
     :param left_out: names of the columns that the pipeline does not copy; never one of the key.
     :param zero_dates: what becomes of a date that is none, such as 0000-00-00: ``error`` or ``null``; a setting of the
         pipeline, and no part of the definition.
+    :param whole_rows: whether the old rows of updates and deletes are wanted whole; else their key is enough, if there
+        is one. Of the reader, too.
     :param since: of a table that was altered during its snapshot and planned again: the low watermark that stands in
         for P0. What the binlog says of the table up to there is passed over.
     :param revision: how often that has happened.
+    :param key_index: name of the index that is the key; ``None`` where that was not written down, or there is none. No
+        part of the definition.
     """
 
     database: str
@@ -183,8 +212,10 @@ class TableSchema:
     key: tuple[str, ...]
     left_out: tuple[str, ...] = ()
     zero_dates: str = "error"
+    whole_rows: bool = False
     since: Position | None = None
     revision: int = 0
+    key_index: str | None = None
 
     @property
     def id(self) -> tuple[str, str]:
@@ -212,6 +243,16 @@ class TableSchema:
     def copied(self) -> tuple[Column, ...]:
         """The columns that are copied, in ordinal order."""
         return tuple(c for c in self.columns if c.name not in self.left_out)
+
+    @cached_property
+    def needed_after(self) -> frozenset[str]:
+        """Names of the columns without which the new image of a row cannot be read."""
+        return frozenset(c.name for c in self.copied)
+
+    @cached_property
+    def needed_before(self) -> frozenset[str]:
+        """The same of an old image."""
+        return frozenset(self.key) if self.key and not self.whole_rows else self.needed_after
 
     @cached_property
     def may_be_null(self) -> frozenset[str]:
@@ -242,7 +283,7 @@ class TableSchema:
     def to_json(self) -> dict[str, Any]:
         """Plain JSON value; :meth:`from_json` turns it back."""
         since = self.since.to_json() if self.since is not None else None
-        return {**self._definition(), "since": since, "revision": self.revision}
+        return {**self._definition(), "since": since, "revision": self.revision, "key_index": self.key_index}
 
     def _definition(self) -> dict[str, Any]:
         columns = [asdict(c) for c in self.columns]
@@ -256,7 +297,10 @@ class TableSchema:
         since = Position.from_json(value["since"]) if value.get("since") else None
         key, left_out = tuple(value["key"]), tuple(value.get("left_out", ()))
         revision = value.get("revision", 0)
-        return cls(value["database"], value["name"], columns, key, left_out, since=since, revision=revision)
+        index = value.get("key_index")
+        return cls(
+            value["database"], value["name"], columns, key, left_out, since=since, revision=revision, key_index=index
+        )
 
     def fingerprint(self) -> str:
         """Hash of everything that decides how rows are read; equal fingerprints read alike."""

@@ -53,6 +53,33 @@ class Verdict(StrEnum):
 
 
 @dataclass
+class Pulse:
+    """Whether the owner of a heartbeat is alive, looked at again and again.
+
+    :param patience: seconds for which it may stand still.
+    """
+
+    patience: float = LOST_SECONDS
+    _beat: object = None
+    _since: float = 0.0
+    _moved: bool = False
+
+    def see(self, beat: object, at: float) -> bool | None:
+        """Look once.
+
+        :param beat: whose it is, and when the last one was by a clock that need not be right. Not ``None``.
+        :param at: seconds on the watcher's own monotonic clock.
+        :returns: ``True`` if it moved while it was looked at, ``False`` if it stood still for too long, ``None`` before
+            either can be said.
+        """
+        if beat != self._beat:
+            self._moved, self._beat, self._since = self._beat is not None, beat, at
+        if at - self._since > self.patience:
+            return False
+        return True if self._moved else None
+
+
+@dataclass
 class Watch:
     """Watches one epoch.
 
@@ -62,8 +89,7 @@ class Watch:
 
     epoch: int
     patience: float = LOST_SECONDS
-    _heartbeat: datetime | None = None
-    _since: float = 0.0
+    _pulse: Pulse | None = None
 
     def see(self, newest: Run | None, at: float) -> Verdict | None:
         """Look at the newest run of the stream.
@@ -73,12 +99,11 @@ class Watch:
         :returns: ``None`` while the stream goes on.
         """
         if newest is None or newest.epoch < self.epoch:
-            self._heartbeat = None  # begins to count anew when the bookkeeping is back
+            self._pulse = None  # begins to count anew when the bookkeeping is back
             return None
         if newest.epoch > self.epoch:
             return Verdict.SUPERSEDED
         if newest.state != "running":
             return Verdict(newest.state)
-        if newest.heartbeat_at != self._heartbeat:
-            self._heartbeat, self._since = newest.heartbeat_at, at
-        return Verdict.LOST if at - self._since > self.patience else None
+        self._pulse = self._pulse or Pulse(self.patience)
+        return Verdict.LOST if self._pulse.see(newest.heartbeat_at, at) is False else None

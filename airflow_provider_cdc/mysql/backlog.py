@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -10,12 +10,14 @@ import pyarrow.compute as pc
 
 from airflow_provider_cdc.core.offset import Lineage, Position
 from airflow_provider_cdc.core.schema import SEQ, TableSchema
-from airflow_provider_cdc.exceptions import TableAlteredError, altered
+from airflow_provider_cdc.exceptions import OtherHistoryError, TableAlteredError, altered
 from airflow_provider_cdc.mysql.binlog.space import Only
 from airflow_provider_cdc.mysql.binlog.stream import BinlogStream
+from airflow_provider_cdc.mysql.binlog.transactions import RowsEvent
 from airflow_provider_cdc.mysql.catalog import ALTERED
 from airflow_provider_cdc.mysql.charsets import UNICODE, Decoders
 from airflow_provider_cdc.mysql.follow import Follower
+from airflow_provider_cdc.mysql.lookback import LookBack
 from airflow_provider_cdc.mysql.xa import Prepared
 
 #: Rather than skip more than this many bytes, connect again at the wanted position.
@@ -39,9 +41,13 @@ class Window:
 class Backlog:
     """Reads windows (LW, HW] of the binlog for one table; later windows continue on the same connection.
 
+    Rows of XA transactions are kept from one window to the next, as long as nothing of the binlog between them is
+    left out. Those that were prepared before that are looked up.
+
     :param open_at: opens a blocking binlog stream at a position.
     :param table: the table.
     :param lineage: numbers the transactions.
+    :param look_back: finds XA transactions of the table that are prepared at a place.
     :param texts: how its text is decoded.
     """
 
@@ -50,24 +56,34 @@ class Backlog:
         open_at: Callable[[Position], BinlogStream],
         table: TableSchema,
         lineage: Lineage,
+        look_back: Callable[[Position], LookBack],
         texts: Decoders = UNICODE,
     ) -> None:
-        self.table, self._lineage = table, lineage
+        self.table, self._lineage, self._look_back = table, lineage, look_back
+        self._before: LookBack | None = None
+        self._prepared: Prepared
         self._follower = Follower(open_at, {table.id: table}, lineage, texts, tell_ddl=True)
 
     def window(
-        self, low: Position, high: Position, prepared: Prepared | None = None, only: Only | None = None
+        self,
+        low: Position,
+        high: Position,
+        prepared: Mapping[str, tuple[RowsEvent, ...]] | None = None,
+        only: Only | None = None,
     ) -> Window:
         """What happened after ``low`` and at or before ``high``, which are ends of transactions.
 
-        :param prepared: rows of XA transactions that are open at ``low``.
+        :param prepared: rows of XA transactions that are open at ``low``, as far as they are known.
         :param only: changes may be left out if there are none for which this is true.
-        :raises UnknownPrepareError: if one ends whose rows are not known.
+        :raises UnknownPrepareError: if an XA transaction is committed whose rows are not in the binlog.
         :raises TableAlteredError: if another DDL than TRUNCATE changes the table.
         :raises TransientError: if the log does not get to ``high``.
+        :raises OtherHistoryError: if ``high``, though it was looked at after ``low``, lies before it.
         """
+        if high < low:
+            raise OtherHistoryError(f"the binlog of the server ends at {high}, and had reached {low} before")
         try:
-            return self._window(low, high, prepared or Prepared(), only)
+            return self._window(low, high, prepared or {}, only)
         except BaseException:
             self.close()  # what has been decoded is not asked for again
             raise
@@ -76,14 +92,21 @@ class Backlog:
         """Close the connection."""
         self._follower.close()
 
-    def _window(self, low: Position, high: Position, prepared: Prepared, only: Only | None) -> Window:
+    def _window(
+        self, low: Position, high: Position, known: Mapping[str, tuple[RowsEvent, ...]], only: Only | None
+    ) -> Window:
         follower, table = self._follower, self.table
         parts: list[pa.RecordBatch] = []
         emptied = 0
         if follower.at is not None and self._near(follower.at, low):
-            for _ in follower.steps(follower.at, low):
-                pass
+            for step in follower.steps(follower.at, low):
+                if step.item is not None:
+                    self._prepared.follow(step.item)
             follower.take()
+        if follower.at != low:
+            if self._before is None or self._before.at != low:
+                self._before = self._look_back(low)
+            self._prepared = Prepared(known, self._before.rows)
         for step in follower.steps(low, high) if low < high else ():
             if (item := step.item) is not None:
                 seq = self._lineage.seq(Position(step.file, step.position))
@@ -93,7 +116,7 @@ class Backlog:
                 if item.emptied is not None:
                     follower.take()
                     parts, emptied = [], seq
-                for _ in follower.add(prepared.visible(item), seq, item.commit_us):
+                for _ in follower.add(self._prepared.visible(item), seq, item.commit_us):
                     parts += [batch for _, batch in follower.take(only=only)]
             if follower.held >= _FLUSH_BYTES:
                 parts += [batch for _, batch in follower.take(only=only)]

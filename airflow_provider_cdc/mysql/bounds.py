@@ -27,6 +27,8 @@ from pymysql.connections import Connection
 
 from airflow_provider_cdc.core.plan import Key, even_step
 from airflow_provider_cdc.core.schema import INTEGER_TYPES, TableSchema
+from airflow_provider_cdc.exceptions import TerminalError
+from airflow_provider_cdc.mysql.charsets import ONE_WAY_REMEDY, OneWayError
 from airflow_provider_cdc.mysql.keys import canonical, compare, key_list, parse, quote, table_name
 from airflow_provider_cdc.mysql.midpoints import Midpoints
 from airflow_provider_cdc.mysql.session import named, rows
@@ -190,7 +192,13 @@ class Bounds:
         return f"SELECT {wanted} {self._from} {self._forced} WHERE {condition} ORDER BY {order} LIMIT {limit}"
 
     def _parse(self, texts: Sequence[str | None]) -> Key:
-        return tuple(parse(c, str(v)) for c, v in zip(self._table.key_columns, texts, strict=True))
+        key = []
+        for column, text in zip(self._table.key_columns, texts, strict=True):
+            try:
+                key.append(parse(column, str(text)))
+            except OneWayError as error:
+                raise TerminalError(f"{error} in column {column.name} of {self._table.label}", ONE_WAY_REMEDY) from None
+        return tuple(key)
 
 
 def _merged(ranges: Sequence[_Range], estimate: int, chunk_rows: int) -> list[Key]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import count, islice
 from typing import Any
 
 from pymysql.connections import Connection
 
 from airflow_provider_cdc.core.offset import Position
 from airflow_provider_cdc.core.schema import (
+    HIDDEN,
     KEY_TYPES,
     MEMBER_TYPES,
     META_COLUMNS,
@@ -74,8 +76,10 @@ def read_schema(
         reason = column.refusal()
         if reason:
             raise NotReadyError(f"table {label}, column {column.name}: {reason}", "Exclude the table in source.exclude")
-    key = _key(connection, database, table, columns)[0]
-    left_out = tuple(c.name for c in columns if c.name not in key and not keeps(database, table, c.name))
+    indexes = _unique_indexes(connection, database, table)
+    index, key, _ = _key(indexes, columns)
+    columns += _hidden(indexes, columns)
+    left_out = tuple(c.name for c in columns if c.hidden or (c.name not in key and not keeps(database, table, c.name)))
     copied = [c for c in columns if c.name not in left_out]
     if not copied:
         raise NotReadyError(
@@ -90,7 +94,7 @@ def read_schema(
     lowered = [c.name.lower() for c in copied]
     if len(set(lowered)) != len(lowered):
         raise NotReadyError(f"table {label} has two columns that differ in case only", "Rename one")
-    return TableSchema(database, table, columns, key, left_out)
+    return TableSchema(database, table, columns, key, left_out, key_index=index)
 
 
 def same_definition(connection: Connection[Any], table: TableSchema, at: Position) -> None:
@@ -142,50 +146,61 @@ def key_index(connection: Connection[Any], table: TableSchema) -> str:
     :raises NotReadyError: if it is gone.
     """
     for name, parts in _unique_indexes(connection, table.database, table.name).items():
-        if _unusable(parts, {c.name: c for c in table.columns}) is None and table.key == tuple(c for c, _, _ in parts):
+        if _unusable(parts, {c.name: c for c in table.columns}) is None and table.key == tuple(c for c, *_ in parts):
             return name
     raise NotReadyError(f"the key ({', '.join(table.key)}) of table {table.label} is gone", "Plan again, or exclude it")
 
 
-def _unique_indexes(
-    connection: Connection[Any], database: str, table: str
-) -> dict[str, list[tuple[str | None, str | None, str | None]]]:
-    """Parts of each unique index: column, prefix length, whether it is visible. The primary key comes first."""
+#: Of a part of an index: column, prefix length, whether the index is visible, whether it is one of hashes.
+_Parts = list[tuple[str | None, ...]]
+
+
+def _unique_indexes(connection: Connection[Any], database: str, table: str) -> dict[str, _Parts]:
+    """Parts of each unique index. The primary key comes first."""
     visible = "IF(ignored = 'YES', 'NO', 'YES')" if is_mariadb(connection) else "is_visible"
+    hashed = "index_type = 'HASH' AND index_name <> 'PRIMARY'"  # which only says that it was declared so
     listed = rows(
         connection,
-        f"SELECT index_name, column_name, sub_part, {visible} FROM information_schema.statistics "
+        f"SELECT index_name, column_name, sub_part, {visible}, {hashed} FROM information_schema.statistics "
         f"WHERE table_schema = {text_literal(database)} AND table_name = {text_literal(table)} AND non_unique = 0 "
         "ORDER BY index_name <> 'PRIMARY', index_name, seq_in_index",
     )
-    indexes: dict[str, list[tuple[str | None, str | None, str | None]]] = {}
-    for index, column, part, seen in listed:
-        indexes.setdefault(str(index), []).append((column, part, seen))
+    indexes: dict[str, _Parts] = {}
+    for index, *part in listed:
+        indexes.setdefault(str(index), []).append(tuple(part))
     return indexes
+
+
+def _hidden(indexes: dict[str, _Parts], columns: tuple[Column, ...]) -> tuple[Column, ...]:
+    """The columns that MariaDB adds for unique indexes of any length, one each: row events have them, nothing else."""
+    taken, numbers = {c.name.lower() for c in columns}, count(1)
+    names = (name for n in numbers if (name := f"DB_ROW_HASH_{n}").lower() not in taken)
+    hashes = sum(1 for parts in indexes.values() if parts[0][-1] == "1")
+    return tuple(Column(name, "bigint", f"bigint unsigned {HIDDEN}", True) for name in islice(names, hashes))
 
 
 def why_no_key(connection: Connection[Any], table: TableSchema) -> str:
     """Why none of the unique indexes of a table is its key, in brackets; empty where there are none."""
-    reasons = _key(connection, table.database, table.name, table.columns)[1]
+    reasons = _key(_unique_indexes(connection, table.database, table.name), table.columns)[2]
     return f" ({'; '.join(reasons)})" if reasons else ""
 
 
-def _key(
-    connection: Connection[Any], database: str, table: str, columns: tuple[Column, ...]
-) -> tuple[tuple[str, ...], list[str]]:
-    """Columns of the key, none if there is no usable one; and why the unique indexes before it are no keys."""
+def _key(indexes: dict[str, _Parts], columns: tuple[Column, ...]) -> tuple[str | None, tuple[str, ...], list[str]]:
+    """Index and columns of the key, if there is a usable one; and why the unique indexes before it are no keys."""
     by_name = {c.name: c for c in columns}
     reasons: list[str] = []
-    for index, parts in _unique_indexes(connection, database, table).items():
+    for index, parts in indexes.items():
         reason = _unusable(parts, by_name)
         if reason is None:
-            return tuple(str(column) for column, _, _ in parts), reasons
+            return index, tuple(str(column) for column, *_ in parts), reasons
         reasons.append(f"{index}: {reason}")
-    return (), reasons
+    return None, (), reasons
 
 
-def _unusable(parts: list[tuple[str | None, str | None, str | None]], columns: dict[str, Column]) -> str | None:
-    for name, part, visible in parts:
+def _unusable(parts: _Parts, columns: dict[str, Column]) -> str | None:
+    for name, part, visible, hashed in parts:
+        if hashed == "1":
+            return "a hash has no order"
         if name is None:
             return "an expression"
         column = columns[name]
@@ -195,8 +210,14 @@ def _unusable(parts: list[tuple[str | None, str | None, str | None]], columns: d
             return f"{name} may be NULL"
         if visible == "NO":
             return "the index is invisible"
+        if column.two_digits:
+            return f"{name} is of type {column.column_type}, which shows two values as 00"
         if column.data_type not in KEY_TYPES:
             return f"{name} is of type {column.data_type}"
+        if column.data_type == "char" and "_nopad_" in str(column.collation):  # of MariaDB, seen at a\0 beside a
+            return f"CHAR in {column.collation} has another order in the index than in a comparison"
+        if len(set(column.members)) < len(column.members):
+            return f"two members of {name} have one text"
         if any("?" in member for member in column.members):
             return f"a member of {name} has a question mark, or a character that the catalog cannot hold"
     return None

@@ -14,19 +14,29 @@ from pymysql.connections import Connection
 from airflow_provider_cdc.core.changes import apply_changes, last_changes, matched_rows
 from airflow_provider_cdc.core.offset import Lineage, Position
 from airflow_provider_cdc.core.plan import Chunk
-from airflow_provider_cdc.core.schema import OP, SEQ, TS, TableSchema
+from airflow_provider_cdc.core.schema import OP, SEQ, TS, Column, TableSchema
 from airflow_provider_cdc.exceptions import TableAlteredError, TerminalError, altered
 from airflow_provider_cdc.failpoints import hit
 from airflow_provider_cdc.mysql import resultset
 from airflow_provider_cdc.mysql.backlog import Backlog, Window
 from airflow_provider_cdc.mysql.binlog.rows import ZERO_DATE_REMEDY
 from airflow_provider_cdc.mysql.catalog import ALTERED, same_definition
-from airflow_provider_cdc.mysql.keys import in_chunk, key_list, keys_of, quote, table_name
+from airflow_provider_cdc.mysql.charsets import ONE_WAY_REMEDY, OneWayError
+from airflow_provider_cdc.mysql.keys import (
+    comes_back,
+    copied_value,
+    in_chunk,
+    key_list,
+    keys_of,
+    one_way,
+    quote,
+    table_name,
+)
+from airflow_provider_cdc.mysql.lookback import UnknownPrepareError
 from airflow_provider_cdc.mysql.ownership import owners
 from airflow_provider_cdc.mysql.server import status
-from airflow_provider_cdc.mysql.session import TableChangedError
+from airflow_provider_cdc.mysql.session import TableChangedError, value
 from airflow_provider_cdc.mysql.watermark import Watermarks
-from airflow_provider_cdc.mysql.xa import UnknownPrepareError
 
 #: Reads of one chunk before giving up on a window that cannot be replayed.
 _ATTEMPTS = 5
@@ -66,9 +76,9 @@ def read_chunk(
     :param marks: takes the watermarks on ``connection``.
     """
     started = time.monotonic()
-    for _ in range(_ATTEMPTS):
+    for attempt in range(_ATTEMPTS):
         hit("chunk.before_lw")
-        low = marks.low()
+        low = marks.low(fresh=attempt > 0)
         hit("chunk.after_lw")
         try:
             columns = select(connection, table, in_chunk(table, chunk))
@@ -101,8 +111,9 @@ def read_chunk(
             rows = _stamp(apply_changes(rows, changes, table.key), seq, clock)
         return ChunkRead(rows, low, high, corrected, time.monotonic() - started)
     raise TerminalError(
-        f"chunk {chunk.no} of {table.label} met the end of an XA transaction in each of {_ATTEMPTS} reads",
-        "Run again while fewer XA transactions end on the server",
+        f"in each of {_ATTEMPTS} reads of chunk {chunk.no} of {table.label} the table was truncated, or an XA "
+        "transaction was committed whose rows are no longer in the binlog",
+        "Run again when that is over",
     )
 
 
@@ -112,12 +123,23 @@ def select(connection: Connection[Any], table: TableSchema, condition: str) -> l
     :param condition: SQL condition on the key columns.
     :raises TerminalError: for a value that cannot be carried exactly, such as a zero date.
     """
-    wanted = ", ".join(quote(column.name) for column in table.copied)
+    wanted = ", ".join(copied_value(table, column) for column in table.copied)
     sql = f"SELECT {wanted} FROM {table_name(table)} WHERE {condition} ORDER BY {key_list(table)}"
     try:
-        return list(resultset.read(connection, sql, table.arrow_schema, table.may_be_null).columns)
+        found = list(resultset.read(connection, sql, table.arrow_schema, table.may_be_null).columns)
+        for column in table.key_columns:
+            if found[i := table.copied.index(column)].null_count:
+                error = _one_way(connection, table, column, condition)
+                raise resultset.UnfitValue(i, str(error), remedy=ONE_WAY_REMEDY)
+        return found
     except resultset.UnfitValue as error:
         raise unfit(table, error) from None
+
+
+def _one_way(connection: Connection[Any], table: TableSchema, column: Column, condition: str) -> OneWayError:
+    """The error for the value of a key that does not come back from Unicode, with one of those that are there now."""
+    sql = f"SELECT HEX({quote(column.name)}) FROM {table_name(table)} WHERE {condition} AND NOT ({comes_back(column)})"
+    return one_way(column, value(connection, f"{sql} LIMIT 1") or "")
 
 
 def unfit(table: TableSchema, error: resultset.UnfitValue) -> TerminalError:
@@ -125,7 +147,7 @@ def unfit(table: TableSchema, error: resultset.UnfitValue) -> TerminalError:
     column = table.copied[error.column]
     return TerminalError(
         f"table {table.label}, column {column.name} ({column.column_type}): a value cannot be carried: {error}",
-        ZERO_DATE_REMEDY if column.data_type in _DATES else "Correct the rows, or exclude the table",
+        error.remedy or (ZERO_DATE_REMEDY if column.data_type in _DATES else "Correct the rows, or exclude the table"),
     )
 
 
@@ -133,7 +155,7 @@ def _window(backlog: Backlog, low: Position, high: Position, chunk: Chunk) -> Wi
     """What happened to the table in (low, high], as far as the chunk's rows may be concerned.
 
     :returns: ``None`` if they cannot be replayed, so that the chunk has to be read again: an XA transaction ends there
-        whose rows were written before ``low``. After a TRUNCATE no row that was there before is left, whatever the
+        whose rows are not in the binlog. After a TRUNCATE no row that was there before is left, whatever the
         SELECT saw, so only the changes behind it count.
     :raises TableAlteredError: if another DDL changes the table there.
     """

@@ -13,6 +13,7 @@ from airflow_provider_cdc.mysql import kernel
 _UNSIGNED = 32  # flag of a column definition
 _BINARY = 63  # character set of what is not text
 _VECTOR = 242
+_VECTORS = pa.list_(pa.float32())
 
 #: (type on the wire, unsigned) -> the Arrow type that holds every value of it, and how it is read.
 _NUMBERS: dict[tuple[int, bool], tuple[pa.DataType, int]] = {
@@ -38,7 +39,7 @@ _OTHERS: dict[int, tuple[pa.DataType, int]] = {
     FIELD_TYPE.JSON: (pa.string(), kernel.BYTES),
     FIELD_TYPE.BIT: (pa.binary(), kernel.BYTES),
     FIELD_TYPE.GEOMETRY: (pa.binary(), kernel.BYTES),
-    _VECTOR: (pa.list_(pa.float32()), kernel.BYTES),
+    _VECTOR: (_VECTORS, kernel.BYTES),
 }
 _STRINGS = {
     FIELD_TYPE.VARCHAR,
@@ -75,11 +76,12 @@ class UnfitValue(Exception):
     :param column: number of the column.
     :param reason: what is wrong with it.
     :param seq: ``_cdc_seq`` of its row, if it has one.
+    :param remedy: what to do, where that is not what is usual.
     """
 
-    def __init__(self, column: int, reason: str, seq: int = 0) -> None:
+    def __init__(self, column: int, reason: str, seq: int = 0, remedy: str = "") -> None:
         super().__init__(reason)
-        self.column, self.reason, self.seq = column, reason, seq
+        self.column, self.reason, self.seq, self.remedy = column, reason, seq, remedy
 
 
 def how_to_read(code: int, flags: int, charset: int, scale: int, wanted: pa.DataType) -> tuple[int, int] | None:
@@ -93,7 +95,9 @@ def how_to_read(code: int, flags: int, charset: int, scale: int, wanted: pa.Data
             return (kernel.DECIMAL, scale) if wanted.scale == scale else None
         return (kernel.BYTES, 0) if wanted == pa.string() else None
     if code in _STRINGS:
-        return (kernel.BYTES, 0) if wanted == (pa.binary() if charset == _BINARY else pa.string()) else None
+        # MariaDB sends vectors as bytes.
+        right = wanted in (pa.binary(), _VECTORS) if charset == _BINARY else wanted == pa.string()
+        return (kernel.BYTES, 0) if right else None
     found = _NUMBERS.get((code, bool(flags & _UNSIGNED))) or _OTHERS.get(code)
     return (found[1], 0) if found is not None and found[0] == wanted else None
 

@@ -22,6 +22,10 @@ import llvmlite
 import llvmlite.binding
 import numba
 
+#: The caller holds the arrays for as long as a call lasts, and the machine code makes none, so references need not be
+#: counted: each count is a locked instruction, several for every row image. What would need memory does not compile.
+BORROWED: Any = {"_nrt": False}
+
 _config: Any = numba.config
 _lock = threading.Lock()
 
@@ -36,7 +40,7 @@ def compiled(signature: str, *sources: str) -> Callable[[Callable[..., Any]], Ca
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         folder = cache_folder(*map(Path, sources))
         with _lock, _numba_cache(folder):
-            made: Callable[..., Any] = numba.njit(signature, nogil=True, cache=folder is not None)(function)
+            made: Callable[..., Any] = numba.njit(signature, nogil=True, cache=folder is not None, **BORROWED)(function)
         return made
 
     return decorate

@@ -16,7 +16,7 @@ from airflow_provider_cdc.core.gtid import GtidSet, MariadbPosition, kind_of
 from airflow_provider_cdc.core.offset import Offset
 from airflow_provider_cdc.exceptions import TerminalError, TransientError
 from airflow_provider_cdc.mysql.binlog.transactions import Reached, Transaction
-from airflow_provider_cdc.mysql.retention import OpenAt
+from airflow_provider_cdc.mysql.retention import OpenAt, with_beginning
 from airflow_provider_cdc.mysql.server import identity, is_mariadb, same_server
 from airflow_provider_cdc.mysql.session import rows
 from airflow_provider_cdc.mysql.start import Finder, Place
@@ -50,7 +50,8 @@ def take_over(connection: Connection[Any], open_at: OpenAt, offset: Offset) -> O
     place, held = (_in_domains if is_mariadb(connection) else _in_sets)(connection, server, open_at, offset)
     # Those without captured rows may have been prepared in a file before the one that was read.
     xa = {parse_entry(text)[0]: text for text in offset.xa} | place.xa
-    return Offset(server, place.at, str(place.gtids), tuple(sorted(xa.values())), str(held))
+    found = Offset(server, place.at, str(place.gtids), tuple(sorted(xa.values())), str(held))
+    return with_beginning(found, open_at)
 
 
 def _has_gtids(connection: Connection[Any]) -> bool:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import pyarrow as pa
 
-from airflow_provider_cdc.core.offset import Lineage, Position
+from airflow_provider_cdc.core.offset import Lineage, Offset, Position
 from airflow_provider_cdc.core.schema import TableSchema
-from airflow_provider_cdc.exceptions import TransientError
+from airflow_provider_cdc.exceptions import CdcError, DamageError, TerminalError, TornFileError, TransientError
+from airflow_provider_cdc.mysql.binlog.judge import LookUp
 from airflow_provider_cdc.mysql.binlog.space import Only
 from airflow_provider_cdc.mysql.binlog.stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.transactions import RowsEvent
@@ -35,6 +37,7 @@ class Follower:
     :param both: whether updates give their old image, too, as ``b``.
     :param named: whether :meth:`names` tells the GTIDs of transactions with rows.
     :param tell_ddl: whether a change of a definition is told in a step's item, instead of an error.
+    :param detours: see :class:`~airflow_provider_cdc.mysql.binlog.judge.Judge`.
     """
 
     def __init__(
@@ -48,15 +51,30 @@ class Follower:
         both: bool = False,
         named: bool = False,
         tell_ddl: bool = False,
+        detours: LookUp | None = None,
     ) -> None:
         self._open_at, self._captured, self._lineage, self._texts = open_at, captured, lineage, texts
-        self._how = {"skip_rows": skip_rows, "both": both, "named": named, "tell_ddl": tell_ddl}
+        self._how: dict[str, Any] = {
+            "skip_rows": skip_rows,
+            "both": both,
+            "named": named,
+            "tell_ddl": tell_ddl,
+            "detours": detours,
+        }
         self._stream: BinlogStream | None = None
         self._walker: Walker | None = None
         self._steps: Iterator[Step] = iter(())
         self._at, self._left = Position("", 0), NEVER
         self._kept: list[tuple[TableSchema, pa.RecordBatch]] = []
         self._names: dict[int, str] = {}
+        self._damaged: str | None = None
+        #: When files were begun, by name: known from before, or read over any of the connections.
+        self.begun: dict[str, int] = {}
+
+    def expect(self, offset: Offset) -> None:
+        """Take note of when the file of an offset was begun: another one of its name stops the reading."""
+        if offset.began:
+            self.begun.setdefault(offset.at.file, offset.began)
 
     def steps(self, low: Position, high: Position, rows: int = NEVER) -> Iterator[Step]:
         """Walk from ``low`` to ``high``, both ends of transactions.
@@ -64,6 +82,7 @@ class Follower:
         :param rows: where rows are counted: how many to walk; the transaction with the last of them is the last one.
         :raises TransientError: if the log does not get to ``high``, or the connection was lost inside of a transaction
             of which changes have been taken.
+        :raises TerminalError: if something is wrong with the binlog, such as damage that is found twice at one place.
         """
         if self._walker is None or low != self._at:
             self.close()
@@ -142,21 +161,34 @@ class Follower:
                 if step is not None:
                     return step
                 raise TransientError(f"the server ended the binlog stream at {self._at}", "Run again")
-            except TransientError:
+            except (TransientError, TornFileError) as error:
+                if isinstance(error, DamageError):
+                    if error.place == self._damaged:  # not on the way, then, but in the log
+                        self.close()
+                        raise TerminalError(error.message, error.remedy) from None
+                    self._damaged = error.place
                 # Where we stand is the end of a transaction, so nothing is lost or read twice by connecting again. A
                 # server drops a connection that nobody reads from for long, as between two batches of an idle stream.
-                if pause is None or (self._walker is not None and self._walker.is_split):
+                at = self._behind(error)
+                if pause is None or at is None or (self._walker is not None and self._walker.is_split):
                     self.close()
                     raise
                 kept = [*self._kept, *(self._walker.rescue() if self._walker else ())]
                 names = self.names()
                 self.close()
-                self._kept, self._names = kept, names
+                self._kept, self._names, self._at = kept, names, at
                 time.sleep(pause)
         raise AssertionError("unreachable")
 
+    def _behind(self, error: CdcError) -> Position | None:
+        """Where to go on after an error; ``None`` for nowhere."""
+        if isinstance(error, TornFileError) and self._stream is not None:
+            return self._stream.behind_torn_end(self._at)
+        return self._at
+
     def _open(self, high: Position) -> None:
         self._stream = self._open_at(self._at)
+        self._stream.expect(self.begun)
         self._walker = Walker(
             self._stream,
             self._captured,

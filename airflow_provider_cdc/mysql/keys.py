@@ -15,12 +15,14 @@ from airflow_provider_cdc.core.plan import Chunk, Key, KeyValue
 from airflow_provider_cdc.core.schema import (
     ADDRESS_TYPES,
     BINARY_TYPES,
+    BOTH_WAYS,
     INTEGER_TYPES,
     TEXT_TYPES,
     UTF8_CHARSETS,
     Column,
     TableSchema,
 )
+from airflow_provider_cdc.mysql.charsets import OneWayError
 
 #: Types whose canonical key value is a number. An ENUM's is the index of its member, by which it is sorted.
 _NUMBERS = INTEGER_TYPES | {"year", "enum"}
@@ -52,19 +54,63 @@ def key_list(table: TableSchema, suffix: str = "") -> str:
     return ", ".join(quote(name) + suffix for name in table.key)
 
 
+def comes_back(column: Column) -> str | None:
+    """SQL condition that a key's value is the only one with its text: it comes back from Unicode as it was.
+
+    :returns: ``None`` if that holds of all values of the column.
+    """
+    name = quote(column.name)
+    if column.data_type == "enum":
+        return f"{name} + 0 > 0" if "" in column.members else None  # 0, which is no member, is shown as '' too
+    if column.data_type not in TEXT_TYPES or column.charset in BOTH_WAYS:
+        return None
+    back = f"CONVERT(CONVERT({name} USING utf8mb4) USING {column.charset})"
+    same = f"CAST({back} AS BINARY) = CAST({name} AS BINARY)"
+    # Only MariaDB takes bytes into ascii that are none, and executes the comment.
+    return f"TRUE /*M!100000 AND {same} */" if column.charset == "ascii" else same
+
+
+def copied_value(table: TableSchema, column: Column) -> str:
+    """SQL expression of what is copied of a column: NULL for a key's value that does not come back from Unicode."""
+    condition, name = comes_back(column) if column.name in table.key else None, quote(column.name)
+    # MySQL sends an ENUM out of IF under a type of its own.
+    text = f"CAST({name} AS CHAR)" if column.data_type == "enum" else name
+    return name if condition is None else f"IF({condition}, {text}, NULL)"
+
+
+def one_way(column: Column, code: str) -> OneWayError:
+    """The error for a key's value that does not come back from Unicode.
+
+    :param code: its bytes, in hex.
+    """
+    return OneWayError(str(column.charset) if column.data_type in TEXT_TYPES else "", code)
+
+
 def canonical(column: Column) -> str:
     """SQL expression that gives a key column's canonical text (see :mod:`airflow_provider_cdc.core.plan`)."""
-    name = quote(column.name)
+    name, condition = quote(column.name), comes_back(column)
     if column.data_type in BINARY_TYPES:
         return f"LOWER(HEX({name}))"
     if column.data_type in TEXT_TYPES:
         utf8 = name if column.charset in UTF8_CHARSETS else f"CONVERT({name} USING utf8mb4)"
-        return f"LOWER(HEX({utf8}))"
-    return f"CAST({name}{' + 0' if column.data_type == 'enum' else ''} AS CHAR)"
+        found = f"LOWER(HEX({utf8}))"
+    else:
+        found = f"CAST({name}{' + 0' if column.data_type == 'enum' else ''} AS CHAR)"
+    return found if condition is None else f"IF({condition}, {found}, CONCAT('!', HEX({name})))"
 
 
 def parse(column: Column, text: str) -> KeyValue:
-    """Canonical key value from what :func:`canonical` selects."""
+    """Canonical key value from what :func:`canonical` selects.
+
+    :raises OneWayError: if it does not come back from Unicode.
+    """
+    if text.startswith("!"):
+        raise one_way(column, text[1:])
+    if column.data_type in TEXT_TYPES:
+        try:
+            bytes.fromhex(text).decode()
+        except UnicodeDecodeError:
+            raise one_way(column, text) from None
     return int(text) if column.data_type in _NUMBERS else text
 
 
@@ -153,20 +199,27 @@ def in_chunk(table: TableSchema, chunk: Chunk) -> str:
     return f"{compare(table, chunk.lower, '>=')} AND {end}"
 
 
-#: How bounds sort among equal keys: a lower bound before them, an upper bound that is included after them.
-BEFORE, KEY, AFTER = 0, 1, 2
+def passed(table: TableSchema, keys: Iterable[Key], bounds: Iterable[tuple[Key, bool]]) -> str:
+    """Statement that counts for each key the bounds that it has passed.
 
+    By comparison, as :func:`in_chunk` and the index do: a server sorts keys of some collations in another order.
 
-def ranking(table: TableSchema, entries: Iterable[tuple[Key, int, int]]) -> str:
-    """Statement that sorts keys and bounds together, in the server's order.
-
-    :param entries: (key, number, one of :data:`BEFORE`, :data:`KEY`, :data:`AFTER`).
-    :returns: SQL that selects the numbers.
+    :param keys: keys; their numbers are those of their order here, from 0.
+    :param bounds: (bound, whether a key that equals it has not passed it yet).
+    :returns: SQL that selects numbers and counts.
     """
-    columns = table.key_columns
-    listed = []
-    for key, number, tie in entries:
-        values = ", ".join(literal(column, value) for column, value in zip(columns, key, strict=True))
-        listed.append(row_literal(f"{values}, {number}, {tie}"))
-    order = ", ".join(f"c{i}" for i in range(len(columns)))
-    return f"WITH k ({order}, no, tie) AS (VALUES {', '.join(listed)}) SELECT no FROM k ORDER BY {order}, tie"
+    names = [f"c{i}" for i in range(len(table.key))]
+    condition = "NOT b.past"
+    for name in reversed(names):
+        condition = f"b.{name} < k.{name} OR (b.{name} = k.{name} AND ({condition}))"
+    listed = (
+        ", ".join(
+            row_literal(", ".join([*map(literal, table.key_columns, key), str(int(number))])) for key, number in of
+        )
+        for of in (((key, n) for n, key in enumerate(keys)), bounds)
+    )
+    columns = ", ".join(names)
+    return (
+        f"WITH k ({columns}, no) AS (VALUES {next(listed)}), b ({columns}, past) AS (VALUES {next(listed)}) "
+        f"SELECT no, SUM({condition}) FROM k CROSS JOIN b GROUP BY no"
+    )

@@ -13,17 +13,17 @@ from pymysql.connections import Connection
 
 from airflow_provider_cdc.core.plan import Chunk, Key
 from airflow_provider_cdc.core.schema import SEQ, TableSchema
-from airflow_provider_cdc.mysql.keys import AFTER, BEFORE, KEY, keys_of, ranking
+from airflow_provider_cdc.mysql.keys import keys_of, passed
 from airflow_provider_cdc.mysql.session import rows
 
-#: Keys, and bounds of chunks, in one statement.
-_KEYS_A_QUERY, _BOUNDS_A_QUERY = 2000, 1000
+#: Keys, and bounds of chunks, in one statement: each of the ones is compared with each of the others.
+_KEYS_A_QUERY, _BOUNDS_A_QUERY = 2000, 32
 
 
 def owners(connection: Connection[Any], table: TableSchema, chunks: Sequence[Chunk], keys: Sequence[Key]) -> list[int]:
     """Index of the owning chunk of each key, -1 for the virtual chunks below the smallest and above the largest key.
 
-    Integers are compared here, exactly; every other type is sorted among the bounds by the server.
+    Integers are compared here, exactly; keys of every other type are compared with the bounds by the server.
 
     :param chunks: all chunks of the table in key order (or a run of neighbours: -1 then means outside of the run).
     """
@@ -42,7 +42,7 @@ def owners(connection: Connection[Any], table: TableSchema, chunks: Sequence[Chu
 def _narrowed(
     connection: Connection[Any], table: TableSchema, chunks: Sequence[Chunk], keys: Sequence[Key]
 ) -> list[int]:
-    """Like :func:`_ranked`, for any number of chunks: a statement with all bounds may be longer than a server takes.
+    """Like :func:`_ranked`, for any number of chunks: a statement with all bounds would compare far too much.
 
     First among runs of neighbours, then among the chunks of those runs that hold a key.
     """
@@ -68,16 +68,11 @@ def _narrowed(
 
 
 def _ranked(connection: Connection[Any], table: TableSchema, chunks: Sequence[Chunk], keys: Sequence[Key]) -> list[int]:
-    entries = [(c.lower, -1, BEFORE) for c in chunks]
-    entries.append((chunks[-1].upper, -1, AFTER if chunks[-1].last else BEFORE))
-    entries += [(key, i, KEY) for i, key in enumerate(keys)]
-    found, passed = [-1] * len(keys), -1
-    for (text,) in rows(connection, ranking(table, entries)):
-        number = int(str(text))
-        if number < 0:
-            passed += 1
-        else:
-            found[number] = passed if passed < len(chunks) else -1
+    bounds = [*((c.lower, False) for c in chunks), (chunks[-1].upper, chunks[-1].last)]
+    found = [-1] * len(keys)
+    for number, count in rows(connection, passed(table, keys, bounds)):
+        if int(str(count)) <= len(chunks):
+            found[int(str(number))] = int(str(count)) - 1
     return found
 
 

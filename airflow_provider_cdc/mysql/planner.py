@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -16,10 +17,12 @@ from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.exceptions import NotReadyError, TerminalError, TransientError
 from airflow_provider_cdc.mysql.bounds import Bounds
 from airflow_provider_cdc.mysql.catalog import ALTERED, find_tables, key_index, read_schema
-from airflow_provider_cdc.mysql.keys import KEY, ranking, text_literal
+from airflow_provider_cdc.mysql.keys import passed, text_literal
+from airflow_provider_cdc.mysql.lookback import LookBack
+from airflow_provider_cdc.mysql.retention import OpenAt, binlog_sizes, with_exact_gtids
 from airflow_provider_cdc.mysql.server import open_xa
 from airflow_provider_cdc.mysql.session import pairs, rows
-from airflow_provider_cdc.mysql.watermark import low_watermark
+from airflow_provider_cdc.mysql.watermark import low_watermark, wait_for
 
 #: A chunk aims at no more than this many bytes, however few rows that are.
 CHUNK_BYTES = 16 << 20
@@ -37,6 +40,7 @@ def make_plan(
     generation: int,
     chunk_rows: int,
     group_rows: int,
+    open_at: OpenAt,
 ) -> Plan:
     """Take P0, then plan the chunks of every captured table.
 
@@ -46,10 +50,13 @@ def make_plan(
     :param generation: number of the snapshot.
     :param chunk_rows: wanted rows a chunk.
     :param group_rows: wanted rows a chunk group.
+    :param open_at: opens a binlog stream at a position.
     :raises NotReadyError: if no table matches or one cannot be copied exactly.
     """
-    p0 = p0_now(connection)
+    p0, left = p0_now(connection)
+    p0 = with_exact_gtids(connection, p0, open_at)
     tables = capture(connection, captures, keeps)
+    p0 = with_open_xa(connection, p0, left, tables, open_at)
     chunks: list[Chunk] = []
     meter = [_meter(connection)]
     for index, table in enumerate(tables):
@@ -75,7 +82,7 @@ def plan_again(
     :raises TerminalError: if its chunks cannot hold it any more.
     """
     old, chunks = plan.tables[index], [c for c in plan.chunks if c.table == index]
-    since = p0_now(connection, plan.p0.server).at
+    since = p0_now(connection, plan.p0.server)[0].at
     listed = find_tables(connection, lambda database, table: (database, table) == old.id)
     found = read_schema(connection, *old.id, engine=listed[0][2] if listed else "InnoDB", keeps=keeps)
     if found.key_columns != old.key_columns:
@@ -89,8 +96,9 @@ def plan_again(
                 f"{old.label} was empty when it was planned, and was altered before {since} while it was read", ALTERED
             )
         keys = [lower, upper, low, high]
-        order = [int(str(n)) for (n,) in rows(connection, ranking(found, [(k, i, KEY) for i, k in enumerate(keys)]))]
-        lower, upper = keys[order[0]], keys[order[-1]]
+        ranks = rows(connection, passed(found, keys, [(key, False) for key in keys]))
+        order = sorted((int(str(rank)), int(str(number))) for number, rank in ranks)
+        lower, upper = keys[order[0][1]], keys[order[-1][1]]
     schema = replace(found, since=since, revision=old.revision + 1)
     return {"table": index, "schema": schema.to_json(), "lower": lower, "upper": upper}
 
@@ -150,24 +158,37 @@ def _meter(connection: Connection[Any]) -> PlanCost:
     return PlanCost(int(counted.pop("Questions")), sum(int(n) for n in counted.values()))
 
 
-def p0_now(connection: Connection[Any], server: str | None = None) -> Offset:
-    """P0: a low watermark at which no XA transaction is prepared and unfinished.
+def p0_now(connection: Connection[Any], server: str | None = None) -> tuple[Offset, frozenset[str]]:
+    """P0: a low watermark, taken when the XA transactions that were open before it have ended, if they do so soon.
 
-    The rows of a transaction that was prepared before P0 are in the binlog before P0 but not visible. Without the
-    privilege to look, the stream stops at the first XA COMMIT whose PREPARE it has not seen.
+    Rows of those that are open at P0 stand before it in the binlog: the stream looks back for them when they end. After
+    the wait these are ones that were prepared a moment ago, and those whose names are returned. Without the
+    privilege to look they may be any.
     """
-    end = time.monotonic() + _XA_SECONDS
-    while True:
-        p0 = low_watermark(connection, server)
-        try:
-            xids = sorted(open_xa(connection))
-        except NotReadyError:
-            return p0
-        if not xids:
-            return p0
-        if time.monotonic() > end:
-            raise TransientError(
-                f"{len(xids)} XA transactions are prepared and not finished ({', '.join(xids[:3])})",
-                "Commit or roll them back (XA RECOVER lists them), then run again",
-            )
-        time.sleep(0.5)
+    left: frozenset[str] = frozenset()
+    with suppress(NotReadyError):
+        left = wait_for(open_xa(connection), lambda: open_xa(connection), time.monotonic() + _XA_SECONDS)
+    return low_watermark(connection, server), left
+
+
+def with_open_xa(
+    connection: Connection[Any], p0: Offset, xids: frozenset[str], tables: Sequence[TableSchema], open_at: OpenAt
+) -> Offset:
+    """P0 with the XA transactions in its list that have been open for long: their binlog is needed until they end.
+
+    :param xids: names of those that were open before P0.
+    :param tables: captured tables.
+    :param open_at: opens a binlog stream at a position.
+    :raises TransientError: if the binlog does not have one of them any more.
+    """
+    if not xids:
+        return p0
+    before = LookBack(p0.at, lambda: binlog_sizes(connection), open_at, {t.id: t for t in tables})
+    found = {xid: before.entry(xid) for xid in sorted(xids)}
+    if lost := [xid for xid, text in found.items() if text is None and xid in open_xa(connection)]:
+        raise TransientError(
+            f"{len(lost)} XA transactions are prepared, and what they changed is not in the binlog any more "
+            f"({', '.join(lost[:3])})",
+            "Commit or roll them back (XA RECOVER lists them), then run again",
+        )
+    return replace(p0, xa=tuple(sorted(text for text in found.values() if text is not None)))

@@ -10,14 +10,16 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from airflow_provider_cdc.mysql.compiled import BORROWED
+
 #: Bytes behind the end of the data, in the input and in each column, that may be read or written as rubbish: short
 #: strings are copied in two words, however long they are.
 SLACK = 32
 
 NO_DATE = -(1 << 40)
 
-inlined: Any = njit(nogil=True, forceinline=True)
-called: Any = njit(nogil=True)
+inlined: Any = njit(nogil=True, forceinline=True, **BORROWED)
+called: Any = njit(nogil=True, **BORROWED)
 _intrinsic: Any = intrinsic
 _memcpy: Any = cgutils.raw_memcpy
 

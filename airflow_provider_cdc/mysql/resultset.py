@@ -16,7 +16,7 @@ from pymysql.connections import Connection
 from pymysql.constants import CLIENT, COMMAND
 from pymysql.err import MySQLError, raise_mysql_exception
 
-from airflow_provider_cdc.exceptions import TerminalError, TransientError
+from airflow_provider_cdc.exceptions import DamageError, TerminalError, TransientError
 from airflow_provider_cdc.mysql import columns, kernel
 from airflow_provider_cdc.mysql.columns import Columns, UnfitValue, how_to_read
 from airflow_provider_cdc.mysql.session import errors
@@ -235,8 +235,8 @@ _readers: WeakKeyDictionary[Connection[Any], _Reader] = WeakKeyDictionary()
 _ALTERED = "If the table was altered, start with a fresh sink.path"
 
 
-def _nonsense(what: str) -> TerminalError:
-    return TerminalError(f"the server's answer cannot be understood: {what}", "Look at what stands between it and here")
+def _nonsense(what: str) -> DamageError:
+    return DamageError(f"the server's answer cannot be understood: {what}")
 
 
 def _date(data: Any, at: int) -> str:

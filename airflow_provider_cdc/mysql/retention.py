@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 from pymysql.connections import Connection
 
-from airflow_provider_cdc.core.offset import Position
+from airflow_provider_cdc.core.gtid import GtidSet
+from airflow_provider_cdc.core.offset import Offset, Position
+from airflow_provider_cdc.core.start import FIRST_POSITION
+from airflow_provider_cdc.mysql.binlog.gtid_event import GTID_EVENTS, read_gtid
 from airflow_provider_cdc.mysql.binlog.stream import FORMAT_DESCRIPTION, BinlogStream
 from airflow_provider_cdc.mysql.keys import text_literal
+from airflow_provider_cdc.mysql.server import is_mariadb, status
 from airflow_provider_cdc.mysql.session import pairs, rows, value
 
 #: Opens a binlog stream at a position.
@@ -19,7 +24,12 @@ OpenAt = Callable[[Position], BinlogStream]
 
 def binlog_files(connection: Connection[Any]) -> list[str]:
     """Names of the binlog files that the server has, the oldest first."""
-    return [str(row[0]) for row in rows(connection, "SHOW BINARY LOGS")]
+    return list(binlog_sizes(connection))
+
+
+def binlog_sizes(connection: Connection[Any]) -> dict[str, int]:
+    """Likewise, each with its size in bytes."""
+    return {str(row[0]): int(row[1] or 0) for row in rows(connection, "SHOW BINARY LOGS")}
 
 
 def expire_seconds(connection: Connection[Any]) -> float | None:
@@ -64,8 +74,33 @@ def file_began(open_at: OpenAt, file: str) -> float | None:
 
     :param open_at: opens a stream that ends where the binlog ends.
     """
-    with closing(open_at(Position(file, 4))) as stream:
+    began = with_beginning(Offset("", Position(file, FIRST_POSITION), ""), open_at).began
+    return float(began) if began else None
+
+
+def with_beginning(offset: Offset, open_at: OpenAt) -> Offset:
+    """An offset with the time at which its file was begun; if it has one, that is compared.
+
+    :raises OtherHistoryError: if the file was begun at another time.
+    """
+    with closing(open_at(Position(offset.at.file, FIRST_POSITION))) as stream:
+        stream.expect({offset.at.file: offset.began} if offset.began else {})
+        next((event for event in stream if event.type == FORMAT_DESCRIPTION), None)
+        return replace(offset, began=stream.begun.get(offset.at.file, 0))
+
+
+def with_exact_gtids(connection: Connection[Any], offset: Offset, open_at: OpenAt) -> Offset:
+    """An offset whose GTIDs were asked for after its position, without those that stand behind it (MySQL)."""
+    if not offset.gtid_set or is_mariadb(connection):
+        return offset
+    end, behind = status(connection), list[str]()
+    if end <= offset.at:
+        return offset
+    with closing(open_at(offset.at)) as stream:
         for event in stream:
-            if event.type == FORMAT_DESCRIPTION and event.timestamp:
-                return float(event.timestamp)
-    return None
+            if event.type in GTID_EVENTS:
+                behind.append(read_gtid(event).gtid)
+            if end <= Position(event.file, event.position):
+                break
+    exact = GtidSet.parse(offset.gtid_set).subtract(GtidSet().with_all(filter(None, behind)))
+    return replace(offset, gtid_set=str(exact))

@@ -10,12 +10,13 @@ from pymysql.connections import Connection
 from airflow_provider_cdc.core.gtid import kind_of
 from airflow_provider_cdc.core.offset import Lineage, Offset, Position
 from airflow_provider_cdc.core.schema import TableSchema
-from airflow_provider_cdc.exceptions import TerminalError
+from airflow_provider_cdc.exceptions import OtherHistoryError
 from airflow_provider_cdc.mysql.binlog.stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.transactions import Transaction
 from airflow_provider_cdc.mysql.binlog.walker import NEVER
+from airflow_provider_cdc.mysql.detours import look_up
 from airflow_provider_cdc.mysql.follow import Follower
-from airflow_provider_cdc.mysql.server import identity, same_server, status
+from airflow_provider_cdc.mysql.server import identity, is_numbered, same_server, status
 from airflow_provider_cdc.mysql.xa import entry, parse_entry
 
 
@@ -36,7 +37,9 @@ class Scanner:
         lineage: Lineage,
     ) -> None:
         self._connection = connection
-        self._follower = Follower(open_at, captured, lineage, skip_rows=True)
+        self._follower = Follower(
+            open_at, captured, lineage, skip_rows=True, detours=lambda: look_up(connection, captured)
+        )
 
     def advance(self, start: Offset, max_bytes: int, max_rows: int = NEVER) -> Offset:
         """End of the batch that begins at ``start``; ``start`` itself if nothing is new.
@@ -45,10 +48,14 @@ class Scanner:
         :param max_rows: changed rows of captured tables after which it does so, too.
         """
         same_server(identity(self._connection), start.server)
+        on = is_numbered(self._connection)  # looked at before the end: what comes behind that has GTIDs then
         target = status(self._connection)
-        if target <= start.at:
+        if target < start.at:
+            raise OtherHistoryError(f"the binlog of the server ends at {target}, and was read up to {start.at}")
+        if target == start.at:
             return start
-        kind = kind_of(start.server)
+        self._follower.expect(start)
+        kind: Any = kind_of(start.server)
         gtids, held, at, size, rows = kind.parse(start.gtid_set), kind.parse(start.held), start.at, 0, 0
         xa = {parse_entry(text)[0]: text for text in start.xa}
         while at < target and size < max_bytes and rows < max_rows:
@@ -59,12 +66,22 @@ class Scanner:
                 here = Position(step.file, step.position)
                 size += here.position - at.position if here.file == at.file else here.position
                 at = here
-                gtids = gtids.with_all(step.gtids)
+                # The first offset of an older version may hold a few GTIDs from just behind its position.
+                if step.gtids:
+                    more = kind.parse(",".join(step.gtids))
+                    if start.began and (again := gtids.again(more)):
+                        raise OtherHistoryError(
+                            f"{again} is in the binlog of the server before {at}, and was read before"
+                        )
+                    gtids = gtids.union(more)
                 if step.item is not None:
-                    follow_xa(step.item, xa, at, strict=not held or step.item.gtid not in held)
+                    follow_xa(step.item, xa)
                 if held:
                     held = held.without(step.gtids)
-        return Offset(start.server, at, str(gtids), tuple(sorted(xa.values())), str(held))
+        # Of an offset without it, the file's beginning is not taken for granted either.
+        began = self._follower.begun.get(at.file, 0) if start.began or at.file != start.at.file else 0
+        numbered = on and (start.numbered or target <= at)
+        return Offset(start.server, at, str(gtids), tuple(sorted(xa.values())), str(held), began, numbered)
 
     def pieces(self, start: Offset, max_bytes: int, max_rows: int, most: int, least_bytes: int) -> list[Offset]:
         """Ends of the pieces of the batch that begins at ``start``, one behind the other; none if nothing is new.
@@ -88,20 +105,13 @@ class Scanner:
         self._connection.close()
 
 
-def follow_xa(transaction: Transaction, xa: dict[str, str], at: Position, *, strict: bool = True) -> None:
+def follow_xa(transaction: Transaction, xa: dict[str, str]) -> None:
     """Keep a list of open XA transactions up to date: entries by name.
 
-    :param at: where the transaction ends.
-    :param strict: whether one that ends must be in the list.
-    :raises TerminalError: if it is not.
+    One that ends and is not in the list was prepared before the list was begun: who reads its rows looks back.
     """
     if transaction.xa_prepared is not None:
         start = Position(transaction.file, transaction.start_position) if transaction.prepared else None
         xa[transaction.xa_prepared] = entry(transaction.xa_prepared, start)
     if transaction.xa_finished is not None:
-        if strict and transaction.xa_finished not in xa:
-            raise TerminalError(
-                f"XA transaction {transaction.xa_finished} ends at {at} but was prepared before this pipeline began",
-                "Its rows may be missing: start with a fresh sink.path (or remove the old one) and run again",
-            )
         xa.pop(transaction.xa_finished, None)

@@ -6,9 +6,13 @@ from typing import Any
 
 from pymysql.connections import Connection
 
+from airflow_provider_cdc.core.ddl import xid_text
 from airflow_provider_cdc.core.offset import Position
 from airflow_provider_cdc.exceptions import NotReadyError, OtherServerError, TerminalError
 from airflow_provider_cdc.mysql.session import pairs, raw, rows
+
+#: Variables of a server that may lose commits in a crash where one of them is not 1.
+DURABLE = ("sync_binlog", "innodb_flush_log_at_trx_commit")
 
 
 def is_mariadb(connection: Connection[Any]) -> bool:
@@ -28,6 +32,11 @@ def identity(connection: Connection[Any]) -> str:
     names = "('server_id', 'server_uid', 'hostname', 'port')"
     found = pairs(connection, f"SHOW GLOBAL VARIABLES WHERE Variable_name IN {names}")
     return f"mariadb:{found['server_id']}:{found.get('server_uid') or '{hostname}:{port}'.format(**found)}"
+
+
+def is_numbered(connection: Connection[Any]) -> bool:
+    """Whether MySQL gives GTIDs to all transactions that begin from now on."""
+    return not is_mariadb(connection) and rows(connection, "SELECT @@global.gtid_mode")[0][0] == "ON"
 
 
 def same_server(found: str, expected: str | None) -> None:
@@ -74,4 +83,5 @@ def open_xa(connection: Connection[Any]) -> frozenset[str]:
         raise NotReadyError(
             "the user may not look at XA transactions", "GRANT XA_RECOVER_ADMIN ON *.* TO the user of the connection"
         ) from None
-    return frozenset(repr(row[3] or b"")[1:] for row in listed)
+    found = ((int(row[0] or 0), int(row[1] or 0), bytes(row[3] or b"")) for row in listed)
+    return frozenset(xid_text(format_id, name[:size], name[size:]) for format_id, size, name in found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+import struct
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ import pymysql
 from pymysql.connections import Connection
 from pymysql.converters import conversions
 
-from airflow_provider_cdc.exceptions import CdcError, NotReadyError, TerminalError, TransientError
+from airflow_provider_cdc.exceptions import CdcError, DamageError, NotReadyError, TerminalError, TransientError
 
 #: pymysql.connect keyword arguments; they hold the password, so they are never printed.
 ConnectArgs = Mapping[str, Any]
@@ -59,10 +60,19 @@ SESSION = (
     f"SET SESSION {_assignments(_SETTINGS)} /*!80000 , {_assignments(_MYSQL)} */"
     f"/*M!101100 , {_assignments(_MARIADB)} */"
 )
-_DENIED = {1044, 1045, 1142, 1143, 1227, 1698, 3118}
+#: Access denied (database, user, host, table, column, privilege), account locked, password expired, TLS demanded: a
+#: person has to do something at the server or at the connection.
+DENIED = frozenset({1044, 1045, 1130, 1142, 1143, 1227, 1698, 1820, 1862, 3118, 3159, 3955, 4151})
 #: The table was changed under an open read view, or under a prepared statement.
 _CHANGED = {1412, 1615}
-_LOST = {1040, 1053, 1129, 1158, 1159, 1160, 1161, 1205, 1213, 2002, 2003, 2006, 2013, 2055, 4031}
+#: Too many connections or questions (of all, of a user), out of memory or threads; offline or going down; the
+#: connection broke, or was killed; the statement was killed, or took too long; locks that were not had in time.
+_LOST = frozenset({1037, 1040, 1041, 1135, 1203, 1226, 3032, 1053, 1129, 1152, 1158, 1159, 1160, 1161, 1184, 1927})
+_LOST |= {2002, 2003, 2006, 2013, 2055, 3168, 3169, 4031, 1317, 1969, 3024, 1205, 1213}
+#: Seconds without a word from the server after which it counts as lost: while logging in, and in a statement.
+_LOGIN_SECONDS, _ANSWER_SECONDS = 30, 600
+#: What the driver raises of packets that it does not understand.
+_GARBLED = (AssertionError, AttributeError, IndexError, TypeError, ValueError, struct.error)
 
 
 class TableChangedError(TransientError):
@@ -99,12 +109,13 @@ def connect(args: ConnectArgs) -> Connection[Any]:
     :raises TransientError: if it cannot be reached.
     """
     encoders = {k: v for k, v in conversions.items() if not isinstance(k, int)}
-    with errors(f"connecting to {where(args)}"):
+    with errors(f"connecting to {where(args)}", garbled=_GARBLED):
         connection = FastConnection(
             **{
                 "charset": "utf8mb4",
                 "connect_timeout": 10,
-                "read_timeout": 600,
+                "read_timeout": _LOGIN_SECONDS,
+                "write_timeout": _LOGIN_SECONDS,  # of the TLS handshake, too, which would have none
                 **args,
                 "conv": encoders,
                 "use_unicode": False,
@@ -112,6 +123,9 @@ def connect(args: ConnectArgs) -> Connection[Any]:
                 "init_command": SESSION,
             }
         )
+    # A server that hangs is found at the login; what takes long are statements.
+    connection._read_timeout = args.get("read_timeout", _ANSWER_SECONDS)  # type: ignore[attr-defined]
+    connection._write_timeout = args.get("write_timeout", _ANSWER_SECONDS)  # type: ignore[attr-defined]
     return connection
 
 
@@ -126,7 +140,7 @@ def raw(connection: Connection[Any], sql: str) -> tuple[tuple[bytes | None, ...]
     The statement is sent as it stands: values are put in by the caller as literals, never by string formatting of
     anything that came from outside (see :mod:`airflow_provider_cdc.mysql.keys`).
     """
-    with errors("reading from the source"):
+    with errors("reading from the source", garbled=_GARBLED):
         connection.query(sql)
         result = connection._result  # type: ignore[attr-defined]  # the cursor would only add a copy
         return result.rows or ()
@@ -158,10 +172,11 @@ def value(connection: Connection[Any], sql: str) -> str | None:
 
 
 @contextmanager
-def errors(doing: str) -> Iterator[None]:
+def errors(doing: str, garbled: tuple[type[Exception], ...] = ()) -> Iterator[None]:
     """Turn driver errors into the project's: what was denied, what is worth a retry, what needs a person.
 
     :param doing: what was going on, for the message.
+    :param garbled: what is raised only if the server's words cannot be understood.
     """
     try:
         yield
@@ -170,20 +185,26 @@ def errors(doing: str) -> Iterator[None]:
     except pymysql.err.MySQLError as error:
         code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
         text = str(error.args[1]) if len(error.args) > 1 else str(error)
-        if code in _DENIED:
+        if code in DENIED:
             raise NotReadyError(
                 f"{doing}: access denied ({code}: {text})",
                 "Check user, password and grants of the connection: REPLICATION SLAVE, REPLICATION CLIENT, SELECT",
             ) from None
+        if not code and isinstance(error, pymysql.err.InternalError | pymysql.err.InterfaceError):
+            # The driver's own: packets out of order, or a connection that it has closed because of them.
+            raise DamageError(f"{doing}: {text}") from None
         if code in _CHANGED:
             raise TableChangedError(f"{doing}: {code}: {text}", "Run again") from None
         if code in _LOST:
             raise TransientError(
                 f"{doing}: the server cannot be reached, or gave up ({code}: {text})",
-                "Check host, port and that the server runs, then run the command again",
+                "Check host, port, that the server runs and what it limits, then run the command again",
             ) from None
         remedy = "If a table was altered, start with a fresh sink.path; else look at the server's error log"
         raise TerminalError(f"{doing}: {code}: {text}", remedy) from None
+    except garbled as error:
+        what = f"{type(error).__name__} {error}".strip()
+        raise DamageError(f"{doing}: the server's answer cannot be understood ({what})") from None
     except OSError as error:
         raise TransientError(
             f"{doing}: {error}", "Check the network to the server, then run the command again"

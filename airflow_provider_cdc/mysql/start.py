@@ -20,12 +20,13 @@ from airflow_provider_cdc.core.gtid import GtidSet, MariadbPosition
 from airflow_provider_cdc.core.offset import Lineage, Offset, Position, split_file
 from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.core.start import EARLIEST, FIRST_POSITION, LATEST, Start, moment_of, start_text
-from airflow_provider_cdc.exceptions import NotReadyError
+from airflow_provider_cdc.exceptions import NotReadyError, TornFileError
 from airflow_provider_cdc.mysql.binlog.transactions import Reached, Transaction, read_transactions
-from airflow_provider_cdc.mysql.planner import capture, p0_now
-from airflow_provider_cdc.mysql.retention import OpenAt, binlog_files, file_began, server_time
+from airflow_provider_cdc.mysql.heads import before, behind_torn_end, binlog_gtid_pos
+from airflow_provider_cdc.mysql.planner import capture, p0_now, with_open_xa
+from airflow_provider_cdc.mysql.retention import OpenAt, binlog_files, file_began, server_time, with_exact_gtids
 from airflow_provider_cdc.mysql.server import identity, is_mariadb
-from airflow_provider_cdc.mysql.session import rows, value
+from airflow_provider_cdc.mysql.session import rows
 from airflow_provider_cdc.mysql.xa import entry
 
 #: Seconds to wait for transactions of a GTID set that stand between binlog and engine.
@@ -78,7 +79,11 @@ def plan_from(
     :param open_at: opens a stream that ends where the binlog ends.
     :raises NotReadyError: if there is no such place in the binlog, or it is not there any more; and as ``make_plan``.
     """
-    p0 = start_offset(connection, start, open_at)
+    if start == LATEST:
+        p0, left = p0_now(connection)
+        p0 = with_exact_gtids(connection, p0, open_at)
+    else:
+        p0, left = start_offset(connection, start, open_at), frozenset()
     tables = tuple(capture(connection, captures, keeps))
     if without := [table.label for table in tables if not table.key]:
         raise NotReadyError(
@@ -86,13 +91,12 @@ def plan_from(
             "told from a mistake",
             "Give it a key, leave it out with source.exclude, or begin with a snapshot",
         )
+    p0 = with_open_xa(connection, p0, left, tables, open_at)
     return Plan(pipeline, generation, p0, Lineage(p0.server, p0.at.file), patterns, tables, (), start=start)
 
 
 def start_offset(connection: Connection[Any], start: Start, open_at: OpenAt) -> Offset:
-    """The offset that a start means on this server, as it is now; parameters and errors as :func:`plan_from`."""
-    if start == LATEST:
-        return p0_now(connection)
+    """The offset that a start other than latest means on this server; parameters and errors as :func:`plan_from`."""
     finder = Finder(connection, open_at)
     if start == EARLIEST:
         place = finder.beginning(finder.files[0])
@@ -104,7 +108,7 @@ def start_offset(connection: Connection[Any], start: Start, open_at: OpenAt) -> 
         place = finder.gtid_set(start["gtid_set"])
     else:
         raise ValueError(f"{start_text(start)} is not a start without a snapshot")
-    gtids = _binlog_gtid_pos(connection, place.at) if finder.mariadb else str(place.gtids)
+    gtids = binlog_gtid_pos(connection, place.at) if finder.mariadb else str(place.gtids)
     return Offset(identity(connection), place.at, gtids, tuple(sorted(place.xa.values())))
 
 
@@ -124,12 +128,7 @@ class Finder:
 
     def beginning(self, file: str) -> Place:
         """The beginning of a file."""
-        at = Position(file, FIRST_POSITION)
-        if self.mariadb:
-            return Place(at, MariadbPosition.parse(_binlog_gtid_pos(self.connection, at)))
-        # The set at the head of a file leaves out what the server never had in its binlog, as after a restore.
-        purged = GtidSet.parse(value(self.connection, "SELECT @@global.gtid_purged") or "")
-        return Place(at, purged.union(self._previous(file)))
+        return Place(Position(file, FIRST_POSITION), before(self.connection, file))
 
     def position(self, wanted: Position) -> Place:
         """A position that somebody gave."""
@@ -225,24 +224,24 @@ class Finder:
     def search(self, file: str, found: Found) -> Place:
         """Read on from the beginning of a file; the place before the item at which the search ends, or the end."""
         place = self.beginning(file)
-        with closing(self.open_at(place.at)) as stream:
-            for item in read_transactions(stream, {}):
-                if found(place, item):
-                    break
-                place.take(item)
-        return place
+        while True:
+            try:
+                with closing(self.open_at(place.at)) as stream:
+                    for item in read_transactions(stream, {}):
+                        if found(place, item):
+                            break
+                        place.take(item)
+                return place
+            except TornFileError:
+                if (at := behind_torn_end(self.connection, place.at)) is None:
+                    raise
+                place.at = at
 
     def _began(self, file: str) -> float:
         began = file_began(self.open_at, file)
         if began is None:
             raise NotReadyError(f"{_KEY}: binlog file {file} does not tell when it was begun", "Use file and position")
         return began
-
-    def _previous(self, file: str) -> GtidSet:
-        for row in rows(self.connection, f"SHOW BINLOG EVENTS IN '{file}' LIMIT 3"):
-            if row[2] == "Previous_gtids":
-                return GtidSet.parse(row[5] or "")
-        return GtidSet()
 
 
 def _held(part: GtidSet | MariadbPosition, whole: GtidSet | MariadbPosition) -> bool:
@@ -251,7 +250,3 @@ def _held(part: GtidSet | MariadbPosition, whole: GtidSet | MariadbPosition) -> 
         return part.issubset(whole)
     assert isinstance(part, MariadbPosition) and isinstance(whole, MariadbPosition)
     return part.issubset(whole)
-
-
-def _binlog_gtid_pos(connection: Connection[Any], at: Position) -> str:
-    return value(connection, f"SELECT BINLOG_GTID_POS('{at.file}', {at.position})") or ""

@@ -12,13 +12,16 @@ from typing import Any
 from airflow_provider_cdc.core.gtid import GtidSet, kind_of
 from airflow_provider_cdc.core.offset import Lineage, Offset, Position, split_file
 from airflow_provider_cdc.exceptions import NotReadyError, TerminalError
+from airflow_provider_cdc.mysql import heads
 from airflow_provider_cdc.mysql.binlog.transactions import Transaction
+from airflow_provider_cdc.mysql.detours import look_up
 from airflow_provider_cdc.mysql.follow import Follower
-from airflow_provider_cdc.mysql.resume import check_resume
+from airflow_provider_cdc.mysql.resume import resume
+from airflow_provider_cdc.mysql.retention import OpenAt, binlog_sizes
 from airflow_provider_cdc.mysql.scanner import follow_xa
 from airflow_provider_cdc.mysql.server import identity, status
-from airflow_provider_cdc.mysql.session import connect, rows
-from airflow_provider_cdc.mysql.table_log import HEAD, TableLog, files
+from airflow_provider_cdc.mysql.session import connect
+from airflow_provider_cdc.mysql.table_log import HEAD, TableLog
 from airflow_provider_cdc.mysql.xa import parse_entry
 
 _PLACE = re.compile(r"([^:]+\.\d+):(\d+)")
@@ -40,14 +43,19 @@ class Surveyor:
         lineage = Lineage(server, f"{split_file(self.end().file)[0]}0")
         self._ahead, self._blind = (
             Follower(
-                lambda at, slot=slot: log.open(args, at, server, slot),  # type: ignore[misc]
+                open_at,
                 captured,
                 lineage,
                 skip_rows=True,
                 tell_ddl=True,
+                detours=lambda: look_up(self._connection, [log.table.id]),
             )
-            for slot, captured in enumerate(({log.table.id: log.table}, {}))
+            for open_at, captured in ((self._opener(0), {log.table.id: log.table}), (self._opener(1), {}))
         )
+
+    def _opener(self, slot: int) -> OpenAt:
+        args = self._log.login()
+        return lambda at: self._log.open(args, at, self._server, slot)
 
     def close(self) -> None:
         """Close the connections."""
@@ -84,7 +92,8 @@ class Surveyor:
         :raises TerminalError: if the server does not have it any more, or the table was altered since: naming the
             places up to which and from which on it can be read.
         """
-        check_resume(self._connection, start)
+        self._blind.close()  # its place as a reader is used
+        resume(self._connection, start, self._opener(1))
         if (item := self.walk(start, self.end())[1]) is not None:
             raise self.altered(item)
 
@@ -126,7 +135,7 @@ class Surveyor:
 
     def _at(self, at: Position) -> Offset:
         """A position, if it is the end of a transaction."""
-        logs = files(self._connection)
+        logs = binlog_sizes(self._connection)
         if not HEAD <= at.position <= logs.get(at.file, -1):
             first, last = next(iter(logs)), list(logs.items())[-1]
             raise NotReadyError(
@@ -145,13 +154,11 @@ class Surveyor:
         return replace(self._walk(self._blind, start, at)[0], xa=())
 
     def _head(self, file: str) -> Offset:
-        """The beginning of a file, which says which GTIDs came before."""
-        events = rows(self._connection, f"SHOW BINLOG EVENTS IN '{file}' LIMIT 4")
-        listed = [str(row[5] or "") for row in events if row[2] in ("Previous_gtids", "Gtid_list")]
-        return Offset(self._server, Position(file, HEAD), str(self._kind.parse("".join(listed).strip("[]"))))
+        """The beginning of a file."""
+        return Offset(self._server, Position(file, HEAD), str(heads.before(self._connection, file)))
 
     def _earliest(self) -> Offset:
-        start = self._head(next(iter(files(self._connection))))
+        start = self._head(next(iter(binlog_sizes(self._connection))))
         while True:
             reached, item = self.walk(start, self.end())
             if item is None:
@@ -160,7 +167,7 @@ class Surveyor:
 
     def _behind(self, wanted: GtidSet) -> Offset:
         """The first place before which all of a set of GTIDs are, and nothing else."""
-        for file in reversed(list(files(self._connection))):
+        for file in reversed(list(binlog_sizes(self._connection))):
             at = self._head(file)
             if GtidSet.parse(at.gtid_set).issubset(wanted):
                 break
@@ -196,6 +203,7 @@ class Surveyor:
     ) -> tuple[Offset, Transaction | None]:
         gtids, at, walked = self._kind.parse(start.gtid_set), start.at, 0
         xa = {parse_entry(text)[0]: text for text in start.xa}
+        follower.expect(start)
         while at < target and (size is None or walked < size):
             # The budget in the present file; behind its end it is looked at again.
             end = target if size is None else min(target, Position(at.file, at.position + size - walked))
@@ -208,5 +216,6 @@ class Surveyor:
                 walked += here.position - at.position if here.file == at.file else here.position
                 at, gtids = here, gtids.with_all(step.gtids)
                 if step.item is not None:
-                    follow_xa(step.item, xa, at, strict=False)
-        return Offset(start.server, at, str(gtids), tuple(sorted(xa.values()))), None
+                    follow_xa(step.item, xa)
+        began = follower.begun.get(at.file, 0)
+        return Offset(start.server, at, str(gtids), tuple(sorted(xa.values())), began=began), None

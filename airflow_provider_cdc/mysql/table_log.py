@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import secrets
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pymysql.connections import Connection
 
 from airflow_provider_cdc.core.changes import in_order
+from airflow_provider_cdc.core.detours import Detours
 from airflow_provider_cdc.core.offset import POSITION_BITS, Lineage, Offset, Position
 from airflow_provider_cdc.core.schema import OP, SEQ, TS, TableSchema
-from airflow_provider_cdc.exceptions import NotReadyError, TerminalError
+from airflow_provider_cdc.exceptions import NotReadyError
 from airflow_provider_cdc.mysql.binlog.stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.transactions import Transaction
 from airflow_provider_cdc.mysql.catalog import find_tables, read_schema
 from airflow_provider_cdc.mysql.charsets import decoders
 from airflow_provider_cdc.mysql.follow import Follower
-from airflow_provider_cdc.mysql.session import connect, rows
-from airflow_provider_cdc.mysql.xa import entry, parse_entry, read_prepared
+from airflow_provider_cdc.mysql.lookback import LookBack
+from airflow_provider_cdc.mysql.retention import binlog_sizes
+from airflow_provider_cdc.mysql.session import connect
+from airflow_provider_cdc.mysql.xa import Prepared, parse_entry, read_prepared
 
 #: Columns behind the table's own.
 GTID, FILE, POS, ROW = "_cdc_gtid", "_cdc_file", "_cdc_pos", "_cdc_row"
@@ -60,17 +62,30 @@ class TableLog:
     server_id: int | None = None
 
     @classmethod
-    def of(cls, login: Callable[[], dict[str, Any]], database: str, name: str, zero_dates: str, **how: Any) -> TableLog:
+    def of(
+        cls,
+        login: Callable[[], dict[str, Any]],
+        database: str,
+        name: str,
+        zero_dates: str,
+        exclude: Collection[str] = (),
+        **how: Any,
+    ) -> TableLog:
         """Look the table up.
 
+        :param exclude: names of columns that are not wanted.
         :raises NotReadyError: if there is none, or it cannot be carried exactly.
         """
         with closing(connect(login())) as connection:
             found = find_tables(connection, lambda *listed: listed == (database, name))
             if not found:
                 raise NotReadyError(f"there is no table {database}.{name}", "See `table`, and the grants of the user")
-            table = read_schema(connection, *found[0])
-        return cls(login, table.with_zero_dates(zero_dates), **how)
+            table = read_schema(connection, *found[0], keeps=lambda *column: column[-1] not in exclude)
+        if unknown := sorted(set(exclude) - set(table.left_out)):
+            raise NotReadyError(
+                f"column {unknown[0]} of {table.label} cannot be left out", "It is part of the key, or there is none"
+            )
+        return cls(login, replace(table, zero_dates=zero_dates, whole_rows=True), **how)
 
     @property
     def schema(self) -> pa.Schema:
@@ -111,57 +126,32 @@ class TableLog:
         def open_beside(at: Position) -> BinlogStream:
             return self.open(args, at, start.server, slot + 1)
 
+        def sizes() -> dict[str, int]:
+            with closing(connect(args)) as connection:
+                return binlog_sizes(connection)
+
         texts = decoders(lambda: closing(connect(args)), [self.table])
         # One without a position has no rows of the table, and costs nothing.
         ending = sorted(text for text in start.xa if text not in end.xa or parse_entry(text)[1] is None)
-        prepared = read_prepared(ending, open_at, captured)
-        known = {parse_entry(text)[0] for text in start.xa}
-        with closing(Follower(open_at, captured, lineage, texts, both=self.before_images, named=True)) as follower:
+        before = LookBack(start.at, sizes, open_beside, captured, "Start behind it")
+        prepared = Prepared(read_prepared(ending, open_at, captured), before.rows)
+        # What leads to the table the surveyor has looked up, which has walked here before.
+        how: dict[str, Any] = {"both": self.before_images, "named": True, "detours": Detours}
+        with closing(Follower(open_at, captured, lineage, texts, **how)) as follower:
+            follower.expect(start)
             for step in follower.steps(start.at, end.at):
                 if (item := step.item) is not None:
                     seq = lineage.seq(Position(step.file, step.position))
                     if item.emptied is not None:
                         yield from shape.changes(follower)
                         yield shape.emptied(item, seq)
-                    if item.xa_prepared is not None:
-                        known.add(item.xa_prepared)
-                    held, is_known = prepared, item.xa_finished is None or item.xa_finished in known
-                    if not is_known and item.xa_committed:
-                        at = self._find_prepare(args, item, open_beside)
-                        held = read_prepared([entry(str(item.xa_finished), at)], open_beside, captured)
-                    if is_known or item.xa_committed:
-                        for _ in follower.add(held.visible(item), seq, item.commit_us):
-                            yield from shape.changes(follower)
-                    known.discard(str(item.xa_finished))
+                    for _ in follower.add(prepared.visible(item), seq, item.commit_us):
+                        yield from shape.changes(follower)
                 if follower.held >= FLUSH_BYTES:
-                    is_last = step.is_beyond(start.at, piece_bytes or self.piece_bytes)
+                    large = step.is_beyond(start.at, piece_bytes or self.piece_bytes)
+                    is_last = large and step.file == end.at.file
                     yield from shape.changes(follower, end.at if is_last else None)
             yield from shape.changes(follower)
-
-    def _find_prepare(
-        self, args: dict[str, Any], end: Transaction, open_at: Callable[[Position], BinlogStream]
-    ) -> Position:
-        """Where an XA transaction begins that was prepared before the reading began: the files are walked backwards."""
-        with closing(connect(args)) as connection:
-            logs = files(connection)
-        until = Position(end.file, end.start_position)
-        for file in reversed([f for f in logs if Position(f, 0) < until]):
-            found, high = None, min(until, Position(file, logs[file]))
-            with closing(Follower(open_at, {}, Lineage("", file), skip_rows=True)) as follower:
-                for step in follower.steps(Position(file, HEAD), high):
-                    if step.item is not None and step.item.xa_prepared == end.xa_finished:
-                        found = Position(step.item.file, step.item.start_position)
-            if found is not None:
-                return found
-        raise TerminalError(
-            f"XA transaction {end.xa_finished} is committed at {until}, and what it changed is no longer in the binlog",
-            f"Start behind it, at {Position(end.file, end.position)}",
-        )
-
-
-def files(connection: Connection[Any]) -> dict[str, int]:
-    """The server's binlog files in their order, and the size of each."""
-    return {str(row[0]): int(row[1] or 0) for row in rows(connection, "SHOW BINARY LOGS")}
 
 
 class _Shape:

@@ -23,8 +23,9 @@ from pymysql.connections import Connection
 
 from airflow_provider_cdc.core.gtid import GtidSet, parse_owned
 from airflow_provider_cdc.core.offset import Offset, Position
-from airflow_provider_cdc.exceptions import NotReadyError, TransientError
-from airflow_provider_cdc.mysql.server import identity, is_mariadb, open_xa, same_server, status
+from airflow_provider_cdc.exceptions import NotReadyError, OtherHistoryError, TransientError
+from airflow_provider_cdc.mysql.heads import SettledFile, binlog_gtid_pos, settled
+from airflow_provider_cdc.mysql.server import identity, is_mariadb, is_numbered, open_xa, same_server, status
 from airflow_provider_cdc.mysql.session import pairs, rows, value
 
 #: Seconds to wait for transactions that stand between binlog and engine.
@@ -85,7 +86,7 @@ class Watermarks(ABC):
 
     def _wait_for_xa(self, noted: frozenset[str], end: float) -> None:
         """Wait until none of the XA transactions noted is open any more."""
-        left = _wait(lambda: noted & open_xa(self.connection), end) if noted else noted
+        left = wait_for(noted, lambda: open_xa(self.connection), end)
         if left:
             raise TransientError(
                 f"XA transactions {', '.join(sorted(left)[:3])} are prepared and do not end: whether they stand "
@@ -141,7 +142,7 @@ class _MySQL(Watermarks):
             self._wait_for_xa(open_xa(self.connection), end)
             return at
         noted = frozenset(parse_owned(seen.owned))
-        left = noted and (noted & self._stuck or _wait(lambda: noted & self._owned(), end))
+        left = noted and (noted & self._stuck or wait_for(noted, self._owned, end))
         if not left:
             return position
         self._stuck |= left
@@ -214,24 +215,58 @@ class _MySQL(Watermarks):
 class _MariaDB(Watermarks):
     """MariaDB: the SELECT runs in a read view whose exact position the server tells; it is both watermarks.
 
-    The position is exact but for XA COMMIT, which can be below it and invisible in the view. If none was going on
-    while the view was opened, that does not matter; else the position is a low watermark of the next view, which is
-    opened after the XA transactions have ended that were open then.
+    The position is exact with two exceptions. Where it is not, a lower bound is taken, and then another view is opened:
+
+    - XA COMMIT can be below it and invisible in the view. If none was going on while the view was opened, that does not
+      matter; else the position is the lower bound, once the XA transactions have ended that were open then.
+    - A server that begins a new binlog file tells a position in it while transactions of the file before are still
+      invisible. Behind the event that says that they are done it is exact; else the head of the file is the bound.
     """
 
     _exact: Position | None = None
+    _file: SettledFile | None = None
 
     def low(self, timeout: float = BARRIER_SECONDS, *, fresh: bool = False) -> Position:
         """See :meth:`Watermarks.low`."""
         same_server(identity(self.connection), self._server)
+        end = time.monotonic() + timeout
+        at, moved = self._open()
+        if not (self._file and self._file.tells(at)):
+            # The view ends here; what the next one may be told of its position is known before it is opened.
+            self._file = self._settled(end)
+            at, moved = self._open()
+        told = self._file.tells(at)
+        self._exact = at
+        if moved or not told:
+            self._exact = None
+            self._wait_for_xa(open_xa(self.connection), end)
+            self._view()
+        return at if told else self._file.head
+
+    def _open(self) -> tuple[Position, bool]:
+        """Open a view; the position that the server tells, and whether an XA COMMIT may have been going on."""
         # Counted first, then listed: what is neither has ended before the view, or begins after the second count.
         begun, going_on = self._xa_commits(), open_xa(self.connection)
-        at = self._exact = self._view()
-        if going_on or self._xa_commits() != begun:
-            self._exact = None
-            self._wait_for_xa(open_xa(self.connection), time.monotonic() + timeout)
-            self._view()
-        return at
+        at = self._view()
+        return at, bool(going_on) or self._xa_commits() != begun
+
+    def _settled(self, end: float) -> SettledFile:
+        if value(self.connection, "SELECT @@global.binlog_optimize_thread_scheduling") != "1":
+            raise NotReadyError(
+                "binlog_optimize_thread_scheduling is OFF: transactions of a group become visible one by one, and the "
+                "positions of read views are not exact",
+                "Start the server with binlog_optimize_thread_scheduling=ON, its default",
+            )
+        rows(self.connection, "COMMIT")
+        while (found := settled(self.connection, status(self.connection).file)) is None:
+            if time.monotonic() > end:
+                raise TransientError(
+                    "the server has not noted in its newest binlog file that the transactions of the files before are "
+                    "committed (SHOW BINLOG EVENTS has a Binlog_checkpoint then)",
+                    "Look for a stalled commit (semi-sync, disk), and set max_binlog_size to more, then run again",
+                )
+            time.sleep(0.05)
+        return found
 
     def high(self) -> tuple[Position, int]:
         """See :meth:`Watermarks.high`."""
@@ -245,6 +280,8 @@ class _MariaDB(Watermarks):
     def bound(self) -> tuple[Position, int]:
         """See :meth:`Watermarks.bound`."""
         at, clock = super().bound()
+        if self._exact and at < self._exact:
+            raise OtherHistoryError(f"the binlog of the server ends at {at}, and had reached {self._exact} before")
         return self._exact or at, clock
 
     def _xa_commits(self) -> str:
@@ -268,26 +305,29 @@ def watermarks(connection: Connection[Any], server: str | None = None) -> Waterm
 
 def low_watermark(connection: Connection[Any], server: str | None = None, timeout: float = BARRIER_SECONDS) -> Offset:
     """A low watermark by itself, as an offset to start from; parameters and errors as :class:`Watermarks`."""
-    marks = watermarks(connection, server)
+    marks, numbered = watermarks(connection, server), is_numbered(connection)
     at = marks.low(timeout)
     marks.high()
-    return Offset(identity(connection), at, _gtids(connection, at))
+    return Offset(identity(connection), at, _gtids(connection, at), numbered=numbered)
 
 
 def _gtids(connection: Connection[Any], at: Position) -> str:
     if is_mariadb(connection):
-        return value(connection, f"SELECT BINLOG_GTID_POS('{at.file}', {at.position})") or ""
+        return binlog_gtid_pos(connection, at)
     # Read after the low watermark, so it has every GTID at or before the position, and perhaps some just behind it.
     return str(GtidSet.parse(value(connection, "SELECT @@global.gtid_executed") or ""))
 
 
-def _wait(left: Callable[[], frozenset[str]], end: float) -> frozenset[str]:
-    """Look again until nothing is left or the time is over; what is left then."""
-    polls = 0
-    while found := left():
+def wait_for(noted: frozenset[str], present: Callable[[], frozenset[str]], end: float) -> frozenset[str]:
+    """Look again until each name has once not been present, or the time is over; what is left then.
+
+    A name that comes again is another one's, which began later.
+    """
+    left, polls = noted, 0
+    while left and (left := left & present()):
         polls += 1
         if time.monotonic() > end:
             break
         if polls > 20:
             time.sleep(min(0.05, polls * 0.0005))
-    return found
+    return left

@@ -25,10 +25,10 @@ from airflow_provider_cdc.mysql.backlog import Backlog
 from airflow_provider_cdc.mysql.catalog import ALTERED, same_definition
 from airflow_provider_cdc.mysql.chunk import ChunkRead, read_chunk, stamps, unfit
 from airflow_provider_cdc.mysql.keys import quote, table_name
+from airflow_provider_cdc.mysql.lookback import UnknownPrepareError
 from airflow_provider_cdc.mysql.server import status
 from airflow_provider_cdc.mysql.session import TableChangedError, rows
 from airflow_provider_cdc.mysql.watermark import Watermarks
-from airflow_provider_cdc.mysql.xa import UnknownPrepareError
 
 #: How many views are opened before giving up, and the longest wait between two (seconds). A minute or so in all.
 _TRIES, _LONGEST_WAIT = 50, 2.0
@@ -103,7 +103,7 @@ def _changes(backlog: Backlog, low: Position, high: Position) -> int:
     """Changes of the table in (low, high], and whatever else makes its rows there uncertain."""
     try:
         window = backlog.window(low, high)
-    except UnknownPrepareError:  # of an XA transaction that was prepared before
+    except UnknownPrepareError:  # of what an XA transaction has changed nothing is left in the binlog
         return 1
     return int(window.changes.num_rows) + (window.emptied > 0)
 

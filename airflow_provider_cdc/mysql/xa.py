@@ -12,37 +12,40 @@ from airflow_provider_cdc.mysql.binlog.stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.transactions import RowsEvent, Transaction, read_transactions
 
 
-class UnknownPrepareError(TransientError):
-    """An XA transaction ends here that was prepared before the reader began."""
-
-
 class Prepared:
     """Holds the rows of XA transactions from XA PREPARE to their end.
 
-    :param known: rows of those that are prepared where the reading begins.
+    :param known: rows of those that are prepared where the reading begins, by name.
+    :param look_back: finds the rows of one that is committed and was prepared before the reading began.
     """
 
-    def __init__(self, known: Mapping[str, tuple[RowsEvent, ...]] | None = None) -> None:
-        self._rows = dict(known or {})
+    def __init__(
+        self,
+        known: Mapping[str, tuple[RowsEvent, ...]],
+        look_back: Callable[[Transaction], tuple[RowsEvent, ...]],
+    ) -> None:
+        self._rows, self._look_back = dict(known), look_back
 
     def visible(self, transaction: Transaction) -> tuple[RowsEvent, ...]:
-        """The row events that become visible with a transaction, to be read in the order of the binlog.
+        """The row events that become visible with a transaction, to be read in the order of the binlog."""
+        if transaction.xa_finished is None:
+            self.follow(transaction)
+            return transaction.rows
+        rows = self._rows.pop(transaction.xa_finished, None)
+        if not transaction.xa_committed:
+            return ()
+        if rows is None:
+            rows = self._look_back(transaction)
+        # A table that was planned again lacks nothing that became visible before; when it was written does not matter.
+        end = Position(transaction.file, transaction.position)
+        return tuple(event for event in rows if event.schema.since is None or event.schema.since < end)
 
-        :raises UnknownPrepareError: if it ends an XA transaction whose rows were not seen.
-        """
+    def follow(self, transaction: Transaction) -> None:
+        """Go past a transaction whose changes are of no concern."""
         if transaction.xa_prepared is not None:
             self._rows[transaction.xa_prepared] = transaction.prepared
-            return ()
-        if transaction.xa_finished is None:
-            return transaction.rows
-        if transaction.xa_finished not in self._rows:
-            raise UnknownPrepareError(
-                f"XA transaction {transaction.xa_finished} ends at {transaction.file}:{transaction.position} and was "
-                "prepared before the reading began",
-                "Run again",
-            )
-        rows = self._rows.pop(transaction.xa_finished)
-        return rows if transaction.xa_committed else ()
+        if transaction.xa_finished is not None:
+            self._rows.pop(transaction.xa_finished, None)
 
 
 def entry(xid: str, at: Position | None) -> str:
@@ -61,7 +64,7 @@ def read_prepared(
     entries: Iterable[str],
     open_at: Callable[[Position], BinlogStream],
     captured: Mapping[tuple[str, str], TableSchema],
-) -> Prepared:
+) -> dict[str, tuple[RowsEvent, ...]]:
     """Read the rows of prepared XA transactions again, from the place of each.
 
     :param entries: open XA transactions of an offset.
@@ -78,4 +81,4 @@ def read_prepared(
             if found.xa_prepared != xid:
                 raise TransientError(f"there is no XA PREPARE of {xid} at {at}", "Run again")
             known[xid] = found.prepared
-    return Prepared(known)
+    return known

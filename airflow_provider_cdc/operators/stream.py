@@ -12,7 +12,7 @@ from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_cdc.core.supervision import Verdict, Watch
-from airflow_provider_cdc.exceptions import CdcError, NotReadyError, TerminalError, TransientError
+from airflow_provider_cdc.exceptions import CdcError, NotReadyError, TerminalError, TransientError, error_of
 from airflow_provider_cdc.links.cdc import SparkUiLink
 from airflow_provider_cdc.operators.base import (
     PipelineLike,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from airflow_provider_cdc.phases.context import Context as Work
     from airflow_provider_cdc.store import Store, StreamRow
 
-#: Drivers may be lost so often within so many seconds before the task gives up.
+#: Drivers may be lost so often within so many seconds of running before the task gives up.
 _LOSSES, _LOSS_SECONDS = 5, 600.0
 _TAIL, _PAUSE = 40, 1.0
 
@@ -78,7 +78,7 @@ class CdcStreamOperator(PipelineOperator):
         """Go on after the trigger has seen the stream end.
 
         :param event: ``epoch``, ``verdict``, and whether it was ``found`` running.
-        :param losses: when drivers were lost before, seconds since 1970.
+        :param losses: how many seconds each driver lived that was lost before.
         """
         return self._look_after(context, losses=losses, event=event)
 
@@ -114,17 +114,16 @@ class CdcStreamOperator(PipelineOperator):
 
         :returns: its epoch, and whether it was found running.
         """
-        from airflow_provider_cdc.phases.stream import alive
-
         told = False
         while not self._killed:
             run = store.current_stream(work.pipeline.name)
-            if run is None or not alive(run):
+            lives = work.watcher.lives(run)
+            if run is None or lives is False:
                 started = self._start(work, store)
                 if started is not None:
                     self._note(context, store, work, started)
                     return started.epoch, False
-            elif run.desired_state == "run":
+            elif run.desired_state == "run" and lives:
                 if self._catches_up(work) and run.mode == "continuous":
                     raise NotReadyError(
                         f"a continuous stream of {run.pipeline} is running (epoch {run.epoch}, looked after by "
@@ -134,7 +133,7 @@ class CdcStreamOperator(PipelineOperator):
                 self.log.info("looking after epoch %s, which runs on %s", run.epoch, run.host)
                 self._note(context, store, work, run)
                 return run.epoch, True
-            elif not told:
+            elif run.desired_state == "stop" and not told:
                 self.log.info("epoch %s was asked to stop: waiting for its end before the next begins", run.epoch)
                 told = True
             time.sleep(_PAUSE)
@@ -151,7 +150,6 @@ class CdcStreamOperator(PipelineOperator):
         :raises CdcError: what made it end before.
         """
         from airflow_provider_cdc.launch import detach, new_log, outcome_of, result_of
-        from airflow_provider_cdc.phases.stream import alive
 
         log = new_log(work.layout.private / "logs")
         request = request_of(work.pipeline, result=str(result_of(log)), log=str(log), catch_up=self._catches_up(work))
@@ -164,7 +162,7 @@ class CdcStreamOperator(PipelineOperator):
                 if run is not None and run.log == str(log):
                     self.log.info("stream epoch %s has begun; its page: %s", run.epoch, run.ui or "none")
                     return run
-                if code is not None and alive(run):
+                if code is not None and work.watcher.lives(run):
                     return None
             if code is not None:
                 self._show(str(log))
@@ -221,14 +219,14 @@ class CdcStreamOperator(PipelineOperator):
             return None
         self._show(run.log)
         if verdict is Verdict.FAILED:
-            from airflow_provider_cdc.launch import error_of
-
             raise error_of(run.error_kind, run.error or f"epoch {epoch} failed")
         if verdict is Verdict.LOST or (verdict is Verdict.STOPPED and run.desired_state == "run"):
-            losses[:] = [at for at in losses if at > time.time() - _LOSS_SECONDS] + [time.time()]
-            if len(losses) >= _LOSSES:
+            # By the driver's own clock from first to last: each try of this task may be on a host with another one.
+            lived = (run.heartbeat_at - run.started_at).total_seconds()
+            losses[:] = [*losses, lived][-_LOSSES:]
+            if len(losses) == _LOSSES and sum(losses) < _LOSS_SECONDS:
                 raise TransientError(
-                    f"the Spark driver was lost {len(losses)} times in {_LOSS_SECONDS / 60:g} minutes",
+                    f"the Spark driver was lost {_LOSSES} times within {_LOSS_SECONDS / 60:g} minutes of running",
                     f"Look at the end of its log {run.log} and at the memory of {run.host}",
                 )
             self.log.warning("the Spark driver of epoch %s on %s was lost; it is started again", epoch, run.host)

@@ -11,14 +11,14 @@ from dataclasses import replace
 from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_provider_cdc.core.plan import Plan
-from airflow_provider_cdc.exceptions import CdcError, PurgedError
+from airflow_provider_cdc.exceptions import CdcError, OtherHistoryError, PurgedError
 from airflow_provider_cdc.failpoints import hit
-from airflow_provider_cdc.mysql.resume import check_resume
+from airflow_provider_cdc.mysql.resume import resume
+from airflow_provider_cdc.mysql.server import same_server
 from airflow_provider_cdc.mysql.session import connect
-from airflow_provider_cdc.phases.apply import epoch_fence, highest_epoch
-from airflow_provider_cdc.phases.context import Context
+from airflow_provider_cdc.phases.apply import epoch_fence, highest_epoch, stream_marker
+from airflow_provider_cdc.phases.context import PLAN_SLOT, Context
 from airflow_provider_cdc.phases.snapshot import targets
-from airflow_provider_cdc.phases.stream import refuse
 from airflow_provider_cdc.sinks.layout import read_json, write_json, write_json_once
 from airflow_provider_cdc.sinks.progress import Progress
 from airflow_provider_cdc.store import Store
@@ -50,25 +50,31 @@ def _begin_again(context: Context, store: Store) -> None:
     progress.forget_older(plan.generation)
     if context.pipeline.stream.on_purged != "reread":
         return
-    at, lineage = progress.stand() or (plan.p0, plan.lineage)
+    at, lineage = context.stand(plan)
     with closing(connect(context.connect_args)) as connection:
         try:
-            check_resume(connection, at)
+            resume(connection, at, context.opener(PLAN_SLOT))
             return
         except PurgedError as error:
             why = error.message
         except CdcError:
             return  # the stream says what is wrong
-    refuse(store.current_stream(name))
+    context.watcher.refuse(store, name)
     written = [table for table in (*targets(context, plan), progress.target) if table.exists()]
     fence = epoch_fence(name, highest_epoch(name, written) + 1)
     for table in written:  # a stream that was taken for lost cannot write any more
         table.raise_fence(fence)
     hit("again.after_fence")
     made = context.new_plan(plan.generation + 1)
+    same_server(made.p0.server, lineage.server)
     # Numbers go on from those of the old snapshot: no marker that it has left is ahead of a new one.
     made = replace(made, lineage=lineage)
-    lineage.seq(made.p0.at)
+    # Where a run died the tables may be further than the resume point.
+    read = max([lineage.seq(at.at), *(table.marker(stream_marker(name)) or 0 for table in written)])
+    if lineage.seq(made.p0.at) < read:
+        raise OtherHistoryError(
+            f"the binlog of the server ends at {made.p0.at}, and was read up to {lineage.position(read)}"
+        )
     path = layout.next_plan(made.generation)
     write_json_once(path, made.to_json())
     hit("again.after_plan")

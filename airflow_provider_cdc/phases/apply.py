@@ -27,6 +27,7 @@ from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.groups import Coverage
 from airflow_provider_cdc.sinks.delta import Actions, DeltaTarget, Fence
 from airflow_provider_cdc.sinks.files import read_changes
+from airflow_provider_cdc.sinks.layout import read_json, write_json
 from airflow_provider_cdc.sinks.multiset import MissingRowsError, live_files, merged
 from airflow_provider_cdc.sinks.progress import Progress
 
@@ -110,7 +111,8 @@ class Applier:
         self._progress = progress
         self.fence = epoch_fence(plan.pipeline, epoch)
         self._marker = stream_marker(plan.pipeline)
-        self._at, self.lineage = progress.stand() or (plan.p0, plan.lineage)
+        self._at, self.lineage = context.stand(plan)
+        self._said: dict[str, Any] = read_json(context.layout.batch) or {"seq": 0}
         self._tidied = [time.monotonic()] * len(tables)
 
     @property
@@ -122,23 +124,59 @@ class Applier:
         """Take note of what the snapshot holds, after a chunk group was read again."""
         self._coverage = coverage
 
+    def go_on(self, offset: Offset) -> None:
+        """Go on at another place behind which nothing else comes than behind the resume point.
+
+        :param offset: a place of the same server.
+        """
+        if offset != self._at:
+            self._progress.write(offset, self.lineage, self.fence)
+            self._at = offset
+
+    def ahead(self) -> Offset | None:
+        """What the copy holds at most where a run that was killed has left a table further than the resume point;
+        ``None`` if none is.
+
+        :raises TerminalError: if that is not known, or cannot be dealt with at another server.
+        """
+        reached, found = self.lineage.seq(self._at.at), None
+        for table, marker in zip(self._plan.tables, self._markers(), strict=True):
+            if marker <= reached:
+                continue
+            if not table.key:
+                raise TerminalError(f"{table.label} has no usable key, and stands behind the resume point", self._back)
+            if marker > self._said["seq"]:
+                raise TerminalError(
+                    f"{table.label} is further than the resume point, and nothing says which transactions it holds",
+                    self._back,
+                )
+            found = Offset.from_json(self._said["end"])
+        return found
+
     def move(self, offset: Offset) -> None:
         """Go on at another server.
 
         :param offset: what stands for the resume point there.
-        :raises TerminalError: if the copy is not exactly what the resume point says.
+        :raises TerminalError: if the stream has not passed all high watermarks.
         """
         reached = self.lineage.seq(self._at.at)
-        remedy = f"Point the connection at server {self._at.server} once more and run again, or start with a fresh sink"
-        for index, table in enumerate(self._plan.tables):
-            marker = self.tables[index].marker(self._marker) or 0
-            if max(self._coverage[index].high_watermarks, default=0) > reached:
-                raise TerminalError(f"the stream had not passed the snapshot of {table.label} on that server", remedy)
-            if marker > reached and not table.key:
-                raise TerminalError(f"{table.label} has no usable key, and stands behind the resume point", remedy)
-        lineage = self.lineage.then(offset.server, offset.at.file, self._at.at)
+        for table, held in zip(self._plan.tables, self._coverage, strict=True):
+            if max(held.high_watermarks, default=0) > reached:
+                raise TerminalError(
+                    f"the stream had not passed the snapshot of {table.label} on that server", self._back
+                )
+        # Above the end of the last batch that was begun, which no marker is behind (see :meth:`ahead`): what comes next
+        # must not be taken for what a table has already, nor for that batch.
+        lineage = self.lineage.then(offset.server, offset.at.file, max(reached, self._said["seq"]))
         self._progress.write(offset, lineage, self.fence)
         self._at, self.lineage = offset, lineage
+
+    def _markers(self) -> list[int]:
+        return [target.marker(self._marker) or 0 for target in self.tables]
+
+    @property
+    def _back(self) -> str:
+        return f"Point the connection at server {self._at.server} once more and run again, or start with a fresh sink"
 
     def apply(self, manifest: dict[str, Any]) -> Applied:
         """Apply one batch: every table, then the resume point. A batch that was applied before changes nothing.
@@ -155,6 +193,10 @@ class Applier:
         stamps: list[Any] = []
         if self._at.at < end.at:
             end_seq = self.lineage.seq(end.at)
+            if manifest["tables"] and end_seq > self._said["seq"]:
+                # So that it is known, whatever happens, which transactions a table may hold.
+                self._said = {"seq": end_seq, "end": end.to_json()}
+                write_json(self._context.layout.batch, self._said)
             for entry in manifest["tables"]:
                 changes = read_changes(entry)
                 stamps.append(changes[TS].cast(pa.int64()).to_numpy())
@@ -183,9 +225,7 @@ class Applier:
             return
         if emptied is not None:
             # Only rows from before the TRUNCATE go: a chunk with a later high watermark was read after it.
-            hit("table.before_commit")
-            target.commit(lambda delta: target.emptied(delta, emptied), {}, self.fence)
-            hit("table.after_commit")
+            self._commit(index, lambda delta: target.emptied(delta, emptied), emptied)
         marker = target.marker(self._marker)
         if marker is not None:
             changes = after(changes, marker)
@@ -198,11 +238,7 @@ class Applier:
         if last.num_rows == 0:
             return
 
-        def decide(delta: DeltaTable) -> Actions | None:
-            standing = delta.transaction_version(self._marker)
-            return None if standing is not None and standing >= end_seq else target.upsert(delta, last, table.key)
-
-        self._commit(index, decide, end_seq)
+        self._commit(index, lambda delta: target.upsert(delta, last, table.key), end_seq)
 
     def _count(self, index: int, changes: pa.Table, end_seq: int, emptied: int | None) -> None:
         """Apply changes to a table without a key. Nothing but the markers keeps a deletion from being done twice."""
@@ -220,10 +256,15 @@ class Applier:
 
         self._commit(index, decide, end_seq)
 
-    def _commit(self, index: int, decide: Callable[[DeltaTable], Actions | None], end_seq: int) -> None:
+    def _commit(self, index: int, decide: Callable[[DeltaTable], Actions | None], reached: int) -> None:
+        """One commit, which says how far the table is then; nothing if it is so far already."""
         target = self.tables[index]
+
+        def due(delta: DeltaTable) -> Actions | None:
+            return decide(delta) if (delta.transaction_version(self._marker) or 0) < reached else None
+
         hit("table.before_commit")
-        target.commit(decide, {self._marker: end_seq}, self.fence)
+        target.commit(due, {self._marker: reached}, self.fence)
         hit("table.after_commit")
         if time.monotonic() - self._tidied[index] > _TIDY_SECONDS:
             target.tidy(_KEEP_HOURS)

@@ -13,14 +13,13 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Self
 
 from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_provider_cdc.core.progress import ChunkProgress
-from airflow_provider_cdc.core.supervision import HEARTBEAT_SECONDS, LOST_SECONDS
+from airflow_provider_cdc.core.supervision import HEARTBEAT_SECONDS, LOST_SECONDS, Pulse
 from airflow_provider_cdc.exceptions import CdcError, TransientError
 from airflow_provider_cdc.failpoints import hit
 from airflow_provider_cdc.phases.groups import Group, chunk_rows, results
@@ -32,23 +31,6 @@ from airflow_provider_cdc.store import GroupRow, Store
 _POLL_SECONDS = 0.5
 #: How a holder's own text ends in the bookkeeping: host, process, and when that started.
 _PROCESS = re.compile(r" \[(\S+) (\d+) (\d+)\]$")
-
-
-class Pulse:
-    """Whether those who hold a group are alive: their heartbeat must move, on the watcher's own clock."""
-
-    def __init__(self) -> None:
-        self._seen: tuple[int, datetime] | None = None
-        self._since = 0.0
-
-    def beats(self, row: GroupRow) -> bool:
-        """Whether the group is being read, as far as the looks so far can tell."""
-        if row.state not in ("running", "rereading") or row.heartbeat_at is None or _died_here(row.holder or ""):
-            return False
-        seen = (row.attempt, row.heartbeat_at)
-        if seen != self._seen:
-            self._seen, self._since = seen, time.monotonic()
-        return time.monotonic() - self._since <= LOST_SECONDS
 
 
 class Claim:
@@ -170,10 +152,10 @@ def claim(group: Group, store: Store, holder: str, requested_by: str) -> Claim |
     :raises NotReadyError: if the bookkeeping has no such group.
     """
     plan = group.plan
-    pulse, waited = Pulse(), 0
+    pulse, waited = Pulse(LOST_SECONDS), 0
     while True:
         row = store.group(plan.pipeline, plan.generation, group.number)
-        published, read = group.published(), pulse.beats(row)
+        published, read = group.published(), _is_read(row, pulse)
         # What somebody else has finished in the meantime is as good as the own attempt would be.
         asked = bool(requested_by) and row.finished_for == requested_by and not (waited and row.state == "done")
         if published is not None and not asked and not (read and row.state == "rereading"):
@@ -198,6 +180,13 @@ def claim(group: Group, store: Store, holder: str, requested_by: str) -> Claim |
         if attempt:
             hit("claim.after_write")
             return Claim(group, store, attempt, row, published)
+
+
+def _is_read(row: GroupRow, pulse: Pulse) -> bool:
+    """Whether a group is being read, as far as the looks so far can tell."""
+    if row.state not in ("running", "rereading") or row.heartbeat_at is None or _died_here(row.holder or ""):
+        return False
+    return pulse.see((row.attempt, row.heartbeat_at), time.monotonic()) is not False
 
 
 def _sign(holder: str) -> str:

@@ -5,26 +5,30 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from airflow_provider_cdc.connections import Connection, database_url, mysql_args, resolve, spark_settings
+from airflow_provider_cdc.core.offset import Lineage, Offset
 from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.core.progress import ChunkProgress
 from airflow_provider_cdc.core.start import SNAPSHOT, start_text
 from airflow_provider_cdc.exceptions import NotReadyError
 from airflow_provider_cdc.failpoints import hit
 from airflow_provider_cdc.mysql.planner import make_plan
-from airflow_provider_cdc.mysql.retention import open_to_end
+from airflow_provider_cdc.mysql.retention import OpenAt, open_to_end, with_beginning
 from airflow_provider_cdc.mysql.session import connect
 from airflow_provider_cdc.mysql.start import plan_from
+from airflow_provider_cdc.phases.liveness import Watcher
 from airflow_provider_cdc.pipeline import Pipeline
 from airflow_provider_cdc.sinks.layout import Layout, read_plan, write_json_once
-from airflow_provider_cdc.store import Segment, Store
+
+if TYPE_CHECKING:
+    from airflow_provider_cdc.store import Store
 
 #: Slot of the replication server id with which the start of a stream is looked for.
-_START_SLOT = 102
+PLAN_SLOT = 102
 
 
 class Reporter(Protocol):
@@ -56,6 +60,7 @@ class Context:
     :param store_url: address of the bookkeeping database; ``None`` for a SQLite file in the sink.
     :param reporter: hears about progress.
     :param spark: Spark's master and settings.
+    :param watcher: what this run has seen of the stream's heartbeat.
     """
 
     pipeline: Pipeline
@@ -63,6 +68,7 @@ class Context:
     store_url: Any = field(default=None, repr=False)
     reporter: Reporter = field(default_factory=Quiet)
     spark: tuple[str, Mapping[str, str]] = ("local[2]", {})
+    watcher: Watcher = field(default_factory=Watcher, repr=False)
 
     @classmethod
     def of(
@@ -89,6 +95,8 @@ class Context:
 
     def store(self) -> Store:
         """The bookkeeping database, created or brought up to date if needed."""
+        from airflow_provider_cdc.store import Store  # SQLAlchemy: not for those that keep no books
+
         if self.store_url is not None:
             return Store.open(self.store_url, migrate=True)
         self.layout.private.mkdir(parents=True, exist_ok=True)
@@ -120,6 +128,12 @@ class Context:
             )
         return plan
 
+    def stand(self, plan: Plan) -> tuple[Offset, Lineage]:
+        """The resume point and its lineage, by which everything is numbered now; P0 before the first batch."""
+        from airflow_provider_cdc.sinks.progress import Progress  # deltalake: not for those that only look
+
+        return Progress(self.layout.progress, plan.pipeline).stand() or (plan.p0, plan.lineage)
+
     def newest(self, plan: Plan) -> Plan:
         """The plan as it is now: itself, unless a table was planned again since it was read."""
         amended = self.layout.amendment(plan.generation, 0, 0).parent.glob("*.json")
@@ -138,14 +152,22 @@ class Context:
             )
         return plan
 
+    def opener(self, slot: int) -> OpenAt:
+        """Opens streams of the source's binlog that end where it ends.
+
+        :param slot: slot of the replication server id: that of somebody else who is reading would throw him out.
+        """
+        pipeline = self.pipeline
+        return partial(open_to_end, self.connect_args, pipeline.server_id(slot), pipeline.replica_uuid(slot))
+
     def new_plan(self, generation: int) -> Plan:
         """Plan from the source as it is now; nothing is written."""
         pipeline, settings = self.pipeline, self.pipeline.snapshot
         patterns = tuple(pipeline.source.patterns.values())
+        open_at = self.opener(PLAN_SLOT)
         with closing(connect(self.connect_args)) as connection:
             if pipeline.stream.start != SNAPSHOT:
-                replica = pipeline.server_id(_START_SLOT), pipeline.replica_uuid(_START_SLOT)
-                return plan_from(
+                plan = plan_from(
                     connection,
                     pipeline.name,
                     pipeline.captures,
@@ -153,18 +175,21 @@ class Context:
                     keeps=pipeline.keeps,
                     generation=generation,
                     start=pipeline.stream.start,
-                    open_at=partial(open_to_end, self.connect_args, *replica),
+                    open_at=open_at,
                 )
-            return make_plan(
-                connection,
-                pipeline.name,
-                pipeline.captures,
-                patterns=patterns,
-                keeps=pipeline.keeps,
-                generation=generation,
-                chunk_rows=settings.chunk_rows,
-                group_rows=settings.group_rows,
-            )
+            else:
+                plan = make_plan(
+                    connection,
+                    pipeline.name,
+                    pipeline.captures,
+                    patterns=patterns,
+                    keeps=pipeline.keeps,
+                    generation=generation,
+                    chunk_rows=settings.chunk_rows,
+                    group_rows=settings.group_rows,
+                    open_at=open_at,
+                )
+            return replace(plan, p0=with_beginning(plan.p0, open_at))
 
     def ensure_plan(self, store: Store) -> Plan:
         """The plan in the sink, made now if there is none; mirrored into the bookkeeping if that has lost it."""
@@ -235,5 +260,7 @@ def record_plan(store: Store, plan: Plan, chunk_rows: int) -> bool:
         ),
     )
     lineage = plan.lineage
+    from airflow_provider_cdc.store import Segment
+
     store.set_lineage(plan.pipeline, [Segment(lineage.server, lineage.start_file, plan.p0.at.position, lineage.base)])
     return True

@@ -6,16 +6,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from airflow_provider_cdc.core.offset import Position
+from airflow_provider_cdc.core.offset import Lineage, Offset, Position
 from airflow_provider_cdc.core.plan import Chunk, Plan, slices
 from airflow_provider_cdc.exceptions import TerminalError
 from airflow_provider_cdc.failpoints import hit
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.sinks.delta import DeltaTarget, Fence, target_of
 from airflow_provider_cdc.sinks.layout import read_json, whole_json, write_json_once
-from airflow_provider_cdc.store import ChunkResult, Store
+
+if TYPE_CHECKING:
+    from airflow_provider_cdc.store import ChunkResult, Store
 
 
 @dataclass(frozen=True)
@@ -25,11 +27,13 @@ class Coverage:
     :param chunks: chunks of the table in key order.
     :param high_watermarks: ``_cdc_seq`` of the HW of each.
     :param rows: rows that the snapshot wrote.
+    :param files: the binlog files of the high watermarks: base of the segment, name, and when the server had begun it.
     """
 
     chunks: tuple[Chunk, ...]
     high_watermarks: tuple[int, ...]
     rows: int
+    files: frozenset[tuple[int, str, int]] = frozenset()
 
 
 def generation_fence(plan: Plan, table: int) -> Fence:
@@ -67,19 +71,35 @@ def coverage(context: Context, plan: Plan, tables: Sequence[DeltaTarget]) -> lis
             won.setdefault(group, {}).setdefault(attempt, set()).add(index)
     marks: dict[int, int] = {}
     rows = [0] * len(tables)
+    files: list[set[tuple[int, str, int]]] = [set() for _ in tables]
     for group, attempts in won.items():
         for attempt, concerned in attempts.items():
             for manifest in read_manifest(context, plan, group, attempt):
                 if manifest["table"] in concerned:
                     rows[manifest["table"]] += manifest["file"]["rows"]
+                    segment = numbering(plan, manifest)
+                    files[manifest["table"]] |= {
+                        (segment.base, *known) for known in manifest.get("binlogs", {}).items()
+                    }
                     for chunk in manifest["chunks"]:
-                        marks[chunk["no"]] = plan.lineage.seq(Position.from_json(chunk["hw"]))
+                        marks[chunk["no"]] = segment.seq(Position.from_json(chunk["hw"]))
     chunks: list[list[Chunk]] = [[] for _ in tables]
     for planned in plan.chunks:
         chunks[planned.table].append(planned)
     return [
-        Coverage(tuple(mine), tuple(marks[c.no] for c in mine), count) for mine, count in zip(chunks, rows, strict=True)
+        Coverage(tuple(mine), tuple(marks[c.no] for c in mine), count, frozenset(known))
+        for mine, count, known in zip(chunks, rows, files, strict=True)
     ]
+
+
+def numbering(plan: Plan, entry: Mapping[str, Any]) -> Lineage:
+    """The segment whose server the positions of a manifest's entry are of, and which numbers them."""
+    return Lineage.from_json(entry["lineage"]) if "lineage" in entry else plan.lineage.newest
+
+
+def since_of(plan: Plan, entry: Mapping[str, Any]) -> Offset:
+    """The resume point before the file of a manifest's entry was read: what it lacks stands behind it."""
+    return Offset.from_json(entry["since"]) if "since" in entry else plan.p0
 
 
 def read_manifest(context: Context, plan: Plan, group: int, attempt: int) -> list[dict[str, Any]]:
@@ -219,12 +239,14 @@ class Group:
         """Whether the file of a manifest is what the manifest says, and that is what the plan asks for."""
         chunks, table = self.slices[manifest["slice"]], self.plan.tables[manifest["table"]]
         data = self.context.layout.table(table) / manifest["file"]["path"]
+        begin, seq = since_of(self.plan, manifest).at, numbering(self.plan, manifest).seq
         return (
             [c["no"] for c in manifest["chunks"]] == [c.no for c in chunks]
             and manifest["fingerprint"] == table.fingerprint()
             # After a DDL nothing counts that was read before it.
             and all(
-                (table.since or self.plan.p0.at) <= low <= high for low, high in map(watermarks_of, manifest["chunks"])
+                begin <= low <= high and self.plan.start_seq(manifest["table"]) <= seq(low)
+                for low, high in map(watermarks_of, manifest["chunks"])
             )
             and sum(c["rows"] for c in manifest["chunks"]) == manifest["file"]["rows"]
             and data.exists()
@@ -243,8 +265,13 @@ class Group:
             if attempts.get(entry["table"]) == attempt
         ]
         chunks = tuple(row for attempt, entry in listed for row in chunk_rows(attempt, entry))
-        low = min((Position.from_json(c["lw"]) for c in chunks), default=self.plan.p0.at)
-        high = max((Position.from_json(c["hw"]) for c in chunks), default=self.plan.p0.at)
+        marks = [
+            (numbering(self.plan, entry).seq(at), at)
+            for _, entry in listed
+            for chunk in entry["chunks"]
+            for at in watermarks_of(chunk)
+        ]
+        (_, low), (_, high) = (pick(marks, default=(0, self.plan.p0.at)) for pick in (min, max))
         return Totals(
             tuple(entry for _, entry in listed), chunks, sum(entry["file"]["rows"] for _, entry in listed), low, high
         )

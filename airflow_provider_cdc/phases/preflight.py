@@ -17,8 +17,8 @@ from airflow_provider_cdc.core.start import SNAPSHOT
 from airflow_provider_cdc.exceptions import CdcError, NotReadyError, TerminalError, TransientError
 from airflow_provider_cdc.mysql.catalog import find_tables, read_schema, why_no_key
 from airflow_provider_cdc.mysql.filters import filters, left_out
-from airflow_provider_cdc.mysql.keys import table_name
-from airflow_provider_cdc.mysql.server import binlog_status, identity, is_mariadb
+from airflow_provider_cdc.mysql.keys import table_name, text_literal
+from airflow_provider_cdc.mysql.server import DURABLE, binlog_status, identity, is_mariadb
 from airflow_provider_cdc.mysql.session import connect, pairs, rows, value, where
 from airflow_provider_cdc.mysql.throttle import replica_lag
 from airflow_provider_cdc.mysql.watermark import low_watermark
@@ -142,13 +142,18 @@ def _server(context: Context, connection: Connection[Any]) -> Iterator[Finding]:
         ("binlog_format", "ROW", f"{persist} binlog_format = 'ROW'"),
         ("binlog_row_image", "FULL", f"{persist} binlog_row_image = 'FULL', then reconnect the writers"),
         ("binlog_row_value_options", "", "SET PERSIST binlog_row_value_options = ''"),
-        ("encrypt_binlog", "OFF", "Set encrypt_binlog=OFF on the server: encrypted binlogs are not read yet"),
     )
     for name, wanted, remedy in checks:
         if found.get(name, wanted) != wanted:
             yield Finding("error", f"{name} is {found[name]!r}, {wanted!r} is needed", remedy)
     if found["log_bin"] != "ON":
         return
+    if weak := [f"{name} is {found[name]}" for name in DURABLE if found[name] != "1"]:
+        yield Finding(
+            "warning",
+            f"{' and '.join(weak)}: a server that crashes may lose commits that the copy holds already",
+            f"{persist} {', '.join(f'{name} = 1' for name in DURABLE)}; or run `airflow-cdc verify` after a crash",
+        )
     expire = int(found.get("binlog_expire_logs_seconds", "0"))
     if 0 < expire < 86_400:
         yield Finding(
@@ -366,7 +371,15 @@ def _table(
     schema: TableSchema = read_schema(connection, database, table, engine, keeps)
     # Every column: with a right on some of them the others would not even be listed.
     _granted(lambda: rows(connection, f"SELECT * FROM {table_name(schema)} LIMIT 0"), "SELECT", table_name(schema))
-    left_out = f" ({len(schema.left_out)} more are left out)" if schema.left_out else ""
+    more = sum(1 for c in schema.columns if c.name in schema.left_out and not c.hidden)
+    if generated := _generated(connection, schema):
+        yield Finding(
+            "warning",
+            f"table {schema.label}: MariaDB leaves generated columns ({', '.join(generated)}) out of the row images of "
+            "updates from 11.8 on, whatever binlog_row_image is: the first update stops the stream",
+            "Leave them out with source.exclude_columns; a table without updates can be copied with them",
+        )
+    left_out = f" ({more} more are left out)" if more else ""
     said = f"table {schema.label}: {len(schema.copied)} columns{left_out}"
     if schema.key:
         yield Finding("ok", f"{said}, key ({', '.join(schema.key)})")
@@ -377,3 +390,17 @@ def _table(
         "inside and needs a moment without a write to the table, and every delete and update searches its whole copy",
         "Add a primary key (or a NOT NULL unique key) of integers, decimals, strings, binaries or dates",
     )
+
+
+def _generated(connection: Connection[Any], table: TableSchema) -> list[str]:
+    """Generated columns that are copied, and that the server leaves out of updates."""
+    version = [int(n) for n in str(value(connection, "SELECT @@version")).split("-")[0].split(".")[:2]]
+    if not is_mariadb(connection) or version < [11, 8]:
+        return []
+    listed = rows(
+        connection,
+        "SELECT column_name FROM information_schema.columns WHERE is_generated = 'ALWAYS' "
+        f"AND table_schema = {text_literal(table.database)} AND table_name = {text_literal(table.name)} "
+        "ORDER BY ordinal_position",
+    )
+    return [str(name) for (name,) in listed if name not in table.left_out]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
 
 from airflow_provider_cdc.core.offset import Position
 from airflow_provider_cdc.core.plan import Plan
@@ -14,16 +14,18 @@ from airflow_provider_cdc.core.supervision import LOST_SECONDS
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.groups import Group
 from airflow_provider_cdc.sinks.notes import Notes
-from airflow_provider_cdc.store import GroupRow, Store, now
+
+if TYPE_CHECKING:
+    from airflow_provider_cdc.store import GroupRow, Store
 
 
 def group_progress(context: Context, store: Store, plan: Plan) -> list[tuple[GroupRow, ChunkProgress]]:
     """How far each group is, by number. The rate is that of its newest attempt."""
     counted = {row.group_no: row for row in store.group_progress(plan.pipeline, plan.generation)}
     labels = {number: plan.label(chunks) for number, chunks in plan.groups().items()}
-    found, moment = [], now()
+    found, moment = [], datetime.now(UTC)
     for group in store.groups(plan.pipeline, plan.generation):
-        count, interval = counted[group.group_no], _interval(group, moment)
+        count, interval = counted[group.group_no], _interval(group)
         notes = Notes(context.layout.notes(plan.generation, group.group_no, group.attempt))
         progress = ChunkProgress(
             f"group {labels[group.group_no]}",
@@ -47,8 +49,8 @@ def snapshot_progress(groups: Iterable[tuple[GroupRow, ChunkProgress]]) -> Chunk
 
     :param groups: what :func:`group_progress` gives.
     """
-    moment, rows = now(), list(groups)
-    timed = [(interval, p) for g, p in rows if (interval := _interval(g, moment)) is not None]
+    rows = list(groups)
+    timed = [(interval, p) for g, p in rows if (interval := _interval(g)) is not None]
     return ChunkProgress(
         "snapshot",
         sum(p.chunks_done for _, p in rows),
@@ -67,20 +69,18 @@ def _alive(group: GroupRow, moment: datetime) -> bool:
     return beat is not None and (moment - beat).total_seconds() <= LOST_SECONDS
 
 
-def _interval(group: GroupRow, moment: datetime) -> tuple[float, float] | None:
-    """When the newest attempt at a group began and ended (or ``moment``); ``None`` where that is not known."""
+def _interval(group: GroupRow) -> tuple[float, float] | None:
+    """When the newest attempt at a group began and ended, or was last alive; ``None`` where that is not known.
+
+    Both by the clock of its reader's host, which need not be the caller's.
+    """
     if group.started_at is None or group.state not in ("running", "rereading", "done"):
         return None
-    begin, end = group.started_at.timestamp(), moment.timestamp()
-    if group.state == "done":
-        if group.finished_at is None:
-            return None
-        end = group.finished_at.timestamp()
-    elif group.heartbeat_at is None:
-        return None  # it failed; nobody knows when
-    if group.heartbeat_at is not None and end - group.heartbeat_at.timestamp() > LOST_SECONDS:
-        end = group.heartbeat_at.timestamp()  # its reader died
-    return (begin, end) if end > begin else None
+    # Without a heartbeat it failed; nobody knows when.
+    ended = group.finished_at if group.state == "done" else group.heartbeat_at
+    if ended is None or ended <= group.started_at:
+        return None
+    return group.started_at.timestamp(), ended.timestamp()
 
 
 @dataclass(frozen=True)

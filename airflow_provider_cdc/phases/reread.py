@@ -22,24 +22,35 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_provider_cdc.core.changes import after, apply_changes, last_changes
 from airflow_provider_cdc.core.multiset import net
-from airflow_provider_cdc.core.offset import Offset, Position
+from airflow_provider_cdc.core.offset import Lineage, Offset, Position
 from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.core.schema import SEQ
 from airflow_provider_cdc.core.supervision import Watch
-from airflow_provider_cdc.exceptions import CdcError
+from airflow_provider_cdc.exceptions import CdcError, FencedError, TerminalError, TransientError
 from airflow_provider_cdc.failpoints import hit
 from airflow_provider_cdc.mysql.keys import keys_of
 from airflow_provider_cdc.mysql.ownership import owners
+from airflow_provider_cdc.mysql.resume import gone
+from airflow_provider_cdc.mysql.retention import OpenAt
 from airflow_provider_cdc.mysql.session import connect
 from airflow_provider_cdc.phases.apply import Applier, epoch_fence, found_rows, stream_marker
 from airflow_provider_cdc.phases.context import Context
-from airflow_provider_cdc.phases.groups import Group, coverage, generation_fence, read_manifest, write_manifest
+from airflow_provider_cdc.phases.groups import (
+    Group,
+    coverage,
+    generation_fence,
+    numbering,
+    read_manifest,
+    since_of,
+    watermarks_of,
+    write_manifest,
+)
 from airflow_provider_cdc.processes import died_here
 from airflow_provider_cdc.sinks.delta import Actions, Replacement
 from airflow_provider_cdc.sinks.files import DataFile, read_changes, write_file
 from airflow_provider_cdc.sinks.layout import read_json, write_json
 from airflow_provider_cdc.sinks.multiset import merged
-from airflow_provider_cdc.spark.stage import StreamJob
+from airflow_provider_cdc.spark.stage import StreamJob, moved
 from airflow_provider_cdc.store import Store
 
 _POLL_SECONDS = 1.0
@@ -55,30 +66,41 @@ class Staged:
     :param attempt: number of the attempt.
     :param high: highest high watermark of its chunks.
     :param since: where the stream stood before its first chunk was read, with the XA transactions open there.
+    :param lineage: the segment of the server that it was read from.
     """
 
     group: int
     attempt: int
     high: Position
     since: Offset
+    lineage: Lineage
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON value."""
+        return {
+            "group": self.group,
+            "attempt": self.attempt,
+            "high": self.high.to_json(),
+            "since": self.since.to_json(),
+            "lineage": self.lineage.to_json(),
+        }
 
 
-def stage(group: Group, attempt: int, manifests: Sequence[dict[str, Any]], since: Offset) -> Staged:
+def stage(group: Group, attempt: int, manifests: Sequence[dict[str, Any]]) -> Staged:
     """Write down that an attempt is complete: its manifest, then a small file that asks for it to be published.
 
-    :param manifests: one entry a file.
-    :param since: the resume point before the reading began.
+    :param manifests: one entry a file, all read in one segment of the lineage.
     """
-    manifests = write_manifest(group.context, group.plan, group.number, attempt, manifests)
-    marks = [Position.from_json(chunk["hw"]) for entry in manifests for chunk in entry["chunks"]]
-    high = max(marks)
-    if min(marks) < since.at:  # a file of an earlier try
-        since = group.plan.p0
-    path = group.context.layout.staged(group.plan.generation) / f"{group.number}-{attempt}.json"
-    write_json(path, {"group": group.number, "attempt": attempt, "high": high.to_json(), "since": since.to_json()})
+    plan = group.plan
+    manifests = write_manifest(group.context, plan, group.number, attempt, manifests)
+    high = max(watermarks_of(chunk)[1] for entry in manifests for chunk in entry["chunks"])
+    # Files of an earlier try lack more than those of this one.
+    since = min((since_of(plan, entry) for entry in manifests), key=lambda offset: offset.at)
+    staged = Staged(group.number, attempt, high, since, numbering(plan, manifests[0]))
+    write_json(group.context.layout.staged(plan.generation) / f"{group.number}-{attempt}.json", staged.to_json())
     hit("reread.after_stage")
     forget(group, attempt - 1)
-    return Staged(group.number, attempt, high, since)
+    return staged
 
 
 def waiting(context: Context, plan: Plan) -> list[Staged]:
@@ -88,10 +110,22 @@ def waiting(context: Context, plan: Plan) -> list[Staged]:
         value = read_json(path)
         if value is not None:  # else it has just been published
             high, since = Position.from_json(value["high"]), Offset.from_json(value["since"])
-            found = Staged(value["group"], value["attempt"], high, since)
+            found = Staged(value["group"], value["attempt"], high, since, numbering(plan, value))
             if found.group not in newest or newest[found.group].attempt < found.attempt:
                 newest[found.group] = found
     return [newest[number] for number in sorted(newest)]
+
+
+def unfit(context: Context, staged: Staged, lineage: Lineage, open_at: OpenAt) -> str | None:
+    """Why a staged attempt cannot be published any more, if it cannot.
+
+    :param lineage: that of the resume point.
+    :param open_at: opens a stream of the server's binlog.
+    """
+    if staged.lineage != lineage.newest:
+        return f"it was read at server {staged.lineage.server}, before the stream went on at another"
+    with closing(connect(context.connect_args)) as connection:
+        return gone(connection, staged.since, open_at)
 
 
 def forget(group: Group, attempt: int) -> None:
@@ -113,15 +147,14 @@ def settle(group: Group, store: Store, staged: Staged) -> bool:
     while (group.published() or 0) < staged.attempt:
         asked = any(found.group == staged.group for found in waiting(group.context, group.plan))
         if not asked and (group.published() or 0) < staged.attempt:
-            return False  # the stream went on at another server
+            raise TransientError(f"{_said(staged)}, which cannot be published", "Run again: it is read once more")
         run = store.current_stream(group.plan.pipeline)
         if run is None or run.state != "running" or died_here(run.host, run.pid, run.pid_started):
             return False
         if watch is None or watch.epoch != run.epoch:
             watch = Watch(run.epoch)
             group.context.reporter.line(
-                f"group {group.number} was read again (attempt {staged.attempt}); the stream (epoch {run.epoch}) "
-                f"publishes it when it is at {staged.high}"
+                f"{_said(staged)}; the stream (epoch {run.epoch}) publishes it when it is at {staged.high}"
             )
         if watch.see(run, time.monotonic()) is not None:
             return False
@@ -158,32 +191,49 @@ def publish_staged(context: Context, store: Store, plan: Plan, applier: Applier,
     """
     for staged in waiting(context, plan):
         group = Group(context, plan, staged.group)
-        if staged.since.server != applier.at.server:
-            forget(group, staged.attempt)
-            context.reporter.line(
-                f"group {staged.group} was read again (attempt {staged.attempt}) on server {staged.since.server}, "
-                "which the stream does not read any more: what was published stays"
-            )
+        if staged.lineage == applier.lineage.newest and applier.at.at < staged.high:
             continue
-        if applier.at.at < staged.high:
+        try:
+            with moved():
+                why = unfit(context, staged, applier.lineage, context.opener(_SLOT))
+                behind = [i for i, attempt in group.markers().items() if attempt < staged.attempt]
+                for index in behind if why is None else ():
+                    _publish_table(group, staged, index, applier, job)
+        except FencedError:
+            raise
+        except (TerminalError, FileNotFoundError, pa.ArrowInvalid) as error:  # the stream itself has lost nothing
+            why = error.message if isinstance(error, TerminalError) else str(error)
+        applier.hold(coverage(context, plan, applier.tables) or [])
+        if why is not None:
+            _drop(group, store, staged, why)
             continue
-        behind = [i for i, attempt in group.markers().items() if attempt < staged.attempt]
-        for index in behind:
-            _publish_table(group, staged, index, applier, job)
         if behind:
-            applier.hold(coverage(context, plan, applier.tables) or [])
-            context.reporter.line(
-                f"group {staged.group} was read again (attempt {staged.attempt}): published at {applier.at.at}"
-            )
+            context.reporter.line(f"{_said(staged)}: published at {applier.at.at}")
         with suppress(CdcError, SQLAlchemyError):  # during an outage the request stays, and is only recorded later
             group.adopt(store, store.group(plan.pipeline, plan.generation, staged.group).attempt)
             forget(group, staged.attempt)
+
+
+def _drop(group: Group, store: Store, staged: Staged, why: str) -> None:
+    """Give a request up: what was published stays."""
+    detail = f"{_said(staged)}, and cannot be published: {why}; what was published stays"
+    with suppress(CdcError, SQLAlchemyError):  # the line says it, too
+        store.event(group.plan.pipeline, "reread_dropped", detail)
+    forget(group, staged.attempt)
+    group.context.reporter.line(f"{detail}. Clear its task to have it read once more")
+
+
+def _said(staged: Staged) -> str:
+    return f"group {staged.group} was read again (attempt {staged.attempt})"
 
 
 def _publish_table(group: Group, staged: Staged, index: int, applier: Applier, job: StreamJob) -> None:
     plan, table, target = group.plan, group.plan.tables[index], applier.tables[index]
     listed = read_manifest(group.context, plan, group.number, staged.attempt)
     manifests = [m for m in listed if m["table"] == index]
+    for path, size in ((target.path / m["file"]["path"], m["file"]["size"]) for m in manifests):
+        if path.stat().st_size != size:
+            raise TerminalError(f"the file {path} is damaged")
     # A run that was killed before it wrote the resume point may have left the table further than that.
     at = max(applier.lineage.seq(applier.at.at), target.marker(stream_marker(plan.pipeline)) or 0)
     files = _replayed(group, staged, index, manifests, replace(applier.at, at=applier.lineage.position(at)), job)
@@ -202,17 +252,18 @@ def _replayed(
     group: Group, staged: Staged, index: int, manifests: Sequence[dict[str, Any]], end: Offset, job: StreamJob
 ) -> list[DataFile]:
     """The staged files of one table as of ``end``. Files that nothing has changed since stay as they are."""
-    plan, table = group.plan, group.plan.tables[index]
+    table = group.plan.tables[index]
     chunks = [c for c in group.chunks if c.table == index]
     numbers = {chunk.no: i for i, chunk in enumerate(chunks)}
     marks = [0] * len(chunks)
     for entry in manifests:
         for chunk in entry["chunks"]:
-            marks[numbers[chunk["no"]]] = plan.lineage.seq(Position.from_json(chunk["hw"]))
+            marks[numbers[chunk["no"]]] = job.lineage.seq(watermarks_of(chunk)[1])
     changes, emptied = _changes(group, staged, index, end, job)
     if not table.key:
         (entry,) = manifests
-        return _recounted(group, staged, index, DataFile(**entry["file"]), marks[0], changes, emptied)
+        with found_rows(table, job.lineage):
+            return _recounted(group, staged, index, DataFile(**entry["file"]), marks[0], changes, emptied)
     # First reduced to the last change of each key, then what is covered (or another group's) is dropped.
     changes = last_changes(changes, table.key)
     with closing(connect(group.context.connect_args)) as connection:
@@ -238,13 +289,12 @@ def _recounted(
     group: Group, staged: Staged, index: int, file: DataFile, mark: int, changes: pa.Table, emptied: int
 ) -> list[DataFile]:
     """The staged file of a table without a key, after the changes behind its high watermark."""
-    plan, table = group.plan, group.plan.tables[index]
+    table = group.plan.tables[index]
     change, since = net(after(changes, mark), [c.name for c in table.copied]), emptied if emptied > mark else 0
     if not change and not since:
         return [file]
     home, name = group.context.layout.table(table), f"{_home(group, index)}{staged.attempt}/replayed-"
-    with found_rows(table, plan.lineage):
-        done = merged(home, table.sink_schema, [(file.path, file.size)], change, since=since, name=name)
+    done = merged(home, table.sink_schema, [(file.path, file.size)], change, since=since, name=name)
     return done.add if done.remove else [file, *done.add]
 
 

@@ -12,10 +12,9 @@ from collections.abc import Iterable
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pymysql.connections import Connection
-from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_provider_cdc.core.offset import Offset, Position
 from airflow_provider_cdc.core.plan import CHUNKS_PER_FILE, Plan
@@ -36,7 +35,9 @@ from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.progress import group_progress, snapshot_progress
 from airflow_provider_cdc.sinks.notes import Notes
 from airflow_provider_cdc.sinks.progress import Progress
-from airflow_provider_cdc.store import Store
+
+if TYPE_CHECKING:
+    from airflow_provider_cdc.store import Store
 
 #: Seconds between two looks, and seconds of reading before an estimate is acted upon.
 LOOK_SECONDS = 60.0
@@ -230,6 +231,8 @@ class RetentionGuard:
 
     def _progress(self) -> tuple[ChunkProgress, float | None]:
         """How far the snapshot is, and seconds that it still takes at least; ``None`` while nobody can say."""
+        from sqlalchemy.exc import SQLAlchemyError  # not for ``check``, which keeps no books
+
         try:
             groups = group_progress(self._context, self._store, self._plan)
         except (CdcError, SQLAlchemyError):  # an outage of the bookkeeping: the binlogs are looked at all the same

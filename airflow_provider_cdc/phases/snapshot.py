@@ -6,15 +6,23 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from deltalake import DeltaTable
 
-from airflow_provider_cdc.core.offset import Position
+from airflow_provider_cdc.core.offset import Lineage, Offset, Position
 from airflow_provider_cdc.core.plan import Plan
-from airflow_provider_cdc.exceptions import FencedError, NotReadyError, TableAlteredError, TransientError
+from airflow_provider_cdc.exceptions import (
+    FencedError,
+    NotReadyError,
+    OtherServerError,
+    TableAlteredError,
+    TransientError,
+)
 from airflow_provider_cdc.failpoints import hit
-from airflow_provider_cdc.mysql.server import identity, same_server
+from airflow_provider_cdc.mysql.resume import gone
+from airflow_provider_cdc.mysql.retention import OpenAt, open_to_end
 from airflow_provider_cdc.mysql.session import connect, rows
 from airflow_provider_cdc.phases.amend import amend
 from airflow_provider_cdc.phases.claims import Claim, claim
@@ -26,18 +34,20 @@ from airflow_provider_cdc.phases.groups import (
     coverage,
     generation_fence,
     group_marker,
+    numbering,
     results,
+    since_of,
     targets,
     watermarks_of,
     write_manifest,
 )
-from airflow_provider_cdc.phases.reread import Staged, forget, settle, stage, waiting
+from airflow_provider_cdc.phases.reread import Staged, forget, settle, stage, unfit, waiting
+from airflow_provider_cdc.phases.restarts import note_restart
 from airflow_provider_cdc.phases.retention import RetentionGuard
 from airflow_provider_cdc.sinks.delta import Actions, DeltaTarget
 from airflow_provider_cdc.sinks.files import DataFile
 from airflow_provider_cdc.sinks.layout import write_json
 from airflow_provider_cdc.sinks.notes import Notes
-from airflow_provider_cdc.sinks.progress import Progress
 from airflow_provider_cdc.spark.snapshot_job import COPIES, Runner, SnapshotJob
 from airflow_provider_cdc.store import Store
 
@@ -140,6 +150,7 @@ def run_group(
     :raises FencedError: if a newer snapshot has taken the tables.
     :raises TableAlteredError: if a DDL has changed a table and it cannot be planned again.
     """
+    note_restart(context, store)
     if group not in plan.groups():
         raise NotReadyError(
             f"snapshot {plan.generation} of {plan.pipeline} has no chunk group {group}: it was planned anew",
@@ -243,7 +254,7 @@ def publish(
 
 def _first(work: Group, held: Claim, run: Runner) -> tuple[str, int]:
     """Read a group for the first time; how it ended, and the attempt that is published."""
-    manifests = _read(work, held, run)
+    manifests = _read(work, held, run, work.plan.p0, work.plan.lineage)
     publish(work.context, work.plan, work.number, held.attempt, manifests, work.tables)
     won = max(work.markers().values())
     return "published" if won == held.attempt else "adopted", won
@@ -251,14 +262,22 @@ def _first(work: Group, held: Claim, run: Runner) -> tuple[str, int]:
 
 def _again(work: Group, store: Store, held: Claim, run: Runner) -> tuple[str, int]:
     """Read a published group again, or go on with an earlier try of the same request."""
-    staged: Staged | None = None
-    if held.before.state == "rereading":
-        staged = next((s for s in waiting(work.context, work.plan) if s.group == work.number), None)
-        if staged is None and held.published is not None and held.published >= held.before.attempt:
-            return "replaced", held.published  # the stream has published it, after that try was killed
-    if staged is None:
-        since = Progress(work.context.layout.progress, work.plan.pipeline).read() or work.plan.p0
-        staged = stage(work, held.attempt, _read(work, held, run), since)
+    since, lineage = work.context.stand(work.plan)
+    try:
+        staged = _asked(work, held, lineage)
+        if staged is None and held.before.state == "rereading" and (held.published or 0) >= held.before.attempt:
+            return "replaced", held.published or 0  # the stream has published it, after that try was killed
+        if staged is None:
+            manifests = _read(work, held, run, since, lineage)
+            if work.context.stand(work.plan)[1].newest != lineage.newest:
+                raise TransientError(
+                    f"the stream went on at another server while group {work.number} was read", "Run again"
+                )
+            staged = stage(work, held.attempt, manifests)
+    except OtherServerError as error:
+        if since == work.plan.p0:
+            raise
+        raise TransientError(error.message, "Run again when the stream has gone on at that server") from None
     if settle(work, store, staged):
         return "replaced", staged.attempt
     work.context.reporter.line(
@@ -267,11 +286,24 @@ def _again(work: Group, store: Store, held: Claim, run: Runner) -> tuple[str, in
     return "staged", staged.attempt
 
 
-def _read(work: Group, held: Claim, run: Runner) -> list[dict[str, Any]]:
-    """Manifests of all slices of a group; those that are finished already are not read again."""
+def _asked(work: Group, held: Claim, lineage: Lineage) -> Staged | None:
+    """What an earlier try of the same request has staged, if that can still be published."""
+    if held.before.state != "rereading":
+        return None
+    found = (s for s in waiting(work.context, work.plan) if s.group == work.number)
+    open_at = _opener(work.context, work.number, held.attempt)
+    return next((s for s in found if unfit(work.context, s, lineage, open_at) is None), None)
+
+
+def _read(work: Group, held: Claim, run: Runner, since: Offset, lineage: Lineage) -> list[dict[str, Any]]:
+    """Manifests of all slices of a group; those that are finished already are not read again.
+
+    :param since: the resume point, and ``lineage``: by which its server's transactions are numbered.
+    """
     context, plan = work.context, work.plan
     wanted = range(len(work.slices))
-    finished = _replayable(context, plan, work.finished(held.above))
+    open_at = _opener(context, work.number, held.attempt)
+    finished = _replayable(context, plan, lineage, work.finished(held.above), open_at)
     held.begin(finished.values())
     missing = [no for no in wanted if no not in finished]
     write_json(context.layout.share(plan.generation, work.number), plan.share(work.number).to_json())
@@ -286,6 +318,8 @@ def _read(work: Group, held: Claim, run: Runner) -> list[dict[str, Any]]:
         missing=tuple(missing),
         limits=context.pipeline.snapshot.limits,
         zero_dates=context.pipeline.source.zero_dates,
+        lineage=lineage.newest,
+        since=since,
     )
     held.look()
     notes = Notes(context.layout.notes(plan.generation, work.number, held.attempt))
@@ -314,12 +348,21 @@ def _replicas(context: Context, group: int, attempt: int, missing: int) -> tuple
     return tuple(found)
 
 
-def _replayable(context: Context, plan: Plan, finished: Finished) -> Finished:
-    """The slices whose high watermarks the server still has: the stream has to go on from there."""
+def _opener(context: Context, group: int, attempt: int) -> OpenAt:
+    """Opens the binlog before the workers of an attempt do, as one of them."""
+    return partial(open_to_end, context.connect_args, *_replicas(context, group, attempt, 1)[0][0])
+
+
+def _replayable(context: Context, plan: Plan, lineage: Lineage, finished: Finished, open_at: OpenAt) -> Finished:
+    """The slices that were read where the stream is now, and whose binlog the server still has: from where it has to be
+    replayed onto them up to their high watermarks, from which the stream has to go on.
+    """
+    finished = {no: found for no, found in finished.items() if numbering(plan, found[1]) == lineage.newest}
     if not finished:
         return {}
     with closing(connect(context.connect_args)) as connection:
-        same_server(identity(connection), plan.p0.server)
+        since = {found[0]: since_of(plan, found[1]) for found in finished.values()}
+        lost = {attempt for attempt, at in since.items() if gone(connection, at, open_at)}
         logs = {str(row[0]): int(row[1] or 0) for row in rows(connection, "SHOW BINARY LOGS")}
 
     def has(at: Position) -> bool:
@@ -328,7 +371,7 @@ def _replayable(context: Context, plan: Plan, finished: Finished) -> Finished:
     return {
         no: (attempt, manifest)
         for no, (attempt, manifest) in finished.items()
-        if all(has(watermarks_of(chunk)[1]) for chunk in manifest["chunks"])
+        if attempt not in lost and all(has(watermarks_of(chunk)[1]) for chunk in manifest["chunks"])
     }
 
 

@@ -9,7 +9,6 @@ from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.lag import changes_per_second, lag_of
 from airflow_provider_cdc.phases.progress import group_progress, snapshot_progress
 from airflow_provider_cdc.phases.snapshot import adopt_published, targets
-from airflow_provider_cdc.phases.stream import alive
 from airflow_provider_cdc.processes import tail
 from airflow_provider_cdc.sinks.progress import Progress
 from airflow_provider_cdc.store import StreamRow
@@ -44,10 +43,9 @@ def status(context: Context) -> dict[str, Any]:
         groups = group_progress(context, store, plan)
         whole = snapshot_progress(groups)
         offset = Progress(context.layout.progress, plan.pipeline).read()
-        stream = store.current_stream(plan.pipeline)
+        stream, going = context.watcher.watch(store, plan.pipeline)
         totals = store.batch_totals(plan.pipeline)
         recent = store.recent_batches(plan.pipeline, 1000)
-        going = alive(stream)
         standing = "stopped" if stream else "snapshot_complete"
         phase = "streaming" if going else standing if complete else "snapshot"
         return {

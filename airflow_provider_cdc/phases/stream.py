@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from functools import partial
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -21,23 +17,32 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_provider_cdc.core.offset import Offset, Position
 from airflow_provider_cdc.core.plan import Plan
-from airflow_provider_cdc.core.supervision import HEARTBEAT_SECONDS, LOST_SECONDS
-from airflow_provider_cdc.exceptions import CdcError, NotReadyError, PurgedError, TerminalError, TransientError
+from airflow_provider_cdc.exceptions import (
+    CdcError,
+    NotReadyError,
+    OtherHistoryError,
+    PurgedError,
+    TerminalError,
+    TransientError,
+    kind_of,
+)
 from airflow_provider_cdc.mysql.catalog import definition
 from airflow_provider_cdc.mysql.failover import take_over
 from airflow_provider_cdc.mysql.filters import filters, left_out
-from airflow_provider_cdc.mysql.resume import check_resume
-from airflow_provider_cdc.mysql.retention import open_to_end
+from airflow_provider_cdc.mysql.resume import resume
+from airflow_provider_cdc.mysql.retention import with_beginning
 from airflow_provider_cdc.mysql.server import identity, status
 from airflow_provider_cdc.mysql.session import connect
 from airflow_provider_cdc.phases.apply import Applied, Applier, epoch_fence, highest_epoch
 from airflow_provider_cdc.phases.context import Context
+from airflow_provider_cdc.phases.groups import Coverage
+from airflow_provider_cdc.phases.liveness import Heart, whoami
 from airflow_provider_cdc.phases.reread import publish_staged
+from airflow_provider_cdc.phases.restarts import note_restart
 from airflow_provider_cdc.phases.snapshot import adopt_published, coverage, targets
-from airflow_provider_cdc.processes import died_here, start_time
 from airflow_provider_cdc.sinks.progress import Progress
 from airflow_provider_cdc.spark.stage import StreamJob, together
-from airflow_provider_cdc.store import Segment, Store, StreamRow
+from airflow_provider_cdc.store import Segment, Store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -130,25 +135,37 @@ def begin(context: Context, store: Store, *, catch_up: bool, log: str | None = N
             "Run `airflow-cdc snapshot` (or `airflow-cdc run`) first",
         )
     adopt_published(context, store, plan)
+    note_restart(context, store)
     progress = Progress(context.layout.progress, pipeline.name)
     progress.create()
     guarded = [*tables, progress.target]
     highest = highest_epoch(pipeline.name, guarded)
     details: dict[str, str | None] = {"mode": "catch_up" if catch_up else "continuous", "log": log, "ui": ui}
-    number = store.new_epoch(pipeline.name, highest, *_whoami(), refuse=refuse, details=details)
+    context.watcher.refuse(store, pipeline.name)
+    number = store.new_epoch(pipeline.name, highest, *whoami(), refuse=context.watcher.confirm, details=details)
+    stop = threading.Event()
     try:
-        for target in guarded:
-            target.raise_fence(epoch_fence(pipeline.name, number))
-        held = coverage(context, plan, tables) or held  # up to the fence a group may have been read again
-        applier = Applier(context, plan, tables, held, progress, number)
-        with closing(connect(context.connect_args)) as connection:
-            if progress.read() is not None and identity(connection) != applier.at.server:
-                _fail_over(context, store, applier, connection)
-            _check_resume(context, connection, applier.at)
-            marks = [seq for table in held for seq in table.high_watermarks]
-            end = applier.lineage.position(max([applier.lineage.seq(status(connection)), *marks]))
+        # A failover reads binlog for as long as it takes.
+        with Heart(store, pipeline.name, number, details, stop, lambda: False):
+            for target in guarded:
+                target.raise_fence(epoch_fence(pipeline.name, number))
+            held = coverage(context, plan, tables) or held  # up to the fence a group may have been read again
+            applier = Applier(context, plan, tables, held, progress, number)
+            with closing(connect(context.connect_args)) as connection:
+                if progress.read() is not None and identity(connection) != applier.at.server:
+                    _fail_over(context, store, applier, connection)
+                applier.go_on(_resume(context, connection, applier.at))
+                marks = [seq for table in held for seq in table.high_watermarks]
+                if applier.lineage.seq(applier.at.at) < max(marks, default=0):
+                    _same_files(context, applier, held)
+                now = status(connection)
+                end = applier.lineage.position(max([applier.lineage.seq(now), *marks]))
+                if now < end:
+                    raise OtherHistoryError(
+                        f"the binlog of the server ends at {now}, and the snapshot read up to {end}"
+                    )
     except CdcError as error:
-        store.end_stream(pipeline.name, number, "failed", str(error), type(error).__name__)
+        store.end_stream(pipeline.name, number, "failed", str(error), kind_of(error))
         raise
     for kind in ("checkpoint", "staging"):
         # Epochs before this one are fenced: nothing of theirs is needed any more.
@@ -166,12 +183,20 @@ def begin(context: Context, store: Store, *, catch_up: bool, log: str | None = N
         max_batch_rows=pipeline.stream.max_batch_rows,
         zero_dates=pipeline.source.zero_dates,
     )
-    return Epoch(context, store, plan, number, job, applier.at, applier, end if catch_up else None, details)
+    return Epoch(context, store, plan, number, job, applier.at, applier, end if catch_up else None, details, stop)
 
 
-def _check_resume(context: Context, connection: Connection[Any], at: Offset) -> None:
+def _same_files(context: Context, applier: Applier, held: Sequence[Coverage]) -> None:
+    """The changes that chunks hold are told by positions: so those must be of the binlog that the server has today."""
+    at = applier.at
+    for base, file, began in sorted({known for table in held for known in table.files}):
+        if base == applier.lineage.base and began and at.at.file != file and at.at < Position(file, 0):
+            with_beginning(Offset(at.server, Position(file, 0), "", began=began), context.opener(0))
+
+
+def _resume(context: Context, connection: Connection[Any], at: Offset) -> Offset:
     try:
-        check_resume(connection, at)
+        return resume(connection, at, context.opener(0))
     except PurgedError as error:
         way = "" if context.pipeline.stream.on_purged == "reread" else "set stream.on_purged to reread and "
         raise PurgedError(
@@ -184,8 +209,11 @@ def _check_resume(context: Context, connection: Connection[Any], at: Offset) -> 
 def _fail_over(context: Context, store: Store, applier: Applier, connection: Connection[Any]) -> None:
     """Go on at the server that the connection reaches now."""
     pipeline, before = context.pipeline, applier.at
-    replica = pipeline.server_id(0), pipeline.replica_uuid(0)
-    after = take_over(connection, partial(open_to_end, context.connect_args, *replica), before)
+    open_at = context.opener(0)
+    after = take_over(connection, open_at, before)
+    if (further := applier.ahead()) is not None:
+        # What a table holds beyond the resume point comes once more, if the new server has it; else it would stay.
+        take_over(connection, open_at, replace(further, xa=()))
     channels = filters(connection)
     for table in context.need_plan().tables:
         if missing := {name for channel in channels if (name := left_out(channel, *table.id))}:
@@ -210,29 +238,6 @@ def _fail_over(context: Context, store: Store, applier: Applier, connection: Con
     context.reporter.line(
         f"going on at server {applier.at.server}, {applier.at.at} (before: {before.server}, {before.at})"
     )
-
-
-def _whoami() -> tuple[str, int, float]:
-    return socket.gethostname(), os.getpid(), start_time(os.getpid())
-
-
-def alive(run: StreamRow | None) -> bool:
-    """Whether a run of the stream is going on, as far as one look can tell."""
-    if run is None or run.state != "running" or died_here(run.host, run.pid, run.pid_started):
-        return False  # if it died on this host there is no need to wait for its heartbeat to grow old
-    return (datetime.now(UTC) - run.heartbeat_at).total_seconds() < LOST_SECONDS
-
-
-def refuse(run: StreamRow | None) -> None:
-    """Refuse to start beside a run that is alive.
-
-    :raises NotReadyError: naming it.
-    """
-    if run is not None and alive(run):
-        raise NotReadyError(
-            f"a stream of {run.pipeline} is running (epoch {run.epoch}, process {run.pid} on {run.host})",
-            f"Stop it with `airflow-cdc stop`, or wait {LOST_SECONDS:g} s if it was lost",
-        )
 
 
 def run_in_process(epoch: Epoch) -> None:
@@ -312,17 +317,14 @@ class _Life:
     """Keeps an epoch's heartbeat going, obeys a request to stop, and writes down how it ended."""
 
     def __init__(self, epoch: Epoch) -> None:
-        self._epoch = epoch
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
-        self._batches = 0
+        self._epoch, self._batches = epoch, 0
+        self._heart = Heart(epoch.store, epoch.plan.pipeline, epoch.number, epoch.details, epoch.stop, self._has_moved)
 
     def __enter__(self) -> None:
-        self._thread.start()
+        self._heart.__enter__()
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._over.set()
-        self._thread.join()
+        self._heart.__exit__()
         epoch = self._epoch
         if error is None and epoch.batches:
             epoch.applier.tidy()
@@ -332,19 +334,11 @@ class _Life:
                 epoch.number,
                 "failed" if error else "caught_up" if epoch.reached else "stopped",
                 str(error) if error else None,
-                type(error).__name__ if error else None,
+                kind_of(error) if isinstance(error, CdcError) else type(error).__name__ if error else None,
             )
 
-    def _beat(self) -> None:
+    def _has_moved(self) -> bool:
+        """A batch that takes long shows as progress that stands still; waiting for changes does not."""
         epoch = self._epoch
-        while True:
-            with suppress(CdcError, SQLAlchemyError):  # an outage does not stop the stream; the next beat tries again
-                # A batch that takes long shows as progress that stands still; waiting for changes does not.
-                moved, self._batches = epoch.batches > self._batches or epoch.idle(), epoch.batches
-                desired = epoch.store.heartbeat(epoch.plan.pipeline, epoch.number, moved)
-                if desired == "stop":
-                    epoch.stop.set()
-                elif desired is None:  # the bookkeeping was lost and made anew
-                    epoch.store.restore_epoch(epoch.plan.pipeline, epoch.number, *_whoami(), epoch.details)
-            if self._over.wait(HEARTBEAT_SECONDS):
-                return
+        moved, self._batches = epoch.batches > self._batches or epoch.idle(), epoch.batches
+        return moved

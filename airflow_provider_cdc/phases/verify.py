@@ -12,6 +12,7 @@ import struct
 import time
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,18 +33,19 @@ from airflow_provider_cdc.mysql.binlog.stream import BinlogStream
 from airflow_provider_cdc.mysql.catalog import definition
 from airflow_provider_cdc.mysql.charsets import decoders
 from airflow_provider_cdc.mysql.chunk import ChunkRead
+from airflow_provider_cdc.mysql.lookback import look_back
 from airflow_provider_cdc.mysql.ownership import uncovered
 from airflow_provider_cdc.mysql.planner import plan_table
+from airflow_provider_cdc.mysql.resume import resume
 from airflow_provider_cdc.mysql.session import connect
 from airflow_provider_cdc.mysql.watermark import low_watermark, watermarks
 from airflow_provider_cdc.mysql.whole import pieces
 from airflow_provider_cdc.mysql.xa import read_prepared
 from airflow_provider_cdc.phases.apply import stream_marker
 from airflow_provider_cdc.phases.context import Context
-from airflow_provider_cdc.phases.groups import group_marker, read_manifest, watermarks_of
+from airflow_provider_cdc.phases.groups import group_marker, numbering, read_manifest, watermarks_of
 from airflow_provider_cdc.phases.snapshot import coverage, targets
 from airflow_provider_cdc.sinks.delta import DeltaTarget
-from airflow_provider_cdc.sinks.progress import Progress
 
 #: Slots of replication server ids above those of the snapshot's workers.
 _SLOT = 100
@@ -118,7 +120,7 @@ def verify(context: Context) -> list[Verdict]:
 def _verify_table(context: Context, plan: Plan, index: int, target: DeltaTarget) -> Verdict:
     table = plan.tables[index]
     # The resume point first, the version after it: no change at or before E can be missing from the version.
-    progress, lineage = Progress(context.layout.progress, plan.pipeline).stand() or (plan.p0, plan.lineage)
+    progress, lineage = context.stand(plan)
     if progress.held:  # the copy is not that of any one place yet
         raise TransientError(
             f"the stream went on at server {progress.server} and has not passed all yet that it had applied before",
@@ -143,15 +145,17 @@ def _verify_table(context: Context, plan: Plan, index: int, target: DeltaTarget)
             server=lineage.server,
         )
 
+    before = partial(look_back, context.connect_args, lineage.server, {table.id: table})
     with (
         closing(connect(context.connect_args)) as connection,
-        closing(Backlog(open_at, table, lineage, decoders(lambda: nullcontext(connection), [table]))) as log,
+        closing(Backlog(open_at, table, lineage, before, decoders(lambda: nullcontext(connection), [table]))) as log,
     ):
         if definition(connection, table) != table.fingerprint():
             raise TerminalError(
                 f"the definition of {table.label} changed since the snapshot",
                 "Start with a fresh sink.path (or remove the old one) and run again",
             )
+        progress = resume(connection, progress, context.opener(_SLOT))
         p0 = low_watermark(connection, lineage.server).at
         chunks = plan_table(connection, index, table, pipeline.snapshot.chunk_rows)
         reads: list[ChunkRead] = []
@@ -173,8 +177,8 @@ def _verify_table(context: Context, plan: Plan, index: int, target: DeltaTarget)
         source = pa.concat_tables([r.rows for r in reads]) if reads else table.sink_schema.empty_table()
         log.close()  # XA transactions are read again with the same replication server id
         common = max([p0, lineage.position(standing), *(r.high for r in reads)])
-        prepared = read_prepared(progress.xa, open_at, {table.id: table})
         low = min(p0, lineage.position(standing))
+        prepared = read_prepared(progress.xa, open_at, {table.id: table}) if low == progress.at else {}
         tail = log.window(low, common, prepared)
         changes = tail.changes
         source, sink = (side.filter(pc.greater_equal(side[SEQ], tail.emptied)) for side in (source, sink))
@@ -194,7 +198,7 @@ def _covered(context: Context, plan: Plan, index: int, delta: DeltaTable) -> int
     for group in plan.groups_of(index):
         for entry in read_manifest(context, plan, group, delta.transaction_version(group_marker(plan, group)) or 0):
             if entry["table"] == index:
-                marks += [plan.lineage.seq(watermarks_of(chunk)[1]) for chunk in entry["chunks"]]
+                marks += [numbering(plan, entry).seq(watermarks_of(chunk)[1]) for chunk in entry["chunks"]]
     return max(marks)
 
 

@@ -79,7 +79,7 @@ class CdcSnapshotSensor(BaseSensorOperator):
         if held is None:
             return plan, None
         marks = [seq for table in held for seq in table.high_watermarks]
-        high = plan.lineage.position(max([plan.p0_seq, *marks]))
+        high = work.stand(plan)[1].position(max([plan.p0_seq, *marks]))
         return plan, {
             "generation": plan.generation,
             "groups": len(plan.groups()),

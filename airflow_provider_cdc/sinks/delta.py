@@ -27,7 +27,7 @@ from deltalake.transaction import AddAction
 from airflow_provider_cdc.core.changes import upserts
 from airflow_provider_cdc.core.schema import SEQ, TableSchema
 from airflow_provider_cdc.exceptions import FencedError, TerminalError, TransientError
-from airflow_provider_cdc.sinks.files import DataFile, write_file
+from airflow_provider_cdc.sinks.files import DataFile, files_of, write_file
 
 #: A live file below this size is rewritten together with new rows, so that small files do not pile up; new rows never
 #: join a file above the other size, so that no file grows without end.
@@ -234,7 +234,7 @@ class DeltaTarget:
         :param key: names of the key columns.
         """
         actions, stat = Actions(), self._stat
-        live = pa.table(table.get_add_actions(flatten=True)).to_pylist()
+        live = files_of(table)
         span = pc.min_max(changes[stat]).as_py() if stat else None
         current = np.ones(changes.num_rows, dtype=bool)
         rewritten: list[tuple[dict[str, Any], Any]] = []
@@ -272,7 +272,7 @@ class DeltaTarget:
         :param table: the table as it stands.
         """
         actions = Actions()
-        for file in pa.table(table.get_add_actions(flatten=True)).to_pylist():
+        for file in files_of(table):
             old = pc.less(self._read(file["path"], [SEQ])[SEQ], seq)
             if not pc.any(old).as_py():
                 continue
@@ -295,7 +295,7 @@ class DeltaTarget:
         :param key: names of the key columns.
         """
         actions, stat = Actions(add=[file for file in fresh if file.rows]), self._stat
-        for file in pa.table(table.get_add_actions(flatten=True)).to_pylist():
+        for file in files_of(table):
             path = str(file["path"])
             if path.startswith(replacement.home):
                 actions.remove.append(path)
@@ -318,7 +318,7 @@ class DeltaTarget:
         table = self.load()
         if version is not None:
             table = DeltaTable(self.path.as_uri(), version=version)
-        found = [self._read(f["path"]) for f in pa.table(table.get_add_actions(flatten=True)).to_pylist()]
+        found = [self._read(f["path"]) for f in files_of(table)]
         return pa.concat_tables(found) if found else self.schema.empty_table()
 
     def tidy(self, retention_hours: int) -> None:

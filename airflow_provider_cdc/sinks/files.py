@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from deltalake import DeltaTable
 
 #: Bytes in memory of a row group that is put together from small tables.
 _ROW_GROUP_BYTES = 32 << 20
@@ -116,3 +117,9 @@ def _row_groups(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
 def read_changes(entry: Mapping[str, Any]) -> pa.Table:
     """Changes of one table in a manifest, in binlog order."""
     return pa.concat_tables([pq.ParquetFile(path).read() for path in entry["paths"]])
+
+
+def files_of(table: DeltaTable) -> list[dict[str, Any]]:
+    """The files of a Delta table as it stands, with their statistics."""
+    # Not pa.table(): it loads pandas, which takes longer than all the rest of a look at a pipeline.
+    return pa.RecordBatchReader.from_stream(table.get_add_actions(flatten=True)).read_all().to_pylist()  # type: ignore[no-any-return]

@@ -42,6 +42,8 @@ class Layout:
         self.private = self.root / "_cdc" / pipeline
         self.progress = self.root / "_cdc_progress" / pipeline
         self.plan = self.private / "plan.json"
+        #: Where the batch ends that is being applied, or was the last one; written before its first commit.
+        self.batch = self.private / "batch.json"
         self.bookkeeping = self.private / "bookkeeping.db"
 
     def next_plan(self, generation: int) -> Path:

@@ -22,7 +22,7 @@ from deltalake import DeltaTable
 from airflow_provider_cdc.core.multiset import Net, first, images, numbers
 from airflow_provider_cdc.core.schema import META_COLUMNS, SEQ
 from airflow_provider_cdc.sinks.delta import LARGE_FILE, SMALL_FILE, Actions
-from airflow_provider_cdc.sinks.files import DataFile, write_file
+from airflow_provider_cdc.sinks.files import DataFile, files_of, write_file
 
 #: For each file the rows that it loses: number of a row group -> indices in it.
 _Lost = dict[str, dict[int, Any]]
@@ -42,7 +42,7 @@ class MissingRowsError(Exception):
 
 def live_files(table: DeltaTable) -> list[tuple[str, int]]:
     """Path and size of each file of a Delta table as it stands."""
-    return [(str(f["path"]), int(f["size_bytes"])) for f in pa.table(table.get_add_actions(flatten=True)).to_pylist()]
+    return [(str(f["path"]), int(f["size_bytes"])) for f in files_of(table)]
 
 
 def merged(

@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 
 from airflow_provider_cdc.core.offset import Lineage, Offset
 from airflow_provider_cdc.sinks.delta import Actions, DeltaTarget, Fence
-from airflow_provider_cdc.sinks.files import write_file
+from airflow_provider_cdc.sinks.files import files_of, write_file
 
 _SCHEMA = pa.schema(
     [
@@ -60,7 +60,11 @@ class Progress:
 
     def stand(self) -> tuple[Offset, Lineage] | None:
         """The resume point and the lineage of its server, ``None`` before the first batch."""
-        if not self.target.exists() or not (rows := self.target.to_arrow().to_pylist()):
+        if not self.target.exists():
+            return None
+        # Not the time of the commit: it loads pandas.
+        rows = self.target.to_arrow().select(["offset", "lineage"]).to_pylist()
+        if not rows:
             return None
         lineage: Lineage | None = None
         for segment in json.loads(rows[0]["lineage"]):
@@ -83,7 +87,7 @@ class Progress:
         }
 
         def decide(table: DeltaTable) -> Actions:
-            live = [str(f["path"]) for f in pa.table(table.get_add_actions(flatten=True)).to_pylist()]
+            live = [str(f["path"]) for f in files_of(table)]
             rows = pa.Table.from_pylist([row], schema=_SCHEMA)
             file = write_file(self._path, f"part-{uuid.uuid4().hex}.parquet", _SCHEMA, [rows], None)
             return Actions(add=[file], remove=live)

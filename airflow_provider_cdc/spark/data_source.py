@@ -36,6 +36,7 @@ _DEFAULTS = {
     "max_bytes_per_partition": str(64 << 20),
     "before_images": "false",
     "zero_dates": "error",
+    "exclude_columns": "",
     "server_id": "",
 }
 _LARGEST = (1 << 31) - 1
@@ -45,7 +46,7 @@ _LOOKING, _TASKS = 2, 2
 _WORDS = (
     (re.compile(r"a fresh sink\.path(?: \(or remove the old one\))?"), "a new checkpoint and another `start`"),
     (re.compile(r"\b(?:this|the) pipeline\b"), "this reader"),
-    (re.compile(r"source\.zero_dates"), "the option zero_dates"),
+    (re.compile(r"source\.(zero_dates|exclude_columns)"), r"the option \1"),
 )
 
 
@@ -78,6 +79,7 @@ class Options:
     :param end: where a range ends.
     :param batch_bytes: about how many bytes of binlog make one batch of a stream.
     :param partition_bytes: about how many bytes of binlog one task reads.
+    :param exclude: columns that are not wanted.
     """
 
     login: Login
@@ -88,6 +90,7 @@ class Options:
     partition_bytes: int
     before_images: bool
     zero_dates: str
+    exclude: tuple[str, ...]
     server_id: int | None
 
     @classmethod
@@ -117,6 +120,7 @@ class Options:
             min(batch, _number(found, "max_bytes_per_partition", 1, _LARGEST)),
             _choice(found, "before_images", ("true", "false")) == "true",
             _choice(found, "zero_dates", ("error", "null")),
+            tuple(name for part in found["exclude_columns"].split(",") if (name := part.strip())),
             server_id,
         )
 
@@ -126,6 +130,7 @@ class Options:
             self.login,
             *self.table,
             self.zero_dates,
+            self.exclude,
             piece_bytes=self.partition_bytes,
             before_images=self.before_images,
             server_id=self.server_id,

@@ -16,13 +16,14 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pymysql.connections import Connection
 
 from airflow_provider_cdc.core.limits import Limits
-from airflow_provider_cdc.core.offset import Position
+from airflow_provider_cdc.core.offset import Lineage, Offset, Position
 from airflow_provider_cdc.core.plan import Chunk, Plan, slices
 from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.exceptions import CdcError, pack
@@ -30,6 +31,7 @@ from airflow_provider_cdc.failpoints import hit
 from airflow_provider_cdc.mysql.binlog.stream import BinlogStream
 from airflow_provider_cdc.mysql.catalog import same_definition
 from airflow_provider_cdc.mysql.charsets import decoders
+from airflow_provider_cdc.mysql.retention import with_beginning
 from airflow_provider_cdc.mysql.session import connect
 from airflow_provider_cdc.mysql.throttle import Throttle
 from airflow_provider_cdc.mysql.watermark import watermarks
@@ -67,6 +69,8 @@ class SnapshotJob:
     :param missing: numbers of the slices to read.
     :param limits: what all workers together may ask of the server.
     :param zero_dates: ``source.zero_dates``.
+    :param lineage: numbers the transactions of the server that is read: the newest segment, by itself.
+    :param since: the resume point before the reading began: what the files lack stands behind it.
     """
 
     connect_args: dict[str, Any]
@@ -79,6 +83,8 @@ class SnapshotJob:
     missing: tuple[int, ...]
     limits: Limits
     zero_dates: str
+    lineage: Lineage
+    since: Offset
 
     def read(self, worker: int, copy: int = 0) -> Iterator[dict[str, Any]]:
         """Read a worker's share of the slices, one after the other. Those that another copy has finished are not read.
@@ -89,6 +95,7 @@ class SnapshotJob:
         """
         # Compiled, and so 100 MB of memory, which the driver does not need.
         from airflow_provider_cdc.mysql.backlog import Backlog
+        from airflow_provider_cdc.mysql.lookback import look_back
         from airflow_provider_cdc.mysql.whole import pieces
 
         layout = Layout(self.root, self.pipeline)
@@ -103,13 +110,23 @@ class SnapshotJob:
                 replica_uuid=replica_uuid,
                 file=at.file,
                 position=at.position,
-                server=plan.p0.server,
+                server=self.lineage.server,
             )
 
         connection = connect(self.connect_args)
         notes = Notes(layout.notes(plan.generation, self.group, self.attempt))
         throttle = Throttle(connection, self.limits.share(len(self.replicas)), lambda why: notes.pause(worker, why))
-        marks, backlog = watermarks(connection, plan.p0.server), None
+        marks = watermarks(connection, self.lineage.server)
+        backlog: Backlog | None = None
+        begun: dict[str, int] = {}
+
+        def when_begun(file: str) -> int:
+            if file not in begun:
+                if backlog is not None:
+                    backlog.close()  # there is one replication server id for both
+                begun[file] = with_beginning(Offset(self.lineage.server, Position(file, 0), ""), open_at).began
+            return begun[file]
+
         try:
             for no in self.missing[worker :: len(self.replicas)]:
                 table = plan.tables[wanted[no][0].table]
@@ -119,14 +136,15 @@ class SnapshotJob:
                         if backlog is not None:
                             backlog.close()  # there is one replication server id for all of them
                         texts = decoders(lambda: nullcontext(connection), [table])
-                        backlog = Backlog(open_at, table, plan.lineage, texts)
+                        before = partial(look_back, self.connect_args, self.lineage.server, {table.id: table})
+                        backlog = Backlog(open_at, table, self.lineage, before, texts)
 
                     def read(
                         chunk: Chunk, table: TableSchema = table, backlog: Backlog = backlog
                     ) -> Generator[ChunkRead, None, None]:
                         throttle.wait(notes.check)
                         began = time.monotonic()
-                        for piece in pieces(connection, backlog, table, chunk, plan.lineage, marks):
+                        for piece in pieces(connection, backlog, table, chunk, self.lineage, marks):
                             throttle.used(began, piece.rows.num_rows, piece.rows.nbytes)
                             yield piece
                             del piece
@@ -134,7 +152,7 @@ class SnapshotJob:
                                 throttle.pace(notes.check)
                             began = time.monotonic()
 
-                    found = self._write(connection, table, no, wanted[no], read)
+                    found = self._write(connection, table, no, wanted[no], read, when_begun)
                 yield found
         finally:
             if backlog is not None:
@@ -152,6 +170,7 @@ class SnapshotJob:
         no: int,
         chunks: Sequence[Chunk],
         read: Callable[[Chunk], Generator[ChunkRead, None, None]],
+        when_begun: Callable[[str], int],
     ) -> dict[str, Any]:
         """Write chunks as they are read, so that few are held (:func:`write_file` says how many); then the manifest."""
         home, sidecar = Layout(self.root, self.pipeline).table(table), self._sidecar(table, no)
@@ -189,6 +208,7 @@ class SnapshotJob:
             )
             hit("file.after_write")
             same_definition(connection, table, Position.from_json(done[-1]["hw"]))
+            binlogs = {file: when_begun(file) for file in {entry["hw"][0] for entry in done}}
         except BaseException:
             path.unlink(missing_ok=True)
             raise
@@ -196,10 +216,13 @@ class SnapshotJob:
             "slice": no,
             "table": chunks[0].table,
             "fingerprint": table.fingerprint(),
+            "lineage": self.lineage.to_json(),
+            "since": self.since.to_json(),
             "file": file.to_json(),
             "began": round(started, 3),
             "ended": round(time.time(), 3),
             "chunks": done,
+            "binlogs": binlogs,
         }
         if not write_json_once(sidecar, manifest):  # another copy was faster: its file is the slice
             path.unlink(missing_ok=True)

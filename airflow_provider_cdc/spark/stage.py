@@ -12,16 +12,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from airflow_provider_cdc.core.detours import Detours
 from airflow_provider_cdc.core.gtid import kind_of
 from airflow_provider_cdc.core.offset import Lineage, Offset, Position
 from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.core.schema import SEQ, TableSchema
-from airflow_provider_cdc.exceptions import OtherServerError, TerminalError, TransientError
+from airflow_provider_cdc.exceptions import OtherServerError, PurgedError, TerminalError, TransientError
 from airflow_provider_cdc.failpoints import hit
 from airflow_provider_cdc.mysql.binlog.stream import BinlogStream
 from airflow_provider_cdc.mysql.charsets import decoders
 from airflow_provider_cdc.mysql.session import connect
-from airflow_provider_cdc.mysql.xa import parse_entry, read_prepared
+from airflow_provider_cdc.mysql.xa import Prepared, parse_entry, read_prepared
 from airflow_provider_cdc.sinks.layout import Layout, read_plan
 
 if TYPE_CHECKING:
@@ -87,9 +88,9 @@ class StreamJob:
     def pieces(self, scanner: Scanner, start: Offset) -> list[Offset]:
         """Ends of the pieces in which the next batch is read; none if nothing is new.
 
-        :raises TransientError: if the connection reaches another server now.
+        :raises TransientError: if the connection reaches another server now, or the file was purged.
         """
-        with _moved():
+        with moved():
             return scanner.pieces(start, self.max_batch_bytes, self.max_batch_rows, len(self.readers), self.piece_bytes)
 
     def stage(self, start: Offset, end: Offset, attempt: str, reader: int = 0) -> dict[str, Any]:
@@ -101,14 +102,16 @@ class StreamJob:
         :param reader: which of the ``readers`` this is.
         :returns: manifest: start, end, and for each table with changes its index, files and number of rows, and the
             ``_cdc_seq`` of its last TRUNCATE, after which they come; and all files, to be deleted in the end.
-        :raises UnknownPrepareError: if an XA transaction ends whose rows ``start`` does not know of.
-        :raises TransientError: if the connection reaches another server now.
+        :raises UnknownPrepareError: if an XA transaction is committed whose rows are not in the binlog any more.
+        :raises TransientError: if the connection reaches another server now, or the file was purged.
         """
-        with _moved():
+        with moved():
             return self._stage(start, end, attempt, reader)
 
     def _stage(self, start: Offset, end: Offset, attempt: str, reader: int) -> dict[str, Any]:
-        from airflow_provider_cdc.mysql.follow import Follower  # compiled: not for drivers, see SnapshotJob.read
+        # Compiled: not for drivers, see SnapshotJob.read.
+        from airflow_provider_cdc.mysql.follow import Follower
+        from airflow_provider_cdc.mysql.lookback import look_back
 
         hit("batch.before_read")
         plan = self.plan()
@@ -139,12 +142,17 @@ class StreamJob:
         texts = decoders(lambda: closing(connect(self.connect_args)), plan.tables)
         # One without rows may end here and be prepared again under its name: both offsets list it, and look the same.
         ending = sorted(text for text in start.xa if text not in end.xa or parse_entry(text)[1] is None)
-        prepared = read_prepared(ending, open_at, tables)
+        before = look_back(self.connect_args, start.server, tables, start.at)
+        prepared = Prepared(read_prepared(ending, open_at, tables), before.rows)
         held = kind_of(start.server).parse(start.held)
-        follower = Follower(open_at, tables, self.lineage, texts, named=bool(held))
+        # What leads to captured tables the scanner has looked up, which has walked here before.
+        follower = Follower(open_at, tables, self.lineage, texts, named=bool(held), detours=Detours)
         try:
+            follower.expect(start)
             for step in follower.steps(start.at, end.at):
-                if step.item is not None and not (held and step.item.gtid in held):
+                if step.item is not None and held and step.item.gtid in held:
+                    prepared.follow(step.item)
+                elif step.item is not None:
                     seq = self.lineage.seq(Position(step.file, step.position))
                     if step.item.emptied is not None:
                         write(follower.take())
@@ -152,7 +160,8 @@ class StreamJob:
                     for _ in follower.add(prepared.visible(step.item), seq, step.item.commit_us):
                         write(follower.take())
                 if follower.held >= _FLUSH_BYTES:
-                    is_last = step.is_beyond(start.at, self.max_batch_bytes)
+                    # The one that a batch ends with lies in the file in which that ends.
+                    is_last = step.file == end.at.file and step.is_beyond(start.at, self.max_batch_bytes)
                     write(follower.take(end.at if is_last else None))
             write(follower.take())
         finally:
@@ -173,10 +182,12 @@ class StreamJob:
 
 
 @contextmanager
-def _moved() -> Iterator[None]:
-    """A server that is another one now is a matter for the next epoch, which may be able to go on there."""
+def moved() -> Iterator[None]:
+    """What is a matter for the next epoch: it may be able to go on at another server, or behind purged files."""
     try:
         yield
+    except PurgedError as error:
+        raise TransientError(error.message, "Run again: the next epoch goes on if nothing is missing") from None
     except OtherServerError as error:
         raise TransientError(
             error.message, "Run again: the next epoch goes on there, if GTIDs prove that it can"

@@ -393,9 +393,14 @@ class Store(StreamStore):
         with self._write() as session:
             session.add(EventRow(pipeline=pipeline, at=now(), kind=kind, detail=clean(detail)))
 
-    def events(self, pipeline: str, n: int) -> list[EventRow]:
-        """The last ``n`` events, the newest first."""
+    def events(self, pipeline: str, n: int, kinds: Sequence[str] = ()) -> list[EventRow]:
+        """The last ``n`` events, the newest first.
+
+        :param kinds: only events of these kinds.
+        """
         newest = select(EventRow).where(EventRow.pipeline == pipeline).order_by(EventRow.id.desc())
+        if kinds:
+            newest = newest.where(EventRow.kind.in_(kinds))
         with self._read() as session:
             return list(session.scalars(newest.limit(n)))
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airflow_provider_cdc.core.changes import after, apply_changes, last_changes, matched_rows, upserts
+from airflow_provider_cdc.core.changes import after, apply_changes, in_order, last_changes, matched_rows, upserts
 from airflow_provider_cdc.core.schema import OP, SEQ
 
 KEY = ["count", "b.c"]  # names that a careless group_by or join trips over
@@ -70,6 +71,17 @@ def test_after_and_upserts(listed: list[tuple[str, int, int, str]], seq: int) ->
     later = after(table(listed), seq)
     assert later[SEQ].to_pylist() == [i for i in range(len(listed)) if i > seq]
     assert upserts(table(listed))[SEQ].to_pylist() == [i for i, c in enumerate(listed) if c[3] != "d"]
+
+
+def test_in_order() -> None:
+    """Batches of several readers, each in order; their changes lie between one another."""
+    every = table([("a", 0, n, "c") for n in range(6)])
+    (one,), (two,) = (every.take(rows).combine_chunks().to_batches() for rows in ([0, 3, 4], [1, 2, 5]))
+    for batches in ([one, two], [two, one]):
+        assert in_order(batches)[SEQ].to_pylist() == list(range(6))
+    assert in_order([two])[SEQ].to_pylist() == [1, 2, 5]
+    with pytest.raises(ValueError, match=f"{SEQ} 0 to 5"):
+        in_order([one, two.slice(1), every.slice(3, 1).combine_chunks().to_batches()[0]])
 
 
 def test_nothing_matches_nothing() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_cdc.core.ddl import Kind, Statement, classify, xid_text
+from airflow_provider_cdc.core.ddl import Kind, Quoting, Statement, classify, fold, may_name, xid_text
 
 
 def tables(*names: str) -> frozenset[tuple[str, str]]:
@@ -41,7 +41,9 @@ def tables(*names: str) -> frozenset[tuple[str, str]]:
         ("ALTER DATABASE t CHARACTER SET utf8mb4", "harmless"),
         ("CREATE INDEX i ON t (a)", "harmless"),
         ("CREATE UNIQUE INDEX i ON t (a)", "harmless"),
-        ("DROP INDEX i ON t", "harmless"),
+        ("ANALYZE LOCAL TABLE t", "harmless"),
+        ("ANALYZE NO_WRITE_TO_BINLOG TABLE t", "harmless"),
+        ("CREATE PACKAGE BODY p AS PROCEDURE q() AS BEGIN DELETE FROM t; END; END", "harmless"),
         ("CREATE ALGORITHM=UNDEFINED DEFINER=`root`@`localhost` SQL SECURITY DEFINER VIEW `t` AS select 1", "harmless"),
         ("CREATE OR REPLACE VIEW t AS SELECT * FROM u", "harmless"),
         ("DROP VIEW IF EXISTS t", "harmless"),
@@ -82,6 +84,10 @@ def test_changes_no_table(sql: str, kind: Kind) -> None:
         ("ALTER TABLE t ADD CONSTRAINT f FOREIGN KEY (a) REFERENCES parent (id)", tables("shop|t")),
         ("ALTER TABLE t ADD INDEX (a), RENAME TO y.u", tables("shop|t", "y|u")),
         ("-- note about orders\nALTER TABLE t DROP COLUMN b", tables("shop|t")),
+        ("DROP INDEX i ON t", tables("shop|t")),
+        ("DROP INDEX IF EXISTS `i` ON x.t WAIT 5", tables("x|t")),
+        ("CREATE TABLE t SELECT * FROM u", tables("shop|t")),
+        ("CREATE TABLE IF NOT EXISTS t AS SELECT * FROM u", tables("shop|t")),
         ("INSERT INTO audit SELECT * FROM captured", tables("shop|audit")),
         ("INSERT LOW_PRIORITY IGNORE INTO x.a (b) VALUES (1)", tables("x|a")),
         ("INSERT HIGH_PRIORITY a VALUES (1)", tables("shop|a")),
@@ -117,6 +123,11 @@ def test_exact_tables(sql: str, changed: frozenset[tuple[str, str]]) -> None:
         "LOAD DATA LOCAL INFILE '/tmp/x' IGNORE INTO TABLE `t` FIELDS TERMINATED BY '\\t' (a, b)",
         "WITH q AS (SELECT 1 AS a) DELETE FROM t WHERE a IN (SELECT a FROM q)",
         "FROBNICATE TABLE `t` NOW",
+        "ANALYZE UPDATE t SET a = 1",
+        "ANALYZE FORMAT=JSON DELETE FROM t",
+        "EXPLAIN ANALYZE DELETE t FROM t JOIN u",
+        "SET STATEMENT a=1 FOR SET STATEMENT b=2 FOR UPDATE t SET a = 1",
+        "SET STATEMENT a=LENGTH(SUBSTRING('abc' FROM 1 FOR 2)) FOR TRUNCATE t",
         "ALTER TABLE T ADD x INT",
     ],
 )
@@ -129,6 +140,52 @@ def test_never_misses(sql: str) -> None:
 def test_drop_database() -> None:
     assert classify("DROP DATABASE IF EXISTS `Sh``op`", "x").databases == {"sh`op"}
     assert classify("drop schema shop", "x").databases == {"shop"}
+    assert classify("CREATE OR REPLACE DATABASE shop CHARACTER SET utf8mb4", "x").databases == {"shop"}
+
+
+@pytest.mark.parametrize(
+    ("sql", "index"),
+    [
+        ("DROP INDEX i ON t", "i"),
+        ("DROP INDEX `PRIMARY` ON t", "primary"),
+        ("DROP INDEX IF EXISTS `on` ON t", "on"),
+        ("ALTER TABLE t DROP KEY i", ""),
+    ],
+)
+def test_an_index_that_is_dropped(sql: str, index: str) -> None:
+    found = classify(sql, "shop")
+    assert (found.kind, found.tables >= {("shop", "t")}, found.index) == ("ddl", True, index)
+
+
+@pytest.mark.parametrize(
+    ("sql", "quoting"),
+    [
+        ("LOAD DATA INFILE 'x\\' INTO TABLE t FIELDS TERMINATED BY ','", Quoting(backslash=False)),
+        ("LOAD DATA INFILE 'x\\' INTO TABLE u' INTO TABLE t", Quoting()),
+        ('DROP TABLE "a\\", `t`, "b"', Quoting(ansi=True)),
+        ("ALTER TABLE u COMMENT 'x\\', RENAME TO t, COMMENT ''", Quoting(backslash=False)),
+    ],
+)
+def test_quoting_of_the_session(sql: str, quoting: Quoting) -> None:
+    assert ("shop", "t") in classify(sql, "shop", quoting).tables
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [("ΟΔΟΣ", "οδοσ"), ("ΟΔΟΣ", "οδος"), ("İx", "ix"), ("Straße", "STRAßE"), ("ÖL", "öl"), ("K", "k")]
+)
+def test_names_that_a_server_may_take_for_one(one: str, other: str) -> None:
+    assert fold(one) == fold(other)
+
+
+def test_names_that_no_server_takes_for_one() -> None:
+    assert len({fold(name) for name in ("ol", "öl", "ól", "i", "ı", "ss", "ß")}) == 7
+
+
+def test_a_name_that_cannot_be_decoded_may_be_any_that_is_not_ascii() -> None:
+    found = classify("TRUNCATE `b\udcf6b`", "shop").tables
+    assert may_name(found, ("shop", "böb")) and may_name(found, ("shop", "ä"))
+    assert not may_name(found, ("shop", "bob")) and not may_name(found, ("other", "böb"))
+    assert not may_name(classify("TRUNCATE übel", "shop").tables, ("shop", "böb"))
 
 
 def test_routines_may_change_anything() -> None:
@@ -171,7 +228,7 @@ def test_any_quoted_name(database: str, table: str) -> None:
         return "`" + name.replace("`", "``") + "`"
 
     target = f"{quote(database)}.{quote(table)}"
-    expected = (database.lower(), table.lower())
+    expected = (fold(database), fold(table))
     for sql in (
         f"DROP TABLE {target} /* generated by server */",
         f"TRUNCATE {target}",
@@ -181,7 +238,7 @@ def test_any_quoted_name(database: str, table: str) -> None:
         f"INSERT INTO {target} VALUES (1)",
     ):
         assert expected in classify(sql, "other").tables
-    assert classify(f"DROP DATABASE {quote(database)}", "").databases == {database.lower()}
+    assert classify(f"DROP DATABASE {quote(database)}", "").databases == {fold(database)}
 
 
 @given(
@@ -209,6 +266,11 @@ def test_never_raises(sql: str) -> None:
         ("CREATE OR REPLACE TABLE t (a INT)", None),
         ("CREATE TABLE IF NOT EXISTS t (a INT)", None),
         ("CREATE TEMPORARY TABLE t (a INT)", None),
+        ("CREATE TABLE t AS SELECT 1 AS a", None),
+        ("CREATE TABLE t TABLE u", None),
+        ("CREATE TABLE t AS VALUES ROW(1)", None),
+        ("CREATE TABLE t (a INT) PARTITION BY RANGE (a) (PARTITION p VALUES LESS THAN (9))", ("Db", "t")),
+        ("CREATE TABLE t (a INT) PARTITION BY LIST (a) (PARTITION p VALUES IN (9))", ("Db", "t")),
     ],
 )
 def test_what_is_emptied_is_named_as_it_is_spelled(sql: str, emptied: tuple[str, str] | None) -> None:

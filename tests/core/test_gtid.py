@@ -41,6 +41,7 @@ def test_membership_and_add(model: Model, member: tuple[str, str, int]) -> None:
 def test_algebra(one: Model, two: Model) -> None:
     assert build(one).union(build(two)) == build(one | two)
     assert build(one).subtract(build(two)) == build(one - two)
+    assert build(one).again(build(two)) == build(one & two)
     assert build(one).issubset(build(two)) == (one <= two)
     assert (build(one) == build(two)) == (one == two)
     assert (hash(build(one)) == hash(build(two))) or one != two

@@ -110,6 +110,17 @@ def test_heavy_imports_are_late(module: str) -> None:
     assert run.stdout.strip() == ""
 
 
+@pytest.mark.parametrize("module", ["task_group", "operators.cdc", "operators.stream", "sensors.cdc", "triggers.cdc"])
+def test_what_a_dag_file_imports(module: str) -> None:
+    """Airflow brings SQLAlchemy along; nothing of what reads and writes is loaded before a task runs."""
+    code = (
+        f"import sys, {PACKAGE}.{module}; heavy = {{'pyspark', 'pyarrow', 'numpy', 'pandas', 'deltalake', 'pymysql', "
+        "'pymysqlreplication', 'numba', 'alembic', 'sqlglot'}; print('heavy:', *sorted(heavy & set(sys.modules)))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert run.stdout.splitlines()[-1] == "heavy:"
+
+
 @pytest.mark.parametrize(
     "module", ["driver", "phases.groups", "phases.stream", "spark.stream_source", "mysql.failover"]
 )

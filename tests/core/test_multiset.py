@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_provider_cdc.core.multiset import images, net, numbers, weights
@@ -60,6 +60,7 @@ def bits(value: float | None) -> bytes | None:
     return None if value is None else struct.pack("d", value)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from([None, 0.0, -0.0, 1.0]), st.sampled_from("cud")), max_size=30))
 def test_what_changes_come_to(listed: list[tuple[float | None, str]]) -> None:
     table = changes(listed)

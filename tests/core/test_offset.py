@@ -21,6 +21,11 @@ def test_file_numbers_compare_as_numbers() -> None:
     assert max(Position("b.1000000", 4), Position("b.999999", 5)) == Position("b.1000000", 4)
 
 
+def test_a_position_is_at_and_not_before_itself() -> None:
+    for at in (Position("binlog.000017", 4), Position("binlog.000018", 99)):
+        assert at <= at and not at < at
+
+
 @settings(deadline=None)
 @given(positions, positions)
 def test_seq_orders_as_positions_do_and_comes_back(a: Position, b: Position) -> None:
@@ -45,6 +50,14 @@ def test_seq_counts_files_from_the_base() -> None:
 def test_what_does_not_belong_to_the_series_stops(at: Position) -> None:
     with pytest.raises(TerminalError, match=r"binlog\.000017.*fresh sink\.path"):
         LINEAGE.seq(at)
+
+
+def test_numbers_lead_back_to_their_segment() -> None:
+    """Of two servers, whose files have names of their own."""
+    second = Lineage("other", "mysql-bin.000003", base=9, before=LINEAGE)
+    for at, segment in ((Position("binlog.000020", 99), LINEAGE), (Position("mysql-bin.000003", 4), second)):
+        assert second.position(segment.seq(at)) == at
+    assert LINEAGE.seq(Position("binlog.000020", 99)) < second.seq(Position("mysql-bin.000003", 4))
 
 
 def test_file_names() -> None:

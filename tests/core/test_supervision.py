@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
 import pytest
 
-from airflow_provider_cdc.core.supervision import next_try
+from airflow_provider_cdc.core.supervision import LOST_SECONDS, Pulse, Verdict, Watch, next_try
 
 MINE = "shop.stream, run manual, try 1"
 
@@ -21,3 +24,30 @@ MINE = "shop.stream, run manual, try 1"
 )
 def test_next_try(newest: str | None, followed: bool) -> None:
     assert next_try(MINE, newest) == followed
+
+
+def test_a_pulse() -> None:
+    """Beats are only told apart: by which clock they were written, and whether that goes backwards, does not matter."""
+    pulse = Pulse(10)
+    assert [pulse.see("b", at) for at in (100, 105, 110)] == [None] * 3
+    assert pulse.see("b", 110.1) is False
+    assert [pulse.see("a", at) for at in (111, 121)] == [True, True]
+    assert pulse.see("a", 121.1) is False
+    assert pulse.see("b", 200) is True
+
+
+@dataclass
+class Row:
+    epoch: int
+    heartbeat_at: datetime
+    state: str = "running"
+
+
+def test_an_outage_of_the_bookkeeping_does_not_count() -> None:
+    watch, long = Watch(2), LOST_SECONDS
+    still, moved = (Row(2, datetime(2000, 1, 1, tzinfo=UTC) + timedelta(hours=h)) for h in (1, 0))
+    assert watch.see(still, 0) is None and watch.see(still, long) is None
+    assert watch.see(None, long + 1) is None
+    assert watch.see(still, long + 2) is None and watch.see(moved, 2 * long) is None
+    assert watch.see(moved, 3 * long) is None and watch.see(moved, 3 * long + 1) is Verdict.LOST
+    assert watch.see(Row(3, still.heartbeat_at), 3 * long) is Verdict.SUPERSEDED

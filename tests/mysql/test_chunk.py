@@ -17,6 +17,7 @@ from airflow_provider_cdc.core.offset import Lineage, Position
 from airflow_provider_cdc.core.plan import Chunk
 from airflow_provider_cdc.core.schema import OP, SEQ, TS, TableSchema
 from airflow_provider_cdc.exceptions import CdcError, TerminalError
+from airflow_provider_cdc.mysql import backlog
 from airflow_provider_cdc.mysql import chunk as module
 from airflow_provider_cdc.mysql.backlog import Backlog
 from airflow_provider_cdc.mysql.binlog.stream import BinlogStream
@@ -24,6 +25,7 @@ from airflow_provider_cdc.mysql.catalog import read_schema
 from airflow_provider_cdc.mysql.charsets import decoders
 from airflow_provider_cdc.mysql.chunk import ChunkRead, read_chunk, select
 from airflow_provider_cdc.mysql.keys import in_chunk
+from airflow_provider_cdc.mysql.lookback import look_back
 from airflow_provider_cdc.mysql.planner import plan_table
 from airflow_provider_cdc.mysql.server import identity, status
 from airflow_provider_cdc.mysql.session import connect, value
@@ -75,7 +77,9 @@ class Reading:
                 position=at.position,
             )
 
-        return Backlog(open_at, table, self.lineage, decoders(lambda: contextlib.nullcontext(self.connection), [table]))
+        before = partial(look_back, self.server.connect_args(), self.lineage.server, {table.id: table})
+        texts = decoders(lambda: contextlib.nullcontext(self.connection), [table])
+        return Backlog(open_at, table, self.lineage, before, texts)
 
     def read(self, table: TableSchema, chunk: Chunk, **meanwhile: Callable[[], None] | list[str]) -> ChunkRead:
         """Read a chunk; keywords ``after_lw`` and ``after_select`` say what is written there."""
@@ -159,6 +163,46 @@ def test_the_included_end_of_the_last_chunk(reading: Reading, moment: str) -> No
     assert sorted(found.rows["k"].to_pylist()) == ["Z", "q"]
 
 
+@pytest.mark.parametrize("last", [False, True])
+def test_changes_on_the_bounds_of_integers(reading: Reading, last: bool) -> None:
+    """The lower bound belongs to the chunk; the upper one only to the last chunk, whose largest key it is."""
+    table = reading.make("id INT PRIMARY KEY, v INT", "(9, 1), (10, 1), (15, 1)")
+    chunk = Chunk(0, 0, 0, (10,), (20,), last)
+    changes = ["UPDATE t SET v = 2", "INSERT INTO t VALUES (8, 2), (19, 2), (20, 2), (21, 2)"]
+    found = reading.read(table, chunk, after_select=changes)
+    reading.exact(table, chunk, found)
+    assert sorted(found.rows["id"].to_pylist()) == [10, 15, 19, *[20] * last]
+
+
+def test_windows_one_after_the_other(reading: Reading) -> None:
+    """Over one connection: what lies between two windows is in neither, and none has what comes behind it."""
+    table = reading.make("id INT PRIMARY KEY")
+    ends = []
+    for number in range(4):
+        ends.append(status(reading.connection))
+        reading.write(f"INSERT INTO t VALUES ({number})")
+    with contextlib.closing(reading.backlog(table)) as backlog:
+        windows = [backlog.window(ends[0], ends[1]), backlog.window(ends[2], ends[3])]
+        assert [w.changes["id"].to_pylist() for w in windows] == [[0], [2]]
+        assert backlog.window(ends[1], ends[2]).changes["id"].to_pylist() == [1]  # backwards
+        cut = Position(ends[2].file, ends[2].position - 1)
+        assert backlog.window(ends[1], cut).changes.num_rows == 0
+        assert backlog.window(ends[3], ends[3]).changes.num_rows == 0
+
+
+@pytest.mark.parametrize("held", [0, 1 << 24], ids=["taken at once", "held back"])
+def test_a_truncate_in_the_window(reading: Reading, held: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What came before it is no change of the window, whether it was decoded already or not."""
+    monkeypatch.setattr(backlog, "_FLUSH_BYTES", held)
+    table = reading.make("id INT PRIMARY KEY, v INT", "(1, 1), (2, 1)")
+    low = status(reading.connection)
+    xa = ("XA START 'x'", "INSERT INTO t VALUES (4, 4)", "XA END 'x'", "XA PREPARE 'x'", "XA COMMIT 'x'")
+    reading.write("UPDATE t SET v = 2", *xa, "TRUNCATE t", "INSERT INTO t VALUES (3, 3)")
+    with contextlib.closing(reading.backlog(table)) as log:
+        window = log.window(low, status(reading.connection))
+    assert window.changes["id"].to_pylist() == [3] and 0 < window.emptied < window.changes[SEQ][0].as_py()
+
+
 def test_changes_of_other_tables_and_rolled_back_ones_do_no_harm(reading: Reading) -> None:
     table = reading.make(TEXT, "('h', 1)")
     reading.write("CREATE TABLE other LIKE t")
@@ -206,21 +250,16 @@ def test_time_and_position_of_the_rows(reading: Reading) -> None:
     assert 0 <= float(now) - row[TS].timestamp() < 60
 
 
-def test_xa_that_ends_meanwhile_and_began_before(reading: Reading) -> None:
-    """Rows that were prepared before LW are not in the window: such a read is thrown away and done again."""
-    table = reading.make("id INT PRIMARY KEY", "(1)")
-    reading.write("CREATE TABLE other (id INT PRIMARY KEY)")
-    reading.write("XA START 'x'", "INSERT INTO other VALUES (1)", "XA END 'x'", "XA PREPARE 'x'")
-    chunk = Chunk(0, 0, 0, (1,), (1,), True)
-    times = iter((["XA COMMIT 'x'"], []))
-    reads: list[int] = []
-
-    def once() -> None:
-        reads.append(1)
-        reading.write(*next(times))
-
-    found = reading.read(table, chunk, after_select=once)
-    assert len(reads) == 2
+@pytest.mark.parametrize("name", ["t", "other"])
+def test_xa_that_ends_meanwhile_and_began_before(reading: Reading, name: str) -> None:
+    """Its rows are read from before the window: the chunk is not read again."""
+    table = reading.make("id INT PRIMARY KEY, v INT", "(1, 1), (3, 3), (9, 9)")
+    reading.write("CREATE TABLE other LIKE t")
+    reading.write("XA START 'x'", f"INSERT INTO {name} VALUES (5, 5)", "XA END 'x'", "XA PREPARE 'x'")
+    chunk = Chunk(0, 0, 0, (1,), (9,), True)
+    ends = iter(["XA COMMIT 'x'"])  # a second reading would find none
+    found = reading.read(table, chunk, after_select=lambda: reading.write(next(ends)))
+    assert found.corrected == (name == "t")
     reading.exact(table, chunk, found)
 
 

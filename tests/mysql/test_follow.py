@@ -8,17 +8,22 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
+from uuid import uuid4
 
 import pyarrow as pa
 import pytest
 
-from airflow_provider_cdc.core.offset import Position
-from airflow_provider_cdc.exceptions import TransientError
+from airflow_provider_cdc.core.offset import Lineage, Position
+from airflow_provider_cdc.exceptions import TerminalError, TransientError
 from airflow_provider_cdc.mysql import follow
+from airflow_provider_cdc.mysql.binlog.stream import BinlogStream
 from airflow_provider_cdc.mysql.follow import Follower
+from airflow_provider_cdc.mysql.server import status
+from airflow_provider_cdc.mysql.session import connect
 from tests.mysql.binlog.plain import LINEAGE, Tables, by_plain, gtids_of
 from tests.mysql.binlog.reading import Captured, capture, here, rows_of
 from tests.mysql.binlog.replay import Recording, Replay, record
+from tests.proxy import Proxy
 from tests.servers import MySQLServer
 
 
@@ -183,3 +188,45 @@ def test_rows_that_are_not_read(recorded: tuple[Recording, Captured, Position]) 
     steps = list(follower.steps(Position(recording.file, recording.position), end))
     assert [g for step in steps for g in gtids_of(step)] == by_plain(recording, captured)[1]
     assert Position(steps[-1].file, steps[-1].position) == end and not follower.take()
+
+
+@pytest.mark.parametrize("instead", [b"Needle", b"needleneedle"], ids=["a flipped bit", "bytes that come twice"])
+def test_damage_on_the_way_is_read_again(server: MySQLServer, instead: bytes) -> None:
+    """Once, and the rows before it, which came at the same time, are not read twice; damage that stays is terminal."""
+    server.execute("CREATE DATABASE damage")
+    try:
+        server.execute("CREATE TABLE damage.t (a INT, b TEXT)")
+        captured, start = capture(server, "damage", "t"), stands(server)
+        for n in range(8):
+            server.execute(f"INSERT INTO damage.t VALUES ({n}, '{'needle' if n == 4 else 'hay'}')")
+        end = stands(server)
+        with Proxy(server.port) as proxy:
+            through = {**server.connect_args(), "port": proxy.port, "ssl_disabled": True}
+
+            def open_at(at: Position) -> BinlogStream:
+                return BinlogStream(
+                    through, server_id=77_003, replica_uuid=str(uuid4()), file=at.file, position=at.position
+                )
+
+            def walk() -> list[int]:
+                with contextlib.closing(Follower(open_at, captured, Lineage("here", start.file))) as follower:
+                    for _ in follower.steps(start, end):
+                        pass
+                    return [a for _, batch in follower.take() for a in batch["a"].to_pylist()]
+
+            proxy.replace(b"needle", instead, 1)
+            assert walk() == list(range(8))
+            assert proxy.accepted == 2
+            proxy.replace(b"needle", instead, 1000)
+            with pytest.raises(TerminalError, match=rf" at {end.file}:\d+\. Run again\. If it stays"):
+                walk()
+            assert proxy.accepted == 4, "once more, and no more than that"
+            proxy.replace(b"needle", b"needle", 0)
+            assert walk() == list(range(8))
+    finally:
+        server.execute("DROP DATABASE damage")
+
+
+def stands(server: MySQLServer) -> Position:
+    with contextlib.closing(connect(server.connect_args())) as connection:
+        return status(connection)

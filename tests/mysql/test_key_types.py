@@ -7,6 +7,7 @@ What belongs where is asked of the server in a way that shares nothing with the 
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,9 @@ def _each(values: str | Iterable[str]) -> str:
     return ", ".join(f"({value})" for value in (values.split(", ") if isinstance(values, str) else values))
 
 
-#: Definition of the key columns, and rows of the table: the key's values and nothing else.
-KEYS: dict[str, tuple[str, str]] = {
+#: Definition of the key columns, and rows of the table: the key's values and nothing else. Then the key, if it is not
+#: simply the primary one.
+KEYS: dict[str, tuple[str, ...]] = {
     "tinyint": ("k TINYINT", "(-128), (-1), (0), (1), (2), (3), (100), (127)"),
     "int unsigned": ("k INT UNSIGNED", "(0), (1), (7), (2147483647), (2147483648), (4294967295)"),
     "bigint": ("k BIGINT", "(-9223372036854775808), (-1), (0), (5), (6), (9223372036854775807)"),
@@ -75,9 +77,47 @@ KEYS: dict[str, tuple[str, str]] = {
     ),
     "uuid": ("k UUID", _each(f"'{i}23e4567-e89b-{'1' if i < '5' else '7'}2d3-a456-4266141740{i}0'" for i in _HEX)),
     "inet6": ("k INET6", "('::'), ('::1'), ('::1.2.3.4'), ('1:0:2::'), ('2001:db8::1:0:0:1'), ('ffff::')"),
+    **{
+        charset: (f"k VARCHAR(9) CHARACTER SET {charset}", "(''), ('a'), ('Ö'), ('日本'), ('か'), ('~'), ('ab ')")
+        for charset in ("ucs2", "utf16", "utf16le", "utf32", "gb18030", "utf8mb3")
+    },
+    "utf16 beyond": ("k CHAR(9) CHARACTER SET utf16 COLLATE utf16_bin", "('a'), ('𝒳'), ('𝒳𝒳'), ('日'), ('￮'), ('龘')"),
+    "sorted otherwise": (
+        "k VARCHAR(9) CHARACTER SET tis620",
+        "('\\0'), ('\\0\\0'), (''), ('\\t'), ('a'), ('aก'), ('เก')",
+    ),
+    "cp932": ("k VARCHAR(9) CHARACTER SET cp932", "('ソ'), ('Ⅰ'), ('髙'), ('ｱ'), ('\\\\'), (''), ('表')"),
+    "nul": ("k VARCHAR(9) COLLATE utf8mb4_bin", "('\\0'), ('a\\0'), ('a'), ('a\\0\\0'), ('\\0a'), ('a \\0'), ('b')"),
+    "no pad": ("k VARCHAR(9) COLLATE utf8mb4_0900_ai_ci", "(''), (' '), ('a'), ('a '), ('a  '), ('a\\0b'), ('b')"),
+    "no pad bin": (
+        "k VARCHAR(9) COLLATE utf8mb4_nopad_bin",
+        "(''), ('\\0'), ('a'), ('a\\0'), ('a\\0\\0'), ('b'), ('b\\t')",
+    ),
+    "wide decimal": ("k DECIMAL(65,30)", "(-1e34), (0), (1e-30), (2e-30), (99999999999999999999999999999999999), (1)"),
+    "zerofill": ("k DECIMAL(40,2) ZEROFILL", "(0), (1), (10.5), (2.25), (1e30), (1e37)"),
+    "wide bytes": (
+        "k VARBINARY(3000)",
+        "(''), (REPEAT('a';3000)), (REPEAT('a';2999)), (REPEAT(x'00';3000)), (x'FF'), ('a')",
+    ),
+    "enum of cp932": ("k ENUM('表';'あ';'ア';'b') CHARACTER SET cp932", "('b'), ('あ'), ('ア'), ('表')"),
+    "enum of utf16": ("k ENUM('z';'日';'Ö';'b') CHARACTER SET utf16", "('b'), ('日'), ('Ö'), ('z')"),
+    "mixed": (
+        "a VARCHAR(5) CHARACTER SET cp932, b CHAR(5) CHARACTER SET utf16, c VARCHAR(5) CHARACTER SET latin1",
+        ", ".join(f"('{a}', '{b}', '{c}')" for a in ("ソ", "a") for b in ("é", "日") for c in ("é", "")),
+    ),
+    "summer time": (
+        "k TIMESTAMP(6) DEFAULT '2000-01-01'",
+        ", ".join(f"('2026-10-25 0{h}:30:00{f}')" for h in (0, 1, 2) for f in ("", ".000001", ".999999")),
+    ),
+    "descending": (
+        "a VARCHAR(9) COLLATE utf8mb4_unicode_ci, b TIME(3)",
+        "('a', '-838:59:59'), ('a', '-00:00:00.001'), ('B', '00:00:00'), ('b ', '00:00:01'), ('é', '838:59:59')",
+        "PRIMARY KEY (a DESC, b)",
+    ),
+    "second key": ("k VARCHAR(9) CHARACTER SET utf32", "('a'), ('B'), ('é'), ('日'), ('z')", "UNIQUE KEY u (k DESC)"),
     "inet4": ("k INET4", "('0.0.0.0'), ('1.0.0.0'), ('9.9.9.9'), ('10.0.0.0'), ('128.0.0.1'), ('255.255.255.255')"),
 }  # fmt: skip
-_OF_MARIADB = ("uuid", "inet6", "inet4")
+_OF_MARIADB, _OF_MYSQL = ("uuid", "inet6", "inet4", "utf8mb4_nopad_bin"), ("gb18030", "utf8mb4_0900_ai_ci")
 
 
 @pytest.fixture
@@ -90,11 +130,15 @@ def database(server: MySQLServer) -> Iterator[str]:
 def make(server: MySQLServer, definition: str, values: str, key: str = "PRIMARY KEY") -> list[str]:
     """Make the table ``k.t`` with a payload column ``v``; returns the names of the key's columns."""
     if definition.split()[-1].lower() in _OF_MARIADB and not isinstance(server, MariaDBServer):
-        pytest.skip("MySQL has no such type")
-    columns = [part.strip().split()[0] for part in definition.replace("(6,2)", "").replace("(30,10)", "").split(",")]
-    parts = definition.replace("(6,2)", "(6#2)").replace("(30,10)", "(30#10)").split(",")
-    nullable = ", ".join(f"{part} NOT NULL" for part in parts).replace("#", ",").replace("';", "',")
-    server.execute(f"CREATE TABLE k.t ({nullable}, v INT DEFAULT 0, {key} ({', '.join(columns)})) CHARSET utf8mb4")
+        pytest.skip("MySQL has no such type or collation")
+    if definition.split()[-1] in _OF_MYSQL and isinstance(server, MariaDBServer):
+        pytest.skip("MariaDB has no such collation")
+    parts = re.sub(r"\((\d+),(\d+)\)", r"(\1;\2)", definition).split(",")
+    columns = [part.strip().split()[0] for part in parts]
+    nullable = ", ".join(f"{part} NOT NULL" for part in parts).replace(";", ",")
+    values = values.replace(";", ",")
+    key = key if "(" in key else f"{key} ({', '.join(columns)})"
+    server.execute(f"CREATE TABLE k.t ({nullable}, v INT DEFAULT 0, {key}) CHARSET utf8mb4")
     with contextlib.closing(server.connect(init_command="SET time_zone = '+00:00'")) as connection:
         connection.cursor().execute(f"INSERT INTO k.t ({', '.join(columns)}) VALUES {values}")
     return columns
@@ -191,7 +235,10 @@ def test_which_key_is_taken(server: MySQLServer, database: str) -> None:
         "e": ("a ENUM('x','?') NOT NULL PRIMARY KEY", "PRIMARY: a member of a has a question mark"),
         "none": ("a INT NOT NULL, KEY x (a)", ""),
         "f": ("a FLOAT NOT NULL PRIMARY KEY", " (PRIMARY: a is of type float)"),
+        "d": ("a ENUM(x'8754',x'FA4A') CHARACTER SET cp932 NOT NULL PRIMARY KEY", "two members of a have one text"),
     }
+    if isinstance(server, MariaDBServer):
+        made["c"] = ("a CHAR(9) COLLATE utf8mb4_nopad_bin NOT NULL PRIMARY KEY", "another order in the index")
     with contextlib.closing(connect(server.connect_args())) as connection:
         for name, (definition, expected) in made.items():
             server.execute(f"CREATE TABLE k.{name} ({definition})")

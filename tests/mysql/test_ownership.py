@@ -156,6 +156,8 @@ def test_what_the_snapshot_holds_is_dropped_and_nothing_else(
         (30, 201),
         (31, 101),
     ]
+    # Behind P0, and in the chunk all the same.
+    assert uncovered(connection, table, chunks, [150, 200], 100, given.slice(2, 2)).num_rows == 0
 
 
 def test_an_empty_table_is_one_virtual_chunk(

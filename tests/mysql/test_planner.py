@@ -6,7 +6,9 @@ import contextlib
 import random
 import threading
 import time
+import uuid
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from airflow_provider_cdc.mysql import planner
 from airflow_provider_cdc.mysql.catalog import read_schema
 from airflow_provider_cdc.mysql.keys import in_chunk, table_name
 from airflow_provider_cdc.mysql.planner import make_plan, plan_table
+from airflow_provider_cdc.mysql.retention import open_to_end
 from airflow_provider_cdc.mysql.session import connect, rows, value
 from tests.servers import MySQLServer
 
@@ -209,7 +212,7 @@ def test_wide_rows_make_smaller_chunks(
     assert 5 <= len(found) <= 20
 
 
-def plan_of(connection: Connection[Any], database: str) -> Plan:
+def plan_of(connection: Connection[Any], database: str, server: MySQLServer) -> Plan:
     return make_plan(
         connection,
         "p",
@@ -218,23 +221,33 @@ def plan_of(connection: Connection[Any], database: str) -> Plan:
         generation=1,
         chunk_rows=10,
         group_rows=30,
+        open_at=partial(open_to_end, server.connect_args(), 4711, str(uuid.uuid4())),
     )
 
 
-def test_p0_is_taken_before_the_bounds(connection: Connection[Any], mysql_server: MySQLServer, database: str) -> None:
+def test_p0_is_taken_before_the_bounds(
+    connection: Connection[Any], mysql_server: MySQLServer, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A row that comes in between is beyond the last chunk, and its change is after P0: nothing is lost."""
     made(connection, mysql_server, database, SIGNED, series(100))
     before = mysql_server.execute("SHOW BINARY LOG STATUS")[0][:2]
-    plan = plan_of(connection, database)
+    find = planner.plan_table
+
+    def between(*arguments: Any) -> list[Chunk]:
+        mysql_server.execute(f"CREATE TABLE `{database}`.later (id INT PRIMARY KEY)")
+        return find(*arguments)
+
+    monkeypatch.setattr(planner, "plan_table", between)
+    plan = plan_of(connection, database, mysql_server)
     assert (plan.p0.at.file, plan.p0.at.position) == before
     assert [c.no for c in plan.chunks] == list(range(10))
     assert [c.group for c in plan.chunks] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3]
     assert Plan.from_json(plan.to_json()) == plan
 
 
-def test_no_table(connection: Connection[Any], database: str) -> None:
+def test_no_table(connection: Connection[Any], mysql_server: MySQLServer, database: str) -> None:
     with pytest.raises(NotReadyError, match="no table matches"):
-        plan_of(connection, database)
+        plan_of(connection, database, mysql_server)
 
 
 def test_an_open_xa_transaction_is_waited_for(
@@ -254,7 +267,7 @@ def test_an_open_xa_transaction_is_waited_for(
 
         thread = threading.Thread(target=end)
         thread.start()
-        plan = plan_of(connection, database)
+        plan = plan_of(connection, database, mysql_server)
         planned = time.monotonic()
         thread.join()
     assert ended[0] <= planned

@@ -18,7 +18,7 @@ from airflow_provider_cdc.core.offset import Position
 from airflow_provider_cdc.exceptions import NotReadyError, TransientError
 from airflow_provider_cdc.mysql import watermark
 from airflow_provider_cdc.mysql.binlog.rows import decode_rows
-from airflow_provider_cdc.mysql.server import is_mariadb, status
+from airflow_provider_cdc.mysql.server import is_mariadb, open_xa, status
 from airflow_provider_cdc.mysql.session import connect, rows
 from airflow_provider_cdc.mysql.watermark import low_watermark, watermarks
 from tests.mariadb import MariaDBServer
@@ -70,9 +70,16 @@ def kind(servers: dict[str, MySQLServer], request: pytest.FixtureRequest) -> Kin
 
 
 @contextlib.contextmanager
-def held(server: MySQLServer, commit: str) -> Iterator[int]:
-    """While the block runs (at most :data:`HELD` seconds) a commit stands in the binlog, not in the engine: its id."""
-    with contextlib.closing(server.connect(database="d")) as connection, connection.cursor() as cursor:
+def held(server: MySQLServer, commit: str, flush: bool = False) -> Iterator[int]:
+    """While the block runs (at most :data:`HELD` seconds) a commit stands in the binlog, not in the engine: its id.
+
+    :param flush: whether a new binlog file is begun right before it.
+    """
+    with (
+        contextlib.closing(server.connect(database="d")) as connection,
+        connection.cursor() as cursor,
+        contextlib.closing(connect(server.connect_args())) as other,
+    ):
         sql = "COMMIT"
         cursor.execute("BEGIN" if commit == "plain" else "XA START 'held'")
         cursor.execute("INSERT INTO t (w) VALUES (0)")
@@ -83,13 +90,15 @@ def held(server: MySQLServer, commit: str) -> Iterator[int]:
         if commit == "XA":
             cursor.execute("XA PREPARE 'held'")
             sql = "XA COMMIT 'held'"
-        before = _end(server)
         _semi_sync(server, "enabled", "ON")
+        if flush:  # and at once the commit: the event that says that the file before is done comes behind it
+            rows(other, "FLUSH BINARY LOGS")
+        before = status(other)
         thread = threading.Thread(target=cursor.execute, args=(sql,))
         thread.start()
         try:
             end = time.monotonic() + 5
-            while _end(server) == before:
+            while status(other) == before:
                 assert time.monotonic() < end, "the commit was not held"
             assert thread.is_alive()
             yield number
@@ -128,13 +137,62 @@ def test_a_commit_between_binlog_and_engine_is_not_lost(kind: Kind, commit: str,
             assert not seen or at <= high
 
 
+@pytest.mark.parametrize("flush", ["before the commit", "in the middle"])
+def test_a_new_file_beside_a_commit_that_is_held(servers: dict[str, MySQLServer], flush: str) -> None:
+    """MariaDB: neither the head of a new file nor the end of the event behind it is the position of a view.
+
+    Views are opened all the time from the FLUSH on: the last one also sees what the end of the commit makes of it.
+    """
+    server = servers["MariaDB"]
+    with contextlib.closing(connect(server.connect_args(**server.create_cdc_user()))) as connection:
+        known = watermarks(connection)
+        known.low()
+        known.high()
+        with held(server, "plain", flush == "before the commit") as number:
+            at = status(connection)
+            flushing = threading.Thread(target=server.execute, args=("FLUSH BINARY LOGS",))
+            if flush == "in the middle":
+                flushing.start()
+                while status(connection).file == at.file:
+                    time.sleep(0.001)
+            end = time.monotonic() + HELD + 0.5
+            while time.monotonic() < end:
+                for marks in (known, watermarks(connection)):
+                    low = marks.low()
+                    seen = rows(connection, f"SELECT id FROM d.t WHERE id = {number}")
+                    high, _ = marks.high()
+                    assert low <= high
+                    assert seen == [(str(number),)] if at <= low else not seen or at <= high
+        if flush == "in the middle":
+            flushing.join()
+
+
+def test_groups_that_become_visible_one_by_one_are_refused() -> None:
+    with MariaDBServer({"binlog_optimize_thread_scheduling": "OFF"}) as server:
+        with contextlib.closing(connect(server.connect_args())) as connection:
+            with pytest.raises(NotReadyError, match=r"positions of read views are not exact.*scheduling=ON"):
+                watermarks(connection).low()
+
+
+def test_nothing_below_the_watermark_is_invisible_in_small_files(servers: dict[str, MySQLServer]) -> None:
+    server = servers["MariaDB"]
+    server.execute("SET GLOBAL max_binlog_size = 16384")
+    try:
+        nothing_is_invisible(server, server.connect_args(**server.create_cdc_user()))
+    finally:
+        server.execute("SET GLOBAL max_binlog_size = 1073741824")
+
+
 def test_nothing_below_the_watermark_is_invisible(kind: Kind) -> None:
+    nothing_is_invisible(*kind)
+
+
+def nothing_is_invisible(server: MySQLServer, args: dict[str, Any]) -> None:
     """Writers of plain and XA transactions; what each look saw is compared with what the binlog says afterwards.
 
     With a bare position plain transactions are missed; with the position of MariaDB's views alone, and with the
     server's locks on MySQL alone, XA transactions are. The count of the former is printed.
     """
-    server, args = kind
     for table in ("plain", "xa"):
         server.execute(f"DROP TABLE IF EXISTS d.{table}")
         server.execute(f"CREATE TABLE d.{table} (k INT PRIMARY KEY)")
@@ -207,21 +265,26 @@ def test_an_exact_view_needs_no_replay(servers: dict[str, MySQLServer]) -> None:
         assert rows(connection, "SELECT COUNT(*) FROM d.t WHERE w = 77") == [("1",)]  # the view is over
 
 
+def commit_xa(server: MySQLServer, name: str) -> None:
+    with contextlib.closing(server.connect(database="d")) as other, other.cursor() as cursor:
+        for sql in (f"START '{name}'", f"END '{name}'", f"PREPARE '{name}'", f"COMMIT '{name}'"):
+            cursor.execute(f"XA {sql}")
+            if sql.startswith("START"):
+                cursor.execute("INSERT INTO t (w) VALUES (2)")
+
+
 def test_an_xa_commit_while_a_view_is_opened(servers: dict[str, MySQLServer], monkeypatch: pytest.MonkeyPatch) -> None:
     """Its rows may be missing in the view though its position is below the view's, so the view is not exact."""
     server = servers["MariaDB"]
     with contextlib.closing(connect(server.connect_args(**server.create_cdc_user()))) as connection:
         marks: Any = watermarks(connection)
+        marks.low()  # the file that is in use is known from now on
         opened: list[Position] = []
         open_view = marks._view
 
         def view() -> Position:
             if not opened:
-                with contextlib.closing(server.connect(database="d")) as other, other.cursor() as cursor:
-                    for sql in ("START 'v'", "END 'v'", "PREPARE 'v'", "COMMIT 'v'"):
-                        cursor.execute(f"XA {sql}")
-                        if sql == "START 'v'":
-                            cursor.execute("INSERT INTO t (w) VALUES (2)")
+                commit_xa(server, "v")
             opened.append(open_view())
             return opened[-1]
 
@@ -233,6 +296,29 @@ def test_an_xa_commit_while_a_view_is_opened(servers: dict[str, MySQLServer], mo
         assert marks.high()[0] == status(connection)  # all up to here is replayed
 
 
+def test_an_xa_commit_after_the_open_ones_were_listed(
+    servers: dict[str, MySQLServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is in no list, so it must not be in the first count either: it may still be going on at the view."""
+    server = servers["MariaDB"]
+    with contextlib.closing(connect(server.connect_args(**server.create_cdc_user()))) as connection:
+        marks: Any = watermarks(connection)
+        marks.low()  # the file that is in use is known from now on
+        listed: list[frozenset[str]] = []
+
+        def list_open(*arguments: Any) -> frozenset[str]:
+            listed.append(open_xa(*arguments))
+            if len(listed) == 1:
+                commit_xa(server, "w")
+            return listed[-1]
+
+        monkeypatch.setattr(watermark, "open_xa", list_open)
+        marks.low()
+        assert len(listed) == 2 and not any(listed)
+        server.execute("INSERT INTO d.t (w) VALUES (79)")
+        assert marks.high()[0] == status(connection)  # so the view is not taken for exact
+
+
 def test_an_open_xa_transaction_is_waited_for(kind: Kind) -> None:
     """Without GTIDs one that is about to end cannot be told from one that nobody ends."""
     server, args = kind
@@ -241,7 +327,7 @@ def test_an_open_xa_transaction_is_waited_for(kind: Kind) -> None:
         for sql in ("XA START 'left'", "INSERT INTO t (w) VALUES (1)", "XA END 'left'", "XA PREPARE 'left'"):
             cursor.execute(sql)
         marks = watermarks(connection)
-        with pytest.raises(TransientError, match=r"XA transactions 'left' are prepared and do not end"):
+        with pytest.raises(TransientError, match=r"XA transactions X'6c656674',X'',1 are prepared and do not end"):
             marks.low(timeout=0.2)
         timer = threading.Timer(0.3, cursor.execute, ("XA COMMIT 'left'",))
         timer.start()

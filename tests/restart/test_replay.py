@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 
 from airflow_provider_cdc.core.offset import Offset
 from airflow_provider_cdc.exceptions import FencedError, TerminalError
-from airflow_provider_cdc.phases import apply, snapshot, stream
+from airflow_provider_cdc.phases import apply, groups, snapshot, stream
 from airflow_provider_cdc.phases.apply import epoch_fence
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.stream import Epoch
@@ -271,6 +271,31 @@ def test_overtaken_in_the_middle_of_a_batch(world: World, moment: str, monkeypat
     assert not world.differences()
 
 
+def test_two_runs_with_one_epoch(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No fence tells them apart, as when the bookkeeping was lost between two starts: the markers do."""
+    world.take_snapshot()
+    epoch = world.begin()
+    world.write("INSERT INTO a VALUES (100, 1)")
+    middle = world.end(epoch, epoch.start)
+    older = epoch.job.stage(epoch.start, middle, "0")
+    world.write("DELETE FROM a WHERE id = 100", "INSERT INTO a VALUES (101, 1)")
+    newer = epoch.job.stage(epoch.start, world.end(epoch, middle), "1")
+    held = snapshot.coverage(world.context, epoch.plan, world.targets) or []
+    progress = Progress(world.context.layout.progress, world.context.pipeline.name)
+    twin = apply.Applier(world.context, epoch.plan, world.targets, held, progress, epoch.number)
+    moments: list[str] = []
+
+    def hit(name: str) -> None:
+        moments.append(name)
+        if len(moments) == 1:
+            twin.apply(newer)
+
+    monkeypatch.setattr(apply, "hit", hit)
+    epoch.apply(older)
+    assert moments[0] == "table.before_commit"
+    assert 100 not in world.ids()["a"] and 101 in world.ids()["a"], "a deleted row came back"
+
+
 # ---------------------------------------------------------------- the snapshot
 
 
@@ -282,12 +307,24 @@ def test_a_group_that_is_published_twice(world: World) -> None:
     world.write("UPDATE a SET v = 99")
     first = json.loads(world.context.layout.attempt(1, 0, 1).read_text())
     late = json.loads(json.dumps(first).replace("slice-", "late-"))
+    for chunk in (chunk for entry in late for chunk in entry["chunks"]):
+        chunk["hw"][1] += 1
     before = [target.load().version() for target in world.targets]
     snapshot.publish(world.context, plan, 0, 2, late, dict(enumerate(world.targets)))
     assert [target.load().version() for target in world.targets] == before
     assert snapshot.coverage(world.context, plan, world.targets) == held
     stream.run_in_process(world.begin())
     assert not world.differences()
+
+
+def test_two_processes_with_one_number(world: World) -> None:
+    """The bookkeeping was lost between their starts, and both have read the group: the first manifest stands."""
+    world.take_snapshot()
+    plan = world.context.need_plan()
+    first = json.loads(world.context.layout.attempt(1, 0, 1).read_text())
+    late = json.loads(json.dumps(first).replace("slice-", "late-"))
+    assert groups.write_manifest(world.context, plan, 0, 1, late) == first
+    assert groups.read_manifest(world.context, plan, 0, 1) == first
 
 
 def test_an_older_snapshot(world: World) -> None:

@@ -133,6 +133,26 @@ def test_of_two_attempts_the_first_wins(tmp_path: Path) -> None:
     assert (two.marker("group"), held(two)) == (1, {1: ("first", 1)})
 
 
+def test_a_table_is_begun_anew_once(tmp_path: Path) -> None:
+    """Without rows and under a higher fence; who comes second leaves what has been written since."""
+    target = made(tmp_path)
+    add(target, "a", rows((1, "a", 1, "r")))
+    target.redefine(Fence("generation", 2), ["group"])
+    assert held(target) == {} and target.marker("generation") == 2
+    upsert(target, (2, "b", 2, "c"))
+    for value in (1, 2):
+        target.redefine(Fence("generation", value), ["group"])
+        assert held(target) == {2: ("b", 2)} and target.marker("generation") == 2
+
+
+def test_a_table_with_published_rows_is_not_begun_anew(tmp_path: Path) -> None:
+    target = made(tmp_path)
+    add(target, "a", rows((1, "a", 1, "r")), {"group": 1})
+    with pytest.raises(TerminalError, match=r"an older definition of its source were published .* fresh sink\.path"):
+        target.redefine(Fence("generation", 2), ["other", "group"])
+    assert held(target) == {1: ("a", 1)}
+
+
 # ---------------------------------------------------------------- upserts
 
 
@@ -143,6 +163,18 @@ def test_a_change_wins_only_with_a_greater_seq(tmp_path: Path) -> None:
     assert held(target) == {1: ("a", 10), 2: ("b", 10), 3: ("newer", 11)}
     upsert(target, (1, "", 10, "d"), (2, "", 11, "d"), (9, "", 99, "d"))
     assert held(target) == {1: ("a", 10), 3: ("newer", 11)}
+
+
+def test_a_truncate_takes_what_is_older(tmp_path: Path) -> None:
+    """At 10: rows of a chunk that was read later stay, in a file of their own and beside older ones."""
+    target = made(tmp_path)
+    add(target, "old", rows((1, "a", 8, "r"), (2, "b", 9, "r")))
+    add(target, "both", rows((3, "c", 9, "r"), (4, "d", 10, "r"), (5, "e", 11, "r")))
+    add(target, "new", rows((6, "f", 10, "r")))
+    target.commit(lambda table: target.emptied(table, 10), {}, FENCE)
+    assert held(target) == {4: ("d", 10), 5: ("e", 11), 6: ("f", 10)}
+    assert "snapshot/new.parquet" in {uri.partition("/t/")[2] for uri in target.load().file_uris()}
+    assert target.emptied(target.load(), 10) is None  # done twice it does nothing more
 
 
 @settings(max_examples=15, deadline=None)
@@ -191,6 +223,9 @@ def test_files_whose_keys_lie_elsewhere_are_left_alone(tmp_path: Path, monkeypat
     monkeypatch.setattr(target, "_read", noted)
     upsert(target, (12, "new", 2, "c"))
     assert read == ["snapshot/high.parquet"]
+    for key in (1, 5):  # its smallest and its largest key
+        upsert(target, (key, "newer", 3, "u"))
+        assert held(target)[key] == ("newer", 3)
 
 
 def test_small_files_do_not_pile_up(tmp_path: Path) -> None:

@@ -107,6 +107,14 @@ def test_a_truncate_takes_what_is_older(tmp_path: Path) -> None:
         files.merge([], [(2, "y")], since=50)
 
 
+def test_a_truncate_alone_is_looked_for_in_all_files(tmp_path: Path) -> None:
+    files = Files(tmp_path)
+    for name in ("a", "b", "c"):
+        files.add(name, table([(1, name)], seq=5))
+    files.merge([(3, "z")], [], since=9)
+    assert files.rows() == Counter({(3, "z"): 1})
+
+
 def test_files_stay_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A large file is cut up where it is written anew; small ones take new rows in."""
     rows = table([(i, "x" * 100) for i in range(4000)])

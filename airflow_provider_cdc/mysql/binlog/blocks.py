@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from airflow_provider_cdc.exceptions import TerminalError
+from airflow_provider_cdc.exceptions import DamageError
 from airflow_provider_cdc.mysql.binlog import walk_state
 from airflow_provider_cdc.mysql.binlog.stream import BinlogStream
 from airflow_provider_cdc.mysql.primitives import SLACK
@@ -37,10 +37,8 @@ class Blocks:
             at = int(state[walk_state.AT])
             size = int.from_bytes(self.data[at : at + 3].tobytes(), "little")
             if self.data[at + 3] != state[walk_state.NUMBER]:
-                raise TerminalError(
-                    f"packets out of order in the binlog stream at {self._stream.file}:{state[walk_state.POSITION]}",
-                    "look at what stands between the server and here",
-                )
+                where = f"{self._stream.file}:{state[walk_state.POSITION]}"
+                raise DamageError(f"packets out of order in the binlog stream at {where}", place=where)
             if not self._need(4 + size):
                 return None
             at = int(state[walk_state.AT])

@@ -13,8 +13,13 @@ GTID, ANONYMOUS_GTID, GTID_TAGGED, MARIADB_GTID = 33, 34, 42, 162
 GTID_EVENTS = frozenset({GTID, ANONYMOUS_GTID, GTID_TAGGED, MARIADB_GTID})
 #: Flags of MariaDB's GTID event: a group of one statement, without an end of its own.
 _STANDALONE = 1
-#: And a group that ends with an XA PREPARE.
-_PREPARED_XA = 64
+#: A number of a group commit follows.
+_GROUP_COMMIT = 2
+#: And a group that ends with an XA PREPARE, or ends one that did: its name follows.
+_PREPARED_XA, _COMPLETED_XA = 64, 128
+#: Its further flags: an ALTER that begins, and one that has failed (binlog_alter_two_phase). Of one that has not, the
+#: statement comes once more.
+_START_ALTER, _ROLLBACK_ALTER = 2, 8
 #: Fields of a tagged GTID event by their numbers. Not used: flags, two numbers of the group commit, the commit time on
 #: the origin, the transaction's length, two server versions, a ticket of the group commit.
 _UUID, _GNO, _TAG, _COMMIT, _LAST = 1, 2, 3, 6, 11
@@ -29,12 +34,14 @@ class Begin:
     :param commit_us: commit time on this server, microseconds since the epoch, UTC.
     :param begun: whether no BEGIN follows.
     :param xa: whether rows follow that an XA PREPARE ends.
+    :param idle: whether the statement that follows has changed nothing: an ALTER that only begins, or has failed.
     """
 
     gtid: str
     commit_us: int
     begun: bool = False
     xa: bool = False
+    idle: bool = False
 
 
 def read_gtid(event: Event) -> Begin:
@@ -49,7 +56,8 @@ def read_gtid(event: Event) -> Begin:
         number, domain = int.from_bytes(body[:8], "little"), int.from_bytes(body[8:12], "little")
         # There is no BEGIN: all but single statements have begun here.
         begun, xa = not body[12] & _STANDALONE, bool(body[12] & _PREPARED_XA)
-        return Begin(f"{domain}-{event.server_id}-{number}", seconds, begun, xa)
+        idle = bool(_more_flags(body) & (_START_ALTER | _ROLLBACK_ALTER))
+        return Begin(f"{domain}-{event.server_id}-{number}", seconds, begun, xa, idle)
     if event.type == GTID_TAGGED:
         gtid, commit_us = _tagged(body)
         return Begin(gtid, commit_us or seconds)
@@ -59,6 +67,16 @@ def read_gtid(event: Event) -> Begin:
     # time on the origin follows.
     commit_us = int.from_bytes(body[42:49], "little") & ((1 << 55) - 1)
     return Begin("" if event.type == ANONYMOUS_GTID else gtid, commit_us or seconds)
+
+
+def _more_flags(body: memoryview) -> int:
+    """The second byte of flags of MariaDB's GTID event."""
+    at = 13
+    if body[12] & _GROUP_COMMIT:
+        at += 8
+    if body[12] & (_PREPARED_XA | _COMPLETED_XA):
+        at += 6 + sum(body[at + 4 : at + 6])
+    return body[at] if at < len(body) else 0
 
 
 def _tagged(body: memoryview) -> tuple[str, int]:

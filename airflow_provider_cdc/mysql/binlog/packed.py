@@ -13,12 +13,15 @@ from airflow_provider_cdc.mysql.primitives import (
     store8,
     store64,
     take16,
+    take32,
+    take64,
 )
 
 # As in row_kernel: fine, a value that its type cannot hold, bytes that make no sense.
 _DONE, _VALUE, _DAMAGED = 0, 3, 4
 _DAY = 86_400_000_000
 _MASK = 0xFFFF_FFFF
+_OLD_SHIFT = 838 * 3600 + 59 * 60 + 60  # as in values
 
 
 @inlined  # type: ignore[untyped-decorator]
@@ -27,6 +30,14 @@ def _big(data: Any, at: Any, size: Any) -> Any:
     found = np.int64(0)
     for i in range(size):
         found = (found << 8) | np.int64(data[at + i])
+    return found
+
+
+@inlined  # type: ignore[untyped-decorator]
+def _power(digits: Any) -> Any:
+    found = np.int64(1)
+    for _ in range(digits):
+        found *= 10
     return found
 
 
@@ -86,17 +97,65 @@ def read_time(data: Any, at: Any, fraction: Any) -> Any:
 
 
 @inlined  # type: ignore[untyped-decorator]
-def _digit_bytes(digits: Any) -> Any:
-    """Bytes of a group of 0 to 9 digits."""
-    return (digits + 1) >> 1 if digits < 9 else np.int64(4)
+def read_old_datetime(data: Any, at: Any, size: Any, digits: Any) -> Any:
+    """As :func:`read_datetime`, in the format of MariaDB 5.3; see ``values.unpack_old_moment``."""
+    micros = np.int64(0)
+    if digits == 0:
+        rest = np.int64(take64(data, at))
+        second, minute, hour = rest % 100, rest // 100 % 100, rest // 10_000 % 100
+        day, month, year = rest // 1_000_000 % 100, rest // 100_000_000 % 100, rest // 10_000_000_000
+    else:
+        rest, scale = _big(data, at, size), _power(digits)
+        micros = rest % scale * _power(6 - digits)
+        rest //= scale
+        second, minute, hour = rest % 60, rest // 60 % 60, rest // 3600 % 24
+        rest //= 86_400
+        day, month, year = rest % 32, rest // 32 % 13, rest // 416
+    days = days_since_1970(year, month, day)
+    if days == NO_DATE:
+        return np.int64(0), _VALUE
+    if hour > 23 or minute > 59 or second > 59:
+        return np.int64(0), _DAMAGED
+    return days * _DAY + ((hour * 60 + minute) * 60 + second) * 1_000_000 + micros, _DONE
 
 
 @inlined  # type: ignore[untyped-decorator]
-def _power(digits: Any) -> Any:
-    found = np.int64(1)
-    for _ in range(digits):
-        found *= 10
-    return found
+def read_old_timestamp(data: Any, at: Any, size: Any, digits: Any) -> Any:
+    """As :func:`read_timestamp`, in the format of MariaDB 5.3."""
+    micros = np.int64(0)
+    if digits == 0:
+        seconds = np.int64(take32(data, at))
+    else:
+        seconds = _big(data, at, 4)
+        micros = _big(data, at + 4, size - 4) * _power(6 - digits)
+    if seconds == 0 and micros == 0:
+        return np.int64(0), _VALUE
+    if micros > 999_999:
+        return np.int64(0), _DAMAGED
+    return seconds * 1_000_000 + micros, _DONE
+
+
+@inlined  # type: ignore[untyped-decorator]
+def read_old_time(data: Any, at: Any, size: Any, digits: Any) -> Any:
+    """As :func:`read_time`, in the format of MariaDB 5.3; see ``values.unpack_old_time``."""
+    if digits == 0:
+        number = np.int64(np.int32(take32(data, at) << np.uint32(8))) >> 8
+        whole = abs(number)
+        if whole // 100 % 100 > 59 or whole % 100 > 59:
+            return np.int64(0), _DAMAGED
+        total = (whole // 10_000 * 3600 + whole // 100 % 100 * 60 + whole % 100) * 1_000_000
+        total = -total if number < 0 else total
+    else:
+        total = (_big(data, at, size) - _OLD_SHIFT * _power(digits)) * _power(6 - digits)
+    if abs(total) >= _OLD_SHIFT * 1_000_000:
+        return np.int64(0), _DAMAGED
+    return total, _DONE
+
+
+@inlined  # type: ignore[untyped-decorator]
+def _digit_bytes(digits: Any) -> Any:
+    """Bytes of a group of 0 to 9 digits."""
+    return (digits + 1) >> 1 if digits < 9 else np.int64(4)
 
 
 @inlined  # type: ignore[untyped-decorator]

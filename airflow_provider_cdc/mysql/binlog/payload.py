@@ -29,9 +29,10 @@ def inner_events(event: Event) -> Iterator[Event]:
     total = 0
     try:
         for header, data in _split(source):
-            timestamp, kind, server_id, *_ = header
+            timestamp, kind, server_id, _, _, flags = header
             total += HEADER.size + len(data)
-            yield Event(kind, timestamp, memoryview(data), event.file, event.position, event.start, server_id)
+            place = event.file, event.position, event.start
+            yield Event(kind, timestamp, memoryview(data), *place, server_id, flags)
     except (EOFError, zstandard.ZstdError):
         raise damaged(event) from None
     if expected is not None and total != expected:

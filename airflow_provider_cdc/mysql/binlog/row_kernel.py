@@ -19,6 +19,9 @@ from airflow_provider_cdc.mysql.binlog.packed import (
     read_datetime,
     read_decimal,
     read_long_decimal,
+    read_old_datetime,
+    read_old_time,
+    read_old_timestamp,
     read_time,
     read_timestamp,
 )
@@ -55,10 +58,14 @@ DONE, ROWS, ROOM, VALUE, DAMAGED = range(5)
     WIDEN_4,
     WIDEN_8,  # into a decimal of 128 bits
     YEAR,
+    SHORT_YEAR,  # of two digits
     DATE,
     DATETIME,
     TIMESTAMP,
     TIME,
+    OLD_DATETIME,  # the next three in the format of MariaDB 5.3
+    OLD_TIMESTAMP,
+    OLD_TIME,
     DECIMAL,
     INDEX,  # of an ENUM's member, into 16 bits
     BITS,  # of a SET's members, into 64 bits
@@ -66,13 +73,13 @@ DONE, ROWS, ROOM, VALUE, DAMAGED = range(5)
     FIXED,  # so many bytes, into a binary column
     PADDED,  # length and bytes; zeros that the server cut off are put back
     BYTES,  # length and bytes
-) = range(22)
+) = range(26)
 _FIRST_IN_BYTES, _FIRST_VARIABLE = LONG_DECIMAL, PADDED
 
 # The fields of a column's line. SIZE: bytes on the wire, or of the length in front of bytes. LIMIT: most bytes, digits
-# of a decimal, members of an ENUM or SET. SCALE: digits behind the point, bytes of a fraction of a second, bytes to pad
-# to. RULES: a sum of NULLABLE, NULL_DATES (one that is none is NULL), ZEROFILL and LEFT_OUT (not stored). KEY: whether
-# it is part of the key.
+# of a decimal, members of an ENUM or SET. SCALE: digits behind the point, bytes of a fraction of a second
+# (its digits in the old format), bytes to pad to. RULES: a sum of NULLABLE, NULL_DATES (one that is none is NULL),
+# ZEROFILL and LEFT_OUT (not stored). KEY: whether it is part of the key.
 KIND, SIZE, LIMIT, SCALE, VALUES, OFFSETS, VALIDITY, NULLS, CAPACITY, RULES, KEY = range(11)
 FIELDS = 11
 NULLABLE, NULL_DATES, ZEROFILL, LEFT_OUT = 1, 2, 4, 8
@@ -101,6 +108,15 @@ def _number(data: Any, at: Any, size: Any) -> Any:
     return np.int64(np.uint64(take32(data, at)) & ((np.uint64(1) << np.uint64(8 * size)) - np.uint64(1)))
 
 
+@called  # type: ignore[untyped-decorator]
+def _null_bytes(data: Any, present: Any, count: Any) -> Any:
+    """Bytes of the bitmap of NULLs, which has a bit for each column of the image."""
+    having = np.int64(0)
+    for c in range(count):
+        having += (data[present + (c >> 3)] >> (c & 7)) & 1
+    return (having + 7) >> 3
+
+
 @inlined  # type: ignore[untyped-decorator]
 def _blank(kind: Any, lines: Any, i: Any, row: Any) -> Any:
     """What stands where there is NULL: always the same."""
@@ -111,7 +127,7 @@ def _blank(kind: Any, lines: Any, i: Any, row: Any) -> Any:
     elif kind == DECIMAL or kind == WIDEN_8:
         store64(values + 16 * row, np.uint64(0))
         store64(values + 16 * row + 8, np.uint64(0))
-    elif kind == COPY_8 or kind == WIDEN_4 or kind == DATETIME or kind == TIMESTAMP or kind == TIME or kind == BITS:
+    elif kind == COPY_8 or kind == WIDEN_4 or (kind >= DATETIME and kind <= OLD_TIME) or kind == BITS:
         store64(values + 8 * row, np.uint64(0))
     elif kind == COPY_4 or kind == SIGNED_3 or kind == WIDEN_2 or kind == WIDEN_3 or kind == DATE:
         store32(values + 4 * row, np.uint32(0))
@@ -122,7 +138,7 @@ def _blank(kind: Any, lines: Any, i: Any, row: Any) -> Any:
 
 
 @inlined  # type: ignore[untyped-decorator]
-def _temporal(data: Any, at: Any, kind: Any, fraction: Any, target: Any) -> Any:
+def _temporal(data: Any, at: Any, kind: Any, size: Any, fraction: Any, target: Any) -> Any:
     """Store a date or time; DONE or what is wrong."""
     if kind == DATE:
         found, why = read_date(data, at)
@@ -132,8 +148,14 @@ def _temporal(data: Any, at: Any, kind: Any, fraction: Any, target: Any) -> Any:
         found, why = read_datetime(data, at, fraction)
     elif kind == TIMESTAMP:
         found, why = read_timestamp(data, at, fraction)
-    else:
+    elif kind == TIME:
         found, why = read_time(data, at, fraction)
+    elif kind == OLD_DATETIME:
+        found, why = read_old_datetime(data, at, size, fraction)
+    elif kind == OLD_TIMESTAMP:
+        found, why = read_old_timestamp(data, at, size, fraction)
+    else:
+        found, why = read_old_time(data, at, size, fraction)
     store64(target, np.uint64(found))
     return why
 
@@ -161,6 +183,8 @@ def _fixed(data: Any, at: Any, kind: Any, size: Any, lines: Any, i: Any, row: An
         store64(values + 16 * row + 8, np.uint64(0))
     elif kind == YEAR:
         store16(values + 2 * row, np.uint16(1900 + np.int64(data[at]) if data[at] != 0 else 0))
+    elif kind == SHORT_YEAR:
+        store16(values + 2 * row, np.uint16(data[at] % 100))
     elif kind == DECIMAL:
         if not read_decimal(data, at, lines[i, LIMIT], lines[i, SCALE], values + 16 * row):
             return DAMAGED
@@ -180,18 +204,25 @@ def _fixed(data: Any, at: Any, kind: Any, size: Any, lines: Any, i: Any, row: An
 
 
 @called  # type: ignore[untyped-decorator]
-def _image(data: Any, at: Any, end: Any, lines: Any, first: Any, count: Any, row: Any, state: Any) -> Any:
-    """Read one image into a row; where it ends, or minus why not. The same row may be read again after ROOM."""
-    nulls = at
-    at += (count + 7) >> 3
+def _image(data: Any, at: Any, end: Any, lines: Any, first: Any, count: Any, present: Any, row: Any, state: Any) -> Any:
+    """Read one image into a row; where it ends, or minus why not. The same row may be read again after ROOM.
+
+    :param present: where it stands which columns the image has, what it does not have is NULL; ``None`` if it has all.
+    """
+    nulls, absent = at, np.int64(0)
+    at += (count + 7) >> 3 if present is None else _null_bytes(data, present, count)
     if at > end:
         return -DAMAGED
     for c in range(count):
         i = first + c
         kind, size = lines[i, KIND], lines[i, SIZE]
         state[COLUMN] = first + c
-        if (data[nulls + (c >> 3)] >> (c & 7)) & 1:
-            if not lines[i, RULES] & NULLABLE:
+        bit, is_there = c - absent, True
+        if present is not None:
+            is_there = (data[present + (c >> 3)] >> (c & 7)) & 1 != 0
+            absent += not is_there
+        if not is_there or (data[nulls + (bit >> 3)] >> (bit & 7)) & 1:
+            if is_there and not lines[i, RULES] & NULLABLE:
                 return -DAMAGED
             if not lines[i, RULES] & LEFT_OUT:
                 lines[i, NULLS] = 1
@@ -242,8 +273,9 @@ def _image(data: Any, at: Any, end: Any, lines: Any, first: Any, count: Any, row
                     store8(target + n, np.uint8(0))
             store32(offsets + 4, np.uint32(used + kept))
             at += length
-        elif kind == DATE or kind == DATETIME or kind == TIMESTAMP or kind == TIME:
-            why = _temporal(data, at, kind, lines[i, SCALE], lines[i, VALUES] + (4 if kind == DATE else 8) * row)
+        elif kind >= DATE and kind <= OLD_TIME:
+            target = lines[i, VALUES] + (4 if kind == DATE else 8) * row
+            why = _temporal(data, at, kind, size, lines[i, SCALE], target)
             if why == VALUE and lines[i, RULES] & NULL_DATES:
                 lines[i, NULLS] = 1
                 unset(lines[i, VALIDITY], row)
@@ -260,14 +292,18 @@ def _image(data: Any, at: Any, end: Any, lines: Any, first: Any, count: Any, row
 
 
 @called  # type: ignore[untyped-decorator]
-def _skip(data: Any, at: Any, end: Any, lines: Any, first: Any, count: Any) -> Any:
+def _skip(data: Any, at: Any, end: Any, lines: Any, first: Any, count: Any, present: Any) -> Any:
     """Where an image ends; negative if it is damaged."""
-    nulls = at
-    at += (count + 7) >> 3
+    nulls, absent = at, np.int64(0)
+    at += (count + 7) >> 3 if present is None else _null_bytes(data, present, count)
     if at > end:
         return -1
     for c in range(count):
-        if (data[nulls + (c >> 3)] >> (c & 7)) & 1:
+        bit = c - absent
+        if present is not None and not (data[present + (c >> 3)] >> (c & 7)) & 1:
+            absent += 1
+            continue
+        if (data[nulls + (bit >> 3)] >> (bit & 7)) & 1:
             continue
         size = lines[first + c, SIZE]
         if at + size > end:
@@ -282,18 +318,37 @@ def _skip(data: Any, at: Any, end: Any, lines: Any, first: Any, count: Any) -> A
 
 
 @called  # type: ignore[untyped-decorator]
-def _same_key(data: Any, before: Any, middle: Any, end: Any, lines: Any, first: Any, count: Any, keys: Any) -> Any:
-    """Whether two images, at [before, middle) and [middle, end), agree to the byte in all columns of the key.
+def _same_key(
+    data: Any,
+    start: Any,
+    middle: Any,
+    end: Any,
+    lines: Any,
+    first: Any,
+    count: Any,
+    keys: Any,
+    before: Any,
+    after: Any,
+) -> Any:
+    """Whether two images, at [start, middle) and [middle, end), agree to the byte in all columns of the key.
 
     The first one has been found to be in order, the other one has not.
     """
-    a, b = before + ((count + 7) >> 3), middle + ((count + 7) >> 3)
+    a, b, absent_a, absent_b = start, middle, np.int64(0), np.int64(0)
+    a += (count + 7) >> 3 if before is None else _null_bytes(data, before, count)
+    b += (count + 7) >> 3 if after is None else _null_bytes(data, after, count)
     if b > end:
         return False
     for c in range(keys):
         size, variable = lines[first + c, SIZE], lines[first + c, KIND] >= _FIRST_VARIABLE
-        null_a = (data[before + (c >> 3)] >> (c & 7)) & 1
-        null_b = (data[middle + (c >> 3)] >> (c & 7)) & 1
+        null_a = (data[start + ((c - absent_a) >> 3)] >> ((c - absent_a) & 7)) & 1
+        null_b = (data[middle + ((c - absent_b) >> 3)] >> ((c - absent_b) & 7)) & 1
+        if before is not None and not (data[before + (c >> 3)] >> (c & 7)) & 1:
+            null_a = np.uint8(1)  # none of its bytes is there
+            absent_a += 1
+        if after is not None and not (data[after + (c >> 3)] >> (c & 7)) & 1:
+            null_b = np.uint8(1)
+            absent_b += 1
         if b + size > end:
             return False
         size_a = 0 if null_a else size + (_number(data, a, size) if variable else 0)
@@ -312,13 +367,16 @@ def _same_key(data: Any, before: Any, middle: Any, end: Any, lines: Any, first: 
 
 
 @called  # type: ignore[untyped-decorator]
-def _count(data: Any, at: Any, end: Any, change: Any, table: Any, lines: Any, state: Any) -> Any:
+def _count(
+    data: Any, at: Any, end: Any, change: Any, table: Any, lines: Any, before: Any, after: Any, state: Any
+) -> Any:
     """Count the rows of an event whose values nobody wants; DONE or DAMAGED."""
     first, count, rows = table[FIRST], table[COUNT], 0
     while at < end:
-        at = _skip(data, at, end, lines, first, count)
-        if at >= 0 and change == UPDATE:
-            at = _skip(data, at, end, lines, first, count) if at < end else -1
+        if change == UPDATE:
+            at = _skip(data, at, end, lines, first, count, before)
+        if at >= 0:
+            at = _skip(data, at, end, lines, first, count, after) if at < end else -1
         if at < 0:
             state[COLUMN] = -1
             return DAMAGED
@@ -334,6 +392,8 @@ def read_images(
     end: Any,
     number: Any,
     change: Any,
+    before: Any,
+    after: Any,
     both: Any,
     seq: Any,
     stamp: Any,
@@ -341,10 +401,14 @@ def read_images(
     lines: Any,
     state: Any,
 ) -> Any:
-    """Read the images of an event; see :func:`read_rows`."""
+    """Read the images of an event; see :func:`read_rows`.
+
+    :param before: where it stands which columns the first image of an update has; ``None`` if all images have all.
+    :param after: the same of the second one, and of every image that is not an update's.
+    """
     table = tables[number]
     if table[SPACE] < 0:
-        return _count(data, at, end, change, table, lines, state)
+        return _count(data, at, end, change, table, lines, before, after, state)
     first, count, row = table[FIRST], table[COUNT], table[ROW]
     why = DONE
     while at < end:
@@ -353,13 +417,13 @@ def read_images(
             break
         start, op, last = at, _C, row
         if change == UPDATE:
-            op, start = _U, _skip(data, at, end, lines, first, count)
+            op, start = _U, _skip(data, at, end, lines, first, count, before)
             if start < 0 or start >= end:
                 why = DAMAGED
                 state[COLUMN] = -1
                 break
-            if both or not _same_key(data, at, start, end, lines, first, count, table[KEYS]):
-                found = _image(data, at, start, lines, first, count, row, state)
+            if both or not _same_key(data, at, start, end, lines, first, count, table[KEYS], before, after):
+                found = _image(data, at, start, lines, first, count, before, row, state)
                 if found < 0:
                     why = -found
                     break
@@ -367,7 +431,7 @@ def read_images(
                 last = row + 1
         elif change == DELETE:
             op = _D
-        found = _image(data, start, end, lines, first, count, last, state)
+        found = _image(data, start, end, lines, first, count, after, last, state)
         if found < 0:
             why = -found
             break
@@ -381,7 +445,8 @@ def read_images(
 
 
 @compiled(
-    "int64(uint8[::1], int64, int64, int64, int64, int64, int64, int64, int64[:, ::1], int64[:, ::1], int64[::1])",
+    "int64(uint8[::1], int64, int64, int64, int64, int64, int64, int64, int64, int64[:, ::1], int64[:, ::1], "
+    "int64[::1])",
     __file__,
     packed.__file__,
     primitives.__file__,
@@ -392,6 +457,7 @@ def read_rows(
     end: Any,
     number: Any,
     change: Any,
+    present: Any,
     both: Any,
     seq: Any,
     stamp: Any,
@@ -407,6 +473,8 @@ def read_rows(
 
     :param number: line of the table in ``tables``.
     :param change: INSERT, UPDATE or DELETE.
+    :param present: where, in front of the images, it stands which columns they have: a bitmap, of an update one for
+        the old images and one for the new ones. Negative if they have all.
     :param both: whether every update gives its old image, as ``b``.
     :param seq: ``_cdc_seq`` of the rows.
     :param stamp: ``_cdc_ts`` of the rows.
@@ -415,4 +483,10 @@ def read_rows(
     """
     if at < 0 or at > end or end + primitives.SLACK > data.shape[0] or number < 0 or number >= tables.shape[0]:
         return DAMAGED
-    return read_images(data, at, end, number, change, both, seq, stamp, tables, lines, state)
+    if present < 0:
+        return read_images(data, at, end, number, change, None, None, both, seq, stamp, tables, lines, state)
+    size = (tables[number, COUNT] + 7) >> 3
+    after = present + size if change == UPDATE else present
+    if after + size > at:
+        return DAMAGED
+    return read_images(data, at, end, number, change, present, after, both, seq, stamp, tables, lines, state)

@@ -7,7 +7,7 @@ has no such value (a zero date, bytes that are not text) stops the stream; it ne
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import date
 from decimal import Decimal
 from functools import lru_cache
@@ -26,10 +26,27 @@ from airflow_provider_cdc.core.schema import (
 from airflow_provider_cdc.exceptions import TerminalError
 from airflow_provider_cdc.mysql.binlog.jsonb import json_text
 from airflow_provider_cdc.mysql.binlog.mariadb_values import inet_text, uncompressed
-from airflow_provider_cdc.mysql.binlog.table_map import BLOB, BLOB_COMPRESSED, TableMap, WireColumn, with_members
+from airflow_provider_cdc.mysql.binlog.table_map import (
+    BLOB,
+    BLOB_COMPRESSED,
+    VECTOR,
+    TableMap,
+    WireColumn,
+    with_members,
+)
 from airflow_provider_cdc.mysql.binlog.transactions import RowsEvent
-from airflow_provider_cdc.mysql.binlog.values import Moment, decimal_size, decimal_text, unpack_moment, unpack_time
-from airflow_provider_cdc.mysql.charsets import UNICODE, Decoders
+from airflow_provider_cdc.mysql.binlog.values import (
+    OLD_SIZES,
+    Moment,
+    decimal_size,
+    decimal_text,
+    unpack_moment,
+    unpack_old_moment,
+    unpack_old_time,
+    unpack_old_timestamp,
+    unpack_time,
+)
+from airflow_provider_cdc.mysql.charsets import ONE_WAY_REMEDY, UNICODE, Decode, Decoders, OneWayError
 
 Image = tuple[Any, ...]
 #: Reads one value: (event data, offset) -> (value, offset behind it).
@@ -55,16 +72,21 @@ def decode_rows(event: RowsEvent, texts: Decoders = UNICODE) -> list[tuple[Image
         no before, a delete no after. Integers and YEAR are int, DECIMAL is Decimal (str above 38 digits), FLOAT and
         DOUBLE are float, text, ENUM, SET and JSON are str, binary, BIT and geometry are bytes, VECTOR is a list of
         float, DATE is int days since 1970-01-01, DATETIME and TIMESTAMP are int microseconds since 1970-01-01 00:00:00
-        (of no zone, and UTC), TIME is int microseconds. A date that is none is ``None`` if the table says so.
+        (of no zone, and UTC), TIME is int microseconds. A date that is none is ``None`` if the table says so, and so is
+        what an image does not have.
     :raises TerminalError: for other zero dates, bytes that are not valid text, and damaged data; it names table,
         column and place.
     """
     data = bytes(event.data)
     readers = _readers(event.table, texts)
-    images = []
+    every = range(len(readers))
+    size = (len(readers) + 7) // 8
+    parts = [event.present[i : i + size] for i in range(0, len(event.present), size)]
+    present = [[i for i in every if part[i >> 3] >> (i & 7) & 1] for part in parts] or [[*every]]
+    images: list[Image] = []
     at = 0
     while at < len(data):
-        image, at = _image(data, at, event, readers)
+        image, at = _image(data, at, event, readers, present[len(images) % len(present)])
         images.append(image)
     if event.kind == "insert":
         return [(None, image) for image in images]
@@ -84,23 +106,28 @@ ZERO_DATE_REMEDY = (
 _DAMAGED = "run again; if it stays, start with a fresh sink.path"
 
 
-def _image(data: bytes, at: int, event: RowsEvent, readers: tuple[Reader, ...]) -> tuple[Image, int]:
-    nulls = int.from_bytes(data[at : at + (len(readers) + 7) // 8], "little")
-    at += (len(readers) + 7) // 8
+def _image(
+    data: bytes, at: int, event: RowsEvent, readers: tuple[Reader, ...], present: list[int]
+) -> tuple[Image, int]:
+    """The values of an image, and where it ends.
+
+    :param present: numbers of the columns that it has.
+    """
+    size = (len(present) + 7) // 8
+    nulls = int.from_bytes(data[at : at + size], "little")
+    at += size
     if at > len(data):
         raise TerminalError(f"damaged rows of {event.schema.label} at {event.where}: cut off", _DAMAGED)
-    values: list[Any] = []
-    for i, reader in enumerate(readers):
-        if nulls >> i & 1:
+    values: list[Any] = [None] * len(readers)
+    for bit, i in enumerate(present):
+        if nulls >> bit & 1:
             if not event.schema.columns[i].nullable:
                 raise _failure(ValueError("NULL"), event, event.schema.columns[i])
-            values.append(None)
             continue
         try:
-            value, at = reader(data, at)
+            values[i], at = readers[i](data, at)
         except (_NoValue, UnicodeDecodeError, ValueError, IndexError, struct.error) as error:
             raise _failure(error, event, event.schema.columns[i]) from None
-        values.append(value)
     return tuple(values), at
 
 
@@ -111,6 +138,8 @@ def _failure(error: Exception, event: RowsEvent, column: Column) -> TerminalErro
             f"{error} in {place}, cannot be carried",
             ZERO_DATE_REMEDY,
         )
+    if isinstance(error, OneWayError):
+        return TerminalError(f"{error} in {place}", ONE_WAY_REMEDY)
     if isinstance(error, UnicodeDecodeError):
         return TerminalError(
             f"bytes that are not valid text in {place}",
@@ -126,13 +155,15 @@ def _readers(table: TableMap, texts: Decoders) -> tuple[Reader, ...]:
     found = []
     for known, wire in zip(table.schema.columns, table.columns, strict=True):
         column = with_members(known, table, texts) if known.data_type in MEMBER_TYPES else known
-        read = _reader(column, wire, texts)
+        read = _reader(column, wire, texts.of_keys if column.name in table.schema.key else texts)
         found.append(_or_null(read, wire, column) if column.name in nulls and column.data_type in _DATES else read)
     return tuple(found)
 
 
 def _or_null(read: Reader, wire: WireColumn, column: Column) -> Reader:
     size = {"date": 3, "datetime": 5, "timestamp": 4}[column.data_type] + (wire.size + 1) // 2
+    if column.old_format:
+        size = OLD_SIZES[column.data_type][column.fsp]
 
     def read_or_null(data: bytes, at: int) -> tuple[Any, int]:
         try:
@@ -143,7 +174,7 @@ def _or_null(read: Reader, wire: WireColumn, column: Column) -> Reader:
     return read_or_null
 
 
-def _reader(column: Column, wire: WireColumn, texts: Decoders) -> Reader:
+def _reader(column: Column, wire: WireColumn, texts: Mapping[str, Decode]) -> Reader:
     kind = column.data_type
     if kind in INTEGER_TYPES:
         return _integer(_INTEGER_SIZES[kind], signed=not column.unsigned)
@@ -169,7 +200,7 @@ def _reader(column: Column, wire: WireColumn, texts: Decoders) -> Reader:
     if kind in GEOMETRY_TYPES:
         return _sized(4, bytes)
     if kind == "vector":
-        return _sized(4, lambda raw: list(struct.unpack(f"<{len(raw) // 4}f", raw)))
+        return _sized(_length_size(wire), lambda raw: list(struct.unpack(f"<{len(raw) // 4}f", raw)))
     if kind == "bit":
         return _fixed(((column.precision or 1) + 7) // 8, bytes)
     if kind == "set":
@@ -177,9 +208,13 @@ def _reader(column: Column, wire: WireColumn, texts: Decoders) -> Reader:
     if kind == "enum":
         return _fixed(wire.size, lambda raw: _enum(int.from_bytes(raw, "little"), column))
     if kind == "year":
+        if column.two_digits:
+            return _fixed(1, lambda raw: raw[0] % 100)
         return _fixed(1, lambda raw: 1900 + raw[0] if raw[0] else 0)
     if kind == "date":
         return _fixed(3, _date)
+    if column.old_format:
+        return _fixed(OLD_SIZES[kind][column.fsp], _old(kind, column.fsp))
     fraction = (wire.size + 1) // 2
     if kind == "datetime":
         return _fixed(5 + fraction, lambda raw: _datetime(raw, fraction))
@@ -213,7 +248,7 @@ def _sized(length_size: int, convert: Callable[[bytes], Any]) -> Reader:
 
 def _length_size(wire: WireColumn) -> int:
     """Bytes of the length in front of a string."""
-    if wire.type in (BLOB, BLOB_COMPRESSED):
+    if wire.type in (BLOB, BLOB_COMPRESSED, VECTOR):
         return wire.size
     return 1 if wire.size < 256 else 2
 
@@ -270,17 +305,32 @@ def _micros(raw: int, size: int) -> int:
 
 def _datetime(raw: bytes, fraction: int) -> int:
     packed = int.from_bytes(raw[:5], "big") - (1 << 39)
-    moment: Moment = unpack_moment(packed, _micros(int.from_bytes(raw[5:], "big"), fraction))
+    return _since_1970(unpack_moment(packed, _micros(int.from_bytes(raw[5:], "big"), fraction)))
+
+
+def _since_1970(moment: Moment) -> int:
     seconds = _days(moment.year, moment.month, moment.day) * _DAY
     seconds += moment.hour * 3600 + moment.minute * 60 + moment.second
     return seconds * _SECOND + moment.micros
 
 
 def _timestamp(raw: bytes, fraction: int) -> int:
-    seconds, part = int.from_bytes(raw[:4], "big"), int.from_bytes(raw[4:], "big")
-    if seconds == 0 and part == 0:
+    return _instant(int.from_bytes(raw[:4], "big"), _micros(int.from_bytes(raw[4:], "big"), fraction))
+
+
+def _instant(seconds: int, micros: int) -> int:
+    if seconds == 0 and micros == 0:
         raise _NoValue("zero timestamp 0000-00-00 00:00:00")
-    return seconds * _SECOND + _micros(part, fraction)
+    return seconds * _SECOND + micros
+
+
+def _old(kind: str, digits: int) -> Callable[[bytes], int]:
+    """Reads a value of the format of MariaDB 5.3."""
+    if kind == "datetime":
+        return lambda raw: _since_1970(unpack_old_moment(raw, digits))
+    if kind == "timestamp":
+        return lambda raw: _instant(*unpack_old_timestamp(raw, digits))
+    return lambda raw: unpack_old_time(raw, digits)
 
 
 def _time(raw: bytes, fraction: int) -> int:

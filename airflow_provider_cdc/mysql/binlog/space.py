@@ -23,9 +23,16 @@ from airflow_provider_cdc.exceptions import TerminalError
 from airflow_provider_cdc.mysql.binlog import row_kernel as kernel
 from airflow_provider_cdc.mysql.binlog.mariadb_values import inet_text, uncompressed, uuid_texts
 from airflow_provider_cdc.mysql.binlog.rows import ZERO_DATE_REMEDY
-from airflow_provider_cdc.mysql.binlog.table_map import BLOB, BLOB_COMPRESSED, TableMap, WireColumn, with_members
-from airflow_provider_cdc.mysql.binlog.values import decimal_size, unpack_moment
-from airflow_provider_cdc.mysql.charsets import Decoders
+from airflow_provider_cdc.mysql.binlog.table_map import (
+    BLOB,
+    BLOB_COMPRESSED,
+    VARCHAR,
+    TableMap,
+    WireColumn,
+    with_members,
+)
+from airflow_provider_cdc.mysql.binlog.values import OLD_SIZES, decimal_size, unpack_moment, unpack_old_moment
+from airflow_provider_cdc.mysql.charsets import ONE_WAY_REMEDY, Decoders, OneWayError
 from airflow_provider_cdc.mysql.columns import LARGEST, UnfitValue, copied, enlarged, is_utf8
 from airflow_provider_cdc.mysql.primitives import SLACK
 
@@ -43,11 +50,13 @@ _SIMPLE = {
     "date": (3, kernel.DATE),
 }
 _FRACTIONAL = {"datetime": (5, kernel.DATETIME), "timestamp": (4, kernel.TIMESTAMP), "time": (3, kernel.TIME)}
+_OLD = {"datetime": kernel.OLD_DATETIME, "timestamp": kernel.OLD_TIMESTAMP, "time": kernel.OLD_TIME}
 _WIDTHS = {
     **dict.fromkeys((kernel.COPY_1,), 1),
-    **dict.fromkeys((kernel.COPY_2, kernel.WIDEN_1, kernel.YEAR, kernel.INDEX), 2),
+    **dict.fromkeys((kernel.COPY_2, kernel.WIDEN_1, kernel.YEAR, kernel.SHORT_YEAR, kernel.INDEX), 2),
     **dict.fromkeys((kernel.COPY_4, kernel.SIGNED_3, kernel.WIDEN_2, kernel.WIDEN_3, kernel.DATE), 4),
     **dict.fromkeys((kernel.COPY_8, kernel.WIDEN_4, kernel.DATETIME, kernel.TIMESTAMP, kernel.TIME, kernel.BITS), 8),
+    **dict.fromkeys(_OLD.values(), 8),
     **dict.fromkeys((kernel.WIDEN_8, kernel.DECIMAL), 16),
 }
 _ANY_LENGTH = 1 << 40
@@ -76,13 +85,14 @@ class _Plan(NamedTuple):
     finish: Callable[[pa.Array], pa.Array] | None = None
 
 
-def _plan(column: Column, wire: WireColumn, table: TableMap, texts: Decoders, left_out: bool) -> _Plan:
-    kind, arrow = column.data_type, column.arrow_type
+def _plan(column: Column, wire: WireColumn, table: TableMap, decoders: Decoders, left_out: bool) -> _Plan:
+    kind, arrow, in_key = column.data_type, column.arrow_type, column.name in table.schema.key
+    texts = decoders.of_keys if in_key else decoders
     size, has_length = _size(column, wire)
     if left_out:
         return _Plan(kernel.BYTES if has_length else kernel.FIXED, size, _NOTHING)
     if kind in MEMBER_TYPES:
-        column = with_members(column, table, texts)
+        column = with_members(column, table, decoders)
     if kind in INTEGER_TYPES:
         _, signed, unsigned = _INTEGERS[kind]
         return _Plan(unsigned if column.unsigned else signed, size, arrow)
@@ -90,12 +100,13 @@ def _plan(column: Column, wire: WireColumn, table: TableMap, texts: Decoders, le
         how = kernel.DECIMAL if wire.precision <= 38 else kernel.LONG_DECIMAL
         return _Plan(how, size, arrow, wire.precision, wire.scale)
     if kind in _SIMPLE:
-        return _Plan(_SIMPLE[kind][1], size, arrow)
+        return _Plan(kernel.SHORT_YEAR if column.two_digits else _SIMPLE[kind][1], size, arrow)
+    if column.old_format:
+        return _Plan(_OLD[kind], size, arrow, scale=column.fsp)
     if kind in _FRACTIONAL:
         return _Plan(_FRACTIONAL[kind][1], size, arrow, scale=(wire.size + 1) // 2)
     if kind == "enum":
-        members = pa.array(["", *column.members], pa.string())  # 0: a value that was not valid when it was stored
-        return _Plan(kernel.INDEX, size, pa.int16(), len(column.members), finish=members.take)
+        return _Plan(kernel.INDEX, size, pa.int16(), len(column.members), finish=_member(column.members, in_key))
     if kind == "set":
         return _Plan(kernel.BITS, size, pa.uint64(), len(column.members), finish=_members(column.members))
     if kind == "bit":
@@ -112,7 +123,7 @@ def _plan(column: Column, wire: WireColumn, table: TableMap, texts: Decoders, le
         )
     if kind in TEXT_TYPES:
         if column.charset in UTF8_CHARSETS:
-            return _Plan(kernel.BYTES, size, arrow, longest)
+            return _Plan(kernel.BYTES, size, arrow, longest, finish=_ascii if column.charset == "ascii" else None)
         decode = texts[str(column.charset)]
         return _Plan(kernel.BYTES, size, pa.binary(), longest, finish=_each(decode))
     if kind == "binary":
@@ -135,13 +146,15 @@ def _size(column: Column, wire: WireColumn) -> tuple[int, bool]:
         return decimal_size(wire.precision, wire.scale), False
     if kind in _SIMPLE:
         return _SIMPLE[kind][0], False
+    if column.old_format:
+        return OLD_SIZES[kind][column.fsp], False
     if kind in _FRACTIONAL:
         return _FRACTIONAL[kind][0] + (wire.size + 1) // 2, False
     if kind in MEMBER_TYPES:
         return wire.size, False
     if kind == "bit":
         return ((column.precision or 1) + 7) // 8, False
-    if kind in ADDRESS_TYPES or kind in TEXT_TYPES or kind in BINARY_TYPES or kind == "binary":
+    if kind in ADDRESS_TYPES or kind in TEXT_TYPES or kind in BINARY_TYPES or wire.type == VARCHAR:
         is_blob = wire.type in (BLOB, BLOB_COMPRESSED)
         return (wire.size if is_blob else 1 if wire.size < 256 else 2), True
     return 4, True  # JSON, spatial types, vectors
@@ -154,6 +167,25 @@ def _each(convert: Callable[[bytes], Any], to: pa.DataType | None = None) -> Cal
         known = values.dictionary_encode()
         found = [convert(value) for value in known.dictionary.to_pylist()]
         return pa.array(found, to or pa.string()).take(known.indices)
+
+    return finish
+
+
+def _ascii(values: pa.Array) -> pa.Array:
+    """Text of the charset ascii, into which MariaDB takes bytes that are none."""
+    if not pc.all(pc.string_is_ascii(values)).as_py() and len(values) > values.null_count:
+        raise UnicodeDecodeError("ascii", b"", 0, 0, "not ascii")
+    return values
+
+
+def _member(members: Sequence[str], in_key: bool) -> Callable[[pa.Array], pa.Array]:
+    """The member of an ENUM by its index; 0 is a value that was not valid when it was stored, and shown as ''."""
+    texts = pa.array(["", *members], pa.string())
+
+    def finish(values: pa.Array) -> pa.Array:
+        if in_key and "" in members and pc.any(pc.equal(values, 0)).as_py():
+            raise OneWayError("")
+        return texts.take(values)
 
     return finish
 
@@ -236,11 +268,13 @@ class Space:
         """What is wrong with the date that stands at a place of the data."""
         plan = self._plans[column]
         raw = data[at : at + plan.size].tobytes()
-        if plan.kind == kernel.TIMESTAMP:
+        if plan.kind in (kernel.TIMESTAMP, kernel.OLD_TIMESTAMP):
             return "zero timestamp 0000-00-00 00:00:00"
         if plan.kind == kernel.DATE:
             packed = int.from_bytes(raw, "little")
             year, month, day = packed >> 9, packed >> 5 & 15, packed & 31
+        elif plan.kind == kernel.OLD_DATETIME:
+            year, month, day, *_ = unpack_old_moment(raw, plan.scale)
         else:
             year, month, day, *_ = unpack_moment(int.from_bytes(raw[:5], "big") - (1 << 39))
         return f"zero, partial or impossible date {year:04d}-{month:02d}-{day:02d}"
@@ -350,8 +384,11 @@ class Space:
         try:
             return plan.finish(array)
         except (UnicodeDecodeError, ValueError) as error:
+            seq = int(self._seqs[_bad(array, plan.finish)])
+            if isinstance(error, OneWayError):
+                raise UnfitValue(i, str(error), seq, ONE_WAY_REMEDY) from None
             what = "bytes that are not valid text" if isinstance(error, UnicodeDecodeError) else "damaged value"
-            raise UnfitValue(i, what, int(self._seqs[_bad(array, plan.finish)])) from None
+            raise UnfitValue(i, what, seq) from None
 
     def _tell(self, i: int) -> None:
         self.lines[i, kernel.VALUES] = self._values[i].ctypes.data
@@ -369,13 +406,16 @@ def _bad(values: pa.Array, finish: Callable[[pa.Array], pa.Array]) -> int:
     return 0
 
 
-def failure(table: TableSchema, column: int, reason: str, where: str) -> TerminalError:
+def failure(table: TableSchema, column: int, reason: str, where: str, remedy: str = "") -> TerminalError:
     """The error for a value that cannot be carried.
 
     :param column: number of the column; negative if it cannot be told.
     :param where: place for messages.
+    :param remedy: what to do, where that does not follow from the reason.
     """
     name = f"column {table.columns[column].name}" if column >= 0 else "a row"
+    if remedy:
+        return TerminalError(f"{reason} in {name} of {table.label}, at {where}", remedy)
     if "date" in reason or "timestamp" in reason:
         return TerminalError(f"{reason} in {name} of {table.label}, at {where}, cannot be carried", ZERO_DATE_REMEDY)
     if "text" in reason:

@@ -14,6 +14,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -21,24 +22,36 @@ from typing import Any, Self
 import pymysql
 from pymysqlreplication import BinLogStreamReader
 
-from airflow_provider_cdc.exceptions import CdcError, NotReadyError, TerminalError, TransientError
+from airflow_provider_cdc.core.offset import Position
+from airflow_provider_cdc.exceptions import (
+    CdcError,
+    DamageError,
+    NotReadyError,
+    OtherHistoryError,
+    PurgedError,
+    TerminalError,
+    TornFileError,
+    TransientError,
+)
+from airflow_provider_cdc.mysql.heads import behind_torn_end
 from airflow_provider_cdc.mysql.server import identity, is_mariadb, same_server
-from airflow_provider_cdc.mysql.session import SESSION, FastConnection
+from airflow_provider_cdc.mysql.session import DENIED, SESSION, FastConnection, connect
 
-ROTATE, FORMAT_DESCRIPTION, HEARTBEAT, HEARTBEAT_V2 = 4, 15, 27, 41
+ROTATE, FORMAT_DESCRIPTION, HEARTBEAT, HEARTBEAT_V2, START_ENCRYPTION = 4, 15, 27, 41, 164
+#: What stands at the beginning of a file, and is sent to each reader first wherever it begins; without a position then.
+_FIRST = frozenset({FORMAT_DESCRIPTION, START_ENCRYPTION})
 _HEADER = struct.Struct("<IBIIIH")  # timestamp, type, server id, size, end position (32 bits), flags
 COM_BINLOG_DUMP, _SEND_ANNOTATE_ROWS = 0x12, 2
 _CHECKSUM_SIZE = 4
 _ARTIFICIAL = 0x20
 _IN_USE = 0x01
 _ER_SOURCE_FATAL = 1236
-#: Access denied (database, user, table, privilege), account locked, password expired.
-_ER_ACCESS = frozenset({1044, 1045, 1142, 1227, 1698, 1820, 3118})
 #: Headers of events have 32 bits for a position.
 _BITS = 0xFFFF_FFFF
 #: So has the request for a stream.
 _FARTHEST_START = _BITS
 _FIRST_EVENT = 4
+_TORN = "nothing proves that the next file goes on with what lies before: start with a fresh sink.path"
 #: The server drops a reader that takes nothing for this long; a slow sink must not lose its stream.
 _NET_TIMEOUT = 3600
 
@@ -55,6 +68,7 @@ class Event:
         format events at the start of a stream) stand where the stream stands.
     :param start: where it starts.
     :param server_id: id of the server that wrote it first.
+    :param flags: of its header.
     """
 
     type: int
@@ -64,6 +78,7 @@ class Event:
     position: int
     start: int
     server_id: int = 0
+    flags: int = 0
 
     @property
     def where(self) -> str:
@@ -88,6 +103,8 @@ class BinlogStream:
     :raises TransientError: if the server cannot be reached.
     :raises NotReadyError: if the user may not read the binlog.
     :raises TerminalError: if a start above 4 GiB does not exist; any other wrong one shows with the first event.
+
+    ``begun`` tells when the files were begun that have been read, by name, in seconds by the server's clock.
     """
 
     def __init__(
@@ -104,10 +121,13 @@ class BinlogStream:
         server: str | None = None,
     ) -> None:
         self.file, self.position = file, position if position <= _FARTHEST_START else _FIRST_EVENT
+        self.begun: dict[str, int] = {}
+        self._args = connect_args
         self._checksum = True  # until a format event says otherwise: the reader asks for CRC32
         self._closed, self._ahead = False, False
         settings = {key: value for key, value in connect_args.items() if key != "cursorclass"}
         settings |= {"charset": "utf8mb4", "autocommit": True, "read_timeout": read_timeout}
+        settings |= {"write_timeout": read_timeout}  # of the TLS handshake, too, which would have none
         self._reader = BinLogStreamReader(
             connection_settings=settings,
             server_id=server_id,
@@ -180,7 +200,7 @@ class BinlogStream:
             self.close()
             return None
         if packet[:1] != b"\x00":
-            raise TerminalError(f"unknown packet in the binlog stream at {self.file}:{self.position}", "report this")
+            raise _damaged("unknown packet in the binlog stream", f"{self.file}:{self.position}")
         return packet[1:]
 
     @property
@@ -238,7 +258,7 @@ class BinlogStream:
     def _failure(self, error: Exception) -> CdcError:
         where, text = f"{self.file}:{self.position}", _text(error)
         code = error.args[0] if error.args else None
-        if code in _ER_ACCESS:
+        if code in DENIED:
             return NotReadyError(
                 f"the server denies the binlog to this user: {text}",
                 "see user, password and the grant REPLICATION SLAVE",
@@ -248,10 +268,13 @@ class BinlogStream:
         if "server_uuid/server_id" in text:
             remedy = "another reader has the same replica server id or uuid: stop it, or give this pipeline another id"
         elif "purged" in text or "Could not find first log file" in text:
-            remedy = (
+            return PurgedError(
+                f"the server refuses the binlog at {where}: {text}",
                 "the server has removed this part of its binlog: start again with a fresh sink.path, "
-                "and raise binlog_expire_logs_seconds"
+                "and raise binlog_expire_logs_seconds",
             )
+        elif "truncated in the middle of event" in text:
+            return TornFileError(f"the binlog at {where} is cut off: {text}", _TORN)
         elif "max_allowed_packet" in text:
             remedy = "raise max_allowed_packet above the largest row event; if it is, the position is wrong"
         elif "checksum" in text:
@@ -263,18 +286,20 @@ class BinlogStream:
     def _event(self, data: bytes) -> Event:
         where = f"{self.file}:{self.position}"
         if len(data) < _HEADER.size:
-            raise TerminalError(f"cut off event at {where}: {len(data)} bytes", "report this")
+            raise _damaged(f"cut off event of {len(data)} bytes", where)
         timestamp, kind, server_id, size, end, flags = _HEADER.unpack_from(data)
         if size != len(data):
-            raise TerminalError(f"event of type {kind} at {where} has {len(data)} bytes and claims {size}", "try again")
+            raise _damaged(f"event of type {kind} with {len(data)} bytes that claims {size}", where)
         if kind == FORMAT_DESCRIPTION:
             # One byte for the algorithm and room for a checksum end this event, whatever the algorithm is.
             algorithm = data[-_CHECKSUM_SIZE - 1]
             if algorithm not in (0, 1):
-                raise TerminalError(f"unknown checksum algorithm {algorithm} at {where}", "set binlog_checksum=CRC32")
+                raise _damaged(f"unknown checksum algorithm {algorithm}", where)
             self._checksum = algorithm == 1
         if self._checksum:
             self._verify(data, kind, where)
+        if kind == FORMAT_DESCRIPTION:
+            self._same_file(self.file, timestamp)
         has_room = self._checksum or kind == FORMAT_DESCRIPTION
         body = memoryview(data)[_HEADER.size : len(data) - _CHECKSUM_SIZE if has_room else len(data)]
         start = self.position
@@ -283,19 +308,40 @@ class BinlogStream:
         elif kind == ROTATE and (flags & _ARTIFICIAL or end == 0):
             self._rotate(body, where)
             start = self.position
-        elif not flags & _ARTIFICIAL and (end != 0 or (self._mariadb and kind != FORMAT_DESCRIPTION)):
+        elif not flags & _ARTIFICIAL and (end != 0 or (self._mariadb and kind not in _FIRST)):
             self.position += size
             # MariaDB (from 11.7, binlog_legacy_event_pos=OFF) does not number the events inside of a transaction; its
             # last one shows whether any was missing.
             if end != 0 and self.position & _BITS != end:
-                raise TerminalError(
-                    f"event of type {kind} at {where} ends at {end}, {self.position & _BITS} expected",
-                    "the start position was not the start of an event: start again with a fresh sink.path",
-                )
-        event = Event(kind, timestamp, body, self.file, self.position, start, server_id)
+                expected = self.position & _BITS
+                raise _damaged(f"event of type {kind} that ends at {end}, {expected} expected,", where)
+        event = Event(kind, timestamp, body, self.file, self.position, start, server_id, flags)
         if kind == ROTATE and not flags & _ARTIFICIAL and end != 0:
             self._rotate(body, where)
         return event
+
+    def behind_torn_end(self, at: Position) -> Position | None:
+        """See :func:`~airflow_provider_cdc.mysql.heads.behind_torn_end`."""
+        with contextlib.closing(connect(self._args)) as connection:
+            return behind_torn_end(connection, at)
+
+    def expect(self, begun: dict[str, int]) -> None:
+        """Stop at a file that was begun at another time than one of its name that was read before.
+
+        :param begun: when files were begun; those that are read are added.
+        """
+        found, self.begun = self.begun, begun
+        for file, began in found.items():
+            self._same_file(file, began)
+
+    def _same_file(self, file: str, began: int) -> None:
+        """A file's format event, which each reader of it gets first, says when the file was begun."""
+        known = self.begun.setdefault(file, began)
+        if known != began:
+            raise OtherHistoryError(
+                f"binlog file {file} of the server was begun at {_moment(began)}, and the one that was read, of the "
+                f"same name, at {_moment(known)}"
+            )
 
     def _verify(self, data: bytes, kind: int, where: str) -> None:
         covered = data[:-_CHECKSUM_SIZE]
@@ -303,14 +349,11 @@ class BinlogStream:
             # "File in use" is not part of what the checksum was taken of.
             covered = data[:17] + bytes([data[17] & ~_IN_USE]) + data[18:-_CHECKSUM_SIZE]
         if zlib.crc32(covered) != int.from_bytes(data[-_CHECKSUM_SIZE:], "little"):
-            raise TerminalError(
-                f"checksum of the event of type {kind} at {where} is wrong",
-                "the binlog or the network is damaged: run again; if it stays, start with a fresh sink.path",
-            )
+            raise _damaged(f"wrong checksum of the event of type {kind}", where)
 
     def _rotate(self, body: memoryview, where: str) -> None:
         if len(body) < 9:
-            raise TerminalError(f"cut off rotate event at {where}", "report this")
+            raise _damaged("cut off rotate event", where)
         self.position = int.from_bytes(body[:8], "little")
         self.file = bytes(body[8:]).decode("utf-8", "replace")
 
@@ -324,10 +367,16 @@ class BinlogStream:
         else:
             file, position = _heartbeat_v2(body)
         if file != self.file or position != self.position:
-            raise TerminalError(
-                f"the server is at {file}:{position} and its stream at {where}: events are missing in between",
-                "run again; if it stays, start with a fresh sink.path",
-            )
+            raise _damaged(f"the server is at {file}:{position}, events are missing: its stream stands", where)
+
+
+def _damaged(what: str, where: str) -> DamageError:
+    return DamageError(
+        f"{what} at {where}",
+        "Run again. If it stays at this place, the binlog is damaged there, or no event begins where the stream began: "
+        "start with a fresh sink.path",
+        where,
+    )
 
 
 def _heartbeat_v2(body: memoryview) -> tuple[str, int]:
@@ -370,6 +419,10 @@ def _with_annotations(send: Callable[[bytes], None], data: bytes) -> None:
     if data[4] == COM_BINLOG_DUMP:
         data = data[:9] + bytes([data[9] | _SEND_ANNOTATE_ROWS]) + data[10:]
     send(data)
+
+
+def _moment(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat()
 
 
 def _text(error: Exception) -> str:

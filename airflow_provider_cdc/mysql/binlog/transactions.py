@@ -8,24 +8,31 @@ id is looked at.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NoReturn
 
 from airflow_provider_cdc.core.ddl import Statement, classify, xid_text
-from airflow_provider_cdc.core.offset import Position
 from airflow_provider_cdc.core.schema import TableSchema
-from airflow_provider_cdc.exceptions import TerminalError
+from airflow_provider_cdc.exceptions import TerminalError, TornFileError
 from airflow_provider_cdc.mysql.binlog.gtid_event import GTID_EVENTS, read_gtid
+from airflow_provider_cdc.mysql.binlog.judge import DdlError, Judge, LookUp, is_over
 from airflow_provider_cdc.mysql.binlog.payload import inner_events
-from airflow_provider_cdc.mysql.binlog.query import inflate, read_query
+from airflow_provider_cdc.mysql.binlog.query import Query, inflate, read_query
 from airflow_provider_cdc.mysql.binlog.spill import spill
-from airflow_provider_cdc.mysql.binlog.stream import FORMAT_DESCRIPTION, HEARTBEAT, HEARTBEAT_V2, ROTATE, Event
+from airflow_provider_cdc.mysql.binlog.stream import (
+    FORMAT_DESCRIPTION,
+    HEARTBEAT,
+    HEARTBEAT_V2,
+    ROTATE,
+    START_ENCRYPTION,
+    Event,
+)
 from airflow_provider_cdc.mysql.binlog.table_map import TableMap, packed_int, read_table_map, table_of
 
 QUERY, STOP, XID, TABLE_MAP, INCIDENT = 2, 3, 16, 19, 26
 EXECUTE_LOAD_QUERY, PREVIOUS_GTIDS, XA_PREPARE, PARTIAL_UPDATE_ROWS, TRANSACTION_PAYLOAD = 18, 35, 38, 39, 40
-START_ENCRYPTION, QUERY_COMPRESSED = 164, 165
+QUERY_COMPRESSED = 165
 _INSERT, _UPDATE, _DELETE = (23, 30), (24, 31), (25, 32)
 _KINDS: dict[int, Literal["insert", "update", "delete"]] = {
     **dict.fromkeys(_INSERT, "insert"),
@@ -37,7 +44,10 @@ _COMPRESSED = {166: 23, 167: 24, 168: 25, 169: 30, 170: 31, 171: 32}
 _ROWS_V1 = frozenset({23, 24, 25})
 _BINLOG_CHECKPOINT, _GTID_LIST = 161, 163
 #: Events that stand between transactions and only show how far the log has been read.
-_BETWEEN = frozenset({STOP, ROTATE, FORMAT_DESCRIPTION, PREVIOUS_GTIDS, _BINLOG_CHECKPOINT, _GTID_LIST})
+_BETWEEN = frozenset(
+    # The server decrypts what it sends; the event that says that a file is encrypted comes all the same.
+    {STOP, ROTATE, FORMAT_DESCRIPTION, PREVIOUS_GTIDS, _BINLOG_CHECKPOINT, _GTID_LIST, START_ENCRYPTION}
+)
 #: Events that carry no rows, with what they are for.
 _WITHOUT_ROWS = {
     5: "INTVAR: value of an AUTO_INCREMENT for the statement that follows; that statement is judged",
@@ -59,10 +69,6 @@ _NO_TABLE = 0xFF_FFFF  # "dummy" rows event that only closes a statement
 FRESH = "to take the new definition, start with a fresh sink.path (or remove the old one) and run again"
 
 
-class DdlError(TerminalError):
-    """A statement changed a captured table in a way that the stream cannot follow."""
-
-
 @dataclass(frozen=True, slots=True)
 class RowsEvent:
     """Changed rows of one captured table, not decoded yet.
@@ -71,12 +77,15 @@ class RowsEvent:
     :param kind: what happened to the rows.
     :param data: row images one after the other; for updates before and after in turn.
     :param where: place for messages.
+    :param present: bitmaps of the columns that the images have, of an update one for the old images and one for the
+        new ones; empty if they have all.
     """
 
     table: TableMap
     kind: Literal["insert", "update", "delete"]
     data: memoryview
     where: str
+    present: bytes = b""
 
     @property
     def schema(self) -> TableSchema:
@@ -158,6 +167,7 @@ class OpenTransaction:
     start: int
     begun: bool = False
     xa: bool = False
+    idle: bool = False
     emptied: tuple[str, str] | None = None
     altered: set[tuple[str, str]] = field(default_factory=set)
     rows: list[RowsEvent] = field(default_factory=list)
@@ -183,11 +193,17 @@ class Assembler:
 
     :param captured: tables whose rows are wanted.
     :param tell_ddl: see :func:`read_transactions`.
+    :param detours: see :class:`~airflow_provider_cdc.mysql.binlog.judge.Judge`.
     """
 
-    def __init__(self, captured: Mapping[tuple[str, str], TableSchema], tell_ddl: bool = False) -> None:
+    def __init__(
+        self,
+        captured: Mapping[tuple[str, str], TableSchema],
+        tell_ddl: bool = False,
+        detours: LookUp | None = None,
+    ) -> None:
         self.captured, self.tell_ddl = captured, tell_ddl
-        self.lower = {(database.lower(), table.lower()): schema for (database, table), schema in captured.items()}
+        self._judge = Judge(captured, detours)
         self.open: OpenTransaction | None = None
         # Table maps repeat without end: those that have been checked are known by their bytes.
         self.checked: dict[bytes, TableMap] = {}
@@ -207,11 +223,11 @@ class Assembler:
         elif kind in _COMPRESSED:
             self._rows(event, _KINDS[_COMPRESSED[kind]])
         elif kind == QUERY:
-            yield from self._statement(event, *read_query(event))
+            yield from self._statement(event, read_query(event))
         elif kind == EXECUTE_LOAD_QUERY:
-            yield from self._statement(event, *read_query(event, extra=13))
+            yield from self._statement(event, read_query(event, extra=13))
         elif kind == QUERY_COMPRESSED:
-            yield from self._statement(event, *read_query(event, compressed=True))
+            yield from self._statement(event, read_query(event, compressed=True))
         elif kind == XID:
             yield self._end(event)
         elif kind == XA_PREPARE:
@@ -221,16 +237,15 @@ class Assembler:
                 yield Reached(event.file, event.position)
         elif kind in _BETWEEN:
             if self.open is not None:
-                _stop(event, f"transaction {self.open.gtid} is cut off")
+                raise TornFileError(
+                    f"transaction {self.open.gtid} is cut off, at {event.where} (event type {event.type})",
+                    "nothing proves that what follows goes on with what lies before: start with a fresh sink.path",
+                )
             yield Reached(event.file, event.position)
         elif kind not in _WITHOUT_ROWS:
             self._refuse(event)
 
     def _refuse(self, event: Event) -> None:
-        if event.type == START_ENCRYPTION:
-            _stop(
-                event, "an encrypted binlog", "set encrypt_binlog=OFF on the server, then start with a fresh sink.path"
-            )
         if event.type == INCIDENT:
             _stop(
                 event,
@@ -264,7 +279,9 @@ class Assembler:
             begin = read_gtid(event)
         except ValueError as error:
             _stop(event, f"a GTID event that cannot be read ({error})")
-        self.open = OpenTransaction(begin.gtid, begin.commit_us, event.file, event.start, begin.begun, begin.xa)
+        self.open = OpenTransaction(
+            begin.gtid, begin.commit_us, event.file, event.start, begin.begun, begin.xa, begin.idle
+        )
 
     def _end(
         self,
@@ -301,10 +318,11 @@ class Assembler:
         name = bytes(event.body[13 : 13 + gtrid_size + bqual_size])
         return self._end(event, prepared=xid_text(format_id, name[:gtrid_size], name[gtrid_size:]))
 
-    def _statement(self, event: Event, database: str, sql: str) -> Iterator[Transaction]:
-        found = classify(sql, database)
+    def _statement(self, event: Event, query: Query) -> Iterator[Transaction]:
+        found = classify(query.text, query.database, query.quoting)
         tx = self._transaction(event)
-        self._check(event, found)
+        if not tx.idle:
+            self._check(event, found)
         if found.kind in ("begin", "xa_start"):
             tx.begun, tx.xa = True, found.kind == "xa_start"
         elif found.kind == "commit":
@@ -325,26 +343,18 @@ class Assembler:
             yield self._end(event)  # a statement of its own: DDL
 
     def _check(self, event: Event, found: Statement) -> None:
-        """Stop at a statement that changes a captured table. Its text stays unsaid: it may hold secrets."""
-        live = {name: schema for name, schema in self.lower.items() if not _is_over(schema, event)}
-        hit = sorted(live[table].label for table in found.tables if table in live)
-        hit += sorted(schema.label for (database, _), schema in live.items() if database in found.databases)
-        if found.anything and not hit:
-            hit = sorted(schema.label for schema in self.lower.values())[:1]
-        if not hit:
+        """Stop at a statement that changes a captured table."""
+        altered = self._judge.altered(event, found)
+        if not altered:
             return
-        if found.kind == "dml":
-            raise DdlError(
-                f"{found.what} logged by statement may change captured table {hit[0]}, at {event.where}",
-                "its rows are not in the binlog: let writers use binlog_format=ROW, then start with a fresh sink.path",
-            )
         tx = self._transaction(event)
-        if found.emptied in self.captured and len(hit) == 1 and not tx.begun:
+        if found.emptied in self.captured and len(altered) == 1 and not tx.begun:
+            self._judge.check_emptied(event, found)
             tx.emptied = found.emptied
         elif self.tell_ddl:
-            tx.altered |= {schema.id for schema in self.captured.values() if schema.label in hit}
+            tx.altered |= {schema.id for schema in altered}
         else:
-            raise DdlError(f"{found.what} on captured table {hit[0]}, at {event.where}", FRESH)
+            raise DdlError(f"{found.what} on captured table {altered[0].label}, at {event.where}", FRESH)
 
     def _table_map(self, event: Event) -> None:
         tx = self._transaction(event)
@@ -353,7 +363,8 @@ class Assembler:
         except IndexError:
             _stop(event, "a cut off table map")
         schema = self.captured.get(name)
-        if schema is None or _is_over(schema, event):
+        over = schema is not None and is_over(schema, event)
+        if schema is None or (over and not tx.xa):
             tx.tables[table_id] = None
             return
         known = bytes(event.body[8:])
@@ -361,6 +372,9 @@ class Assembler:
             try:
                 self.checked[known] = read_table_map(event.body, at, schema, event.where)
             except TerminalError:
+                if over:  # from before the DDL, which has waited for the end of the XA transaction
+                    tx.tables[table_id] = None
+                    return
                 if not self.tell_ddl:
                     raise
                 tx.altered.add(name)
@@ -393,25 +407,34 @@ class Assembler:
             _stop(event, f"a cut off rows event of {label}")
         if count != len(table.columns):
             _stop(event, f"rows of {label} with {count} columns, {len(table.columns)} expected")
-        size, full = (count + 7) // 8, (1 << count) - 1
-        for _ in range(2 if kind == "update" else 1):
-            if int.from_bytes(body[at : at + size], "little") & full != full:
-                _stop(
-                    event,
-                    f"row images of {label} are not full",
-                    "set binlog_row_image=FULL in the sessions that write (it can differ from the global value), "
-                    "then start with a fresh sink.path",
-                )
-            at += size
-        data = body[at:]
+        size, all_columns = (count + 7) // 8, (1 << count) - 1
+        needs = {"insert": "a", "update": "ba", "delete": "b"}[kind]
+        present = bytes(body[at : at + size * len(needs)])
+        bitmaps = [int.from_bytes(present[i * size : (i + 1) * size], "little") for i in range(len(needs))]
+        for need, bitmap in zip(needs, bitmaps, strict=True):
+            needed = table.schema.needed_before if need == "b" else table.schema.needed_after
+            _complete(
+                event, table.schema, [c.name for i, c in enumerate(table.schema.columns) if bitmap >> i & 1], needed
+            )
+        if all(bitmap & all_columns == all_columns for bitmap in bitmaps):
+            present = b""
+        data = body[at + size * len(needs) :]
         if event.type in _COMPRESSED:
             data = memoryview(inflate(data, event))
-        return RowsEvent(table, kind, data, event.where)
+        return RowsEvent(table, kind, data, event.where, present)
 
 
-def _is_over(schema: TableSchema, event: Event) -> bool:
-    """Whether an event is of no concern, since the table was planned again behind it."""
-    return schema.since is not None and Position(event.file, event.start) < schema.since
+def _complete(event: Event, schema: TableSchema, found: Sequence[str], needed: frozenset[str]) -> None:
+    """Stop unless images have all columns that are needed."""
+    missing = [c.name for c in schema.columns if c.name in needed.difference(found)]
+    if missing:
+        _stop(
+            event,
+            f"row images of {schema.label} are not full: they lack {', '.join(missing)}",
+            "set binlog_row_image=FULL in the sessions that write (it can differ from the global value); if these are "
+            "generated columns, which MariaDB leaves out of updates from 11.8 on even so, do not copy them "
+            "(source.exclude_columns); then start with a fresh sink.path",
+        )
 
 
 def _stop(event: Event, what: str, remedy: str = "report this with the server's version") -> NoReturn:

@@ -54,12 +54,12 @@ class Unpacked:
     def take(self) -> Event:
         """The next event, for the plain code."""
         header = HEADER.unpack(self._bytes(HEADER.size))
-        timestamp, kind, server_id, size, *_ = header
+        timestamp, kind, server_id, size, _, flags = header
         if size < HEADER.size:
             raise damaged(self._event)
         body, outer = memoryview(self._bytes(size))[HEADER.size :], self._event
         self._state[walk_state.AT] += size
-        return Event(kind, timestamp, body, outer.file, outer.position, outer.start, server_id)
+        return Event(kind, timestamp, body, outer.file, outer.position, outer.start, server_id, flags)
 
     def _bytes(self, size: int) -> bytes:
         while self.end - int(self._state[walk_state.AT]) < size:

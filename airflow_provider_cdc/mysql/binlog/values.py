@@ -7,6 +7,11 @@ from typing import NamedTuple
 #: Bytes that hold 0 to 9 decimal digits.
 _DIGIT_BYTES = (0, 1, 1, 2, 2, 3, 3, 4, 4, 4)
 
+#: Bytes of dates and times in the format of MariaDB 5.3, by digits of the fraction.
+OLD_SIZES = {"datetime": (8, 6, 6, 7, 7, 7, 8), "timestamp": (4, 5, 5, 6, 6, 7, 7), "time": (3, 4, 4, 5, 5, 5, 6)}
+#: Seconds by which a TIME with a fraction is shifted there, so that it is never negative: one more than the most.
+_OLD_SHIFT = 838 * 3600 + 59 * 60 + 60
+
 
 def decimal_size(precision: int, scale: int) -> int:
     """Bytes of a packed DECIMAL(precision, scale)."""
@@ -65,3 +70,39 @@ def unpack_moment(packed: int, fraction: int = 0) -> Moment:
 def unpack_time(packed: int) -> tuple[int, int, int]:
     """Hours, minutes and seconds of a TIME without sign and fraction."""
     return packed >> 12 & 1023, packed >> 6 & 63, packed & 63
+
+
+def unpack_old_moment(raw: bytes, digits: int) -> Moment:
+    """A DATETIME of MariaDB 5.3: without a fraction YYYYMMDDhhmmss as a number, else all parts packed into one.
+
+    :param digits: of the fraction.
+    """
+    if not digits:
+        days, clock = divmod(int.from_bytes(raw, "little"), 1_000_000)
+        return Moment(
+            days // 10_000, days // 100 % 100, days % 100, clock // 10_000, clock // 100 % 100, clock % 100, 0
+        )
+    rest, fraction = divmod(int.from_bytes(raw, "big"), 10**digits)
+    parts = []
+    for size in (60, 60, 24, 32, 13):
+        rest, part = divmod(rest, size)
+        parts.append(part)
+    second, minute, hour, day, month = parts
+    return Moment(rest, month, day, hour, minute, second, fraction * 10 ** (6 - digits))
+
+
+def unpack_old_timestamp(raw: bytes, digits: int) -> tuple[int, int]:
+    """Seconds and microseconds of a TIMESTAMP of MariaDB 5.3."""
+    if not digits:
+        return int.from_bytes(raw, "little"), 0
+    return int.from_bytes(raw[:4], "big"), int.from_bytes(raw[4:], "big") * 10 ** (6 - digits)
+
+
+def unpack_old_time(raw: bytes, digits: int) -> int:
+    """Microseconds of a TIME of MariaDB 5.3: without a fraction hhmmss as a number with a sign."""
+    if not digits:
+        number = int.from_bytes(raw, "little", signed=True)
+        size = abs(number)
+        seconds = size // 10_000 * 3600 + size // 100 % 100 * 60 + size % 100
+        return (-seconds if number < 0 else seconds) * 1_000_000
+    return (int.from_bytes(raw, "big") - _OLD_SHIFT * int(10**digits)) * int(10 ** (6 - digits))

@@ -201,7 +201,9 @@ def _rows(
                 state[TOUCHED] += 1
         change = UPDATE if kind == 24 or kind == 31 else (DELETE if kind == 25 or kind == 32 else INSERT)
         seq = state[BASE] + state[EXPECTED]
-        why = read_images(data, at, end, slot, change, state[BOTH], seq, state[COMMIT], tables, lines, inner)
+        why = read_images(
+            data, at, end, slot, change, None, None, state[BOTH], seq, state[COMMIT], tables, lines, inner
+        )
         if why != DONE:
             state[TABLE], state[INSIDE] = slot, inner[IMAGE_AT] - packet
             return why

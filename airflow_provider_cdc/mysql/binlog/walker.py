@@ -20,10 +20,11 @@ from zstandard import ZstdDecompressor
 from airflow_provider_cdc.core.changes import in_order
 from airflow_provider_cdc.core.offset import Position
 from airflow_provider_cdc.core.schema import TableSchema
-from airflow_provider_cdc.exceptions import TerminalError
+from airflow_provider_cdc.exceptions import TerminalError, TornFileError, TransientError
 from airflow_provider_cdc.mysql.binlog import row_kernel, walk_kernel, walk_state
 from airflow_provider_cdc.mysql.binlog.blocks import Blocks
 from airflow_provider_cdc.mysql.binlog.checksum import crc_tables
+from airflow_provider_cdc.mysql.binlog.judge import LookUp
 from airflow_provider_cdc.mysql.binlog.space import Only, Space, failure
 from airflow_provider_cdc.mysql.binlog.stream import BinlogStream, Event
 from airflow_provider_cdc.mysql.binlog.table_map import TableMap, table_of
@@ -95,6 +96,7 @@ class Walker:
     :param skip_rows: whether rows are only counted, not decoded.
     :param named: whether :meth:`names` tells the GTIDs of transactions with rows.
     :param tell_ddl: see :func:`~airflow_provider_cdc.mysql.binlog.transactions.read_transactions`.
+    :param detours: see :class:`~airflow_provider_cdc.mysql.binlog.judge.Judge`.
     """
 
     def __init__(
@@ -109,9 +111,10 @@ class Walker:
         skip_rows: bool = False,
         named: bool = False,
         tell_ddl: bool = False,
+        detours: LookUp | None = None,
     ) -> None:
         self._stream, self._seq_of, self._texts = stream, seq_of, texts
-        self._assembler = Assembler(captured, tell_ddl)
+        self._assembler = Assembler(captured, tell_ddl, detours)
         self._spaces: list[Space] = []
         self._slots: dict[int, int] = {}  # by the identity of the table map
         self._told: dict[int, tuple[Any, int]] = {}  # by table id: body of the table map, slot
@@ -127,6 +130,7 @@ class Walker:
         self._decompressor, self._outside = ZstdDecompressor(), 0
         self._set_aside: dict[int, int] = {}  # table ids that are for the plain code, and the statement of each
         self._touched: Any = np.zeros(1, np.int64)
+        self._failure: TransientError | TornFileError | None = None
         self._lay_out()
         self._maps: Any = np.full((64, walk_state.MAP_FIELDS), -1, np.int64)
         state = self._state
@@ -144,6 +148,8 @@ class Walker:
 
         :param rows: where rows are counted: how many to walk; the transaction with the last of them is the last one.
         """
+        if self._failure is not None:
+            raise self._failure
         state, item, moved = self._state, None, True
         state[walk_state.MOST] = rows
         while True:
@@ -153,7 +159,12 @@ class Walker:
             state[walk_state.LIMIT] = to
             why = self._walk()
             if why == walk_state.EVENT:
-                going, item = self._event()
+                try:
+                    going, item = self._event()
+                except (TransientError, TornFileError) as error:
+                    self._failure = error
+                    yield self._step(None)  # what was walked before is done
+                    raise
                 if not going:
                     yield self._step(None)
                     return
@@ -434,14 +445,16 @@ class Walker:
         self._decode(event, slot, int(state[walk_state.BASE] + state[walk_state.EXPECTED]), commit_us)
 
     def _decode(self, event: RowsEvent, slot: int, seq: int, commit_us: int) -> None:
-        space, state, size = self._spaces[slot], self._state, len(event.data)
-        state[walk_state.BYTES] += size
-        data: Any = np.empty(size + SLACK, np.uint8)
-        data[:size] = event.data
-        at, change, both = 0, _CHANGES[event.kind], state[walk_state.BOTH]
+        space, state = self._spaces[slot], self._state
+        state[walk_state.BYTES] += len(event.data)
+        present, at = (0 if event.present else -1), len(event.present)
+        end = at + len(event.data)
+        data: Any = np.empty(end + SLACK, np.uint8)
+        data[:at], data[at:end] = np.frombuffer(event.present, np.uint8), event.data
+        change, both = _CHANGES[event.kind], state[walk_state.BOTH]
         while True:
             why = row_kernel.read_rows(
-                data, at, size, slot, change, both, seq, commit_us, self._tables, self._lines, self._inner
+                data, at, end, slot, change, present, both, seq, commit_us, self._tables, self._lines, self._inner
             )
             if why == row_kernel.DONE:
                 return
@@ -544,7 +557,8 @@ class Walker:
         try:
             return space.take()
         except UnfitValue as error:
-            raise failure(space.table.schema, error.column, error.reason, f"_cdc_seq {error.seq}") from None
+            where = f"_cdc_seq {error.seq}"
+            raise failure(space.table.schema, error.column, error.reason, where, error.remedy) from None
 
 
 def _together(table: TableSchema, batches: list[pa.RecordBatch]) -> pa.RecordBatch:

@@ -44,13 +44,16 @@ class ChangeBuffer:
         :raises TerminalError: for a row that cannot be understood.
         """
         space = self._space_for(event)
-        at, size, change = 0, len(event.data), _CHANGES[event.kind]
+        present, content = (0 if event.present else -1), event.present + bytes(event.data)
+        at, size, change = len(event.present), len(content), _CHANGES[event.kind]
         if len(self._data) < size + SLACK:
             self._data = np.empty(size + (size >> 1) + SLACK, np.uint8)
-        self._data[:size] = event.data
+        self._data[:size] = np.frombuffer(content, np.uint8)
         while True:
             line, lines, state = space.line.reshape(1, -1), space.lines, self._state
-            why = kernel.read_rows(self._data, at, size, 0, change, self._both, seq, commit_us, line, lines, state)
+            why = kernel.read_rows(
+                self._data, at, size, 0, change, present, self._both, seq, commit_us, line, lines, state
+            )
             at, column = int(state[kernel.AT]), int(state[kernel.COLUMN])
             if why == kernel.DONE:
                 return
@@ -91,10 +94,11 @@ class ChangeBuffer:
 
 def counted(event: RowsEvent) -> int:
     """Rows of an event by the machine code that only counts them; it needs no character sets."""
-    space, data = Space(event.table, UNICODE, count_only=True), np.empty(len(event.data) + SLACK, np.uint8)
-    data[: len(event.data)] = event.data
+    space, at, end = Space(event.table, UNICODE, count_only=True), len(event.present), len(event.present + event.data)
+    data = np.frombuffer(bytearray(event.present + event.data + bytes(SLACK)), np.uint8)
     state: Any = np.zeros(kernel.STATE, np.int64)
     line, lines, change = space.line.reshape(1, -1), space.lines, _CHANGES[event.kind]
-    if kernel.read_rows(data, 0, len(event.data), 0, change, False, 7, 9, line, lines, state) != kernel.DONE:
+    present = 0 if event.present else -1
+    if kernel.read_rows(data, at, end, 0, change, present, False, 7, 9, line, lines, state) != kernel.DONE:
         raise failure(event.schema, int(state[kernel.COLUMN]), "damaged value", event.where)
     return space.rows

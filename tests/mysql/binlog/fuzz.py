@@ -14,7 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 import zstandard
 
-from airflow_provider_cdc.exceptions import TerminalError
+from airflow_provider_cdc.exceptions import CdcError
 from tests.mysql.binlog.plain import by_plain, by_walker
 from tests.mysql.binlog.reading import Captured, rows_of
 from tests.mysql.binlog.replay import Recording, Replay, sealed
@@ -82,12 +82,12 @@ def fuzz(recording: Recording, captured: Captured, seed: int, tries: int) -> dic
             sizes = random.Random(seed + n)
             replay = Replay(other, lambda sizes=sizes: sizes.choice([1, 7, 100, 5000, 1 << 20]))  # type: ignore[misc]
             made = by_walker(other, captured, replay, both)
-        except TerminalError:
+        except CdcError:
             found["stopped"] += 1
             continue
         try:
             expected = by_plain(other, captured, True)
-        except (TerminalError, pa.ArrowInvalid) as error:  # digits that no decimal has show only in Arrow
+        except (CdcError, pa.ArrowInvalid) as error:  # digits that no decimal has show only in Arrow
             # Without old images nobody looks at those of an update.
             assert not both, (seed, n, error)
             found["old image damaged"] += 1

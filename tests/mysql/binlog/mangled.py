@@ -20,7 +20,7 @@ from airflow_provider_cdc.mysql.binlog import table_map as wire
 from airflow_provider_cdc.mysql.binlog.rows import decode_rows
 from airflow_provider_cdc.mysql.binlog.table_map import TableMap, WireColumn
 from airflow_provider_cdc.mysql.binlog.transactions import RowsEvent
-from airflow_provider_cdc.mysql.binlog.values import decimal_size
+from airflow_provider_cdc.mysql.binlog.values import OLD_SIZES, decimal_size
 from airflow_provider_cdc.mysql.charsets import UNICODE
 from tests.mysql.mangled import Guarded
 
@@ -86,6 +86,36 @@ def _date(pick: random.Random) -> bytes:
     return (pick.randrange(1, 10_000) << 9 | pick.randrange(1, 13) << 5 | pick.randrange(1, 29)).to_bytes(3, "little")
 
 
+def _old(kind: str, fsp: int) -> Make:
+    """Values in the format of MariaDB 5.3, made in another way than they are read."""
+
+    def make(pick: random.Random) -> bytes:
+        size, part = OLD_SIZES[kind][fsp], pick.choice([0, 1, 10**fsp - 1]) if fsp else 0
+        clock = pick.randrange(24), pick.randrange(60), pick.randrange(60)
+        if kind == "timestamp":
+            seconds = pick.randrange(1, 1 << 32).to_bytes(4, "big" if fsp else "little")
+            return seconds + bytes(part.to_bytes(size - 4, "big"))
+        if kind == "datetime":
+            day = pick.randrange(1, 10_000), pick.randrange(1, 13), pick.randrange(1, 29)
+            if not fsp:
+                return int("{:04d}{:02d}{:02d}{:02d}{:02d}{:02d}".format(*day, *clock)).to_bytes(8, "little")
+            days = (day[0] * 13 + day[1]) * 32 + day[2]
+            whole = ((days * 24 + clock[0]) * 60 + clock[1]) * 60 + clock[2]
+            return int(whole * 10**fsp + part).to_bytes(size, "big")
+        hours, sign = pick.randrange(838), pick.choice([1, -1])
+        if not fsp:
+            number = sign * (hours * 10_000 + clock[1] * 100 + clock[2])
+            return number.to_bytes(3, "little", signed=True)
+        number = (hours * 3600 + clock[1] * 60 + clock[2]) * 10**fsp + part
+        return int(3_020_400 * 10**fsp + sign * number).to_bytes(size, "big")
+
+    return make
+
+
+def _vectors(prefix: int) -> list[bytes]:
+    return [(4 * n).to_bytes(prefix, "little") + struct.pack(f"<{n}f", *[1.5] * n) for n in (0, 1, 5)]
+
+
 def _column(name: str, kind: str, full: str = "", **more: Any) -> Column:
     return Column(name, kind, full or kind, True, charset=more.pop("charset", "utf8mb4"), **more)
 
@@ -117,6 +147,12 @@ def columns() -> list[tuple[Column, WireColumn, Make]]:
         add(_column(f"datetime{fsp}", "datetime", fsp=fsp), WireColumn(wire.DATETIME2, fsp), _datetime(size))
         add(_column(f"timestamp{fsp}", "timestamp", fsp=fsp), WireColumn(wire.TIMESTAMP2, fsp), _timestamp(size))
         add(_column(f"time{fsp}", "time", fsp=fsp), WireColumn(wire.TIME2, fsp), _time(size))
+    add(_column("short_year", "year", "year(2)"), WireColumn(wire.YEAR), _bytes(1))
+    for fsp in range(7):
+        for kind, code in wire.OLD_TYPES.items():
+            column = _column(f"old_{kind}{fsp}", kind, f"{kind} /* mariadb-5.3 */", fsp=fsp)
+            add(column, WireColumn(code), _old(kind, fsp))
+    add(_column("mariadb_vector", "vector", charset=None), WireColumn(wire.VARCHAR, 300), _one_of(_vectors(2)))
     add(_column("char", "char", octets=40), WireColumn(wire.STRING, 40), _text(1, 40))
     add(_column("varchar", "varchar", octets=1200), WireColumn(wire.VARCHAR, 1200), _text(2, 1200))
     add(_column("binary", "binary", charset=None), WireColumn(wire.STRING, 16), _text(1, 16, (b"\0a", b"\xff")))
@@ -136,8 +172,7 @@ def columns() -> list[tuple[Column, WireColumn, Make]]:
         layout = WireColumn(wire.BIT, bits % 8 | bits // 8 << 8)
         add(_column(f"bit{bits}", "bit", precision=bits), layout, _bytes((bits + 7) // 8))
     add(_column("geometry", "geometry", charset=None), WireColumn(wire.GEOMETRY, 4), _text(4, 60, (b"\0\xff",)))
-    floats = [struct.pack(f"<I{n}f", 4 * n, *[1.5] * n) for n in (0, 1, 5)]
-    add(_column("vector", "vector", charset=None), WireColumn(wire.VECTOR, 4), _one_of(floats))
+    add(_column("vector", "vector", charset=None), WireColumn(wire.VECTOR, 4), _one_of(_vectors(4)))
     wide = [b"", "aé".encode("utf-16-be"), "🎁".encode("utf-16-be")]
     sized_wide = [len(w).to_bytes(2, "little") + w for w in wide]
     column = _column("utf16", "varchar", octets=400, charset="utf16")
@@ -161,14 +196,27 @@ def table_and_rows(pick: random.Random, rows: int) -> tuple[TableMap, list[bytes
     return TableMap(schema, tuple(w for _, w, _ in listed), {}, "here"), images
 
 
+def some_columns(
+    pick: random.Random, images: list[bytes], makes: list[Make], key: set[int]
+) -> tuple[list[bytes], bytes]:
+    """Images of some columns only, always those of the key, and the bitmap of these."""
+    having = [i for i in range(len(makes)) if i in key or pick.randrange(3)]
+    found = []
+    for _ in images:
+        nulls = pick.choice([0, pick.getrandbits(len(having))])
+        values = [b"" if nulls >> bit & 1 else makes[i](pick) for bit, i in enumerate(having)]
+        found.append(nulls.to_bytes((len(having) + 7) // 8, "little") + b"".join(values))
+    return found, sum(1 << i for i in having).to_bytes((len(makes) + 7) // 8, "little")
+
+
 def _plain(
-    table: TableMap, kind: Literal["insert", "update", "delete"], data: bytes, kept: list[int]
+    table: TableMap, kind: Literal["insert", "update", "delete"], data: bytes, present: bytes, kept: list[int]
 ) -> list[tuple[str, Any]] | None:
     """Rows with the columns that are kept only: nobody looks at values of the others."""
     from tests.mysql.binlog.reading import as_arrow, flat
 
     try:
-        found = flat(kind, decode_rows(RowsEvent(table, kind, memoryview(data), "here")))
+        found = flat(kind, decode_rows(RowsEvent(table, kind, memoryview(data), "here", present)))
     except TerminalError:
         return None
     schema = replace(table.schema, columns=tuple(table.schema.columns[i] for i in kept))
@@ -177,7 +225,7 @@ def _plain(
 
 
 def _compiled(
-    space: Any, kind: Literal["insert", "update", "delete"], data: bytes, memory: Guarded
+    space: Any, kind: Literal["insert", "update", "delete"], data: bytes, present: bytes, memory: Guarded
 ) -> list[tuple[str, Any]] | int | None:
     """The rows; of a space that only counts them, how many; ``None`` for rows that were refused."""
     import numpy as np
@@ -187,11 +235,12 @@ def _compiled(
     from tests.mysql.binlog.reading import rows_of
 
     change = ("insert", "update", "delete").index(kind)
-    state, placed, at = np.zeros(kernel.STATE, np.int64), memory.put(data), 0
+    state, placed, at = np.zeros(kernel.STATE, np.int64), memory.put(present + data), len(present)
+    end, where = at + len(data), 0 if present else -1
     space.cut(0)
     while True:
         line = space.line.reshape(1, -1)
-        why = kernel.read_rows(placed, at, len(data), 0, change, 1, 7, 9, line, space.lines, state)
+        why = kernel.read_rows(placed, at, end, 0, change, where, 1, 7, 9, line, space.lines, state)
         at = int(state[kernel.AT])
         if why == kernel.ROWS:
             space.more_rows()
@@ -225,11 +274,17 @@ def run(seed: int, tries: int, mangle: bool) -> dict[str, int]:
     part = replace(table, schema=replace(table.schema, left_out=left_out))
     whole, less, counting = Space(table, UNICODE), Space(part, UNICODE), Space(table, UNICODE, count_only=True)
     kept = [i for i, name in enumerate(names) if name not in left_out]
+    makes = [make for _, _, make in columns()]
+    key = {names.index(name) for name in table.schema.key}
     found = collections.Counter[str]()
     kinds: tuple[Literal["insert", "update", "delete"], ...] = ("insert", "update", "delete")
     for n in range(tries):
         kind = pick.choice(kinds)
-        data = bytearray(b"".join(pick.sample(images, 2 * pick.randrange(1, 3))))
+        data, present = bytearray(b"".join(pick.sample(images, 2 * pick.randrange(1, 3)))), b""
+        if pick.randrange(3) == 0:  # images that have not all columns; of an update the new ones have others
+            parts = [some_columns(pick, [b"", b""], makes, key) for _ in range(2 if kind == "update" else 1)]
+            data = bytearray(b"".join(b"".join(same) for same in zip(*(images for images, _ in parts), strict=True)))
+            present = b"".join(bitmap for _, bitmap in parts)
         for _ in range(pick.randrange(1, 4) if mangle else 0):
             at, what = pick.randrange(len(data) + 1), pick.randrange(6)
             if what == 0:
@@ -241,13 +296,14 @@ def run(seed: int, tries: int, mangle: bool) -> dict[str, int]:
             elif at < len(data):
                 data[at] = pick.choice([0, 1, 0x7F, 0x80, 251, 254, 255, pick.randrange(256)])
         space = pick.choice([whole, less, counting])
-        made = _compiled(space, kind, bytes(data), memory)
+        made = _compiled(space, kind, bytes(data), present, memory)
         if made is not None and space is whole:
-            assert repr(made) == repr(_plain(table, kind, bytes(data), list(range(len(names))))), (seed, n)
+            assert repr(made) == repr(_plain(table, kind, bytes(data), present, list(range(len(names))))), (seed, n)
         elif made is not None and space is counting:
             with contextlib.suppress(TerminalError):
-                assert made == len(list(decode_rows(RowsEvent(table, kind, memoryview(data), "here")))), (seed, n)
-        elif made is not None and (expected := _plain(table, kind, bytes(data), kept)) is not None:
+                rows = decode_rows(RowsEvent(table, kind, memoryview(data), "here", present))
+                assert made == len(rows), (seed, n)
+        elif made is not None and (expected := _plain(table, kind, bytes(data), present, kept)) is not None:
             assert repr(made) == repr(expected), (seed, n)
         assert mangle or made is not None, (seed, n)
         found["refused" if made is None else "read"] += 1

@@ -111,8 +111,8 @@ def as_arrow(schema: TableSchema, images: list[Image]) -> list[tuple[Any, ...]]:
     """The images on their way through Arrow and back: what will be written."""
     if not images:
         return []
-    columns = list(zip(*images, strict=True))
-    arrays = [pa.array(list(v), type=c.arrow_type) for v, c in zip(columns, schema.columns, strict=True)]
+    columns = zip(schema.columns, zip(*images, strict=True), strict=True)
+    arrays = [pa.array(list(v), type=c.arrow_type) for c, v in columns if c.name not in schema.left_out]
     return rows_of(pa.table(arrays, schema=schema.arrow_schema))
 
 

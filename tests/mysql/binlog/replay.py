@@ -92,7 +92,7 @@ class Replay(BinlogStream):
     """
 
     def __init__(self, recording: Recording, piece: Callable[[], int] = lambda: 1 << 20) -> None:
-        self.file, self.position = recording.file, recording.position
+        self.file, self.position, self.begun = recording.file, recording.position, dict[str, int]()
         self._checksum, self._closed, self._mariadb = True, False, recording.mariadb
         self._recording, self._piece, self._at = recording, piece, 0
 

@@ -12,7 +12,7 @@ from uuid import uuid4
 import pytest
 
 from airflow_provider_cdc.core.offset import Lineage, Position
-from airflow_provider_cdc.exceptions import NotReadyError, TerminalError, TransientError
+from airflow_provider_cdc.exceptions import DamageError, NotReadyError, TerminalError, TransientError
 from airflow_provider_cdc.mysql.binlog.stream import BinlogStream, Event
 from airflow_provider_cdc.mysql.binlog.transactions import Reached, read_transactions
 from airflow_provider_cdc.mysql.follow import Follower
@@ -118,8 +118,9 @@ def test_a_flipped_bit_is_found(mysql_server: MySQLServer, database: str) -> Non
                 damaged[bit // 8] ^= 1 << bit % 8
                 if damaged[17] == packet[17]:  # the flag "in use" is not part of the checksum
                     place = stream.file, stream.position, stream._checksum
-                    with pytest.raises(TerminalError, match=f"{stream.file}:{stream.position}"):
+                    with pytest.raises(DamageError, match=f"{stream.file}:{stream.position}") as found:
                         stream._event(bytes(damaged))
+                    assert found.value.place == f"{place[0]}:{place[1]}"
                     stream.file, stream.position, stream._checksum = place
             stream._event(packet)
 

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 from airflow_provider_cdc.core.offset import Position
-from airflow_provider_cdc.exceptions import TerminalError, TransientError
+from airflow_provider_cdc.exceptions import DamageError, TerminalError, TransientError
 from airflow_provider_cdc.mysql.binlog import walk_state
 from airflow_provider_cdc.mysql.binlog.stream import Event
 from airflow_provider_cdc.mysql.binlog.unpacked import Unpacked
@@ -348,16 +348,16 @@ def test_damage_on_the_way_stops(mixed: tuple[Recording, Captured]) -> None:
             bad = bytearray(packet)
             bad[at] ^= 1 << pick.randrange(8)
             broken = recording.changed([*packets[:n], bytes(bad), *packets[n + 1 :]])
-            with pytest.raises(TerminalError) as plain:
+            with pytest.raises(DamageError) as plain:
                 by_plain(broken, captured)
-            with pytest.raises(TerminalError, match=re.escape(plain.value.message)):
+            with pytest.raises(DamageError, match=re.escape(plain.value.message)):
                 by_walker(broken, captured)
     # Lost: all but those that say nothing of positions. Packet numbers are put right, so the events must tell.
     for n, packet in enumerate(packets[:-1]):
         if packet[5] not in (4, 15) and n + 2 < len(packets):
-            with pytest.raises(TerminalError):
+            with pytest.raises(DamageError):
                 by_walker(recording.changed([*packets[:n], *packets[n + 1 :]]), captured)
-    with pytest.raises(TerminalError, match="packets out of order"):
+    with pytest.raises(DamageError, match="packets out of order"):
         data = recording.data
         size = 4 + int.from_bytes(data[:3], "little")
         by_walker(Recording(recording.file, recording.position, recording.number, False, data[size:]), captured)

@@ -1,0 +1,126 @@
+"""Signs of life of a stream: the one that runs gives them, and the others look for them.
+
+That nobody takes over a stream that lives only saves work and trouble; the fence in the sink is what keeps rows right.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from airflow_provider_cdc.core.supervision import HEARTBEAT_SECONDS, LOST_SECONDS, Pulse
+from airflow_provider_cdc.exceptions import CdcError, NotReadyError
+from airflow_provider_cdc.processes import died_here, start_time
+
+if TYPE_CHECKING:
+    from airflow_provider_cdc.store import Store, StreamRow
+
+_POLL_SECONDS = 0.2
+
+
+def whoami() -> tuple[str, int, float]:
+    """What the bookkeeping calls the calling process: host, process id, and when it started."""
+    return socket.gethostname(), os.getpid(), start_time(os.getpid())
+
+
+class Heart:
+    """Says that a run of a stream is alive, and hears whether it shall stop: a thread, as long as the block lasts.
+
+    :param pipeline: name of the pipeline.
+    :param epoch: the run.
+    :param details: what else the bookkeeping knows of it, in case that it loses it.
+    :param stop: set when somebody wants it to stop.
+    :param moved: whether it has got further since the last beat.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        pipeline: str,
+        epoch: int,
+        details: Mapping[str, str | None],
+        stop: threading.Event,
+        moved: Callable[[], bool],
+    ) -> None:
+        self._store, self._pipeline, self._epoch, self._details = store, pipeline, epoch, details
+        self._stop, self._moved = stop, moved
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _beat(self) -> None:
+        from sqlalchemy.exc import SQLAlchemyError
+
+        while True:
+            with suppress(CdcError, SQLAlchemyError):  # an outage does not stop the stream; the next beat tries again
+                desired = self._store.heartbeat(self._pipeline, self._epoch, self._moved())
+                if desired == "stop":
+                    self._stop.set()
+                elif desired is None:  # the bookkeeping was lost and made anew
+                    self._store.restore_epoch(self._pipeline, self._epoch, *whoami(), self._details)
+            if self._over.wait(HEARTBEAT_SECONDS):
+                return
+
+
+class Watcher:
+    """Looks whether a stream is going on. What it has seen it remembers, so that the next look may take no time."""
+
+    def __init__(self) -> None:
+        self._pulse = Pulse(LOST_SECONDS)
+
+    def lives(self, run: StreamRow | None) -> bool | None:
+        """Look once.
+
+        :param run: the newest run of the stream.
+        :returns: whether it is going on; ``None`` if it takes more looks to tell.
+        """
+        # Of one that died on this host there is no need to wait until its heartbeat has stood still for long.
+        if run is None or run.state != "running" or died_here(run.host, run.pid, run.pid_started):
+            return False
+        return self._pulse.see((run.epoch, run.heartbeat_at), time.monotonic())
+
+    def watch(self, store: Store, pipeline: str) -> tuple[StreamRow | None, bool]:
+        """Look for as long as it takes: of a stream that lives a heartbeat, of one that was lost elsewhere much more.
+
+        :returns: the newest run, and whether it is going on.
+        """
+        while True:
+            run = store.current_stream(pipeline)
+            if (lives := self.lives(run)) is not None:
+                return run, lives
+            time.sleep(_POLL_SECONDS)
+
+    def refuse(self, store: Store, pipeline: str) -> None:
+        """Refuse to start beside a run that is alive.
+
+        :raises NotReadyError: naming it.
+        """
+        run, lives = self.watch(store, pipeline)
+        if run is not None and lives:
+            raise _running(run)
+
+    def confirm(self, run: StreamRow | None) -> None:
+        """Refuse to take over, in the transaction that does so, any run that is not still as it was when it was over.
+
+        :raises NotReadyError: naming it.
+        """
+        if run is not None and self.lives(run) is not False:
+            raise _running(run)
+
+
+def _running(run: StreamRow) -> NotReadyError:
+    return NotReadyError(
+        f"a stream of {run.pipeline} is running (epoch {run.epoch}, process {run.pid} on {run.host})",
+        "Stop it with `airflow-cdc stop`, and run this again when it has ended",
+    )
