@@ -183,6 +183,6 @@ def test_much_is_read_by_several_tasks(cli: Cli, mysql_server: MySQLServer, data
         assert ran.code == 0, ran
         cursor.execute(dumps)
         places = {re.search(r"Pos: (\d+)", text)[1] for (text,) in cursor.fetchall()}  # type: ignore[index]
-        assert len(places) == 3
+        assert len(places - {"4"}) == 3, "beside the look at the beginning of the file"
         cursor.execute("TRUNCATE mysql.general_log")
         assert compare_all(connection, database, cli.sink) == []

@@ -64,7 +64,6 @@ def clock(server: MySQLServer) -> datetime:
 @pytest.fixture(scope="module", params=SERVERS)
 def history(request: pytest.FixtureRequest) -> Iterator[History]:
     with SERVERS[request.param]() as server:
-        server.execute("DROP DATABASE IF EXISTS d")
         server.execute("CREATE DATABASE d")
         server.execute("CREATE TABLE d.t (id INT PRIMARY KEY, v INT)")
         found = History(server, [Position("", 0)], [""], [datetime.now(UTC)])
@@ -225,7 +224,6 @@ def test_an_xa_transaction_that_is_open_at_the_place(history: History, tmp_path:
 @pytest.mark.parametrize("kind", SERVERS)
 def test_what_was_purged(kind: str, tmp_path: Path) -> None:
     with SERVERS[kind]() as server:
-        server.execute("DROP DATABASE IF EXISTS d")
         server.execute("CREATE DATABASE d")
         server.execute("CREATE TABLE d.t (id INT PRIMARY KEY, v INT)")
         began, set_, at = datetime.now(UTC) - timedelta(hours=1), executed(server), end(server)

@@ -42,12 +42,22 @@ _GRANTS = (
 )
 
 
+#: MariaDB with a new binlog file in which nothing stands behind the event that says what is committed.
+_UNTOLD = (
+    "The server does not tell the exact position of a read view at {at}, near the beginning of a binlog file, until "
+    "the next transaction: write anything, run FLUSH BINARY LOGS, or GRANT RELOAD ON *.* TO the user of the connection"
+)
+
+
 class Watermarks(ABC):
     """Takes the watermarks of reads that go over one connection: :meth:`low`, the SELECT, :meth:`high`, in turn.
 
     :param connection: autocommit connection.
     :param server: expected identity of the server; ``None`` accepts any.
     """
+
+    #: Why the last low watermark lies farther back than it need, and what helps; empty if it does not.
+    doubt = ""
 
     def __init__(self, connection: Connection[Any], server: str | None = None) -> None:
         self.connection = connection
@@ -203,9 +213,7 @@ class _MySQL(Watermarks):
         now = status(self.connection)
         if self._flushed and self._flushed.file == now.file and now.position < FLUSH_BYTES:
             return self._flushed
-        try:
-            rows(self.connection, "FLUSH LOCAL BINARY LOGS")
-        except NotReadyError:
+        if not _flush(self.connection):
             return None
         # Whatever file is in use now: its beginning waited for all commits in the files before it.
         self._flushed = Position(status(self.connection).file, 4)
@@ -225,6 +233,7 @@ class _MariaDB(Watermarks):
 
     _exact: Position | None = None
     _file: SettledFile | None = None
+    _flushed = False
 
     def low(self, timeout: float = BARRIER_SECONDS, *, fresh: bool = False) -> Position:
         """See :meth:`Watermarks.low`."""
@@ -235,7 +244,12 @@ class _MariaDB(Watermarks):
             # The view ends here; what the next one may be told of its position is known before it is opened.
             self._file = self._settled(end)
             at, moved = self._open()
+        if fresh and not self._file.tells(at) and not self._flushed and _flush(self.connection):
+            self._flushed = True  # once: behind a new file of a server that is written to, the next transaction helps
+            self._file = self._settled(end)
+            at, moved = self._open()
         told = self._file.tells(at)
+        self.doubt = "" if told else _UNTOLD.format(at=at)
         self._exact = at
         if moved or not told:
             self._exact = None
@@ -316,6 +330,15 @@ def _gtids(connection: Connection[Any], at: Position) -> str:
         return binlog_gtid_pos(connection, at)
     # Read after the low watermark, so it has every GTID at or before the position, and perhaps some just behind it.
     return str(GtidSet.parse(value(connection, "SELECT @@global.gtid_executed") or ""))
+
+
+def _flush(connection: Connection[Any]) -> bool:
+    """Begin a new binlog file, if the user may."""
+    try:
+        rows(connection, "FLUSH LOCAL BINARY LOGS")
+    except NotReadyError:
+        return False
+    return True
 
 
 def wait_for(noted: frozenset[str], present: Callable[[], frozenset[str]], end: float) -> frozenset[str]:

@@ -32,6 +32,7 @@ from airflow_provider_cdc.mysql.watermark import Watermarks
 
 #: How many views are opened before giving up, and the longest wait between two (seconds). A minute or so in all.
 _TRIES, _LONGEST_WAIT = 50, 2.0
+_PAUSE = "Run again while its writers pause for a moment, or add a primary key (or a NOT NULL unique key)"
 #: Bytes of rows that are handed on at a time.
 _PIECE_BYTES = 16 << 20
 
@@ -95,7 +96,7 @@ def read_whole(
         f"table {table.label}, which has no usable key, was written to in each of the {_TRIES} moments in which its "
         f"reading was begun ({1000 * window / _TRIES:.1f} ms long, {busy / _TRIES:.1f} changes each; "
         f"{time.monotonic() - started:.0f} s in all)",
-        "Run again while its writers pause for a moment, or add a primary key (or a NOT NULL unique key)",
+        marks.doubt or _PAUSE,
     )
 
 

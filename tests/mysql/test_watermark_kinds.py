@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -165,6 +166,26 @@ def test_a_new_file_beside_a_commit_that_is_held(servers: dict[str, MySQLServer]
                     assert seen == [(str(number),)] if at <= low else not seen or at <= high
         if flush == "in the middle":
             flushing.join()
+
+
+def test_a_file_in_which_nothing_follows(servers: dict[str, MySQLServer]) -> None:
+    """MariaDB tells no exact position until the next transaction, maybe for hours; a user who may begins a new file."""
+    server = servers["MariaDB"]
+    plain, grantee = server.create_cdc_user("cdc_plain"), server.create_cdc_user("cdc_reload")
+    server.execute("GRANT RELOAD ON *.* TO cdc_reload@'%'")
+    with held(server, "plain", flush=True):
+        pass
+    with contextlib.closing(connect(server.connect_args(**plain))) as connection:
+        marks = watermarks(connection)
+        for _ in range(2):
+            low = marks.low(fresh=True)
+            assert low < marks.high()[0] and re.search(r"exact position .* GRANT RELOAD", marks.doubt)
+    with contextlib.closing(connect(server.connect_args(**grantee))) as connection:
+        marks = watermarks(connection)
+        low = marks.low()
+        assert low < marks.high()[0], "for a chunk no file is begun"
+        low = marks.low(fresh=True)
+        assert low == marks.high()[0] and not marks.doubt
 
 
 def test_groups_that_become_visible_one_by_one_are_refused() -> None:
