@@ -334,6 +334,23 @@ def test_another_server_altogether(pair: Pair, mysql_server: MySQLServer, monkey
         pair.refused(TerminalError, "the connection reaches server .*, but this pipeline began on", without)
 
 
+def test_what_has_no_gtid_and_is_not_there(pair: Pair) -> None:
+    """All GTIDs of the copy are at the other server, and yet not all of its transactions."""
+    d = pair.database
+    pair.old.execute("SET GLOBAL gtid_mode = ON_PERMISSIVE")
+    try:
+        pair.cli.snapshot()
+        pair.old.session(d, "SET gtid_next = 'ANONYMOUS'", "INSERT INTO keyed VALUES (50, 1)")
+        pair.copy(pair.old)
+    finally:
+        pair.old.execute("SET GLOBAL gtid_mode = ON")
+    pair.refused(TerminalError, r"copy may hold transactions without GTIDs.*whether server \S+ has them")
+    pair.run(f"DELETE FROM {d}.keyed WHERE id = 50", f"INSERT INTO {d}.keyed VALUES (51, 1)")
+    pair.copy(pair.old)  # GTIDs are on, and the stream is at the end
+    pair.copy(pair.new)
+    assert pair.differences(pair.new) == []
+
+
 def test_a_server_with_other_tables(pair: Pair) -> None:
     """One that leaves changes out, and one whose table has a column more."""
     d = pair.database

@@ -50,7 +50,8 @@ def take_over(connection: Connection[Any], open_at: OpenAt, offset: Offset) -> O
     place, held = (_in_domains if is_mariadb(connection) else _in_sets)(connection, server, open_at, offset)
     # Those without captured rows may have been prepared in a file before the one that was read.
     xa = {parse_entry(text)[0]: text for text in offset.xa} | place.xa
-    found = Offset(server, place.at, str(place.gtids), tuple(sorted(xa.values())), str(held))
+    xas, numbered = tuple(sorted(xa.values())), not is_mariadb(connection)
+    found = Offset(server, place.at, str(place.gtids), xas, str(held), numbered=numbered)
     return with_beginning(found, open_at)
 
 
@@ -63,11 +64,18 @@ def _has_gtids(connection: Connection[Any]) -> bool:
 
 def _in_sets(connection: Connection[Any], server: str, open_at: OpenAt, offset: Offset) -> tuple[Place, GtidSet]:
     wanted = GtidSet.parse(offset.gtid_set).union(GtidSet.parse(offset.held))
+    if not offset.numbered:
+        raise TerminalError(
+            f"the copy may hold transactions without GTIDs, as gtid_mode of server {offset.server} was not known to be "
+            f"ON where the stream stands: nothing tells whether server {server} has them",
+            f"Point the connection at the server before until the stream has reached its end with gtid_mode=ON, or "
+            f"{_FRESH}",
+        )
     _has_all(connection, server, wanted)
     finder = Finder(connection, open_at)
     file = finder.before(wanted)
     assert file is not None  # nothing else was purged
-    # Of a transaction without a GTID nobody can tell whether it is in the copy.
+    # What has no GTID the server does not hand out while its gtid_mode is ON.
     place = finder.search(
         file, lambda _, item: isinstance(item, Transaction) and not (item.gtid and item.gtid in wanted)
     )
