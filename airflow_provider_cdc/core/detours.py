@@ -10,6 +10,14 @@ from dataclasses import dataclass
 
 from airflow_provider_cdc.core.ddl import Statement, Table, fold, mentions
 
+#: Databases that are the server's own. Nothing in them leads out: the server takes no triggers there.
+SYSTEM = ("mysql", "sys", "information_schema", "performance_schema")
+
+
+def stays_inside(statement: Statement) -> bool:
+    """Whether a statement can only name what is the server's own, such as the heartbeats of hosted servers."""
+    return all(database in ("", *SYSTEM) for database, _ in statement.mentioned)
+
 
 @dataclass(frozen=True)
 class Stored:

@@ -9,10 +9,10 @@ from typing import Any
 from pymysql.connections import Connection
 
 from airflow_provider_cdc.core.ddl import Table
-from airflow_provider_cdc.core.detours import Detours, Stored, find_detours
+from airflow_provider_cdc.core.detours import SYSTEM, Detours, Stored, find_detours
 from airflow_provider_cdc.mysql.session import rows
 
-_SYSTEM = "('mysql', 'sys', 'information_schema', 'performance_schema')"
+_SYSTEM = str(SYSTEM)
 _ALL = re.compile(r"GRANT (.*) ON \*\.\* TO ")
 
 

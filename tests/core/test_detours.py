@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from airflow_provider_cdc.core.ddl import classify
-from airflow_provider_cdc.core.detours import Stored, find_detours
+from airflow_provider_cdc.core.detours import Stored, find_detours, stays_inside
 
 CAPTURED = [("Shop", "t")]
 
@@ -40,3 +40,10 @@ def test_what_is_only_read_changes_nothing() -> None:
     assert found.taken(classify("SELECT f()", "shop")) == [("shop", "f")]
     assert found.taken(classify("CREATE TABLE x SELECT f()", "shop")) == [("shop", "f")]
     assert found.taken(classify("DELETE x FROM x JOIN v", "shop")) == [("shop", "v")]
+
+
+def test_what_is_the_servers_own_leads_nowhere() -> None:
+    beat = "INSERT INTO mysql.rds_heartbeat2 (id, value) VALUES (1, 2) ON DUPLICATE KEY UPDATE value = 2"
+    assert [stays_inside(classify(beat, database)) for database in ("", "mysql", "shop")] == [True, True, False]
+    assert not stays_inside(classify("INSERT INTO mysql.x VALUES (shop.f())", ""))
+    assert not stays_inside(classify("UPDATE mysql.x JOIN shop.v SET a = 1", "mysql"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from airflow_provider_cdc.core.ddl import Statement, fold, may_name
-from airflow_provider_cdc.core.detours import Detours
+from airflow_provider_cdc.core.detours import Detours, stays_inside
 from airflow_provider_cdc.core.offset import Position
 from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.exceptions import TerminalError
@@ -76,7 +76,7 @@ class Judge:
     def _check_detours(self, event: Event, found: Statement, look_up: LookUp) -> None:
         if found.kind in ("ddl", "harmless"):
             self._seen = None  # the catalog may not be what it was
-        if not found.mentioned:
+        if not found.mentioned or stays_inside(found):
             return
         if self._seen is None:
             self._seen = look_up()

@@ -306,6 +306,21 @@ def test_statements_that_lead_nowhere_do_not_stop(log: Log) -> None:
     log.read()
 
 
+def test_heartbeats_of_hosted_servers_do_not_stop(log: Log) -> None:
+    """They are logged as statements, and the user needs no grant for what leads nowhere."""
+    user = log.server.create_cdc_user("hosted", databases="d")
+    log.begin("CREATE TABLE IF NOT EXISTS mysql.rds_heartbeat2 (id INT PRIMARY KEY, value BIGINT)")
+    beat = "INSERT INTO mysql.rds_heartbeat2(id, value) VALUES (1, 7) ON DUPLICATE KEY UPDATE value = 7"
+    try:
+        log.run("SET SESSION binlog_format = STATEMENT", "USE mysql", beat)
+        assert log.walk(user) == []
+        log.run("USE d", beat)
+        with pytest.raises(DdlError, match=r"INSERT logged by statement, at .* may not be seen"):
+            log.walk(user)  # a name without a database could be a function of d
+    finally:
+        log.server.execute("DROP TABLE mysql.rds_heartbeat2")
+
+
 def test_what_may_not_be_seen_is_not_passed(log: Log) -> None:
     user = log.server.create_cdc_user("blind", databases="d")
     log.begin()
