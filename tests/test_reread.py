@@ -25,7 +25,7 @@ from deltalake import DeltaTable
 from airflow_provider_cdc.core.offset import Position
 from airflow_provider_cdc.core.progress import ChunkProgress
 from airflow_provider_cdc.core.supervision import LOST_SECONDS
-from airflow_provider_cdc.exceptions import TransientError
+from airflow_provider_cdc.exceptions import NotReadyError, TransientError
 from airflow_provider_cdc.failpoints import VARIABLE
 from airflow_provider_cdc.phases import claims
 from airflow_provider_cdc.phases.apply import stream_marker
@@ -192,6 +192,17 @@ def copied(world: World) -> World:
     assert [sorted(world.group(n).tables) for n in range(5)] == [[0], [0, 1], [1], [1, 2], [2]]
     assert not world.differences()
     return world
+
+
+def test_a_stream_waits_for_every_group(world: World) -> None:
+    """Also if each table has one that is published."""
+    with world.cli.opened() as (context, store):
+        plan = context.ensure_plan(store)
+        for number in plan.groups():
+            with pytest.raises(NotReadyError, match="is not complete"):
+                begin(context, store, catch_up=True)
+            run_group(context, store, plan, number, run_in_threads, holder="somebody", requested_by=ME)
+    world.cli.catch_up()
 
 
 CHANGES = (

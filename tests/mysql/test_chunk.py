@@ -263,6 +263,17 @@ def test_xa_that_ends_meanwhile_and_began_before(reading: Reading, name: str) ->
     reading.exact(table, chunk, found)
 
 
+def test_xa_whose_rows_are_not_in_the_binlog_any_more(reading: Reading) -> None:
+    """Only its end is. Behind that the rows are visible: the chunk is read again."""
+    table = reading.make("id INT PRIMARY KEY, v INT", "(1, 1), (9, 9)")
+    reading.write("XA START 'x'", "INSERT INTO t VALUES (5, 5)", "XA END 'x'", "XA PREPARE 'x'")
+    reading.server.purge()
+    chunk, ends = Chunk(0, 0, 0, (1,), (9,), True), iter([["XA COMMIT 'x'"]])
+    found = reading.read(table, chunk, after_select=lambda: reading.write(*next(ends, [])))
+    assert found.rows["id"].to_pylist() == [1, 5, 9] and not found.corrected
+    reading.exact(table, chunk, found)
+
+
 KEYS = {
     "int": ("a INT", lambda d: str(d.randrange(60))),
     "unsigned": ("a BIGINT UNSIGNED", lambda d: str(2**64 - 1 - d.randrange(60))),

@@ -177,6 +177,9 @@ def test_what_the_snapshot_holds_is_dropped(world: World) -> None:
     world.write("DELETE FROM a WHERE id = 15", "UPDATE b SET v = 1 WHERE id = 7")
     world.write("INSERT INTO a VALUES (15, 2)", "UPDATE b SET id = 1007 WHERE id = 7")
     world.write("DELETE FROM a WHERE id = 15", "UPDATE b SET id = 7 WHERE id = 1007")
+    # When this comes, b has a marker of the stream.
+    for sql in ("DELETE FROM b WHERE id = 9", "INSERT INTO b VALUES (9, 1)", "DELETE FROM b WHERE id = 9"):
+        world.write(sql)
     world.take_snapshot()
     epoch = world.begin()
     held, versions = world.ids(), world.versions()
