@@ -1,0 +1,24 @@
+"""The resume point of a pipeline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from airflow_provider_cdc.core.offset import Lineage, Offset, Position
+from airflow_provider_cdc.sinks.delta import Fence
+from airflow_provider_cdc.sinks.progress import Progress
+
+
+def test_there_is_one(tmp_path: Path) -> None:
+    """What is written takes the place of what was there, with all segments."""
+    progress, lineage = Progress(tmp_path / "progress", "p"), Lineage("a", "binlog.000001")
+    progress.create()
+    assert progress.stand() is None
+    for number in range(3):
+        offset = Offset("a", Position("binlog.000001", 100 + number), "", began=5, numbered=True)
+        progress.write(offset, lineage, Fence("f", 1))
+        assert progress.stand() == (offset, lineage) and progress.target.to_arrow().num_rows == 1
+    moved = Offset("b", Position("other.000007", 4), "")
+    lineage = lineage.then("b", "other.000007", lineage.seq(offset.at))
+    progress.write(moved, lineage, Fence("f", 2))
+    assert progress.stand() == (moved, lineage) and progress.target.to_arrow().num_rows == 1
