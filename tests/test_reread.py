@@ -31,7 +31,7 @@ from airflow_provider_cdc.phases import claims
 from airflow_provider_cdc.phases.apply import stream_marker
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.groups import Group
-from airflow_provider_cdc.phases.reread import waiting
+from airflow_provider_cdc.phases.reread import forget, waiting
 from airflow_provider_cdc.phases.snapshot import GroupResult, adopt_published, run_group
 from airflow_provider_cdc.phases.stream import Epoch, begin, run_in_process
 from airflow_provider_cdc.pipeline import Pipeline
@@ -464,6 +464,18 @@ def test_a_stream_that_is_killed(copied: World, failpoint: str) -> None:
     copied.write("UPDATE a_int SET v = v + 7", "INSERT INTO b_text VALUES ('kéy1160', 3)")
     copied.cli.catch_up()
     assert copied.group(1).markers() == {0: 2, 1: 2}
+    assert not copied.differences()
+
+
+def test_each_table_of_a_group_has_an_attempt_of_its_own(copied: World) -> None:
+    """One was replaced when the job died, and the request is gone: the other has what its own attempt has."""
+    copied.write(*CHANGES)
+    assert copied.killed(1, "reread.before_commit:2", ME)
+    assert copied.group(1).markers() == {0: 2, 1: 1}
+    with copied.cli.opened() as (context, _):
+        (staged,) = waiting(context, context.need_plan())
+        forget(copied.group(1), staged.attempt)
+    copied.cli.catch_up()
     assert not copied.differences()
 
 
