@@ -84,6 +84,20 @@ def test_uncommitted_rows_are_never_read(mysql_server: MySQLServer, table: str) 
         mysql_server.execute("SET GLOBAL transaction_isolation = %s", [default])
 
 
+@pytest.mark.parametrize("begun", ["START TRANSACTION WITH CONSISTENT SNAPSHOT", "SET autocommit = 0"])
+def test_a_transaction_that_every_session_begins_with(mysql_server: MySQLServer, table: str, begun: str) -> None:
+    """By init_connect: its read view would show rows as they were before all watermarks."""
+    user = mysql_server.create_cdc_user()
+    mysql_server.execute("SET GLOBAL init_connect = %s", [begun])
+    try:
+        with closing(connect(mysql_server.connect_args(**user))) as reader:
+            for v in ("new", "newer"):
+                mysql_server.execute(f"UPDATE {table} SET v = '{v}'")
+                assert rows(reader, f"SELECT DISTINCT v FROM {table}") == [(v,)]
+    finally:
+        mysql_server.execute("SET GLOBAL init_connect = ''")
+
+
 def test_the_binlog_of_another_server_is_not_read(mysql_server: MySQLServer) -> None:
     with closing(connect(mysql_server.connect_args())) as connection:
         low = low_watermark(connection)

@@ -396,6 +396,25 @@ def test_a_batch_that_ends_before_what_has_no_gtids(tmp_path: Path) -> None:
             world.cli.catch_up()
 
 
+@pytest.mark.parametrize(
+    "modes", [("ON", "ON_PERMISSIVE", "OFF_PERMISSIVE", "OFF"), ("OFF", "OFF_PERMISSIVE", "ON_PERMISSIVE", "ON")]
+)
+def test_gtids_are_switched_before_what_is_there_is_read(tmp_path: Path, modes: tuple[str, ...]) -> None:
+    """A server does not hand out what does not fit its gtid_mode: it is said what helps."""
+    with MySQLServer({"gtid_mode": modes[0]}) as server:
+        world = make(server, tmp_path)
+        world.cli.snapshot()
+        server.execute("INSERT INTO d.t VALUES (100, 'row')")
+        for mode in modes[1:]:
+            server.execute(f"SET GLOBAL gtid_mode = {mode}")
+        server.execute("INSERT INTO d.t VALUES (101, 'row')")
+        with pytest.raises(TerminalError, match="Cannot replicate") as refused:
+            world.cli.catch_up()
+        assert f"SET GLOBAL gtid_mode = {modes[-1]}_PERMISSIVE" in refused.value.remedy
+        server.execute(f"SET GLOBAL gtid_mode = {modes[-1]}_PERMISSIVE")
+        world.exact()
+
+
 def test_a_purged_file_before_the_stream_begins(world: World) -> None:
     world.cli.snapshot()
     world.server.purge()

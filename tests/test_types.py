@@ -203,6 +203,62 @@ def test_columns_that_select_star_leaves_out(
     assert cli.rows(database, "t").column_names[:5] == ["id", "hidden", "a", "twice", "half"]
 
 
+#: Generated columns, and whether their values are other ones in another time zone.
+ZONED = {
+    "DATE AS (DATE(ts)) VIRTUAL": True,
+    "DATETIME AS (before_it + INTERVAL 1 DAY) VIRTUAL": True,
+    "DATETIME AS (FROM_UNIXTIME(n)) VIRTUAL": True,
+    "TIMESTAMP AS (dt) VIRTUAL": True,
+    "DATE AS (DATE(ts)) STORED": False,
+    "DATE AS (DATE(dt)) VIRTUAL": False,
+    "DATETIME AS (CAST(ts AT TIME ZONE '+00:00' AS DATETIME)) VIRTUAL": False,
+}
+
+
+@pytest.mark.parametrize("generated", ZONED)
+def test_a_column_that_each_session_computes_in_its_time_zone(
+    mysql_server: MySQLServer, database: str, tmp_path: Path, generated: str
+) -> None:
+    """A snapshot, in UTC, and a writer's session would give two values to a row that nobody has changed."""
+    mysql_server.execute(
+        f"CREATE TABLE {database}.t (id INT PRIMARY KEY, ts TIMESTAMP, dt DATETIME, n INT, "
+        f"before_it DATETIME AS (ts) VIRTUAL, g {generated}, at_noon DATE AS (DATE(dt)) VIRTUAL)"
+    )
+    insert = "INSERT INTO t (id, ts, dt, n) VALUES ({}, '2020-01-01 00:30:00', '2020-01-01 00:30:00', 86400)"
+    there = "SET time_zone = '+08:00'"
+    mysql_server.session(database, there, insert.format(1))
+    cli = Cli(tmp_path, mysql_server, rf"{database}\.t", source={"exclude_columns": [rf"{database}\.t\.before_it"]})
+    if ZONED[generated]:
+        result = cli.call("snapshot")
+        assert result.code == 2 and "column g: it is VIRTUAL" in result.problem
+        cli.value["source"]["exclude_columns"].append(rf"{database}\.t\.g")
+        cli.write()
+    cli.snapshot()
+    mysql_server.session(database, there, insert.format(2), "UPDATE t SET n = 7 WHERE id = 1")
+    cli.catch_up()
+    without = ["before_it"] + ["g"] * ZONED[generated]
+    with contextlib.closing(mysql_server.connect()) as connection:
+        assert compare(connection, database, "t", cli.sink / database / "t", without) is None
+
+
+def test_a_key_that_each_session_computes_in_its_time_zone(
+    mysql_server: MySQLServer, database: str, tmp_path: Path
+) -> None:
+    """A row would be deleted in the copy under another key than that under which it was put in."""
+    mysql_server.execute(
+        f"CREATE TABLE {database}.t (id INT, ts TIMESTAMP NOT NULL, h DATETIME AS (ts) VIRTUAL NOT NULL, UNIQUE (h))"
+    )
+    there, here = "SET time_zone = '+08:00'", "SET time_zone = '-03:00'"
+    mysql_server.session(database, there, "INSERT INTO t (id, ts) VALUES (1, '2020-01-01 00:30:00')")
+    cli = Cli(tmp_path, mysql_server, rf"{database}\.t", source={"exclude_columns": [rf"{database}\.t\.h"]})
+    assert "h is computed in the time zone of each session" in cli.call("check").out
+    cli.snapshot()
+    mysql_server.session(database, there, "INSERT INTO t (id, ts) VALUES (2, '2020-01-02'), (3, '2020-01-03')")
+    mysql_server.session(database, here, "DELETE FROM t WHERE id < 3")
+    cli.catch_up()
+    assert cli.rows(database, "t")["id"].to_pylist() == [3]
+
+
 def test_enum_members_that_only_the_binlog_can_tell(
     mysql_server: MySQLServer, database: str, tmp_path: Path, cdc_user: dict[str, str]
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import count, islice
 from typing import Any
 
@@ -76,8 +76,8 @@ def read_schema(
         reason = column.refusal()
         if reason:
             raise NotReadyError(f"table {label}, column {column.name}: {reason}", "Exclude the table in source.exclude")
-    indexes = _unique_indexes(connection, database, table)
-    index, key, _ = _key(indexes, columns)
+    indexes, zoned = _unique_indexes(connection, database, table), _zoned(connection, database, table, columns)
+    index, key, _ = _key(indexes, columns, zoned)
     columns += _hidden(indexes, columns)
     left_out = tuple(c.name for c in columns if c.hidden or (c.name not in key and not keeps(database, table, c.name)))
     copied = [c for c in columns if c.name not in left_out]
@@ -87,6 +87,13 @@ def read_schema(
             "Copy some of them (source.include_columns, source.exclude_columns), or exclude it",
         )
     for column in copied:
+        if column.name in zoned:
+            raise NotReadyError(
+                f"table {label}, column {column.name}: it is VIRTUAL, and its value is another one in each time zone: "
+                "rows are read in UTC, and logged as the session that wrote them computes it",
+                "Leave it out with source.exclude_columns, make it STORED, or name the zone: CAST(... AT TIME ZONE "
+                "'+00:00' AS DATETIME)",
+            )
         if column.name in META_COLUMNS or column.name.startswith("_cdc_"):
             raise NotReadyError(
                 f"table {label}, column {column.name}: the prefix _cdc_ is used in the sink", "Rename the column"
@@ -140,6 +147,33 @@ def _columns(connection: Connection[Any], database: str, table: str) -> tuple[Co
     return tuple(found)
 
 
+def _zoned(connection: Connection[Any], database: str, table: str, columns: tuple[Column, ...]) -> frozenset[str]:
+    """Names of the generated columns whose values hang on the time zone of the session that looks at them.
+
+    Those that are stored do not: they are what the session that wrote them has computed, for everybody.
+    """
+    listed = rows(
+        connection,
+        "SELECT column_name, generation_expression FROM information_schema.columns "
+        f"WHERE table_schema = {text_literal(database)} AND table_name = {text_literal(table)} "
+        "AND extra LIKE '%VIRTUAL GENERATED%' ORDER BY ordinal_position",
+    )
+    moments, found = {c.name for c in columns if c.data_type == "timestamp"}, set[str]()
+    for name, expression in listed:  # one that is computed from another one stands behind it
+        text = str(expression).lower()
+        for moment in moments - found:  # UNIX_TIMESTAMP(column) and column AT TIME ZONE are the same everywhere
+            quoted = re.escape(_quoted(moment))
+            text = re.sub(rf"unix_timestamp\({quoted}\)|{quoted} at time zone", "", text)
+        calls = re.search(r"\b(from_unixtime|unix_timestamp)\(", text)
+        if name in moments or calls or any(_quoted(n) in text for n in moments | found):
+            found.add(str(name))
+    return frozenset(found)
+
+
+def _quoted(name: str) -> str:
+    return "`{}`".format(name.lower().replace("`", "``"))
+
+
 def key_index(connection: Connection[Any], table: TableSchema) -> str:
     """Name of the index that is the table's key.
 
@@ -181,29 +215,34 @@ def _hidden(indexes: dict[str, _Parts], columns: tuple[Column, ...]) -> tuple[Co
 
 def why_no_key(connection: Connection[Any], table: TableSchema) -> str:
     """Why none of the unique indexes of a table is its key, in brackets; empty where there are none."""
-    reasons = _key(_unique_indexes(connection, table.database, table.name), table.columns)[2]
+    indexes, zoned = _unique_indexes(connection, *table.id), _zoned(connection, *table.id, table.columns)
+    reasons = _key(indexes, table.columns, zoned)[2]
     return f" ({'; '.join(reasons)})" if reasons else ""
 
 
-def _key(indexes: dict[str, _Parts], columns: tuple[Column, ...]) -> tuple[str | None, tuple[str, ...], list[str]]:
+def _key(
+    indexes: dict[str, _Parts], columns: tuple[Column, ...], zoned: Collection[str]
+) -> tuple[str | None, tuple[str, ...], list[str]]:
     """Index and columns of the key, if there is a usable one; and why the unique indexes before it are no keys."""
     by_name = {c.name: c for c in columns}
     reasons: list[str] = []
     for index, parts in indexes.items():
-        reason = _unusable(parts, by_name)
+        reason = _unusable(parts, by_name, zoned)
         if reason is None:
             return index, tuple(str(column) for column, *_ in parts), reasons
         reasons.append(f"{index}: {reason}")
     return None, (), reasons
 
 
-def _unusable(parts: _Parts, columns: dict[str, Column]) -> str | None:
+def _unusable(parts: _Parts, columns: dict[str, Column], zoned: Collection[str] = ()) -> str | None:
     for name, part, visible, hashed in parts:
         if hashed == "1":
             return "a hash has no order"
         if name is None:
             return "an expression"
         column = columns[name]
+        if name in zoned:
+            return f"{name} is computed in the time zone of each session"
         if part is not None:
             return f"only a prefix of {name} is indexed"
         if column.nullable:

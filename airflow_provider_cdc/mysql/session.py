@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pymysql
 from pymysql.connections import Connection
+from pymysql.constants import SERVER_STATUS
 from pymysql.converters import conversions
 
 from airflow_provider_cdc.exceptions import CdcError, DamageError, NotReadyError, TerminalError, TransientError
@@ -123,6 +124,9 @@ def connect(args: ConnectArgs) -> Connection[Any]:
                 "init_command": SESSION,
             }
         )
+    if connection.server_status & SERVER_STATUS.SERVER_STATUS_IN_TRANS:  # type: ignore[attr-defined]
+        # init_connect of the server has begun one: its read view would be older than every watermark.
+        raw(connection, "COMMIT")
     # A server that hangs is found at the login; what takes long are statements.
     connection._read_timeout = args.get("read_timeout", _ANSWER_SECONDS)  # type: ignore[attr-defined]
     connection._write_timeout = args.get("write_timeout", _ANSWER_SECONDS)  # type: ignore[attr-defined]

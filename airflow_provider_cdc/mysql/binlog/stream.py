@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 import socket
 import struct
 import zlib
@@ -277,6 +278,8 @@ class BinlogStream:
             return TornFileError(f"the binlog at {where} is cut off: {text}", _TORN)
         elif "max_allowed_packet" in text:
             remedy = "raise max_allowed_packet above the largest row event; if it is, the position is wrong"
+        elif mode := re.search("GTID_MODE = (ON|OFF)", text):  # it was switched before this was read
+            remedy = f"SET GLOBAL gtid_mode = {mode[1]}_PERMISSIVE until the stream has reached the end of the binlog"
         elif "checksum" in text:
             remedy = "see that the server can send binlog checksums (binlog_checksum=CRC32)"
         else:
