@@ -200,9 +200,7 @@ def test_a_file_that_begins_with_a_large_transaction() -> None:
         server.execute("UPDATE d.t SET v = REPEAT('b', 9 << 20)")
         assert file < _end(server).file
         with contextlib.closing(connect(server.connect_args(**plain))) as connection:
-            with pytest.raises(
-                TransientError, match=r"cannot be listed.* max_allowed_packet.*GRANT RELOAD"
-            ):
+            with pytest.raises(TransientError, match=r"cannot be listed.* max_allowed_packet.*GRANT RELOAD"):
                 watermarks(connection).low()
         server.execute("SET GLOBAL max_allowed_packet = 64 << 20")
         with contextlib.closing(connect(server.connect_args(**plain))) as connection:
