@@ -46,7 +46,7 @@ class Statement:
     :param xid: of an XA statement, the transaction's name as :func:`xid_text` writes it.
     :param anything: whether it may change any table at all (a stored routine was called).
     :param mentioned: of a statement that may call stored functions, everything that its words could name.
-    :param index: of a DROP INDEX, the index, likewise: of the table nothing else is changed.
+    :param index: of a DROP INDEX (or CREATE OR REPLACE INDEX), the index, likewise: of the table no rows are changed.
     :param what: the statement's first words, for messages; never values or names.
     :param emptied: the (database, table) that has no rows behind a TRUNCATE or a CREATE TABLE, spelled as in the
         statement.
@@ -317,11 +317,13 @@ def _ddl(
             return Statement("harmless", what=what)
         names = [word for word in words[at + 1 :] if word.is_name and word.key not in {"IF", "EXISTS"}]
         return Statement("ddl", databases=frozenset(fold(name.text) for name in names[:1]), what=what)
-    if (verb, keys[at]) == ("DROP", "INDEX"):
-        return _drop_index(words[at + 1 :], default, what)
-    if keys[at] not in {"TABLE", "TABLES"} or "TEMPORARY" in keys[:at]:
-        return Statement("harmless", what=what)
     rest = words[at + 1 :]
+    if keys[at] == "INDEX" and (verb == "DROP" or "REPLACE" in keys[:at]):
+        return _drop_index(rest, default, what)
+    # MariaDB's sequences are tables: what CREATE OR REPLACE SEQUENCE drops may be any table.
+    is_table = keys[at] in {"TABLE", "TABLES"} or (keys[at] == "SEQUENCE" and "REPLACE" in keys[:at])
+    if not is_table or "TEMPORARY" in keys[:at]:
+        return Statement("harmless", what=what)
     if verb == "CREATE":
         filled = _is_filled(rest)
         if [word.key for word in rest[:3]] == ["IF", "NOT", "EXISTS"]:
@@ -342,12 +344,13 @@ def _ddl(
 
 
 def _drop_index(rest: list[_Word], default: str, what: str) -> Statement:
+    """A DROP INDEX, or MariaDB's CREATE OR REPLACE INDEX, which drops the index that has the name."""
     on = next((i for i, word in enumerate(rest) if word.key == "ON"), len(rest))
-    named = [word for word in rest[:on] if word.is_name]
+    named = [word for word in rest[:on] if word.is_name and word.key not in {"IF", "EXISTS"}]
     tables = frozenset(_first(rest[on + 1 :], default))
     if not named or not tables:
         return Statement("ddl", frozenset(_mentioned(rest, default)), what=what)
-    return Statement("ddl", tables, index=fold(named[-1].text), what=what)
+    return Statement("ddl", tables, index=fold(named[0].text), what=what)
 
 
 def _is_filled(rest: list[_Word]) -> bool:

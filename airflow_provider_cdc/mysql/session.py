@@ -66,6 +66,8 @@ SESSION = (
 DENIED = frozenset({1044, 1045, 1130, 1142, 1143, 1227, 1698, 1820, 1862, 3118, 3159, 3955, 4151})
 #: The table was changed under an open read view, or under a prepared statement.
 _CHANGED = {1412, 1615}
+#: SHOW BINLOG EVENTS met an event that the session may not have: it is larger than max_allowed_packet.
+_UNLISTED = 1220
 #: Too many connections or questions (of all, of a user), out of memory or threads; offline or going down; the
 #: connection broke, or was killed; the statement was killed, or took too long; locks that were not had in time.
 _LOST = frozenset({1037, 1040, 1041, 1135, 1203, 1226, 3032, 1053, 1129, 1152, 1158, 1159, 1160, 1161, 1184, 1927})
@@ -84,6 +86,10 @@ if TYPE_CHECKING:
     _Connection = Connection[Any]
 else:
     _Connection = Connection
+
+
+class UnlistedError(TerminalError):
+    """The server could not list the events of a binlog file."""
 
 
 class FastConnection(_Connection):
@@ -197,6 +203,8 @@ def errors(doing: str, garbled: tuple[type[Exception], ...] = ()) -> Iterator[No
         if not code and isinstance(error, pymysql.err.InternalError | pymysql.err.InterfaceError):
             # The driver's own: packets out of order, or a connection that it has closed because of them.
             raise DamageError(f"{doing}: {text}") from None
+        if code == _UNLISTED:
+            raise UnlistedError(f"{doing}: {code}: {text}", "Look at the server's error log") from None
         if code in _CHANGED:
             raise TableChangedError(f"{doing}: {code}: {text}", "Run again") from None
         if code in _LOST:

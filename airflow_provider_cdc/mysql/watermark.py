@@ -26,7 +26,7 @@ from airflow_provider_cdc.core.offset import Offset, Position
 from airflow_provider_cdc.exceptions import NotReadyError, OtherHistoryError, TransientError
 from airflow_provider_cdc.mysql.heads import SettledFile, binlog_gtid_pos, settled
 from airflow_provider_cdc.mysql.server import identity, is_mariadb, is_numbered, open_xa, same_server, status
-from airflow_provider_cdc.mysql.session import pairs, rows, value
+from airflow_provider_cdc.mysql.session import UnlistedError, pairs, rows, value
 
 #: Seconds to wait for transactions that stand between binlog and engine.
 BARRIER_SECONDS = 30.0
@@ -272,7 +272,7 @@ class _MariaDB(Watermarks):
                 "Start the server with binlog_optimize_thread_scheduling=ON, its default",
             )
         rows(self.connection, "COMMIT")
-        while (found := settled(self.connection, status(self.connection).file)) is None:
+        while (found := self._look_for_settled()) is None:
             if time.monotonic() > end:
                 raise TransientError(
                     "the server has not noted in its newest binlog file that the transactions of the files before are "
@@ -281,6 +281,21 @@ class _MariaDB(Watermarks):
                 )
             time.sleep(0.05)
         return found
+
+    def _look_for_settled(self) -> SettledFile | None:
+        file = status(self.connection).file
+        try:
+            return settled(self.connection, file)
+        except UnlistedError as error:
+            # From 11.7 on a large transaction gets a file of its own, and stands before what is looked for there.
+            if _flush(self.connection):
+                return None
+            raise TransientError(
+                f"the events of binlog file {file} cannot be listed, as one of them is larger than max_allowed_packet "
+                f"({error.message})",
+                "Run FLUSH BINARY LOGS, GRANT RELOAD ON *.* TO the user of the connection, or SET GLOBAL "
+                "max_allowed_packet to more than the largest row, old and new, then run again",
+            ) from None
 
     def high(self) -> tuple[Position, int]:
         """See :meth:`Watermarks.high`."""

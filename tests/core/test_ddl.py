@@ -86,6 +86,7 @@ def test_changes_no_table(sql: str, kind: Kind) -> None:
         ("-- note about orders\nALTER TABLE t DROP COLUMN b", tables("shop|t")),
         ("DROP INDEX i ON t", tables("shop|t")),
         ("DROP INDEX IF EXISTS `i` ON x.t WAIT 5", tables("x|t")),
+        ("CREATE OR REPLACE SEQUENCE x.t START 5", tables("x|t")),
         ("CREATE TABLE t SELECT * FROM u", tables("shop|t")),
         ("CREATE TABLE IF NOT EXISTS t AS SELECT * FROM u", tables("shop|t")),
         ("INSERT INTO audit SELECT * FROM captured", tables("shop|audit")),
@@ -149,6 +150,7 @@ def test_drop_database() -> None:
         ("DROP INDEX i ON t", "i"),
         ("DROP INDEX `PRIMARY` ON t", "primary"),
         ("DROP INDEX IF EXISTS `on` ON t", "on"),
+        ("CREATE OR REPLACE UNIQUE INDEX i USING BTREE ON t (a)", "i"),
         ("ALTER TABLE t DROP KEY i", ""),
     ],
 )

@@ -107,6 +107,26 @@ def test_which_index_is_the_key(log: Log) -> None:
     log.stops(r"DROP INDEX on captured table d\.u")
 
 
+def test_a_key_that_is_replaced_by_another_index(log: Log) -> None:
+    """In MariaDB CREATE INDEX drops the index that has the name: rows with one value of the key may follow."""
+    if not isinstance(log.server, MariaDBServer):
+        pytest.skip("MySQL has no CREATE OR REPLACE INDEX")
+    log.begin("CREATE TABLE u (a INT NOT NULL, b INT, UNIQUE KEY `One On` (a), KEY two (b))", table="u")
+    log.run("CREATE OR REPLACE INDEX two ON u (b, a)")
+    assert log.walk() == [] and len(log.read()) == 1
+    log.run("CREATE OR REPLACE INDEX `one on` USING BTREE ON u (b)", "INSERT INTO u VALUES (1, 1), (1, 2)")
+    log.stops(r"CREATE INDEX on captured table d\.u")
+
+
+def test_a_table_that_is_replaced_by_a_sequence(log: Log) -> None:
+    """MariaDB's sequences are tables; of the one that is dropped nothing else tells."""
+    if not isinstance(log.server, MariaDBServer):
+        pytest.skip("MySQL has no sequences")
+    log.begin()
+    log.run("CREATE OR REPLACE SEQUENCE t", "DROP SEQUENCE t", "CREATE TABLE IF NOT EXISTS t (a INT PRIMARY KEY)")
+    log.stops(r"CREATE SEQUENCE on captured table d\.t")
+
+
 def test_a_table_without_a_key_has_none_to_lose(log: Log) -> None:
     log.begin("CREATE TABLE k (a INT, KEY i (a))", table="k")
     log.run("DROP INDEX i ON k")
