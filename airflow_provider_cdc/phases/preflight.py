@@ -12,6 +12,7 @@ from typing import Any
 
 from pymysql.connections import Connection
 
+from airflow_provider_cdc.core.detours import SYSTEM
 from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.core.start import SNAPSHOT
 from airflow_provider_cdc.exceptions import CdcError, NotReadyError, TerminalError, TransientError
@@ -261,6 +262,7 @@ def _tables(context: Context, connection: Connection[Any]) -> list[Finding]:
             )
         ]
     found += _one(lambda: _cascades(connection, matched))
+    found += _one(lambda: _out_of_order(connection))
     found += _one(lambda: _created_since(context, matched))
     found += _one(lambda: _replica(context, connection, matched))
     found += _one(lambda: _retention(context, connection, matched))
@@ -290,6 +292,22 @@ def _cascades(connection: Connection[Any], matched: list[tuple[str, str, str]]) 
                 "changes is not in this server's binary log",
                 "Let `airflow-cdc verify` run on a schedule, or change the rows by statements of your own",
             )
+
+
+def _out_of_order(connection: Connection[Any]) -> Iterator[Finding]:
+    """MariaDB commits a transaction that also changes such a table in an order of its own."""
+    found = rows(
+        connection,
+        f"SELECT table_schema, table_name FROM information_schema.tables WHERE table_schema NOT IN {SYSTEM} "
+        "AND engine = 'Aria' AND table_type = 'BASE TABLE' AND create_options NOT LIKE '%transactional=0%'",
+    )
+    if found:
+        yield Finding(
+            "warning",
+            f"{len(found)} tables of engine Aria, such as {'.'.join(map(str, found[0]))}: a transaction that changes "
+            "one of them together with a captured table stops the copy",
+            "Unless that never happens: ALTER TABLE ... TRANSACTIONAL=0, or ENGINE=InnoDB",
+        )
 
 
 def _replica(context: Context, connection: Connection[Any], matched: list[tuple[str, str, str]]) -> Iterator[Finding]:

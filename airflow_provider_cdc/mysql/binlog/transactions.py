@@ -326,6 +326,14 @@ class Assembler:
         if found.kind in ("begin", "xa_start"):
             tx.begun, tx.xa = True, found.kind == "xa_start"
         elif found.kind == "commit":
+            if tx.rows:
+                _stop(
+                    event,
+                    f"a transaction that changed {tx.rows[0].schema.label} ends with COMMIT instead of an XID. It also "
+                    "changed a table of an engine without two-phase commit, such as Aria, so the server commits its "
+                    "rows in InnoDB outside of the order of the binlog, and may lose them when it is killed",
+                    "make the other table ENGINE=InnoDB (or Aria with TRANSACTIONAL=0), then start with a fresh sink",
+                )
             yield self._end(event)
         elif found.kind == "rollback":
             yield self._end(event, keep=False)

@@ -257,7 +257,7 @@ def _query(data: Any, at: Any, end: Any, position: Any, state: Any, tables: Any,
     if end - at == 5 and text & np.uint64(0xFF_FFFF_FFFF) == np.uint64(_BEGIN):
         state[BEGUN] = 1
         return DONE
-    if end - at == 6 and text & np.uint64(0xFFFF_FFFF_FFFF) == np.uint64(_COMMIT):
+    if end - at == 6 and text & np.uint64(0xFFFF_FFFF_FFFF) == np.uint64(_COMMIT) and state[TOUCHED] == 0:
         return _end(position, state, tables, touched, runs)
     return EVENT
 

@@ -95,7 +95,7 @@ MIXED = (
 
 @pytest.fixture
 def mixed(mysql_server: MySQLServer, database: str) -> Iterator[tuple[Recording, Captured]]:
-    """Transactions of all sorts: ``t`` and ``second`` are captured, ``mine`` too, which has no transactions."""
+    """Transactions of all sorts: ``t`` and ``second`` are captured, ``mine`` is not: it ends with COMMIT."""
     with contextlib.closing(mysql_server.connect(database=database)) as connection, connection.cursor() as cursor:
         for sql in (
             "CREATE TABLE t (a INT PRIMARY KEY, b VARCHAR(20), c DECIMAL(9,3), d DATETIME(6))",
@@ -104,7 +104,7 @@ def mixed(mysql_server: MySQLServer, database: str) -> Iterator[tuple[Recording,
             "CREATE TABLE other (a INT PRIMARY KEY)",
         ):
             cursor.execute(sql)
-        captured = capture(mysql_server, database, "t", "second", "mine")
+        captured = capture(mysql_server, database, "t", "second")
         start = here(mysql_server)
         for sql in MIXED:
             cursor.execute(sql)
