@@ -138,6 +138,15 @@ def test_a_reset_that_has_not(world: World) -> None:
     world.refused(r"ends at \d+, and was read up to|no binlog file after")
 
 
+def test_a_reset_that_has_fewer_files(world: World) -> None:
+    world.cli.snapshot()
+    world.server.execute("FLUSH BINARY LOGS")
+    world.server.execute("INSERT INTO d.t VALUES (100, 'row')")
+    world.exact()
+    world.reset()
+    world.refused("no binlog file after")
+
+
 def test_a_reset_under_a_stream_that_runs(world: World) -> None:
     """The server goes on to serve the file that it has deleted; its own end of the binlog tells, then its file."""
     world.cli.snapshot()

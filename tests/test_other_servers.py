@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,8 @@ def test_mariadb_whose_binlogs_were_reset(tmp_path: Path) -> None:
             server.execute(f"INSERT INTO d.t VALUES ({number})")
         with pytest.raises(TerminalError, match=r"was begun at .* and the one that was read"):
             cli.catch_up()
+        with pytest.raises(TerminalError, match=r"of the server stands for '.*', and was read as '0-1-"):
+            resume(connection, replace(offset, began=0), context.opener(0))  # of an older version
         server.execute("SET GLOBAL server_id = 7")
         with pytest.raises(TerminalError, match=r"the connection reaches server mariadb:7:.*, but this pipeline began"):
             resume(connection, offset, context.opener(0))

@@ -173,14 +173,20 @@ def test_much_is_read_by_several_tasks(cli: Cli, mysql_server: MySQLServer, data
     """60 MB of changes through Spark: three tasks, each of which begins at another place."""
     dumps = "SELECT CONVERT(argument USING utf8mb4) FROM mysql.general_log WHERE command_type LIKE 'Binlog Dump%'"
     with contextlib.closing(mysql_server.connect(database=database)) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT NOW(6)")
+        began = cursor.fetchall()[0]
         for number in range(10, 70):
             cursor.execute(f"INSERT INTO wide VALUES ({number}, REPEAT(CHAR(32 + {number}), 1 << 20))")
         try:
-            cursor.execute("SET GLOBAL log_output = 'TABLE', GLOBAL general_log = ON")
+            cursor.execute("SET GLOBAL log_output = 'TABLE', GLOBAL general_log = ON, GLOBAL log_error_verbosity = 3")
             ran = cli.run("stream", "--catch-up")
         finally:
-            cursor.execute("SET GLOBAL general_log = OFF, GLOBAL log_output = 'FILE'")
+            cursor.execute("SET GLOBAL general_log = OFF, GLOBAL log_output = 'FILE', GLOBAL log_error_verbosity = 2")
         assert ran.code == 0, ran
+        cursor.execute(
+            "SELECT data FROM performance_schema.error_log WHERE logged > %s AND data LIKE '%%zombie%%'", began
+        )
+        assert cursor.fetchall() == (), "two readers had one name, and the server threw one of them out"
         cursor.execute(dumps)
         places = {re.search(r"Pos: (\d+)", text)[1] for (text,) in cursor.fetchall()}  # type: ignore[index]
         assert len(places - {"4"}) == 3, "beside the look at the beginning of the file"

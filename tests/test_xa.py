@@ -77,11 +77,10 @@ class World:
     def close(self) -> None:
         with contextlib.closing(self.server.connect()) as connection, connection.cursor() as cursor:
             cursor.execute("XA RECOVER")
-            for _, size, _, name in cursor.fetchall():
+            for kind, size, _, name in cursor.fetchall():
+                name = name if isinstance(name, bytes) else name.encode()
                 with contextlib.suppress(pymysql.MySQLError):
-                    cursor.execute(
-                        "XA ROLLBACK %s", (name[:size].decode() if isinstance(name, bytes) else name[:size],)
-                    )
+                    cursor.execute("XA ROLLBACK %s, %s, %s", (name[:size], name[size:], kind))
 
     def exact(self) -> None:
         self.cli.catch_up()
