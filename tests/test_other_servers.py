@@ -77,6 +77,19 @@ def test_copied_with_writers_and_equal(
         assert check_ledger(tmp_path / "lake", tables) == []
 
 
+def test_mariadb_with_aria_tables(tmp_path: Path) -> None:
+    """Of those that are not transactional nothing is said: they have no part in a transaction."""
+    with MariaDBServer() as server:
+        server.execute("CREATE DATABASE d")
+        server.execute("CREATE TABLE d.t (id INT PRIMARY KEY)")
+        server.execute("CREATE TABLE d.plain (id INT) ENGINE=Aria TRANSACTIONAL=0")
+        cli = Cli(tmp_path, server, "d.t")
+        assert "Aria" not in cli.call("check").out
+        server.execute("CREATE TABLE d.a (id INT) ENGINE=Aria")
+        said = cli.call("check")
+        assert said.code == 0 and "such as d.a (1 in all)" in said.out
+
+
 def test_mariadb_whose_binlogs_were_reset(tmp_path: Path) -> None:
     """Positions begin anew and soon exist again: the GTIDs up to them tell."""
     with MariaDBServer() as server, closing(connect(server.connect_args())) as connection:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from airflow_provider_cdc.core.ddl import Statement, Table, fold, mentions
 
-#: Databases that are the server's own. Nothing in them leads out: the server takes no triggers there.
+#: Databases that are the server's own. What they hold is taken to lead nowhere: the server accepts no triggers there.
 SYSTEM = ("mysql", "sys", "information_schema", "performance_schema")
 
 

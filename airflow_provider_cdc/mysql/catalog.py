@@ -89,8 +89,8 @@ def read_schema(
     for column in copied:
         if column.name in zoned:
             raise NotReadyError(
-                f"table {label}, column {column.name}: it is VIRTUAL, and its value is another one in each time zone: "
-                "rows are read in UTC, and logged as the session that wrote them computes it",
+                f"table {label}, column {column.name}: it is VIRTUAL, and its value depends on the session's time "
+                "zone: the snapshot would have it in UTC, and the binlog in the zone of each writer",
                 "Leave it out with source.exclude_columns, make it STORED, or name the zone: CAST(... AT TIME ZONE "
                 "'+00:00' AS DATETIME)",
             )

@@ -223,7 +223,8 @@ class _MySQL(Watermarks):
 class _MariaDB(Watermarks):
     """MariaDB: the SELECT runs in a read view whose exact position the server tells; it is both watermarks.
 
-    The position is exact with two exceptions. Where it is not, a lower bound is taken, and then another view is opened:
+    The position is exact with two exceptions. Where it is not, a lower bound is taken, and then another view is opened.
+    (For a third one, transactions that also change an Aria table, nothing can be done: the reader of the binlog stops.)
 
     - XA COMMIT can be below it and invisible in the view. If none was going on while the view was opened, that does not
       matter; else the position is the lower bound, once the XA transactions have ended that were open then.

@@ -163,32 +163,20 @@ class Context:
     def new_plan(self, generation: int) -> Plan:
         """Plan from the source as it is now; nothing is written."""
         pipeline, settings = self.pipeline, self.pipeline.snapshot
-        patterns = tuple(pipeline.source.patterns.values())
         open_at = self.opener(PLAN_SLOT)
+        wanted: dict[str, Any] = {
+            "patterns": tuple(pipeline.source.patterns.values()),
+            "keeps": pipeline.keeps,
+            "generation": generation,
+            "open_at": open_at,
+        }
         with closing(connect(self.connect_args)) as connection:
             if pipeline.stream.start != SNAPSHOT:
-                plan = plan_from(
-                    connection,
-                    pipeline.name,
-                    pipeline.captures,
-                    patterns=patterns,
-                    keeps=pipeline.keeps,
-                    generation=generation,
-                    start=pipeline.stream.start,
-                    open_at=open_at,
-                )
+                start = pipeline.stream.start
+                plan = plan_from(connection, pipeline.name, pipeline.captures, start=start, **wanted)
             else:
-                plan = make_plan(
-                    connection,
-                    pipeline.name,
-                    pipeline.captures,
-                    patterns=patterns,
-                    keeps=pipeline.keeps,
-                    generation=generation,
-                    chunk_rows=settings.chunk_rows,
-                    group_rows=settings.group_rows,
-                    open_at=open_at,
-                )
+                wanted |= {"chunk_rows": settings.chunk_rows, "group_rows": settings.group_rows}
+                plan = make_plan(connection, pipeline.name, pipeline.captures, **wanted)
             return replace(plan, p0=with_beginning(plan.p0, open_at))
 
     def ensure_plan(self, store: Store) -> Plan:

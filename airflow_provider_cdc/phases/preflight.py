@@ -304,8 +304,8 @@ def _out_of_order(connection: Connection[Any]) -> Iterator[Finding]:
     if found:
         yield Finding(
             "warning",
-            f"{len(found)} tables of engine Aria, such as {'.'.join(map(str, found[0]))}: a transaction that changes "
-            "one of them together with a captured table stops the copy",
+            f"there are transactional Aria tables, such as {'.'.join(map(str, found[0]))} ({len(found)} in all): a "
+            "transaction that changes one of them together with a captured table stops the copy",
             "Unless that never happens: ALTER TABLE ... TRANSACTIONAL=0, or ENGINE=InnoDB",
         )
 
