@@ -31,7 +31,7 @@ from airflow_provider_cdc.exceptions import NotReadyError, TransientError
 VERSION_TABLE = "cdc_alembic_version"
 
 #: The newest migration. Known here, so that Alembic is loaded only where something is to be migrated.
-HEAD = "0002"
+HEAD = "0003"
 _BUSY_SECONDS = 30
 _ADVISORY_LOCK = 0x63646331  # any number of our own
 
