@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, quote, quote_plus, unquote, urlsplit
 
 from airflow_provider_cdc.core.spark_conf import check_master
+from airflow_provider_cdc.core.tls import FLAGS, PATHS, Tls, postgres_risk, postgres_settings
 from airflow_provider_cdc.exceptions import NotReadyError
 
 if TYPE_CHECKING:
@@ -26,12 +27,13 @@ if TYPE_CHECKING:
 #: Connection types of a source server.
 MYSQL_TYPES = ("mysql", "mariadb", "cdc_mysql")
 
-_PATHS = ("ssl_ca", "ssl_cert", "ssl_key", "unix_socket")
-_FLAGS = ("ssl_verify_cert", "ssl_verify_identity", "ssl_disabled")
 # Settings of Airflow's own MySQL hook that the project decides for itself; a connection may be shared with other tasks.
 _IGNORED = ("charset", "client", "cursor", "local_infile", "use_unicode")
-_MYSQL_EXTRA = (*_PATHS, *_FLAGS, "ssl_key_password", "ssl")
-_POSTGRES_EXTRA = ("sslmode", "sslrootcert", "sslcert", "sslkey", "connect_timeout", "application_name", "options")
+_MYSQL_EXTRA = ("ssl_mode", *PATHS, "ssl_key_password", *FLAGS, "ssl", "unix_socket")
+_POSTGRES_TLS = ("sslmode", "sslrootcert", "sslcert", "sslkey", "require_auth", "channel_binding", "gssencmode")
+_POSTGRES_EXTRA = (*_POSTGRES_TLS, "connect_timeout", "application_name", "options")
+#: The first libpq that knows the system's authorities and require_auth.
+_LIBPQ = 160000
 _POSTGRES_DRIVERS = ("psycopg", "psycopg2")
 # Types under which Airflow keeps a Spark master: of a form filled in, or the scheme of an address.
 _SPARK_TYPES = ("spark", "yarn", "k8s", "local")
@@ -191,15 +193,13 @@ def _json_or_text(value: str) -> Any:
 
 
 def mysql_args(conn: Connection) -> dict[str, Any]:
-    """Arguments for ``pymysql.connect``.
+    """Keyword arguments of :class:`~airflow_provider_cdc.guarded.GuardedConnection`.
 
-    Extras: ``ssl_ca``, ``ssl_cert``, ``ssl_key``, ``ssl_key_password``, ``ssl_verify_cert``, ``ssl_verify_identity``,
-    ``ssl_disabled``, ``ssl`` (a mapping with ``ca``, ``cert``, ``key`` ...), ``unix_socket``. The server's
-    certificate is checked as soon as ``ssl_ca`` is given, as the server's own client does. ``charset``, ``cursor`` and
-    the like, which Airflow's MySQL hook knows, are passed over; anything else is refused.
+    Extras: ``unix_socket``, ``ssl_mode`` and the others of :mod:`airflow_provider_cdc.core.tls`. ``charset``,
+    ``cursor`` and the like, which Airflow's MySQL hook knows, are passed over; anything else is refused.
 
     :param conn: connection of type mysql, mariadb or cdc_mysql; its ``schema`` is not used, a pipeline names databases.
-    :raises NotReadyError: for another type, or an extra that would be lost.
+    :raises NotReadyError: for another type, extras that contradict each other, or one that would be lost.
     """
     if conn.conn_type not in MYSQL_TYPES:
         raise NotReadyError(
@@ -218,22 +218,25 @@ def mysql_args(conn: Connection) -> dict[str, Any]:
     return args | _mysql_extra(conn)
 
 
-def _mysql_extra(conn: Connection) -> dict[str, Any]:
+def _mysql_extra(conn: Connection) -> dict[str, str]:
+    """The socket, and all that is demanded of the server, said by ``ssl_mode``."""
     _refuse_unknown(conn, (*_MYSQL_EXTRA, *_IGNORED))
-    args: dict[str, Any] = {key: str(conn.extra[key]) for key in (*_PATHS, "ssl_key_password") if conn.extra.get(key)}
-    for key in _FLAGS:
-        if (value := conn.extra.get(key)) not in (None, ""):  # a form leaves what is not filled in empty
-            args[key] = str(value).lower() in ("true", "1", "yes", "on")
-    if args.get("ssl_ca"):
-        args.setdefault("ssl_verify_cert", True)
-    if ssl := conn.extra.get("ssl"):
-        ssl = _json_or_text(ssl) if isinstance(ssl, str) else ssl
-        if not isinstance(ssl, dict):
-            raise NotReadyError(
-                f"connection {conn.conn_id}: extra ssl is not a mapping", "Write a JSON object such as ssl.ca"
-            )
-        args["ssl"] = dict(ssl)
-    return args
+    socket = {"unix_socket": str(conn.extra["unix_socket"])} if conn.extra.get("unix_socket") else {}
+    return {**socket, **Tls.of(f"connection {conn.conn_id}", {**conn.extra, "host": conn.host}).settings()}
+
+
+def unsafe(place: Mapping[str, Any] | URL) -> str | None:
+    """What is unsafe about a connection to a server; ``None`` for nothing.
+
+    :param place: arguments that :func:`mysql_args` has made, or an address that :func:`database_url` has.
+    """
+    if isinstance(place, Mapping):
+        return Tls.of("the connection", place).risk
+    if place.get_backend_name() == "postgresql":
+        return postgres_risk(place.host, place.query)
+    if place.get_backend_name() == "sqlite":
+        return None
+    return Tls.of("the connection", {**place.query, "host": place.host}).risk
 
 
 def _refuse_unknown(conn: Connection, known: Iterable[str]) -> None:
@@ -267,13 +270,10 @@ def database_url(conn: Connection) -> URL:
         driver = next((name for name in _POSTGRES_DRIVERS if importlib.util.find_spec(name)), None)
         if driver is None:
             raise NotReadyError("no PostgreSQL driver is installed", 'Run: pip install "psycopg[binary]"')
-        _refuse_unknown(conn, _POSTGRES_EXTRA)
-        drivername, port = f"postgresql+{driver}", conn.port or 5432
-        query = {key: str(value) for key, value in conn.extra.items()}
+        drivername, port, query = f"postgresql+{driver}", conn.port or 5432, _postgres_extra(conn, driver)
     elif conn.conn_type in MYSQL_TYPES:
-        _refuse_unknown(conn, (*_PATHS, *_IGNORED))
         drivername, port = "mysql+pymysql", conn.port or 3306
-        query = {"charset": "utf8mb4"} | {key: str(conn.extra[key]) for key in _PATHS if conn.extra.get(key)}
+        query = {"charset": "utf8mb4", **_mysql_extra(conn)}
     else:
         raise NotReadyError(
             f"connection {conn.conn_id} is of type {conn.conn_type}", "Bookkeeping is kept in sqlite, postgres or mysql"
@@ -283,6 +283,22 @@ def database_url(conn: Connection) -> URL:
             f"connection {conn.conn_id} names no database", "Add it behind the last slash of the address"
         )
     return URL.create(drivername, conn.login, conn.password, conn.host or "127.0.0.1", port, conn.schema, query)
+
+
+def _postgres_extra(conn: Connection, driver: str) -> dict[str, str]:
+    _refuse_unknown(conn, _POSTGRES_EXTRA)
+    given = {key: str(value) for key, value in conn.extra.items() if value not in (None, "")}
+    query = postgres_settings(f"connection {conn.conn_id}", conn.host, given)
+    if "require_auth" in query or query.get("sslrootcert") == "system":
+        pq: Any = importlib.import_module("psycopg.pq" if driver == "psycopg" else "psycopg2.extensions")
+        version = pq.version() if driver == "psycopg" else pq.libpq_version()
+        if version < _LIBPQ:
+            raise NotReadyError(
+                f"connection {conn.conn_id}: libpq {version // 10000} knows neither the system's authorities nor "
+                "require_auth",
+                'Run: pip install "psycopg[binary]"; or give sslmode=verify-full and sslrootcert',
+            )
+    return query
 
 
 def spark_settings(conn: Connection) -> tuple[str, dict[str, str]]:

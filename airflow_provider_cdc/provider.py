@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 _NAME = "Change data capture from MySQL"
+_MODES = ("DISABLED", "PREFERRED", "REQUIRED", "VERIFY_CA", "VERIFY_IDENTITY")
 
 
 def _file(label: str, description: str) -> dict[str, Any]:
@@ -39,7 +40,13 @@ def get_provider_info() -> dict[str, Any]:
                     "placeholders": {"host": "db.example", "port": "3306", "login": "cdc"},
                 },
                 "conn-fields": {
-                    "ssl_ca": _file("CA file", "Authority that signed the server's certificate; it is then checked"),
+                    "ssl_mode": {
+                        "label": "TLS",
+                        "description": "Empty: a server on another host proves who it is by its certificate, name "
+                        "included. REQUIRED and less give that up",
+                        "schema": {"type": ["string", "null"], "enum": [None, *_MODES]},
+                    },
+                    "ssl_ca": _file("CA file", "Authority that signed the server's certificate; empty: the system's"),
                     "ssl_cert": _file("Client certificate file", "For servers that ask for one"),
                     "ssl_key": _file("Client key file", "Key of the client certificate"),
                     "ssl_key_password": {
@@ -47,9 +54,9 @@ def get_provider_info() -> dict[str, Any]:
                         "description": "Where the key is encrypted",
                         "schema": {"type": ["string", "null"], "format": "password"},
                     },
-                    "ssl_verify_cert": _flag("Check the certificate", "On as soon as there is a CA file"),
-                    "ssl_verify_identity": _flag("Check the host name", "Against that of the server's certificate"),
-                    "ssl_disabled": _flag("No encryption", "Never encrypt, even if the server could"),
+                    "ssl_verify_cert": _flag("Check the certificate", "Of older connections: TLS says it"),
+                    "ssl_verify_identity": _flag("Check the host name", "Of older connections: TLS says it"),
+                    "ssl_disabled": _flag("No encryption", "Of older connections: TLS says it"),
                     "unix_socket": _file("Socket file", "Instead of host and port"),
                 },
             }

@@ -23,8 +23,10 @@ from airflow_provider_cdc.connections import (
     scrub,
     spark_settings,
     strip_environment,
+    unsafe,
     variable,
 )
+from airflow_provider_cdc.core.tls import Tls
 from airflow_provider_cdc.exceptions import NotReadyError
 
 PASSWORD = "p@ss:w/o#r?d%41 &é"
@@ -146,6 +148,7 @@ def test_mysql_args() -> None:
         "charset": "utf8mb4",
         "autocommit": True,
         "connect_timeout": 10,
+        "ssl_mode": "PREFERRED",  # on this host
     }
     extra = {"ssl_ca": "/ca", "ssl_cert": "/c", "ssl_key": "/k", "unix_socket": "/s", "charset": "latin1"}
     args = mysql_args(Connection("c", "cdc_mysql", "h", "u", "пароль", 1, "shop", extra))
@@ -156,27 +159,144 @@ def test_mysql_args() -> None:
         "ssl_cert": "/c",
         "ssl_key": "/k",
         "unix_socket": "/s",
-        "ssl_verify_cert": True,  # an authority that nothing is checked against would be pointless
+        "ssl_mode": "VERIFY_CA",  # a socket: there is no name that could be checked
     }
     assert "database" not in args
-    assert mysql_args(Connection("c", "mysql", extra={"ssl": '{"ca": "/x"}'}))["ssl"] == {"ca": "/x"}
-    off = mysql_args(Connection("c", "mysql", extra={"ssl_ca": "/x", "ssl_verify_cert": "false", "ssl_disabled": True}))
-    assert (off["ssl_verify_cert"], off["ssl_disabled"]) == (False, True)
 
 
 def test_mysql_args_refuses_what_it_would_lose() -> None:
     with pytest.raises(NotReadyError, match=r"c is of type postgres. It must be one of mysql, mariadb, cdc_mysql"):
         mysql_args(Connection("c", "postgres"))
-    with pytest.raises(NotReadyError, match=r"extra 'ssl_mode' is not known. Use only ssl_ca"):
-        mysql_args(Connection("c", "mysql", extra={"ssl_mode": "VERIFY_IDENTITY"}))
-    with pytest.raises(NotReadyError, match="extra ssl is not a mapping"):
+    with pytest.raises(NotReadyError, match=r"extra 'sslmode' is not known. Use only ssl_mode, ssl_ca"):
+        mysql_args(Connection("c", "mysql", extra={"sslmode": "verify-full"}))
+    with pytest.raises(NotReadyError, match="connection c: extra ssl is not a mapping"):
         mysql_args(Connection("c", "mysql", extra={"ssl": "yes"}))
+
+
+def tls(host: str, extra: dict[str, Any]) -> dict[str, Any]:
+    args = mysql_args(Connection("c", "mysql", host, extra=extra))
+    return {key.removeprefix("ssl_"): value for key, value in args.items() if key.startswith("ssl")}
+
+
+@pytest.mark.parametrize(
+    ("extra", "here", "away"),
+    [
+        ({}, "PREFERRED", "VERIFY_IDENTITY"),
+        ({"ssl_mode": "verify_ca", "ssl_ca": "/x"}, "VERIFY_CA", "VERIFY_CA"),
+        ({"ssl_mode": "PREFERRED"}, "PREFERRED", "PREFERRED"),
+        ({"ssl_ca": "/x"}, "VERIFY_CA", "VERIFY_IDENTITY"),
+        ({"ssl_ca": "/x", "ssl_verify_cert": True}, "VERIFY_CA", "VERIFY_IDENTITY"),
+        ({"ssl_verify_cert": "true"}, "VERIFY_CA", "VERIFY_IDENTITY"),
+        ({"ssl_ca": "/x", "ssl_verify_identity": False}, "VERIFY_CA", "VERIFY_CA"),
+        ({"ssl_ca": "/x", "ssl_verify_cert": "false"}, "REQUIRED", "REQUIRED"),
+        ({"ssl_verify_cert": False}, "REQUIRED", "REQUIRED"),
+        ({"ssl_verify_identity": "yes"}, "VERIFY_IDENTITY", "VERIFY_IDENTITY"),
+        ({"ssl_disabled": True}, "DISABLED", "DISABLED"),
+        ({"ssl_disabled": False}, "PREFERRED", "VERIFY_IDENTITY"),
+        ({"ssl_disabled": True, "ssl_verify_cert": "false", "ssl_ca": "/x"}, "DISABLED", "DISABLED"),
+        ({"ssl_cert": "/c"}, "REQUIRED", "VERIFY_IDENTITY"),
+        ({"ssl": {"ca": "/x"}}, "VERIFY_CA", "VERIFY_IDENTITY"),
+        ({"ssl": '{"ca": "/x", "check_hostname": false}'}, "VERIFY_CA", "VERIFY_CA"),
+        ({"ssl": {"cert": "/c", "key": "/k", "password": "p", "cipher": "ALL"}}, "REQUIRED", "VERIFY_IDENTITY"),
+        ({"ssl": {"verify_mode": "none"}}, "REQUIRED", "REQUIRED"),
+        ({"ssl": {"capath": "/x", "verify_mode": "required"}}, "VERIFY_CA", "VERIFY_IDENTITY"),
+    ],
+)
+def test_what_is_demanded_of_a_server(extra: dict[str, Any], here: str, away: str) -> None:
+    for host in ("127.0.0.1", "127.9.9.9", "::1", "localhost", ""):
+        assert tls(host, extra)["mode"] == here
+    for host in ("db.example", "192.0.2.1", "localhost.example", "127.1", "::ffff:192.0.2.1", "0.0.0.0"):
+        args = mysql_args(Connection("c", "mysql", host, extra=extra))
+        assert args["ssl_mode"] == away
+        assert (unsafe(args) is None) == (away == "VERIFY_IDENTITY")
+        # Said again, in the words of one mode: as the connection itself reads it, and of the bookkeeping.
+        again = {key: value for key, value in args.items() if key.startswith("ssl")}
+        assert Tls.of("c", {**again, "host": host}).settings() == again
+        url = database_url(Connection("c", "mysql", host, schema="d", extra=extra))
+        assert {"charset": "utf8mb4", **again} == url.query
+        assert unsafe(url) == unsafe(args)
+    assert unsafe(mysql_args(Connection("c", "mysql", "127.0.0.1", extra=extra))) is None
+    assert mysql_args(Connection("c", "mysql", "db", extra={**extra, "unix_socket": "/s"}))["ssl_mode"] == here
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        (
+            {"ssl_mode": "VERIFY"},
+            "its ssl_mode is not known. It must be one of DISABLED, PREFERRED, REQUIRED",
+        ),
+        ({"ssl_mode": "REQUIRED", "ssl_disabled": True}, "ssl_disabled is true, which contradicts ssl_mode REQUIRED"),
+        ({"ssl_mode": "DISABLED", "ssl_disabled": False}, "ssl_disabled is false, which contradicts ssl_mode DISABLED"),
+        ({"ssl_mode": "REQUIRED", "ssl_verify_cert": True}, "ssl_verify_cert is true, which contradicts ssl_mode"),
+        ({"ssl_mode": "VERIFY_IDENTITY", "ssl_verify_cert": False}, "ssl_verify_cert is false, which contradicts"),
+        ({"ssl_mode": "VERIFY_CA", "ssl_ca": "/x", "ssl_verify_identity": True}, "ssl_verify_identity is true"),
+        ({"ssl_mode": "VERIFY_IDENTITY", "ssl_verify_identity": False}, "ssl_verify_identity is false"),
+        (
+            {"ssl_disabled": True, "ssl_verify_identity": True},
+            "ssl_verify_identity is true, which contradicts",
+        ),
+        (
+            {"ssl_disabled": True, "ssl_verify_cert": True},
+            "ssl_verify_cert is true, which contradicts",
+        ),
+        ({"ssl_verify_identity": True, "ssl_verify_cert": False}, "contradicts ssl_verify_identity=true"),
+        ({"ssl_mode": "REQUIRED", "ssl_ca": "/x"}, "ssl_ca has no effect with ssl_mode REQUIRED"),
+        ({"ssl_mode": "DISABLED", "ssl_cert": "/x"}, "ssl_cert has no effect with ssl_mode DISABLED"),
+        (
+            {"ssl_mode": "VERIFY_CA"},
+            "without a check of the name, any certificate of the system's",
+        ),
+        ({"ssl_verify_identity": False}, "without a check of the name"),
+        ({"ssl_verify_cert": "ture"}, "ssl_verify_cert is neither true nor false"),
+        ({"ssl": {"verify_mode": "perhaps"}}, "ssl.verify_mode is neither true nor false"),
+        ({"ssl": {"ca": "/x"}, "ssl_ca": "/y"}, "ssl.ca and ssl_ca contradict each other"),
+        ({"ssl": {"mode": "x"}}, "ssl.mode is not known"),
+        ({"ssl_key": "/k"}, "ssl_key is of no use without ssl_cert"),
+    ],
+)
+def test_contradictions_are_refused_by_name(extra: dict[str, Any], words: str) -> None:
+    for make in (mysql_args, database_url):
+        with pytest.raises(NotReadyError) as error:
+            make(Connection("c", "mysql", "db.example", schema="d", extra=extra))
+        assert words in str(error.value) and str(error.value).startswith("connection c: ")
+
+
+def test_what_is_demanded_of_a_postgresql(monkeypatch: pytest.MonkeyPatch) -> None:
+    def query(host: str | None, **extra: Any) -> dict[str, Any]:
+        return dict(database_url(Connection("c", "postgres", host, schema="d", extra=extra)).query)
+
+    def risk(**extra: Any) -> str:
+        return str(unsafe(database_url(Connection("c", "postgres", "db", schema="d", extra=extra))))
+
+    for here in (None, "localhost", "127.0.0.1", "::1", "/run/postgresql"):
+        assert query(here) == {} and query(here, sslmode="disable") == {"sslmode": "disable"}
+    safe = {"gssencmode": "disable", "sslmode": "verify-full"}
+    assert query("db") == {**safe, "sslrootcert": "system"} and query("localhost,db") == query("db")
+    assert query("db", sslrootcert="/x", sslcert="") == {**safe, "sslrootcert": "/x"}
+    assert query("db", sslmode="verify-full") == safe  # libpq has a file of its own for that
+    assert query("db", sslmode="disable", gssencmode="require") == {
+        "sslmode": "disable", "gssencmode": "require", "require_auth": "scram-sha-256"
+    }  # fmt: skip
+    assert query("db", sslmode="require", sslrootcert="/x") == {**safe, "sslmode": "require", "sslrootcert": "/x"}
+    assert query("db", sslmode="prefer", require_auth="md5,scram-sha-256")["require_auth"] == "md5,scram-sha-256"
+    assert query("db", require_auth="password")["require_auth"] == "password"
+    assert risk() == risk(sslmode="require", channel_binding="require") == "None"
+    assert "nothing is encrypted" in risk(sslmode="disable") and "not checked" in risk(sslmode="require")
+    assert "name" in risk(sslmode="verify-ca") and "name" in risk(sslmode="require", sslrootcert="/x")
+    import psycopg
+
+    monkeypatch.setattr(psycopg.pq, "version", lambda: 150004)
+    assert query("db", sslrootcert="/x")["sslrootcert"] == "/x"
+    for extra in ({}, {"sslmode": "disable"}):
+        with pytest.raises(NotReadyError, match="libpq 15 knows neither"):
+            query("db", **extra)
 
 
 def test_what_a_form_leaves_empty_is_not_said() -> None:
     extra = {"ssl_ca": "/ca", "ssl_cert": "", "ssl_key": None, "ssl_verify_cert": None, "ssl_disabled": ""}
     args = mysql_args(Connection("c", "cdc_mysql", extra=extra))
-    assert {k: v for k, v in args.items() if k.startswith("ssl")} == {"ssl_ca": "/ca", "ssl_verify_cert": True}
+    assert {k: v for k, v in args.items() if k.startswith("ssl")} == {"ssl_ca": "/ca", "ssl_mode": "VERIFY_CA"}
 
 
 SPARK = [
@@ -269,12 +389,12 @@ def test_database_urls(define: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         database_url(Connection("c", "mysql", "h"))
     with pytest.raises(NotReadyError, match="Bookkeeping is kept in sqlite, postgres or mysql"):
         database_url(Connection("c", "oracle", "h"))
-    with pytest.raises(NotReadyError, match="'ssl_verify_cert' is not known"):
-        database_url(Connection("c", "mysql", "h", schema="d", extra={"ssl_verify_cert": True}))
+    with pytest.raises(NotReadyError, match="'sslmode' is not known"):
+        database_url(Connection("c", "mysql", "h", schema="d", extra={"sslmode": True}))
     find = "airflow_provider_cdc.connections.importlib.util.find_spec"
     monkeypatch.setattr(find, lambda name: name == "psycopg2")
-    url = database_url(Connection("c", "postgres", "h", "u", "p", 1, "d", {"sslmode": "require"}))
-    assert url.render_as_string() == "postgresql+psycopg2://u:***@h:1/d?sslmode=require"
+    url = database_url(Connection("c", "postgres", "localhost", "u", "p", 1, "d", {"sslmode": "require"}))
+    assert url.render_as_string() == "postgresql+psycopg2://u:***@localhost:1/d?sslmode=require"
     monkeypatch.setattr(find, lambda name: None)
     with pytest.raises(NotReadyError, match="no PostgreSQL driver"):
         database_url(Connection("c", "postgres", "h", schema="d"))

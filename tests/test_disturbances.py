@@ -17,10 +17,10 @@ import pytest
 
 from airflow_provider_cdc.core.offset import Lineage, Position
 from airflow_provider_cdc.exceptions import TransientError
+from airflow_provider_cdc.guarded import GuardedConnection
 from airflow_provider_cdc.mysql import session
 from airflow_provider_cdc.mysql.binlog.stream import BinlogStream
 from airflow_provider_cdc.mysql.follow import Follower
-from airflow_provider_cdc.mysql.session import FastConnection
 from tests.cli import Cli
 from tests.mariadb import MariaDBServer
 from tests.mysql.binlog.reading import capture, here
@@ -145,7 +145,7 @@ def stopped(server: MySQLServer, at: int, seconds: float | None, monkeypatch: py
     :param at: which statement, from 1; 0 for all the time, logins included.
     :param seconds: for how long; ``None`` until the block ends.
     """
-    pid, plain, count, held = server.pid, FastConnection.query, [0], threading.Lock()
+    pid, plain, count, held = server.pid, GuardedConnection.query, [0], threading.Lock()
     if pid is None:
         pytest.skip("only a process can be stopped")
     timers: list[threading.Timer] = []
@@ -167,7 +167,7 @@ def stopped(server: MySQLServer, at: int, seconds: float | None, monkeypatch: py
         stop()
     try:
         with monkeypatch.context() as patch:
-            patch.setattr(FastConnection, "query", query)
+            patch.setattr(GuardedConnection, "query", query)
             yield
     finally:
         for timer in timers:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseHook
 
-from airflow_provider_cdc.connections import mysql_args, scrub
+from airflow_provider_cdc.connections import mysql_args, scrub, unsafe
 from airflow_provider_cdc.exceptions import CdcError
 from airflow_provider_cdc.hooks.connections import resolve
 
@@ -49,13 +49,15 @@ class CdcMySqlHook(BaseHook):
         try:
             found = resolve(self.cdc_mysql_conn_id)
             secrets = found.secrets
-            from airflow_provider_cdc.mysql.session import connect, rows, where
+            from airflow_provider_cdc.guarded import where
+            from airflow_provider_cdc.mysql.session import connect, rows
 
             args = mysql_args(found)
             with closing(connect(args)) as connection:
                 ((version, user),) = rows(connection, "SELECT VERSION(), CURRENT_USER()")
             product = "MariaDB" if "mariadb" in str(version).lower() else "MySQL"
-            return True, f"Connected to {product} {version} at {where(args)} as {user}"
+            risk = f", but {risk}" if (risk := unsafe(args)) else ""
+            return True, f"Connected to {product} {version} at {where(args)} as {user}{risk}"
         except CdcError as error:
             text = str(error)
         except Exception as error:  # such as a certificate file that is not one

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ssl
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pymysql
 from pymysql.connections import Connection
@@ -14,8 +13,9 @@ from pymysql.constants import SERVER_STATUS
 from pymysql.converters import conversions
 
 from airflow_provider_cdc.exceptions import CdcError, DamageError, NotReadyError, TerminalError, TransientError
+from airflow_provider_cdc.guarded import GuardedConnection, where
 
-#: pymysql.connect keyword arguments; they hold the password, so they are never printed.
+#: Keyword arguments of :class:`GuardedConnection`; they hold the password, so they are never printed.
 ConnectArgs = Mapping[str, Any]
 
 #: The session of every connection, whatever the server's defaults are; numbers, since DEFAULT means the server's.
@@ -82,30 +82,8 @@ class TableChangedError(TransientError):
     """The definition of a table changed while it was read: reading it again may do."""
 
 
-if TYPE_CHECKING:
-    _Connection = Connection[Any]
-else:
-    _Connection = Connection
-
-
 class UnlistedError(TerminalError):
     """The server could not list the events of a binlog file."""
-
-
-class FastConnection(_Connection):
-    """The driver's connection, without loading the system's certificates for TLS that checks none of them.
-
-    The driver does so wherever nothing is said of TLS, and it takes longer than all the rest of opening a connection.
-    """
-
-    def _create_ssl_ctx(self, settings: Any) -> ssl.SSLContext:
-        if settings:
-            checked: ssl.SSLContext = super()._create_ssl_ctx(settings)  # type: ignore[misc]
-            return checked
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-        return context
 
 
 def connect(args: ConnectArgs) -> Connection[Any]:
@@ -117,7 +95,7 @@ def connect(args: ConnectArgs) -> Connection[Any]:
     """
     encoders = {k: v for k, v in conversions.items() if not isinstance(k, int)}
     with errors(f"connecting to {where(args)}", garbled=_GARBLED):
-        connection = FastConnection(
+        connection = GuardedConnection(
             **{
                 "charset": "utf8mb4",
                 "connect_timeout": 10,
@@ -137,11 +115,6 @@ def connect(args: ConnectArgs) -> Connection[Any]:
     connection._read_timeout = args.get("read_timeout", _ANSWER_SECONDS)  # type: ignore[attr-defined]
     connection._write_timeout = args.get("write_timeout", _ANSWER_SECONDS)  # type: ignore[attr-defined]
     return connection
-
-
-def where(args: ConnectArgs) -> str:
-    """Host and port for messages."""
-    return str(args.get("unix_socket") or f"{args.get('host', '127.0.0.1')}:{args.get('port', 3306)}")
 
 
 def raw(connection: Connection[Any], sql: str) -> tuple[tuple[bytes | None, ...], ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,15 +12,17 @@ from typing import Any
 
 from pymysql.connections import Connection
 
+from airflow_provider_cdc.connections import unsafe
 from airflow_provider_cdc.core.detours import SYSTEM
 from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.core.start import SNAPSHOT
 from airflow_provider_cdc.exceptions import CdcError, NotReadyError, TerminalError, TransientError
+from airflow_provider_cdc.guarded import where
 from airflow_provider_cdc.mysql.catalog import find_tables, read_schema, why_no_key
 from airflow_provider_cdc.mysql.filters import filters, left_out
 from airflow_provider_cdc.mysql.keys import table_name, text_literal
 from airflow_provider_cdc.mysql.server import DURABLE, binlog_status, identity, is_mariadb
-from airflow_provider_cdc.mysql.session import connect, pairs, rows, value, where
+from airflow_provider_cdc.mysql.session import connect, pairs, rows, value
 from airflow_provider_cdc.mysql.throttle import replica_lag
 from airflow_provider_cdc.mysql.watermark import low_watermark
 from airflow_provider_cdc.phases.context import Context
@@ -65,6 +67,7 @@ def preflight(context: Context, *, spark: bool = True) -> list[Finding]:
     """
     found: list[Finding] = []
     found += _one(lambda: _sink(Path(context.pipeline.sink.path)))
+    found += _one(lambda: _safety(context))
     if spark:
         found += _one(_runtime)
     try:
@@ -115,6 +118,27 @@ def _sink(path: Path) -> Iterator[Finding]:
         return
     free = shutil.disk_usage(existing).free
     yield Finding("ok", f"sink {path} is writable, {free / 1e9:.1f} GB free")
+
+
+def _safety(context: Context) -> Iterator[Finding]:
+    """What the settings of the connections leave open; nothing is connected to."""
+    pipeline, url = context.pipeline, context.store_url
+    places: dict[str, tuple[Any, Mapping[str, Any]]] = {
+        f"source.conn_id {pipeline.source.conn_id}": (context.connect_args, context.connect_args)
+    }
+    if url is not None:
+        places[f"state.conn_id {pipeline.state.conn_id}"] = url, url.query
+    for what, (place, settings) in places.items():
+        if risk := unsafe(place):
+            yield Finding(
+                "warning",
+                f"{what}: {risk}",
+                f"Leave out {'sslmode' if 'sslmode' in settings else 'ssl_mode'} in its extra, and name there the "
+                "authority that signed the server's certificate, unless the system knows it",
+            )
+        key = str(settings.get("ssl_key") or settings.get("sslkey") or "")
+        if key and os.path.exists(key) and os.stat(key).st_mode & 0o077:
+            yield Finding("warning", f"{what}: the key {key} can be read by others", f"chmod 600 {key}")
 
 
 def _runtime() -> Iterator[Finding]:

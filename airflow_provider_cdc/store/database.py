@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -25,7 +26,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import Session
 
 from airflow_provider_cdc.connections import scrub
-from airflow_provider_cdc.exceptions import NotReadyError, TransientError
+from airflow_provider_cdc.exceptions import CdcError, NotReadyError, TransientError
 
 #: Not Alembic's default name: the database may be shared with others that use Alembic, Airflow for one.
 VERSION_TABLE = "cdc_alembic_version"
@@ -34,6 +35,11 @@ VERSION_TABLE = "cdc_alembic_version"
 HEAD = "0003"
 _BUSY_SECONDS = 30
 _ADVISORY_LOCK = 0x63646331  # any number of our own
+#: What libpq says of a server that is not what is demanded of it: trying again does not help.
+_UNPROVEN = re.compile(
+    "certificate verify failed|server certificate for|root certificate file|does not support SSL|SSL required|"
+    "[Aa]uthentication method requirement|channel binding"
+)
 
 
 class Database:
@@ -63,6 +69,8 @@ class Database:
             event.listen(engine, "begin", _sqlite_begin)
         else:
             engine = create_engine(url, hide_parameters=True, pool_pre_ping=True)
+            if engine.dialect.name in ("mysql", "mariadb"):
+                event.listen(engine, "do_connect", _guarded)
         database = cls(engine)
         try:
             database._set_up(migrate)
@@ -88,7 +96,8 @@ class Database:
     @property
     def label(self) -> str:
         """The database for people, without the password."""
-        return self._engine.url.render_as_string(hide_password=True)
+        # Without what is behind the question mark, the password of a key for one.
+        return self._engine.url.set(query={}).render_as_string(hide_password=True)
 
     def _set_up(self, migrate: bool) -> None:
         """Compare the version of the tables with the one of this package; migrate if asked to."""
@@ -113,9 +122,15 @@ class Database:
                 connection.execute(select(func.get_lock(VERSION_TABLE, _BUSY_SECONDS)))
             upgrade(connection)
 
-    def _away(self, error: Exception) -> TransientError:
+    def _away(self, error: Exception) -> CdcError:
         lines = str(getattr(error, "orig", None) or error).strip().splitlines()
         cause = scrub(lines[0] if lines else type(error).__name__, [str(self._engine.url.password or "")])
+        if _UNPROVEN.search(cause):
+            return NotReadyError(
+                f"bookkeeping database {self.label}: {cause}",
+                "Let the server prove who it is: TLS, and sslrootcert for the authority that signed its certificate. "
+                "sslmode=require gives up the check; where the way to it is safe, sslmode=disable",
+            )
         return TransientError(f"bookkeeping database {self.label}: {cause}", "Try again when it can be reached")
 
     @contextmanager
@@ -153,6 +168,12 @@ def _prepare_file(path: Path, migrate: bool) -> None:
     elif not path.exists():
         message = f"there is no bookkeeping file {path}"
         raise NotReadyError(message, "Run `airflow-cdc snapshot` or `airflow-cdc run` first")
+
+
+def _guarded(_dialect: object, _record: object, _args: object, settings: dict[str, Any]) -> Any:
+    from airflow_provider_cdc.guarded import GuardedConnection
+
+    return GuardedConnection(**settings)
 
 
 def _sqlite_connect(connection: Any, _record: object) -> None:

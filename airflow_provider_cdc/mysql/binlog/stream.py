@@ -34,9 +34,10 @@ from airflow_provider_cdc.exceptions import (
     TornFileError,
     TransientError,
 )
+from airflow_provider_cdc.guarded import GuardedConnection
 from airflow_provider_cdc.mysql.heads import behind_torn_end
 from airflow_provider_cdc.mysql.server import identity, is_mariadb, same_server
-from airflow_provider_cdc.mysql.session import DENIED, SESSION, FastConnection, connect
+from airflow_provider_cdc.mysql.session import DENIED, SESSION, connect
 
 ROTATE, FORMAT_DESCRIPTION, HEARTBEAT, HEARTBEAT_V2, START_ENCRYPTION = 4, 15, 27, 41, 164
 #: What stands at the beginning of a file, and is sent to each reader first wherever it begins; without a position then.
@@ -399,7 +400,7 @@ def _heartbeat_v2(body: memoryview) -> tuple[str, int]:
 
 def _connect(server: str | None, **settings: Any) -> pymysql.Connection[Any]:
     """Open the connection and prepare its session for the dump; replaces ``pymysql.connect`` in the library."""
-    connection = FastConnection(**settings, init_command=SESSION)
+    connection = GuardedConnection(**settings, init_command=SESSION)
     try:
         same_server(identity(connection), server)
     except CdcError:
