@@ -149,10 +149,17 @@ class Stack:
     :param env: what docker/.env holds.
     :param given: addresses (host, port) of the services that run elsewhere: ``mysql`` and ``postgres``.
     :param spark_host: address that the processes of Spark listen on.
+    :param files: what services that run elsewhere have left in volumes (``volume/name`` -> content).
     """
 
-    def __init__(self, env: Mapping[str, str], given: Mapping[str, tuple[str, int]], spark_host: str) -> None:
-        self.env = dict(env)
+    def __init__(
+        self,
+        env: Mapping[str, str],
+        given: Mapping[str, tuple[str, int]],
+        spark_host: str,
+        files: Mapping[str, bytes] | None = None,
+    ) -> None:
+        self.env, self._files = dict(env), dict(files or {})
         self.document = load(env)
         self._given, self.spark_host = dict(given), spark_host
         self._image = image()
@@ -252,6 +259,8 @@ class Stack:
                 self._ports[member, int(port)] = self._given.get(name, (host, free_port()))
         for name in self.document["volumes"]:
             self.volume(name).mkdir(parents=True)
+        for name, content in self._files.items():
+            self.volume(name).write_bytes(content)
         for name, spec in names.items():
             self.services[name] = self._service(name, spec)
 

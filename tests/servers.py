@@ -200,6 +200,14 @@ class MySQLServer:
             cursor.execute(sql, args)
             return tuple(cursor.fetchall())
 
+    def authority(self) -> bytes:
+        """The certificate of the authority that the server has made itself."""
+        self._own()
+        if self._folder is not None:
+            return (self._folder / "data/ca.pem").read_bytes()
+        command = ["docker", "exec", self._container, "cat", "/var/lib/mysql/ca.pem"]
+        return subprocess.run(command, check=True, capture_output=True).stdout
+
     def purge(self, flush: bool = True) -> None:
         """Remove all binlog files but the newest one.
 

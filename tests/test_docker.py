@@ -14,6 +14,7 @@ import pytest
 import yaml
 from cryptography.fernet import Fernet
 
+from airflow_provider_cdc.connections import _parse, database_url, mysql_args
 from airflow_provider_cdc.pipeline import Pipeline
 from tests.compose import DOCKER, ROOT, StackError, image, interpolate, load, make_env, variables
 
@@ -188,6 +189,19 @@ def test_the_connections_of_the_pipeline_are_there() -> None:
     pipeline = Pipeline.load(DOCKER / "dags/shop.yaml")
     for conn_id in (pipeline.source.conn_id, pipeline.state.conn_id, pipeline.spark.conn_id):
         assert conn_id and f"AIRFLOW_CONN_{conn_id.upper()}" in SERVICES["scheduler"]["environment"]
+
+
+def test_what_is_demanded_of_the_databases() -> None:
+    """The source proves itself to whoever connects to it; the bookkeeping, which has no TLS, gets no password."""
+    environment = SERVICES["scheduler"]["environment"]
+    source = _parse("source", environment["AIRFLOW_CONN_CDC_SOURCE"], "it")
+    args = mysql_args(source)
+    assert (args["ssl_mode"], args["ssl_ca"]) == ("VERIFY_CA", "/opt/mysql/ca.pem")
+    holder = next(text for text in SERVICES["mysql"]["volumes"] if text.endswith(":/var/lib/mysql")).split(":")[0]
+    for name in ("api-server", "scheduler", "spark-worker"):
+        assert f"{holder}:/opt/mysql:ro,nocopy" in SERVICES[name]["volumes"], name
+    url = database_url(_parse("state", environment["AIRFLOW_CONN_CDC_STATE"], "it"))
+    assert (url.host, url.query["sslmode"], url.query["require_auth"]) == ("postgres", "disable", "scram-sha-256")
 
 
 def test_two_drivers_find_room() -> None:

@@ -173,7 +173,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         postgres.passwords = {"airflow": env["AIRFLOW_DB_PASSWORD"], "bookkeeping": env["BOOKKEEPING_DB_PASSWORD"]}
         watch = exits.enter_context(Watch(secrets))
         given = {"mysql": (server.host, server.port), "postgres": (postgres.host, postgres.port)}
-        stack = exits.enter_context(Stack(env, given, own_address()))
+        stack = exits.enter_context(Stack(env, given, own_address(), {"mysql-data/ca.pem": server.authority()}))
         login = ("admin", env["ADMIN_PASSWORD"])
         client = Client(f"http://{stack.address('api-server', 8080)}", login=login)
         exits.callback(client.close)
