@@ -49,7 +49,8 @@ class Request:
     :param result: file that is written at the end: ``{"outcome": ...}`` or ``{"error": {kind, message, remedy}}``.
     :param group: number of the chunk group to read; ``None`` for the stream.
     :param holder: who reads the group, for people.
-    :param requested_by: identity of the task: one that has finished a group before reads it again.
+    :param task: identity of the task that wants the group, and ``task_request`` the number of its request: see
+        :class:`~airflow_provider_cdc.phases.groups.TaskRequest`.
     :param catch_up: whether the stream ends at the position that the source has now.
     :param log: file that a stream's driver writes to.
     """
@@ -59,7 +60,8 @@ class Request:
     result: str = ""
     group: int | None = None
     holder: str = ""
-    requested_by: str = ""
+    task: str = ""
+    task_request: int = 0
     catch_up: bool = False
     log: str | None = None
 
@@ -144,6 +146,7 @@ def _end_with_the_task() -> None:
 
 
 def _group(context: Context, request: Request) -> dict[str, Any]:
+    from airflow_provider_cdc.phases.groups import TaskRequest
     from airflow_provider_cdc.phases.progress import table_totals
     from airflow_provider_cdc.phases.snapshot import run_group
 
@@ -159,10 +162,13 @@ def _group(context: Context, request: Request) -> dict[str, Any]:
                 request.group,
                 _when_needed(context, session),
                 holder=request.holder,
-                requested_by=request.requested_by,
+                requested_by=TaskRequest(request.task, request.task_request) if request.task else None,
             )
             for totals in table_totals(context, context.newest(plan), [request.group]):
                 context.reporter.line(f"group {request.group} {result.outcome}: {totals}")
+            if result.outcome == "adopted":
+                again = "; to have it read again, clear this task when it has succeeded" if request.task else ""
+                context.reporter.line(f"attempt {result.attempt} of the group was published before{again}")
             return result.to_json()
     finally:
         for spark in session:

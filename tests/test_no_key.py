@@ -26,7 +26,7 @@ from airflow_provider_cdc.phases.verify import Verdict, verify
 from airflow_provider_cdc.sinks.delta import Actions, Fence, target_of
 from airflow_provider_cdc.sinks.files import write_file
 from airflow_provider_cdc.spark.snapshot_job import run_in_threads
-from tests.cli import Cli
+from tests.cli import Cli, asked_by
 from tests.heap import HeapWriter
 from tests.mariadb import MariaDBServer
 from tests.oracle import compare_all
@@ -93,7 +93,7 @@ class World:
     def read_again(self, me: str = "task") -> GroupResult:
         with self.cli.opened() as (context, store):
             plan = context.ensure_plan(store)
-            return run_group(context, store, plan, 0, run_in_threads, holder="somebody", requested_by=me)
+            return run_group(context, store, plan, 0, run_in_threads, holder="somebody", requested_by=asked_by(me))
 
 
 @pytest.fixture(scope="module", params=["MySQL", "MariaDB"])

@@ -122,6 +122,15 @@ def task_identity(context: AirflowContext) -> str:
     return f"{ti.dag_id}/{ti.run_id}/{ti.task_id}/{ti.map_index}"
 
 
+def task_request(context: AirflowContext) -> int:
+    """Number of what a task instance is asked for: its retries have that of the first try, and a clear makes a new one.
+
+    A clear gives a task instance all its retries again on top of the tries that it has had, so it raises ``max_tries``;
+    nothing else does.
+    """
+    return int(context["ti"].max_tries)
+
+
 def task_label(context: AirflowContext) -> str:
     """A try of a task instance, for people."""
     ti = context["ti"]

@@ -20,6 +20,7 @@ from airflow_provider_cdc.operators.base import (
     task_errors,
     task_identity,
     task_label,
+    task_request,
 )
 from airflow_provider_cdc.operators.stream import CdcStreamOperator
 
@@ -131,7 +132,8 @@ class CdcSnapshotOperator(PipelineOperator):
                 found.pipeline,
                 group=self._number(),
                 holder=task_label(context),
-                requested_by=task_identity(context),
+                task=task_identity(context),
+                task_request=task_request(context),
             )
             with attached(request) as self._driver:
                 for line in self._driver.lines():

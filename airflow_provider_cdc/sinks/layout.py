@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -73,6 +74,10 @@ class Layout:
     def notes(self, generation: int, group: int, attempt: int) -> Path:
         """Folder of the notes between driver and readers of an attempt; gone when it ends."""
         return self.group(generation, group) / f"notes-{attempt}"
+
+    def request(self, generation: int, group: int, task: str) -> Path:
+        """Which request of a scheduler's task a chunk group was last finished for; one file a task."""
+        return self.group(generation, group) / "tasks" / f"{hashlib.sha256(task.encode()).hexdigest()[:32]}.json"
 
     def files(self, table: TableSchema, generation: int, group: int) -> Path:
         """Folder of a group's data files of one table; one folder an attempt below."""
