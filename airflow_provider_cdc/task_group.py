@@ -9,7 +9,7 @@ from typing import Any
 
 from airflow.sdk import TaskGroup
 
-from airflow_provider_cdc.operators.base import TEMPLATE_EXT, PipelineLike, plain
+from airflow_provider_cdc.operators.base import PipelineLike, names_file, plain
 from airflow_provider_cdc.operators.cdc import (
     CdcPlanChunksOperator,
     CdcPreflightOperator,
@@ -71,7 +71,7 @@ def cdc_pipeline(
 def _group_id(pipeline: PipelineLike) -> str:
     value = plain(pipeline)
     if isinstance(value, str):
-        name = PurePath(value).stem if value.endswith(TEMPLATE_EXT) and "\n" not in value else "cdc"
+        name = PurePath(value).stem if names_file(value) else "cdc"
     else:
         name = str(value.get("name", "cdc"))
     return re.sub(r"[^\w-]", "_", name)

@@ -46,7 +46,7 @@ class CdcPreflightOperator(PipelineOperator):
     XCom: list of findings, each with ``level``, ``what`` and ``remedy``.
 
     :param pipeline: a :class:`~airflow_provider_cdc.Pipeline`, its plain values, or YAML: the name of a file of the
-        DAG folder (``.yaml``, ``.yml``) or the text itself. (templated)
+        DAG folder (``.yaml``, ``.yml``), its absolute path, or the text itself. (templated)
     """
 
     ui_color = "#e8f0fe"
