@@ -160,25 +160,30 @@ class CdcSnapshotOperator(PipelineOperator):
 class CdcVerifyOperator(PipelineOperator):
     """Compare source and sink, table by table, at one position while writers go on. A difference fails the task.
 
-    XCom: list of tables, each with ``table``, ``equal``, ``rows`` and examples of what differs.
+    XCom: list of tables, each with ``table``, ``equal``, ``rows`` and how many of them are missing, extra or different.
 
     :param pipeline: as in :class:`CdcPreflightOperator`. (templated)
+    :param show_values: also log, and give in ``examples``, keys of a few rows that differ; of a table without a key the
+        whole rows. Whoever may read the task's log and XComs reads those values.
     """
 
     ui_color = "#fce8e6"
+
+    def __init__(self, *, pipeline: PipelineLike, show_values: bool = False, **kwargs: Any) -> None:
+        super().__init__(pipeline=pipeline, **kwargs)
+        self.show_values = show_values
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
         """Compare."""
         from airflow_provider_cdc.phases.verify import verify
 
         with task_errors(self.log):
-            verdicts = verify(context_of(self.pipeline, self.log))
-            for verdict in verdicts:
-                self.log.info("%s: %s", verdict.table, "equal" if verdict.equal else ", ".join(verdict.examples))
+            verdicts = verify(context_of(self.pipeline, self.log), show_values=self.show_values)
             unequal = [v for v in verdicts if not v.equal]
             if unequal:
                 raise TerminalError(
-                    f"{len(unequal)} of {len(verdicts)} tables differ: {', '.join(v.table for v in unequal)}",
-                    "Clear the snapshot tasks of the groups concerned, which reads them again, and report how it came",
+                    f"{len(unequal)} of {len(verdicts)} tables differ: {'; '.join(map(str, unequal))}",
+                    "Clear the snapshot tasks of the groups concerned, which reads them again, and report how it came. "
+                    "With show_values=True the task shows which rows",
                 )
         return [v.to_json() for v in verdicts]
