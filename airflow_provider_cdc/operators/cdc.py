@@ -75,18 +75,25 @@ class CdcPlanChunksOperator(PipelineOperator):
     purged binlogs that the stream still needs, and ``stream.on_purged`` is ``reread``: then it plans a new snapshot.
 
     XCom: list of groups to map :class:`CdcSnapshotOperator` over, each with ``group`` (its number), ``label``,
-    ``tables``, ``chunks`` and ``rows`` (about).
+    ``tables``, ``chunks`` and ``rows`` (about). It is empty in a run that begins when all groups are published, so that
+    its mapped tasks are skipped: a process for each of them would only find that there is nothing to read.
 
     :param pipeline: as in :class:`CdcPreflightOperator`. (templated)
+    :param map_published: list the groups also in a run that begins when all of them are published.
     """
 
     ui_color = "#e6f4ea"
 
+    def __init__(self, *, pipeline: PipelineLike, map_published: bool = False, **kwargs: Any) -> None:
+        super().__init__(pipeline=pipeline, **kwargs)
+        self.map_published = map_published
+
     def execute(self, context: Context) -> list[dict[str, Any]]:
         """Plan, or look up the plan that stands."""
         from airflow_provider_cdc.phases.again import planned
+        from airflow_provider_cdc.phases.groups import published_attempts
         from airflow_provider_cdc.phases.preflight import require
-        from airflow_provider_cdc.phases.snapshot import adopt_published
+        from airflow_provider_cdc.phases.snapshot import adopt_published, targets
 
         with task_errors(self.log):
             found = context_of(self.pipeline, self.log)
@@ -95,7 +102,23 @@ class CdcPlanChunksOperator(PipelineOperator):
                 plan = planned(found, store)
                 adopt_published(found, store, plan)
         self.log.info("P0 (the smallest low watermark, where the stream begins) is %s", plan.p0.at)
-        return plan.summaries(found.pipeline.snapshot.chunk_rows)
+        groups = plan.summaries(found.pipeline.snapshot.chunk_rows)
+        if not self.map_published and groups and published_attempts(plan, targets(found, plan)) is not None:
+            if self._has_mapped(context):
+                return groups
+            self.log.info(
+                "all %s groups are published: none is mapped, so the snapshot tasks of this run are skipped "
+                "(map_published=True maps them)",
+                len(groups),
+            )
+            return []
+        return groups
+
+    def _has_mapped(self, context: Context) -> bool:
+        """Whether this run has mapped tasks: those must stay what they are when the planner is cleared."""
+        ti = context["ti"]
+        below = sorted(self.get_flat_relative_ids(upstream=False))
+        return bool(below) and ti.get_ti_count(ti.dag_id, map_index=0, task_ids=below, run_ids=[ti.run_id]) > 0
 
 
 class CdcSnapshotOperator(PipelineOperator):

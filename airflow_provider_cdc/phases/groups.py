@@ -71,16 +71,9 @@ def coverage(context: Context, plan: Plan, tables: Sequence[DeltaTarget]) -> lis
 
     :raises TerminalError: if the manifest of a published attempt is missing.
     """
-    won: dict[int, dict[int, set[int]]] = {}  # group -> published attempt -> tables
-    for index, target in enumerate(tables):
-        if not target.exists():
-            return None
-        delta = target.load()
-        for group in plan.groups_of(index):
-            attempt = delta.transaction_version(group_marker(plan, group))
-            if attempt is None:
-                return None
-            won.setdefault(group, {}).setdefault(attempt, set()).add(index)
+    won = published_attempts(plan, tables)
+    if won is None:
+        return None
     marks: dict[int, int] = {}
     rows = [0] * len(tables)
     files: list[set[tuple[int, str, int]]] = [set() for _ in tables]
@@ -102,6 +95,21 @@ def coverage(context: Context, plan: Plan, tables: Sequence[DeltaTarget]) -> lis
         Coverage(tuple(mine), tuple(marks[c.no] for c in mine), count, frozenset(known))
         for mine, count, known in zip(chunks, rows, files, strict=True)
     ]
+
+
+def published_attempts(plan: Plan, tables: Sequence[DeltaTarget]) -> dict[int, dict[int, set[int]]] | None:
+    """Tables by the attempt that is published in them, a group each; ``None`` if the snapshot is not complete."""
+    won: dict[int, dict[int, set[int]]] = {}
+    for index, target in enumerate(tables):
+        if not target.exists():
+            return None
+        delta = target.load()
+        for group in plan.groups_of(index):
+            attempt = delta.transaction_version(group_marker(plan, group))
+            if attempt is None:
+                return None
+            won.setdefault(group, {}).setdefault(attempt, set()).add(index)
+    return won
 
 
 def numbering(plan: Plan, entry: Mapping[str, Any]) -> Lineage:
