@@ -11,7 +11,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_cdc.exceptions import NotReadyError, TerminalError
-from airflow_provider_cdc.links.cdc import SparkUiLink
+from airflow_provider_cdc.links.cdc import SparkUiLink, show_page
 from airflow_provider_cdc.operators.base import (
     PipelineLike,
     PipelineOperator,
@@ -162,7 +162,7 @@ class CdcSnapshotOperator(PipelineOperator):
                 for line in self._driver.lines():
                     self.log.info("%s", line)
                     if UI_LINE in line:
-                        context["ti"].xcom_push(SparkUiLink().xcom_key, line.partition(UI_LINE)[2])
+                        show_page(context, line.partition(UI_LINE)[2], self.log)
                 return self._driver.outcome()
 
     def on_kill(self) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 
 from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.core.schema import TableSchema
+from airflow_provider_cdc.rights import FOLDER, keep_from_others
 
 
 def folder(name: str) -> str:
@@ -90,6 +91,13 @@ class Layout:
     def epoch(self, kind: str, epoch: int) -> Path:
         """Folder of one stream epoch: ``checkpoint`` or ``staging``."""
         return self.private / kind / f"epoch-{epoch}"
+
+
+def make_private(layout: Layout) -> None:
+    """Make the folder of what the pipeline writes for itself: bounds of keys are in the plan and in the bookkeeping."""
+    layout.private.parent.mkdir(parents=True, exist_ok=True)
+    layout.private.mkdir(FOLDER, exist_ok=True)
+    keep_from_others(layout.private)
 
 
 def read_plan(layout: Layout) -> Plan | None:
