@@ -127,23 +127,24 @@ def run(path: str, catch_up: bool) -> None:
 @cli.command()
 @_FILE
 @_JSON
+@click.option("--show-values", is_flag=True, help="Show keys (of tables without one, rows) that differ.")
 @click.option("--repair", is_flag=True, help="Not built yet.")
-def verify(path: str, as_json: bool, repair: bool) -> None:
+def verify(path: str, as_json: bool, show_values: bool, repair: bool) -> None:
     """Compare source and sink at one position; exit 1 on a difference."""
     if repair:
         raise NotReadyError("verify --repair is not built yet", "Run verify without it to see what differs")
     from airflow_provider_cdc.phases.verify import verify as compare
 
     with _context(path, quiet=as_json) as context:
-        verdicts = compare(context)
+        verdicts = compare(context, show_values=show_values)
         if as_json:
             click.echo(json.dumps([v.to_json() for v in verdicts], indent=2))
         unequal = [v for v in verdicts if not v.equal]
         if unequal:
-            shown = "; ".join(f"{v.table}: {', '.join(v.examples)}" for v in unequal)
             raise TerminalError(
-                f"{len(unequal)} of {len(verdicts)} tables differ ({shown})",
-                "Start with a fresh sink.path (or remove the old one) and run again, and report how it came about",
+                f"{len(unequal)} of {len(verdicts)} tables differ ({'; '.join(map(str, unequal))})",
+                "Start with a fresh sink.path (or remove the old one) and run again, and report how it came about"
+                + ("" if show_values else ". With --show-values it is said which rows"),
             )
         if not as_json:
             click.echo(f"all {len(verdicts)} tables are equal")

@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from contextlib import closing
@@ -26,7 +27,7 @@ from airflow_provider_cdc.connections import Connection, scrub, strip_environmen
 from airflow_provider_cdc.exceptions import CdcError, NotReadyError, kind_of
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.pipeline import Pipeline
-from airflow_provider_cdc.processes import kill_session
+from airflow_provider_cdc.processes import keep_small, kill_session
 from airflow_provider_cdc.progress_bar import Lines
 from airflow_provider_cdc.sinks.layout import write_json
 
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 
     from airflow_provider_cdc.spark.snapshot_job import Runner, SnapshotJob
     from airflow_provider_cdc.store import Store
+
+#: Bytes of a stream's log from which on its older part is put aside, and seconds between two looks.
+_LOG_BYTES, _LOG_SECONDS = 16 << 20, 10.0
 
 #: Begins the line that gives the address of Spark's own page.
 UI_LINE = "Spark UI at "
@@ -49,9 +53,10 @@ class Request:
     :param result: file that is written at the end: ``{"outcome": ...}`` or ``{"error": {kind, message, remedy}}``.
     :param group: number of the chunk group to read; ``None`` for the stream.
     :param holder: who reads the group, for people.
-    :param requested_by: identity of the task: one that has finished a group before reads it again.
+    :param task: identity of the task that wants the group, and ``task_request`` the number of its request: see
+        :class:`~airflow_provider_cdc.phases.groups.TaskRequest`.
     :param catch_up: whether the stream ends at the position that the source has now.
-    :param log: file that a stream's driver writes to.
+    :param log: file that a stream's driver writes to, and ``log_bytes`` from which size on a new part is begun.
     """
 
     pipeline: dict[str, Any]
@@ -59,9 +64,11 @@ class Request:
     result: str = ""
     group: int | None = None
     holder: str = ""
-    requested_by: str = ""
+    task: str = ""
+    task_request: int = 0
     catch_up: bool = False
     log: str | None = None
+    log_bytes: int = _LOG_BYTES
 
     def to_line(self) -> str:
         """One line of JSON; :meth:`from_line` reads it."""
@@ -106,6 +113,10 @@ def main() -> int:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     else:
         threading.Thread(target=_end_with_the_task, name="lifeline", daemon=True).start()
+    if request.log is not None:
+        log = Path(request.log), request.log_bytes
+        keep_small(*log)
+        threading.Thread(target=_keep_small, args=log, name="log", daemon=True).start()
     try:
         context = Context.of(Pipeline.from_dict(request.pipeline), Lines(), _finder(known))
         outcome = _stream(context, request) if request.group is None else _group(context, request)
@@ -143,7 +154,14 @@ def _end_with_the_task() -> None:
     kill_session(os.getsid(0))
 
 
+def _keep_small(log: Path, limit: int) -> None:
+    while True:
+        time.sleep(_LOG_SECONDS)
+        keep_small(log, limit)
+
+
 def _group(context: Context, request: Request) -> dict[str, Any]:
+    from airflow_provider_cdc.phases.groups import TaskRequest
     from airflow_provider_cdc.phases.progress import table_totals
     from airflow_provider_cdc.phases.snapshot import run_group
 
@@ -159,10 +177,13 @@ def _group(context: Context, request: Request) -> dict[str, Any]:
                 request.group,
                 _when_needed(context, session),
                 holder=request.holder,
-                requested_by=request.requested_by,
+                requested_by=TaskRequest(request.task, request.task_request) if request.task else None,
             )
             for totals in table_totals(context, context.newest(plan), [request.group]):
                 context.reporter.line(f"group {request.group} {result.outcome}: {totals}")
+            if result.outcome == "adopted":
+                again = "; to have it read again, clear this task when it has succeeded" if request.task else ""
+                context.reporter.line(f"attempt {result.attempt} of the group was published before{again}")
             return result.to_json()
     finally:
         for spark in session:

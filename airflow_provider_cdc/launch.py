@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_cdc.connections import clean_environment
 from airflow_provider_cdc.exceptions import TransientError, error_of
-from airflow_provider_cdc.processes import end_session
+from airflow_provider_cdc.processes import end_session, older_part
+from airflow_provider_cdc.scratch import scratch
 
 if TYPE_CHECKING:
     from airflow_provider_cdc.driver import Request
 
-_COMMAND = [sys.executable, "-m", "airflow_provider_cdc.driver"]
+#: ``-P``: nothing is imported from the folder that the driver works in, where others may be able to write.
+_COMMAND = [sys.executable, "-P", "-m", "airflow_provider_cdc.driver"]
 #: Seconds that a driver is given to end by itself, and log files of streams that are kept.
 _PATIENCE, _KEEP_LOGS = 10.0, 20
 
@@ -60,8 +61,8 @@ def attached(request: Request) -> Iterator[Driver]:
 
     :param request: its ``result`` is set here.
     """
-    with tempfile.TemporaryDirectory(prefix="airflow-cdc-") as folder:
-        result = Path(folder) / "result.json"
+    with scratch() as folder:
+        result = folder / "result.json"
         process = subprocess.Popen(
             _COMMAND,
             stdin=subprocess.PIPE,
@@ -70,7 +71,7 @@ def attached(request: Request) -> Iterator[Driver]:
             text=True,
             errors="replace",
             cwd=folder,
-            env={**clean_environment(), "SPARK_LOCAL_DIRS": folder},
+            env=clean_environment(),
             start_new_session=True,
         )
         driver = Driver(process, result)
@@ -111,7 +112,7 @@ def new_log(folder: Path) -> Path:
     """Name of a fresh log file in a folder; the oldest ones are removed."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for old in sorted(folder.glob("stream-*.log"), key=lambda p: p.stat().st_mtime)[:-_KEEP_LOGS]:
-        for path in (old, result_of(old)):
+        for path in (old, older_part(old), result_of(old)):
             path.unlink(missing_ok=True)
     return folder / f"stream-{uuid.uuid4().hex[:12]}.log"
 

@@ -7,6 +7,7 @@ driver's session, so the session is what is looked at and ended.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import time
@@ -62,17 +63,38 @@ def kill_session(session: int) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
+def older_part(log: Path) -> Path:
+    """File with what a log held before it was emptied the last time."""
+    return log.with_name(f"{log.name}.1")
+
+
+def keep_small(log: Path, limit: int) -> None:
+    """Move what a log holds into its :func:`older_part`, if that is more than so many bytes.
+
+    It is copied and then emptied: those who write to it have it open, the JVM among them. They append, so they go on at
+    its beginning.
+    """
+    with suppress(OSError), open(log, "r+b") as source:
+        if os.fstat(source.fileno()).st_size <= limit:
+            return
+        copy = log.with_name(f"{log.name}.2")
+        with open(os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as target:
+            shutil.copyfileobj(source, target)
+        os.replace(copy, older_part(log))
+        source.truncate(0)
+
+
 def tail(log: str | Path | None, lines: int) -> list[str]:
-    """The last lines of a log file; empty if it cannot be read from here."""
-    if not log:
-        return []
-    try:
-        with open(log, "rb") as file:
+    """The last lines of a log file and of its :func:`older_part`; empty if they cannot be read from here."""
+    found: list[str] = []
+    for path in (Path(log), older_part(Path(log))) if log else ():
+        with suppress(OSError), open(path, "rb") as file:
             file.seek(0, os.SEEK_END)
             file.seek(max(0, file.tell() - 400 * lines))
-            return file.read().decode(errors="replace").splitlines()[-lines:]
-    except OSError:
-        return []
+            found = file.read().decode(errors="replace").splitlines() + found
+        if len(found) >= lines:
+            break
+    return found[-lines:]
 
 
 def _fields(pid: int) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from airflow.sdk import TaskGroup
 
-from airflow_provider_cdc.operators.base import TEMPLATE_EXT, PipelineLike, plain
+from airflow_provider_cdc.operators.base import PipelineLike, names_file, plain
 from airflow_provider_cdc.operators.cdc import (
     CdcPlanChunksOperator,
     CdcPreflightOperator,
@@ -32,6 +32,7 @@ def cdc_pipeline(
     verify: bool = False,
     deferrable: bool = True,
     max_active_groups: int | None = None,
+    map_published: bool = False,
     default_args: Mapping[str, Any] | None = None,
 ) -> TaskGroup:
     """The whole of a pipeline: preflight, plan, snapshot (one mapped task a chunk group), sensor, stream.
@@ -46,11 +47,12 @@ def cdc_pipeline(
     :param verify: compare source and sink after the stream (a catch-up) or else after the snapshot.
     :param deferrable: whether sensor and stream wait in the triggerer.
     :param max_active_groups: chunk groups that are read at the same time; no limit of its own by default.
+    :param map_published: map the chunk groups also in a run that begins when all of them are published.
     :param default_args: as of a DAG, for the tasks of this group.
     """
     with TaskGroup(group_id or _group_id(pipeline), default_args=dict(default_args or {})) as group:  # type: ignore[arg-type]
         preflight = CdcPreflightOperator(task_id="preflight", pipeline=pipeline)
-        plan = CdcPlanChunksOperator(task_id="plan_chunks", pipeline=pipeline)
+        plan = CdcPlanChunksOperator(task_id="plan_chunks", pipeline=pipeline, map_published=map_published)
         snapshot = CdcSnapshotOperator.partial(
             task_id="snapshot",
             pipeline=plain(pipeline),
@@ -71,7 +73,7 @@ def cdc_pipeline(
 def _group_id(pipeline: PipelineLike) -> str:
     value = plain(pipeline)
     if isinstance(value, str):
-        name = PurePath(value).stem if value.endswith(TEMPLATE_EXT) and "\n" not in value else "cdc"
+        name = PurePath(value).stem if names_file(value) else "cdc"
     else:
         name = str(value.get("name", "cdc"))
     return re.sub(r"[^\w-]", "_", name)

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ import yaml
 from airflow_provider_cdc import cli as command_line
 from airflow_provider_cdc.phases.again import planned
 from airflow_provider_cdc.phases.context import Context
+from airflow_provider_cdc.phases.groups import TaskRequest
 from airflow_provider_cdc.phases.snapshot import run_snapshot
 from airflow_provider_cdc.phases.stream import Epoch, begin, run_in_process
 from airflow_provider_cdc.pipeline import Pipeline
@@ -31,6 +33,12 @@ from tests.servers import MySQLServer
 ROOT = Path(__file__).resolve().parent.parent
 #: The environment is the process's: a thread that leaves would take the connections of one that has just entered.
 _one_environment = threading.RLock()
+
+
+def asked_by(task: str) -> TaskRequest | None:
+    """What a scheduler's task asks for: a new request each time, or that of ``task#number``; none without a name."""
+    name, _, number = task.partition("#")
+    return TaskRequest(name, int(number or time.monotonic_ns())) if name else None
 
 
 @dataclass(frozen=True)

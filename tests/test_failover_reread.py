@@ -29,6 +29,7 @@ from airflow_provider_cdc.sinks.files import write_file
 from airflow_provider_cdc.spark import snapshot_job, stage
 from airflow_provider_cdc.spark.snapshot_job import SnapshotJob, run_in_threads
 from tests import test_failover, test_failover_mariadb
+from tests.cli import asked_by
 from tests.servers import MySQLServer
 from tests.test_failover import Pair, epoch
 from tests.test_failover_mariadb import Domains
@@ -94,7 +95,7 @@ def read_again(
     pair.cli.env["AIRFLOW_CONN_CDC_SOURCE"] = server.uri()
     with pair.cli.opened() as (context, store):
         plan = context.ensure_plan(store)
-        return run_group(context, store, plan, 0, runner, holder="somebody", requested_by=me)
+        return run_group(context, store, plan, 0, runner, holder="somebody", requested_by=asked_by(me))
 
 
 class Counted:

@@ -26,7 +26,7 @@ from airflow_provider_cdc.phases.verify import Verdict, verify
 from airflow_provider_cdc.sinks.delta import Actions, Fence, target_of
 from airflow_provider_cdc.sinks.files import write_file
 from airflow_provider_cdc.spark.snapshot_job import run_in_threads
-from tests.cli import Cli
+from tests.cli import Cli, asked_by
 from tests.heap import HeapWriter
 from tests.mariadb import MariaDBServer
 from tests.oracle import compare_all
@@ -62,7 +62,7 @@ class World:
         return Counter(tuple(row.values()) for row in found.select(names).to_pylist())
 
     def verdict(self, table: str = "narrow") -> Verdict:
-        return next(v for v in verify(self.cli.context) if v.table == f"d.{table}")
+        return next(v for v in verify(self.cli.context, show_values=True) if v.table == f"d.{table}")
 
     def stream(self, batch_bytes: int = 1 << 28) -> None:
         with self.cli.opened() as (context, store):
@@ -93,7 +93,7 @@ class World:
     def read_again(self, me: str = "task") -> GroupResult:
         with self.cli.opened() as (context, store):
             plan = context.ensure_plan(store)
-            return run_group(context, store, plan, 0, run_in_threads, holder="somebody", requested_by=me)
+            return run_group(context, store, plan, 0, run_in_threads, holder="somebody", requested_by=asked_by(me))
 
 
 @pytest.fixture(scope="module", params=["MySQL", "MariaDB"])
@@ -348,8 +348,14 @@ def test_what_verify_finds(world: World) -> None:
     world.lose(3)
     found = world.verdict()
     assert found.missing == 3 and set(found.examples) == {"missing 2 of (1, 'x')", "missing 1 of (3, 'z')"}
-    result = world.cli.call("verify")
+    result = world.cli.call("verify", "--show-values")
     assert result.code == 1 and "missing 2 of (1, 'x')" in result.err.splitlines()[-1]
+    # Values are shown to those who ask for them.
+    for more in ((), ("--json",)):
+        result = world.cli.call("verify", *more)
+        assert result.code == 1 and "'x'" not in result.out + result.err
+        assert "d.narrow: 4 rows, 3 missing, 0 extra, 0 different" in result.err or more
+        assert "With --show-values it is said which rows" in result.err.splitlines()[-1]
 
 
 def test_it_is_read_in_pieces(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

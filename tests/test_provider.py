@@ -246,6 +246,73 @@ def test_the_connection_test(
     assert "hunter2" not in said.lower() and cdc_user["password"] not in said
 
 
+# ---------------------------------------------------------------- templates
+
+TEMPLATES = """
+import json, os, sys
+from pathlib import Path
+from airflow.dag_processing.dagbag import DagBag
+from airflow.serialization.serialized_objects import DagSerialization
+
+bag = DagBag(Path(os.environ["DAGS"]))
+assert not bag.import_errors, bag.import_errors
+(dag,) = bag.dags.values()
+shown = DagSerialization.to_dict(dag)
+context = {"params": {"word": "orders"}}
+found = {}
+for task in dag.tasks:
+    whole = task.unmap({"group": {"group": 0, "label": "0: shop.x.yaml"}}) if task.is_mapped else task
+    try:
+        whole.render_template_fields(context)
+        found[task.task_id] = whole.pipeline
+    except Exception as error:
+        found[task.task_id] = f"{type(error).__name__}: {error}"
+print(json.dumps([found, json.dumps(shown)]))
+"""
+
+WITH_TEMPLATES = """
+import os
+from airflow.sdk import DAG
+from airflow_provider_cdc import *
+
+plain = {
+    "name": "n",
+    "source": {"conn_id": "c", "tables": ["shop.{{ params.word }}"]},
+    "sink": {"path": "/lake"},
+    "spark": {"conf": {"spark.kubernetes.driver.podTemplateFile": "/opt/pod.yaml"}},
+}
+checked = Pipeline(name="n", source=Source("c", (r"shop.log_{{2}}",)), sink=Sink("/lake"))
+with DAG("templates", schedule=None):
+    CdcPreflightOperator(task_id="plain", pipeline=plain)
+    CdcSnapshotSensor(task_id="checked", pipeline=checked)
+    CdcSnapshotOperator.partial(task_id="mapped", pipeline=checked).expand(group=[0])
+    CdcSnapshotOperator.partial(task_id="mapped_file", pipeline="shop.yaml").expand(group=[0])
+    CdcSnapshotOperator.partial(task_id="mapped_plain", pipeline=plain).expand(group=[0])
+    CdcVerifyOperator(task_id="file", pipeline="shop.yaml")
+    CdcStreamOperator(task_id="absolute", pipeline=os.environ["ELSEWHERE"])
+    CdcSnapshotSensor(task_id="none", pipeline="none.yaml")
+"""
+
+
+def test_what_is_a_template_and_what_a_file(in_airflow: Callable[..., Any], tmp_path: Path) -> None:
+    dags, elsewhere = tmp_path / "dags", tmp_path / "elsewhere.yaml"
+    dags.mkdir()
+    (dags / "templates.py").write_text(WITH_TEMPLATES)
+    for path in (dags / "shop.yaml", elsewhere):
+        path.write_text(f"name: {path.stem}\nsource: {{tables: ['shop.{{{{ params.word }}}}']}}\n")
+    found, shown = in_airflow(TEMPLATES, DAGS=str(dags), ELSEWHERE=str(elsewhere))
+    for task in ("plain", "mapped_plain"):
+        assert found[task]["source"]["tables"] == ["shop.orders"]
+        assert found[task]["spark"]["conf"] == {"spark.kubernetes.driver.podTemplateFile": "/opt/pod.yaml"}
+    for task in ("checked", "mapped"):
+        assert found[task]["source"]["tables"] == ["shop.log_{{2}}"]
+    for task, name in {"file": "shop", "mapped_file": "shop", "absolute": "elsewhere"}.items():
+        assert found[task] == f"name: {name}\nsource: {{tables: ['shop.orders']}}"
+    assert found["none"].startswith(f"NotReadyError: there is no pipeline file none.yaml in {dags}")
+    assert "log_{{2}}" in shown and "elsewhere.yaml" in shown
+    assert "Failed to resolve" not in in_airflow.said  # type: ignore[attr-defined]
+
+
 # ---------------------------------------------------------------- connections of Airflow
 
 RESOLVE = """

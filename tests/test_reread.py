@@ -40,7 +40,7 @@ from airflow_provider_cdc.sinks.files import write_file
 from airflow_provider_cdc.sinks.layout import read_json, write_json
 from airflow_provider_cdc.sinks.progress import Progress
 from airflow_provider_cdc.spark.snapshot_job import SnapshotJob, run_in_threads
-from tests.cli import ROOT, Cli
+from tests.cli import ROOT, Cli, asked_by
 from tests.harness import KILLED
 from tests.oracle import check_ledger, compare_all
 from tests.servers import MySQLServer
@@ -97,7 +97,7 @@ class World:
         with self.cli.opened() as (context, store):
             context.reporter = heard or Heard()
             plan = context.ensure_plan(store)
-            return run_group(context, store, plan, group, runner, holder="somebody", requested_by=me)
+            return run_group(context, store, plan, group, runner, holder="somebody", requested_by=asked_by(me))
 
     def group(self, number: int) -> Group:
         context = self.cli.context
@@ -187,7 +187,9 @@ def copied(world: World) -> World:
     with world.cli.opened() as (context, store):
         plan = context.ensure_plan(store)
         for number in plan.groups():
-            found = run_group(context, store, plan, number, run_in_threads, holder="somebody", requested_by=ME)
+            found = run_group(
+                context, store, plan, number, run_in_threads, holder="somebody", requested_by=asked_by(ME)
+            )
             assert found.outcome == "published"
     assert [sorted(world.group(n).tables) for n in range(5)] == [[0], [0, 1], [1], [1, 2], [2]]
     assert not world.differences()
@@ -201,7 +203,7 @@ def test_a_stream_waits_for_every_group(world: World) -> None:
         for number in plan.groups():
             with pytest.raises(NotReadyError, match="is not complete"):
                 begin(context, store, catch_up=True)
-            run_group(context, store, plan, number, run_in_threads, holder="somebody", requested_by=ME)
+            run_group(context, store, plan, number, run_in_threads, holder="somebody", requested_by=asked_by(ME))
     world.cli.catch_up()
 
 
@@ -220,16 +222,19 @@ CHANGES = (
 )
 
 
-def test_the_one_who_finished_it_reads_it_again_and_others_adopt_it(copied: World) -> None:
+def test_a_clear_reads_it_again_and_others_adopt_it(copied: World) -> None:
+    """Whoever has adopted it since, and where the bookkeeping was lost; also for a task that had only adopted it."""
     versions = {name: DeltaTable(str(copied.cli.sink / copied.database / name)).version() for name in TABLES}
     for me in ("", "another", "another one"):
         found = copied.run(1, me)
         assert (found.outcome, found.attempt, found.rows_per_second) == ("adopted", 1, None)
     assert {n: DeltaTable(str(copied.cli.sink / copied.database / n)).version() for n in TABLES} == versions
     with copied.cli.opened() as (_, store):
-        assert store.group(copied.database, 1, 1).finished_for == "another one"
-    assert copied.run(1, ME).outcome == "adopted"  # it is not the last one that has finished it
-    found = copied.run(1, ME)
+        assert store.group(copied.database, 1, 1).state == "done"
+    for file in (copied.cli.sink / "_cdc" / copied.database).glob("bookkeeping.db*"):
+        file.unlink()
+    found = copied.run(1, f"{ME}#5")
+    assert copied.run(1, f"{ME}#5", never).outcome == "adopted"  # its retry: nobody has asked again
     assert (found.outcome, found.attempt, found.tables) == (
         "replaced",
         2,
@@ -238,6 +243,21 @@ def test_the_one_who_finished_it_reads_it_again_and_others_adopt_it(copied: Worl
     shown = found.to_json()
     assert shown["rows"] == found.rows == 60 and shown["chunks"] == 3
     assert Position.from_json(shown["min_lw"]) <= Position.from_json(shown["max_hw"])
+    assert copied.run(1, "another").outcome == "replaced"
+    assert copied.run(1, ME).outcome == "replaced"
+
+
+@pytest.mark.parametrize("failpoint", ["group.after_commit:2", "books.after_chunks:2", "books.after_group"])
+def test_a_retry_adopts_what_its_try_had_published_when_it_died(world: World, failpoint: str) -> None:
+    assert world.killed(1, failpoint, f"{ME}#1")
+    assert world.run(1, f"{ME}#1", never).outcome == "adopted"
+    assert world.run(1, f"{ME}#2").outcome == "replaced"
+    again = failpoint.replace("group.after_commit", "reread.after_commit").replace("chunks:2", "chunks")
+    assert world.killed(1, again, f"{ME}#3")
+    assert world.run(1, f"{ME}#3", never).outcome in ("adopted", "replaced")
+    with world.cli.opened() as (_, store):
+        assert store.group(world.database, 1, 1).state == "done"
+    assert world.run(1, f"{ME}#3", never).outcome == "adopted"
 
 
 @pytest.mark.parametrize("number", [0, 1, 3])
@@ -254,7 +274,7 @@ def test_before_a_stream(copied: World, number: int) -> None:
         assert kept <= copied.live(name) and all(f.startswith(f"snapshot/1/{number}/2/") for f in own)
     with copied.cli.opened() as (context, store):
         row = store.group(copied.database, 1, number)
-        assert (row.state, row.finished_for, row.heartbeat_at) == ("done", ME, None)
+        assert (row.state, row.heartbeat_at) == ("done", None)
         assert not waiting(context, context.need_plan())
     copied.write(*CHANGES)
     copied.cli.catch_up()
@@ -313,7 +333,6 @@ def test_between_two_streams(copied: World) -> None:
         for row in store.groups(copied.database, 1):
             held = copied.group(row.group_no).totals(copied.group(row.group_no).markers())
             assert (row.rows, row.max_hw) == (held.rows, held.max_hw.to_json())
-            assert row.finished_for == ME
     copied.write("UPDATE a_int SET v = 0 WHERE id > 500", "UPDATE b_text SET v = 0", "UPDATE c_two SET v = 0")
     copied.cli.catch_up()
     assert not copied.differences()
@@ -630,7 +649,7 @@ def main(file: str, group: str, me: str) -> None:
             run_in_process(begin(context, store, catch_up=True))
         else:
             plan = context.ensure_plan(store)
-            run_group(context, store, plan, int(group), run_in_threads, holder="a process", requested_by=me)
+            run_group(context, store, plan, int(group), run_in_threads, holder="a process", requested_by=asked_by(me))
 
 
 if __name__ == "__main__":

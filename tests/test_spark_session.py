@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import secrets
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,8 @@ import pytest
 
 from airflow_provider_cdc.core.spark_conf import DECIDED, is_local, is_loopback
 from airflow_provider_cdc.exceptions import NotReadyError
-from airflow_provider_cdc.spark.session import ENCRYPTION, _settings, start
+from airflow_provider_cdc.scratch import scratch
+from airflow_provider_cdc.spark.session import DEFAULTS, ENCRYPTION, _settings, start
 from tests.spark_cluster import SparkCluster
 
 ROOT = Path(__file__).parents[1]
@@ -44,9 +46,15 @@ def test_what_stays_on_the_host(master: str, local: bool, loopback: bool) -> Non
 
 def test_what_the_project_decides_cannot_be_set() -> None:
     """Each setting of the session is one that a pipeline is refused; those of the address depend on the master."""
-    decided = set(_settings("p", "yarn", {}, False))
+    decided = set(_settings("p", "yarn", {}, False)) - set(DEFAULTS)
     assert decided <= set(DECIDED)
-    assert set(_settings("p", "local", {}, False)) - decided == {"spark.driver.host", "spark.driver.bindAddress"}
+    assert set(_settings("p", "local", {}, False)) - decided - set(DEFAULTS) == {
+        "spark.driver.host",
+        "spark.driver.bindAddress",
+    }
+    assert (
+        _settings("p", "yarn", dict.fromkeys(DEFAULTS, "own"), True).items() >= dict.fromkeys(DEFAULTS, "own").items()
+    )
     assert _settings("p", "yarn", {"spark.executor.memory": "4g"}, True)["spark.executor.memory"] == "4g"
 
 
@@ -81,6 +89,8 @@ secret = sys.stdin.read()
 spark = start("page", "local[2]", {"spark.sql.shuffle.partitions": "3"}, ui=True)
 java = spark.sparkContext._gateway.proc.pid
 page = ui_address(spark)
+served = "http://127.0.0.1:" + page.rpartition(":")[2]
+local = [str(path) for path in Path.cwd().glob("disk?/airflow-cdc-*/*")]
 
 def rows(_):
     yield len(secret)
@@ -99,21 +109,26 @@ tabs += [f"api/v1/applications/{app}/{what}" for what in ("environment", "jobs",
                                                          "allexecutors", "executors/driver/threads")]
 pages = {}
 for tab in tabs:
-    with urllib.request.urlopen(f"{page}/{tab}", timeout=30) as answer:
+    with urllib.request.urlopen(f"{served}/{tab}", timeout=30) as answer:
         pages[tab] = answer.read().decode()
 listening = list(sockets(java))
 conf = {k: spark.conf.get(k) for k in ("spark.sql.shuffle.partitions", "spark.sql.session.timeZone", "spark.app.name",
-                                       "spark.driver.bindAddress", "spark.speculation")}
+                                       "spark.driver.bindAddress", "spark.speculation", "spark.ui.killEnabled")}
 left = sorted(name for name in os.environ if "AIRFLOW" in name)
 environment = Path(f"/proc/{java}/environ").read_bytes().decode(errors="replace")
 command = Path(f"/proc/{java}/cmdline").read_bytes().decode(errors="replace")
 spark.stop()
-print(json.dumps([page, pages, listening, conf, left, environment, command]))
+print(json.dumps([page, pages, listening, conf, left, environment, command, local]))
 """
 
 
 @pytest.mark.spark
-def test_a_session_with_its_page(tmp_path: Path) -> None:
+@pytest.mark.parametrize("public", [None, "cdc.example"])
+def test_a_session_with_its_page(tmp_path: Path, public: str | None) -> None:
+    (tmp_path / "disk1").mkdir()
+    with scratch(tmp_path / "disk1") as left_by_another:
+        shutil.copytree(left_by_another, left_by_another.with_name("airflow-cdc-left"))
+    (tmp_path / "numbers.py").write_text("open('planted', 'w')")
     secret = f"C4n4ry-{secrets.token_hex(16)}"
     env = {
         **os.environ,
@@ -122,23 +137,31 @@ def test_a_session_with_its_page(tmp_path: Path) -> None:
         "_AIRFLOW__STARTUP_MSG": secret,
         "AIRFLOW_HOME": str(tmp_path),
         "PYTHONPATH": str(ROOT),
-    }
+        "SPARK_LOCAL_DIRS": f"{tmp_path}/disk1,{tmp_path}/disk2",
+    } | ({"SPARK_PUBLIC_DNS": public} if public else {})
     run = subprocess.run(
-        [sys.executable, "-c", SESSION], input=secret, env=env, cwd=tmp_path, capture_output=True, text=True
+        [sys.executable, "-P", "-c", SESSION], input=secret, env=env, cwd=tmp_path, capture_output=True, text=True
     )
     assert run.returncode == 0, run.stderr[-3000:]
-    page, pages, listening, conf, left, environment, command = json.loads(run.stdout.splitlines()[-1])
+    page, pages, listening, conf, left, environment, command, local = json.loads(run.stdout.splitlines()[-1])
     assert conf == {
         "spark.sql.shuffle.partitions": "3",
         "spark.sql.session.timeZone": "UTC",
         "spark.app.name": "airflow-cdc page",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.speculation": "false",
+        "spark.ui.killEnabled": "false",
     }
-    # Everything listens on 127.0.0.1, Spark's page too.
-    assert page.startswith("http://127.0.0.1:")
-    assert int(page.rpartition(":")[2]) in [port for _, port in listening]
-    assert {address for address, _ in listening} <= {"0100007F", "0000000000000000FFFF00000100007F"}
+    # Everything listens on 127.0.0.1; Spark's page too, unless people reach it by a name.
+    assert page.startswith(f"http://{public or '127.0.0.1'}:")
+    port = int(page.rpartition(":")[2])
+    own = {address for address, its in listening if its == port}
+    assert own and own <= ({"0" * 32, "0" * 8} if public else LOOPBACK)
+    assert {address for address, its in listening if its != port} <= LOOPBACK
+    # Temporary files are where the user wants them, and gone with the session; so are those of one that was killed.
+    assert {Path(path).relative_to(tmp_path).parts[0] for path in local} == {"disk1", "disk2"}
+    assert any("blockmgr" in path for path in local) and not any("airflow-cdc-left" in path for path in local)
+    assert not [*tmp_path.glob("disk?/*")] and not (tmp_path / "planted").exists()
     # The environment is that of a process which knows no secret.
     assert left == ["AIRFLOW_HOME"]
     assert "JAVA_HOME" in environment
@@ -148,6 +171,9 @@ def test_a_session_with_its_page(tmp_path: Path) -> None:
     for form in (secret, secret.encode().hex(), base64.b64encode(secret.encode()).decode()[:-4]):
         assert [where for where, text in shown.items() if form in text] == []
 
+
+#: 127.0.0.1 as the kernel writes it.
+LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F"}
 
 REFUSED = """
 import sys

@@ -29,7 +29,7 @@ def cli(mysql_server: MySQLServer, database: str, tmp_path: Path, cdc_user: dict
 
 
 def verdict(cli: Cli) -> Verdict:
-    (found,) = verify(cli.context)
+    (found,) = verify(cli.context, show_values=True)
     return found
 
 

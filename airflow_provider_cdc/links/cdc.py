@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperatorLink
 from airflow.sdk.execution_time.xcom import XCom
 
 if TYPE_CHECKING:
-    from airflow.sdk import BaseOperator
+    from airflow.sdk import BaseOperator, Context
     from airflow.sdk.types import TaskInstanceKey
+
+
+def show_page(context: Context, address: str, log: Any) -> None:
+    """Make the link lead to an address from now on. Where that fails there is no link, and the work goes on."""
+    try:
+        context["ti"].xcom_push(SparkUiLink().xcom_key, address)
+    except Exception as error:
+        log.warning("there is no link to Spark's page, %s, as Airflow did not take it: %s", address, error)
 
 
 class SparkUiLink(BaseOperatorLink):

@@ -2,38 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeGuard
 
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException
 
-from airflow_provider_cdc.exceptions import CdcError, TransientError
+from airflow_provider_cdc.exceptions import CdcError, NotReadyError, TransientError
 from airflow_provider_cdc.pipeline import Pipeline
 from airflow_provider_cdc.progress_bar import Sparingly
 
 if TYPE_CHECKING:
     from airflow.sdk import Context as AirflowContext
+    from jinja2 import Environment
 
     from airflow_provider_cdc.core.progress import ChunkProgress
     from airflow_provider_cdc.driver import Request
     from airflow_provider_cdc.phases.context import Context
 
-#: What an operator takes: the object, its plain values, or YAML (a file of the DAG folder, or the text itself).
+#: What an operator takes: the object, its plain values, or YAML (the name of a file, or the text itself).
 PipelineLike = Pipeline | Mapping[str, Any] | str
 
-#: Named once: the operators and the sensor template the same things.
-TEMPLATE_EXT = (".yaml", ".yml")
-RENDERERS = {"pipeline": "yaml", "group": "json"}
+_FILES = (".yaml", ".yml")
+
+
+class _Checked(dict[str, Any]):
+    """Values of a :class:`Pipeline`, which was checked when the DAG was parsed: no text in them is a template."""
 
 
 def plain(pipeline: PipelineLike) -> dict[str, Any] | str:
     """The pipeline as Airflow can template, serialise and show it."""
     if isinstance(pipeline, Pipeline):
-        return pipeline.to_dict()
-    return pipeline if isinstance(pipeline, str) else dict(pipeline)
+        return _Checked(pipeline.to_dict())
+    return pipeline if isinstance(pipeline, str | _Checked) else dict(pipeline)
+
+
+def names_file(value: object) -> TypeGuard[str]:
+    """Whether a pipeline is given by the name of its file."""
+    return isinstance(value, str) and "\n" not in value and value.endswith(_FILES)
 
 
 def pipeline_of(value: Mapping[str, Any] | str) -> Pipeline:
@@ -43,22 +51,51 @@ def pipeline_of(value: Mapping[str, Any] | str) -> Pipeline:
     """
     if isinstance(value, Mapping):
         return Pipeline.from_dict(value)
-    # A file of the DAG folder was already read by Airflow; an absolute path outside of it was not.
-    if "\n" not in value and value.endswith(TEMPLATE_EXT):
-        return Pipeline.load(Path(value))
-    return Pipeline.from_yaml(value)
+    return Pipeline.load(value) if names_file(value) else Pipeline.from_yaml(value)
 
 
-class PipelineOperator(BaseOperator):
+class PipelineTemplates(BaseOperator if TYPE_CHECKING else object):  # type: ignore[misc]
+    """How operators and sensor render ``pipeline``.
+
+    Airflow's own ``template_ext`` would take any text in a mapping that ends in ``.yaml`` for the name of a template.
+    """
+
+    template_fields: Collection[str] = ("pipeline",)
+    template_fields_renderers: ClassVar[dict[str, str]] = {"pipeline": "yaml", "group": "json"}
+    pipeline: dict[str, Any] | str
+
+    def render_template(
+        self, content: Any, context: Any, jinja_env: Environment | None = None, seen_oids: set[int] | None = None
+    ) -> Any:
+        """Render a field, or a text within one. Of a file's name, the text of the file is rendered.
+
+        :raises NotReadyError: if there is no such file.
+        """
+        if isinstance(content, _Checked):
+            return content
+        if content is self.pipeline and names_file(content) and "{{" not in content:
+            content = _text_of(content, jinja_env or self.get_template_env())
+        return super().render_template(content, context, jinja_env, seen_oids)
+
+
+def _text_of(name: str, jinja_env: Environment) -> str:
+    folders = getattr(jinja_env.loader, "searchpath", ["."])
+    # An absolute path stands for itself.
+    path = next((found for folder in folders if (found := Path(folder, name)).is_file()), None)
+    if path is None:
+        raise NotReadyError(
+            f"there is no pipeline file {name}" + ("" if Path(name).is_absolute() else f" in {', '.join(folders)}"),
+            "Put it into the folder of the DAG file or of template_searchpath, or give its absolute path",
+        )
+    return path.read_text(encoding="utf-8-sig")
+
+
+class PipelineOperator(PipelineTemplates, BaseOperator):
     """Base of the operators: each works for one pipeline, which may hold templates.
 
     :param pipeline: a :class:`~airflow_provider_cdc.Pipeline`, its plain values, or YAML: the name of a file of the
-        DAG folder (``.yaml``, ``.yml``) or the text itself. (templated)
+        DAG folder (``.yaml``, ``.yml``), its absolute path, or the text itself. (templated)
     """
-
-    template_fields: Sequence[str] = ("pipeline",)
-    template_ext: Sequence[str] = TEMPLATE_EXT
-    template_fields_renderers: ClassVar[dict[str, str]] = RENDERERS
 
     def __init__(self, *, pipeline: PipelineLike, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -120,6 +157,15 @@ def task_identity(context: AirflowContext) -> str:
     """Identity of a task instance, the same for all its tries."""
     ti = context["ti"]
     return f"{ti.dag_id}/{ti.run_id}/{ti.task_id}/{ti.map_index}"
+
+
+def task_request(context: AirflowContext) -> int:
+    """Number of what a task instance is asked for: its retries have that of the first try, and a clear makes a new one.
+
+    A clear gives a task instance all its retries again on top of the tries that it has had, so it raises ``max_tries``;
+    nothing else does.
+    """
+    return int(context["ti"].max_tries)
 
 
 def task_label(context: AirflowContext) -> str:

@@ -11,7 +11,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_cdc.exceptions import NotReadyError, TerminalError
-from airflow_provider_cdc.links.cdc import SparkUiLink
+from airflow_provider_cdc.links.cdc import SparkUiLink, show_page
 from airflow_provider_cdc.operators.base import (
     PipelineLike,
     PipelineOperator,
@@ -20,6 +20,7 @@ from airflow_provider_cdc.operators.base import (
     task_errors,
     task_identity,
     task_label,
+    task_request,
 )
 from airflow_provider_cdc.operators.stream import CdcStreamOperator
 
@@ -45,7 +46,7 @@ class CdcPreflightOperator(PipelineOperator):
     XCom: list of findings, each with ``level``, ``what`` and ``remedy``.
 
     :param pipeline: a :class:`~airflow_provider_cdc.Pipeline`, its plain values, or YAML: the name of a file of the
-        DAG folder (``.yaml``, ``.yml``) or the text itself. (templated)
+        DAG folder (``.yaml``, ``.yml``), its absolute path, or the text itself. (templated)
     """
 
     ui_color = "#e8f0fe"
@@ -74,18 +75,25 @@ class CdcPlanChunksOperator(PipelineOperator):
     purged binlogs that the stream still needs, and ``stream.on_purged`` is ``reread``: then it plans a new snapshot.
 
     XCom: list of groups to map :class:`CdcSnapshotOperator` over, each with ``group`` (its number), ``label``,
-    ``tables``, ``chunks`` and ``rows`` (about).
+    ``tables``, ``chunks`` and ``rows`` (about). It is empty in a run that begins when all groups are published, so that
+    its mapped tasks are skipped: a process for each of them would only find that there is nothing to read.
 
     :param pipeline: as in :class:`CdcPreflightOperator`. (templated)
+    :param map_published: list the groups also in a run that begins when all of them are published.
     """
 
     ui_color = "#e6f4ea"
 
+    def __init__(self, *, pipeline: PipelineLike, map_published: bool = False, **kwargs: Any) -> None:
+        super().__init__(pipeline=pipeline, **kwargs)
+        self.map_published = map_published
+
     def execute(self, context: Context) -> list[dict[str, Any]]:
         """Plan, or look up the plan that stands."""
         from airflow_provider_cdc.phases.again import planned
+        from airflow_provider_cdc.phases.groups import published_attempts
         from airflow_provider_cdc.phases.preflight import require
-        from airflow_provider_cdc.phases.snapshot import adopt_published
+        from airflow_provider_cdc.phases.snapshot import adopt_published, targets
 
         with task_errors(self.log):
             found = context_of(self.pipeline, self.log)
@@ -94,7 +102,23 @@ class CdcPlanChunksOperator(PipelineOperator):
                 plan = planned(found, store)
                 adopt_published(found, store, plan)
         self.log.info("P0 (the smallest low watermark, where the stream begins) is %s", plan.p0.at)
-        return plan.summaries(found.pipeline.snapshot.chunk_rows)
+        groups = plan.summaries(found.pipeline.snapshot.chunk_rows)
+        if not self.map_published and groups and published_attempts(plan, targets(found, plan)) is not None:
+            if self._has_mapped(context):
+                return groups
+            self.log.info(
+                "all %s groups are published: none is mapped, so the snapshot tasks of this run are skipped "
+                "(map_published=True maps them)",
+                len(groups),
+            )
+            return []
+        return groups
+
+    def _has_mapped(self, context: Context) -> bool:
+        """Whether this run has mapped tasks: those must stay what they are when the planner is cleared."""
+        ti = context["ti"]
+        below = sorted(self.get_flat_relative_ids(upstream=False))
+        return bool(below) and ti.get_ti_count(ti.dag_id, map_index=0, task_ids=below, run_ids=[ti.run_id]) > 0
 
 
 class CdcSnapshotOperator(PipelineOperator):
@@ -131,13 +155,14 @@ class CdcSnapshotOperator(PipelineOperator):
                 found.pipeline,
                 group=self._number(),
                 holder=task_label(context),
-                requested_by=task_identity(context),
+                task=task_identity(context),
+                task_request=task_request(context),
             )
             with attached(request) as self._driver:
                 for line in self._driver.lines():
                     self.log.info("%s", line)
                     if UI_LINE in line:
-                        context["ti"].xcom_push(SparkUiLink().xcom_key, line.partition(UI_LINE)[2])
+                        show_page(context, line.partition(UI_LINE)[2], self.log)
                 return self._driver.outcome()
 
     def on_kill(self) -> None:
@@ -158,25 +183,30 @@ class CdcSnapshotOperator(PipelineOperator):
 class CdcVerifyOperator(PipelineOperator):
     """Compare source and sink, table by table, at one position while writers go on. A difference fails the task.
 
-    XCom: list of tables, each with ``table``, ``equal``, ``rows`` and examples of what differs.
+    XCom: list of tables, each with ``table``, ``equal``, ``rows`` and how many of them are missing, extra or different.
 
     :param pipeline: as in :class:`CdcPreflightOperator`. (templated)
+    :param show_values: also log, and give in ``examples``, keys of a few rows that differ; of a table without a key the
+        whole rows. Whoever may read the task's log and XComs reads those values.
     """
 
     ui_color = "#fce8e6"
+
+    def __init__(self, *, pipeline: PipelineLike, show_values: bool = False, **kwargs: Any) -> None:
+        super().__init__(pipeline=pipeline, **kwargs)
+        self.show_values = show_values
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
         """Compare."""
         from airflow_provider_cdc.phases.verify import verify
 
         with task_errors(self.log):
-            verdicts = verify(context_of(self.pipeline, self.log))
-            for verdict in verdicts:
-                self.log.info("%s: %s", verdict.table, "equal" if verdict.equal else ", ".join(verdict.examples))
+            verdicts = verify(context_of(self.pipeline, self.log), show_values=self.show_values)
             unequal = [v for v in verdicts if not v.equal]
             if unequal:
                 raise TerminalError(
-                    f"{len(unequal)} of {len(verdicts)} tables differ: {', '.join(v.table for v in unequal)}",
-                    "Clear the snapshot tasks of the groups concerned, which reads them again, and report how it came",
+                    f"{len(unequal)} of {len(verdicts)} tables differ: {'; '.join(map(str, unequal))}",
+                    "Clear the snapshot tasks of the groups concerned, which reads them again, and report how it came. "
+                    "With show_values=True the task shows which rows",
                 )
         return [v.to_json() for v in verdicts]

@@ -22,7 +22,7 @@ from airflow_provider_cdc.core.progress import ChunkProgress
 from airflow_provider_cdc.core.supervision import HEARTBEAT_SECONDS, LOST_SECONDS, Pulse
 from airflow_provider_cdc.exceptions import CdcError, TransientError
 from airflow_provider_cdc.failpoints import hit
-from airflow_provider_cdc.phases.groups import Group, chunk_rows, results
+from airflow_provider_cdc.phases.groups import Group, TaskRequest, chunk_rows, results
 from airflow_provider_cdc.processes import died_here, start_time
 from airflow_provider_cdc.sinks.layout import read_json
 from airflow_provider_cdc.sinks.notes import Notes
@@ -144,11 +144,11 @@ class Claim:
                         self._taken.set()
 
 
-def claim(group: Group, store: Store, holder: str, requested_by: str) -> Claim | None:
+def claim(group: Group, store: Store, holder: str, requested_by: TaskRequest | None) -> Claim | None:
     """Claim a group, after waiting for those who read it; ``None`` if there is nothing left to read.
 
     :param holder: who claims it, for people.
-    :param requested_by: identity of the task; one that has finished the group before reads it again.
+    :param requested_by: who wants it: a task that had finished the group for another request reads it again.
     :raises NotReadyError: if the bookkeeping has no such group.
     """
     plan = group.plan
@@ -157,7 +157,7 @@ def claim(group: Group, store: Store, holder: str, requested_by: str) -> Claim |
         row = store.group(plan.pipeline, plan.generation, group.number)
         published, read = group.published(), _is_read(row, pulse)
         # What somebody else has finished in the meantime is as good as the own attempt would be.
-        asked = bool(requested_by) and row.finished_for == requested_by and not (waited and row.state == "done")
+        asked = _is_asked(group, row, requested_by) and not (waited and row.state == "done")
         if published is not None and not asked and not (read and row.state == "rereading"):
             return None
         if read:
@@ -180,6 +180,13 @@ def claim(group: Group, store: Store, holder: str, requested_by: str) -> Claim |
         if attempt:
             hit("claim.after_write")
             return Claim(group, store, attempt, row, published)
+
+
+def _is_asked(group: Group, row: GroupRow, requested_by: TaskRequest | None) -> bool:
+    """Whether a group is to be read, or read to its end, although it is published."""
+    finished = None if requested_by is None else group.finished_before(requested_by)
+    # A try that died between its note and the bookkeeping has left the group as one that is being read again.
+    return finished is False or (finished is True and row.state == "rereading")
 
 
 def _is_read(row: GroupRow, pulse: Pulse) -> bool:

@@ -22,7 +22,7 @@ from airflow_provider_cdc.mysql.session import connect
 from airflow_provider_cdc.mysql.start import plan_from
 from airflow_provider_cdc.phases.liveness import Watcher
 from airflow_provider_cdc.pipeline import Pipeline
-from airflow_provider_cdc.sinks.layout import Layout, read_plan, write_json_once
+from airflow_provider_cdc.sinks.layout import Layout, make_private, read_plan, write_json_once
 
 if TYPE_CHECKING:
     from airflow_provider_cdc.store import Store
@@ -99,7 +99,7 @@ class Context:
 
         if self.store_url is not None:
             return Store.open(self.store_url, migrate=True)
-        self.layout.private.mkdir(parents=True, exist_ok=True)
+        make_private(self.layout)
         return Store.open(f"sqlite:///{self.layout.bookkeeping}", migrate=True)
 
     def load_plan(self) -> Plan | None:
@@ -186,6 +186,7 @@ class Context:
             newest = store.snapshot(self.pipeline.name)
             plan = self.new_plan(1 if newest is None else newest.generation + 1)
             self._refuse_lost_plan(plan)
+            make_private(self.layout)
             if not write_json_once(self.layout.plan, plan.to_json()):
                 return self.ensure_plan(store)  # another process was faster: its plan counts
             made = f"{len(plan.chunks)} chunks in {len(plan.groups())} groups"

@@ -14,10 +14,22 @@ from airflow_provider_cdc.exceptions import TerminalError
 from airflow_provider_cdc.failpoints import hit
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.sinks.delta import DeltaTarget, Fence, target_of
-from airflow_provider_cdc.sinks.layout import read_json, whole_json, write_json_once
+from airflow_provider_cdc.sinks.layout import read_json, whole_json, write_json, write_json_once
 
 if TYPE_CHECKING:
     from airflow_provider_cdc.store import ChunkResult, Store
+
+
+@dataclass(frozen=True)
+class TaskRequest:
+    """What a scheduler's task wants of its group: it is read once for each request.
+
+    :param task: identity of the task, the same for all its tries.
+    :param number: another one as soon as somebody clears the task, and the same for its retries.
+    """
+
+    task: str
+    number: int
 
 
 @dataclass(frozen=True)
@@ -59,16 +71,9 @@ def coverage(context: Context, plan: Plan, tables: Sequence[DeltaTarget]) -> lis
 
     :raises TerminalError: if the manifest of a published attempt is missing.
     """
-    won: dict[int, dict[int, set[int]]] = {}  # group -> published attempt -> tables
-    for index, target in enumerate(tables):
-        if not target.exists():
-            return None
-        delta = target.load()
-        for group in plan.groups_of(index):
-            attempt = delta.transaction_version(group_marker(plan, group))
-            if attempt is None:
-                return None
-            won.setdefault(group, {}).setdefault(attempt, set()).add(index)
+    won = published_attempts(plan, tables)
+    if won is None:
+        return None
     marks: dict[int, int] = {}
     rows = [0] * len(tables)
     files: list[set[tuple[int, str, int]]] = [set() for _ in tables]
@@ -90,6 +95,21 @@ def coverage(context: Context, plan: Plan, tables: Sequence[DeltaTarget]) -> lis
         Coverage(tuple(mine), tuple(marks[c.no] for c in mine), count, frozenset(known))
         for mine, count, known in zip(chunks, rows, files, strict=True)
     ]
+
+
+def published_attempts(plan: Plan, tables: Sequence[DeltaTarget]) -> dict[int, dict[int, set[int]]] | None:
+    """Tables by the attempt that is published in them, a group each; ``None`` if the snapshot is not complete."""
+    won: dict[int, dict[int, set[int]]] = {}
+    for index, target in enumerate(tables):
+        if not target.exists():
+            return None
+        delta = target.load()
+        for group in plan.groups_of(index):
+            attempt = delta.transaction_version(group_marker(plan, group))
+            if attempt is None:
+                return None
+            won.setdefault(group, {}).setdefault(attempt, set()).add(index)
+    return won
 
 
 def numbering(plan: Plan, entry: Mapping[str, Any]) -> Lineage:
@@ -212,6 +232,22 @@ class Group:
     def _manifests(self) -> Iterator[Path]:
         return self.context.layout.group(self.plan.generation, self.number).glob("attempt-*.json")
 
+    def finished_before(self, request: TaskRequest) -> bool | None:
+        """Whether the group was finished for this request already, rather than for an earlier one of the same task.
+
+        :returns: ``None`` if it was never finished for the task.
+        """
+        found = whole_json(self._request(request))
+        return None if found is None else found["request"] == request.number
+
+    def note_finished(self, request: TaskRequest | None) -> None:
+        """Write down that the group is finished for a request: in the sink, since the bookkeeping may be lost."""
+        if request is not None and not self.finished_before(request):
+            write_json(self._request(request), {"task": request.task, "request": request.number})
+
+    def _request(self, request: TaskRequest) -> Path:
+        return self.context.layout.request(self.plan.generation, self.number, request.task)
+
     def sidecars(self, above: int = 0) -> list[Path]:
         """Manifests of finished slices.
 
@@ -276,20 +312,17 @@ class Group:
             tuple(entry for _, entry in listed), chunks, sum(entry["file"]["rows"] for _, entry in listed), low, high
         )
 
-    def adopt(self, store: Store, seen: int, finished_for: str | None = None) -> None:
+    def adopt(self, store: Store, seen: int) -> None:
         """Bring the bookkeeping up to what the sink says of a published group.
 
         :param seen: attempt that the caller has read in the bookkeeping.
-        :param finished_for: the task for which this is enough.
         """
         plan, published = self.plan, self.markers()
         held, attempt = self.totals(published), max(published.values())
         store.chunks_done(plan.pipeline, plan.generation, results(held.chunks))
         hit("books.after_chunks")
         low, high = held.min_lw.to_json(), held.max_hw.to_json()
-        store.adopt_group(
-            plan.pipeline, plan.generation, self.number, seen, attempt, held.rows, low, high, finished_for
-        )
+        store.adopt_group(plan.pipeline, plan.generation, self.number, seen, attempt, held.rows, low, high)
 
 
 def watermarks_of(chunk: Mapping[str, Any]) -> tuple[Position, Position]:

@@ -30,6 +30,7 @@ from airflow_provider_cdc.phases.context import Context, record_plan
 from airflow_provider_cdc.phases.groups import (
     Coverage,
     Group,
+    TaskRequest,
     Totals,
     coverage,
     generation_fence,
@@ -131,7 +132,7 @@ def run_group(
     run: Runner,
     *,
     holder: str,
-    requested_by: str = "",
+    requested_by: TaskRequest | None = None,
     opened: Sequence[DeltaTarget] = (),
 ) -> GroupResult:
     """Read one group and publish it. One that is published already is adopted, unless it is to be read again.
@@ -142,8 +143,8 @@ def run_group(
     :param group: number of the group.
     :param run: runs the slices of the group.
     :param holder: who reads it, for people.
-    :param requested_by: identity of a scheduler's task. If this very task has finished the group before, somebody
-        wants it again: it is read again under a new attempt, and replaces the first.
+    :param requested_by: what a scheduler's task wants. If the group was finished for an earlier request of this very
+        task, somebody has cleared it: it is read again under a new attempt, and replaces the first.
     :param opened: Delta tables of all tables of the plan, if the caller has them open.
     :raises NotReadyError: if the plan has no such group.
     :raises TransientError: if another process took the group over while it was read.
@@ -172,7 +173,7 @@ def run_group(
     raise AssertionError("unreachable")
 
 
-def _run(work: Group, store: Store, run: Runner, holder: str, requested_by: str) -> GroupResult:
+def _run(work: Group, store: Store, run: Runner, holder: str, requested_by: TaskRequest | None) -> GroupResult:
     began, plan = time.monotonic(), work.plan
     _prepare(work.context, plan, work.tables)
     held = claim(work, store, holder, requested_by)
@@ -392,18 +393,21 @@ def _prepare(context: Context, plan: Plan, concerned: Mapping[int, DeltaTarget])
         target.raise_fence(fence)
 
 
-def _adopt(work: Group, store: Store, requested_by: str) -> None:
+def _adopt(work: Group, store: Store, requested_by: TaskRequest | None) -> None:
     row = store.group(work.plan.pipeline, work.plan.generation, work.number)
-    if row.state != "done" or requested_by not in ("", row.finished_for):
-        work.adopt(store, row.attempt, requested_by or None)
+    if row.state != "done":
+        work.adopt(store, row.attempt)
+    work.note_finished(requested_by)
 
 
-def _finish(work: Group, store: Store, attempt: int, requested_by: str) -> Totals:
+def _finish(work: Group, store: Store, attempt: int, requested_by: TaskRequest | None) -> Totals:
     """Write down that a claim has done its work; what the group holds is what the sink says."""
     plan, held = work.plan, work.totals(work.markers())
+    # Before the bookkeeping calls it done: a try that dies in between goes on, and does not begin anew.
+    work.note_finished(requested_by)
     store.chunks_done(plan.pipeline, plan.generation, results(held.chunks))
     hit("books.after_chunks")
     low, high = held.min_lw.to_json(), held.max_hw.to_json()
-    store.finish_group(plan.pipeline, plan.generation, work.number, attempt, held.rows, low, high, requested_by or None)
+    store.finish_group(plan.pipeline, plan.generation, work.number, attempt, held.rows, low, high)
     hit("books.after_group")
     return held

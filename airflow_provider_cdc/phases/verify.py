@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 import time
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -62,7 +62,7 @@ class Verdict:
     :param extra: keys that only the sink has, or has twice; of a table without a key, rows.
     :param different: keys whose rows differ.
     :param at: the common position.
-    :param examples: a few of the keys (or rows), for people.
+    :param examples: a few of the keys (or rows), for people who asked for them.
     """
 
     table: str
@@ -78,14 +78,20 @@ class Verdict:
         """Whether source and sink are the same."""
         return not (self.missing or self.extra or self.different)
 
+    def __str__(self) -> str:
+        counts = f"{self.missing} missing, {self.extra} extra, {self.different} different"
+        examples = f" ({', '.join(self.examples)})" if self.examples else ""
+        return f"{self.table}: {self.rows} rows, " + ("equal" if self.equal else counts + examples)
+
     def to_json(self) -> dict[str, Any]:
         """Plain JSON value."""
         return {**self.__dict__, "at": str(self.at), "equal": self.equal, "examples": list(self.examples)}
 
 
-def verify(context: Context) -> list[Verdict]:
+def verify(context: Context, *, show_values: bool = False) -> list[Verdict]:
     """Compare every captured table.
 
+    :param show_values: give examples of what differs: they are values of the source, which are nobody's by default.
     :raises NotReadyError: if there is no complete snapshot.
     :raises TerminalError: if the definition of a table changed since.
     """
@@ -105,14 +111,9 @@ def verify(context: Context) -> list[Verdict]:
     found = []
     for index, target in enumerate(tables):
         verdict = _verify_table(context, plan, index, target)
-        context.reporter.line(
-            f"{verdict.table}: {verdict.rows} rows, "
-            + (
-                "equal"
-                if verdict.equal
-                else f"{verdict.missing} missing, {verdict.extra} extra, {verdict.different} different"
-            )
-        )
+        if not show_values:
+            verdict = replace(verdict, examples=())
+        context.reporter.line(str(verdict))
         found.append(verdict)
     return found
 

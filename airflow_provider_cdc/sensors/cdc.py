@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseSensorOperator, PokeReturnValue
 
 from airflow_provider_cdc.operators.base import (
-    RENDERERS,
-    TEMPLATE_EXT,
     PipelineLike,
+    PipelineTemplates,
     context_of,
     plain,
     task_errors,
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from airflow_provider_cdc.phases.context import Context as Work
 
 
-class CdcSnapshotSensor(BaseSensorOperator):
+class CdcSnapshotSensor(PipelineTemplates, BaseSensorOperator):
     """Wait until every chunk group of the snapshot is published. A group that failed does not fail the sensor.
 
     XCom: ``generation``, ``groups``, ``tables``, ``rows``, ``min_lw`` (where the stream begins), ``max_hw``.
@@ -35,9 +34,6 @@ class CdcSnapshotSensor(BaseSensorOperator):
     :param poke_interval: seconds between two looks.
     """
 
-    template_fields: Sequence[str] = ("pipeline",)
-    template_ext: Sequence[str] = TEMPLATE_EXT
-    template_fields_renderers: ClassVar[dict[str, str]] = RENDERERS
     ui_color = "#e0f7fa"
 
     def __init__(

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -19,6 +20,7 @@ from typing import Any
 
 from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.core.schema import TableSchema
+from airflow_provider_cdc.rights import FOLDER, keep_from_others
 
 
 def folder(name: str) -> str:
@@ -74,6 +76,10 @@ class Layout:
         """Folder of the notes between driver and readers of an attempt; gone when it ends."""
         return self.group(generation, group) / f"notes-{attempt}"
 
+    def request(self, generation: int, group: int, task: str) -> Path:
+        """Which request of a scheduler's task a chunk group was last finished for; one file a task."""
+        return self.group(generation, group) / "tasks" / f"{hashlib.sha256(task.encode()).hexdigest()[:32]}.json"
+
     def files(self, table: TableSchema, generation: int, group: int) -> Path:
         """Folder of a group's data files of one table; one folder an attempt below."""
         return self.table(table) / "snapshot" / str(generation) / str(group)
@@ -85,6 +91,13 @@ class Layout:
     def epoch(self, kind: str, epoch: int) -> Path:
         """Folder of one stream epoch: ``checkpoint`` or ``staging``."""
         return self.private / kind / f"epoch-{epoch}"
+
+
+def make_private(layout: Layout) -> None:
+    """Make the folder of what the pipeline writes for itself: bounds of keys are in the plan and in the bookkeeping."""
+    layout.private.parent.mkdir(parents=True, exist_ok=True)
+    layout.private.mkdir(FOLDER, exist_ok=True)
+    keep_from_others(layout.private)
 
 
 def read_plan(layout: Layout) -> Plan | None:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import atexit
 import math
 import os
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from airflow_provider_cdc.connections import strip_environment
 from airflow_provider_cdc.core.spark_conf import SECRET_PLACE, is_local, is_loopback
 from airflow_provider_cdc.exceptions import CdcError, NotReadyError, TerminalError, TransientError, unpack
+from airflow_provider_cdc.scratch import scratch
 from airflow_provider_cdc.spark.install_check import check_spark_install
 from airflow_provider_cdc.spark.java import ensure_java_home
 
@@ -28,6 +32,10 @@ ENCRYPTION = ("spark.authenticate", "spark.network.crypto.enabled")
 #: Seconds without any task of a job after which that is said, and seconds after which it is said again.
 _WAITING_SECONDS, _SAID_SECONDS = 30.0, 600.0
 
+#: Spark's page is open to all who reach it; executors are started in a folder that is not this project's.
+DEFAULTS = {"spark.ui.killEnabled": "false", "spark.executorEnv.PYTHONSAFEPATH": "1"}
+#: What was set as ``SPARK_LOCAL_DIRS``.
+_made: set[str] = set()
 _LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 
 
@@ -52,8 +60,10 @@ def start(name: str, master: str, conf: Mapping[str, str] | None = None, ui: boo
     if python := settings.get("spark.pyspark.python"):
         os.environ["PYSPARK_PYTHON"] = python
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    if is_loopback(master):
+    os.environ["PYTHONSAFEPATH"] = "1"  # Python workers import nothing from the folder that this process works in
+    if is_loopback(master) and not (ui and os.environ.get("SPARK_PUBLIC_DNS")):
         os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"  # the address of Spark's page has no setting
+    _own_folders(settings.get("spark.local.dir"))
     strip_environment()
     from pyspark.sql import SparkSession
 
@@ -74,6 +84,33 @@ def start(name: str, master: str, conf: Mapping[str, str] | None = None, ui: boo
     return spark
 
 
+def _own_folders(setting: str | None) -> None:
+    """Give Spark folders of this process's own for its temporary files, within those that it would have used.
+
+    :param setting: ``spark.local.dir``, which counts where ``SPARK_LOCAL_DIRS`` is not set.
+    :raises NotReadyError: if none of them can be written.
+    """
+    if os.environ.get("SPARK_LOCAL_DIRS") in _made:
+        return  # the JVM of this process has them
+    folders = ExitStack()
+    atexit.register(folders.close)
+    given = os.environ.get("SPARK_LOCAL_DIRS") or setting or tempfile.gettempdir()
+    made, failed = [], []
+    for parent in given.split(","):
+        try:
+            Path(parent).mkdir(parents=True, exist_ok=True)
+            made.append(str(folders.enter_context(scratch(parent))))
+        except OSError as error:
+            failed.append(f"{parent}: {error.strerror}")
+    if not made:
+        raise NotReadyError(
+            f"Spark has no folder for its temporary files: {', '.join(failed)}",
+            "Let SPARK_LOCAL_DIRS (or spark.local.dir in spark.conf, or TMPDIR) name one that can be written",
+        )
+    os.environ["SPARK_LOCAL_DIRS"] = ",".join(made)
+    _made.add(os.environ["SPARK_LOCAL_DIRS"])
+
+
 def _settings(name: str, master: str, conf: Mapping[str, str], ui: bool) -> dict[str, str]:
     log4j = files("airflow_provider_cdc.spark").joinpath("log4j2.properties")
     settings = {
@@ -86,6 +123,8 @@ def _settings(name: str, master: str, conf: Mapping[str, str], ui: bool) -> dict
         "spark.speculation": "false",
         "spark.sql.streaming.numRecentProgressUpdates": "5",
     }
+    for key, value in DEFAULTS.items():
+        settings.setdefault(key, value)
     if is_loopback(master):
         for key, value in _LOOPBACK.items():
             if settings.setdefault(key, value) != value:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -27,6 +28,7 @@ from sqlalchemy.orm import Session
 
 from airflow_provider_cdc.connections import scrub
 from airflow_provider_cdc.exceptions import CdcError, NotReadyError, TransientError
+from airflow_provider_cdc.rights import FILE, keep_from_others
 
 #: Not Alembic's default name: the database may be shared with others that use Alembic, Airflow for one.
 VERSION_TABLE = "cdc_alembic_version"
@@ -165,6 +167,10 @@ def _prepare_file(path: Path, migrate: bool) -> None:
         except OSError as error:
             message = f"cannot make the folder of the bookkeeping file {path}: {error.strerror}"
             raise NotReadyError(message, "Give a file in a folder that can be written") from None
+        with suppress(OSError):  # SQLite says better what is wrong
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, FILE))
+            for companion in ("", "-wal", "-shm"):  # SQLite gives new ones the rights of the file
+                keep_from_others(path.with_name(path.name + companion))
     elif not path.exists():
         message = f"there is no bookkeeping file {path}"
         raise NotReadyError(message, "Run `airflow-cdc snapshot` or `airflow-cdc run` first")

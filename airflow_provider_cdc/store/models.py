@@ -119,7 +119,7 @@ class GroupRow(Base):
     """A chunk group, the unit of retry. ``state`` is ``pending``, ``running`` or ``done``; ``attempt`` counts from 1.
 
     ``tables`` is a list of ``[database, table]``. The watermarks are those of the attempt that the sink took.
-    ``holder`` says who reads it while ``heartbeat_at`` is fresh; ``finished_for`` names the task that last finished it.
+    ``holder`` says who reads it while ``heartbeat_at`` is fresh.
     """
 
     __tablename__ = "chunk_groups"
@@ -134,7 +134,6 @@ class GroupRow(Base):
     max_hw: Mapped[Any | None] = mapped_column(Json)
     holder: Mapped[str | None] = mapped_column(text(512))
     heartbeat_at: Mapped[datetime | None]
-    finished_for: Mapped[str | None] = mapped_column(text(512))
     started_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]
 

@@ -209,7 +209,6 @@ class Store(StreamStore):
         rows: int,
         min_lw: Any,
         max_hw: Any,
-        finished_for: str | None = None,
     ) -> bool:
         """Mark a group as done.
 
@@ -217,11 +216,10 @@ class Store(StreamStore):
         :param rows: rows that the attempt read.
         :param min_lw: lowest low watermark of its chunks; JSON.
         :param max_hw: highest high watermark of its chunks; JSON.
-        :param finished_for: the task that asked for it, if one did.
         :return: ``False`` if a newer attempt holds the group; nothing is changed then.
         """
         values = {"state": "done", "rows": rows, "min_lw": min_lw, "max_hw": max_hw, "finished_at": now()}
-        values |= {"heartbeat_at": None, "finished_for": finished_for}
+        values |= {"heartbeat_at": None}
         with self._write() as session:
             return changed(session, _claimed(pipeline, generation, group_no, attempt).values(values))
 
@@ -235,21 +233,17 @@ class Store(StreamStore):
         rows: int,
         min_lw: Any,
         max_hw: Any,
-        finished_for: str | None = None,
     ) -> bool:
         """Write down what the sink says of a published group, without a claim: those who read it go on.
 
-        A group that is being read again stays so, and so does the name of the task that wants it.
+        A group that is being read again stays so.
 
         :param seen: attempt number that the caller has read; nothing is changed if it is another one by now.
         :param attempt: the published attempt; the others as in :meth:`finish_group`.
-        :param finished_for: the task for which this is enough; ``None`` leaves the one that is there.
         :return: whether it was written.
         """
         values: dict[str, Any] = {"rows": rows, "min_lw": min_lw, "max_hw": max_hw, "attempt": max(seen, attempt)}
         own = {"state": "done", "finished_at": func.coalesce(GroupRow.finished_at, now())}
-        if finished_for is not None:
-            own["finished_for"] = finished_for
         group = _claimed(pipeline, generation, group_no, seen)
         with self._write() as session:
             return changed(session, group.where(GroupRow.state == "rereading").values(values)) or changed(

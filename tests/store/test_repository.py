@@ -205,7 +205,7 @@ def test_the_claim_of_a_group_shows_who_holds_it(store: Store) -> None:
     store.write_plan(P, G, **plan())
     assert store.claim_group(P, G, 0, holder="one") == 1
     first = store.group(P, G, 0)
-    assert (first.holder, first.finished_for) == ("one", None) and first.heartbeat_at is not None
+    assert first.holder == "one" and first.heartbeat_at is not None
     time.sleep(0.01)
     assert store.group_heartbeat(P, G, 0, 1)
     second = store.group(P, G, 0).heartbeat_at
@@ -217,9 +217,9 @@ def test_the_claim_of_a_group_shows_who_holds_it(store: Store) -> None:
     store.release_group(P, G, 0, 2)
     assert store.group(P, G, 0).heartbeat_at is None
     assert store.group_heartbeat(P, G, 1, 7) and store.group_heartbeat("lost", G, 0, 1)  # they are lost, not taken
-    assert store.finish_group(P, G, 0, 2, 30, LW, HW, "a task")
+    assert store.finish_group(P, G, 0, 2, 30, LW, HW)
     done = store.group(P, G, 0)
-    assert (done.state, done.finished_for, done.heartbeat_at) == ("done", "a task", None)
+    assert (done.state, done.heartbeat_at) == ("done", None)
     with pytest.raises(NotReadyError, match="group 9"):
         store.group(P, G, 9)
 
@@ -228,15 +228,15 @@ def test_a_group_that_is_read_again_stays_published(store: Store) -> None:
     store.write_plan(P, G, **plan())
     for number in (0, 1):
         store.claim_group(P, G, number)
-        assert store.finish_group(P, G, number, 1, 30, LW, LW, "a task")
+        assert store.finish_group(P, G, number, 1, 30, LW, LW)
     assert store.claim_group(P, G, 0, holder="a task", state="rereading") == 2
     assert store.finish_snapshot(P, G)
-    # The stream publishes it, and somebody else finds it in the sink: it is still to be finished by its own task.
-    assert store.adopt_group(P, G, 0, 2, 2, 31, LW, HW, "another")
+    # The stream publishes it, and somebody else finds it in the sink: it is still to be finished by its reader.
+    assert store.adopt_group(P, G, 0, 2, 2, 31, LW, HW)
     row = store.group(P, G, 0)
-    assert (row.state, row.finished_for, row.rows, row.max_hw) == ("rereading", "a task", 31, HW)
+    assert (row.state, row.rows, row.max_hw) == ("rereading", 31, HW)
     assert not store.adopt_group(P, G, 0, 1, 1, 99, LW, LW)  # it was read before that
-    assert store.finish_group(P, G, 0, 2, 31, LW, HW, "a task")
+    assert store.finish_group(P, G, 0, 2, 31, LW, HW)
     assert store.group(P, G, 0).state == "done"
 
 
@@ -244,9 +244,8 @@ def test_a_group_that_was_found_in_the_sink(store: Store) -> None:
     store.write_plan(P, G, **plan())
     assert store.adopt_group(P, G, 0, 0, 3, 30, LW, HW)
     row = store.group(P, G, 0)
-    assert (row.state, row.attempt, row.rows, row.finished_for) == ("done", 3, 30, None)
-    assert store.adopt_group(P, G, 0, 3, 3, 30, LW, HW, "a task") and store.adopt_group(P, G, 0, 3, 3, 30, LW, HW)
-    assert store.group(P, G, 0).finished_for == "a task"
+    assert (row.state, row.attempt, row.rows) == ("done", 3, 30)
+    assert store.adopt_group(P, G, 0, 3, 3, 30, LW, HW)
     assert store.claim_group(P, G, 0) == 0
 
 

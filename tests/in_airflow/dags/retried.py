@@ -33,7 +33,8 @@ RETRIES = {"retries": 1, "retry_delay": timedelta(seconds=1)}
 
 # Two runs at once on purpose.
 with DAG("groups", schedule=None, max_active_runs=2, default_args=RETRIES):
-    cdc_pipeline(pipeline("groups", "orders", 5000))  # three groups or some more, as the server's statistics are
+    # Three groups or some more, as the server's statistics are.
+    cdc_pipeline(pipeline("groups", "orders", 5000), map_published=True)
 
 with DAG("nightly", schedule="@daily", start_date=datetime(2026, 1, 1), catchup=False, max_active_runs=2):
     cdc_pipeline(pipeline("nightly", "customer_address"), catch_up=True, verify=True)

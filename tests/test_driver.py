@@ -1,0 +1,164 @@
+"""What a driver leaves on its host, and what it takes from there: folders, logs, rights, modules."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_cdc.connections import Connection
+from airflow_provider_cdc.driver import Request
+from airflow_provider_cdc.launch import detach, new_log, outcome_of, result_of
+from airflow_provider_cdc.processes import keep_small, older_part, tail
+from airflow_provider_cdc.scratch import scratch
+from airflow_provider_cdc.sinks.layout import Layout, make_private
+from airflow_provider_cdc.store import Store
+
+NOBODY = Connection.from_json(
+    {"conn_id": "c", "conn_type": "mysql", "host": "127.0.0.1", "port": 1, "login": "u", "password": "p",
+     "schema": None, "extra": {}}
+)  # fmt: skip
+
+
+def test_a_driver_imports_nothing_from_the_folder_that_it_works_in(tmp_path: Path) -> None:
+    """Nor does it let its log grow; here it is too large from the beginning."""
+    log = new_log(tmp_path / "lake" / "logs")
+    log.write_text("before\n" * 100)
+    for module in ("json", "signal", "airflow_provider_cdc"):
+        (log.parent / f"{module}.py").write_text(f"import os; open({str(tmp_path / 'planted')!r}, 'w')")
+    pipeline = {"name": "p", "source": {"conn_id": "c", "tables": ["a.b"]}, "sink": {"path": str(tmp_path / "lake")}}
+    request = Request(pipeline, {"c": NOBODY.to_json()}, result=str(result_of(log)), log=str(log), log_bytes=500)
+    code = detach(request, log).wait(120)
+    assert not (tmp_path / "planted").exists()
+    with pytest.raises(Exception, match="cannot be reached"):
+        outcome_of(result_of(log), code)
+    assert older_part(log).read_text() == "before\n" * 100
+    assert "before" not in log.read_text() and tail(log, 50)[-2:] == ["before", log.read_text().strip()]
+    for _ in range(21):
+        new_log(log.parent).touch()
+        time.sleep(0.002)
+    assert not [path for path in (log, older_part(log), result_of(log)) if path.exists()]
+
+
+def test_a_log_is_emptied_under_those_who_write_to_it(tmp_path: Path) -> None:
+    """Two processes, as the driver and its JVM: no line is torn, and no hole is left."""
+    log = tmp_path / "log"
+    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    program = "import sys\nfor line in sys.stdin: print(line.strip(), flush=True)"
+    writers = [
+        subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=out, text=True) for _ in "ab"
+    ]
+    os.close(out)
+
+    def said(*lines: str) -> None:
+        size = log.stat().st_size
+        for writer, line in zip(writers, lines, strict=True):
+            assert writer.stdin
+            print(line, file=writer.stdin, flush=True)
+        while log.stat().st_size < size + sum(len(line) + 1 for line in lines):
+            time.sleep(0.01)
+
+    said("a1", "b1")
+    keep_small(log, 6)
+    assert sorted(log.read_text().split()) == ["a1", "b1"] and not older_part(log).exists()
+    keep_small(log, 5)
+    assert log.read_text() == "" and stat.S_IMODE(older_part(log).stat().st_mode) == 0o600
+    said("a2", "b2")
+    assert sorted(log.read_text().split()) == ["a2", "b2"]
+    assert sorted(tail(log, 40)) == ["a1", "a2", "b1", "b2"] and sorted(tail(log, 2)) == ["a2", "b2"]
+    keep_small(log, 5)
+    assert sorted(older_part(log).read_text().split()) == ["a2", "b2"]
+    for writer in writers:
+        writer.communicate()
+
+
+HELD = """
+import sys, time
+from airflow_provider_cdc.scratch import scratch
+
+with scratch(sys.argv[1]) as folder:
+    print(folder, flush=True)
+    time.sleep(300)
+"""
+
+
+def test_folders_of_dead_processes_are_removed_and_no_others(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HELD, str(tmp_path)]
+    other, link = tmp_path / "airflow-cdc-without-a-lock", tmp_path / "airflow-cdc-link"
+    other.mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / ".lock").touch()
+    link.symlink_to(tmp_path / "elsewhere")
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as dead,
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as living,
+    ):
+        assert dead.stdout and living.stdout
+        left, held = Path(dead.stdout.readline().strip()), Path(living.stdout.readline().strip())
+        (left / "blockmgr-1").mkdir()
+        dead.kill()
+        dead.wait()
+        assert left.exists()
+        with scratch(tmp_path) as own:
+            assert not left.exists() and held.exists() and stat.S_IMODE(own.stat().st_mode) == 0o700
+            with scratch(tmp_path):
+                assert own.exists()
+        assert not own.exists()
+        living.send_signal(signal.SIGKILL)
+    with scratch(tmp_path):
+        assert not held.exists()
+    assert sorted(tmp_path.iterdir()) == [link, other, tmp_path / "elsewhere"]
+    assert (tmp_path / "elsewhere" / ".lock").exists()
+
+
+@pytest.mark.parametrize(("umask", "group"), [(0o022, 0o040), (0o002, 0o060), (0o077, 0)])
+def test_the_bookkeeping_is_nobody_elses(tmp_path: Path, umask: int, group: int) -> None:
+    """It holds bounds of keys, and so does the plan. A group that shares the folder keeps what the umask gives it."""
+
+    def modes() -> dict[str, int]:
+        found = [layout.private, *layout.private.glob("bookkeeping.db*")]
+        return {path.name: stat.S_IMODE(path.stat().st_mode) for path in found}
+
+    layout, before = Layout(tmp_path / "lake", "p"), os.umask(umask)
+    wanted: dict[str, Any] = {"p": 0o770 & ~umask} | dict.fromkeys(
+        ("bookkeeping.db", "bookkeeping.db-wal", "bookkeeping.db-shm"), 0o600 | group
+    )
+    try:
+        make_private(layout)
+        store = Store.open(f"sqlite:///{layout.bookkeeping}", migrate=True)
+        assert modes() == wanted
+        # Those of an earlier version.
+        for path in (layout.private, *layout.private.glob("bookkeeping.db*")):
+            path.chmod(path.stat().st_mode | 0o005)
+        make_private(layout)
+        other = Store.open(f"sqlite:///{layout.bookkeeping}", migrate=True)
+        assert modes() == wanted
+        other.close()
+        store.close()
+    finally:
+        os.umask(before)
+
+
+def test_a_link_that_airflow_does_not_take_ends_nothing() -> None:
+    pytest.importorskip("airflow.sdk")
+    from airflow_provider_cdc.links.cdc import show_page
+
+    class Ti:
+        def xcom_push(self, key: str, value: str) -> None:
+            raise RuntimeError(f"{key} was not taken")
+
+    class Log:
+        def warning(self, *words: object) -> None:
+            told.append(str(words[0]) % words[1:])
+
+    told: list[str] = []
+    context: Any = {"ti": Ti()}
+    show_page(context, "http://h:1", Log())
+    assert told == ["there is no link to Spark's page, http://h:1, as Airflow did not take it: spark_ui was not taken"]
