@@ -73,13 +73,26 @@ class StreamStore(Database):
             row = session.get(StreamRow, (pipeline, epoch))
             return row.desired_state if row else None
 
-    def supervise(self, pipeline: str, epoch: int, supervisor: str) -> None:
-        """Say that a task looks after the stream.
+    def supervise(self, pipeline: str, epoch: int, supervisor: str) -> StreamRow | None:
+        """Say that a task looks after the stream, and look.
 
         :param supervisor: the task, as people know it.
+        :return: as :meth:`seen`.
         """
         with self._write() as session:
             changed(session, _stream(pipeline, epoch).values(supervisor=supervisor, supervised_at=now()))
+            return session.scalars(_newest(pipeline)).first()
+
+    def seen(self, pipeline: str) -> StreamRow | None:
+        """The newest run, or ``None``, as somebody sees it who can write: so could the run write its heartbeat.
+
+        A database that answers and takes no writes (a standby, a full disk) is away, as far as signs of life go.
+        """
+        with self._write() as session:
+            row = session.scalars(_newest(pipeline)).first()
+            if row is not None:
+                changed(session, _stream(pipeline, row.epoch).values(pid=StreamRow.pid))
+            return row
 
     def request_stop(self, pipeline: str, epoch: int | None = None, by: str | None = None) -> int | None:
         """Ask the running stream to end.
