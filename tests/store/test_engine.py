@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import ExitStack, closing
 
 import pytest
@@ -12,24 +11,6 @@ from airflow_provider_cdc.exceptions import TransientError
 from airflow_provider_cdc.store import Store, engine
 from tests.postgres import Postgres
 from tests.proxy import Proxy
-from tests.servers import MySQLServer
-
-
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[Postgres]:
-    with Postgres(["bookkeeping"]) as server:
-        yield server
-
-
-@pytest.fixture(params=["postgres", "mysql"])
-def url(request: pytest.FixtureRequest) -> Iterator[URL]:
-    """A bookkeeping without tables."""
-    if request.param == "postgres":
-        yield make_url(request.getfixturevalue("postgres").sqlalchemy_url("bookkeeping"))
-    else:
-        server: MySQLServer = request.getfixturevalue("mysql_server")
-        name, args = request.getfixturevalue("database"), server.connect_args()
-        yield URL.create("mysql+pymysql", args["user"], args["password"], "127.0.0.1", args["port"], name)
 
 
 @pytest.mark.timeout(60)
