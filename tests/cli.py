@@ -17,6 +17,7 @@ from unittest.mock import patch
 
 import pyarrow as pa
 import yaml
+from sqlalchemy import Connection, event
 
 from airflow_provider_cdc import cli as command_line
 from airflow_provider_cdc.phases.again import planned
@@ -186,6 +187,21 @@ class Cli:
 def _clean() -> dict[str, str]:
     """The environment without connections of the person who runs the tests."""
     return {k: v for k, v in os.environ.items() if not k.startswith(("AIRFLOW_CONN_", "CDC_FAILPOINT"))}
+
+
+@contextlib.contextmanager
+def read_only(store: Store) -> Iterator[None]:
+    """A bookkeeping in SQLite that answers and takes no writes, as on a full disk."""
+
+    def refuse(connection: Connection) -> None:
+        connection.exec_driver_sql("PRAGMA query_only = ON")
+
+    event.listen(store._engine, "begin", refuse)
+    try:
+        yield
+    finally:
+        event.remove(store._engine, "begin", refuse)
+        store.close()  # connections that have obeyed
 
 
 def session_processes(leader: int) -> list[int]:

@@ -32,6 +32,8 @@ class Proxy:
     def __exit__(self, *_: object) -> None:
         self._listener.close()
         for one in self._open:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)  # a thread that reads from it would keep it open
             one.close()
 
     def silence(self) -> None:

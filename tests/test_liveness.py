@@ -23,7 +23,7 @@ from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.status import status
 from airflow_provider_cdc.phases.stream import begin
 from airflow_provider_cdc.store import Store, StreamRow
-from tests.cli import Cli
+from tests.cli import Cli, read_only
 from tests.servers import MySQLServer
 
 #: How far the clock of the stream's host is ahead of the watcher's.
@@ -120,6 +120,24 @@ def test_one_that_wakes_up_is_not_taken_over(opened: tuple[Context, Store], monk
     stream_elsewhere(store, timedelta())
     with pytest.raises(NotReadyError, match="a stream of p is running"):
         store.new_epoch("p", 0, "here", 1, 1.0, refuse=watcher.confirm)
+
+
+def test_a_heart_that_cannot_be_written_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bookkeeping answers and takes no writes, on a full disk for one."""
+    watcher = impatient(monkeypatch)
+    with contextlib.closing(Store.open(f"sqlite:///{tmp_path}/books.db", migrate=True)) as store:
+        store.register("p", "server")
+        number = stream_elsewhere(store, timedelta())
+        assert watcher.look(store, "p")[1] is None
+        with read_only(store):
+            began = time.monotonic()
+            while time.monotonic() < began + 4:
+                with pytest.raises(TransientError, match="readonly database. Try again when .* written to"):
+                    watcher.watch(store, "p")
+                time.sleep(0.2)
+        assert watcher.look(store, "p")[1] is None
+        beat(store, number, timedelta())
+        assert watcher.watch(store, "p")[1] is True
 
 
 def test_it_is_alive_while_it_begins(opened: tuple[Context, Store], monkeypatch: pytest.MonkeyPatch) -> None:

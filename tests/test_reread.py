@@ -40,7 +40,7 @@ from airflow_provider_cdc.sinks.files import write_file
 from airflow_provider_cdc.sinks.layout import read_json, write_json
 from airflow_provider_cdc.sinks.progress import Progress
 from airflow_provider_cdc.spark.snapshot_job import SnapshotJob, run_in_threads
-from tests.cli import ROOT, Cli, asked_by
+from tests.cli import ROOT, Cli, asked_by, read_only
 from tests.harness import KILLED
 from tests.oracle import check_ledger, compare_all
 from tests.servers import MySQLServer
@@ -568,6 +568,21 @@ def test_a_reader_elsewhere_is_followed_when_its_heart_stands_still(
             assert second.result(30).attempt == 2
             assert time.monotonic() - stopped > 1.5
         assert not store.group_heartbeat(*key, 1)
+
+
+def test_nobody_is_followed_while_nothing_can_be_written(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That the heart of a reader stood still proves nothing then."""
+    monkeypatch.setattr(claims, "LOST_SECONDS", 3.0)
+    with world.cli.opened() as (context, store):
+        plan = context.ensure_plan(store)
+        assert store.claim_group(plan.pipeline, 1, 0, holder="a task [elsewhere 1 1]") == 1
+        with ThreadPoolExecutor(1) as pool:
+            with read_only(store):
+                asked = pool.submit(claims.claim, world.group(0), store, "me", None)
+                time.sleep(1.5)
+        with pytest.raises(TransientError, match="readonly database"):
+            asked.result(30)
+        assert store.group(plan.pipeline, 1, 0).attempt == 1
 
 
 def skewed() -> Any:

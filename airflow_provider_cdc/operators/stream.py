@@ -9,10 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow_provider_cdc.core.supervision import Verdict, Watch
-from airflow_provider_cdc.exceptions import CdcError, NotReadyError, TerminalError, TransientError, error_of
+from airflow_provider_cdc.exceptions import CdcError, NotReadyError, TerminalError, TransientError, error_of, unpack
 from airflow_provider_cdc.links.cdc import SparkUiLink
 from airflow_provider_cdc.operators.base import (
     PipelineLike,
@@ -77,9 +77,12 @@ class CdcStreamOperator(PipelineOperator):
     def resume(self, context: Context, event: Mapping[str, Any], losses: list[float]) -> dict[str, Any]:
         """Go on after the trigger has seen the stream end.
 
-        :param event: ``epoch``, ``verdict``, and whether it was ``found`` running.
+        :param event: ``epoch``, ``verdict``, and whether it was ``found`` running; ``unseen`` in the place of the
+            verdict says why the triggerer has never seen it.
         :param losses: how many seconds each driver lived that was lost before.
         """
+        if "unseen" in event:
+            event = self._unseen(context, event, losses)
         return self._look_after(context, losses=losses, event=event)
 
     def on_kill(self) -> None:
@@ -100,6 +103,30 @@ class CdcStreamOperator(PipelineOperator):
                     self._defer(context, work, epoch, found, losses)
                 event = {"epoch": epoch, "found": found, "verdict": self._watch(context, store, work, epoch)}
 
+    def _unseen(self, context: Context, event: Mapping[str, Any], losses: list[float]) -> dict[str, Any]:
+        """Find out why the triggerer could not see an epoch that this task has seen before it deferred.
+
+        :returns: what the triggerer would have said, if the epoch is over.
+        :raises CdcError: the triggerer's own reason, if the bookkeeping is all right. The stream is asked to stop: a
+            task that fails leaves none behind that nobody looks after.
+        """
+        with task_errors(self.log):
+            work, epoch = context_of(self.pipeline, self.log), int(event["epoch"])
+            run, label = None, task_label(context)
+            try:
+                with closing(work.store()) as store:
+                    run = store.supervise(work.pipeline.name, epoch, label)
+                    if run is not None and (run.epoch, run.state) == (epoch, "running"):
+                        store.request_stop(work.pipeline.name, epoch, by=label)
+            except TransientError as error:
+                self.log.warning("%s; the stream goes on", error)
+            if run is None or run.epoch < epoch:  # away for all, or just being made anew: so the triggerer waits on
+                self._defer(context, work, epoch, bool(event["found"]), losses)
+            if run.epoch == epoch and run.state == "running":
+                raise unpack(event["unseen"]) or TerminalError(event["unseen"])
+            verdict = Verdict.SUPERSEDED if run.epoch > epoch else Verdict(run.state)
+            return {"epoch": epoch, "found": event["found"], "verdict": verdict}
+
     @contextmanager
     def _open(self) -> Iterator[tuple[Work, Store]]:
         work = context_of(self.pipeline, self.log)
@@ -116,8 +143,7 @@ class CdcStreamOperator(PipelineOperator):
         """
         told = False
         while not self._killed:
-            run = store.current_stream(work.pipeline.name)
-            lives = work.watcher.lives(run)
+            run, lives = work.watcher.look(store, work.pipeline.name)
             if run is None or lives is False:
                 started = self._start(work, store)
                 if started is not None:
@@ -172,7 +198,7 @@ class CdcStreamOperator(PipelineOperator):
                 raise TransientError("the task was stopped while the stream was starting", "Clear it to run it again")
             time.sleep(_PAUSE)
 
-    def _defer(self, context: Context, work: Work, epoch: int, found: bool, losses: list[float]) -> None:
+    def _defer(self, context: Context, work: Work, epoch: int, found: bool, losses: list[float]) -> NoReturn:
         from airflow_provider_cdc.triggers.cdc import CdcStreamTrigger
 
         self.defer(
@@ -195,8 +221,7 @@ class CdcStreamOperator(PipelineOperator):
         while True:
             run = None
             with suppress(CdcError):
-                run = store.current_stream(name)
-                store.supervise(name, epoch, task_label(context))
+                run = store.supervise(name, epoch, task_label(context))
                 if self._killed:
                     store.request_stop(name, epoch, by=task_label(context))
             verdict = watch.see(run, time.monotonic())

@@ -150,17 +150,20 @@ def claim(group: Group, store: Store, holder: str, requested_by: TaskRequest | N
     :param holder: who claims it, for people.
     :param requested_by: who wants it: a task that had finished the group for another request reads it again.
     :raises NotReadyError: if the bookkeeping has no such group.
+    :raises TransientError: if it cannot be asked, or takes no writes while others are waited for: that their heartbeat
+        stands still proves nothing then.
     """
     plan = group.plan
-    pulse, waited = Pulse(LOST_SECONDS), 0
+    pulse, waited, look = Pulse(LOST_SECONDS), 0, store.group
     while True:
-        row = store.group(plan.pipeline, plan.generation, group.number)
+        row = look(plan.pipeline, plan.generation, group.number)
         published, read = group.published(), _is_read(row, pulse)
         # What somebody else has finished in the meantime is as good as the own attempt would be.
         asked = _is_asked(group, row, requested_by) and not (waited and row.state == "done")
         if published is not None and not asked and not (read and row.state == "rereading"):
             return None
         if read:
+            look = store.seen_group
             if waited != row.attempt:
                 waited = row.attempt
                 group.context.reporter.line(

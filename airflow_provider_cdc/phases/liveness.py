@@ -90,14 +90,29 @@ class Watcher:
             return False
         return self._pulse.see((run.epoch, run.heartbeat_at), time.monotonic())
 
+    def look(self, store: Store, pipeline: str) -> tuple[StreamRow | None, bool | None]:
+        """Look once into the bookkeeping.
+
+        :returns: the newest run, and what :meth:`lives` says of it.
+        :raises TransientError: if the bookkeeping cannot be asked, or takes no writes: that a heartbeat stands still
+            proves nothing then, and what was seen before is forgotten.
+        """
+        try:
+            run = store.seen(pipeline)
+        except CdcError:
+            self._pulse = Pulse(LOST_SECONDS)
+            raise
+        return run, self.lives(run)
+
     def watch(self, store: Store, pipeline: str) -> tuple[StreamRow | None, bool]:
         """Look for as long as it takes: of a stream that lives a heartbeat, of one that was lost elsewhere much more.
 
         :returns: the newest run, and whether it is going on.
+        :raises TransientError: as :meth:`look`.
         """
         while True:
-            run = store.current_stream(pipeline)
-            if (lives := self.lives(run)) is not None:
+            run, lives = self.look(store, pipeline)
+            if lives is not None:
                 return run, lives
             time.sleep(_POLL_SECONDS)
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+from airflow_provider_cdc.exceptions import TransientError
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.lag import changes_per_second, lag_of
 from airflow_provider_cdc.phases.progress import group_progress, snapshot_progress
 from airflow_provider_cdc.phases.snapshot import adopt_published, targets
 from airflow_provider_cdc.processes import tail
 from airflow_provider_cdc.sinks.progress import Progress
-from airflow_provider_cdc.store import StreamRow
+from airflow_provider_cdc.store import Store, StreamRow
 from airflow_provider_cdc.store.models import BatchRow
 
 #: Lines of a stream's log that the status shows.
@@ -43,7 +44,7 @@ def status(context: Context) -> dict[str, Any]:
         groups = group_progress(context, store, plan)
         whole = snapshot_progress(groups)
         offset = Progress(context.layout.progress, plan.pipeline).read()
-        stream, going = context.watcher.watch(store, plan.pipeline)
+        stream, going = _look(context, store)
         totals = store.batch_totals(plan.pipeline)
         recent = store.recent_batches(plan.pipeline, 1000)
         standing = "stopped" if stream else "snapshot_complete"
@@ -99,6 +100,15 @@ def status(context: Context) -> dict[str, Any]:
         }
     finally:
         store.close()
+
+
+def _look(context: Context, store: Store) -> tuple[StreamRow | None, bool]:
+    """The newest run, and whether it goes on; as the bookkeeping has it, if that takes no signs of life now."""
+    try:
+        return context.watcher.watch(store, context.pipeline.name)
+    except TransientError:
+        run = store.current_stream(context.pipeline.name)
+        return run, run is not None and run.state == "running"
 
 
 def _rate(stream: StreamRow, recent: list[BatchRow], going: bool) -> float:

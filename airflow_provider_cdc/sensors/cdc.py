@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from contextlib import closing
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow.sdk import BaseSensorOperator, PokeReturnValue
+from airflow.sdk.exceptions import AirflowException, AirflowSensorTimeout, AirflowSkipException
 
+from airflow_provider_cdc.exceptions import TerminalError, TransientError, unpack
 from airflow_provider_cdc.operators.base import (
     PipelineLike,
     PipelineTemplates,
@@ -32,6 +35,7 @@ class CdcSnapshotSensor(PipelineTemplates, BaseSensorOperator):
     :param pipeline: as in :class:`~airflow_provider_cdc.operators.cdc.CdcPreflightOperator`. (templated)
     :param deferrable: wait in the triggerer; otherwise in the worker, as ``mode`` says.
     :param poke_interval: seconds between two looks.
+    :param kwargs: as in Airflow's sensors. ``timeout`` is counted from the first look of a try, over all deferrals.
     """
 
     ui_color = "#e0f7fa"
@@ -47,36 +51,67 @@ class CdcSnapshotSensor(PipelineTemplates, BaseSensorOperator):
         """Wait in the triggerer, or in the worker."""
         if not self.deferrable:
             return super().execute(context)
-        with task_errors(self.log):
-            work = context_of(self.pipeline, self.log)
-            plan, summary = self._look(work)
-            if summary is None:
-                self._defer(work, plan)
-            return summary
+        try:
+            return self.resume(context, {}, time.time() + self.timeout)
+        except Exception as error:  # as in the base class, which takes care of what is resumed
+            if self.never_fail or (self.soft_fail and isinstance(error, AirflowException)):
+                raise AirflowSkipException(f"skipped, as the sensor may not fail: {error}") from error
+            raise
 
-    def resume(self, context: Context, event: Mapping[str, Any]) -> Any:
-        """Look again: the sink decides whether the snapshot is complete."""
-        return self.execute(context)
+    def resume(self, context: Context, event: Mapping[str, Any], deadline: float | None = None) -> Any:
+        """Look: the sink decides whether the snapshot is complete.
+
+        :param event: of the trigger: ``unseen`` says why it has never seen the snapshot in the bookkeeping.
+        :param deadline: when to give up, in seconds since 1970.
+        """
+        deadline = deadline or time.time() + self.timeout
+        with task_errors(self.log):
+            while (found := self._try()) is None:
+                self._left(deadline)
+                time.sleep(self.poke_interval)
+            work, plan, known, summary = found
+            if summary is not None:
+                return summary
+            if known and "unseen" in event:  # the worker sees it, so this is the triggerer's alone
+                raise unpack(event["unseen"]) or TerminalError(event["unseen"])
+            self._defer(work, plan, deadline)
 
     def poke(self, context: Context) -> PokeReturnValue:
-        """Look once."""
+        """Look once. That source, sink or bookkeeping are away for a while is no failure."""
         with task_errors(self.log):
-            _, summary = self._look(context_of(self.pipeline, self.log))
+            found = self._try()
+        summary = found[3] if found else None
         return PokeReturnValue(is_done=summary is not None, xcom_value=summary)
 
-    def _look(self, work: Work) -> tuple[Plan, dict[str, Any] | None]:
+    def _try(self) -> tuple[Work, Plan, bool, dict[str, Any] | None] | None:
+        """Look once.
+
+        :returns: pipeline, plan, whether the bookkeeping knows the snapshot, and its result if it is complete;
+            ``None`` if not even the plan could be had now.
+        """
+        found = None
+        try:
+            work = context_of(self.pipeline, self.log)
+            plan = work.need_plan()
+            found = work, plan, False, None
+            return work, plan, *self._look(work, plan)
+        except TransientError as error:
+            self.log.warning("%s; looking again", error)
+            return found
+
+    def _look(self, work: Work, plan: Plan) -> tuple[bool, dict[str, Any] | None]:
         from airflow_provider_cdc.phases.snapshot import adopt_published, coverage, targets
 
-        plan = work.need_plan()
         with closing(work.store()) as store:
+            known = store.snapshot(plan.pipeline, plan.generation) is not None
             # Also what the bookkeeping has lost, so that the trigger has something to wait for.
             adopt_published(work, store, plan)
             held = coverage(work, plan, targets(work, plan))
         if held is None:
-            return plan, None
+            return known, None
         marks = [seq for table in held for seq in table.high_watermarks]
         high = work.stand(plan)[1].position(max([plan.p0_seq, *marks]))
-        return plan, {
+        return known, {
             "generation": plan.generation,
             "groups": len(plan.groups()),
             "tables": len(plan.tables),
@@ -85,7 +120,14 @@ class CdcSnapshotSensor(PipelineTemplates, BaseSensorOperator):
             "max_hw": high.to_json(),
         }
 
-    def _defer(self, work: Work, plan: Plan) -> None:
+    def _left(self, deadline: float) -> timedelta:
+        """The time that is left."""
+        left = deadline - time.time()
+        if left <= 0:
+            raise AirflowSensorTimeout(f"the snapshot was not complete within {self.timeout:g} s")
+        return timedelta(seconds=left)
+
+    def _defer(self, work: Work, plan: Plan, deadline: float) -> NoReturn:
         from airflow_provider_cdc.triggers.cdc import CdcSnapshotTrigger
 
         self.defer(
@@ -97,5 +139,6 @@ class CdcSnapshotSensor(PipelineTemplates, BaseSensorOperator):
                 poll_seconds=self.poke_interval,
             ),
             method_name="resume",
-            timeout=timedelta(seconds=self.timeout),
+            kwargs={"deadline": deadline},
+            timeout=self._left(deadline),
         )

@@ -4,38 +4,28 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self, cast
 
-from sqlalchemy import (
-    URL,
-    Connection,
-    CursorResult,
-    Engine,
-    create_engine,
-    event,
-    exc,
-    func,
-    inspect,
-    make_url,
-    select,
-    text,
-)
+from sqlalchemy import URL, Connection, CursorResult, Engine, exc, func, inspect, make_url, select, text
 from sqlalchemy.orm import Session
 
 from airflow_provider_cdc.connections import scrub
 from airflow_provider_cdc.exceptions import CdcError, NotReadyError, TransientError
 from airflow_provider_cdc.rights import FILE, keep_from_others
+from airflow_provider_cdc.store.engine import make_engine
 
 #: Not Alembic's default name: the database may be shared with others that use Alembic, Airflow for one.
 VERSION_TABLE = "cdc_alembic_version"
 
 #: The newest migration. Known here, so that Alembic is loaded only where something is to be migrated.
 HEAD = "0003"
-_BUSY_SECONDS = 30
+#: A server that is away, or that takes no writes: PostgreSQL calls the latter an internal error.
+_OUTAGES = (exc.OperationalError, exc.InterfaceError, exc.InternalError, exc.TimeoutError)
+#: How long another migration is waited for in MySQL; it copies tables.
+_MIGRATION_SECONDS = 3600
 _ADVISORY_LOCK = 0x63646331  # any number of our own
 #: What libpq says of a server that is not what is demanded of it: trying again does not help.
 _UNPROVEN = re.compile(
@@ -66,13 +56,7 @@ class Database:
         url = make_url(url)
         if url.get_backend_name() == "sqlite":
             _prepare_file(Path(url.database or ""), migrate)
-            engine = create_engine(url, hide_parameters=True, connect_args={"timeout": _BUSY_SECONDS})
-            event.listen(engine, "connect", _sqlite_connect)
-            event.listen(engine, "begin", _sqlite_begin)
-        else:
-            engine = create_engine(url, hide_parameters=True, pool_pre_ping=True)
-            if engine.dialect.name in ("mysql", "mariadb"):
-                event.listen(engine, "do_connect", _guarded)
+        engine = make_engine(url)
         database = cls(engine)
         try:
             database._set_up(migrate)
@@ -83,7 +67,7 @@ class Database:
                 raise NotReadyError(
                     message, "Give a file that can be written; one that is removed is made again"
                 ) from None
-            if not isinstance(error, exc.OperationalError | exc.InterfaceError):
+            if not isinstance(error, _OUTAGES):
                 raise
             raise database._away(error) from None
         except BaseException:
@@ -115,13 +99,13 @@ class Database:
         if not migrate:
             message = f"bookkeeping database {self.label} is not set up"
             raise NotReadyError(message, "Run `airflow-cdc snapshot` or `airflow-cdc run` first")
-        with self._writer.begin() as connection:
+        with _patient(self._engine.url) as connection:
             # One migration at a time: the second finds nothing left to do. SQLite has its write lock already.
             if connection.dialect.name == "postgresql":
                 connection.execute(select(func.pg_advisory_xact_lock(_ADVISORY_LOCK)))
             elif connection.dialect.name in ("mysql", "mariadb"):
                 connection.detach()  # closed when done, which gives the lock back
-                connection.execute(select(func.get_lock(VERSION_TABLE, _BUSY_SECONDS)))
+                connection.execute(select(func.get_lock(VERSION_TABLE, _MIGRATION_SECONDS)))
             upgrade(connection)
 
     def _away(self, error: Exception) -> CdcError:
@@ -133,14 +117,15 @@ class Database:
                 "Let the server prove who it is: TLS, and sslrootcert for the authority that signed its certificate. "
                 "sslmode=require gives up the check; where the way to it is safe, sslmode=disable",
             )
-        return TransientError(f"bookkeeping database {self.label}: {cause}", "Try again when it can be reached")
+        remedy = "Try again when it can be reached, and written to"
+        return TransientError(f"bookkeeping database {self.label}: {cause}", remedy)
 
     @contextmanager
     def _session(self, engine: Engine) -> Iterator[Session]:
         try:
             with Session(engine, expire_on_commit=False) as session, session.begin():
                 yield session
-        except (exc.OperationalError, exc.InterfaceError, exc.TimeoutError) as error:
+        except _OUTAGES as error:
             raise self._away(error) from None  # the error's own text would show statements
 
     def _read(self) -> AbstractContextManager[Session]:
@@ -148,6 +133,17 @@ class Database:
 
     def _write(self) -> AbstractContextManager[Session]:
         return self._session(self._writer)
+
+
+@contextmanager
+def _patient(url: URL) -> Iterator[Connection]:
+    """A transaction whose statements may take as long as they like."""
+    engine = make_engine(url, patient=True)
+    try:
+        with engine.execution_options(cdc_write=True).begin() as connection:
+            yield connection
+    finally:
+        engine.dispose()
 
 
 def _version(connection: Connection) -> str | None:
@@ -174,33 +170,6 @@ def _prepare_file(path: Path, migrate: bool) -> None:
     elif not path.exists():
         message = f"there is no bookkeeping file {path}"
         raise NotReadyError(message, "Run `airflow-cdc snapshot` or `airflow-cdc run` first")
-
-
-def _guarded(_dialect: object, _record: object, _args: object, settings: dict[str, Any]) -> Any:
-    from airflow_provider_cdc.guarded import GuardedConnection
-
-    return GuardedConnection(**settings)
-
-
-def _sqlite_connect(connection: Any, _record: object) -> None:
-    """Write-ahead log: readers and the writer do not wait for each other."""
-    connection.isolation_level = None  # transactions begin where SQLAlchemy says so, not where the driver thinks
-    deadline = time.monotonic() + _BUSY_SECONDS
-    while connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
-        try:
-            connection.execute("PRAGMA journal_mode = WAL")
-        except Exception as error:
-            # The one statement that does not wait by itself while another process does the same.
-            if "locked" not in str(error) or time.monotonic() > deadline:
-                raise
-            time.sleep(0.02)
-    connection.execute("PRAGMA synchronous = NORMAL")
-
-
-def _sqlite_begin(connection: Connection) -> None:
-    """Writers take the lock at once: a transaction that reads first and writes later would fail instead of waiting."""
-    writes = connection.get_execution_options().get("cdc_write")
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
 def changed(session: Session, statement: Any) -> bool:

@@ -13,12 +13,15 @@ from sqlalchemy import Connection
 _FOLDER = Path(__file__).parent / "migrations"
 
 
-def upgrade(connection: Connection) -> None:
-    """Bring the tables up to date, within the connection's transaction."""
+def upgrade(connection: Connection, revision: str = "head") -> None:
+    """Bring the tables up to date, within the connection's transaction.
+
+    :param revision: up to which; by default the newest.
+    """
     logging.getLogger("alembic").setLevel(logging.WARNING)
     config = _config()
     config.attributes["connection"] = connection
-    command.upgrade(config, "head")
+    command.upgrade(config, revision)
 
 
 def revisions() -> list[str]:

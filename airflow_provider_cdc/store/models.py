@@ -66,6 +66,10 @@ def text(length: int) -> String:
 _LONG = Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
 
 
+def _sum() -> Any:
+    return mapped_column(default=0, server_default="0")
+
+
 class Base(DeclarativeBase):
     """Common base of all tables."""
 
@@ -132,7 +136,7 @@ class GroupRow(Base):
     rows: Mapped[int | None]
     min_lw: Mapped[Any | None] = mapped_column(Json)
     max_hw: Mapped[Any | None] = mapped_column(Json)
-    holder: Mapped[str | None] = mapped_column(text(512))
+    holder: Mapped[str | None] = mapped_column(_LONG)
     heartbeat_at: Mapped[datetime | None]
     started_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]
@@ -187,6 +191,8 @@ class StreamRow(Base):
     ``mode`` is ``continuous`` or ``catch_up``; ``log`` the file that the driver writes to; ``ui`` Spark's own page.
     ``supervisor`` names the task that looked last, at ``supervised_at``. ``stop_by`` names the task that asked for the
     stop (empty: a person). ``error_kind`` is the class of the error.
+
+    The sums, the highest lag and the offsets are those of all its batches, the old ones that were removed included.
     """
 
     __tablename__ = "streams"
@@ -205,13 +211,20 @@ class StreamRow(Base):
     mode: Mapped[str | None] = mapped_column(text(16))
     log: Mapped[str | None] = mapped_column(_LONG)
     ui: Mapped[str | None] = mapped_column(text(512))
-    supervisor: Mapped[str | None] = mapped_column(text(512))
+    supervisor: Mapped[str | None] = mapped_column(_LONG)
     supervised_at: Mapped[datetime | None]
-    stop_by: Mapped[str | None] = mapped_column(text(512))
+    stop_by: Mapped[str | None] = mapped_column(_LONG)
+    batches: Mapped[int] = _sum()
+    changes: Mapped[int] = _sum()
+    bytes: Mapped[int] = _sum()
+    seconds: Mapped[float] = _sum()
+    lag_max_ms: Mapped[float | None]
+    start_offset: Mapped[Any | None] = mapped_column(Json)
+    end_offset: Mapped[Any | None] = mapped_column(Json)
 
 
 class BatchRow(Base):
-    """A batch of a stream that the sink has taken. Offsets are JSON values, ``bytes`` those of the binlog."""
+    """One of the last batches that the sink has taken of a stream. Offsets are JSON, ``bytes`` those of the binlog."""
 
     __tablename__ = "batches"
     pipeline: Mapped[str] = mapped_column(primary_key=True)
@@ -282,7 +295,7 @@ class GroupProgress(NamedTuple):
 
 
 class EpochTotals(NamedTuple):
-    """Sums over the batches of one run of a stream, and the offsets (JSON) where they begin and end."""
+    """Sums over all batches of one run of a stream, and the offsets (JSON) where they begin and end."""
 
     batches: int
     changes: int

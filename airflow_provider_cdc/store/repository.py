@@ -151,6 +151,13 @@ class Store(StreamStore):
         with self._read() as session:
             return _planned_group(session, pipeline, generation, group_no)
 
+    def seen_group(self, pipeline: str, generation: int, group_no: int) -> GroupRow:
+        """A chunk group as somebody sees it who can write: so could those who read it write their heartbeat."""
+        with self._write() as session:
+            row = _planned_group(session, pipeline, generation, group_no)
+            changed(session, _group(pipeline, generation, group_no).values(attempt=GroupRow.attempt))
+            return row
+
     def claim_group(
         self,
         pipeline: str,

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sqlalchemy import func, select, update
+from sqlalchemy import delete, func, select, update
 
 from airflow_provider_cdc.exceptions import NotReadyError
 from airflow_provider_cdc.store.database import Database, changed
 from airflow_provider_cdc.store.models import BatchRow, BatchTotals, EpochTotals, PipelineRow, StreamRow, clean, now
+
+#: So many batches of a pipeline are kept at least: about 5 MB. One that is looked for in status is much younger.
+KEPT_BATCHES = 10_000
+#: How often old ones are removed (batches), and how many at once: also what an older version has left goes by and by.
+_PRUNE_EVERY, _PRUNE_MOST = 100, 1000
 
 
 class StreamStore(Database):
@@ -73,13 +78,26 @@ class StreamStore(Database):
             row = session.get(StreamRow, (pipeline, epoch))
             return row.desired_state if row else None
 
-    def supervise(self, pipeline: str, epoch: int, supervisor: str) -> None:
-        """Say that a task looks after the stream.
+    def supervise(self, pipeline: str, epoch: int, supervisor: str) -> StreamRow | None:
+        """Say that a task looks after the stream, and look.
 
         :param supervisor: the task, as people know it.
+        :return: as :meth:`seen`.
         """
         with self._write() as session:
             changed(session, _stream(pipeline, epoch).values(supervisor=supervisor, supervised_at=now()))
+            return session.scalars(_newest(pipeline)).first()
+
+    def seen(self, pipeline: str) -> StreamRow | None:
+        """The newest run, or ``None``, as somebody sees it who can write: so could the run write its heartbeat.
+
+        A database that answers and takes no writes (a standby, a full disk) is away, as far as signs of life go.
+        """
+        with self._write() as session:
+            row = session.scalars(_newest(pipeline)).first()
+            if row is not None:
+                changed(session, _stream(pipeline, row.epoch).values(pid=StreamRow.pid))
+            return row
 
     def request_stop(self, pipeline: str, epoch: int | None = None, by: str | None = None) -> int | None:
         """Ask the running stream to end.
@@ -106,7 +124,8 @@ class StreamStore(Database):
         :param error_kind: class of the error.
         """
         with self._write() as session:
-            changed(session, _stream(pipeline, epoch).values(state=state, error=clean(error), error_kind=error_kind))
+            kind = error_kind and error_kind[:32]  # any library's class
+            changed(session, _stream(pipeline, epoch).values(state=state, error=clean(error), error_kind=kind))
 
     def current_stream(self, pipeline: str) -> StreamRow | None:
         """The newest run, in whatever state, or ``None``."""
@@ -134,39 +153,60 @@ class StreamStore(Database):
         :param changes: changes applied, from ``bytes`` bytes of binlog in ``seconds`` seconds.
         :param lag_p50_ms: median time from the source's commit to the sink's, in milliseconds; the others alike.
         """
-        row = BatchRow(pipeline=pipeline, epoch=epoch, batch_id=batch_id, start_offset=start_offset)
-        row.end_offset, row.changes, row.bytes, row.seconds = end_offset, changes, bytes, seconds
-        row.lag_p50_ms, row.lag_p95_ms, row.lag_max_ms = lag_p50_ms, lag_p95_ms, lag_max_ms
-        row.committed_at = now()
+        sums = {"changes": changes, "bytes": bytes, "seconds": seconds}
+        lags = {"lag_p50_ms": lag_p50_ms, "lag_p95_ms": lag_p95_ms, "lag_max_ms": lag_max_ms}
+        key = pipeline, epoch, batch_id
         with self._write() as session:
+            before, run = session.get(BatchRow, key), session.get(StreamRow, key[:2])
+            if run is not None:
+                run.batches += before is None
+                for name, value in sums.items():
+                    setattr(run, name, getattr(run, name) + value - (getattr(before, name) if before else 0))
+                run.lag_max_ms = max((lag for lag in (run.lag_max_ms, lag_max_ms) if lag is not None), default=None)
+                run.start_offset = start_offset if run.start_offset is None else run.start_offset
+                run.end_offset = end_offset
+            row = BatchRow(pipeline=pipeline, epoch=epoch, batch_id=batch_id, committed_at=now(), **sums, **lags)
+            row.start_offset, row.end_offset = start_offset, end_offset
             session.merge(row)
+        if batch_id % _PRUNE_EVERY == 0:
+            self._prune(pipeline)
+
+    def _prune(self, pipeline: str) -> None:
+        """Remove some of the batches that are older than the newest ones; all that is looked at is the index."""
+        key, mine = (BatchRow.epoch, BatchRow.batch_id), BatchRow.pipeline == pipeline
+        newest = [column.desc() for column in key]
+        with self._write() as session:
+            keep = session.execute(select(*key).where(mine).order_by(*newest).offset(KEPT_BATCHES - 1).limit(1)).first()
+            oldest = session.execute(select(*key).where(mine).order_by(*key).limit(1)).first()
+            if keep is None or oldest is None or oldest >= keep:
+                return
+            epoch, first = oldest
+            end = first + _PRUNE_MOST if epoch < keep.epoch else min(first + _PRUNE_MOST, keep.batch_id)
+            gone = mine, BatchRow.epoch == epoch, BatchRow.batch_id < end
+            session.execute(delete(BatchRow).where(*gone), execution_options={"synchronize_session": False})
 
     def recent_batches(self, pipeline: str, n: int) -> list[BatchRow]:
-        """The last ``n`` batches, the newest first."""
+        """The last ``n`` batches, the newest first; a few thousand are kept."""
         newest = select(BatchRow).where(BatchRow.pipeline == pipeline)
         with self._read() as session:
             return list(session.scalars(newest.order_by(BatchRow.epoch.desc(), BatchRow.batch_id.desc()).limit(n)))
 
     def batch_totals(self, pipeline: str) -> BatchTotals:
-        """Sums over all batches."""
-        sums = [func.coalesce(func.sum(c), 0) for c in (BatchRow.changes, BatchRow.bytes, BatchRow.seconds)]
-        query = select(func.count(), *sums, func.max(BatchRow.lag_max_ms)).where(BatchRow.pipeline == pipeline)
+        """Sums over all batches, those that were removed included."""
+        kept = StreamRow.batches, StreamRow.changes, StreamRow.bytes, StreamRow.seconds
+        sums = [func.coalesce(func.sum(column), 0) for column in kept]
+        query = select(*sums, func.max(StreamRow.lag_max_ms)).where(StreamRow.pipeline == pipeline)
         with self._read() as session:
             batches, changes, size, seconds, lag = tuple(session.execute(query).one())
         return BatchTotals(int(batches), int(changes), int(size), float(seconds), lag)
 
     def epoch_totals(self, pipeline: str, epoch: int) -> EpochTotals:
         """What one run of the stream has applied."""
-        mine = BatchRow.pipeline == pipeline, BatchRow.epoch == epoch
-        ends = func.min(BatchRow.batch_id), func.max(BatchRow.batch_id)
         with self._read() as session:
-            count, changes, first, last = session.execute(
-                select(func.count(), func.coalesce(func.sum(BatchRow.changes), 0), *ends).where(*mine)
-            ).one()
-            if not count:
+            run = session.get(StreamRow, (pipeline, epoch))
+            if run is None:
                 return EpochTotals(0, 0, None, None)
-            start, end = (session.get_one(BatchRow, (pipeline, epoch, number)) for number in (first, last))
-            return EpochTotals(int(count), int(changes), start.start_offset, end.end_offset)
+            return EpochTotals(run.batches, run.changes, run.start_offset, run.end_offset)
 
 
 def _stream(pipeline: str, epoch: int) -> Any:

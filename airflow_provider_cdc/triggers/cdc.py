@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import socket
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from weakref import WeakValueDictionary
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_provider_cdc.core.supervision import Verdict, Watch, next_try
-from airflow_provider_cdc.exceptions import CdcError
+from airflow_provider_cdc.exceptions import CdcError, NotReadyError, TransientError, error_of, kind_of, pack
 
 if TYPE_CHECKING:
-    from airflow_provider_cdc.store import Store
+    from airflow_provider_cdc.store import Store, StreamRow
 
 T = TypeVar("T")
 
@@ -22,17 +27,38 @@ _PATIENCE, _LINE_SECONDS = 20.0, 60.0
 #: Seconds from a trigger's start to the first event it may fire. A task that is resumed while its worker's process is
 #: still ending (5 s were seen) is taken by Airflow's scheduler for one that has ended in a wrong state, and fails.
 _SETTLE_SECONDS = 10.0
+#: Seconds within which the bookkeeping must have been seen once. Longer is no outage but another host, or another file.
+_FIRST_ANSWER_SECONDS = 180.0
+#: Questions to one database that are asked at the same time.
+_THREADS = 4
 
 
 class _Bookkeeping:
-    """The bookkeeping database, asked from an event loop.
+    """A bookkeeping database, asked from an event loop.
+
+    It has a few threads of its own: questions that hang pile up nowhere, and hold up nobody who asks something else.
 
     :param conn_id: its connection; ``None`` for the SQLite file ``path``.
     """
 
+    _known: ClassVar[WeakValueDictionary[tuple[str | None, str], _Bookkeeping]] = WeakValueDictionary()
+
     def __init__(self, conn_id: str | None, path: str) -> None:
         self._conn_id, self._path = conn_id, path
+        self._threads = ThreadPoolExecutor(_THREADS, "bookkeeping")
         self._store: Store | None = None
+        self._opening = threading.Lock()
+
+    def __del__(self) -> None:
+        self._threads.shutdown(wait=False)
+        if self._store is not None:
+            self._store.close()
+
+    @classmethod
+    def of(cls, conn_id: str | None, path: str) -> _Bookkeeping:
+        """The one that all triggers of this process share which need it."""
+        key = conn_id, "" if conn_id else path
+        return cls._known.get(key) or cls._known.setdefault(key, cls(conn_id, path))
 
     async def ask(self, question: Callable[[Store], T]) -> T | None:
         """Ask in a thread.
@@ -40,32 +66,47 @@ class _Bookkeeping:
         :returns: the answer; ``None`` if there was none in time: the database is away, or is being made anew.
         """
         try:
+            return await self.answer(question)
+        except CdcError:
+            return None
+
+    async def answer(self, question: Callable[[Store], T]) -> T:
+        """As :meth:`ask`.
+
+        :raises CdcError: why there was no answer.
+        """
+        loop, context = asyncio.get_running_loop(), contextvars.copy_context()
+        try:
             # Not wait_for(): before Python 3.12 it loses a cancellation that meets the answer.
             async with asyncio.timeout(_PATIENCE):
-                return await asyncio.to_thread(self._answer, question)
-        except (CdcError, TimeoutError):
-            return None
+                return await loop.run_in_executor(self._threads, context.run, self._answer, question)
+        except TimeoutError:
+            what = f"connection {self._conn_id}" if self._conn_id else self._path
+            raise TransientError(f"bookkeeping database ({what}): no answer within {_PATIENCE:g} s") from None
 
     def _answer(self, question: Callable[[Store], T]) -> T:
         from sqlalchemy.exc import SQLAlchemyError
 
-        from airflow_provider_cdc.exceptions import TransientError
-        from airflow_provider_cdc.store import Store
-
-        if self._store is None:
-            self._store = Store.open(self._url(), migrate=False)
+        store = self._open()
         try:
-            return question(self._store)
+            return question(store)
         except (CdcError, SQLAlchemyError) as error:
-            self._store.close()
-            self._store = None
-            raise TransientError(str(error)) from None
+            with self._opening:  # the next question begins with the connection as Airflow has it then
+                if self._store is store:
+                    self._store = None
+            store.close()
+            raise error if isinstance(error, CdcError) else TransientError(str(error)) from None
 
-    def _url(self) -> Any:
+    def _open(self) -> Store:
         from airflow_provider_cdc.connections import database_url
         from airflow_provider_cdc.hooks.connections import resolve
+        from airflow_provider_cdc.store import Store
 
-        return database_url(resolve(self._conn_id)) if self._conn_id else f"sqlite:///{self._path}"
+        with self._opening:
+            if self._store is None:
+                url = database_url(resolve(self._conn_id)) if self._conn_id else f"sqlite:///{self._path}"
+                self._store = Store.open(url, migrate=False)
+            return self._store
 
 
 class _CdcTrigger(BaseTrigger):
@@ -77,15 +118,46 @@ class _CdcTrigger(BaseTrigger):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._kwargs = kwargs
-        self._books = _Bookkeeping(kwargs["state_conn_id"], kwargs["state_path"])
+        self._books = _Bookkeeping.of(kwargs["state_conn_id"], kwargs["state_path"])
+        self._began = time.monotonic()
+        self._seen = self._lost = False
+        self._away = ""
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Class and arguments."""
         return f"{type(self).__module__}.{type(self).__qualname__}", self._kwargs
 
-    async def _event(self, payload: dict[str, Any], began: float) -> TriggerEvent:
+    async def _look(self, question: Callable[[Store], T | None], what: str) -> T | None:
+        """Look at the bookkeeping; when it goes away, why, and when it is back, is in the log.
+
+        :param what: what is looked for.
+        :returns: the answer; ``None`` if there was none, or if the bookkeeping does not have it.
+        :raises CdcError: if it was never there for so long that this is no outage.
+        """
+        missing: CdcError | None
+        try:
+            found = await self._books.answer(question)
+            missing = None if found is not None else NotReadyError(f"the bookkeeping does not know of {what}")
+            self._lost = found is None and self._seen
+        except CdcError as error:
+            found, missing = None, error
+        if str(missing or "") != self._away:
+            self._away = str(missing or "")
+            self.log.warning("%s", missing or "the bookkeeping is back")
+        self._seen = self._seen or missing is None
+        if missing is not None and not self._seen and time.monotonic() - self._began > _FIRST_ANSWER_SECONDS:
+            raise error_of(
+                kind_of(missing),
+                f"the triggerer on {socket.gethostname()} has looked for {what} for {_FIRST_ANSWER_SECONDS:g} s in "
+                f"vain: {missing.message}",
+                "Workers and triggerer must reach the same bookkeeping: name a database in state.conn_id, keep the "
+                "SQLite file on a disk of one host with both, or set deferrable=False",
+            )
+        return found
+
+    async def _event(self, payload: dict[str, Any]) -> TriggerEvent:
         """The event to fire, not too soon after the start."""
-        await asyncio.sleep(max(0.0, began + _SETTLE_SECONDS - time.monotonic()))
+        await asyncio.sleep(max(0.0, self._began + _SETTLE_SECONDS - time.monotonic()))
         return TriggerEvent(payload)  # type: ignore[no-untyped-call]
 
 
@@ -113,19 +185,28 @@ class CdcSnapshotTrigger(_CdcTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Look until there is something to say."""
         k = self._kwargs
-        began = said = time.monotonic()
+        self._began = said = time.monotonic()
+        what = f"snapshot {k['generation']} of {k['pipeline']}"
         while True:
-            # A list, so that no snapshot (the bookkeeping was lost) differs from no answer (it is away).
-            found = await self._books.ask(lambda store: [store.snapshot(k["pipeline"], k["generation"])])
-            if found is not None and (found[0] is None or found[0].state == "done"):
-                yield await self._event({"complete": found[0] is not None}, began)
+            try:
+                found = await self._look(lambda store: store.snapshot(k["pipeline"], k["generation"]), what)
+            except CdcError as error:
+                yield await self._event({"complete": False, "unseen": pack(error)})
                 return
-            if time.monotonic() - said > _LINE_SECONDS:
+            if self._lost or (found is not None and found.state == "done"):
+                yield await self._event({"complete": not self._lost})
+                return
+            if found is not None and time.monotonic() - said > _LINE_SECONDS:
                 said = time.monotonic()
-                tables = await self._books.ask(lambda store: store.progress(k["pipeline"], k["generation"])) or []
-                done, total = sum(t.done for t in tables), sum(t.chunks for t in tables)
-                self.log.info("%s of %s chunks, %s rows", done, total, sum(t.rows for t in tables))
+                await self._say()
             await asyncio.sleep(k["poll_seconds"])
+
+    async def _say(self) -> None:
+        k = self._kwargs
+        tables = await self._books.ask(lambda store: store.progress(k["pipeline"], k["generation"]))
+        if tables:
+            done, total = sum(t.done for t in tables), sum(t.chunks for t in tables)
+            self.log.info("%s of %s chunks, %s rows", done, total, sum(t.rows for t in tables))
 
 
 class CdcStreamTrigger(_CdcTrigger):
@@ -164,20 +245,23 @@ class CdcStreamTrigger(_CdcTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Watch until the epoch is over."""
         k = self._kwargs
-        watch, away = Watch(k["epoch"]), False
-        began = said = time.monotonic()
+        watch, what = Watch(k["epoch"]), f"epoch {k['epoch']} of the stream of {k['pipeline']}"
+        self._began = said = time.monotonic()
+
+        def look(store: Store) -> StreamRow | None:
+            row = store.supervise(k["pipeline"], k["epoch"], k["supervisor"])
+            return row if row is not None and row.epoch >= k["epoch"] else None
+
         while True:
-            row = await self._books.ask(lambda store: store.current_stream(k["pipeline"]))
+            try:
+                row = await self._look(look, what)
+            except CdcError as error:
+                yield await self._event({"epoch": k["epoch"], "found": k["found"], "unseen": pack(error)})
+                return
             verdict: Verdict | None = watch.see(row, time.monotonic())
             if verdict is not None:
-                event = {"epoch": k["epoch"], "found": k["found"], "verdict": str(verdict)}
-                yield await self._event(event, began)
+                yield await self._event({"epoch": k["epoch"], "found": k["found"], "verdict": str(verdict)})
                 return
-            if away != (row is None):
-                away = row is None
-                text = "the bookkeeping cannot be asked; the stream goes on" if away else "the bookkeeping is back"
-                self.log.warning("%s", text)
-            await self._books.ask(lambda store: store.supervise(k["pipeline"], k["epoch"], k["supervisor"]))
             if row is not None and time.monotonic() - said > _LINE_SECONDS:
                 said = time.monotonic()
                 await self._say()

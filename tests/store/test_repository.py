@@ -302,6 +302,8 @@ def test_epochs_only_rise_and_end_older_runs(store: Store) -> None:
 
 def test_batches(store: Store) -> None:
     assert store.batch_totals(P) == BatchTotals(0, 0, 0, 0.0, None)
+    store.register(P, "uuid")
+    assert [store.new_epoch(P, 0, "host", 1, 1.0) for _ in range(2)] == [1, 2]
     for epoch, batch, changes in ((1, 0, 5), (1, 1, 7), (1, 1, 8), (2, 0, 1)):
         store.record_batch(
             P,
