@@ -187,7 +187,8 @@ class StreamRow(Base):
 
     ``mode`` is ``continuous`` or ``catch_up``; ``log`` the file that the driver writes to; ``ui`` Spark's own page.
     ``supervisor`` names the task that looked last, at ``supervised_at``. ``stop_by`` names the task that asked for the
-    stop (empty: a person). ``error_kind`` is the class of the error.
+    stop (empty: a person). ``error_kind`` is the class of the error. ``machine`` is what ``pid`` is told within: the
+    boot of a kernel and a PID namespace.
     """
 
     __tablename__ = "streams"
@@ -209,6 +210,7 @@ class StreamRow(Base):
     supervisor: Mapped[str | None] = mapped_column(text(512))
     supervised_at: Mapped[datetime | None]
     stop_by: Mapped[str | None] = mapped_column(text(512))
+    machine: Mapped[str | None] = mapped_column(text(64))
 
 
 class BatchRow(Base):
