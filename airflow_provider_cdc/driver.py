@@ -4,8 +4,9 @@ The request, with the connections in it, comes as one line of JSON on standard i
 command line, in the environment or in a file. How it ended is written to a file that the request names; everything
 else it has to say are lines on standard error.
 
-A group's driver lives as long as its task: the pipe stays open, and when it closes the whole session ends. A stream's
-driver lives on its own; who looks after it does so through the bookkeeping database.
+A driver lives as long as its task: the pipe stays open, and when it closes the whole session ends. A stream's driver is
+let go by :data:`RELEASE` when its task has found its epoch in the bookkeeping database; from there on it lives on its
+own, and who looks after it does so through that database.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ _LOG_BYTES, _LOG_SECONDS = 16 << 20, 10.0
 
 #: Begins the line that gives the address of Spark's own page.
 UI_LINE = "Spark UI at "
+#: The line by which a task lets go of the driver of a stream.
+RELEASE = "release\n"
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,7 @@ class Request:
         :class:`~airflow_provider_cdc.phases.groups.TaskRequest`.
     :param catch_up: whether the stream ends at the position that the source has now.
     :param log: file that a stream's driver writes to, and ``log_bytes`` from which size on a new part is begun.
+    :param lease: seconds for which a stream goes on without a task that looks after it; ``None``: for ever.
     """
 
     pipeline: dict[str, Any]
@@ -69,6 +73,7 @@ class Request:
     catch_up: bool = False
     log: str | None = None
     log_bytes: int = _LOG_BYTES
+    lease: float | None = None
 
     def to_line(self) -> str:
         """One line of JSON; :meth:`from_line` reads it."""
@@ -88,11 +93,13 @@ def follow(
     catch_up: bool,
     log: str | None = None,
     ui: str | None = None,
+    lease: float | None = None,
 ) -> None:
     """Run one epoch of the stream until it has caught up, is asked to stop, or gets SIGTERM or SIGINT."""
     from airflow_provider_cdc.phases.stream import begin, run_on_spark
 
     epoch = begin(context, store, catch_up=catch_up, log=log, ui=ui)
+    epoch.lease = lease
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: epoch.stop.set())
     context.reporter.line(f"stream epoch {epoch.number} begins at {epoch.start.at}")
@@ -109,10 +116,7 @@ def main() -> int:
     strip_environment()
     known = {conn_id: Connection.from_json(value) for conn_id, value in request.connections.items()}
     secrets = [secret for connection in known.values() for secret in connection.secrets]
-    if request.group is None:
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    else:
-        threading.Thread(target=_end_with_the_task, name="lifeline", daemon=True).start()
+    threading.Thread(target=_end_with_the_task, name="lifeline", daemon=True).start()
     if request.log is not None:
         log = Path(request.log), request.log_bytes
         keep_small(*log)
@@ -149,9 +153,15 @@ def _finder(known: dict[str, Connection]) -> Callable[[str], Connection]:
 
 
 def _end_with_the_task() -> None:
-    """The task holds the other end of standard input: when it is gone, so is the driver with all it has started."""
-    sys.stdin.read()
-    kill_session(os.getsid(0))
+    """The task holds the other end of standard input: when it is gone, so is the driver with all it has started.
+
+    Unless the task has let go. A stream that has just begun ends at a transaction boundary.
+    """
+    if sys.stdin.readline() == RELEASE:
+        return
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        kill_session(os.getsid(0))
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _keep_small(log: Path, limit: int) -> None:
@@ -213,7 +223,7 @@ def _stream(context: Context, request: Request) -> dict[str, Any]:
         context.watcher.refuse(store, context.pipeline.name)
         spark, ui = _start(context)
         try:
-            follow(context, store, spark, catch_up=request.catch_up, log=request.log, ui=ui)
+            follow(context, store, spark, catch_up=request.catch_up, log=request.log, ui=ui, lease=request.lease)
         finally:
             spark.stop()
     return {}

@@ -44,6 +44,10 @@ class TransientError(CdcError):
     exit_code = 3
 
 
+class UnexpectedError(TransientError):
+    """A process ended in a way that nobody has foreseen, or without a word: worth another try, but not for long."""
+
+
 class DamageError(TransientError):
     """What came from the server cannot be what it sent: another try may do. A fault that stays at a place does not.
 
@@ -113,10 +117,10 @@ def pack(error: CdcError) -> str:
 
 
 def error_of(kind: str | None, message: str, remedy: str = "") -> CdcError:
-    """An error by the name of its class; one of an unknown kind may be worth another try."""
+    """An error by the name of its class; :class:`UnexpectedError` for one that is none of the project's own."""
     known = globals().get(kind or "")
     is_error = isinstance(known, type) and issubclass(known, CdcError)
-    return known(message, remedy) if is_error else TransientError(message, remedy)  # type: ignore[misc]
+    return known(message, remedy) if is_error else UnexpectedError(message, remedy)  # type: ignore[misc]
 
 
 def unpack(text: str) -> CdcError | None:

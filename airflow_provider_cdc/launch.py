@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_cdc.connections import clean_environment
-from airflow_provider_cdc.exceptions import TransientError, error_of
+from airflow_provider_cdc.exceptions import UnexpectedError, error_of
 from airflow_provider_cdc.processes import end_session, older_part
 from airflow_provider_cdc.scratch import scratch
 
@@ -87,7 +87,7 @@ def attached(request: Request) -> Iterator[Driver]:
 
 
 def detach(request: Request, log: Path) -> subprocess.Popen[bytes]:
-    """Start a driver that outlives this process.
+    """Start a driver that outlives this process, once :func:`release` has let it go.
 
     :param request: its ``result`` and ``log`` name files beside ``log``.
     :param log: file for everything it says; only its owner may read it.
@@ -103,9 +103,19 @@ def detach(request: Request, log: Path) -> subprocess.Popen[bytes]:
     )
     os.close(out)
     assert process.stdin is not None
-    with suppress(BrokenPipeError), process.stdin as pipe:
-        pipe.write(request.to_line().encode())
+    with suppress(BrokenPipeError):  # it died at once: its outcome says so
+        process.stdin.write(request.to_line().encode())
+        process.stdin.flush()  # and stays open: see the driver's lifeline
     return process
+
+
+def release(process: subprocess.Popen[bytes]) -> None:
+    """Let go of a driver that :func:`detach` has started."""
+    from airflow_provider_cdc.driver import RELEASE
+
+    assert process.stdin is not None
+    with suppress(BrokenPipeError), process.stdin as pipe:
+        pipe.write(RELEASE.encode())
 
 
 def new_log(folder: Path) -> Path:
@@ -128,14 +138,14 @@ def outcome_of(result: Path, code: int) -> dict[str, Any]:
     :param result: file that it writes at its end.
     :param code: its exit code; negative for a signal.
     :raises CdcError: as the driver itself raised it.
-    :raises TransientError: if it was killed, or failed in an unexpected way.
+    :raises UnexpectedError: if it was killed, or failed in an unexpected way.
     """
     from airflow_provider_cdc.sinks.layout import read_json
 
     found = read_json(result)
     if found is None:
         how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
-        raise TransientError(
+        raise UnexpectedError(
             f"the Spark driver ended {how} and left no result",
             "Run it again; if it recurs, look at its last lines and at the memory of the host",
         )

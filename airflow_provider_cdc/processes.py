@@ -12,6 +12,7 @@ import signal
 import socket
 import time
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 
@@ -21,12 +22,30 @@ def start_time(pid: int) -> float:
     return float(fields[19]) if fields and fields[0] != "Z" else 0.0
 
 
-def died_here(host: str, pid: int, started: float) -> bool:
+@cache
+def machine() -> str:
+    """Within what process ids are told: the boot of a kernel, and a PID namespace.
+
+    Containers may share the name of a host, and each has a process 1. Empty where the kernel does not tell.
+    """
+    try:
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}/{os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return ""
+
+
+def is_here(host: str, where: str | None) -> bool:
+    """Whether the process ids of a host and :func:`machine` mean here what they mean there."""
+    return host == socket.gethostname() and where == machine() != ""
+
+
+def died_here(host: str, where: str | None, pid: int, started: float) -> bool:
     """Whether a process of this host is gone; ``False`` for those of other hosts, of which nothing is known.
 
+    :param where: its :func:`machine`.
     :param started: its :func:`start_time`.
     """
-    return host == socket.gethostname() and start_time(pid) != started
+    return is_here(host, where) and start_time(pid) != started
 
 
 def members(session: int) -> list[int]:

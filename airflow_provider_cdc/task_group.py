@@ -30,7 +30,7 @@ def cdc_pipeline(
     stream: bool = True,
     catch_up: bool | None = None,
     verify: bool = False,
-    deferrable: bool = True,
+    deferrable: bool | None = None,
     max_active_groups: int | None = None,
     map_published: bool = False,
     default_args: Mapping[str, Any] | None = None,
@@ -45,7 +45,8 @@ def cdc_pipeline(
     :param stream: whether the stream is part of it; without it, it may live in a DAG of its own.
     :param catch_up: whether the stream ends at the position that the source has when it begins.
     :param verify: compare source and sink after the stream (a catch-up) or else after the snapshot.
-    :param deferrable: whether sensor and stream wait in the triggerer.
+    :param deferrable: whether sensor and stream wait in the triggerer; by default the sensor does, and the stream
+        wherever its driver outlives that (see :class:`~airflow_provider_cdc.operators.stream.CdcStreamOperator`).
     :param max_active_groups: chunk groups that are read at the same time; no limit of its own by default.
     :param map_published: map the chunk groups also in a run that begins when all of them are published.
     :param default_args: as of a DAG, for the tasks of this group.
@@ -59,7 +60,7 @@ def cdc_pipeline(
             map_index_template=MAP_INDEX_TEMPLATE,
             max_active_tis_per_dag=max_active_groups,
         ).expand(group=plan.output)
-        complete = CdcSnapshotSensor(task_id="snapshot_complete", pipeline=pipeline, deferrable=deferrable)
+        complete = CdcSnapshotSensor(task_id="snapshot_complete", pipeline=pipeline, deferrable=deferrable is not False)
         preflight >> plan >> [snapshot, complete]
         last: Any = complete
         if stream:

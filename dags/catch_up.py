@@ -1,7 +1,7 @@
 """Every hour: what is left of the snapshot, then the changes up to now, then the end. No process runs in between."""
 
 import os
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from airflow.sdk import DAG
 
@@ -16,4 +16,5 @@ with DAG("cdc_catch_up", schedule="@hourly", start_date=datetime(2026, 1, 1), ca
             sink=Sink(path=os.environ.get("CDC_LAKE", "/data/lake")),
         ),
         verify=True,
+        default_args={"retries": 3, "retry_delay": timedelta(minutes=1)},
     )

@@ -1,12 +1,14 @@
 """The snapshot in one DAG, the stream in another: one run of it at a time, and the next begins when one has ended."""
 
 import os
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from airflow.sdk import DAG
 
 from airflow_provider_cdc import CdcSnapshotSensor, CdcStreamOperator, Pipeline, Sink, Source, cdc_pipeline
 
+# For workers that die; what passes by itself the stream rides out without using them up.
+RETRIES = {"retries": 3, "retry_delay": timedelta(minutes=1)}
 ledger = Pipeline(
     name="ledger",
     source=Source(conn_id="cdc_source", tables=("shop.ledger",)),
@@ -14,7 +16,7 @@ ledger = Pipeline(
 )
 
 with DAG("cdc_ledger_snapshot", schedule=None, max_active_runs=1):
-    cdc_pipeline(ledger, stream=False)
+    cdc_pipeline(ledger, stream=False, default_args=RETRIES)
 
 # Without a start date Airflow makes one run only.
 with DAG(
@@ -23,6 +25,6 @@ with DAG(
     start_date=datetime(2026, 1, 1),
     catchup=False,
     max_active_runs=1,
-    default_args={"pipeline": ledger},
+    default_args={"pipeline": ledger, **RETRIES},
 ):
     CdcSnapshotSensor(task_id="snapshot_complete") >> CdcStreamOperator(task_id="stream")

@@ -1,6 +1,7 @@
 """One table: the shortest there is. Snapshot, then a stream that goes on until it is stopped."""
 
 import os
+from datetime import timedelta
 
 from airflow.sdk import DAG
 
@@ -12,5 +13,6 @@ with DAG("cdc_one_table", schedule=None, max_active_runs=1):
             name="customers",
             source=Source(conn_id="cdc_source", tables=("shop.customer",)),
             sink=Sink(path=os.environ.get("CDC_LAKE", "/data/lake")),
-        )
+        ),
+        default_args={"retries": 3, "retry_delay": timedelta(minutes=1)},
     )

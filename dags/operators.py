@@ -1,6 +1,7 @@
 """The operators spelled out, with a comparison of source and sink at the end."""
 
 import os
+from datetime import timedelta
 
 from airflow.sdk import DAG
 
@@ -21,7 +22,9 @@ pipeline = {
     "sink": {"path": os.environ.get("CDC_LAKE", "/data/lake")},
 }
 
-with DAG("cdc_operators", schedule=None, max_active_runs=1, default_args={"pipeline": pipeline}):
+tasks = {"pipeline": pipeline, "retries": 3, "retry_delay": timedelta(minutes=1)}
+
+with DAG("cdc_operators", schedule=None, max_active_runs=1, default_args=tasks):
     preflight = CdcPreflightOperator(task_id="preflight")
     plan = CdcPlanChunksOperator(task_id="plan_chunks")
     snapshot = CdcSnapshotOperator.partial(

@@ -15,4 +15,4 @@ shop = Pipeline(
 )
 
 with DAG("cdc_whole_database", schedule=None, max_active_runs=1):
-    cdc_pipeline(shop, max_active_groups=2, default_args={"retries": 2, "retry_delay": timedelta(seconds=30)})
+    cdc_pipeline(shop, max_active_groups=2, default_args={"retries": 3, "retry_delay": timedelta(minutes=1)})

@@ -36,6 +36,20 @@ class Proxy:
                 one.shutdown(socket.SHUT_RDWR)  # a thread that reads from it would keep it open
             one.close()
 
+    def down(self) -> None:
+        """Be away, as a server that is stopped: end what is open, and let nobody in until :meth:`up`."""
+        # Not close() alone: the thread that accepts would still let one in.
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for one in self._open:
+            self._end(one, one, "end")
+        self._open = []
+
+    def up(self) -> None:
+        """Be back, at the same port."""
+        self._listener = socket.create_server(("127.0.0.1", self.port))
+        threading.Thread(target=self._accept, daemon=True).start()
+
     def silence(self) -> None:
         """Pass nothing on any more for the connections that are open, and close nothing; new ones work."""
         self._silent.set()
@@ -54,9 +68,10 @@ class Proxy:
         self._draw, self._most = draw, most
 
     def _accept(self) -> None:
+        listener = self._listener
         with contextlib.suppress(OSError):
             while True:
-                client, _ = self._listener.accept()
+                client, _ = listener.accept()
                 self.accepted += 1
                 server = socket.create_connection(("127.0.0.1", self._to))
                 self._open += [client, server]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -12,16 +14,17 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import text, update
 
 from airflow_provider_cdc.core.offset import Offset
-from airflow_provider_cdc.core.supervision import LOST_SECONDS
+from airflow_provider_cdc.core.supervision import LOST_SECONDS, Restarts
 from airflow_provider_cdc.exceptions import NotReadyError, TransientError
 from airflow_provider_cdc.phases import liveness
 from airflow_provider_cdc.phases import stream as stream_phase
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.status import status
 from airflow_provider_cdc.phases.stream import begin
+from airflow_provider_cdc.processes import machine
 from airflow_provider_cdc.store import Store, StreamRow
 from tests.cli import Cli, read_only
 from tests.servers import MySQLServer
@@ -160,31 +163,71 @@ def test_it_is_alive_while_it_begins(opened: tuple[Context, Store], monkeypatch:
 
 def test_drivers_that_are_lost_are_counted_by_their_own_clocks(tmp_path: Path) -> None:
     """Each try of the task may be on a host with another clock, so the driver's own time is what counts."""
-    from airflow_provider_cdc.operators.stream import CdcStreamOperator
+    from airflow_provider_cdc.operators.stream import CdcStreamOperator, _Setback
 
     operator = CdcStreamOperator(task_id="stream", pipeline={"name": "p"})
     with contextlib.closing(Store.open(f"sqlite:///{tmp_path}/books.db", migrate=True)) as store:
         store.register("p", "server")
 
-        def lost(lived: float, losses: list[float]) -> None:
+        def lost(lived: float, restarts: Restarts) -> Restarts:
             number = store.new_epoch("p", 0, "elsewhere", 1, 1.0)
             row = store.current_stream("p")
             assert row is not None
             beat(store, number, row.started_at - datetime.now(UTC) + timedelta(seconds=lived))
             event = {"epoch": number, "found": False, "verdict": "lost"}
             work = SimpleNamespace(pipeline=SimpleNamespace(name="p"))
-            assert operator._ended(work, store, event, losses) is None  # type: ignore[arg-type]
+            with pytest.raises(_Setback) as found:
+                operator._ended(work, store, event)  # type: ignore[arg-type]
+            assert not found.value.moved
+            return operator._count(restarts, found.value.error, found.value.lived, found.value.moved)
 
-        losses: list[float] = []
+        restarts = Restarts()
         for lived in (9, 9, 9, 600, 1, 1, 1, 1):
-            lost(lived, losses)
-        with pytest.raises(TransientError, match="was lost 5 times within 10 minutes of running"):
-            lost(1, losses)
+            restarts = lost(lived, restarts)
+        with pytest.raises(
+            TransientError, match="was lost 5 times within 10 minutes of running.* host or pod was ended"
+        ):
+            lost(1, restarts)
 
 
 def test_one_that_died_here_is_followed_at_once(opened: tuple[Context, Store]) -> None:
     context, store = opened
-    store.new_epoch("p", 0, socket.gethostname(), 1 << 30, 1.0)
+    store.new_epoch("p", 0, socket.gethostname(), 1 << 30, 1.0, details={"machine": machine()})
     began = time.monotonic()
     begin(context, store, catch_up=True)
     assert time.monotonic() - began < LOST_SECONDS / 2
+
+
+def test_a_container_with_the_same_name_is_another_host(opened: tuple[Context, Store]) -> None:
+    """Its process ids mean something else: the one that is looked for is not here, and not dead for that."""
+    context, store = opened
+    script = "from airflow_provider_cdc import phases, processes; import airflow_provider_cdc.phases.liveness as of; "
+    script += "print(*of.whoami(), processes.machine())"
+    unshare = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", sys.executable, "-c", script]
+    found = subprocess.run(unshare, capture_output=True, text=True, check=False)
+    if found.returncode:
+        pytest.skip(f"no PID namespace of its own can be made here: {found.stderr}")
+    host, pid, started, where = found.stdout.split()
+    assert (host, pid) == (socket.gethostname(), "1") and where != machine()
+    number = store.new_epoch("p", 0, host, int(pid), float(started), details={"machine": where})
+    assert liveness.Watcher().lives(store.current_stream("p")) is None, "it takes more looks to tell"
+    with beating(store, number, timedelta()), pytest.raises(NotReadyError, match="a stream of p is running"):
+        begin(context, store, catch_up=True)
+
+
+def test_a_lease(tmp_path: Path) -> None:
+    """A stream that nobody looks after ends itself; while somebody does, or the bookkeeping is away, it goes on."""
+    with contextlib.closing(Store.open(f"sqlite:///{tmp_path}/books.db", migrate=True)) as store:
+        store.register("p", "server")
+        number, stop = store.new_epoch("p", 0, "here", 1, 1.0), threading.Event()
+        with liveness.Heart(store, "p", number, {}, stop, lambda: False, lease=3.0):
+            for _ in range(5):
+                store.supervise("p", number, "a task, try 1")
+                assert not stop.wait(1)
+            with store._write() as session:  # nobody else gets to write for a while
+                session.execute(text("SELECT 1"))
+                assert not stop.wait(5)
+            assert not stop.wait(1)
+            assert stop.wait(20)
+        row = store.current_stream("p")
+        assert row is not None and row.desired_state == "stop" and (row.stop_by or "").startswith("its lease")

@@ -6,13 +6,17 @@ time in which the bookkeeping could not be asked does not count, since the strea
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Protocol
 
 #: Seconds between two heartbeats, and after how many without one a stream counts as lost.
 HEARTBEAT_SECONDS, LOST_SECONDS = 1.0, 15.0
+#: Seconds before the first restart, which each further one doubles, and the longest wait.
+FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS = 1, 60
+#: Drivers that may be lost within so many seconds of running.
+LOSSES, LOSS_SECONDS = 5, 600.0
 
 
 def next_try(mine: str, newest: str | None) -> bool:
@@ -107,3 +111,52 @@ class Watch:
             return Verdict(newest.state)
         self._pulse = self._pulse or Pulse(self.patience)
         return Verdict.LOST if self._pulse.see(newest.heartbeat_at, at) is False else None
+
+
+@dataclass(frozen=True)
+class Restarts:
+    """What has gone wrong with a stream, as far as it counts for the next restart.
+
+    Plain values, since they travel from one process of a task to the next, and only durations: each of the processes
+    may be on a host with another clock.
+
+    :param failures: in a row, since the stream last got further.
+    :param seconds: that runs and waits have taken since then.
+    :param losses: how many seconds the last drivers lived that ended without saying why.
+    """
+
+    failures: int = 0
+    seconds: float = 0.0
+    losses: tuple[float, ...] = ()
+
+    def failed(self, lived: float, *, moved: bool, lost: bool) -> Restarts:
+        """Count one more end that nobody wanted.
+
+        :param lived: seconds for which the stream, or the try to start it, lasted.
+        :param moved: whether it has got further. One that has run for long has, too: its source may be idle.
+        :param lost: whether the driver ended without saying why, as one does that is killed for its memory.
+        """
+        renewed = moved or lived >= LOSS_SECONDS
+        return Restarts(
+            1 if renewed else self.failures + 1,
+            0.0 if renewed else self.seconds + lived,
+            (*self.losses, lived)[-LOSSES:] if lost else self.losses,
+        )
+
+    def waited(self) -> Restarts:
+        """The same after :attr:`delay`."""
+        return replace(self, seconds=self.seconds + self.delay)
+
+    @property
+    def delay(self) -> float:
+        """Seconds to wait before the next restart."""
+        return (
+            float(min(FIRST_DELAY_SECONDS << min(self.failures - 1, 30), LONGEST_DELAY_SECONDS))
+            if self.failures
+            else 0.0
+        )
+
+    @property
+    def crashing(self) -> bool:
+        """Whether drivers are lost so often that another one would be lost as well."""
+        return len(self.losses) == LOSSES and sum(self.losses) < LOSS_SECONDS

@@ -6,13 +6,24 @@ second time finds it through the bookkeeping database and looks after it from th
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from airflow_provider_cdc.core.supervision import Verdict, Watch
-from airflow_provider_cdc.exceptions import CdcError, NotReadyError, TerminalError, TransientError, error_of, unpack
+from airflow_provider_cdc.core.supervision import LOSS_SECONDS, LOSSES, Restarts, Verdict, Watch
+from airflow_provider_cdc.exceptions import (
+    CdcError,
+    NotReadyError,
+    TerminalError,
+    TransientError,
+    UnexpectedError,
+    error_of,
+    unpack,
+)
 from airflow_provider_cdc.links.cdc import SparkUiLink
 from airflow_provider_cdc.operators.base import (
     PipelineLike,
@@ -22,6 +33,7 @@ from airflow_provider_cdc.operators.base import (
     task_errors,
     task_label,
 )
+from airflow_provider_cdc.operators.stopping import ask_to_stop
 from airflow_provider_cdc.processes import tail
 
 if TYPE_CHECKING:
@@ -30,26 +42,48 @@ if TYPE_CHECKING:
     from airflow_provider_cdc.phases.context import Context as Work
     from airflow_provider_cdc.store import Store, StreamRow
 
-#: Drivers may be lost so often within so many seconds of running before the task gives up.
-_LOSSES, _LOSS_SECONDS = 5, 600.0
 _TAIL, _PAUSE = 40, 1.0
+#: A wait that is shorter than this (seconds) stays in the worker: a deferral takes as long.
+_SHORT = 10.0
+#: Set by KubernetesExecutor in the pod of each task.
+_POD = "AIRFLOW_IS_K8S_EXECUTOR_POD"
+
+
+class _Setback(Exception):
+    """An epoch has ended as nobody wanted, and the next one may do better.
+
+    :param error: why.
+    :param lived: how many seconds it ran.
+    :param moved: whether it has applied a batch.
+    """
+
+    def __init__(self, error: TransientError, lived: float, moved: bool) -> None:
+        super().__init__(str(error))
+        self.error, self.lived, self.moved = error, lived, moved
 
 
 class CdcStreamOperator(PipelineOperator):
     """Follow the binlog from the smallest low watermark of the snapshot, or from where the last stream stopped.
 
     The Spark driver is started in a session of its own and outlives the task's process; the task defers and watches it
-    through the bookkeeping database. A driver that is lost is started again, without using up a retry. A retry, a
-    clear or a second DAG run never starts a second stream: it looks after the one that runs. Marking the task failed
-    or successful stops its stream at a transaction boundary; clearing it starts the next one after that.
+    through the bookkeeping database. A stream that ends for a passing reason (the source is away, the driver was lost)
+    is started again, without using up a retry: after a second at first, then after twice as long each time, up to a
+    minute, and at once again when it has got further. A retry, a clear or a second DAG run never starts a second
+    stream: it looks after the one that runs. Marking the task failed or successful stops its stream at a transaction
+    boundary; clearing it starts the next one after that.
     The task succeeds when the stream has caught up or somebody stopped it with ``airflow-cdc stop``.
 
     XCom: ``epoch``, ``state``, ``start`` (the seed), ``end``, ``batches``, ``changes``.
 
     :param pipeline: as in :class:`~airflow_provider_cdc.operators.cdc.CdcPreflightOperator`. (templated)
     :param catch_up: end at the position that the source has now; by default as ``stream.mode`` of the pipeline says.
-    :param deferrable: wait in the triggerer; otherwise the task keeps its worker slot.
+    :param deferrable: wait in the triggerer; otherwise the task keeps its worker slot. By default it defers wherever
+        the driver outlives that: not in a pod of KubernetesExecutor, where ``True`` is refused.
     :param poll_seconds: seconds between two looks at the stream.
+    :param restart_timeout: for how long a stream that does not get further is started again after passing failures
+        before the try fails. Zero: not at all.
+    :param lease_seconds: a stream that no task has looked after for so long ends itself at a transaction boundary; one
+        that is merely lost to a triggerer's outage is started again afterwards. By default it runs on.
     """
 
     operator_extra_links = (SparkUiLink(),)
@@ -60,50 +94,150 @@ class CdcStreamOperator(PipelineOperator):
         *,
         pipeline: PipelineLike,
         catch_up: bool | None = None,
-        deferrable: bool = True,
+        deferrable: bool | None = None,
         poll_seconds: float = 5.0,
+        restart_timeout: timedelta = timedelta(days=1),
+        lease_seconds: float | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(pipeline=pipeline, **kwargs)
+        if lease_seconds is not None and lease_seconds < 3 * poll_seconds:
+            raise ValueError(f"lease_seconds={lease_seconds:g} is less than three looks of {poll_seconds:g} s")
         self.catch_up = catch_up
         self.deferrable = deferrable
         self.poll_seconds = poll_seconds
+        self.restart_timeout = restart_timeout
+        self.lease_seconds = lease_seconds
         self._killed = False
+        #: What this process looks after, for :meth:`on_kill`.
+        self._watched: tuple[Work, StreamRow, str] | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Find the stream, or start it, and look after it."""
-        return self._look_after(context, losses=[])
+        return self._look_after(context, Restarts())
 
-    def resume(self, context: Context, event: Mapping[str, Any], losses: list[float]) -> dict[str, Any]:
-        """Go on after the trigger has seen the stream end.
+    def resume(
+        self,
+        context: Context,
+        event: Mapping[str, Any],
+        losses: Sequence[float] = (),
+        failures: int = 0,
+        seconds: float = 0.0,
+        pending: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Go on after the trigger has seen the stream end, or a wait is over.
 
         :param event: ``epoch``, ``verdict``, and whether it was ``found`` running; ``unseen`` in the place of the
-            verdict says why the triggerer has never seen it.
-        :param losses: how many seconds each driver lived that was lost before.
+            verdict says why the triggerer has never seen it; empty after a wait.
+        :param losses: as in :class:`~airflow_provider_cdc.core.supervision.Restarts`; ``failures``, ``seconds`` alike.
+        :param pending: an event that could not be dealt with before the wait.
         """
+        restarts = Restarts(failures, seconds, tuple(losses))
+        event = pending or event
         if "unseen" in event:
-            event = self._unseen(context, event, losses)
-        return self._look_after(context, losses=losses, event=event)
+            event = self._unseen(context, event, restarts)
+        return self._look_after(context, restarts, event or None)
 
     def on_kill(self) -> None:
-        """Stop waiting; a stream that this task looks after is asked to stop."""
+        """Stop waiting. A driver that is starting ends with this process; a stream is asked to stop.
+
+        Airflow calls it in a signal handler, seconds before SIGKILL, and after ``execution_timeout``.
+        """
         self._killed = True
+        if self._watched is not None:
+            ask_to_stop(*self._watched, self.log)
 
     def _look_after(
-        self, context: Context, *, losses: list[float], event: Mapping[str, Any] | None = None
+        self, context: Context, restarts: Restarts, event: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        with task_errors(self.log), self._open() as (work, store):
+        with task_errors(self.log):
+            defers = self._defers()
             while True:
-                if event is not None:
-                    ended = self._ended(work, store, event, losses)
-                    if ended is not None:
-                        return ended
-                epoch, found = self._attach(context, work, store)
-                if self.deferrable:
-                    self._defer(context, work, epoch, found, losses)
-                event = {"epoch": epoch, "found": found, "verdict": self._watch(context, store, work, epoch)}
+                began = time.monotonic()
+                try:
+                    with self._open() as (work, store):
+                        if event is not None:
+                            ended = self._ended(work, store, event)
+                            if ended is not None:
+                                return ended
+                            event = None
+                        epoch, found = self._attach(context, work, store)
+                        if defers:
+                            self._defer(context, work, epoch, found, restarts)
+                        event = {"epoch": epoch, "found": found, "verdict": self._watch(context, store, work, epoch)}
+                    continue
+                except _Setback as setback:
+                    error, lived, moved, event = setback.error, setback.lived, setback.moved, None
+                except TransientError as failure:
+                    error, lived, moved = failure, time.monotonic() - began, False
+                if self._killed:
+                    raise error
+                restarts = self._count(restarts, error, lived, moved)
+                self._wait(restarts, error, event, defers)
+                restarts = restarts.waited()
 
-    def _unseen(self, context: Context, event: Mapping[str, Any], losses: list[float]) -> dict[str, Any]:
+    def _defers(self) -> bool:
+        pod = bool(os.environ.get(_POD))
+        if pod and self.deferrable:
+            raise NotReadyError(
+                "deferrable=True in a pod of KubernetesExecutor: the pod ends when the task defers, and with it the "
+                "Spark driver of the stream",
+                "Leave deferrable out, or set it to False: the task then keeps its pod",
+            )
+        if pod and self.deferrable is None:
+            self.log.info(
+                "a pod of KubernetesExecutor ends when its task defers: this one looks after the stream itself"
+            )
+        return not pod if self.deferrable is None else self.deferrable
+
+    def _count(self, restarts: Restarts, error: TransientError, lived: float, moved: bool) -> Restarts:
+        """Count one more failure.
+
+        :raises TransientError: if there were too many: the try fails.
+        """
+        lost = isinstance(error, UnexpectedError)
+        restarts = restarts.failed(lived, moved=moved, lost=lost)
+        if restarts.crashing:
+            raise TransientError(
+                f"the Spark driver was lost {LOSSES} times within {LOSS_SECONDS / 60:g} minutes of running; at last: "
+                f"{error.message}",
+                error.remedy,
+            )
+        if not lost and restarts.seconds + restarts.delay > self.restart_timeout.total_seconds():
+            if self.restart_timeout:
+                self.log.error("the stream has not got further for %s (restart_timeout)", self.restart_timeout)
+            raise error
+        return restarts
+
+    def _wait(self, restarts: Restarts, error: TransientError, event: Mapping[str, Any] | None, defers: bool) -> None:
+        """Wait before the next start, in the triggerer if that is worth it."""
+        until = datetime.now(UTC) + timedelta(seconds=restarts.delay)
+        self.log.warning(
+            "%s. The stream is started again in %g s, at %s (failure %s in a row; restart_timeout is %s)",
+            error,
+            restarts.delay,
+            f"{until:%H:%M:%S} UTC",
+            restarts.failures,
+            self.restart_timeout,
+        )
+        if not defers or restarts.delay < _SHORT:
+            self._sleep(restarts.delay)
+            return
+        from airflow_provider_cdc.triggers.cdc import CdcPauseTrigger
+
+        self.defer(
+            trigger=CdcPauseTrigger(seconds=restarts.delay),
+            method_name="resume",
+            kwargs={**_plain(restarts.waited()), "pending": event},
+        )
+
+    def _sleep(self, seconds: float) -> None:
+        """Sleep until that time is over, or the task is killed."""
+        end = time.monotonic() + seconds
+        while not self._killed and (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, _PAUSE))
+
+    def _unseen(self, context: Context, event: Mapping[str, Any], restarts: Restarts) -> dict[str, Any]:
         """Find out why the triggerer could not see an epoch that this task has seen before it deferred.
 
         :returns: what the triggerer would have said, if the epoch is over.
@@ -121,7 +255,7 @@ class CdcStreamOperator(PipelineOperator):
             except TransientError as error:
                 self.log.warning("%s; the stream goes on", error)
             if run is None or run.epoch < epoch:  # away for all, or just being made anew: so the triggerer waits on
-                self._defer(context, work, epoch, bool(event["found"]), losses)
+                self._defer(context, work, epoch, bool(event["found"]), restarts)
             if run.epoch == epoch and run.state == "running":
                 raise unpack(event["unseen"]) or TerminalError(event["unseen"])
             verdict = Verdict.SUPERSEDED if run.epoch > epoch else Verdict(run.state)
@@ -145,9 +279,8 @@ class CdcStreamOperator(PipelineOperator):
         while not self._killed:
             run, lives = work.watcher.look(store, work.pipeline.name)
             if run is None or lives is False:
-                started = self._start(work, store)
+                started = self._start(context, work, store)
                 if started is not None:
-                    self._note(context, store, work, started)
                     return started.epoch, False
             elif run.desired_state == "run" and lives:
                 if self._catches_up(work) and run.mode == "continuous":
@@ -166,39 +299,71 @@ class CdcStreamOperator(PipelineOperator):
         raise TransientError("the task was stopped", "Clear it to run it again")
 
     def _note(self, context: Context, store: Store, work: Work, run: StreamRow) -> None:
-        store.supervise(work.pipeline.name, run.epoch, task_label(context))
+        """Say that this task looks after a run, unless it was marked or cleared: its process is told seconds later."""
+        from airflow_provider_cdc.triggers.cdc import task_state
+
         if run.ui:
             context["ti"].xcom_push(SparkUiLink().xcom_key, run.ui)
+        state = None
+        with suppress(Exception):  # an Airflow that does not answer has not changed its mind
+            state = task_state(context["ti"])
+        if state not in (None, "running"):
+            self._killed = True
+            raise TransientError(
+                f"the task is {state} meanwhile, so it looks after no stream", "Clear it to run it again"
+            )
+        store.supervise(work.pipeline.name, run.epoch, task_label(context))
+        self._watched = work, run, task_label(context)
 
-    def _start(self, work: Work, store: Store) -> StreamRow | None:
-        """Start a driver and wait until it has its epoch; ``None`` if another stream was faster.
+    def _start(self, context: Context, work: Work, store: Store) -> StreamRow | None:
+        """Start a driver and look after it when it has its epoch; ``None`` if another stream was faster.
 
         :raises CdcError: what made it end before.
         """
-        from airflow_provider_cdc.launch import detach, new_log, outcome_of, result_of
+        from airflow_provider_cdc.launch import detach, new_log, outcome_of, release, result_of
 
         log = new_log(work.layout.private / "logs")
-        request = request_of(work.pipeline, result=str(result_of(log)), log=str(log), catch_up=self._catches_up(work))
+        request = request_of(
+            work.pipeline,
+            result=str(result_of(log)),
+            log=str(log),
+            catch_up=self._catches_up(work),
+            lease=self.lease_seconds,
+        )
         process = detach(request, log)
-        self.log.info("started the Spark driver, process %s, log %s", process.pid, log)
-        while True:
-            code = process.poll()  # before the look, so that an epoch that ended at once is not missed
-            with suppress(TransientError):  # the driver lives: an outage of the bookkeeping is no reason to give up
-                run = store.current_stream(work.pipeline.name)
+        assert process.stdin is not None
+        try:
+            self.log.info("started the Spark driver, process %s, log %s", process.pid, log)
+            while not self._killed:
+                code = process.poll()  # before the look, so that an epoch that ended at once is not missed
+                run = None
+                with suppress(TransientError):  # the driver lives: an outage of the bookkeeping is no reason to give up
+                    run = store.current_stream(work.pipeline.name)
                 if run is not None and run.log == str(log):
                     self.log.info("stream epoch %s has begun; its page: %s", run.epoch, run.ui or "none")
+                    self._note(context, store, work, run)
+                    release(process)
                     return run
-                if code is not None and work.watcher.lives(run):
-                    return None
-            if code is not None:
-                self._show(str(log))
-                outcome_of(result_of(log), code)
-                raise TerminalError("the Spark driver ended without a stream", "See its log above, and report it")
-            if self._killed:
-                raise TransientError("the task was stopped while the stream was starting", "Clear it to run it again")
-            time.sleep(_PAUSE)
+                if code is not None:
+                    if run is not None and work.watcher.lives(run) is not False:
+                        return None
+                    self._show(str(log))
+                    try:
+                        outcome_of(result_of(log), code)
+                    except UnexpectedError:
+                        raise
+                    except TransientError:  # the task's log has it; in a long outage it would push out older ones
+                        for path in (log, result_of(log)):
+                            path.unlink(missing_ok=True)
+                        raise
+                    raise TerminalError("the Spark driver ended without a stream", "See its log above, and report it")
+                time.sleep(_PAUSE)
+            raise TransientError("the task was stopped while the stream was starting", "Clear it to run it again")
+        finally:
+            with suppress(OSError):  # one that was not let go ends with its standard input
+                process.stdin.close()
 
-    def _defer(self, context: Context, work: Work, epoch: int, found: bool, losses: list[float]) -> NoReturn:
+    def _defer(self, context: Context, work: Work, epoch: int, found: bool, restarts: Restarts) -> NoReturn:
         from airflow_provider_cdc.triggers.cdc import CdcStreamTrigger
 
         self.defer(
@@ -212,7 +377,7 @@ class CdcStreamOperator(PipelineOperator):
                 poll_seconds=self.poll_seconds,
             ),
             method_name="resume",
-            kwargs={"losses": losses},
+            kwargs=_plain(restarts),
         )
 
     def _watch(self, context: Context, store: Store, work: Work, epoch: int) -> str:
@@ -227,13 +392,16 @@ class CdcStreamOperator(PipelineOperator):
             verdict = watch.see(run, time.monotonic())
             if verdict is not None:
                 return verdict
-            time.sleep(_PAUSE if self._killed else self.poll_seconds)
+            if self._killed:
+                time.sleep(_PAUSE)
+            self._sleep(self.poll_seconds)
 
-    def _ended(self, work: Work, store: Store, event: Mapping[str, Any], losses: list[float]) -> dict[str, Any] | None:
+    def _ended(self, work: Work, store: Store, event: Mapping[str, Any]) -> dict[str, Any] | None:
         """What the end of an epoch means for the task.
 
         :returns: the task's result; ``None`` if a stream must run on.
-        :raises CdcError: what the stream failed with.
+        :raises CdcError: what the stream failed with, if a person is needed.
+        :raises _Setback: if it is to be started again.
         """
         epoch, verdict = int(event["epoch"]), Verdict(event["verdict"])
         if verdict is Verdict.SUPERSEDED:
@@ -243,19 +411,23 @@ class CdcStreamOperator(PipelineOperator):
         if run is None or run.epoch != epoch:
             return None
         self._show(run.log)
+        # By the driver's own clock from first to last: each try of this task may be on a host with another one.
+        lived = (run.heartbeat_at - run.started_at).total_seconds()
         if verdict is Verdict.FAILED:
-            raise error_of(run.error_kind, run.error or f"epoch {epoch} failed")
-        if verdict is Verdict.LOST or (verdict is Verdict.STOPPED and run.desired_state == "run"):
-            # By the driver's own clock from first to last: each try of this task may be on a host with another one.
-            lived = (run.heartbeat_at - run.started_at).total_seconds()
-            losses[:] = [*losses, lived][-_LOSSES:]
-            if len(losses) == _LOSSES and sum(losses) < _LOSS_SECONDS:
-                raise TransientError(
-                    f"the Spark driver was lost {_LOSSES} times within {_LOSS_SECONDS / 60:g} minutes of running",
-                    f"Look at the end of its log {run.log} and at the memory of {run.host}",
-                )
-            self.log.warning("the Spark driver of epoch %s on %s was lost; it is started again", epoch, run.host)
-            return None
+            error = error_of(run.error_kind, run.error or f"epoch {epoch} failed")
+        elif verdict is Verdict.LOST or (verdict is Verdict.STOPPED and run.desired_state == "run"):
+            error = UnexpectedError(
+                f"the Spark driver of epoch {epoch} on {run.host} was lost",
+                f"Look at the end of its log {run.log}, at the memory of {run.host}, and whether that host or pod was "
+                "ended",
+            )
+        else:
+            error = None
+        if isinstance(error, TransientError):
+            moved = store.epoch_totals(run.pipeline, epoch).batches > 0
+            raise _Setback(error, lived, moved)
+        if error is not None:
+            raise error
         if verdict is Verdict.STOPPED and run.stop_by is not None:
             self.log.info("epoch %s was stopped by %s; the next begins", epoch, run.stop_by)
             return None
@@ -271,3 +443,8 @@ class CdcStreamOperator(PipelineOperator):
 
     def _summary(self, store: Store, run: StreamRow) -> dict[str, Any]:
         return {"epoch": run.epoch, "state": run.state, **store.epoch_totals(run.pipeline, run.epoch)._asdict()}
+
+
+def _plain(restarts: Restarts) -> dict[str, Any]:
+    """What :meth:`CdcStreamOperator.resume` takes."""
+    return {**asdict(restarts), "losses": list(restarts.losses)}

@@ -23,14 +23,14 @@ from airflow_provider_cdc.core.supervision import HEARTBEAT_SECONDS, LOST_SECOND
 from airflow_provider_cdc.exceptions import CdcError, TransientError
 from airflow_provider_cdc.failpoints import hit
 from airflow_provider_cdc.phases.groups import Group, TaskRequest, chunk_rows, results
-from airflow_provider_cdc.processes import died_here, start_time
+from airflow_provider_cdc.processes import died_here, machine, start_time
 from airflow_provider_cdc.sinks.layout import read_json
 from airflow_provider_cdc.sinks.notes import Notes
 from airflow_provider_cdc.store import GroupRow, Store
 
 _POLL_SECONDS = 0.5
-#: How a holder's own text ends in the bookkeeping: host, process, and when that started.
-_PROCESS = re.compile(r" \[(\S+) (\d+) (\d+)\]$")
+#: How a holder's own text ends in the bookkeeping: host, what its process ids are told within, process, its start.
+_PROCESS = re.compile(r" \[(\S+) (?:(\S+) )?(\d+) (\d+)\]$")
 
 
 class Claim:
@@ -200,7 +200,8 @@ def _is_read(row: GroupRow, pulse: Pulse) -> bool:
 
 
 def _sign(holder: str) -> str:
-    return f"{holder[:400]} [{socket.gethostname()} {os.getpid()} {start_time(os.getpid()):.0f}]"
+    me = os.getpid()
+    return f"{holder[:350]} [{socket.gethostname()} {machine() or '-'} {me} {start_time(me):.0f}]"
 
 
 def _name(holder: str | None) -> str:
@@ -210,4 +211,4 @@ def _name(holder: str | None) -> str:
 def _died_here(holder: str) -> bool:
     """Whether the holder was a process of this host that is gone: no need to wait for its heartbeat to stand still."""
     found = _PROCESS.search(holder)
-    return found is not None and died_here(found[1], int(found[2]), float(found[3]))
+    return found is not None and died_here(found[1], found[2], int(found[3]), float(found[4]))

@@ -36,6 +36,8 @@ class Heart:
     :param details: what else the bookkeeping knows of it, in case that it loses it.
     :param stop: set when somebody wants it to stop.
     :param moved: whether it has got further since the last beat.
+    :param lease: seconds for which it goes on without a task that looks after it; ``None``: for ever. Time in which the
+        bookkeeping could not be asked does not count: the task could not write to it either.
     """
 
     def __init__(
@@ -46,9 +48,10 @@ class Heart:
         details: Mapping[str, str | None],
         stop: threading.Event,
         moved: Callable[[], bool],
+        lease: float | None = None,
     ) -> None:
         self._store, self._pipeline, self._epoch, self._details = store, pipeline, epoch, details
-        self._stop, self._moved = stop, moved
+        self._stop, self._moved, self._lease = stop, moved, lease
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
@@ -62,15 +65,28 @@ class Heart:
     def _beat(self) -> None:
         from sqlalchemy.exc import SQLAlchemyError
 
+        looks = self._looks()
         while True:
+            row, began = None, time.monotonic()
             with suppress(CdcError, SQLAlchemyError):  # an outage does not stop the stream; the next beat tries again
-                desired = self._store.heartbeat(self._pipeline, self._epoch, self._moved())
-                if desired == "stop":
-                    self._stop.set()
-                elif desired is None:  # the bookkeeping was lost and made anew
+                row = self._store.heartbeat(self._pipeline, self._epoch, self._moved())
+                if row is None:  # the bookkeeping was lost and made anew
                     self._store.restore_epoch(self._pipeline, self._epoch, *whoami(), self._details)
+            if row is None or time.monotonic() - began > HEARTBEAT_SECONDS:
+                looks = self._looks()  # the tasks have waited for the bookkeeping, too
+            if row is not None and row.desired_state == "stop":
+                self._stop.set()
+            elif row is not None and looks and looks.see((row.supervised_at,), time.monotonic()) is False:
+                self._stop.set()
+                with suppress(CdcError, SQLAlchemyError):
+                    by = f"its lease: for {self._lease:g} s no task has looked after it"
+                    self._store.request_stop(self._pipeline, self._epoch, by=by)
             if self._over.wait(HEARTBEAT_SECONDS):
                 return
+
+    def _looks(self) -> Pulse | None:
+        """Whether somebody looks after the stream is told like its own life: by looks that follow one another."""
+        return Pulse(self._lease) if self._lease else None
 
 
 class Watcher:
@@ -86,7 +102,7 @@ class Watcher:
         :returns: whether it is going on; ``None`` if it takes more looks to tell.
         """
         # Of one that died on this host there is no need to wait until its heartbeat has stood still for long.
-        if run is None or run.state != "running" or died_here(run.host, run.pid, run.pid_started):
+        if run is None or run.state != "running" or died_here(run.host, run.machine, run.pid, run.pid_started):
             return False
         return self._pulse.see((run.epoch, run.heartbeat_at), time.monotonic())
 

@@ -149,7 +149,7 @@ def settle(group: Group, store: Store, staged: Staged) -> bool:
         if not asked and (group.published() or 0) < staged.attempt:
             raise TransientError(f"{_said(staged)}, which cannot be published", "Run again: it is read once more")
         run = store.current_stream(group.plan.pipeline)
-        if run is None or run.state != "running" or died_here(run.host, run.pid, run.pid_started):
+        if run is None or run.state != "running" or died_here(run.host, run.machine, run.pid, run.pid_started):
             return False
         if watch is None or watch.epoch != run.epoch:
             watch = Watch(run.epoch)

@@ -40,6 +40,7 @@ from airflow_provider_cdc.phases.liveness import Heart, whoami
 from airflow_provider_cdc.phases.reread import publish_staged
 from airflow_provider_cdc.phases.restarts import note_restart
 from airflow_provider_cdc.phases.snapshot import adopt_published, coverage, targets
+from airflow_provider_cdc.processes import machine
 from airflow_provider_cdc.sinks.progress import Progress
 from airflow_provider_cdc.spark.stage import StreamJob, together
 from airflow_provider_cdc.store import Segment, Store
@@ -61,6 +62,7 @@ class Epoch:
     :param start: where it begins.
     :param target: position at which a catch-up ends, ``None`` for a continuous stream.
     :param details: what else the bookkeeping knows of it.
+    :param lease: seconds for which it goes on without a task that looks after it.
     """
 
     context: Context
@@ -75,6 +77,7 @@ class Epoch:
     stop: threading.Event = field(default_factory=threading.Event)
     batches: int = 0
     idle: Callable[[], bool] = lambda: False
+    lease: float | None = None
 
     def apply(self, manifest: dict[str, Any]) -> Applied:
         """Apply a batch and write it into the bookkeeping."""
@@ -141,6 +144,7 @@ def begin(context: Context, store: Store, *, catch_up: bool, log: str | None = N
     guarded = [*tables, progress.target]
     highest = highest_epoch(pipeline.name, guarded)
     details: dict[str, str | None] = {"mode": "catch_up" if catch_up else "continuous", "log": log, "ui": ui}
+    details["machine"] = machine() or None
     context.watcher.refuse(store, pipeline.name)
     number = store.new_epoch(pipeline.name, highest, *whoami(), refuse=context.watcher.confirm, details=details)
     stop = threading.Event()
@@ -297,7 +301,7 @@ def run_on_spark(epoch: Epoch, spark: SparkSession) -> None:
         epoch.idle = lambda: not query.status["isTriggerActive"]
         try:
             while query.isActive and not epoch.stop.is_set() and not epoch.reached:
-                epoch.stop.wait(0.1)
+                time.sleep(0.1)  # not stop.wait(): a signal that meets it and sets the event would wait for itself
                 if time.monotonic() - looked > 1:
                     looked = time.monotonic()
                     with working:
@@ -318,7 +322,9 @@ class _Life:
 
     def __init__(self, epoch: Epoch) -> None:
         self._epoch, self._batches = epoch, 0
-        self._heart = Heart(epoch.store, epoch.plan.pipeline, epoch.number, epoch.details, epoch.stop, self._has_moved)
+        self._heart = Heart(
+            epoch.store, epoch.plan.pipeline, epoch.number, epoch.details, epoch.stop, self._has_moved, epoch.lease
+        )
 
     def __enter__(self) -> None:
         self._heart.__enter__()

@@ -190,7 +190,8 @@ class StreamRow(Base):
 
     ``mode`` is ``continuous`` or ``catch_up``; ``log`` the file that the driver writes to; ``ui`` Spark's own page.
     ``supervisor`` names the task that looked last, at ``supervised_at``. ``stop_by`` names the task that asked for the
-    stop (empty: a person). ``error_kind`` is the class of the error.
+    stop (empty: a person). ``error_kind`` is the class of the error. ``machine`` is what ``pid`` is told within: the
+    boot of a kernel and a PID namespace.
 
     The sums, the highest lag and the offsets are those of all its batches, the old ones that were removed included.
     """
@@ -221,6 +222,7 @@ class StreamRow(Base):
     lag_max_ms: Mapped[float | None]
     start_offset: Mapped[Any | None] = mapped_column(Json)
     end_offset: Mapped[Any | None] = mapped_column(Json)
+    machine: Mapped[str | None] = mapped_column(text(64))
 
 
 class BatchRow(Base):

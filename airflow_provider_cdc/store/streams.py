@@ -38,7 +38,7 @@ class StreamStore(Database):
         :param pid_started: when that process started (seconds): process ids come around again.
         :param refuse: called with the newest run inside of the transaction; raises if that one is alive.
         :param details: ``mode`` (``continuous`` or ``catch_up``); ``log``, the file that the driver writes to, if it is
-            not somebody's terminal; ``ui``, the address of Spark's own page.
+            not somebody's terminal; ``ui``, the address of Spark's own page; ``machine``, what ``pid`` is told within.
         :return: an epoch above all others.
         :raises NotReadyError: if the pipeline is not registered.
         """
@@ -66,17 +66,16 @@ class StreamStore(Database):
                 row.epoch = epoch
                 session.add(_run(pipeline, epoch, host, pid, pid_started, details))
 
-    def heartbeat(self, pipeline: str, epoch: int, progress: bool) -> str | None:
+    def heartbeat(self, pipeline: str, epoch: int, progress: bool) -> StreamRow | None:
         """Say that the stream is alive.
 
         :param progress: whether it has also got further.
-        :return: the desired state: ``run`` or ``stop``; ``None`` if the bookkeeping does not know of this run.
+        :return: its row, with what is asked of it; ``None`` if the bookkeeping does not know of this run.
         """
         values = {key: now() for key in ("heartbeat_at", *(["progress_at"] if progress else []))}
         with self._write() as session:
             changed(session, _stream(pipeline, epoch).values(values))
-            row = session.get(StreamRow, (pipeline, epoch))
-            return row.desired_state if row else None
+            return session.get(StreamRow, (pipeline, epoch))
 
     def supervise(self, pipeline: str, epoch: int, supervisor: str) -> StreamRow | None:
         """Say that a task looks after the stream, and look.

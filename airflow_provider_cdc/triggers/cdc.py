@@ -24,6 +24,8 @@ T = TypeVar("T")
 
 #: Seconds that a question to the bookkeeping may take, and between two lines about a stream that runs well.
 _PATIENCE, _LINE_SECONDS = 20.0, 60.0
+#: Seconds between two attempts to ask for a stop.
+_RETRY_SECONDS = 1.0
 #: Seconds from a trigger's start to the first event it may fire. A task that is resumed while its worker's process is
 #: still ending (5 s were seen) is taken by Airflow's scheduler for one that has ended in a wrong state, and fails.
 _SETTLE_SECONDS = 10.0
@@ -272,13 +274,32 @@ class CdcStreamTrigger(_CdcTrigger):
 
         It is also called when this triggerer merely lost the trigger to another one.
         """
-        state = await self._task_state()
-        if state == "deferred" and not await self._followed():
-            self.log.info("the task is still deferred: another triggerer looks after the stream")
-            return
         k = self._kwargs
-        epoch = await self._books.ask(lambda s: s.request_stop(k["pipeline"], k["epoch"], by=k["supervisor"]))
-        self.log.info("the task is %s: epoch %s %s", state, k["epoch"], "was asked to stop" if epoch else "has ended")
+        try:
+            state = await asyncio.to_thread(task_state, self.task_instance)
+            if state == "deferred" and not await self._followed():
+                self.log.info("the task is still deferred: another triggerer looks after the stream")
+                return
+            # A list, so that none to be stopped differs from no answer.
+            while (asked := await self._books.ask(self._request_stop)) is None:
+                text = "the task is %s, and the bookkeeping cannot be asked to stop epoch %s: trying again"
+                self.log.error(text, state, k["epoch"])
+                await asyncio.sleep(_RETRY_SECONDS)
+        except asyncio.CancelledError:  # Airflow waits for so long and no longer
+            self.log.error(
+                "epoch %s could not be asked to stop within [triggerer] on_kill_timeout: it runs on. If its task was "
+                "marked or cleared, run `airflow-cdc stop` when the bookkeeping is back; with lease_seconds it ends by "
+                "itself",
+                k["epoch"],
+            )
+            raise
+        self.log.info(
+            "the task is %s: epoch %s %s", state, k["epoch"], "was asked to stop" if asked[0] else "has ended"
+        )
+
+    def _request_stop(self, store: Store) -> list[int | None]:
+        k = self._kwargs
+        return [store.request_stop(k["pipeline"], k["epoch"], by=k["supervisor"])]
 
     async def _followed(self) -> bool:
         """Whether the task was cleared, and its next try has deferred already."""
@@ -299,20 +320,36 @@ class CdcStreamTrigger(_CdcTrigger):
                 batches[0].committed_at,
             )
 
-    async def _task_state(self) -> str | None:
-        """State of the task instance as Airflow sees it now."""
-        from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
-        ti = self.task_instance
-        if ti is None:
-            return None
-        index = ti.map_index if ti.map_index is not None and ti.map_index >= 0 else None
-        states = await asyncio.to_thread(
-            RuntimeTaskInstance.get_task_states,
-            dag_id=ti.dag_id,
-            task_ids=[ti.task_id],
-            run_ids=[ti.run_id],
-            map_index=index,
-        )
-        found = [state for of_run in states.values() for state in of_run.values()]
-        return str(found[0]) if found and found[0] is not None else None
+class CdcPauseTrigger(BaseTrigger):
+    """Fires after a while: a stream that is to be started again waits without a worker, and by one clock.
+
+    :param seconds: how long.
+    """
+
+    def __init__(self, *, seconds: float) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._seconds = seconds
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Class and arguments."""
+        return f"{type(self).__module__}.{type(self).__qualname__}", {"seconds": self._seconds}
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Wait."""
+        await asyncio.sleep(max(self._seconds, _SETTLE_SECONDS))
+        yield TriggerEvent({})  # type: ignore[no-untyped-call]
+
+
+def task_state(ti: Any) -> str | None:
+    """State of a task instance as Airflow sees it now. It blocks: a trigger calls it in a thread."""
+    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+
+    if ti is None:
+        return None
+    index = ti.map_index if ti.map_index is not None and ti.map_index >= 0 else None
+    states = RuntimeTaskInstance.get_task_states(
+        dag_id=ti.dag_id, task_ids=[ti.task_id], run_ids=[ti.run_id], map_index=index
+    )
+    found = [state for of_run in states.values() for state in of_run.values()]
+    return str(found[0]) if found and found[0] is not None else None

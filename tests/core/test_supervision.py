@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from airflow_provider_cdc.core.supervision import LOST_SECONDS, Pulse, Verdict, Watch, next_try
+from airflow_provider_cdc.core.supervision import LOSS_SECONDS, LOST_SECONDS, Pulse, Restarts, Verdict, Watch, next_try
 
 MINE = "shop.stream, run manual, try 1"
 
@@ -51,3 +51,26 @@ def test_an_outage_of_the_bookkeeping_does_not_count() -> None:
     assert watch.see(still, long + 2) is None and watch.see(moved, 2 * long) is None
     assert watch.see(moved, 3 * long) is None and watch.see(moved, 3 * long + 1) is Verdict.LOST
     assert watch.see(Row(3, still.heartbeat_at), 3 * long) is Verdict.SUPERSEDED
+
+
+def test_restarts_wait_longer_each_time_and_anew_after_progress() -> None:
+    restarts, delays = Restarts(), []
+    for _ in range(9):
+        restarts = restarts.failed(5, moved=False, lost=False)
+        delays.append(restarts.delay)
+        restarts = restarts.waited()
+    assert delays == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+    assert restarts.seconds == 9 * 5 + sum(delays)
+    for renewed in (restarts.failed(5, moved=True, lost=False), restarts.failed(LOSS_SECONDS, moved=False, lost=False)):
+        assert (renewed.failures, renewed.seconds, renewed.delay) == (1, 0, 1)
+    assert Restarts(10**6).delay == 60 and Restarts().delay == 0
+
+
+def test_drivers_that_crash_are_counted_apart_from_outages() -> None:
+    """A driver that dies again and again is not helped by waiting, even if it gets a batch further each time."""
+    restarts = Restarts()
+    for _ in range(5):
+        assert not restarts.crashing
+        restarts = restarts.failed(1, moved=False, lost=False).failed(60, moved=True, lost=True)
+    assert restarts.crashing and len(restarts.losses) == 5
+    assert not restarts.failed(LOSS_SECONDS, moved=True, lost=True).crashing

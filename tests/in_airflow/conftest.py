@@ -12,6 +12,7 @@ from airflow_provider_cdc.processes import kill_session, members
 from tests.airflow_processes import Airflow
 from tests.in_airflow.site import Site
 from tests.postgres import Postgres
+from tests.proxy import Proxy
 from tests.servers import MySQLServer
 from tests.workload_tables import make_shop
 
@@ -31,11 +32,13 @@ def site(
         stack.callback(mysql_server.execute, "DROP DATABASE IF EXISTS shop")
         metadata = stack.enter_context(Postgres(["airflow"]))
         books = stack.enter_context(Postgres(["bookkeeping"]))
+        flaky = stack.enter_context(Proxy(mysql_server.port))
         airflow = Airflow(
             [ROOT / "dags", Path(__file__).parent / "dags"],
             database_url=metadata.sqlalchemy_url(),
             connections={
                 "cdc_source": mysql_server.uri(**cdc_user),
+                "cdc_source_flaky": mysql_server.uri(**cdc_user).replace(f":{mysql_server.port}", f":{flaky.port}"),
                 "cdc_state": books.uri(),
                 "cdc_nobody": mysql_server.uri(user="nobody", password="wrong"),
                 "cdc_away": "mysql://u:p@127.0.0.1:1/",
@@ -46,7 +49,7 @@ def site(
                 "triggerer": {"triggerer_health_check_threshold": 6},
             },
         )
-        site = Site(stack.enter_context(airflow), mysql_server, metadata, books, lake)
+        site = Site(stack.enter_context(airflow), mysql_server, metadata, books, lake, flaky)
         stack.callback(_end_streams, site)  # they outlive the tasks that started them
         yield site
 

@@ -19,6 +19,7 @@ from tests.airflow_client import Client
 from tests.airflow_processes import Airflow
 from tests.oracle import compare_all
 from tests.postgres import Postgres
+from tests.proxy import Proxy
 from tests.servers import MySQLServer
 from tests.workload import Writers
 
@@ -30,6 +31,7 @@ class Site:
     :param metadata: PostgreSQL with Airflow's own tables.
     :param books: PostgreSQL with the bookkeeping of the pipelines in ``tests/in_airflow/dags``; those of the examples
         keep theirs in the lake.
+    :param flaky: what the connection ``cdc_source_flaky`` leads through.
     """
 
     airflow: Airflow
@@ -37,6 +39,7 @@ class Site:
     metadata: Postgres
     books: Postgres
     lake: Path
+    flaky: Proxy
     names: set[str] = dataclasses.field(default_factory=set)
 
     @property

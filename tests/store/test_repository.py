@@ -274,6 +274,11 @@ def test_progress_of_groups_tells_what_the_newest_attempt_has_read(store: Store)
     assert store.group_progress(P, 9) == []
 
 
+def desired(store: Store, epoch: int, progress: bool = True) -> str | None:
+    row = store.heartbeat(P, epoch, progress)
+    return row.desired_state if row else None
+
+
 def test_epochs_only_rise_and_end_older_runs(store: Store) -> None:
     with pytest.raises(NotReadyError, match="not in the bookkeeping"):
         store.new_epoch(P, 0, "host", 1, 1.5)
@@ -283,14 +288,14 @@ def test_epochs_only_rise_and_end_older_runs(store: Store) -> None:
     assert store.new_epoch(P, 0, "host", 10, 1.5) == 1
     assert store.new_epoch(P, 41, "host", 11, 2.5) == 42
     assert store.new_epoch(P, 3, "host", 12, 3.5) == 43
-    assert store.heartbeat(P, 1, progress=True) == "stop"  # it has been overtaken
-    assert store.heartbeat(P, 43, progress=False) == "run"
+    assert desired(store, 1) == "stop"  # it has been overtaken
+    assert desired(store, 43, progress=False) == "run"
     run = store.current_stream(P)
     assert run is not None
     assert (run.epoch, run.pid, run.pid_started, run.state, run.progress_at) == (43, 12, 3.5, "running", None)
     assert run.heartbeat_at.tzinfo is UTC
     assert store.request_stop(P) == 43
-    assert store.heartbeat(P, 43, progress=True) == "stop"
+    assert desired(store, 43) == "stop"
     store.end_stream(P, 43, "failed", "bad \udcff name\0")
     run = store.current_stream(P)
     assert run is not None

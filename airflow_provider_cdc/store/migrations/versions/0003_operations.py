@@ -27,6 +27,10 @@ _OTHERS: dict[str, Any] = {"lag_max_ms": sa.Double(), "start_offset": _LONG, "en
 _NAMES = {"chunk_groups": ("holder",), "streams": ("supervisor", "stop_by")}
 
 
+def _text(length: int) -> sa.String:
+    return sa.String(length).with_variant(mysql.VARCHAR(length, collation="utf8mb4_bin"), "mysql", "mariadb")
+
+
 def upgrade() -> None:
     for table, names in _NAMES.items():
         with op.batch_alter_table(table) as batch:  # SQLite copies the table
@@ -38,6 +42,8 @@ def upgrade() -> None:
                 batch.add_column(sa.Column(name, kind, nullable=False, server_default="0"))
             for name, other in _OTHERS.items() if table == "streams" else ():
                 batch.add_column(sa.Column(name, other, nullable=True))
+            if table == "streams":
+                batch.add_column(sa.Column("machine", _text(64), nullable=True))
     _count()
 
 
