@@ -37,6 +37,7 @@ def site(
             connections={
                 "cdc_source": mysql_server.uri(**cdc_user),
                 "cdc_state": books.uri(),
+                "cdc_file": f"sqlite:///{lake}-file.db",
                 "cdc_nobody": mysql_server.uri(user="nobody", password="wrong"),
                 "cdc_away": "mysql://u:p@127.0.0.1:1/",
             },
