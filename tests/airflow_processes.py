@@ -235,10 +235,13 @@ class Airflow:
         """Return a process: ``api-server``, ``scheduler``, ``dag-processor``, ``triggerer``, ``triggerer-2``."""
         return self._components[name]
 
-    def start_triggerer(self) -> Component:
-        """Start one more triggerer; :meth:`wait_ready` waits until it works."""
+    def start_triggerer(self, env: Mapping[str, str] | None = None) -> Component:
+        """Start one more triggerer; :meth:`wait_ready` waits until it works.
+
+        :param env: variables that it alone has, as if it were on another host.
+        """
         taken = [name for name in self._components if name.startswith("triggerer")]
-        return self._start(f"triggerer-{len(taken) + 1}")
+        return self._start(f"triggerer-{len(taken) + 1}", env)
 
     def wait_ready(self, seconds: float = 120) -> None:
         """Wait until the api-server answers and every running process has signed in after it was last started.
@@ -274,8 +277,8 @@ class Airflow:
         started = [(component.job_type, component.started) for component in expected]
         return all(since(part, signed) >= since(part, started) for part in expected if part.job_type)
 
-    def _start(self, name: str) -> Component:
-        component = self._components[name] = Component(name, self.env, self.home)
+    def _start(self, name: str, env: Mapping[str, str] | None = None) -> Component:
+        component = self._components[name] = Component(name, {**self.env, **(env or {})}, self.home)
         component.start()
         return component
 

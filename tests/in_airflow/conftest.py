@@ -40,6 +40,7 @@ def site(
                 "cdc_source": mysql_server.uri(**cdc_user),
                 "cdc_source_flaky": mysql_server.uri(**cdc_user).replace(f":{mysql_server.port}", f":{flaky.port}"),
                 "cdc_state": books.uri(),
+                "cdc_file": f"sqlite:///{lake}-file.db",
                 "cdc_nobody": mysql_server.uri(user="nobody", password="wrong"),
                 "cdc_away": "mysql://u:p@127.0.0.1:1/",
             },

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
 from airflow_provider_cdc.processes import kill_session, members
+from airflow_provider_cdc.store import Store
 from tests.in_airflow.site import Site
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.timeout(2400)]
@@ -131,3 +134,25 @@ def test_a_stream_that_keeps_its_worker(site: Site) -> None:
     site.stop(name)
     client.wait_run(dag, run)
     assert client.xcom(dag, run, task)["state"] == "stopped"
+
+
+@pytest.mark.long
+def test_a_triggerer_that_does_not_see_the_bookkeeping(site: Site) -> None:
+    """It is on another host than the SQLite file: the sensor succeeds a little late, the stream says why it cannot."""
+    dag, client, books = "elsewhere", site.client, Path(f"{site.lake}-file.db")
+    site.airflow.process("triggerer").session.end()
+    elsewhere = site.airflow.start_triggerer({"AIRFLOW_CONN_CDC_FILE": "sqlite:////nowhere/books.db"})
+    try:
+        site.airflow.wait_ready()
+        run = client.trigger(dag)
+        client.wait_run(dag, run, "failed", seconds=900)
+        assert client.task_instance(dag, run, "elsewhere.snapshot_complete").state == "success"
+        assert client.task_instance(dag, run, "elsewhere.stream").try_number == 1
+        log = client.log(dag, run, "elsewhere.stream")
+        assert "there is no bookkeeping file /nowhere/books.db. " in log and "name a database in state.conn_id" in log
+        with contextlib.closing(Store.open(f"sqlite:///{books}", migrate=False)) as store:
+            site.wait("the end of the stream", lambda: (r := store.current_stream(dag)) and r.state == "stopped")
+    finally:
+        elsewhere.session.end()
+        site.airflow.process("triggerer").restart()
+        site.airflow.wait_ready()

@@ -46,6 +46,9 @@ with DAG("purged", schedule=None, default_args=RETRIES):
 with DAG("shared", schedule=None, max_active_runs=1):
     cdc_pipeline(pipeline("shared", "customer"))
 
+with DAG("elsewhere", schedule=None, max_active_runs=1, default_args=RETRIES):
+    cdc_pipeline(replace(pipeline("elsewhere", "customer_address"), state=State(conn_id="cdc_file")))
+
 LEDGER = pipeline("in_worker", "ledger")
 
 with DAG("in_worker", schedule=None, max_active_runs=1):
