@@ -26,7 +26,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import Session
 
 from airflow_provider_cdc.connections import scrub
-from airflow_provider_cdc.exceptions import CdcError, NotReadyError, TransientError
+from airflow_provider_cdc.exceptions import NotReadyError, TransientError
 
 #: Not Alembic's default name: the database may be shared with others that use Alembic, Airflow for one.
 VERSION_TABLE = "cdc_alembic_version"
@@ -37,7 +37,7 @@ _BUSY_SECONDS = 30
 _ADVISORY_LOCK = 0x63646331  # any number of our own
 #: What libpq says of a server that is not what is demanded of it: trying again does not help.
 _UNPROVEN = re.compile(
-    "certificate verify failed|server certificate for|root certificate file|does not support SSL|SSL required|"
+    "certificate verify failed|server certificate for|root certificate file|does not support SSL|"
     "[Aa]uthentication method requirement|channel binding"
 )
 
@@ -83,6 +83,12 @@ class Database:
                 ) from None
             if not isinstance(error, exc.OperationalError | exc.InterfaceError):
                 raise
+            if said := next(filter(_UNPROVEN.search, str(error.orig).splitlines()), ""):
+                raise NotReadyError(
+                    f"bookkeeping database {database.label}: {said.strip()}",
+                    "Let the server prove who it is: TLS, and sslrootcert for the authority that signed its "
+                    "certificate. sslmode=require gives up the check; where the way to it is safe, sslmode=disable",
+                ) from None
             raise database._away(error) from None
         except BaseException:
             database.close()
@@ -122,15 +128,9 @@ class Database:
                 connection.execute(select(func.get_lock(VERSION_TABLE, _BUSY_SECONDS)))
             upgrade(connection)
 
-    def _away(self, error: Exception) -> CdcError:
+    def _away(self, error: Exception) -> TransientError:
         lines = str(getattr(error, "orig", None) or error).strip().splitlines()
         cause = scrub(lines[0] if lines else type(error).__name__, [str(self._engine.url.password or "")])
-        if _UNPROVEN.search(cause):
-            return NotReadyError(
-                f"bookkeeping database {self.label}: {cause}",
-                "Let the server prove who it is: TLS, and sslrootcert for the authority that signed its certificate. "
-                "sslmode=require gives up the check; where the way to it is safe, sslmode=disable",
-            )
         return TransientError(f"bookkeeping database {self.label}: {cause}", "Try again when it can be reached")
 
     @contextmanager
