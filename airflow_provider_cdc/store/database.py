@@ -13,7 +13,7 @@ from sqlalchemy import URL, Connection, CursorResult, Engine, exc, func, inspect
 from sqlalchemy.orm import Session
 
 from airflow_provider_cdc.connections import scrub
-from airflow_provider_cdc.exceptions import CdcError, NotReadyError, TransientError
+from airflow_provider_cdc.exceptions import NotReadyError, TransientError
 from airflow_provider_cdc.rights import FILE, keep_from_others
 from airflow_provider_cdc.store.engine import make_engine
 
@@ -29,7 +29,7 @@ _MIGRATION_SECONDS = 3600
 _ADVISORY_LOCK = 0x63646331  # any number of our own
 #: What libpq says of a server that is not what is demanded of it: trying again does not help.
 _UNPROVEN = re.compile(
-    "certificate verify failed|server certificate for|root certificate file|does not support SSL|SSL required|"
+    "certificate verify failed|server certificate for|root certificate file|does not support SSL|"
     "[Aa]uthentication method requirement|channel binding"
 )
 
@@ -69,6 +69,12 @@ class Database:
                 ) from None
             if not isinstance(error, _OUTAGES):
                 raise
+            if said := next(filter(_UNPROVEN.search, str(error.orig).splitlines()), ""):
+                raise NotReadyError(
+                    f"bookkeeping database {database.label}: {said.strip()}",
+                    "Let the server prove who it is: TLS, and sslrootcert for the authority that signed its "
+                    "certificate. sslmode=require gives up the check; where the way to it is safe, sslmode=disable",
+                ) from None
             raise database._away(error) from None
         except BaseException:
             database.close()
@@ -108,15 +114,9 @@ class Database:
                 connection.execute(select(func.get_lock(VERSION_TABLE, _MIGRATION_SECONDS)))
             upgrade(connection)
 
-    def _away(self, error: Exception) -> CdcError:
+    def _away(self, error: Exception) -> TransientError:
         lines = str(getattr(error, "orig", None) or error).strip().splitlines()
         cause = scrub(lines[0] if lines else type(error).__name__, [str(self._engine.url.password or "")])
-        if _UNPROVEN.search(cause):
-            return NotReadyError(
-                f"bookkeeping database {self.label}: {cause}",
-                "Let the server prove who it is: TLS, and sslrootcert for the authority that signed its certificate. "
-                "sslmode=require gives up the check; where the way to it is safe, sslmode=disable",
-            )
         remedy = "Try again when it can be reached, and written to"
         return TransientError(f"bookkeeping database {self.label}: {cause}", remedy)
 
