@@ -12,6 +12,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, quote_plus
@@ -160,14 +161,15 @@ def test_errors_without_a_handler(canary: Canary, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.spark
 def test_a_whole_run(canary: Canary, mysql_server: MySQLServer, database: str) -> None:
     process = canary.start("run", "--catch-up")
-    with Watch(process, PASSWORD) as watch, _kept(canary.folder / "spark", PASSWORD) as spilled:
+    with Watch(process, PASSWORD) as watch, _kept(canary.folder, PASSWORD) as spilled:
         out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     assert any("java" in name for name in watch.seen), watch.seen
     assert any("python" in name for name in watch.seen), watch.seen
     assert watch.found == set()
     assert leaks("the output", (out + err).encode(), PASSWORD) == []
-    assert canary.files() == [] and spilled == set()
+    assert canary.files() == [] and spilled.found == set()
+    assert {"spark", "tmp", "work"} <= spilled.folders, "files were seen while they were there"
     # Commands that only look.
     for command in ("status", "verify", "check", "plan", "stop"):
         result = canary.cli.call(command)
@@ -176,10 +178,18 @@ def test_a_whole_run(canary: Canary, mysql_server: MySQLServer, database: str) -
     assert canary.cli.rows(database, "t").num_rows == 2
 
 
+@dataclass
+class Kept:
+    """What was found in files, and the folders that files were seen in."""
+
+    found: set[str] = field(default_factory=set)
+    folders: set[str] = field(default_factory=set)
+
+
 @contextlib.contextmanager
-def _kept(folder: Path, secret: str) -> Iterator[set[str]]:
+def _kept(folder: Path, secret: str) -> Iterator[Kept]:
     """Looks into short-lived files of a folder while they are there."""
-    found: set[str] = set()
+    kept = Kept()
     over = threading.Event()
 
     def look() -> None:
@@ -187,12 +197,13 @@ def _kept(folder: Path, secret: str) -> Iterator[set[str]]:
             for path in folder.rglob("*"):
                 with contextlib.suppress(OSError):
                     if path.is_file():
-                        found.update(leaks(str(path), path.read_bytes(), secret))
+                        kept.found.update(leaks(str(path), path.read_bytes(), secret))
+                        kept.folders.add(path.relative_to(folder).parts[0])
 
     thread = threading.Thread(target=look)
     thread.start()
     try:
-        yield found
+        yield kept
     finally:
         over.set()
         thread.join()
@@ -207,7 +218,7 @@ def test_a_server_that_dies_in_the_middle(tmp_path: Path) -> None:
         server.execute("INSERT INTO d.t VALUES (1)")
         canary = Canary(tmp_path, server, "d", PASSWORD)
         process = canary.start("run")
-        with Watch(process, PASSWORD) as watch, _killed(process):
+        with Watch(process, PASSWORD) as watch, _killed(process), _kept(canary.folder, PASSWORD) as spilled:
             end = time.monotonic() + 120
             offset, n = None, 1
             while offset is None:
@@ -224,7 +235,7 @@ def test_a_server_that_dies_in_the_middle(tmp_path: Path) -> None:
         assert last.startswith("error: ") and "Traceback" not in err
         assert watch.found == set()
         assert leaks("the output", (out + err).encode(), PASSWORD) == []
-        assert canary.files() == []
+        assert canary.files() == [] and spilled.found == set()
         server.start()
         canary.cli.catch_up()
         assert sorted(canary.cli.rows("d", "t")["id"].to_pylist()) == list(range(1, n + 1))
