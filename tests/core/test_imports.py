@@ -19,14 +19,16 @@ ALLOWED = {
     "exceptions": set(),
     "processes": set(),
     "failpoints": {"processes"},
+    "rights": set(),
+    "scratch": set(),
     "core": {"exceptions"},
     "pipeline": {"core", "exceptions"},
     "connections": {"core", "exceptions"},
     "guarded": {"core", "exceptions"},
     "mysql": {"guarded", "core", "exceptions", "failpoints"},
-    "sinks": {"core", "exceptions", "failpoints"},
-    "store": {"connections", "guarded", "exceptions"},
-    "spark": {"sinks", "mysql", "core", "connections", "exceptions", "failpoints"},
+    "sinks": {"core", "exceptions", "failpoints", "rights"},
+    "store": {"connections", "guarded", "exceptions", "rights"},
+    "spark": {"sinks", "mysql", "core", "connections", "exceptions", "failpoints", "scratch"},
     "phases": {
         "spark",
         "sinks",
@@ -51,7 +53,7 @@ ALLOWED = {
         "exceptions",
         "processes",
     },
-    "launch": {"driver", "sinks", "connections", "exceptions", "processes"},
+    "launch": {"driver", "sinks", "connections", "exceptions", "processes", "scratch"},
 }
 
 #: The Airflow face, which may import everything; nothing else may import Airflow.
