@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from airflow_provider_cdc.core.spark_conf import DECIDED, is_local, is_loopback
-from airflow_provider_cdc.exceptions import NotReadyError
+from airflow_provider_cdc.exceptions import FencedError, NotReadyError, UnexpectedError, pack
 from airflow_provider_cdc.scratch import scratch
-from airflow_provider_cdc.spark.session import DEFAULTS, ENCRYPTION, _settings, start
+from airflow_provider_cdc.spark.session import DEFAULTS, ENCRYPTION, _settings, of_spark, start
 from tests.spark_cluster import SparkCluster
 
 ROOT = Path(__file__).parents[1]
@@ -56,6 +56,14 @@ def test_what_the_project_decides_cannot_be_set() -> None:
         _settings("p", "yarn", dict.fromkeys(DEFAULTS, "own"), True).items() >= dict.fromkeys(DEFAULTS, "own").items()
     )
     assert _settings("p", "yarn", {"spark.executor.memory": "4g"}, True)["spark.executor.memory"] == "4g"
+
+
+def test_a_failure_that_nobody_knows_is_worth_another_try() -> None:
+    """Such as a worker that a busy host was too slow to start; the project's own errors stay what they are."""
+    unknown = of_spark(RuntimeError("Python worker failed to connect back."))
+    assert type(unknown) is UnexpectedError and "connect back" in unknown.message
+    own = of_spark(RuntimeError(f"Job aborted: {pack(FencedError('epoch 2 has begun'))}"))
+    assert type(own) is FencedError and own.message == "epoch 2 has begun"
 
 
 def test_the_driver_of_a_loopback_master_listens_on_loopback_only() -> None:

@@ -24,7 +24,7 @@ from airflow_provider_cdc.exceptions import (
     error_of,
     unpack,
 )
-from airflow_provider_cdc.links.cdc import SparkUiLink
+from airflow_provider_cdc.links.cdc import SparkUiLink, show_page
 from airflow_provider_cdc.operators.base import (
     PipelineLike,
     PipelineOperator,
@@ -303,7 +303,7 @@ class CdcStreamOperator(PipelineOperator):
         from airflow_provider_cdc.triggers.cdc import task_state
 
         if run.ui:
-            context["ti"].xcom_push(SparkUiLink().xcom_key, run.ui)
+            show_page(context, run.ui, self.log)
         state = None
         with suppress(Exception):  # an Airflow that does not answer has not changed its mind
             state = task_state(context["ti"])

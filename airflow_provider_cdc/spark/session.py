@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_cdc.connections import strip_environment
 from airflow_provider_cdc.core.spark_conf import SECRET_PLACE, is_local, is_loopback
-from airflow_provider_cdc.exceptions import CdcError, NotReadyError, TerminalError, TransientError, unpack
+from airflow_provider_cdc.exceptions import (
+    CdcError,
+    NotReadyError,
+    TerminalError,
+    TransientError,
+    UnexpectedError,
+    unpack,
+)
 from airflow_provider_cdc.scratch import scratch
 from airflow_provider_cdc.spark.install_check import check_spark_install
 from airflow_provider_cdc.spark.java import ensure_java_home
@@ -138,7 +145,8 @@ def _settings(name: str, master: str, conf: Mapping[str, str], ui: bool) -> dict
 def _not_started(master: str, error: Exception) -> CdcError:
     text = str(error)
     if is_local(master):
-        return of_spark(error)
+        found = of_spark(error)
+        return TerminalError(found.message, found.remedy) if isinstance(found, UnexpectedError) else found
     if "spark.authenticate.secret" in text:
         return NotReadyError("spark.authenticate is on, but Spark was given no spark.authenticate.secret", SECRET_PLACE)
     # The text of the second is about the session, which was stopped while it was being made.
@@ -207,12 +215,16 @@ def spark_errors() -> Iterator[None]:
 
 
 def of_spark(error: BaseException) -> CdcError:
-    """The project's error inside of one that Spark reports, or one that quotes Spark."""
+    """The project's error inside of one that Spark reports, or one that quotes Spark.
+
+    Of the others nobody can tell whether they pass (an executor that was lost does, an error in a batch does not), so
+    they are worth a few more tries.
+    """
     text = str(error)
     own = unpack(text)
     if own is not None:
         return own
-    return TerminalError(f"Spark failed: {_told(text) or type(error).__name__}", "See the log of the Spark driver")
+    return UnexpectedError(f"Spark failed: {_told(text) or type(error).__name__}", "See the log of the Spark driver")
 
 
 def _told(text: str) -> str:
