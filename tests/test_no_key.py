@@ -354,7 +354,7 @@ def test_what_verify_finds(world: World) -> None:
     for more in ((), ("--json",)):
         result = world.cli.call("verify", *more)
         assert result.code == 1 and "'x'" not in result.out + result.err
-        assert "d.narrow: 4 rows, 3 missing, 0 extra, 0 different" in result.err or more
+        assert "d.narrow: 6 rows, 3 missing, 0 extra, 0 different" in result.err or more
         assert "With --show-values it is said which rows" in result.err.splitlines()[-1]
 
 
