@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -201,12 +202,40 @@ def test_errors_say_what_to_do(site: Site) -> None:
     dag, client = "broken", site.client
     run = client.trigger(dag)
     client.wait_run(dag, run, "failed")
-    tried = {task.task_id: task.try_number for task in client.task_instances(dag, run)}
-    assert tried == {"cdc_nobody": 1, "cdc_away": 2, "cdc_missing": 1}
+    tasks = {task.task_id: task for task in client.task_instances(dag, run)}
+    tried = {name: task.try_number for name, task in tasks.items()}
+    assert tried == {"cdc_nobody": 1, "cdc_away": 2, "cdc_missing": 1, "soft": 1}
+    assert {name for name, task in tasks.items() if task.state == "skipped"} == {"soft"}
     assert "Check user, password and grants" in first_error(client.log(dag, run, "cdc_nobody"))
     assert "Check host, port" in first_error(client.log(dag, run, "cdc_away"))
     assert "AIRFLOW_CONN_CDC_MISSING" in first_error(client.log(dag, run, "cdc_missing"))
     assert not Path(f"{site.lake}-broken").exists()
+
+
+def test_a_connection_of_the_form(site: Site, cdc_user: dict[str, str]) -> None:
+    """One that Airflow keeps in its database, where workers ask for it; the others are in the environment."""
+    dag, client, place = "in_form", site.client, site.server.connect_args()
+    form = {
+        "connection_id": "cdc_form",
+        "conn_type": "cdc_mysql",
+        "host": place["host"],
+        "port": place["port"],
+        "login": cdc_user["user"],
+        "password": cdc_user["password"],
+        "extra": json.dumps({"ssl_mode": "REQUIRED", "ssl_ca": "", "ssl_key_password": ""}),
+    }
+    tested = client.request("POST", "/connections/test", form)
+    assert tested["status"] and tested["message"].startswith("Connected to MySQL"), tested
+    refused = client.request("POST", "/connections/test", {**form, "password": "another-secret"})
+    assert not refused["status"] and "another-secret" not in refused["message"]
+    assert "Check user, password" in refused["message"]
+    client.request("POST", "/connections", form)
+    try:
+        run = client.trigger(dag)
+        client.wait_run(dag, run)
+        assert cdc_user["password"] not in client.log(dag, run, "preflight")
+    finally:
+        client.request("DELETE", "/connections/cdc_form")
 
 
 def test_nothing_holds_a_password(site: Site, cdc_user: dict[str, str]) -> None:
