@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import signal
 import stat
 import subprocess
 import sys
@@ -96,10 +96,12 @@ def test_folders_of_dead_processes_are_removed_and_no_others(tmp_path: Path) -> 
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / ".lock").touch()
     link.symlink_to(tmp_path / "elsewhere")
-    with (
-        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as dead,
-        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as living,
-    ):
+    with contextlib.ExitStack() as stack:
+        dead, living = (
+            stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True)) for _ in range(2)
+        )
+        for process in (dead, living):  # before they are waited for
+            stack.callback(process.kill)
         assert dead.stdout and living.stdout
         left, held = Path(dead.stdout.readline().strip()), Path(living.stdout.readline().strip())
         (left / "blockmgr-1").mkdir()
@@ -111,7 +113,6 @@ def test_folders_of_dead_processes_are_removed_and_no_others(tmp_path: Path) -> 
             with scratch(tmp_path):
                 assert own.exists()
         assert not own.exists()
-        living.send_signal(signal.SIGKILL)
     with scratch(tmp_path):
         assert not held.exists()
     assert sorted(tmp_path.iterdir()) == [link, other, tmp_path / "elsewhere"]
