@@ -7,6 +7,7 @@ import json
 import os
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -178,6 +179,36 @@ def test_a_session_with_its_page(tmp_path: Path, public: str | None) -> None:
     shown = {**pages, "the JVM's environment": environment, "its command line": command, "the log": run.stderr}
     for form in (secret, secret.encode().hex(), base64.b64encode(secret.encode()).decode()[:-4]):
         assert [where for where, text in shown.items() if form in text] == []
+
+
+KILLED = """
+from airflow_provider_cdc.processes import kill_session
+from airflow_provider_cdc.spark.session import start
+import os
+
+spark = start("killed", "local[2]")
+assert spark.range(10).count() == 10
+kill_session(os.getsid(0))
+"""
+
+
+@pytest.mark.spark
+def test_a_session_that_is_killed_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Beside Spark's own files the JVM makes some in ``TMPDIR``: the next process removes those, too."""
+    env = {name: value for name, value in os.environ.items() if name != "SPARK_LOCAL_DIRS"}
+    run = subprocess.run(
+        [sys.executable, "-P", "-c", KILLED],
+        env={**env, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        start_new_session=True,
+    )
+    assert run.returncode == -signal.SIGKILL, run.stderr[-3000:]
+    left = [path.relative_to(tmp_path).parts for path in tmp_path.rglob("*")]
+    assert {"blockmgr", "artifacts"} <= {parts[1].partition("-")[0] for parts in left if len(parts) == 2}
+    with scratch(tmp_path) as own:
+        assert [*tmp_path.iterdir()] == [own]
 
 
 #: 127.0.0.1 as the kernel writes it.

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -61,6 +62,8 @@ def start(name: str, master: str, conf: Mapping[str, str] | None = None, ui: boo
     :raises TransientError: if the master does not take the application.
     """
     settings = _settings(name, master, conf or {}, ui)
+    if "java.io.tmpdir" not in settings.get("spark.driver.defaultJavaOptions", ""):
+        settings["spark.driver.extraJavaOptions"] += f' "-Djava.io.tmpdir={_java_folder()}"'
     check_spark_install()
     ensure_java_home()
     # Else Spark takes the first python3 of the PATH for its workers, which need not have this package.
@@ -91,6 +94,17 @@ def start(name: str, master: str, conf: Mapping[str, str] | None = None, ui: boo
     return spark
 
 
+#: Folders of this process's own, as long as it lives.
+_folders = ExitStack()
+atexit.register(_folders.close)
+
+
+@cache
+def _java_folder() -> Path:
+    """Where the JVM of this process makes temporary files that ``SPARK_LOCAL_DIRS`` does not concern."""
+    return _folders.enter_context(scratch())
+
+
 def _own_folders(setting: str | None) -> None:
     """Give Spark folders of this process's own for its temporary files, within those that it would have used.
 
@@ -99,14 +113,12 @@ def _own_folders(setting: str | None) -> None:
     """
     if os.environ.get("SPARK_LOCAL_DIRS") in _made:
         return  # the JVM of this process has them
-    folders = ExitStack()
-    atexit.register(folders.close)
     given = os.environ.get("SPARK_LOCAL_DIRS") or setting or tempfile.gettempdir()
     made, failed = [], []
     for parent in given.split(","):
         try:
             Path(parent).mkdir(parents=True, exist_ok=True)
-            made.append(str(folders.enter_context(scratch(parent))))
+            made.append(str(_folders.enter_context(scratch(parent))))
         except OSError as error:
             failed.append(f"{parent}: {error.strerror}")
     if not made:

@@ -225,8 +225,8 @@ class Store(StreamStore):
         :param max_hw: highest high watermark of its chunks; JSON.
         :return: ``False`` if a newer attempt holds the group; nothing is changed then.
         """
-        values = {"state": "done", "rows": rows, "min_lw": min_lw, "max_hw": max_hw, "finished_at": now()}
-        values |= {"heartbeat_at": None}
+        values = {"state": "done", "rows": rows, "min_lw": min_lw, "max_hw": max_hw}
+        values |= {"finished_at": now(), "heartbeat_at": None}
         with self._write() as session:
             return changed(session, _claimed(pipeline, generation, group_no, attempt).values(values))
 
