@@ -21,7 +21,7 @@ help: ## List the targets
 
 setup: $(STAMP) ## Make .venv with everything, and fetch Java and a MySQL server where there are none
 	@$(BIN)/python -m airflow_provider_cdc.spark.java --install
-	@$(BIN)/python -m tests.servers prefetch
+	@$(BIN)/python -m tests.support.servers prefetch
 
 # uv comes first, out of the lock itself: it checks the same hashes as pip and is several times faster. Where it cannot
 # reach a package index (it does not read pip's configuration), pip does the same work.
@@ -54,7 +54,7 @@ bench-binlog: setup ## Time reading the binlog beside mysqlbinlog, mysql-replica
 	@$(BIN)/python -m bench.binlog
 
 jvm: setup
-	@$(BIN)/python -m tests.jvm
+	@$(BIN)/python -m tests.support.jvm
 
 test: lint jvm ## Lint, then the whole test suite against a real MySQL server
 	CDC_SCHEDULES=$${CDC_SCHEDULES:-50} $(PYTEST) $(BESIDE) -m "not long and not airflow" --durations=30

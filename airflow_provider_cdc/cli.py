@@ -65,7 +65,7 @@ def check(path: str, as_json: bool) -> None:
 def plan(path: str, as_json: bool) -> None:
     """Show the chunk plan and what it would cost; read nothing else, write nothing."""
     from airflow_provider_cdc.core.start import SNAPSHOT, start_text
-    from airflow_provider_cdc.mysql.session import connect
+    from airflow_provider_cdc.mysql.server.session import connect
     from airflow_provider_cdc.phases.preflight import require
     from airflow_provider_cdc.phases.retention import forecast
 

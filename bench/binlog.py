@@ -29,16 +29,16 @@ from uuid import uuid4
 from airflow_provider_cdc.core.offset import Lineage, Offset, Position
 from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.core.schema import TableSchema
-from airflow_provider_cdc.mysql.binlog.stream import BinlogStream
-from airflow_provider_cdc.mysql.binlog.walker import NEVER, Walker
-from airflow_provider_cdc.mysql.catalog import read_schema
-from airflow_provider_cdc.mysql.session import connect
+from airflow_provider_cdc.mysql.binlog.events.stream import BinlogStream
+from airflow_provider_cdc.mysql.binlog.walk.walker import NEVER, Walker
+from airflow_provider_cdc.mysql.server.catalog import read_schema
+from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.sinks.layout import Layout, write_json
 from airflow_provider_cdc.spark.stage import StreamJob
 from bench import debezium
-from tests.packages import find_mysql
-from tests.servers import MySQLServer
-from tests.workload_tables import make_shop
+from tests.support.packages import find_mysql
+from tests.support.servers import MySQLServer
+from tests.support.workload_tables import make_shop
 
 OWN, STAGED, RAW = "own -> Arrow", "own, two processes -> Parquet", "mysqlbinlog --raw -> file"
 REPLICATION, DEBEZIUM = "mysql-replication -> dictionaries", "Debezium engine -> nowhere"

@@ -1,7 +1,7 @@
 """The demo of the command line: a database that is written to all the time is copied into Delta, and proved equal.
 
 Everything in it is real: a MySQL server, writers in processes of their own, and the command ``airflow-cdc``. Only the
-proof is independent of the project: it reads both sides whole and compares every value (``tests/oracle.py``).
+proof is independent of the project: it reads both sides whole and compares every value (``tests/support/oracle.py``).
 """
 
 from __future__ import annotations

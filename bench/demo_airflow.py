@@ -2,7 +2,7 @@
 
 Everything in it is real: a MySQL server, writers in processes of their own, and Airflow's api-server, scheduler,
 dag-processor and triggerer, with a UI to look at. Only the proof is independent of the project: it reads both sides
-whole and compares every value (``tests/oracle.py``).
+whole and compares every value (``tests/support/oracle.py``).
 
 With ``--stay`` the writers begin again after the proof and the stream goes on, until Ctrl-C; then both sides are
 compared once more.
@@ -28,9 +28,9 @@ import httpx
 from airflow_provider_cdc.processes import end_session, members
 from bench.screen import PATIENCE, PAUSE, DemoFailed, catch_signals, ignore_signals, parser, perform
 from bench.shop import Shop, lag
-from tests.airflow_client import ENDED, ApiError, Client, TaskInstance
-from tests.airflow_processes import Airflow, AirflowError
-from tests.processes import members as members_and_children
+from tests.support.airflow_client import ENDED, ApiError, Client, TaskInstance
+from tests.support.airflow_processes import Airflow, AirflowError
+from tests.support.processes import members as members_and_children
 
 ROOT = Path(__file__).resolve().parent.parent
 #: The example, its DAG, the name of the pipeline in it, its connection, and the tasks of interest.

@@ -25,10 +25,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tests.harness import Lake  # noqa: E402
-from tests.processes import members  # noqa: E402
-from tests.servers import MySQLServer  # noqa: E402
-from tests.workload_tables import make_shop  # noqa: E402
+from tests.support.harness import Lake  # noqa: E402
+from tests.support.processes import members  # noqa: E402
+from tests.support.servers import MySQLServer  # noqa: E402
+from tests.support.workload_tables import make_shop  # noqa: E402
 
 MB = 1 << 20
 

@@ -20,7 +20,7 @@ from typing import NoReturn
 from rich.console import Console
 
 from airflow_provider_cdc.exceptions import CdcError
-from tests.servers import ServerUnavailable
+from tests.support.servers import ServerUnavailable
 
 #: Seconds after which waiting for the pipeline is given up, and between two looks at it.
 PATIENCE, PAUSE = 600.0, 0.5

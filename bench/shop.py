@@ -15,9 +15,9 @@ from airflow_provider_cdc.sinks.layout import Layout
 from airflow_provider_cdc.sinks.progress import Progress
 from airflow_provider_cdc.store import Store
 from bench.screen import DemoFailed, Screen
-from tests.oracle import check_ledger, compare_all
-from tests.servers import MySQLServer
-from tests.workload import Counters, Writers, make_shop
+from tests.support.oracle import check_ledger, compare_all
+from tests.support.servers import MySQLServer
+from tests.support.workload import Counters, Writers, make_shop
 
 DATABASE, USER = "shop", "cdc_demo"
 TABLES = ("customer", "customer_address", "orders", "ledger")

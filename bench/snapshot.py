@@ -29,8 +29,8 @@ from typing import Any
 
 from bench import debezium
 from bench import snapshot_arms as arms
-from tests.servers import MySQLServer
-from tests.workload_tables import make_shop
+from tests.support.servers import MySQLServer
+from tests.support.workload_tables import make_shop
 
 OWN, IDLE = "own, Spark, 8,096-row chunks", "own, threads, 8,096-row chunks"
 LARGE, BUSY = "own, threads, 125,000-row chunks", "own, Spark, 2,000 changes/s meanwhile"

@@ -14,8 +14,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 from bench import debezium
-from tests.cli import Cli
-from tests.servers import MySQLServer
+from tests.support.cli import Cli
+from tests.support.servers import MySQLServer
 
 TABLE = "customer"
 #: (database, folder) -> rows; ``None``: to be counted in the files.

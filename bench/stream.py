@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.snapshot import CHANGES_PER_SECOND, changes, machine
-from tests.cli import Cli
-from tests.servers import MySQLServer
-from tests.workload_tables import make_shop
+from tests.support.cli import Cli
+from tests.support.servers import MySQLServer
+from tests.support.workload_tables import make_shop
 
 #: Seconds at the beginning of which nothing counts: Spark compiles its own code.
 _WARM_SECONDS = 30

@@ -10,9 +10,9 @@ from typing import cast
 
 import pytest
 
-from tests import jvm
-from tests.mariadb import MariaDBServer, NewestMariaDBServer
-from tests.servers import MySQLServer, ServerUnavailable
+from tests.support import jvm
+from tests.support.mariadb import MariaDBServer, NewestMariaDBServer
+from tests.support.servers import MySQLServer, ServerUnavailable
 
 # A shell starts what runs in the background with SIGINT ignored, and so would every process that a test interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -32,7 +32,8 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests import ROOT
+
 LISTS = ROOT / "tests" / "mutations"
 PAGE = ROOT / "docs" / "rules.md"
 _PACKAGE = "airflow_provider_cdc/"

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from airflow_provider_cdc.core.spark_conf import DECIDED
 from airflow_provider_cdc.exceptions import NotReadyError
 from airflow_provider_cdc.pipeline import MAX_SERVER_ID, Pipeline, Sink, Snapshot, Source, Spark, State, Stream
+from tests import ROOT
 
 MINIMAL: dict[str, Any] = {
     "name": "shop",
@@ -502,7 +503,7 @@ def test_to_yaml_is_plain() -> None:
 
 
 def test_the_reference_names_every_key() -> None:
-    text = (Path(__file__).parents[1] / "docs" / "pipeline.md").read_text()
+    text = (ROOT / "docs" / "pipeline.md").read_text()
     for section, value in Pipeline.from_dict(FULL).to_dict().items():
         for key in value if isinstance(value, dict) else ():
             assert f"`{section}.{key}`" in text

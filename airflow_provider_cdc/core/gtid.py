@@ -185,7 +185,7 @@ class MariadbPosition:
 def kind_of(server: str) -> type[GtidSet] | type[MariadbPosition]:
     """How a server tells which transactions it has.
 
-    :param server: its identity (:func:`airflow_provider_cdc.mysql.server.identity`).
+    :param server: its identity (:func:`airflow_provider_cdc.mysql.server.identity.identity`).
     """
     return MariadbPosition if server.startswith("mariadb:") else GtidSet
 

@@ -68,7 +68,7 @@ class Offset:
     :param gtid_set: GTIDs at or before the position, in the server's text form. At the very start of a pipeline it may
         hold a few GTIDs just behind the position (transactions in flight then); reading on makes it exact.
     :param xa: XA transactions that are prepared and still open at the position: the xid alone if it holds no row of a
-        captured table, else with the position where it begins (``mysql/xa.py``).
+        captured table, else with the position where it begins (``mysql/binlog/events/xa.py``).
     :param held: GTIDs that the sink holds although they stand behind the position: the server committed in another
         order than the one before it.
     :param began: when the server began the file, in seconds by its own clock: a file of the same name that was begun at

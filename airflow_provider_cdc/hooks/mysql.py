@@ -36,7 +36,7 @@ class CdcMySqlHook(BaseHook):
         :raises NotReadyError: if the connection is missing or not usable, or the server refuses the login.
         :raises TransientError: if the server cannot be reached.
         """
-        from airflow_provider_cdc.mysql.session import connect
+        from airflow_provider_cdc.mysql.server.session import connect
 
         return connect(mysql_args(resolve(self.cdc_mysql_conn_id)))
 
@@ -50,7 +50,7 @@ class CdcMySqlHook(BaseHook):
             found = resolve(self.cdc_mysql_conn_id)
             secrets = found.secrets
             from airflow_provider_cdc.guarded import where
-            from airflow_provider_cdc.mysql.session import connect, rows
+            from airflow_provider_cdc.mysql.server.session import connect, rows
 
             args = mysql_args(found)
             with closing(connect(args)) as connection:

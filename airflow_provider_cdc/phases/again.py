@@ -13,9 +13,9 @@ from sqlalchemy.exc import SQLAlchemyError
 from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.exceptions import CdcError, OtherHistoryError, PurgedError
 from airflow_provider_cdc.failpoints import hit
-from airflow_provider_cdc.mysql.resume import resume
-from airflow_provider_cdc.mysql.server import same_server
-from airflow_provider_cdc.mysql.session import connect
+from airflow_provider_cdc.mysql.places.resume import resume
+from airflow_provider_cdc.mysql.server.identity import same_server
+from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.phases.apply import epoch_fence, highest_epoch, stream_marker
 from airflow_provider_cdc.phases.context import PLAN_SLOT, Context
 from airflow_provider_cdc.phases.snapshot import targets

@@ -10,8 +10,8 @@ from contextlib import closing
 
 from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.exceptions import TableAlteredError, altered
-from airflow_provider_cdc.mysql.planner import plan_again
-from airflow_provider_cdc.mysql.session import connect
+from airflow_provider_cdc.mysql.server.session import connect
+from airflow_provider_cdc.mysql.snapshot.planner import plan_again
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.groups import group_marker
 from airflow_provider_cdc.sinks.delta import target_of

@@ -21,8 +21,8 @@ from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.core.schema import SEQ, TS, TableSchema
 from airflow_provider_cdc.exceptions import CdcError, TerminalError
 from airflow_provider_cdc.failpoints import hit
-from airflow_provider_cdc.mysql.ownership import uncovered
-from airflow_provider_cdc.mysql.session import connect
+from airflow_provider_cdc.mysql.keys.ownership import uncovered
+from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.groups import Coverage
 from airflow_provider_cdc.sinks.delta import Actions, DeltaTarget, Fence

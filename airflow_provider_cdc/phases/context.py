@@ -16,10 +16,10 @@ from airflow_provider_cdc.core.progress import ChunkProgress
 from airflow_provider_cdc.core.start import SNAPSHOT, start_text
 from airflow_provider_cdc.exceptions import NotReadyError
 from airflow_provider_cdc.failpoints import hit
-from airflow_provider_cdc.mysql.planner import make_plan
-from airflow_provider_cdc.mysql.retention import OpenAt, open_to_end, with_beginning
-from airflow_provider_cdc.mysql.session import connect
-from airflow_provider_cdc.mysql.start import plan_from
+from airflow_provider_cdc.mysql.places.binlog_files import OpenAt, open_to_end, with_beginning
+from airflow_provider_cdc.mysql.places.start import plan_from
+from airflow_provider_cdc.mysql.server.session import connect
+from airflow_provider_cdc.mysql.snapshot.planner import make_plan
 from airflow_provider_cdc.phases.liveness import Watcher
 from airflow_provider_cdc.pipeline import Pipeline
 from airflow_provider_cdc.sinks.layout import Layout, make_private, read_plan, write_json_once

@@ -11,11 +11,11 @@ from typing import Any
 
 from airflow_provider_cdc.core.offset import Offset
 from airflow_provider_cdc.exceptions import CdcError, TerminalError
-from airflow_provider_cdc.mysql.lag import oldest_unread, unread_bytes
-from airflow_provider_cdc.mysql.retention import open_to_end, server_time
-from airflow_provider_cdc.mysql.server import identity, same_server
-from airflow_provider_cdc.mysql.session import connect
-from airflow_provider_cdc.mysql.xa import parse_entry
+from airflow_provider_cdc.mysql.binlog.events.xa import parse_entry
+from airflow_provider_cdc.mysql.places.binlog_files import open_to_end, server_time
+from airflow_provider_cdc.mysql.places.lag import oldest_unread, unread_bytes
+from airflow_provider_cdc.mysql.server.identity import identity, same_server
+from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.retention import PurgeWatch
 from airflow_provider_cdc.store.models import BatchRow

@@ -18,13 +18,13 @@ from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.core.start import SNAPSHOT
 from airflow_provider_cdc.exceptions import CdcError, NotReadyError, TerminalError, TransientError
 from airflow_provider_cdc.guarded import where
-from airflow_provider_cdc.mysql.catalog import find_tables, read_schema, why_no_key
-from airflow_provider_cdc.mysql.filters import filters, left_out
-from airflow_provider_cdc.mysql.keys import table_name, text_literal
-from airflow_provider_cdc.mysql.server import DURABLE, binlog_status, identity, is_mariadb
-from airflow_provider_cdc.mysql.session import connect, pairs, rows, value
-from airflow_provider_cdc.mysql.throttle import replica_lag
-from airflow_provider_cdc.mysql.watermark import low_watermark
+from airflow_provider_cdc.mysql.places.watermark import low_watermark
+from airflow_provider_cdc.mysql.server.catalog import find_tables, read_schema, why_no_key
+from airflow_provider_cdc.mysql.server.filters import filters, left_out
+from airflow_provider_cdc.mysql.server.identity import DURABLE, binlog_status, identity, is_mariadb
+from airflow_provider_cdc.mysql.server.key_sql import table_name, text_literal
+from airflow_provider_cdc.mysql.server.session import connect, pairs, rows, value
+from airflow_provider_cdc.mysql.server.throttle import replica_lag
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.retention import forecast
 from airflow_provider_cdc.pipeline import MAX_SLOT

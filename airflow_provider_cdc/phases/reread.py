@@ -28,11 +28,11 @@ from airflow_provider_cdc.core.schema import SEQ
 from airflow_provider_cdc.core.supervision import Watch
 from airflow_provider_cdc.exceptions import CdcError, FencedError, TerminalError, TransientError
 from airflow_provider_cdc.failpoints import hit
-from airflow_provider_cdc.mysql.keys import keys_of
-from airflow_provider_cdc.mysql.ownership import owners
-from airflow_provider_cdc.mysql.resume import gone
-from airflow_provider_cdc.mysql.retention import OpenAt
-from airflow_provider_cdc.mysql.session import connect
+from airflow_provider_cdc.mysql.keys.ownership import owners
+from airflow_provider_cdc.mysql.places.binlog_files import OpenAt
+from airflow_provider_cdc.mysql.places.resume import gone
+from airflow_provider_cdc.mysql.server.key_sql import keys_of
+from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.phases.apply import Applier, epoch_fence, found_rows, stream_marker
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.groups import (

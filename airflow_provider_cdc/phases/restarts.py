@@ -13,9 +13,9 @@ from datetime import UTC, datetime, timedelta
 from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_provider_cdc.exceptions import CdcError
-from airflow_provider_cdc.mysql.retention import server_time
-from airflow_provider_cdc.mysql.server import DURABLE, identity
-from airflow_provider_cdc.mysql.session import connect, pairs
+from airflow_provider_cdc.mysql.places.binlog_files import server_time
+from airflow_provider_cdc.mysql.server.identity import DURABLE, identity
+from airflow_provider_cdc.mysql.server.session import connect, pairs
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.store import Store
 

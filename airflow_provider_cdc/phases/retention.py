@@ -21,7 +21,7 @@ from airflow_provider_cdc.core.plan import CHUNKS_PER_FILE, Plan
 from airflow_provider_cdc.core.progress import ChunkProgress, duration
 from airflow_provider_cdc.core.retention import Retention, estimate, kept_text, verdict
 from airflow_provider_cdc.exceptions import CdcError, NotReadyError, TerminalError, TransientError
-from airflow_provider_cdc.mysql.retention import (
+from airflow_provider_cdc.mysql.places.binlog_files import (
     binlog_files,
     expire_seconds,
     file_began,
@@ -29,8 +29,8 @@ from airflow_provider_cdc.mysql.retention import (
     server_time,
     table_sizes,
 )
-from airflow_provider_cdc.mysql.server import identity, same_server
-from airflow_provider_cdc.mysql.session import connect
+from airflow_provider_cdc.mysql.server.identity import identity, same_server
+from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.progress import group_progress, snapshot_progress
 from airflow_provider_cdc.sinks.notes import Notes

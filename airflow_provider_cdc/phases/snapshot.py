@@ -21,9 +21,9 @@ from airflow_provider_cdc.exceptions import (
     TransientError,
 )
 from airflow_provider_cdc.failpoints import hit
-from airflow_provider_cdc.mysql.resume import gone
-from airflow_provider_cdc.mysql.retention import OpenAt, open_to_end
-from airflow_provider_cdc.mysql.session import connect, rows
+from airflow_provider_cdc.mysql.places.binlog_files import OpenAt, open_to_end
+from airflow_provider_cdc.mysql.places.resume import gone
+from airflow_provider_cdc.mysql.server.session import connect, rows
 from airflow_provider_cdc.phases.amend import amend
 from airflow_provider_cdc.phases.claims import Claim, claim
 from airflow_provider_cdc.phases.context import Context, record_plan

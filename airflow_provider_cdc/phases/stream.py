@@ -26,13 +26,13 @@ from airflow_provider_cdc.exceptions import (
     TransientError,
     kind_of,
 )
-from airflow_provider_cdc.mysql.catalog import definition
-from airflow_provider_cdc.mysql.failover import take_over
-from airflow_provider_cdc.mysql.filters import filters, left_out
-from airflow_provider_cdc.mysql.resume import resume
-from airflow_provider_cdc.mysql.retention import with_beginning
-from airflow_provider_cdc.mysql.server import identity, status
-from airflow_provider_cdc.mysql.session import connect
+from airflow_provider_cdc.mysql.places.binlog_files import with_beginning
+from airflow_provider_cdc.mysql.places.failover import take_over
+from airflow_provider_cdc.mysql.places.resume import resume
+from airflow_provider_cdc.mysql.server.catalog import definition
+from airflow_provider_cdc.mysql.server.filters import filters, left_out
+from airflow_provider_cdc.mysql.server.identity import identity, status
+from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.phases.apply import Applied, Applier, epoch_fence, highest_epoch
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.groups import Coverage
@@ -127,7 +127,7 @@ def begin(context: Context, store: Store, *, catch_up: bool, log: str | None = N
     :raises TerminalError: if the stream cannot go on where it stopped.
     """
     # Compiled now if it never was on this machine: that holds all threads for seconds, the heartbeat's with them.
-    import airflow_provider_cdc.mysql.scanner  # noqa: F401
+    import airflow_provider_cdc.mysql.stream.batches  # noqa: F401
 
     pipeline, plan = context.pipeline, context.need_plan()
     tables = targets(context, plan)

@@ -28,19 +28,19 @@ from airflow_provider_cdc.core.progress import ChunkProgress
 from airflow_provider_cdc.core.schema import SEQ, TableSchema
 from airflow_provider_cdc.core.start import SNAPSHOT, start_text
 from airflow_provider_cdc.exceptions import NotReadyError, TerminalError, TransientError
-from airflow_provider_cdc.mysql.backlog import Backlog
-from airflow_provider_cdc.mysql.binlog.stream import BinlogStream
-from airflow_provider_cdc.mysql.catalog import definition
-from airflow_provider_cdc.mysql.charsets import decoders
-from airflow_provider_cdc.mysql.chunk import ChunkRead
-from airflow_provider_cdc.mysql.lookback import look_back
-from airflow_provider_cdc.mysql.ownership import uncovered
-from airflow_provider_cdc.mysql.planner import plan_table
-from airflow_provider_cdc.mysql.resume import resume
-from airflow_provider_cdc.mysql.session import connect
-from airflow_provider_cdc.mysql.watermark import low_watermark, watermarks
-from airflow_provider_cdc.mysql.whole import pieces
-from airflow_provider_cdc.mysql.xa import read_prepared
+from airflow_provider_cdc.mysql.binlog.events.stream import BinlogStream
+from airflow_provider_cdc.mysql.binlog.events.xa import read_prepared
+from airflow_provider_cdc.mysql.keys.ownership import uncovered
+from airflow_provider_cdc.mysql.places.lookback import look_back
+from airflow_provider_cdc.mysql.places.resume import resume
+from airflow_provider_cdc.mysql.places.watermark import low_watermark, watermarks
+from airflow_provider_cdc.mysql.server.catalog import definition
+from airflow_provider_cdc.mysql.server.charsets import decoders
+from airflow_provider_cdc.mysql.server.session import connect
+from airflow_provider_cdc.mysql.snapshot.backlog import Backlog
+from airflow_provider_cdc.mysql.snapshot.chunk import ChunkRead
+from airflow_provider_cdc.mysql.snapshot.keyless import pieces
+from airflow_provider_cdc.mysql.snapshot.planner import plan_table
 from airflow_provider_cdc.phases.apply import stream_marker
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.groups import group_marker, numbering, read_manifest, watermarks_of

@@ -22,8 +22,8 @@ from pyspark.sql.types import StructType
 from airflow_provider_cdc.connections import mysql_args, resolve, resolve_file
 from airflow_provider_cdc.core.offset import Offset, Position
 from airflow_provider_cdc.exceptions import CdcError, NotReadyError, TransientError
-from airflow_provider_cdc.mysql.surveyor import Surveyor
-from airflow_provider_cdc.mysql.table_log import TableLog
+from airflow_provider_cdc.mysql.stream.surveyor import Surveyor
+from airflow_provider_cdc.mysql.stream.table_log import TableLog
 
 #: Options, and what they are where they are not given.
 _DEFAULTS = {

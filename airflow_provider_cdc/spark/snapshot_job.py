@@ -28,13 +28,13 @@ from airflow_provider_cdc.core.plan import Chunk, Plan, slices
 from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.exceptions import CdcError, pack
 from airflow_provider_cdc.failpoints import hit
-from airflow_provider_cdc.mysql.binlog.stream import BinlogStream
-from airflow_provider_cdc.mysql.catalog import same_definition
-from airflow_provider_cdc.mysql.charsets import decoders
-from airflow_provider_cdc.mysql.retention import with_beginning
-from airflow_provider_cdc.mysql.session import connect
-from airflow_provider_cdc.mysql.throttle import Throttle
-from airflow_provider_cdc.mysql.watermark import watermarks
+from airflow_provider_cdc.mysql.binlog.events.stream import BinlogStream
+from airflow_provider_cdc.mysql.places.binlog_files import with_beginning
+from airflow_provider_cdc.mysql.places.watermark import watermarks
+from airflow_provider_cdc.mysql.server.catalog import same_definition
+from airflow_provider_cdc.mysql.server.charsets import decoders
+from airflow_provider_cdc.mysql.server.session import connect
+from airflow_provider_cdc.mysql.server.throttle import Throttle
 from airflow_provider_cdc.sinks.files import write_file
 from airflow_provider_cdc.sinks.layout import Layout, read_json, write_json_once
 from airflow_provider_cdc.sinks.notes import Notes
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-    from airflow_provider_cdc.mysql.backlog import Backlog
-    from airflow_provider_cdc.mysql.chunk import ChunkRead
+    from airflow_provider_cdc.mysql.snapshot.backlog import Backlog
+    from airflow_provider_cdc.mysql.snapshot.chunk import ChunkRead
 
 #: Copies of a task that may be at work at the same time, each with a replication server id of its own: of two readers
 #: with the same id the server throws one out.
@@ -94,9 +94,9 @@ class SnapshotJob:
         :returns: the manifests of the finished files.
         """
         # Compiled, and so 100 MB of memory, which the driver does not need.
-        from airflow_provider_cdc.mysql.backlog import Backlog
-        from airflow_provider_cdc.mysql.lookback import look_back
-        from airflow_provider_cdc.mysql.whole import pieces
+        from airflow_provider_cdc.mysql.places.lookback import look_back
+        from airflow_provider_cdc.mysql.snapshot.backlog import Backlog
+        from airflow_provider_cdc.mysql.snapshot.keyless import pieces
 
         layout = Layout(self.root, self.pipeline)
         plan = Plan.from_json(read_json(layout.share(self.generation, self.group))).with_zero_dates(self.zero_dates)

@@ -19,14 +19,14 @@ from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.core.schema import SEQ, TableSchema
 from airflow_provider_cdc.exceptions import OtherServerError, PurgedError, TerminalError, TransientError
 from airflow_provider_cdc.failpoints import hit
-from airflow_provider_cdc.mysql.binlog.stream import BinlogStream
-from airflow_provider_cdc.mysql.charsets import decoders
-from airflow_provider_cdc.mysql.session import connect
-from airflow_provider_cdc.mysql.xa import Prepared, parse_entry, read_prepared
+from airflow_provider_cdc.mysql.binlog.events.stream import BinlogStream
+from airflow_provider_cdc.mysql.binlog.events.xa import Prepared, parse_entry, read_prepared
+from airflow_provider_cdc.mysql.server.charsets import decoders
+from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.sinks.layout import Layout, read_plan
 
 if TYPE_CHECKING:
-    from airflow_provider_cdc.mysql.scanner import Scanner
+    from airflow_provider_cdc.mysql.stream.batches import Scanner
 
 #: Bytes of rows in the binlog that are held as changes before they are written.
 _FLUSH_BYTES = 16 << 20
@@ -79,7 +79,7 @@ class StreamJob:
 
     def make_scanner(self) -> Scanner:
         """Scanner of this stream."""
-        from airflow_provider_cdc.mysql.scanner import Scanner  # compiled: not for drivers, see SnapshotJob.read
+        from airflow_provider_cdc.mysql.stream.batches import Scanner  # compiled: not for drivers, see SnapshotJob.read
 
         plan = self.plan()
         tables, connection = {t.id: t for t in plan.tables}, connect(self.connect_args)
@@ -110,8 +110,8 @@ class StreamJob:
 
     def _stage(self, start: Offset, end: Offset, attempt: str, reader: int) -> dict[str, Any]:
         # Compiled: not for drivers, see SnapshotJob.read.
-        from airflow_provider_cdc.mysql.follow import Follower
-        from airflow_provider_cdc.mysql.lookback import look_back
+        from airflow_provider_cdc.mysql.binlog.walk.follow import Follower
+        from airflow_provider_cdc.mysql.places.lookback import look_back
 
         hit("batch.before_read")
         plan = self.plan()

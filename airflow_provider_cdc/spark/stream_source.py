@@ -21,7 +21,7 @@ from airflow_provider_cdc.spark.stage import StreamJob
 
 if TYPE_CHECKING:
     # Not in the processes in which Spark only makes the source or plans its tasks: it loads the compiled decoder.
-    from airflow_provider_cdc.mysql.scanner import Scanner
+    from airflow_provider_cdc.mysql.stream.batches import Scanner
 
 #: Name of the source within one Spark session.
 FORMAT = "airflow_cdc_binlog"

@@ -1,4 +1,4 @@
-"""The arithmetic of chunk plans; bounds against a real server are in tests/mysql/test_planner.py."""
+"""The arithmetic of chunk plans; bounds against a real server are in tests/mysql/snapshot/test_planner.py."""
 
 from __future__ import annotations
 

@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_cdc.processes import kill_session, members
-from tests.airflow_processes import Airflow
+from tests import ROOT
 from tests.in_airflow.site import Site
-from tests.postgres import Postgres
-from tests.proxy import Proxy
-from tests.servers import MySQLServer
-from tests.workload_tables import make_shop
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.airflow_processes import Airflow
+from tests.support.postgres import Postgres
+from tests.support.proxy import Proxy
+from tests.support.servers import MySQLServer
+from tests.support.workload_tables import make_shop
 
 
 @pytest.fixture(scope="package")

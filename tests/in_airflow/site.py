@@ -15,13 +15,13 @@ from airflow_provider_cdc.phases.stream import begin, run_in_process
 from airflow_provider_cdc.pipeline import Pipeline
 from airflow_provider_cdc.sinks.layout import Layout
 from airflow_provider_cdc.store import GroupRow, Store, StreamRow
-from tests.airflow_client import Client
-from tests.airflow_processes import Airflow
-from tests.oracle import compare_all
-from tests.postgres import Postgres
-from tests.proxy import Proxy
-from tests.servers import MySQLServer
-from tests.workload import Writers
+from tests.support.airflow_client import Client
+from tests.support.airflow_processes import Airflow
+from tests.support.oracle import compare_all
+from tests.support.postgres import Postgres
+from tests.support.proxy import Proxy
+from tests.support.servers import MySQLServer
+from tests.support.workload import Writers
 
 
 @dataclasses.dataclass

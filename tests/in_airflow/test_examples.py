@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_cdc import Pipeline, Sink, Source
+from tests import ROOT
 from tests.in_airflow.site import Site
-from tests.oracle import check_ledger
+from tests.support.oracle import check_ledger
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark]
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_every_example_is_run() -> None:

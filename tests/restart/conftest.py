@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.harness import Nursery
+from tests.support.harness import Nursery
 
 
 @pytest.fixture(scope="session")

@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_cdc.failpoints import NAMES
-from tests.harness import KILLED, Lake, Nursery
-from tests.heap import HeapWriter
-from tests.oracle import check_ledger, compare_all
-from tests.servers import MySQLServer
-from tests.workload import Writers, make_foreign, make_shop
+from tests.support.harness import KILLED, Lake, Nursery
+from tests.support.heap import HeapWriter
+from tests.support.oracle import check_ledger, compare_all
+from tests.support.servers import MySQLServer
+from tests.support.workload import Writers, make_foreign, make_shop
 
 #: As many as are needed to die at every failpoint twice and more; fewer are run only when asked for.
 SCHEDULES = int(os.environ.get("CDC_SCHEDULES", 50))

@@ -21,11 +21,11 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_cdc.failpoints import SNAPSHOT
-from tests.harness import KILLED, Lake, Nursery
-from tests.mariadb import MariaDBServer
-from tests.oracle import check_ledger, compare_all
-from tests.servers import MySQLServer
-from tests.workload import Writers, make_foreign, make_shop
+from tests.support.harness import KILLED, Lake, Nursery
+from tests.support.mariadb import MariaDBServer
+from tests.support.oracle import check_ledger, compare_all
+from tests.support.servers import MySQLServer
+from tests.support.workload import Writers, make_foreign, make_shop
 
 SCHEDULES = min(500, int(os.environ.get("CDC_SCHEDULES", 50)))
 SEEDS = [int(os.environ["CDC_SEED"])] if "CDC_SEED" in os.environ else range(SCHEDULES)

@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_cdc.failpoints import VARIABLE
-from tests.harness import KILLED, ROOT, Lake, Nursery, kill_session
-from tests.oracle import check_ledger, compare_all
-from tests.processes import members
-from tests.servers import MySQLServer
-from tests.workload import Writers, make_foreign, make_shop
+from tests import ROOT
+from tests.support.harness import KILLED, Lake, Nursery, kill_session
+from tests.support.oracle import check_ledger, compare_all
+from tests.support.processes import members
+from tests.support.servers import MySQLServer
+from tests.support.workload import Writers, make_foreign, make_shop
 
 pytestmark = pytest.mark.spark
 

@@ -24,9 +24,9 @@ from airflow_provider_cdc.sinks.delta import DeltaTarget, Fence
 from airflow_provider_cdc.sinks.progress import Progress
 from airflow_provider_cdc.spark.snapshot_job import run_in_threads
 from airflow_provider_cdc.store import Store
-from tests.harness import KILLED, Lake, Nursery
-from tests.oracle import compare_all
-from tests.servers import MySQLServer
+from tests.support.harness import KILLED, Lake, Nursery
+from tests.support.oracle import compare_all
+from tests.support.servers import MySQLServer
 
 TABLES = ("a", "b")
 

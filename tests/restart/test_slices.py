@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 
 from airflow_provider_cdc.exceptions import TerminalError
 from airflow_provider_cdc.failpoints import SNAPSHOT
-from airflow_provider_cdc.mysql import chunk as chunk_reader
+from airflow_provider_cdc.mysql.snapshot import chunk as chunk_reader
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.groups import Group
 from airflow_provider_cdc.phases.retention import RetentionGuard
@@ -26,9 +26,9 @@ from airflow_provider_cdc.pipeline import Pipeline
 from airflow_provider_cdc.spark import snapshot_job
 from airflow_provider_cdc.spark.snapshot_job import SnapshotJob, run_in_threads
 from airflow_provider_cdc.store import Store
-from tests.harness import KILLED, Lake, Nursery
-from tests.oracle import compare_all
-from tests.servers import MySQLServer
+from tests.support.harness import KILLED, Lake, Nursery
+from tests.support.oracle import compare_all
+from tests.support.servers import MySQLServer
 
 ROWS, CHUNK_ROWS = 400, 5
 #: 80 chunks, of which 16 share a file.

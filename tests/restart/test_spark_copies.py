@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from tests.copies import CASES
-from tests.harness import ROOT, Lake, Nursery, kill_session
-from tests.oracle import compare_all
-from tests.servers import MySQLServer
-from tests.spark_cluster import SparkCluster
+from tests import ROOT
+from tests.support.copies import CASES
+from tests.support.harness import Lake, Nursery, kill_session
+from tests.support.oracle import compare_all
+from tests.support.servers import MySQLServer
+from tests.support.spark_cluster import SparkCluster
 
 pytestmark = pytest.mark.spark
 
@@ -62,7 +63,7 @@ def test_no_copy_publishes_twice_or_mixes_files(
     words.mkdir()
     file = lake.write_pipeline(database, chunk_rows=CHUNK_ROWS, group_rows=10_000, parallelism=2)
     env = {**os.environ, "AIRFLOW_CONN_CDC_SOURCE": mysql_server.uri(**cdc_user)}
-    command = [sys.executable, "-m", "tests.copies", case, str(file), cluster.uri, str(words), point]
+    command = [sys.executable, "-m", "tests.support.copies", case, str(file), cluster.uri, str(words), point]
     with (tmp_path / "log").open("wb") as log:
         run = subprocess.Popen(
             command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True

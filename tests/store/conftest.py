@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 from sqlalchemy import URL, make_url
 
-from tests.postgres import Postgres
-from tests.servers import MySQLServer
+from tests.support.postgres import Postgres
+from tests.support.servers import MySQLServer
 
 
 @pytest.fixture(scope="package")

@@ -9,8 +9,8 @@ from sqlalchemy import URL, event, make_url, text
 
 from airflow_provider_cdc.exceptions import TransientError
 from airflow_provider_cdc.store import Store, engine
-from tests.postgres import Postgres
-from tests.proxy import Proxy
+from tests.support.postgres import Postgres
+from tests.support.proxy import Proxy
 
 
 @pytest.mark.timeout(60)

@@ -21,7 +21,7 @@ from airflow_provider_cdc.store import BatchTotals, EpochTotals, GroupProgress, 
 from airflow_provider_cdc.store.database import HEAD, VERSION_TABLE
 from airflow_provider_cdc.store.migrate import revisions
 from airflow_provider_cdc.store.models import Base
-from tests.postgres import Postgres
+from tests.support.postgres import Postgres
 
 P, G = "shop", 1
 LW = {"file": "binlog.000001", "position": 4, "gtid_set": "a:1-5"}

@@ -1,0 +1,1 @@
+"""The binlog as it comes over a connection: events and whole transactions."""

@@ -1,0 +1,106 @@
+"""Does a statement of the binlog change a captured table?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from airflow_provider_cdc.core.ddl import Statement, fold, may_name
+from airflow_provider_cdc.core.detours import Detours, stays_inside
+from airflow_provider_cdc.core.offset import Position
+from airflow_provider_cdc.core.schema import TableSchema
+from airflow_provider_cdc.exceptions import TerminalError
+from airflow_provider_cdc.mysql.binlog.events.stream import Event
+
+_BY_ROW = "let writers use binlog_format=ROW, then start with a fresh sink.path"
+_SEE = "GRANT SELECT, SHOW VIEW, TRIGGER ON *.* TO the user of the connection and run again"
+#: A flag of statements: it uses a temporary table. In a stored procedure it stays set for those that do not.
+_THREAD_SPECIFIC = 4
+
+
+class DdlError(TerminalError):
+    """A statement changed a captured table in a way that the stream cannot follow."""
+
+
+#: Looks up what leads to captured tables now; ``None``: that may not be seen.
+LookUp = Callable[[], Detours | None]
+
+
+class Judge:
+    """Judges the statements of a binlog, one after the other.
+
+    :param captured: captured tables by (database, table).
+    :param detours: looks up what leads to them. Without it a change by statement is judged by its own words alone: for
+        those who read behind one that has judged.
+    """
+
+    def __init__(self, captured: Mapping[tuple[str, str], TableSchema], detours: LookUp | None) -> None:
+        self._folded = {(fold(database), fold(table)): schema for (database, table), schema in captured.items()}
+        self._look_up = detours
+        self._seen: Detours | None = None
+
+    def altered(self, event: Event, found: Statement) -> list[TableSchema]:
+        """Captured tables that a DDL changes.
+
+        :raises DdlError: if their rows may be changed by a statement. Its text stays unsaid: it may hold secrets.
+        """
+        live = {name: schema for name, schema in self._folded.items() if not is_over(schema, event)}
+        dropped = {(database, table) for database in found.databases for _, table in live}
+        hit = [
+            schema
+            for name, schema in live.items()
+            if may_name(found.tables | dropped, name) and not _keeps_key(schema, found.index)
+        ]
+        if found.anything and not hit and self._look_up is None:
+            hit = list(live.values())[:1]
+        if hit and found.kind == "dml":
+            raise DdlError(
+                f"{found.what} logged by statement may change captured table {hit[0].label}, at {event.where}",
+                f"its rows are not in the binlog: {_BY_ROW}",
+            )
+        if live and not hit and self._look_up is not None:
+            self._check_detours(event, found, self._look_up)
+        return sorted(hit, key=lambda schema: schema.label)
+
+    def check_emptied(self, event: Event, found: Statement) -> None:
+        """Make sure that what is emptied is not a temporary table that hides the captured one.
+
+        :raises DdlError: if it may be one.
+        """
+        if event.flags & _THREAD_SPECIFIC:
+            raise DdlError(
+                f"{found.what} by a session that uses temporary tables, at {event.where}: whether of captured table "
+                f"{'.'.join(found.emptied or ())} or of a temporary one with its name, the binlog does not tell",
+                "let such sessions use binlog_format=ROW, then start with a fresh sink.path",
+            )
+
+    def _check_detours(self, event: Event, found: Statement, look_up: LookUp) -> None:
+        if found.kind in ("ddl", "harmless"):
+            self._seen = None  # the catalog may not be what it was
+        if not found.mentioned or stays_inside(found):
+            return
+        if self._seen is None:
+            self._seen = look_up()
+        if self._seen is None:
+            raise DdlError(
+                f"{found.what} logged by statement, at {event.where}: whether a view, a trigger or a function leads "
+                "from what it names to a captured table may not be seen",
+                f"{_SEE}; if one does, {_BY_ROW}",
+            )
+        if taken := self._seen.taken(found):
+            raise DdlError(
+                f"{found.what} logged by statement may change captured tables by way of {'.'.join(taken[0])} (a view, "
+                f"trigger, function or foreign key), at {event.where}",
+                f"its rows are not in the binlog: {_BY_ROW}",
+            )
+
+
+def is_over(schema: TableSchema, event: Event) -> bool:
+    """Whether an event is of no concern, since the table was planned again behind it."""
+    return schema.since is not None and Position(event.file, event.start) < schema.since
+
+
+def _keeps_key(schema: TableSchema, index: str) -> bool:
+    """Whether what is dropped is an index, and not the key."""
+    if not index or not schema.key:
+        return bool(index)
+    return schema.key_index is not None and index != fold(schema.key_index)

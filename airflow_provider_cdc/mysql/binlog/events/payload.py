@@ -1,0 +1,100 @@
+"""Compressed transactions (``binlog_transaction_compression``): the events inside of one outer event."""
+
+from __future__ import annotations
+
+import io
+import struct
+from collections.abc import Iterator
+from typing import IO
+
+import zstandard
+
+from airflow_provider_cdc.exceptions import TerminalError
+from airflow_provider_cdc.mysql.binlog.events.stream import Event
+from airflow_provider_cdc.mysql.binlog.events.table_map import packed_int
+
+_END, _COMPRESSION, _UNCOMPRESSED_SIZE = 0, 2, 3
+_ZSTD, _NONE = 0, 255
+HEADER = struct.Struct("<IBIIIH")
+
+
+def inner_events(event: Event) -> Iterator[Event]:
+    """Unpack a TRANSACTION_PAYLOAD event.
+
+    :param event: the outer event.
+    :returns: the inner events; they have no checksum of their own, and their place is that of the outer event.
+    :raises TerminalError: if the payload is damaged or its compression unknown.
+    """
+    source, expected = unpack(event, zstandard.ZstdDecompressor())
+    total = 0
+    try:
+        for header, data in _split(source):
+            timestamp, kind, server_id, _, _, flags = header
+            total += HEADER.size + len(data)
+            place = event.file, event.position, event.start
+            yield Event(kind, timestamp, memoryview(data), *place, server_id, flags)
+    except (EOFError, zstandard.ZstdError):
+        raise damaged(event) from None
+    if expected is not None and total != expected:
+        raise damaged(event)
+
+
+def unpack(event: Event, decompressor: zstandard.ZstdDecompressor) -> tuple[IO[bytes], int | None]:
+    """Open a payload for reading: (the events one after the other, how many bytes they are said to have).
+
+    :param event: the outer event.
+    :param decompressor: not in use elsewhere at the same time.
+    :raises TerminalError: if its compression is unknown.
+    """
+    compression, expected, at, body = _NONE, None, 0, event.body
+    try:
+        while True:
+            kind, at = packed_int(body, at)
+            if kind == _END:
+                break
+            size, at = packed_int(body, at)
+            if kind == _COMPRESSION:
+                compression = packed_int(body, at)[0]
+            elif kind == _UNCOMPRESSED_SIZE:
+                expected = packed_int(body, at)[0]
+            at += size
+    except IndexError:
+        raise damaged(event) from None
+    if compression == _NONE:
+        return io.BytesIO(body[at:]), expected
+    if compression != _ZSTD:
+        raise TerminalError(
+            f"unknown compression {compression} of a transaction at {event.where}",
+            "set binlog_transaction_compression=OFF, then start with a fresh sink.path",
+        )
+    # Read as a stream: the sizes in the event are claims, and nothing is allocated by them.
+    return decompressor.stream_reader(body[at:], read_across_frames=True), expected
+
+
+def _split(source: IO[bytes]) -> Iterator[tuple[tuple[int, ...], bytes]]:
+    while head := _exactly(source, HEADER.size):
+        header = HEADER.unpack(head)
+        size = header[3] - HEADER.size
+        data = _exactly(source, size) if size > 0 else b""
+        if len(data) != size:
+            raise EOFError
+        yield header, data
+
+
+def _exactly(source: IO[bytes], size: int) -> bytes:
+    """``size`` bytes, or none at the end."""
+    parts, left = [], size
+    while left and (part := source.read(min(left, 1 << 20))):
+        parts.append(part)
+        left -= len(part)
+    if left and left != size:
+        raise EOFError
+    return b"".join(parts)
+
+
+def damaged(event: Event) -> TerminalError:
+    """The error for a payload that makes no sense."""
+    return TerminalError(
+        f"damaged compressed transaction at {event.where}",
+        "run again; if it stays, set binlog_transaction_compression=OFF and start with a fresh sink.path",
+    )

@@ -1,0 +1,127 @@
+"""The query event: default database and text of a statement."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+
+from pymysql.charset import charset_by_id
+
+from airflow_provider_cdc.core.ddl import Quoting
+from airflow_provider_cdc.exceptions import TerminalError
+from airflow_provider_cdc.mysql.binlog.events.stream import Event
+
+_HEADER_SIZE = 13  # thread, duration, length of the database name, error code, length of the status variables
+_SQL_MODE, _CHARSET, _CATALOG = 1, 4, 6
+#: Sizes of the status variables that can stand before the character set, and its own.
+_FIXED_SIZES = {0: 4, _SQL_MODE: 8, 3: 4, _CHARSET: 6}
+_ANSI_QUOTES, _NO_BACKSLASH_ESCAPES = 4, 1 << 20
+#: Character sets of clients that the codec of this name decodes to the last character as servers do, or refuses.
+_CODECS = {
+    **dict.fromkeys(("utf8", "utf8mb3", "utf8mb4"), "utf-8"),
+    "latin1": "cp1252",
+    "koi8r": "koi8_r",
+    "macroman": "mac_roman",
+    **{name: name for name in ("ascii", "latin2", "latin5", "latin7", "tis620", "euckr", "gb2312", "gbk", "cp932")},
+    **{name: name for name in ("cp850", "cp852", "cp1250", "cp1251", "cp1257")},
+}
+#: Others whose codec finds the borders of characters, of which a byte may look like a quote or a backslash.
+_BORDERS = {"big5": "big5", "sjis": "shift_jis", "gb18030": "gb18030"}
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A statement.
+
+    :param database: default database.
+    :param text: what is executed. A lone surrogate stands for what is not known: bytes that are not of the client's
+        character set, and characters of a set that is not decoded as the server does it.
+    :param quoting: how the session quotes.
+    """
+
+    database: str
+    text: str
+    quoting: Quoting
+
+
+def inflate(data: memoryview, event: Event) -> bytes:
+    """Unpack what MariaDB has compressed (``log_bin_compress``).
+
+    :param data: one byte with the algorithm and the width of the length, the length (most significant byte first),
+        then what zlib made of it.
+    :raises TerminalError: if it is damaged.
+    """
+    width = data[0] & 7 if data else 0
+    expected = int.from_bytes(data[1 : 1 + width], "big")
+    try:
+        if not data or data[0] & 0x70:
+            raise zlib.error
+        # The length is a claim: nothing beyond it is unpacked.
+        unpacker = zlib.decompressobj()
+        found = unpacker.decompress(data[1 + width :], expected + 1)
+        if len(found) != expected or not unpacker.eof:
+            raise zlib.error
+    except zlib.error:
+        raise TerminalError(
+            f"damaged compressed event at {event.where}",
+            "run again; if it stays, set log_bin_compress=OFF and start with a fresh sink.path",
+        ) from None
+    return found
+
+
+def read_query(event: Event, extra: int = 0, compressed: bool = False) -> Query:
+    """Read a statement.
+
+    :param event: a QUERY event.
+    :param extra: bytes of a longer header (13 in EXECUTE_LOAD_QUERY).
+    :param compressed: whether the text is (MariaDB's QUERY_COMPRESSED).
+    :raises TerminalError: if the event is cut off.
+    """
+    body = event.body
+    at = _HEADER_SIZE + extra
+    if len(body) < at:
+        raise TerminalError(f"cut off statement at {event.where}", "report this")
+    database_size = body[8]
+    status_size = int.from_bytes(body[11:13], "little")
+    status = _status(body[at : at + status_size])
+    at += status_size
+    if at + database_size + 1 > len(body):
+        raise TerminalError(f"cut off statement at {event.where}", "report this")
+    database = bytes(body[at : at + database_size]).decode("utf-8", "surrogateescape")
+    rest = body[at + database_size + 1 :]
+    text = inflate(rest, event) if compressed else bytes(rest)
+    mode = status.get(_SQL_MODE, 0)
+    quoting = Quoting(not mode & _NO_BACKSLASH_ESCAPES, bool(mode & _ANSI_QUOTES))
+    return Query(database, _decode(text, _charset(status.get(_CHARSET))), quoting)
+
+
+def _decode(text: bytes, charset: str) -> str:
+    if text.isascii():
+        return text.decode("ascii")
+    if charset in _BORDERS:
+        found = text.decode(_BORDERS[charset], "surrogateescape")
+        return "".join(c if c.isascii() else "\udcff" for c in found)
+    return text.decode(_CODECS.get(charset, "ascii"), "surrogateescape")
+
+
+def _charset(collation: int | None) -> str:
+    """Character set of the client; numbers that are not known are of newer collations, which only Unicode has."""
+    try:
+        return str(charset_by_id((collation or 0) & 0xFFFF).name)  # type: ignore[attr-defined]
+    except KeyError:
+        return "utf8mb4"
+
+
+def _status(variables: memoryview) -> dict[int, int]:
+    """Status variables up to the character set, as numbers."""
+    found, at = dict[int, int](), 0
+    while at < len(variables) and _CHARSET not in found:
+        kind = variables[at]
+        if kind == _CATALOG:
+            at += 2 + variables[at + 1] if at + 1 < len(variables) else 2
+        elif kind in _FIXED_SIZES:
+            found[kind] = int.from_bytes(variables[at + 1 : at + 1 + _FIXED_SIZES[kind]], "little")
+            at += 1 + _FIXED_SIZES[kind]
+        else:
+            break
+    return found

@@ -1,0 +1,434 @@
+"""The binlog as a stream of checked events.
+
+Connecting, logging in and asking for the binlog is left to ``mysql-replication``; the events are taken apart here.
+Every event proves itself: its length, its checksum by the algorithm of its own file, and its position, which is
+counted in 64 bits because the header's 32 bits wrap at 4 GiB.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import socket
+import struct
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+import pymysql
+from pymysqlreplication import BinLogStreamReader
+
+from airflow_provider_cdc.core.offset import Position
+from airflow_provider_cdc.exceptions import (
+    CdcError,
+    DamageError,
+    NotReadyError,
+    OtherHistoryError,
+    PurgedError,
+    TerminalError,
+    TornFileError,
+    TransientError,
+)
+from airflow_provider_cdc.guarded import GuardedConnection
+from airflow_provider_cdc.mysql.server.heads import behind_torn_end
+from airflow_provider_cdc.mysql.server.identity import identity, is_mariadb, same_server
+from airflow_provider_cdc.mysql.server.session import DENIED, SESSION, connect
+
+ROTATE, FORMAT_DESCRIPTION, HEARTBEAT, HEARTBEAT_V2, START_ENCRYPTION = 4, 15, 27, 41, 164
+#: What stands at the beginning of a file, and is sent to each reader first wherever it begins; without a position then.
+_FIRST = frozenset({FORMAT_DESCRIPTION, START_ENCRYPTION})
+_HEADER = struct.Struct("<IBIIIH")  # timestamp, type, server id, size, end position (32 bits), flags
+COM_BINLOG_DUMP, _SEND_ANNOTATE_ROWS = 0x12, 2
+_CHECKSUM_SIZE = 4
+_ARTIFICIAL = 0x20
+_IN_USE = 0x01
+_ER_SOURCE_FATAL = 1236
+#: Headers of events have 32 bits for a position.
+_BITS = 0xFFFF_FFFF
+#: So has the request for a stream.
+_FARTHEST_START = _BITS
+_FIRST_EVENT = 4
+_TORN = "nothing proves that the next file goes on with what lies before: start with a fresh sink.path"
+#: The server drops a reader that takes nothing for this long; a slow sink must not lose its stream.
+_NET_TIMEOUT = 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event of the binlog.
+
+    :param type: event type code.
+    :param timestamp: seconds since the epoch, as the header says: when the statement started.
+    :param body: what follows the header, without checksum.
+    :param file: binlog file.
+    :param position: where the event ends in the file. Events that the server makes up (heartbeats, the rotate and
+        format events at the start of a stream) stand where the stream stands.
+    :param start: where it starts.
+    :param server_id: id of the server that wrote it first.
+    :param flags: of its header.
+    """
+
+    type: int
+    timestamp: int
+    body: memoryview
+    file: str
+    position: int
+    start: int
+    server_id: int = 0
+    flags: int = 0
+
+    @property
+    def where(self) -> str:
+        """The place for messages: ``file:start``."""
+        return f"{self.file}:{self.start}"
+
+
+class BinlogStream:
+    """An open binlog stream: iterate over it for :class:`Event`.
+
+    With ``blocking`` the stream waits for new events and never ends; without, it ends where the binlog ends.
+
+    :param connect_args: keyword arguments of ``pymysql.connect``.
+    :param server_id: replica server id of this reader: no other reader or replica may have it.
+    :param replica_uuid: uuid that this reader reports; one of its own.
+    :param file: binlog file to start in.
+    :param position: where to start in it, in bytes: the start of an event.
+    :param heartbeat_seconds: how often an idle server sends a heartbeat.
+    :param read_timeout: seconds of silence after which the connection counts as lost.
+    :param blocking: whether to wait for new events.
+    :param server: identity of the server that the position belongs to; ``None`` accepts any.
+    :raises TransientError: if the server cannot be reached.
+    :raises NotReadyError: if the user may not read the binlog.
+    :raises TerminalError: if a start above 4 GiB does not exist; any other wrong one shows with the first event.
+
+    ``begun`` tells when the files were begun that have been read, by name, in seconds by the server's clock.
+    """
+
+    def __init__(
+        self,
+        connect_args: Mapping[str, Any],
+        *,
+        server_id: int,
+        replica_uuid: str,
+        file: str,
+        position: int,
+        heartbeat_seconds: float = 1.0,
+        read_timeout: int = 30,
+        blocking: bool = True,
+        server: str | None = None,
+    ) -> None:
+        self.file, self.position = file, position if position <= _FARTHEST_START else _FIRST_EVENT
+        self.begun: dict[str, int] = {}
+        self._args = connect_args
+        self._checksum = True  # until a format event says otherwise: the reader asks for CRC32
+        self._closed, self._ahead = False, False
+        settings = {key: value for key, value in connect_args.items() if key != "cursorclass"}
+        settings |= {"charset": "utf8mb4", "autocommit": True, "read_timeout": read_timeout}
+        settings |= {"write_timeout": read_timeout}  # of the TLS handshake, too, which would have none
+        self._reader = BinLogStreamReader(
+            connection_settings=settings,
+            server_id=server_id,
+            slave_uuid=replica_uuid,
+            slave_heartbeat=heartbeat_seconds,
+            blocking=blocking,
+            resume_stream=True,
+            log_file=file,
+            log_pos=self.position,
+            enable_logging=False,  # it would log the connection settings
+            pymysql_wrapper=partial(_connect, server),
+        )
+        try:
+            self._reader._BinLogStreamReader__connect_to_stream()
+        except (pymysql.MySQLError, OSError) as error:
+            self._drop()
+            raise self._failure(error) from None
+        self._connection = self._reader._stream_connection
+        self._mariadb = is_mariadb(self._connection)
+        if self.position < position:
+            self._skip(file, position)
+
+    def __iter__(self) -> Iterator[Event]:
+        while (packet := self._read()) is not None:
+            yield self._event(packet)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the stream; a thread that waits in it sees its end. Doing so twice is allowed."""
+        if not self._closed:
+            self._closed = True
+            self._drop()
+
+    def _skip(self, file: str, position: int) -> None:
+        """Read up to a position that the protocol has no bits for; only a huge transaction makes such a file."""
+        while self.position < position and (packet := self._read()) is not None:
+            self._event(packet)
+        if (self.file, self.position) != (file, position):
+            self.close()
+            raise TerminalError(
+                f"there is no binlog event at {file}:{position}: the server is at {self.file}:{self.position}",
+                "start again with a fresh sink.path",
+            )
+
+    def _drop(self) -> None:
+        connection: Any = getattr(self._reader, "_stream_connection", None)
+        # Shut down first: closing a socket that another thread reads would wait for that thread.
+        with contextlib.suppress(Exception):
+            connection._sock.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(Exception):
+            connection.close()
+
+    def _read(self) -> bytes | None:
+        """The next packet without its leading status byte; ``None`` at the end."""
+        try:
+            packet: bytes = b"\xfe" if self._closed else self._connection._read_packet()._data
+        except (pymysql.MySQLError, OSError, AttributeError, ValueError) as error:
+            if self._closed:  # by another thread, while this one waited
+                return None
+            raise self._failure(error) from None
+        return self._event_in(packet)
+
+    def _event_in(self, packet: bytes) -> bytes | None:
+        if packet[:1] == b"\xfe" and len(packet) < 9:
+            self.close()
+            return None
+        if packet[:1] != b"\x00":
+            raise _damaged("unknown packet in the binlog stream", f"{self.file}:{self.position}")
+        return packet[1:]
+
+    @property
+    def has_checksums(self) -> bool:
+        """Whether the events of the present file end with a checksum."""
+        return self._checksum
+
+    @property
+    def is_mariadb(self) -> bool:
+        """Whether the server is MariaDB."""
+        return self._mariadb
+
+    def take_over(self) -> int:
+        """Leave reading to :meth:`receive` and :meth:`accept` from now on; the number of the next packet."""
+        # As the driver does before it reads.
+        self._connection._sock.settimeout(self._connection._read_timeout)
+        self._ahead = True
+        return int(self._connection._next_seq_id)
+
+    def receive(self, into: memoryview) -> int:
+        """Receive some bytes as they come from the server; 0 if the stream was closed by another thread.
+
+        :param into: space, at least as much as the driver's buffer has.
+        :raises TransientError: if the connection is lost.
+        """
+        try:
+            got = 0 if self._closed else int(self._receive(into))
+        except (pymysql.MySQLError, OSError, AttributeError, ValueError) as error:
+            if self._closed:
+                return 0
+            raise self._failure(error) from None
+        if not got and not self._closed:
+            raise self._failure(pymysql.err.OperationalError(2013, "Lost connection to MySQL server during query"))
+        return got
+
+    def _receive(self, into: memoryview) -> int:
+        """Once what the driver's buffer holds, then past that: with bytes in it, readinto1 may wait for more."""
+        file, ahead = self._connection._rfile, self._ahead
+        self._ahead = False
+        return int(file.readinto1(into[: io.DEFAULT_BUFFER_SIZE]) if ahead else file.raw.readinto(into))
+
+    def accept(self, packet: bytes) -> Event | None:
+        """Check a packet and make the event of it; ``None`` at the end of the stream.
+
+        :param packet: without its header of four bytes. ``position`` and ``file`` stand where it begins.
+        """
+        if packet[:1] == b"\xff":
+            try:
+                pymysql.err.raise_mysql_exception(packet)
+            except pymysql.MySQLError as error:
+                raise self._failure(error) from None
+        data = self._event_in(packet)
+        return None if data is None else self._event(data)
+
+    def _failure(self, error: Exception) -> CdcError:
+        where, text = f"{self.file}:{self.position}", _text(error)
+        code = error.args[0] if error.args else None
+        if code in DENIED:
+            return NotReadyError(
+                f"the server denies the binlog to this user: {text}",
+                "see user, password and the grant REPLICATION SLAVE",
+            )
+        if code != _ER_SOURCE_FATAL:
+            return TransientError(f"no binlog stream at {where}: {text}", "see that the server is up, and try again")
+        if "server_uuid/server_id" in text:
+            remedy = "another reader has the same replica server id or uuid: stop it, or give this pipeline another id"
+        elif "purged" in text or "Could not find first log file" in text:
+            return PurgedError(
+                f"the server refuses the binlog at {where}: {text}",
+                "the server has removed this part of its binlog: start again with a fresh sink.path, "
+                "and raise binlog_expire_logs_seconds",
+            )
+        elif "truncated in the middle of event" in text:
+            return TornFileError(f"the binlog at {where} is cut off: {text}", _TORN)
+        elif "max_allowed_packet" in text:
+            remedy = "raise max_allowed_packet above the largest row event; if it is, the position is wrong"
+        elif mode := re.search("GTID_MODE = (ON|OFF)", text):  # it was switched before this was read
+            remedy = f"SET GLOBAL gtid_mode = {mode[1]}_PERMISSIVE until the stream has reached the end of the binlog"
+        elif "checksum" in text:
+            remedy = "see that the server can send binlog checksums (binlog_checksum=CRC32)"
+        else:
+            remedy = "see that this position exists in this server's binlog; if not, start again with a fresh sink.path"
+        return TerminalError(f"the server refuses the binlog at {where}: {text}", remedy)
+
+    def _event(self, data: bytes) -> Event:
+        where = f"{self.file}:{self.position}"
+        if len(data) < _HEADER.size:
+            raise _damaged(f"cut off event of {len(data)} bytes", where)
+        timestamp, kind, server_id, size, end, flags = _HEADER.unpack_from(data)
+        if size != len(data):
+            raise _damaged(f"event of type {kind} with {len(data)} bytes that claims {size}", where)
+        if kind == FORMAT_DESCRIPTION:
+            # One byte for the algorithm and room for a checksum end this event, whatever the algorithm is.
+            algorithm = data[-_CHECKSUM_SIZE - 1]
+            if algorithm not in (0, 1):
+                raise _damaged(f"unknown checksum algorithm {algorithm}", where)
+            self._checksum = algorithm == 1
+        if self._checksum:
+            self._verify(data, kind, where)
+        if kind == FORMAT_DESCRIPTION:
+            self._same_file(self.file, timestamp)
+        has_room = self._checksum or kind == FORMAT_DESCRIPTION
+        body = memoryview(data)[_HEADER.size : len(data) - _CHECKSUM_SIZE if has_room else len(data)]
+        start = self.position
+        if kind in (HEARTBEAT, HEARTBEAT_V2):
+            self._heartbeat(kind, body, end, where)
+        elif kind == ROTATE and (flags & _ARTIFICIAL or end == 0):
+            self._rotate(body, where)
+            start = self.position
+        elif not flags & _ARTIFICIAL and (end != 0 or (self._mariadb and kind not in _FIRST)):
+            self.position += size
+            # MariaDB (from 11.7, binlog_legacy_event_pos=OFF) does not number the events inside of a transaction; its
+            # last one shows whether any was missing.
+            if end != 0 and self.position & _BITS != end:
+                expected = self.position & _BITS
+                raise _damaged(f"event of type {kind} that ends at {end}, {expected} expected,", where)
+        event = Event(kind, timestamp, body, self.file, self.position, start, server_id, flags)
+        if kind == ROTATE and not flags & _ARTIFICIAL and end != 0:
+            self._rotate(body, where)
+        return event
+
+    def behind_torn_end(self, at: Position) -> Position | None:
+        """See :func:`~airflow_provider_cdc.mysql.server.heads.behind_torn_end`."""
+        with contextlib.closing(connect(self._args)) as connection:
+            return behind_torn_end(connection, at)
+
+    def expect(self, begun: dict[str, int]) -> None:
+        """Stop at a file that was begun at another time than one of its name that was read before.
+
+        :param begun: when files were begun; those that are read are added.
+        """
+        found, self.begun = self.begun, begun
+        for file, began in found.items():
+            self._same_file(file, began)
+
+    def _same_file(self, file: str, began: int) -> None:
+        """A file's format event, which each reader of it gets first, says when the file was begun."""
+        known = self.begun.setdefault(file, began)
+        if known != began:
+            raise OtherHistoryError(
+                f"binlog file {file} of the server was begun at {_moment(began)}, and the one that was read, of the "
+                f"same name, at {_moment(known)}"
+            )
+
+    def _verify(self, data: bytes, kind: int, where: str) -> None:
+        covered = data[:-_CHECKSUM_SIZE]
+        if kind == FORMAT_DESCRIPTION and data[17] & _IN_USE:
+            # "File in use" is not part of what the checksum was taken of.
+            covered = data[:17] + bytes([data[17] & ~_IN_USE]) + data[18:-_CHECKSUM_SIZE]
+        if zlib.crc32(covered) != int.from_bytes(data[-_CHECKSUM_SIZE:], "little"):
+            raise _damaged(f"wrong checksum of the event of type {kind}", where)
+
+    def _rotate(self, body: memoryview, where: str) -> None:
+        if len(body) < 9:
+            raise _damaged("cut off rotate event", where)
+        self.position = int.from_bytes(body[:8], "little")
+        self.file = bytes(body[8:]).decode("utf-8", "replace")
+
+    def _heartbeat(self, kind: int, body: memoryview, end: int, where: str) -> None:
+        """A heartbeat says how far the server has read; it is ahead of us only where it left events out."""
+        if kind == HEARTBEAT:
+            file, position = bytes(body).decode("utf-8", "replace"), end
+            # 32 bits of a position that cannot lie behind us.
+            position += self.position & ~_BITS
+            position += (_BITS + 1) * (position < self.position)
+        else:
+            file, position = _heartbeat_v2(body)
+        if file != self.file or position != self.position:
+            raise _damaged(f"the server is at {file}:{position}, events are missing: its stream stands", where)
+
+
+def _damaged(what: str, where: str) -> DamageError:
+    return DamageError(
+        f"{what} at {where}",
+        "Run again. If it stays at this place, the binlog is damaged there, or no event begins where the stream began: "
+        "start with a fresh sink.path",
+        where,
+    )
+
+
+def _heartbeat_v2(body: memoryview) -> tuple[str, int]:
+    """File and position of a heartbeat event of the second kind: a list of (type, length, value)."""
+    file, position, at = "", 0, 0
+    while at < len(body) and body[at] != 0:
+        kind, size = body[at], body[at + 1]
+        value = body[at + 2 : at + 2 + size]
+        if kind == 1:
+            file = bytes(value).decode("utf-8", "replace")
+        elif kind == 2:
+            # A packed integer: one byte up to 250, else a byte for the width and then the number.
+            position = value[0] if value[0] < 251 else int.from_bytes(value[1:], "little")
+        at += 2 + size
+    return file, position
+
+
+def _connect(server: str | None, **settings: Any) -> pymysql.Connection[Any]:
+    """Open the connection and prepare its session for the dump; replaces ``pymysql.connect`` in the library."""
+    connection = GuardedConnection(**settings, init_command=SESSION)
+    try:
+        same_server(identity(connection), server)
+    except CdcError:
+        connection.close()
+        raise
+    if is_mariadb(connection):
+        connection._write_bytes = partial(_with_annotations, connection._write_bytes)  # type: ignore[attr-defined]
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET SESSION net_write_timeout = {_NET_TIMEOUT}, SESSION net_read_timeout = {_NET_TIMEOUT}")
+        # A reader that knows checksums can read files with and without; the server's present setting says nothing
+        # about older files.
+        cursor.execute("SET @source_binlog_checksum = 'CRC32', @master_binlog_checksum = 'CRC32'")
+        # To MariaDB: a reader that understands its GTIDs. Others get events that are made up and end elsewhere.
+        cursor.execute("SET @mariadb_slave_capability = 4")
+    return connection
+
+
+def _with_annotations(send: Callable[[bytes], None], data: bytes) -> None:
+    """Set the flag of the dump command by which MariaDB sends all events: without it some are left out silently."""
+    if data[4] == COM_BINLOG_DUMP:
+        data = data[:9] + bytes([data[9] | _SEND_ANNOTATE_ROWS]) + data[10:]
+    send(data)
+
+
+def _moment(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat()
+
+
+def _text(error: Exception) -> str:
+    """The error's own words; pymysql's never hold the password."""
+    return str(error.args[-1]) if error.args else type(error).__name__

@@ -1,0 +1,449 @@
+"""From events to whole transactions.
+
+Nothing is skipped silently: every event type is either understood, or known to carry no rows, or stops the stream
+with its type, its place and what to do. Rows of captured tables are kept as raw bytes; of other tables only the table
+id is looked at.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, NoReturn
+
+from airflow_provider_cdc.core.ddl import Statement, classify, xid_text
+from airflow_provider_cdc.core.schema import TableSchema
+from airflow_provider_cdc.exceptions import TerminalError, TornFileError
+from airflow_provider_cdc.mysql.binlog.events.gtid_event import GTID_EVENTS, read_gtid
+from airflow_provider_cdc.mysql.binlog.events.judge import DdlError, Judge, LookUp, is_over
+from airflow_provider_cdc.mysql.binlog.events.payload import inner_events
+from airflow_provider_cdc.mysql.binlog.events.query import Query, inflate, read_query
+from airflow_provider_cdc.mysql.binlog.events.spill import spill
+from airflow_provider_cdc.mysql.binlog.events.stream import (
+    FORMAT_DESCRIPTION,
+    HEARTBEAT,
+    HEARTBEAT_V2,
+    ROTATE,
+    START_ENCRYPTION,
+    Event,
+)
+from airflow_provider_cdc.mysql.binlog.events.table_map import TableMap, packed_int, read_table_map, table_of
+
+QUERY, STOP, XID, TABLE_MAP, INCIDENT = 2, 3, 16, 19, 26
+EXECUTE_LOAD_QUERY, PREVIOUS_GTIDS, XA_PREPARE, PARTIAL_UPDATE_ROWS, TRANSACTION_PAYLOAD = 18, 35, 38, 39, 40
+QUERY_COMPRESSED = 165
+_INSERT, _UPDATE, _DELETE = (23, 30), (24, 31), (25, 32)
+_KINDS: dict[int, Literal["insert", "update", "delete"]] = {
+    **dict.fromkeys(_INSERT, "insert"),
+    **dict.fromkeys(_UPDATE, "update"),
+    **dict.fromkeys(_DELETE, "delete"),
+}
+#: MariaDB's compressed row events, and the events that they unpack to.
+_COMPRESSED = {166: 23, 167: 24, 168: 25, 169: 30, 170: 31, 171: 32}
+_ROWS_V1 = frozenset({23, 24, 25})
+_BINLOG_CHECKPOINT, _GTID_LIST = 161, 163
+#: Events that stand between transactions and only show how far the log has been read.
+_BETWEEN = frozenset(
+    # The server decrypts what it sends; the event that says that a file is encrypted comes all the same.
+    {STOP, ROTATE, FORMAT_DESCRIPTION, PREVIOUS_GTIDS, _BINLOG_CHECKPOINT, _GTID_LIST, START_ENCRYPTION}
+)
+#: Events that carry no rows, with what they are for.
+_WITHOUT_ROWS = {
+    5: "INTVAR: value of an AUTO_INCREMENT for the statement that follows; that statement is judged",
+    9: "APPEND_BLOCK: file content of a LOAD DATA by statement; the statement that follows is judged",
+    11: "DELETE_FILE: takes such a file content back",
+    13: "RAND: random seeds for the statement that follows",
+    14: "USER_VAR: a user variable for the statement that follows",
+    17: "BEGIN_LOAD_QUERY: file content, as APPEND_BLOCK",
+    28: "IGNORABLE: by its definition",
+    29: "ROWS_QUERY: the text of the statement whose rows follow",
+    36: "TRANSACTION_CONTEXT: of group replication, for its certification",
+    37: "VIEW_CHANGE: of group replication, membership",
+    160: "ANNOTATE_ROWS: MariaDB's text of the statement whose rows follow",
+}
+_STMT_END = 1
+#: Bytes of rows of an XA transaction that are held in memory.
+_HELD_BYTES = 16 << 20
+_NO_TABLE = 0xFF_FFFF  # "dummy" rows event that only closes a statement
+FRESH = "to take the new definition, start with a fresh sink.path (or remove the old one) and run again"
+
+
+@dataclass(frozen=True, slots=True)
+class RowsEvent:
+    """Changed rows of one captured table, not decoded yet.
+
+    :param table: schema and layout.
+    :param kind: what happened to the rows.
+    :param data: row images one after the other; for updates before and after in turn.
+    :param where: place for messages.
+    :param present: bitmaps of the columns that the images have, of an update one for the old images and one for the
+        new ones; empty if they have all.
+    """
+
+    table: TableMap
+    kind: Literal["insert", "update", "delete"]
+    data: memoryview
+    where: str
+    present: bytes = b""
+
+    @property
+    def schema(self) -> TableSchema:
+        """The captured table."""
+        return self.table.schema
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """A whole transaction, or a statement that is one by itself.
+
+    :param file: binlog file.
+    :param position: end of the whole transaction; of a compressed one the end of the outer event.
+    :param start_position: where its GTID event starts.
+    :param gtid: such as ``uuid:7`` or ``uuid:tag:7``, of MariaDB ``domain-server-7``; empty if the server gives none.
+    :param commit_us: commit time on this server, microseconds since the epoch, UTC.
+    :param rows: row events of captured tables in order.
+    :param xa_prepared: name of the XA transaction that ends here prepared.
+    :param prepared: its row events of captured tables: nobody may see them before its XA COMMIT.
+    :param xa_finished: name of the XA transaction that an XA COMMIT or XA ROLLBACK ends here.
+    :param xa_committed: whether it was an XA COMMIT.
+    :param emptied: captured table that a TRUNCATE empties here.
+    :param altered: captured tables that another DDL changes here, or whose rows here have another layout than theirs
+        (only where the reader asked to be told instead of an error).
+    """
+
+    file: str
+    position: int
+    start_position: int
+    gtid: str
+    commit_us: int
+    rows: tuple[RowsEvent, ...] = ()
+    xa_prepared: str | None = None
+    prepared: tuple[RowsEvent, ...] = ()
+    xa_finished: str | None = None
+    xa_committed: bool = False
+    emptied: tuple[str, str] | None = None
+    altered: frozenset[tuple[str, str]] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """The log has been read up to here, and no transaction is open."""
+
+    file: str
+    position: int
+
+
+def read_transactions(
+    events: Iterable[Event], captured: Mapping[tuple[str, str], TableSchema], *, tell_ddl: bool = False
+) -> Iterator[Transaction | Reached]:
+    """Assemble events into whole transactions.
+
+    :param events: events from the start of a transaction on.
+    :param captured: captured tables by (database, table), spelled as the server spells them.
+    :param tell_ddl: say in ``Transaction.altered`` that a definition changed, instead of stopping.
+    :returns: every transaction, also those without captured rows, and every place reached between them.
+    :raises TerminalError: for anything that cannot be understood or followed.
+    :raises DdlError: for a statement that changes a captured table.
+    """
+    assembler = Assembler(captured, tell_ddl)
+    for event in events:
+        if event.type == TRANSACTION_PAYLOAD:
+            for inner in inner_events(event):
+                yield from assembler.take(inner)
+            if assembler.open is not None:
+                _stop(event, "a compressed transaction without its end")
+        else:
+            yield from assembler.take(event)
+
+
+@dataclass(slots=True)
+class OpenTransaction:
+    """The transaction that is being read."""
+
+    gtid: str
+    commit_us: int
+    file: str
+    start: int
+    begun: bool = False
+    xa: bool = False
+    idle: bool = False
+    emptied: tuple[str, str] | None = None
+    altered: set[tuple[str, str]] = field(default_factory=set)
+    rows: list[RowsEvent] = field(default_factory=list)
+    tables: dict[int, TableMap | None] = field(default_factory=dict)
+    held: int = 0
+    spilled: int = 0
+
+    def add(self, rows: RowsEvent) -> None:
+        """Keep row events; those of an XA transaction, which may wait for long, not all in memory."""
+        self.rows.append(rows)
+        self.held += len(rows.data)
+        if self.xa and self.held >= _HELD_BYTES:
+            fresh = self.rows[self.spilled :]
+            data = spill([row.data for row in fresh])
+            self.rows[self.spilled :] = [replace(row, data=part) for row, part in zip(fresh, data, strict=True)]
+            self.held, self.spilled = 0, len(self.rows)
+
+
+class Assembler:
+    """Puts the events of a binlog together to transactions.
+
+    ``open`` is the transaction that is being read; who reads events in other ways may set it.
+
+    :param captured: tables whose rows are wanted.
+    :param tell_ddl: see :func:`read_transactions`.
+    :param detours: see :class:`~airflow_provider_cdc.mysql.binlog.events.judge.Judge`.
+    """
+
+    def __init__(
+        self,
+        captured: Mapping[tuple[str, str], TableSchema],
+        tell_ddl: bool = False,
+        detours: LookUp | None = None,
+    ) -> None:
+        self.captured, self.tell_ddl = captured, tell_ddl
+        self._judge = Judge(captured, detours)
+        self.open: OpenTransaction | None = None
+        # Table maps repeat without end: those that have been checked are known by their bytes.
+        self.checked: dict[bytes, TableMap] = {}
+
+    def take(self, event: Event) -> Iterator[Transaction | Reached]:
+        """Take the next event; what ends with it.
+
+        :raises TerminalError: for an event that cannot be understood.
+        """
+        kind = event.type
+        if kind == TABLE_MAP:
+            self._table_map(event)
+        elif kind in _KINDS:
+            self._rows(event, _KINDS[kind])
+        elif kind in GTID_EVENTS:
+            self._gtid(event)
+        elif kind in _COMPRESSED:
+            self._rows(event, _KINDS[_COMPRESSED[kind]])
+        elif kind == QUERY:
+            yield from self._statement(event, read_query(event))
+        elif kind == EXECUTE_LOAD_QUERY:
+            yield from self._statement(event, read_query(event, extra=13))
+        elif kind == QUERY_COMPRESSED:
+            yield from self._statement(event, read_query(event, compressed=True))
+        elif kind == XID:
+            yield self._end(event)
+        elif kind == XA_PREPARE:
+            yield self._xa_prepare(event)
+        elif kind in (HEARTBEAT, HEARTBEAT_V2):
+            if self.open is None:
+                yield Reached(event.file, event.position)
+        elif kind in _BETWEEN:
+            if self.open is not None:
+                raise TornFileError(
+                    f"transaction {self.open.gtid} is cut off, at {event.where} (event type {event.type})",
+                    "nothing proves that what follows goes on with what lies before: start with a fresh sink.path",
+                )
+            yield Reached(event.file, event.position)
+        elif kind not in _WITHOUT_ROWS:
+            self._refuse(event)
+
+    def _refuse(self, event: Event) -> None:
+        if event.type == INCIDENT:
+            _stop(
+                event,
+                "the server reports lost events (INCIDENT)",
+                "rows are missing from the binlog: start with a fresh sink.path",
+            )
+        if event.type == PARTIAL_UPDATE_ROWS:
+            tx = self._transaction(event)
+            table_id = int.from_bytes(event.body[:6], "little")
+            if table_id not in tx.tables:
+                _stop(event, f"rows of an unannounced table id {table_id}")
+            if table := tx.tables[table_id]:
+                _stop(
+                    event,
+                    f"a partial JSON update of {table.schema.label}",
+                    "set binlog_row_value_options='' in the sessions that write, then start with a fresh sink.path",
+                )
+            self._statement_end(event, tx)
+            return
+        _stop(event, f"event type {event.type}, which is not known", "report this with the server's version")
+
+    def _transaction(self, event: Event) -> OpenTransaction:
+        if self.open is None:
+            _stop(event, "an event outside of a transaction", "start at a transaction's start")
+        return self.open
+
+    def _gtid(self, event: Event) -> None:
+        if self.open is not None:
+            _stop(event, f"transaction {self.open.gtid} is cut off")
+        try:
+            begin = read_gtid(event)
+        except ValueError as error:
+            _stop(event, f"a GTID event that cannot be read ({error})")
+        self.open = OpenTransaction(
+            begin.gtid, begin.commit_us, event.file, event.start, begin.begun, begin.xa, begin.idle
+        )
+
+    def _end(
+        self,
+        event: Event,
+        prepared: str | None = None,
+        finished: str | None = None,
+        committed: bool = False,
+        keep: bool = True,
+    ) -> Transaction:
+        tx = self._transaction(event)
+        self.open = None
+        return Transaction(
+            file=tx.file,
+            position=event.position,
+            start_position=tx.start,
+            gtid=tx.gtid,
+            commit_us=tx.commit_us,
+            rows=tuple(tx.rows) if keep and prepared is None else (),
+            xa_prepared=prepared,
+            prepared=tuple(tx.rows) if prepared is not None else (),
+            xa_finished=finished,
+            xa_committed=committed,
+            emptied=tx.emptied,
+            altered=frozenset(tx.altered),
+        )
+
+    def _xa_prepare(self, event: Event) -> Transaction:
+        try:
+            one_phase, format_id, gtrid_size, bqual_size = struct.unpack_from("<Biii", event.body)
+        except struct.error:
+            _stop(event, "a cut off XA_PREPARE event")
+        if one_phase:
+            return self._end(event)
+        name = bytes(event.body[13 : 13 + gtrid_size + bqual_size])
+        return self._end(event, prepared=xid_text(format_id, name[:gtrid_size], name[gtrid_size:]))
+
+    def _statement(self, event: Event, query: Query) -> Iterator[Transaction]:
+        found = classify(query.text, query.database, query.quoting)
+        tx = self._transaction(event)
+        if not tx.idle:
+            self._check(event, found)
+        if found.kind in ("begin", "xa_start"):
+            tx.begun, tx.xa = True, found.kind == "xa_start"
+        elif found.kind == "commit":
+            if tx.rows:
+                _stop(
+                    event,
+                    f"a transaction that changed {tx.rows[0].schema.label} ends with COMMIT instead of an XID. It also "
+                    "changed a table of an engine without two-phase commit, such as Aria, so the server commits its "
+                    "rows in InnoDB outside of the order of the binlog, and may lose them when it is killed",
+                    "make the other table ENGINE=InnoDB (or Aria with TRANSACTIONAL=0), then start with a fresh sink",
+                )
+            yield self._end(event)
+        elif found.kind == "rollback":
+            yield self._end(event, keep=False)
+        elif found.kind in ("xa_commit", "xa_rollback"):
+            yield self._end(event, finished=found.xid, committed=found.kind == "xa_commit")
+        elif found.kind == "rollback_to":
+            if tx.rows:
+                _stop(
+                    event,
+                    f"ROLLBACK TO a savepoint in a transaction that changed {tx.rows[0].schema.label} and a "
+                    "non-transactional table",
+                    "do not mix storage engines in one transaction; start with a fresh sink.path",
+                )
+        elif not tx.begun:
+            yield self._end(event)  # a statement of its own: DDL
+
+    def _check(self, event: Event, found: Statement) -> None:
+        """Stop at a statement that changes a captured table."""
+        altered = self._judge.altered(event, found)
+        if not altered:
+            return
+        tx = self._transaction(event)
+        if found.emptied in self.captured and len(altered) == 1 and not tx.begun:
+            self._judge.check_emptied(event, found)
+            tx.emptied = found.emptied
+        elif self.tell_ddl:
+            tx.altered |= {schema.id for schema in altered}
+        else:
+            raise DdlError(f"{found.what} on captured table {altered[0].label}, at {event.where}", FRESH)
+
+    def _table_map(self, event: Event) -> None:
+        tx = self._transaction(event)
+        try:
+            table_id, name, at = table_of(event.body)
+        except IndexError:
+            _stop(event, "a cut off table map")
+        schema = self.captured.get(name)
+        over = schema is not None and is_over(schema, event)
+        if schema is None or (over and not tx.xa):
+            tx.tables[table_id] = None
+            return
+        known = bytes(event.body[8:])
+        if known not in self.checked:
+            try:
+                self.checked[known] = read_table_map(event.body, at, schema, event.where)
+            except TerminalError:
+                if over:  # from before the DDL, which has waited for the end of the XA transaction
+                    tx.tables[table_id] = None
+                    return
+                if not self.tell_ddl:
+                    raise
+                tx.altered.add(name)
+                tx.tables[table_id] = None
+                return
+        tx.tables[table_id] = self.checked[known]
+
+    def _rows(self, event: Event, kind: Literal["insert", "update", "delete"]) -> None:
+        tx = self._transaction(event)
+        body = event.body
+        table_id = int.from_bytes(body[:6], "little")
+        if table_id in tx.tables:
+            if table := tx.tables[table_id]:
+                tx.add(self._captured_rows(event, kind, table))
+        elif table_id != _NO_TABLE:
+            _stop(event, f"rows of an unannounced table id {table_id}", "start at a transaction's start")
+        self._statement_end(event, tx)
+
+    def _statement_end(self, event: Event, tx: OpenTransaction) -> None:
+        if int.from_bytes(event.body[6:8], "little") & _STMT_END:
+            tx.tables.clear()
+
+    def _captured_rows(self, event: Event, kind: Literal["insert", "update", "delete"], table: TableMap) -> RowsEvent:
+        body, label = event.body, table.schema.label
+        try:
+            written = _COMPRESSED.get(event.type, event.type)
+            at = 8 if written in _ROWS_V1 else 8 + int.from_bytes(body[8:10], "little")
+            count, at = packed_int(body, at)
+        except IndexError:
+            _stop(event, f"a cut off rows event of {label}")
+        if count != len(table.columns):
+            _stop(event, f"rows of {label} with {count} columns, {len(table.columns)} expected")
+        size, all_columns = (count + 7) // 8, (1 << count) - 1
+        needs = {"insert": "a", "update": "ba", "delete": "b"}[kind]
+        present = bytes(body[at : at + size * len(needs)])
+        bitmaps = [int.from_bytes(present[i * size : (i + 1) * size], "little") for i in range(len(needs))]
+        for need, bitmap in zip(needs, bitmaps, strict=True):
+            needed = table.schema.needed_before if need == "b" else table.schema.needed_after
+            _complete(
+                event, table.schema, [c.name for i, c in enumerate(table.schema.columns) if bitmap >> i & 1], needed
+            )
+        if all(bitmap & all_columns == all_columns for bitmap in bitmaps):
+            present = b""
+        data = body[at + size * len(needs) :]
+        if event.type in _COMPRESSED:
+            data = memoryview(inflate(data, event))
+        return RowsEvent(table, kind, data, event.where, present)
+
+
+def _complete(event: Event, schema: TableSchema, found: Sequence[str], needed: frozenset[str]) -> None:
+    """Stop unless images have all columns that are needed."""
+    missing = [c.name for c in schema.columns if c.name in needed.difference(found)]
+    if missing:
+        _stop(
+            event,
+            f"row images of {schema.label} are not full: they lack {', '.join(missing)}",
+            "set binlog_row_image=FULL in the sessions that write (it can differ from the global value); if these are "
+            "generated columns, which MariaDB leaves out of updates from 11.8 on even so, do not copy them "
+            "(source.exclude_columns); then start with a fresh sink.path",
+        )
+
+
+def _stop(event: Event, what: str, remedy: str = "report this with the server's version") -> NoReturn:
+    raise TerminalError(f"{what}, at {event.where} (event type {event.type})", remedy)

@@ -1,0 +1,84 @@
+"""XA transactions: their rows are in the binlog at XA PREPARE, and nobody may see them before XA COMMIT."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
+
+from airflow_provider_cdc.core.offset import Position
+from airflow_provider_cdc.core.schema import TableSchema
+from airflow_provider_cdc.exceptions import TransientError
+from airflow_provider_cdc.mysql.binlog.events.stream import BinlogStream
+from airflow_provider_cdc.mysql.binlog.events.transactions import RowsEvent, Transaction, read_transactions
+
+
+class Prepared:
+    """Holds the rows of XA transactions from XA PREPARE to their end.
+
+    :param known: rows of those that are prepared where the reading begins, by name.
+    :param look_back: finds the rows of one that is committed and was prepared before the reading began.
+    """
+
+    def __init__(
+        self,
+        known: Mapping[str, tuple[RowsEvent, ...]],
+        look_back: Callable[[Transaction], tuple[RowsEvent, ...]],
+    ) -> None:
+        self._rows, self._look_back = dict(known), look_back
+
+    def visible(self, transaction: Transaction) -> tuple[RowsEvent, ...]:
+        """The row events that become visible with a transaction, to be read in the order of the binlog."""
+        if transaction.xa_finished is None:
+            self.follow(transaction)
+            return transaction.rows
+        rows = self._rows.pop(transaction.xa_finished, None)
+        if not transaction.xa_committed:
+            return ()
+        if rows is None:
+            rows = self._look_back(transaction)
+        # A table that was planned again lacks nothing that became visible before; when it was written does not matter.
+        end = Position(transaction.file, transaction.position)
+        return tuple(event for event in rows if event.schema.since is None or event.schema.since < end)
+
+    def follow(self, transaction: Transaction) -> None:
+        """Go past a transaction whose changes are of no concern."""
+        if transaction.xa_prepared is not None:
+            self._rows[transaction.xa_prepared] = transaction.prepared
+        if transaction.xa_finished is not None:
+            self._rows.pop(transaction.xa_finished, None)
+
+
+def entry(xid: str, at: Position | None) -> str:
+    """How an offset lists an open XA transaction: its name and, if it has captured rows, where they begin."""
+    return xid if at is None else f"{xid} {at.file}:{at.position}"
+
+
+def parse_entry(text: str) -> tuple[str, Position | None]:
+    """Inverse of :func:`entry`."""
+    xid, _, place = text.partition(" ")
+    file, _, position = place.rpartition(":")
+    return xid, Position(file, int(position)) if place else None
+
+
+def read_prepared(
+    entries: Iterable[str],
+    open_at: Callable[[Position], BinlogStream],
+    captured: Mapping[tuple[str, str], TableSchema],
+) -> dict[str, tuple[RowsEvent, ...]]:
+    """Read the rows of prepared XA transactions again, from the place of each.
+
+    :param entries: open XA transactions of an offset.
+    :param open_at: opens a binlog stream at a position.
+    :param captured: captured tables.
+    """
+    known: dict[str, tuple[RowsEvent, ...]] = {}
+    for text in entries:
+        xid, at = parse_entry(text)
+        known[xid] = ()
+        if at is not None:
+            with closing(open_at(at)) as stream:
+                found = next(t for t in read_transactions(stream, captured) if isinstance(t, Transaction))
+            if found.xa_prepared != xid:
+                raise TransientError(f"there is no XA PREPARE of {xid} at {at}", "Run again")
+            known[xid] = found.prepared
+    return known

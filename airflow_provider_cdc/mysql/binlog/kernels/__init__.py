@@ -1,0 +1,1 @@
+"""Machine code that walks events and decodes rows, GTIDs and JSON documents."""

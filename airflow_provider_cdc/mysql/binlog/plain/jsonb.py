@@ -1,0 +1,182 @@
+"""MySQL's binary JSON, printed as the server prints it.
+
+The text is the server's to the byte: order of keys as stored, a blank after comma and colon, doubles in the server's
+form, and SQL values inside a document (decimals, dates, binary) as the server writes them out.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import struct
+from collections.abc import Iterator
+
+from airflow_provider_cdc.mysql.binlog.events.table_map import DATE, DATETIME, NEWDECIMAL, TIME, TIMESTAMP
+from airflow_provider_cdc.mysql.binlog.plain.values import decimal_size, decimal_text, unpack_moment, unpack_time
+
+_SMALL_OBJECT, _LARGE_OBJECT, _SMALL_ARRAY, _LARGE_ARRAY, _LITERAL = 0, 1, 2, 3, 4
+_INT16, _UINT16, _INT32, _UINT32, _INT64, _UINT64, _DOUBLE, _STRING, _OPAQUE = 5, 6, 7, 8, 9, 10, 11, 12, 15
+_LITERALS = {0: "null", 1: "true", 2: "false"}
+_INTEGERS = {
+    _INT16: (2, True),
+    _UINT16: (2, False),
+    _INT32: (4, True),
+    _UINT32: (4, False),
+    _INT64: (8, True),
+    _UINT64: (8, False),
+}
+_ESCAPES = {i: f"\\u{i:04x}" for i in range(32)} | {
+    ord(char): escaped
+    for char, escaped in {
+        '"': '\\"',
+        "\\": "\\\\",
+        "\b": "\\b",
+        "\f": "\\f",
+        "\n": "\\n",
+        "\r": "\\r",
+        "\t": "\\t",
+    }.items()
+}
+#: The server allows documents of this depth and no deeper.
+MAX_DEPTH = 100
+
+
+def json_text(data: bytes) -> str:
+    """Text of a binary JSON document, the same as the server's ``CAST(document AS CHAR)``.
+
+    :param data: the stored document. None at all stands for the JSON ``null``, as in the server.
+    :raises ValueError: if it is damaged.
+    """
+    if not data:
+        return "null"
+    try:
+        return "".join(_value(data[0], memoryview(data)[1:], 0))
+    except (IndexError, KeyError, struct.error) as error:
+        raise ValueError(f"damaged JSON document: {error}") from None
+
+
+def _value(kind: int, data: memoryview, depth: int) -> Iterator[str]:
+    """Print the value that ``data`` begins with; offsets inside count from its beginning."""
+    if kind <= _LARGE_ARRAY:
+        if depth >= MAX_DEPTH:
+            raise ValueError("damaged JSON document: too deep")
+        yield from _container(kind, data, depth)
+    elif kind == _LITERAL:
+        yield _LITERALS[data[0]]
+    elif kind in _INTEGERS:
+        size, signed = _INTEGERS[kind]
+        yield str(int.from_bytes(_cut(data, 0, size), "little", signed=signed))
+    elif kind == _DOUBLE:
+        yield double_text(struct.unpack_from("<d", data)[0])
+    elif kind == _STRING:
+        size, at = _length(data, 0)
+        yield _quoted(_cut(data, at, size).decode())
+    elif kind == _OPAQUE:
+        size, at = _length(data, 1)
+        yield _opaque(data[0], _cut(data, at, size))
+    else:
+        raise ValueError(f"damaged JSON document: unknown type {kind}")
+
+
+def _container(kind: int, data: memoryview, depth: int) -> Iterator[str]:
+    width = 4 if kind in (_LARGE_OBJECT, _LARGE_ARRAY) else 2
+    is_object = kind in (_SMALL_OBJECT, _LARGE_OBJECT)
+
+    def number(at: int, size: int = width) -> int:
+        return int.from_bytes(_cut(data, at, size), "little")
+
+    count, size = number(0), number(width)
+    if size > len(data):
+        raise ValueError("damaged JSON document: cut off")
+    keys = 2 * width
+    values = keys + (count * (width + 2) if is_object else 0)
+    yield "{" if is_object else "["
+    for i in range(count):
+        if i:
+            yield ", "
+        if is_object:
+            entry = keys + i * (width + 2)
+            yield _quoted(_cut(data, number(entry), number(entry + width, 2)).decode())
+            yield ": "
+        entry = values + i * (1 + width)
+        inner = data[entry]
+        # Small values stand in the entry itself, others at an offset.
+        if inner in (_LITERAL, _INT16, _UINT16) or (width == 4 and inner in (_INT32, _UINT32)):
+            yield from _value(inner, data[entry + 1 : entry + 1 + width], depth + 1)
+        else:
+            yield from _value(inner, data[number(entry + 1) : size], depth + 1)
+    yield "}" if is_object else "]"
+
+
+def _cut(data: memoryview, at: int, size: int) -> bytes:
+    part = bytes(data[at : at + size])
+    if len(part) != size:
+        raise ValueError("damaged JSON document: cut off")
+    return part
+
+
+def _length(data: memoryview, at: int) -> tuple[int, int]:
+    """A length in groups of seven bits, lowest first, and the offset behind it."""
+    size = 0
+    for i in range(5):
+        byte = data[at + i]
+        size |= (byte & 0x7F) << 7 * i
+        if not byte & 0x80:
+            return size, at + i + 1
+    raise ValueError("damaged JSON document: length")
+
+
+def _quoted(text: str) -> str:
+    return f'"{text.translate(_ESCAPES)}"'
+
+
+def double_text(value: float) -> str:
+    """Text of a double as the server prints it in JSON: shortest digits that read back to the same number.
+
+    With an exponent if the decimal point falls more than 14 places before the first digit, or more than 15 behind it
+    and behind the last digit as well; else in plain form, where a number without fraction gets ``.0``.
+    """
+    if not math.isfinite(value):
+        raise ValueError("damaged JSON document: not a number")
+    sign = "-" if math.copysign(1, value) < 0 else ""
+    if value == 0:
+        return f"{sign}0.0"
+    mantissa, _, exponent = repr(abs(value)).partition("e")
+    whole, _, fraction = mantissa.partition(".")
+    digits = (whole + fraction).lstrip("0")
+    # Place of the decimal point, counted from the first digit that is not zero: 0.d1d2... times ten to this.
+    point = int(exponent or 0) + (len(whole) if whole != "0" else len(fraction.lstrip("0")) - len(fraction))
+    digits = digits.rstrip("0")
+    if point < -14 or (point > 15 and point >= len(digits)):
+        tail = f".{digits[1:]}" if len(digits) > 1 else ""
+        return f"{sign}{digits[0]}{tail}e{point - 1}"
+    if point <= 0:
+        return f"{sign}0.{'0' * -point}{digits}"
+    if point >= len(digits):
+        return f"{sign}{digits}{'0' * (point - len(digits))}.0"
+    return f"{sign}{digits[:point]}.{digits[point:]}"
+
+
+def _opaque(kind: int, data: bytes) -> str:
+    """An SQL value inside a document."""
+    if kind == NEWDECIMAL:
+        precision, scale = data[0], data[1]
+        if len(data) != 2 + decimal_size(precision, scale):
+            raise ValueError("damaged JSON document: decimal")
+        return decimal_text(data[2:], precision, scale)
+    if kind in (DATE, DATETIME, TIMESTAMP, TIME):
+        packed = int.from_bytes(data, "little", signed=True)
+        size = abs(packed)
+        micros = size & 0xFF_FFFF
+        if kind == TIME:
+            hours, minutes, seconds = unpack_time(size >> 24)
+            sign = "-" if packed < 0 else ""
+            return f'"{sign}{hours:02d}:{minutes:02d}:{seconds:02d}.{micros:06d}"'
+        moment = unpack_moment(size >> 24)
+        day = f"{moment.year:04d}-{moment.month:02d}-{moment.day:02d}"
+        if kind == DATE:
+            return f'"{day}"'
+        return f'"{day} {moment.hour:02d}:{moment.minute:02d}:{moment.second:02d}.{micros:06d}"'
+    # The server breaks base64 into lines of 76 characters, and the line ends are escaped like any others.
+    text = base64.b64encode(data).decode()
+    return _quoted(f"base64:type{kind}:" + "\n".join(text[i : i + 76] for i in range(0, len(text), 76)))

@@ -1,0 +1,343 @@
+"""From row images to values, in plain Python: clear before fast.
+
+Every value is what the server itself says of it, ready for ``pyarrow.array(values, type=column.arrow_type)``. What
+has no such value (a zero date, bytes that are not text) stops the stream; it never turns into NULL.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from datetime import date
+from decimal import Decimal
+from functools import lru_cache
+from typing import Any
+from uuid import UUID
+
+from airflow_provider_cdc.core.schema import (
+    ADDRESS_TYPES,
+    BINARY_TYPES,
+    GEOMETRY_TYPES,
+    INTEGER_TYPES,
+    MEMBER_TYPES,
+    TEXT_TYPES,
+    Column,
+)
+from airflow_provider_cdc.exceptions import TerminalError
+from airflow_provider_cdc.mysql.binlog.events.table_map import (
+    BLOB,
+    BLOB_COMPRESSED,
+    VECTOR,
+    TableMap,
+    WireColumn,
+    with_members,
+)
+from airflow_provider_cdc.mysql.binlog.events.transactions import RowsEvent
+from airflow_provider_cdc.mysql.binlog.plain.jsonb import json_text
+from airflow_provider_cdc.mysql.binlog.plain.mariadb_values import inet_text, uncompressed
+from airflow_provider_cdc.mysql.binlog.plain.values import (
+    OLD_SIZES,
+    Moment,
+    decimal_size,
+    decimal_text,
+    unpack_moment,
+    unpack_old_moment,
+    unpack_old_time,
+    unpack_old_timestamp,
+    unpack_time,
+)
+from airflow_provider_cdc.mysql.server.charsets import ONE_WAY_REMEDY, UNICODE, Decode, Decoders, OneWayError
+
+Image = tuple[Any, ...]
+#: Reads one value: (event data, offset) -> (value, offset behind it).
+Reader = Callable[[bytes, int], tuple[Any, int]]
+
+_INTEGER_SIZES = {"tinyint": 1, "smallint": 2, "mediumint": 3, "int": 4, "bigint": 8}
+_EPOCH_DAY = date(1970, 1, 1).toordinal()
+_DATES = ("date", "datetime", "timestamp")
+_DAY = 86_400
+_SECOND = 1_000_000
+
+
+class _NoValue(Exception):
+    """A stored date that is none; the text says which."""
+
+
+def decode_rows(event: RowsEvent, texts: Decoders = UNICODE) -> list[tuple[Image | None, Image | None]]:
+    """Decode the rows of an event.
+
+    :param event: a rows event of a captured table.
+    :param texts: how text is decoded.
+    :returns: (before, after) of each row, each a tuple of values in the order of the schema's columns; an insert has
+        no before, a delete no after. Integers and YEAR are int, DECIMAL is Decimal (str above 38 digits), FLOAT and
+        DOUBLE are float, text, ENUM, SET and JSON are str, binary, BIT and geometry are bytes, VECTOR is a list of
+        float, DATE is int days since 1970-01-01, DATETIME and TIMESTAMP are int microseconds since 1970-01-01 00:00:00
+        (of no zone, and UTC), TIME is int microseconds. A date that is none is ``None`` if the table says so, and so is
+        what an image does not have.
+    :raises TerminalError: for other zero dates, bytes that are not valid text, and damaged data; it names table,
+        column and place.
+    """
+    data = bytes(event.data)
+    readers = _readers(event.table, texts)
+    every = range(len(readers))
+    size = (len(readers) + 7) // 8
+    parts = [event.present[i : i + size] for i in range(0, len(event.present), size)]
+    present = [[i for i in every if part[i >> 3] >> (i & 7) & 1] for part in parts] or [[*every]]
+    images: list[Image] = []
+    at = 0
+    while at < len(data):
+        image, at = _image(data, at, event, readers, present[len(images) % len(present)])
+        images.append(image)
+    if event.kind == "insert":
+        return [(None, image) for image in images]
+    if event.kind == "delete":
+        return [(image, None) for image in images]
+    if len(images) % 2:
+        raise TerminalError(
+            f"damaged rows of {event.schema.label} at {event.where}: an update without after image", _DAMAGED
+        )
+    return list(zip(images[::2], images[1::2], strict=True))
+
+
+ZERO_DATE_REMEDY = (
+    "Set source.zero_dates: null to copy such dates as NULL (not in a key), or correct the rows; then run again. "
+    "A change that is in the binlog already can only be copied as NULL"
+)
+_DAMAGED = "run again; if it stays, start with a fresh sink.path"
+
+
+def _image(
+    data: bytes, at: int, event: RowsEvent, readers: tuple[Reader, ...], present: list[int]
+) -> tuple[Image, int]:
+    """The values of an image, and where it ends.
+
+    :param present: numbers of the columns that it has.
+    """
+    size = (len(present) + 7) // 8
+    nulls = int.from_bytes(data[at : at + size], "little")
+    at += size
+    if at > len(data):
+        raise TerminalError(f"damaged rows of {event.schema.label} at {event.where}: cut off", _DAMAGED)
+    values: list[Any] = [None] * len(readers)
+    for bit, i in enumerate(present):
+        if nulls >> bit & 1:
+            if not event.schema.columns[i].nullable:
+                raise _failure(ValueError("NULL"), event, event.schema.columns[i])
+            continue
+        try:
+            values[i], at = readers[i](data, at)
+        except (_NoValue, UnicodeDecodeError, ValueError, IndexError, struct.error) as error:
+            raise _failure(error, event, event.schema.columns[i]) from None
+    return tuple(values), at
+
+
+def _failure(error: Exception, event: RowsEvent, column: Column) -> TerminalError:
+    place = f"column {column.name} of {event.schema.label}, at {event.where}"
+    if isinstance(error, _NoValue):
+        return TerminalError(
+            f"{error} in {place}, cannot be carried",
+            ZERO_DATE_REMEDY,
+        )
+    if isinstance(error, OneWayError):
+        return TerminalError(f"{error} in {place}", ONE_WAY_REMEDY)
+    if isinstance(error, UnicodeDecodeError):
+        return TerminalError(
+            f"bytes that are not valid text in {place}",
+            "correct the row in the source, then start with a fresh sink.path",
+        )
+    return TerminalError(f"damaged value in {place}", _DAMAGED)
+
+
+@lru_cache(maxsize=1024)
+def _readers(table: TableMap, texts: Decoders) -> tuple[Reader, ...]:
+    # Table maps and decoders are kept and compared as objects, one for each table that is read.
+    nulls = table.schema.may_be_null
+    found = []
+    for known, wire in zip(table.schema.columns, table.columns, strict=True):
+        column = with_members(known, table, texts) if known.data_type in MEMBER_TYPES else known
+        read = _reader(column, wire, texts.of_keys if column.name in table.schema.key else texts)
+        found.append(_or_null(read, wire, column) if column.name in nulls and column.data_type in _DATES else read)
+    return tuple(found)
+
+
+def _or_null(read: Reader, wire: WireColumn, column: Column) -> Reader:
+    size = {"date": 3, "datetime": 5, "timestamp": 4}[column.data_type] + (wire.size + 1) // 2
+    if column.old_format:
+        size = OLD_SIZES[column.data_type][column.fsp]
+
+    def read_or_null(data: bytes, at: int) -> tuple[Any, int]:
+        try:
+            return read(data, at)
+        except _NoValue:
+            return None, at + size
+
+    return read_or_null
+
+
+def _reader(column: Column, wire: WireColumn, texts: Mapping[str, Decode]) -> Reader:
+    kind = column.data_type
+    if kind in INTEGER_TYPES:
+        return _integer(_INTEGER_SIZES[kind], signed=not column.unsigned)
+    if kind == "decimal":
+        return _decimal(column, wire)
+    if kind == "float":
+        return _fixed(4, lambda raw: struct.unpack("<f", raw)[0])
+    if kind == "double":
+        return _fixed(8, lambda raw: struct.unpack("<d", raw)[0])
+    unpack = uncompressed if column.compressed else bytes
+    if kind in TEXT_TYPES:
+        decode = texts[column.charset or "utf8mb4"]
+        return _sized(_length_size(wire), lambda raw: decode(unpack(raw)))
+    if kind == "binary":
+        return _sized(_length_size(wire), lambda raw: raw.ljust(wire.size, b"\0"))  # the server cuts the zeros off
+    if kind in BINARY_TYPES:
+        return _sized(_length_size(wire), unpack)
+    if kind in ADDRESS_TYPES:  # cut off, too
+        text = (lambda raw: str(UUID(bytes=raw))) if kind == "uuid" else inet_text
+        return _sized(1, lambda raw: text(raw.ljust(wire.size, b"\0")))
+    if kind == "json":
+        return _sized(4, json_text)
+    if kind in GEOMETRY_TYPES:
+        return _sized(4, bytes)
+    if kind == "vector":
+        return _sized(_length_size(wire), lambda raw: list(struct.unpack(f"<{len(raw) // 4}f", raw)))
+    if kind == "bit":
+        return _fixed(((column.precision or 1) + 7) // 8, bytes)
+    if kind == "set":
+        return _fixed(wire.size, lambda raw: _set(int.from_bytes(raw, "little"), column))
+    if kind == "enum":
+        return _fixed(wire.size, lambda raw: _enum(int.from_bytes(raw, "little"), column))
+    if kind == "year":
+        if column.two_digits:
+            return _fixed(1, lambda raw: raw[0] % 100)
+        return _fixed(1, lambda raw: 1900 + raw[0] if raw[0] else 0)
+    if kind == "date":
+        return _fixed(3, _date)
+    if column.old_format:
+        return _fixed(OLD_SIZES[kind][column.fsp], _old(kind, column.fsp))
+    fraction = (wire.size + 1) // 2
+    if kind == "datetime":
+        return _fixed(5 + fraction, lambda raw: _datetime(raw, fraction))
+    if kind == "timestamp":
+        return _fixed(4 + fraction, lambda raw: _timestamp(raw, fraction))
+    if kind == "time":
+        return _fixed(3 + fraction, lambda raw: _time(raw, fraction))
+    raise TerminalError(f"column {column.name}: {column.refusal()}", "leave the table out of the pipeline")
+
+
+def _fixed(size: int, convert: Callable[[bytes], Any]) -> Reader:
+    def read(data: bytes, at: int) -> tuple[Any, int]:
+        raw = data[at : at + size]
+        if len(raw) != size:
+            raise IndexError
+        return convert(raw), at + size
+
+    return read
+
+
+def _sized(length_size: int, convert: Callable[[bytes], Any]) -> Reader:
+    def read(data: bytes, at: int) -> tuple[Any, int]:
+        start = at + length_size
+        end = start + int.from_bytes(data[at:start], "little")
+        if end > len(data) or start > len(data):
+            raise IndexError
+        return convert(data[start:end]), end
+
+    return read
+
+
+def _length_size(wire: WireColumn) -> int:
+    """Bytes of the length in front of a string."""
+    if wire.type in (BLOB, BLOB_COMPRESSED, VECTOR):
+        return wire.size
+    return 1 if wire.size < 256 else 2
+
+
+def _integer(size: int, signed: bool) -> Reader:
+    return _fixed(size, lambda raw: int.from_bytes(raw, "little", signed=signed))
+
+
+def _decimal(column: Column, wire: WireColumn) -> Reader:
+    precision, scale = wire.precision, wire.scale
+
+    def convert(raw: bytes) -> Decimal | str:
+        text = decimal_text(raw, precision, scale)
+        if precision <= 38:
+            return Decimal(text)
+        # The server pads such a number when it prints it.
+        width = precision + (scale > 0)
+        return text.zfill(width) if "zerofill" in column.column_type else text
+
+    return _fixed(decimal_size(precision, scale), convert)
+
+
+def _enum(index: int, column: Column) -> str:
+    if index == 0:
+        return ""  # a value that was not valid when it was stored
+    if index > len(column.members):
+        raise ValueError(f"ENUM index {index}")
+    return column.members[index - 1]
+
+
+def _set(bits: int, column: Column) -> str:
+    if bits >> len(column.members):
+        raise ValueError(f"SET {bits}")
+    return ",".join(member for i, member in enumerate(column.members) if bits >> i & 1)
+
+
+def _days(year: int, month: int, day: int) -> int:
+    """Days since 1970-01-01."""
+    try:
+        return date(year, month, day).toordinal() - _EPOCH_DAY
+    except ValueError:
+        raise _NoValue(f"zero, partial or impossible date {year:04d}-{month:02d}-{day:02d}") from None
+
+
+def _date(raw: bytes) -> int:
+    packed = int.from_bytes(raw, "little")
+    return _days(packed >> 9, packed >> 5 & 15, packed & 31)
+
+
+def _micros(raw: int, size: int) -> int:
+    """Microseconds from a fraction of 1 (two digits), 2 (four) or 3 bytes (six)."""
+    return raw * (1, 10_000, 100, 1)[size]
+
+
+def _datetime(raw: bytes, fraction: int) -> int:
+    packed = int.from_bytes(raw[:5], "big") - (1 << 39)
+    return _since_1970(unpack_moment(packed, _micros(int.from_bytes(raw[5:], "big"), fraction)))
+
+
+def _since_1970(moment: Moment) -> int:
+    seconds = _days(moment.year, moment.month, moment.day) * _DAY
+    seconds += moment.hour * 3600 + moment.minute * 60 + moment.second
+    return seconds * _SECOND + moment.micros
+
+
+def _timestamp(raw: bytes, fraction: int) -> int:
+    return _instant(int.from_bytes(raw[:4], "big"), _micros(int.from_bytes(raw[4:], "big"), fraction))
+
+
+def _instant(seconds: int, micros: int) -> int:
+    if seconds == 0 and micros == 0:
+        raise _NoValue("zero timestamp 0000-00-00 00:00:00")
+    return seconds * _SECOND + micros
+
+
+def _old(kind: str, digits: int) -> Callable[[bytes], int]:
+    """Reads a value of the format of MariaDB 5.3."""
+    if kind == "datetime":
+        return lambda raw: _since_1970(unpack_old_moment(raw, digits))
+    if kind == "timestamp":
+        return lambda raw: _instant(*unpack_old_timestamp(raw, digits))
+    return lambda raw: unpack_old_time(raw, digits)
+
+
+def _time(raw: bytes, fraction: int) -> int:
+    # One number over whole and fraction, shifted so that it is never negative.
+    packed = int.from_bytes(raw, "big") - (0x80_0000 << 8 * fraction)
+    size = abs(packed)
+    hours, minutes, seconds = unpack_time(size >> 8 * fraction)
+    micros = _micros(size & ((1 << 8 * fraction) - 1), fraction)
+    total = (hours * 3600 + minutes * 60 + seconds) * _SECOND + micros
+    return -total if packed < 0 else total

@@ -1,0 +1,70 @@
+"""Blocks of the binlog protocol as they come from the socket, where the machine code walks them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from airflow_provider_cdc.exceptions import DamageError
+from airflow_provider_cdc.mysql.binlog.events.stream import BinlogStream
+from airflow_provider_cdc.mysql.binlog.kernels import walk_state
+from airflow_provider_cdc.mysql.machine.primitives import SLACK
+
+_BLOCK = 1 << 20
+_LARGEST_PACKET = 0xFF_FFFF
+
+
+class Blocks:
+    """What has been received and not been walked yet.
+
+    :param stream: where it comes from.
+    :param state: of the machine code; it says how far that has walked.
+    """
+
+    def __init__(self, stream: BinlogStream, state: Any) -> None:
+        self._stream, self._state = stream, state
+        self.data: Any = np.empty(_BLOCK + SLACK, np.uint8)
+        self.end = 0
+        state[walk_state.NUMBER] = stream.take_over()
+
+    def packet(self) -> bytes | None:
+        """The next packet without headers; ``None`` if the stream was closed."""
+        pieces, state = [], self._state
+        while True:
+            if not self._need(4):
+                return None
+            at = int(state[walk_state.AT])
+            size = int.from_bytes(self.data[at : at + 3].tobytes(), "little")
+            if self.data[at + 3] != state[walk_state.NUMBER]:
+                where = f"{self._stream.file}:{state[walk_state.POSITION]}"
+                raise DamageError(f"packets out of order in the binlog stream at {where}", place=where)
+            if not self._need(4 + size):
+                return None
+            at = int(state[walk_state.AT])
+            pieces.append(self.data[at + 4 : at + 4 + size].tobytes())
+            state[walk_state.AT], state[walk_state.NUMBER] = at + 4 + size, (state[walk_state.NUMBER] + 1) & 255
+            if size < _LARGEST_PACKET:
+                return b"".join(pieces)
+
+    def _need(self, size: int) -> bool:
+        while self.end - int(self._state[walk_state.AT]) < size:
+            if not self.fill(size):
+                return False
+        return True
+
+    def fill(self, size: int) -> bool:
+        """Receive what there is, making space for ``size`` bytes that have not been walked yet."""
+        at = int(self._state[walk_state.AT])
+        left = self.end - at
+        if at and (not left or at + max(size, _BLOCK >> 2) > len(self.data) - SLACK):
+            self.data[:left] = self.data[at : self.end].copy()
+            self._state[walk_state.AT], self.end, at = 0, left, 0
+        if at + size > len(self.data) - SLACK:
+            larger: Any = np.empty(size + _BLOCK + SLACK, np.uint8)
+            larger[: self.end] = self.data[: self.end]
+            self.data = larger
+        self._stream.position = int(self._state[walk_state.POSITION])  # for messages
+        got = self._stream.receive(memoryview(self.data)[self.end : len(self.data) - SLACK])
+        self.end += got
+        return got > 0

@@ -1,0 +1,199 @@
+"""Walks the binlog from boundary to boundary, over connections that may break; for the stream and its scanner."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from airflow_provider_cdc.core.offset import Lineage, Offset, Position
+from airflow_provider_cdc.core.schema import TableSchema
+from airflow_provider_cdc.exceptions import CdcError, DamageError, TerminalError, TornFileError, TransientError
+from airflow_provider_cdc.mysql.binlog.events.judge import LookUp
+from airflow_provider_cdc.mysql.binlog.events.stream import BinlogStream
+from airflow_provider_cdc.mysql.binlog.events.transactions import RowsEvent
+from airflow_provider_cdc.mysql.binlog.walk.space import Only
+from airflow_provider_cdc.mysql.binlog.walk.walker import NEVER, Step, Walker
+from airflow_provider_cdc.mysql.server.charsets import UNICODE, Decoders
+
+#: Seconds before each new connection after one was lost.
+_PAUSES = (0.0, 0.5, 2.0)
+#: Seconds without any progress after which a position counts as unreachable.
+_STALL_SECONDS = 120.0
+#: Bytes of rows that become visible at once and are decoded before the changes are taken.
+_PORTION_BYTES = 16 << 20
+
+
+class Follower:
+    """Reads stretches of the binlog one after the other, mostly over one connection.
+
+    :param open_at: opens a blocking binlog stream at a position.
+    :param captured: captured tables by (database, table).
+    :param lineage: numbers the transactions.
+    :param texts: see :class:`~airflow_provider_cdc.mysql.binlog.walk.space.Space`.
+    :param skip_rows: whether rows are only counted.
+    :param both: whether updates give their old image, too, as ``b``.
+    :param named: whether :meth:`names` tells the GTIDs of transactions with rows.
+    :param tell_ddl: whether a change of a definition is told in a step's item, instead of an error.
+    :param detours: see :class:`~airflow_provider_cdc.mysql.binlog.events.judge.Judge`.
+    """
+
+    def __init__(
+        self,
+        open_at: Callable[[Position], BinlogStream],
+        captured: Mapping[tuple[str, str], TableSchema],
+        lineage: Lineage,
+        texts: Decoders = UNICODE,
+        *,
+        skip_rows: bool = False,
+        both: bool = False,
+        named: bool = False,
+        tell_ddl: bool = False,
+        detours: LookUp | None = None,
+    ) -> None:
+        self._open_at, self._captured, self._lineage, self._texts = open_at, captured, lineage, texts
+        self._how: dict[str, Any] = {
+            "skip_rows": skip_rows,
+            "both": both,
+            "named": named,
+            "tell_ddl": tell_ddl,
+            "detours": detours,
+        }
+        self._stream: BinlogStream | None = None
+        self._walker: Walker | None = None
+        self._steps: Iterator[Step] = iter(())
+        self._at, self._left = Position("", 0), NEVER
+        self._kept: list[tuple[TableSchema, pa.RecordBatch]] = []
+        self._names: dict[int, str] = {}
+        self._damaged: str | None = None
+        #: When files were begun, by name: known from before, or read over any of the connections.
+        self.begun: dict[str, int] = {}
+
+    def expect(self, offset: Offset) -> None:
+        """Take note of when the file of an offset was begun: another one of its name stops the reading."""
+        if offset.began:
+            self.begun.setdefault(offset.at.file, offset.began)
+
+    def steps(self, low: Position, high: Position, rows: int = NEVER) -> Iterator[Step]:
+        """Walk from ``low`` to ``high``, both ends of transactions.
+
+        :param rows: where rows are counted: how many to walk; the transaction with the last of them is the last one.
+        :raises TransientError: if the log does not get to ``high``, or the connection was lost inside of a transaction
+            of which changes have been taken.
+        :raises TerminalError: if something is wrong with the binlog, such as damage that is found twice at one place.
+        """
+        if self._walker is None or low != self._at:
+            self.close()
+            self._at = low
+        elif low < high:
+            self._steps = self._walker.steps(high, rows)
+        self._left = rows
+        alive, moved = time.monotonic(), -1
+        while self._at < high and self._left > 0:
+            step = self._next(high)
+            self._left -= step.rows
+            at = Position(step.file, step.position)
+            if self._at < at or step.reached != moved:
+                self._at, alive, moved = max(self._at, at), time.monotonic(), step.reached
+            elif time.monotonic() - alive > _STALL_SECONDS:
+                raise TransientError(f"the binlog did not reach {high}, it stands at {self._at}", "Run again")
+            yield step
+
+    @property
+    def at(self) -> Position | None:
+        """Where it stands; ``None`` while it has no connection."""
+        return self._at if self._walker else None
+
+    @property
+    def held(self) -> int:
+        """Bytes of rows whose changes have not been taken."""
+        return self._walker.held if self._walker else 0
+
+    def take(self, end: Position | None = None, only: Only | None = None) -> list[tuple[TableSchema, pa.RecordBatch]]:
+        """The changes since the last time: of whole transactions, and of an open one whose end is known.
+
+        :param end: where the transaction ends that is open, for servers that do not tell.
+        :param only: changes may be left out if there are none for which this is true.
+        """
+        walker, kept, self._kept = self._walker, self._kept, []
+        if walker is None:
+            return kept
+        if not walker.can_take:
+            if end is None:
+                return kept
+            walker.expect_end(end)
+        return kept + walker.take(only)
+
+    def names(self) -> dict[int, str]:
+        """GTIDs by ``_cdc_seq`` of the transactions whose changes have been taken since the last time."""
+        names, self._names = self._names, {}
+        return names | (self._walker.names() if self._walker else {})
+
+    def add(self, rows: Sequence[RowsEvent], seq: int, commit_us: int) -> Iterator[None]:
+        """Decode row events that become visible here.
+
+        :returns: each time when the changes should be taken before there are too many; to be walked to its end.
+        """
+        assert self._walker is not None  # they come with a step
+        size = 0
+        for event in rows:
+            if size >= _PORTION_BYTES:
+                yield
+                size = 0
+            self._walker.add(event, seq, commit_us)
+            size += len(event.data)
+
+    def close(self) -> None:
+        """Close the connection; changes that have not been taken are forgotten."""
+        if self._stream is not None:
+            self._stream.close()
+        self._stream = self._walker = None
+        self._kept, self._names = [], {}
+
+    def _next(self, high: Position) -> Step:
+        for pause in (*_PAUSES, None):
+            try:
+                if self._walker is None:
+                    self._open(high)
+                step = next(self._steps, None)
+                if step is not None:
+                    return step
+                raise TransientError(f"the server ended the binlog stream at {self._at}", "Run again")
+            except (TransientError, TornFileError) as error:
+                if isinstance(error, DamageError):
+                    if error.place == self._damaged:  # not on the way, then, but in the log
+                        self.close()
+                        raise TerminalError(error.message, error.remedy) from None
+                    self._damaged = error.place
+                # Where we stand is the end of a transaction, so nothing is lost or read twice by connecting again. A
+                # server drops a connection that nobody reads from for long, as between two batches of an idle stream.
+                at = self._behind(error)
+                if pause is None or at is None or (self._walker is not None and self._walker.is_split):
+                    self.close()
+                    raise
+                kept = [*self._kept, *(self._walker.rescue() if self._walker else ())]
+                names = self.names()
+                self.close()
+                self._kept, self._names, self._at = kept, names, at
+                time.sleep(pause)
+        raise AssertionError("unreachable")
+
+    def _behind(self, error: CdcError) -> Position | None:
+        """Where to go on after an error; ``None`` for nowhere."""
+        if isinstance(error, TornFileError) and self._stream is not None:
+            return self._stream.behind_torn_end(self._at)
+        return self._at
+
+    def _open(self, high: Position) -> None:
+        self._stream = self._open_at(self._at)
+        self._stream.expect(self.begun)
+        self._walker = Walker(
+            self._stream,
+            self._captured,
+            lambda file: self._lineage.seq(Position(file, 0)),
+            self._texts,
+            **self._how,
+        )
+        self._steps = self._walker.steps(high, self._left)

@@ -1,0 +1,1 @@
+"""Keys: where tables are cut, and which chunk owns a key."""

@@ -1,0 +1,215 @@
+"""Where to cut a table: chunk bounds by the server's row estimates. Nothing is read but index entries at the cuts.
+
+A range of keys that the server estimates as too many rows is cut in two. What is proposed as the cut is computed
+(:mod:`airflow_provider_cdc.mysql.keys.midpoints`); where it really is, is looked up in the index: each part begins and
+ends with a key that exists. So gaps cost nothing, one value in the first column of a key does no harm, and it ends:
+both parts are smaller. All ranges of a round are looked up and estimated together, some dozens in one statement.
+
+Estimates may be wrong; these are the rules that keep a wrong one from making a huge chunk:
+
+- A range of integers has no more rows than numbers. If that is not far above the estimate, it is cut evenly, without
+  looking: the number of statements is the same for every size of table.
+- Every other chunk has been estimated itself, by looking at the index at both of its ends (of integers: two or three
+  chunks together).
+- The server limits its estimates to half of the table's rows, as it believes them to be. Where that could hide a range
+  that is too large, since the table is believed to be small, and where proposed cuts are no good, the index is walked:
+  every chunk is counted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pymysql.connections import Connection
+
+from airflow_provider_cdc.core.plan import Key, even_step
+from airflow_provider_cdc.core.schema import INTEGER_TYPES, TableSchema
+from airflow_provider_cdc.exceptions import TerminalError
+from airflow_provider_cdc.mysql.keys.midpoints import Midpoints
+from airflow_provider_cdc.mysql.server.charsets import ONE_WAY_REMEDY, OneWayError
+from airflow_provider_cdc.mysql.server.key_sql import canonical, compare, key_list, parse, quote, table_name
+from airflow_provider_cdc.mysql.server.session import named, rows
+
+#: The index of a table with fewer chunks is walked: all of them are then counted, for few statements.
+_WALKED = 16
+#: A range is cut if it is estimated as so many times the wanted rows; so the parts are around what is wanted.
+_CUT_ABOVE = 1.5
+#: A range of integers with so few chunks is cut evenly without looking again: all its rows may well be one chunk.
+_TRUSTED = 3
+#: A cut misses if so large a part is left on one side. After so many misses it is not tried further.
+_MISSED, _MISSES = 15 / 16, 64
+#: Ranges that are looked up or estimated in one statement.
+_BATCH = 64
+
+
+@dataclass(frozen=True)
+class _Range:
+    """Keys from ``first`` to ``last``, both of which exist (or did), and how many there are about.
+
+    :param done: whether it is left as it is.
+    :param misses: cuts on the way to it that took little away.
+    """
+
+    first: Key
+    last: Key
+    rows: float
+    done: bool = False
+    misses: int = 0
+
+
+class Bounds:
+    """Finds the bounds of the chunks of one table.
+
+    :param connection: connection.
+    :param table: the table.
+    :param index: name of the index of its key.
+    """
+
+    def __init__(self, connection: Connection[Any], table: TableSchema, index: str) -> None:
+        self._connection, self._table = connection, table
+        self._from = f"FROM {table_name(table)}"
+        # Forced for reading (else the server may scan another index), but not for estimates: then it makes none.
+        self._forced, self._used = f"FORCE INDEX ({quote(index)})", f"USE INDEX ({quote(index)})"
+        self._canonical = ", ".join(canonical(c) for c in table.key_columns)
+        self._midpoints = Midpoints(connection, table)
+
+    def edge(self, direction: str = "") -> Key | None:
+        """The smallest key, or the largest with the direction `` DESC``; ``None`` in an empty table."""
+        return self._key("TRUE", direction, "1")
+
+    def lowers(self, low: Key, high: Key, estimate: int, chunk_rows: int) -> list[Key]:
+        """Lower bounds of chunks from ``low`` to ``high``, in order; the first one is ``low``.
+
+        :param low: smallest key.
+        :param high: largest key.
+        :param estimate: estimated rows of the table, 0 if unknown.
+        :param chunk_rows: wanted rows a chunk.
+        """
+        whole = _Range(low, high, estimate)
+        ranges = self._evenly(whole, chunk_rows, trusted=0)
+        if ranges is None and estimate < _WALKED * chunk_rows:
+            ranges = list(self._walk(whole, chunk_rows))
+        if ranges is None:
+            return _merged(self._bisect(whole, chunk_rows), estimate, chunk_rows)
+        return [found.first for found in ranges]
+
+    def _bisect(self, whole: _Range, chunk_rows: int) -> list[_Range]:
+        ranges = [whole]
+        while open_ranges := [r for r in ranges if not self._fits(r, chunk_rows)]:
+            parts = iter(self._cut(open_ranges, chunk_rows))
+            ranges = [part for r in ranges for part in ([r] if self._fits(r, chunk_rows) else next(parts))]
+        return ranges
+
+    def _fits(self, found: _Range, chunk_rows: int) -> bool:
+        return found.done or found.first == found.last or found.rows <= _CUT_ABOVE * chunk_rows
+
+    def _cut(self, ranges: Sequence[_Range], chunk_rows: int) -> list[list[_Range]]:
+        """The parts of each range."""
+        parts = [self._evenly(r, chunk_rows) for r in ranges]
+        uneven = [i for i, part in enumerate(parts) if part is None]
+        cuts = self._midpoints.between([(ranges[i].first, ranges[i].last) for i in uneven])
+        cuts = [None if ranges[i].misses == _MISSES else cut for i, cut in zip(uneven, cuts, strict=True)]
+        around = self._around([(ranges[i], cut) for i, cut in zip(uneven, cuts, strict=True) if cut is not None])
+        halves: list[tuple[int, _Range]] = []
+        for i, cut in zip(uneven, cuts, strict=True):
+            below, above = next(around) if cut is not None else (None, None)
+            if below is None or above is None:  # nothing to propose, or it was not between the two
+                parts[i] = list(self._walk(ranges[i], chunk_rows))
+            else:
+                parts[i] = []
+                halves += [(i, _Range(ranges[i].first, below, 0)), (i, _Range(above, ranges[i].last, 0))]
+        for (i, half), estimate in zip(halves, self._estimates([half for _, half in halves]), strict=True):
+            misses = ranges[i].misses + (estimate > _MISSED * ranges[i].rows)
+            parts[i] = [*(parts[i] or []), _Range(half.first, half.last, estimate, misses=misses)]
+        return [part or [] for part in parts]
+
+    def _evenly(self, found: _Range, chunk_rows: int, trusted: int = _TRUSTED) -> list[_Range] | None:
+        """Parts of equal width, if keys differ in an integer that comes last and no part can be far too large.
+
+        :param trusted: for how many chunks the estimate is trusted.
+        """
+        *shared, column = self._table.key_columns
+        if column.data_type not in INTEGER_TYPES or found.first[: len(shared)] != found.last[: len(shared)]:
+            return None
+        first, last = int(found.first[-1]), int(found.last[-1])
+        if trusted and found.rows <= trusted * chunk_rows:
+            step: int | None = math.ceil((last - first + 1) * chunk_rows / max(found.rows, chunk_rows))
+        else:
+            step = even_step(first, last, round(found.rows), chunk_rows)
+        if step is None:
+            return None
+        prefix, rows_a_part = found.first[:-1], min(chunk_rows, found.rows)
+        ends = [*range(first + step, last + 1, step), last]
+        return [
+            _Range((*prefix, value), (*prefix, end), rows_a_part, done=True)
+            for value, end in zip(range(first, last + 1, step), ends, strict=True)
+        ]
+
+    def _walk(self, found: _Range, chunk_rows: int) -> Iterator[_Range]:
+        """Step through the index: each bound is the key that stands ``chunk_rows`` entries behind the one before."""
+        current: Key | None = found.first
+        end = compare(self._table, found.last, "<=")
+        while current is not None:
+            start, condition = current, f"{compare(self._table, current, '>=')} AND {end}"
+            current = self._key(condition, "", f"{chunk_rows}, 1")
+            yield _Range(start, found.last, chunk_rows, done=True)
+
+    def _key(self, condition: str, direction: str, limit: str) -> Key | None:
+        found = rows(self._connection, self._dive(self._canonical, condition, direction, limit))
+        return self._parse(found[0]) if found else None
+
+    def _around(self, cuts: Sequence[tuple[_Range, Key]]) -> Iterator[tuple[Key | None, Key | None]]:
+        """For each cut the last key before it and the first one at or after it, of its range."""
+        for start in range(0, len(cuts), _BATCH):
+            batch, dives = cuts[start : start + _BATCH], []
+            for n, (found, cut) in enumerate(batch):
+                for side, operator, direction in ((0, "<", " DESC"), (1, ">=", "")):
+                    condition = f"{self._within(found)} AND {compare(self._table, cut, operator)}"
+                    dives.append(f"({self._dive(f'{2 * n + side}, {self._canonical}', condition, direction, '1')})")
+            keys = {int(str(no)): self._parse(key) for no, *key in rows(self._connection, " UNION ALL ".join(dives))}
+            yield from ((keys.get(2 * n), keys.get(2 * n + 1)) for n in range(len(batch)))
+
+    def _estimates(self, ranges: Sequence[_Range]) -> Iterator[float]:
+        """The server's estimate of the rows of each range."""
+        for start in range(0, len(ranges), _BATCH):
+            batch = ranges[start : start + _BATCH]
+            selects = (
+                f"SELECT {key_list(self._table)} {self._from} {self._used} WHERE {self._within(r)}" for r in batch
+            )
+            sql = f"EXPLAIN FORMAT=TRADITIONAL {' UNION ALL '.join(selects)}"
+            told = [row for row in named(self._connection, sql) if row["select_type"] != "UNION RESULT"]
+            # No number of rows: the server has looked and found none.
+            yield from (float(row["rows"] or 0) for row, _ in zip(told, batch, strict=True))
+
+    def _within(self, found: _Range) -> str:
+        return f"{compare(self._table, found.first, '>=')} AND {compare(self._table, found.last, '<=')}"
+
+    def _dive(self, wanted: str, condition: str, direction: str, limit: str) -> str:
+        order = key_list(self._table, direction)
+        return f"SELECT {wanted} {self._from} {self._forced} WHERE {condition} ORDER BY {order} LIMIT {limit}"
+
+    def _parse(self, texts: Sequence[str | None]) -> Key:
+        key = []
+        for column, text in zip(self._table.key_columns, texts, strict=True):
+            try:
+                key.append(parse(column, str(text)))
+            except OneWayError as error:
+                raise TerminalError(f"{error} in column {column.name} of {self._table.label}", ONE_WAY_REMEDY) from None
+        return tuple(key)
+
+
+def _merged(ranges: Sequence[_Range], estimate: int, chunk_rows: int) -> list[Key]:
+    """Where chunks begin if small neighbours share one."""
+    # InnoDB doubles what it estimates of a range of many pages, and does not for a few or for the whole table.
+    doubled = min(1.0, max(0.5, estimate / max(1.0, sum(found.rows for found in ranges))))
+    lowers: list[Key] = []
+    held = 0.0
+    for found in ranges:
+        if not lowers or held + found.rows * doubled > chunk_rows:
+            lowers.append(found.first)
+            held = 0
+        held += found.rows * doubled
+    return lowers

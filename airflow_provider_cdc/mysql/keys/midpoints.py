@@ -1,0 +1,191 @@
+"""A key value about half-way between two others: a proposal for where to cut a range of keys.
+
+It only has to be a value that the column can be compared with. Whether it lies between the two, and what lies on either
+side, is for the server to say; a bad proposal costs time and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import date, datetime, timedelta
+from typing import Any
+
+from pymysql.connections import Connection
+
+from airflow_provider_cdc.core.plan import Key, KeyValue
+from airflow_provider_cdc.core.schema import BINARY_TYPES, TEXT_TYPES, Column, TableSchema
+from airflow_provider_cdc.mysql.server.key_sql import literal, row_literal, time_text
+from airflow_provider_cdc.mysql.server.session import rows
+
+#: Characters (or bytes) behind the first one that differs that count.
+_DIGITS = 12
+#: Characters that are tried between two.
+_LETTERS, _BEYOND_LATIN = 16, 0x250
+_PRINTABLE = "".join(map(chr, range(32, 127)))
+_EPOCH = datetime(1970, 1, 1)
+_MICROSECOND = timedelta(microseconds=1)
+
+
+class Midpoints:
+    """Proposes cuts in the key of one table.
+
+    :param connection: to ask how characters sort.
+    :param table: the table.
+    """
+
+    def __init__(self, connection: Connection[Any], table: TableSchema) -> None:
+        self._columns = table.key_columns
+        self._alphabets = [_Alphabet(connection, c) if c.data_type in TEXT_TYPES else None for c in self._columns]
+
+    def between(self, ranges: Sequence[tuple[Key, Key]]) -> list[Key | None]:
+        """A partial key for each pair of keys: the columns they have in common, then a value between the next ones.
+
+        :param ranges: pairs of a lower and a higher key.
+        :returns: for each pair as many leading values of a key as are needed; ``None`` where nothing can be proposed.
+        """
+        for i, alphabet in enumerate(self._alphabets):
+            if alphabet is not None:
+                alphabet.learn([(_decoded(low[i]), _decoded(high[i])) for low, high in ranges])
+        return [self._between(low, high) for low, high in ranges]
+
+    def _between(self, low: Key, high: Key) -> Key | None:
+        for i, (column, alphabet) in enumerate(zip(self._columns, self._alphabets, strict=True)):
+            if low[i] != high[i]:
+                middle = _of_text(alphabet, low[i], high[i]) if alphabet else _middle(column, low[i], high[i])
+                if middle is not None:
+                    return (*low[:i], middle)
+                # Else the two may be one value in two spellings: the next column tells them apart.
+        return None
+
+
+def _middle(column: Column, low: KeyValue, high: KeyValue) -> KeyValue | None:
+    if column.data_type in BINARY_TYPES:
+        first, last = bytes.fromhex(str(low)), bytes.fromhex(str(high))
+        shared = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+        # A byte is a digit from 1 to 256, the end of the value is 0.
+        digits = _halfway([b + 1 for b in first[shared:]], [b + 1 for b in last[shared:]], 0, 257)
+        return None if digits is None else (first[:shared] + bytes(d - 1 for d in digits)).hex()
+    try:
+        a, b = _number(column, low), _number(column, high)
+        return _value(column, (a + b + 1) // 2) if a < b else None
+    except (ValueError, OverflowError):
+        return None  # such as a zero date
+
+
+def _number(column: Column, value: KeyValue) -> int:
+    kind = column.data_type
+    if kind == "decimal":
+        return int(str(value).replace(".", ""))
+    if kind == "date":
+        return date.fromisoformat(str(value)).toordinal()
+    if kind in {"datetime", "timestamp"}:
+        return (datetime.fromisoformat(str(value)) - _EPOCH) // _MICROSECOND
+    if kind == "time":
+        text = str(value)
+        hours, minutes, seconds = text.lstrip("-").split(":")
+        whole, _, fraction = seconds.partition(".")
+        micros = (int(hours) * 3600 + int(minutes) * 60 + int(whole)) * 1_000_000 + int(fraction.ljust(6, "0"))
+        return -micros if text.startswith("-") else micros
+    return int(value)
+
+
+def _value(column: Column, number: int) -> KeyValue:
+    kind, scale = column.data_type, column.scale or 0
+    if kind == "decimal":
+        digits = str(abs(number)).rjust(scale + 1, "0")
+        sign = "-" if number < 0 else ""
+        return f"{sign}{digits[: len(digits) - scale]}.{digits[len(digits) - scale :]}".rstrip(".")
+    if kind == "date":
+        return date.fromordinal(number).isoformat()
+    if kind in {"datetime", "timestamp"}:
+        return (_EPOCH + number * _MICROSECOND).isoformat(sep=" ", timespec="microseconds")
+    if kind == "time":
+        return time_text(number)
+    return number
+
+
+class _Alphabet:
+    """Characters in the order of a column's collation, as the server sorts them."""
+
+    def __init__(self, connection: Connection[Any], column: Column) -> None:
+        self._connection, self._column = connection, column
+        self._ranks: dict[str, int] = {}
+        self._by_rank: dict[int, str] = {}
+
+    def learn(self, pairs: Iterable[tuple[str, str]]) -> None:
+        """Get to know all characters of these texts, and some between: one statement, if there are new ones."""
+        found = {"", *_PRINTABLE}
+        for low, high in pairs:
+            found.update(low, high, *(_between_letters(a, b) for a, b in zip(low, high, strict=False)))
+        if found <= self._ranks.keys():
+            return
+        letters = sorted(found | self._ranks.keys())
+        listed = ", ".join(
+            row_literal(f"{i}, {literal(self._column, c.encode().hex())}") for i, c in enumerate(letters)
+        )
+        ranked = rows(
+            self._connection, f"WITH a (n, c) AS (VALUES {listed}) SELECT n, DENSE_RANK() OVER (ORDER BY c) FROM a"
+        )
+        self._ranks = {letters[int(str(n))]: int(str(rank)) for n, rank in ranked}
+        self._by_rank = {rank: letter for letter, rank in sorted(self._ranks.items(), reverse=True)}
+
+    @property
+    def end(self) -> int:
+        """The digit that stands for the end of a text: not the lowest where texts are padded with spaces."""
+        return self._ranks[""]
+
+    @property
+    def base(self) -> int:
+        """One more than the highest digit."""
+        return len(self._by_rank) + 1
+
+    def digits(self, text: str) -> list[int]:
+        """The ranks of the characters of a text."""
+        return [self._ranks[c] for c in text]
+
+    def text(self, digits: Iterable[int]) -> str:
+        """A text with these digits."""
+        return "".join(self._by_rank[d] for d in digits)
+
+
+def _decoded(value: KeyValue) -> str:
+    return bytes.fromhex(str(value)).decode("utf-8", "replace")
+
+
+def _between_letters(a: str, b: str) -> str:
+    """Some characters between two, by their numbers. Those of Latin scripts are not guessed: some sort as several."""
+    low, high = sorted((ord(a), ord(b)))
+    first = max(low, _BEYOND_LATIN)
+    step = max(1, (high - first) // _LETTERS)
+    return "".join(chr(n) for n in range(first, high, step) if not 0xD800 <= n < 0xE000)
+
+
+def _of_text(alphabet: _Alphabet, low: KeyValue, high: KeyValue) -> KeyValue | None:
+    first, last = _decoded(low), _decoded(high)
+    a, b = alphabet.digits(first), alphabet.digits(last)
+    shared = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    digits = _halfway(a[shared:], b[shared:], alphabet.end, alphabet.base)
+    return None if digits is None else (first[:shared] + alphabet.text(digits)).encode().hex()
+
+
+def _halfway(low: Sequence[int], high: Sequence[int], end: int, base: int) -> list[int] | None:
+    """The number half-way between two numbers of :data:`_DIGITS` digits; ``None`` if the first is not the lower one."""
+    a, b = _number_of(low, end, base), _number_of(high, end, base)
+    if a >= b:
+        return None
+    number, digits = (a + b + 1) // 2, list[int]()
+    for _ in range(_DIGITS):
+        number, digit = divmod(number, base)
+        digits.insert(0, digit)
+    # 0 is the digit of no character, and nothing follows the end.
+    stop = next((i for i, digit in enumerate(digits) if digit in (0, end)), _DIGITS)
+    found = digits[:stop]
+    # Nothing that can be written lies between: the higher one itself is where to cut.
+    return found if _number_of(found, end, base) > a else list(high[:_DIGITS])
+
+
+def _number_of(digits: Sequence[int], end: int, base: int) -> int:
+    number = 0
+    for digit in [*digits[:_DIGITS], *[end] * (_DIGITS - len(digits))]:
+        number = number * base + digit
+    return number

@@ -1,0 +1,100 @@
+"""Which chunk owns a key, and so up to which point the snapshot already holds its changes."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pymysql.connections import Connection
+
+from airflow_provider_cdc.core.plan import Chunk, Key
+from airflow_provider_cdc.core.schema import SEQ, TableSchema
+from airflow_provider_cdc.mysql.server.key_sql import keys_of, passed
+from airflow_provider_cdc.mysql.server.session import rows
+
+#: Keys, and bounds of chunks, in one statement: each of the ones is compared with each of the others.
+_KEYS_A_QUERY, _BOUNDS_A_QUERY = 2000, 32
+
+
+def owners(connection: Connection[Any], table: TableSchema, chunks: Sequence[Chunk], keys: Sequence[Key]) -> list[int]:
+    """Index of the owning chunk of each key, -1 for the virtual chunks below the smallest and above the largest key.
+
+    Integers are compared here, exactly; keys of every other type are compared with the bounds by the server.
+
+    :param chunks: all chunks of the table in key order (or a run of neighbours: -1 then means outside of the run).
+    """
+    if not chunks or not keys:
+        return [-1] * len(keys)
+    if table.integer_key is not None:
+        lowers, upper = [int(c.lower[0]) for c in chunks], int(chunks[-1].upper[0])
+        inside = upper + 1 if chunks[-1].last else upper
+        return [bisect_right(lowers, int(k[0])) - 1 if int(k[0]) < inside else -1 for k in keys]
+    found: list[int] = []
+    for start in range(0, len(keys), _KEYS_A_QUERY):
+        found += _narrowed(connection, table, chunks, keys[start : start + _KEYS_A_QUERY])
+    return found
+
+
+def _narrowed(
+    connection: Connection[Any], table: TableSchema, chunks: Sequence[Chunk], keys: Sequence[Key]
+) -> list[int]:
+    """Like :func:`_ranked`, for any number of chunks: a statement with all bounds would compare far too much.
+
+    First among runs of neighbours, then among the chunks of those runs that hold a key.
+    """
+    if len(chunks) <= _BOUNDS_A_QUERY:
+        return _ranked(connection, table, chunks, keys)
+    size = -(-len(chunks) // _BOUNDS_A_QUERY)
+    runs = [chunks[i : i + size] for i in range(0, len(chunks), size)]
+    spans = [replace(run[0], upper=run[-1].upper, last=run[-1].last) for run in runs]
+    held: dict[int, list[int]] = {}
+    for i, run in enumerate(_narrowed(connection, table, spans, keys)):
+        held.setdefault(run, []).append(i)
+    found = [-1] * len(keys)
+    wanted = sorted(held.keys() - {-1})
+    for start in range(0, len(wanted), max(1, _BOUNDS_A_QUERY // size)):
+        together = wanted[start : start + max(1, _BOUNDS_A_QUERY // size)]
+        numbers = [run * size + i for run in together for i in range(len(runs[run]))]
+        asked = [i for run in together for i in held[run]]
+        # Runs between these hold none of the keys, so what counts is how many of the bounds a key has passed.
+        ranks = _ranked(connection, table, [chunks[n] for n in numbers], [keys[i] for i in asked])
+        for i, rank in zip(asked, ranks, strict=True):
+            found[i] = numbers[rank]
+    return found
+
+
+def _ranked(connection: Connection[Any], table: TableSchema, chunks: Sequence[Chunk], keys: Sequence[Key]) -> list[int]:
+    bounds = [*((c.lower, False) for c in chunks), (chunks[-1].upper, chunks[-1].last)]
+    found = [-1] * len(keys)
+    for number, count in rows(connection, passed(table, keys, bounds)):
+        if int(str(count)) <= len(chunks):
+            found[int(str(number))] = int(str(count)) - 1
+    return found
+
+
+def uncovered(
+    connection: Connection[Any],
+    table: TableSchema,
+    chunks: Sequence[Chunk],
+    high_watermarks: Sequence[int],
+    p0: int,
+    changes: pa.Table,
+) -> pa.Table:
+    """The changes that the snapshot does not hold yet: those after the high watermark of the chunk that owns their key.
+
+    :param chunks: all chunks of the table in key order.
+    :param high_watermarks: ``_cdc_seq`` of the HW of each chunk.
+    :param p0: ``_cdc_seq`` of P0, the high watermark of the virtual chunks.
+    :param changes: changes in binlog order.
+    """
+    newest = max([p0, *high_watermarks])
+    if changes.num_rows == 0 or pc.min(changes[SEQ]).as_py() > newest:
+        return changes
+    marks = [*high_watermarks, p0]  # index -1 is the virtual chunks'
+    owned = owners(connection, table, chunks, keys_of(table, changes))
+    held = pa.array([marks[i] for i in owned], pa.int64())
+    return changes.filter(pc.greater(changes[SEQ], held))

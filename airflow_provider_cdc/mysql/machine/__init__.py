@@ -1,0 +1,1 @@
+"""Machine code: how it is compiled and kept, and its smallest parts."""

@@ -1,0 +1,1 @@
+"""Result sets of SELECTs, straight into Arrow columns."""

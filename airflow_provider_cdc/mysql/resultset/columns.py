@@ -1,0 +1,219 @@
+"""Arrow columns while they are being filled by machine code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pymysql.constants import FIELD_TYPE
+
+from airflow_provider_cdc.mysql.resultset import kernel
+
+_UNSIGNED = 32  # flag of a column definition
+_BINARY = 63  # character set of what is not text
+_VECTOR = 242
+_VECTORS = pa.list_(pa.float32())
+
+#: (type on the wire, unsigned) -> the Arrow type that holds every value of it, and how it is read.
+_NUMBERS: dict[tuple[int, bool], tuple[pa.DataType, int]] = {
+    (FIELD_TYPE.TINY, False): (pa.int8(), kernel.COPY_1),
+    (FIELD_TYPE.TINY, True): (pa.int16(), kernel.WIDEN_1),
+    (FIELD_TYPE.SHORT, False): (pa.int16(), kernel.COPY_2),
+    (FIELD_TYPE.SHORT, True): (pa.int32(), kernel.WIDEN_2),
+    (FIELD_TYPE.YEAR, True): (pa.int16(), kernel.COPY_2),
+    (FIELD_TYPE.INT24, False): (pa.int32(), kernel.COPY_4),
+    (FIELD_TYPE.INT24, True): (pa.int32(), kernel.COPY_4),
+    (FIELD_TYPE.LONG, False): (pa.int32(), kernel.COPY_4),
+    (FIELD_TYPE.LONG, True): (pa.int64(), kernel.WIDEN_4),
+    (FIELD_TYPE.LONGLONG, False): (pa.int64(), kernel.COPY_8),
+    (FIELD_TYPE.LONGLONG, True): (pa.decimal128(20, 0), kernel.WIDEN_8),
+}
+_OTHERS: dict[int, tuple[pa.DataType, int]] = {
+    FIELD_TYPE.FLOAT: (pa.float32(), kernel.COPY_4),
+    FIELD_TYPE.DOUBLE: (pa.float64(), kernel.COPY_8),
+    FIELD_TYPE.DATE: (pa.date32(), kernel.DATE),
+    FIELD_TYPE.DATETIME: (pa.timestamp("us"), kernel.DATETIME),
+    FIELD_TYPE.TIMESTAMP: (pa.timestamp("us", tz="UTC"), kernel.DATETIME),
+    FIELD_TYPE.TIME: (pa.int64(), kernel.TIME),
+    FIELD_TYPE.JSON: (pa.string(), kernel.BYTES),
+    FIELD_TYPE.BIT: (pa.binary(), kernel.BYTES),
+    FIELD_TYPE.GEOMETRY: (pa.binary(), kernel.BYTES),
+    _VECTOR: (_VECTORS, kernel.BYTES),
+}
+_STRINGS = {
+    FIELD_TYPE.VARCHAR,
+    FIELD_TYPE.VAR_STRING,
+    FIELD_TYPE.STRING,
+    FIELD_TYPE.TINY_BLOB,
+    FIELD_TYPE.MEDIUM_BLOB,
+    FIELD_TYPE.LONG_BLOB,
+    FIELD_TYPE.BLOB,
+}
+_WIDTHS = {
+    kernel.COPY_1: 1,
+    kernel.COPY_2: 2,
+    kernel.COPY_4: 4,
+    kernel.COPY_8: 8,
+    kernel.WIDEN_1: 2,
+    kernel.WIDEN_2: 4,
+    kernel.WIDEN_4: 8,
+    kernel.WIDEN_8: 16,
+    kernel.DATE: 4,
+    kernel.DATETIME: 8,
+    kernel.TIME: 8,
+    kernel.DECIMAL: 16,
+}
+
+#: Bytes of one column of strings after which a batch is cut: offsets have 31 bits.
+LARGEST = 1 << 30
+_FIRST_ROWS, _FIRST_BYTES = 1024, 1024
+
+
+class UnfitValue(Exception):
+    """A value that its Arrow type cannot hold.
+
+    :param column: number of the column.
+    :param reason: what is wrong with it.
+    :param seq: ``_cdc_seq`` of its row, if it has one.
+    :param remedy: what to do, where that is not what is usual.
+    """
+
+    def __init__(self, column: int, reason: str, seq: int = 0, remedy: str = "") -> None:
+        super().__init__(reason)
+        self.column, self.reason, self.seq, self.remedy = column, reason, seq, remedy
+
+
+def how_to_read(code: int, flags: int, charset: int, scale: int, wanted: pa.DataType) -> tuple[int, int] | None:
+    """(kind, scale) for the kernel; ``None`` if the column does not hold what is wanted.
+
+    :param code: type, ``flags``, ``charset`` and ``scale``: from the server's definition of the column.
+    :param wanted: Arrow type of the column.
+    """
+    if code == FIELD_TYPE.NEWDECIMAL:
+        if pa.types.is_decimal128(wanted):
+            return (kernel.DECIMAL, scale) if wanted.scale == scale else None
+        return (kernel.BYTES, 0) if wanted == pa.string() else None
+    if code in _STRINGS:
+        # MariaDB sends vectors as bytes.
+        right = wanted in (pa.binary(), _VECTORS) if charset == _BINARY else wanted == pa.string()
+        return (kernel.BYTES, 0) if right else None
+    found = _NUMBERS.get((code, bool(flags & _UNSIGNED))) or _OTHERS.get(code)
+    return (found[1], 0) if found is not None and found[0] == wanted else None
+
+
+class Columns:
+    """Space for rows that grows as they come; it is used again after they have been taken.
+
+    :param schema: the columns.
+    :param kinds: :func:`how_to_read` of each.
+    """
+
+    def __init__(self, schema: pa.Schema, kinds: tuple[tuple[int, int], ...]) -> None:
+        self.schema, self.kinds, self.rows = schema, kinds, 0
+        #: What the kernel is told of the columns: addresses of the arrays below, and how much room they have.
+        self.lines = np.zeros((len(kinds), kernel.FIELDS), np.int64)
+        self._values = [np.zeros(0, np.uint8)] * len(kinds)
+        self._offsets = [np.zeros(1, np.int32)] * len(kinds)
+        self._validity = [np.zeros(0, np.uint8)] * len(kinds)
+        self.lines[:, kernel.KIND] = [kind for kind, _ in kinds]
+        self.lines[:, kernel.SCALE] = [scale for _, scale in kinds]
+        for i, (kind, _) in enumerate(kinds):
+            if kind == kernel.BYTES:
+                self.make_room(i, _FIRST_BYTES)
+        self.more_rows(_FIRST_ROWS)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all the space."""
+        return sum(a.nbytes for arrays in (self._values, self._offsets, self._validity) for a in arrays)
+
+    def more_rows(self, rows: int | None = None) -> None:
+        """Make space for so many rows, or for twice as many as there is space for."""
+        self.rows = rows or 2 * self.rows
+        for i, (kind, _) in enumerate(self.kinds):
+            self._validity[i] = enlarged(self._validity[i], self.rows // 8 + 1, 0xFF)
+            if kind == kernel.BYTES:
+                self._offsets[i] = enlarged(self._offsets[i], self.rows + 1)
+            else:
+                self._values[i] = enlarged(self._values[i], self.rows * _WIDTHS[kind])
+            self._tell(i)
+
+    def make_room(self, column: int, size: int) -> None:
+        """Make space for so many bytes in a column of strings, or for twice as many as there is space for."""
+        size = max(size, min(2 * int(self.lines[column, kernel.CAPACITY]), LARGEST))
+        self._values[column] = enlarged(self._values[column], size + kernel.SLACK)
+        self.lines[column, kernel.CAPACITY] = size
+        self._tell(column)
+
+    def take(self, rows: int) -> pa.RecordBatch:
+        """The first rows, copied out of the space.
+
+        :raises UnfitValue: for text that is not UTF-8.
+        """
+        arrays = [self._array(i, field.type, rows) for i, field in enumerate(self.schema)]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def _array(self, i: int, wanted: pa.DataType, rows: int) -> pa.Array:
+        kind, validity, used = self.kinds[i][0], None, (rows + 7) // 8
+        if self.lines[i, kernel.NULLS]:
+            validity = copied(self._validity[i][:used])
+            # The row that comes next may have been begun already: its bit, too.
+            self._validity[i][: rows // 8 + 1] = 0xFF
+            self.lines[i, kernel.NULLS] = 0
+        if kind != kernel.BYTES:
+            values = copied(self._values[i][: rows * _WIDTHS[kind]])
+            array = pa.Array.from_buffers(wanted, rows, [validity, values])
+        else:
+            offsets = self._offsets[i][: rows + 1]
+            values = copied(self._values[i][: offsets[-1]])
+            if wanted == pa.string() and not is_utf8(values, offsets):
+                raise UnfitValue(i, "there is text that is not UTF-8")
+            if pa.types.is_list(wanted):
+                if (offsets % 4).any():
+                    raise UnfitValue(i, "a vector has a part of a number")
+                floats = pa.Array.from_buffers(wanted.value_type, int(offsets[-1]) // 4, [None, values])
+                numbers = copied(offsets // 4)
+                return pa.Array.from_buffers(wanted, rows, [validity, numbers], children=[floats])
+            array = pa.Array.from_buffers(wanted, rows, [validity, copied(offsets), values])
+        if kind == kernel.DECIMAL:
+            try:
+                array.validate(full=True)  # no more digits than declared
+            except pa.ArrowInvalid as error:
+                raise UnfitValue(i, str(error)) from None
+        return array
+
+    def _tell(self, i: int) -> None:
+        self.lines[i, kernel.VALUES] = self._values[i].ctypes.data
+        self.lines[i, kernel.OFFSETS] = self._offsets[i].ctypes.data
+        self.lines[i, kernel.VALIDITY] = self._validity[i].ctypes.data
+
+
+def copied(array: Any) -> pa.Buffer:
+    """The bytes of an array, in memory of Arrow's pool: it keeps for the next time what is given back."""
+    buffer = pa.allocate_buffer(array.nbytes)
+    if array.nbytes:
+        np.frombuffer(buffer, np.uint8)[:] = array.view(np.uint8)
+    return buffer
+
+
+def is_utf8(content: pa.Buffer, offsets: Any) -> bool:
+    """Whether all strings of a column are UTF-8: the whole is, and none of them begins inside of a character."""
+    data: Any = np.frombuffer(content, np.uint8) if content.size else np.zeros(1, np.uint8)
+    if data.max() < 0x80:
+        return True
+    whole = pa.py_buffer(np.array([0, content.size], np.int64))
+    try:
+        pa.Array.from_buffers(pa.large_string(), 1, [None, whole, content]).validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    starts = offsets[offsets < content.size]
+    return not ((data[starts] & 0xC0) == 0x80).any()
+
+
+def enlarged(array: Any, size: int, fill: int = 0) -> Any:
+    """A larger array that begins like another one."""
+    larger = np.empty(size, array.dtype)
+    larger[: len(array)] = array
+    larger[len(array) :] = fill
+    return larger

@@ -1,0 +1,247 @@
+"""Result sets straight into Arrow columns, by the binary protocol (docs/decisions/0017-binary-protocol.md).
+
+The server sends numbers and dates as they are in memory: nothing is printed, rounded or parsed. The connection is
+PyMySQL's; rows are read from its socket in large blocks, by machine code
+(:mod:`airflow_provider_cdc.mysql.resultset.kernel`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Set
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import pyarrow as pa
+from pymysql.connections import Connection
+from pymysql.constants import CLIENT, COMMAND
+from pymysql.err import MySQLError, raise_mysql_exception
+
+from airflow_provider_cdc.exceptions import DamageError, TerminalError, TransientError
+from airflow_provider_cdc.mysql.resultset import columns, kernel
+from airflow_provider_cdc.mysql.resultset.columns import Columns, UnfitValue, how_to_read
+from airflow_provider_cdc.mysql.server.session import errors
+
+__all__ = ["OtherColumnsError", "UnfitValue", "read", "read_in_pieces"]
+
+#: Bytes that are asked for at a time. What is read is still in the processor's cache when it is decoded.
+_BLOCK = 256 << 10
+_LARGEST_PACKET = 0xFFFFFF
+#: Space for columns is kept for the next chunk, up to so many bytes.
+_KEPT_BYTES = 64 << 20
+
+
+class OtherColumnsError(TerminalError):
+    """The server's columns are not those that were asked for; the connection is closed."""
+
+
+def read(connection: Connection[Any], sql: str, schema: pa.Schema, nulls: Set[str] = frozenset()) -> pa.Table:
+    """Run a SELECT and return its rows.
+
+    Memory is what the rows take, and once more while they are read. A column of strings with more than 1 GiB comes in
+    several pieces.
+
+    :param sql: a SELECT without parameters.
+    :param schema: one field a selected column, of the type that holds all values of the server's type.
+    :param nulls: names of the columns in which a zero date is NULL.
+    :raises UnfitValue: for a value that cannot be carried exactly, such as a zero date; the connection is closed.
+    :raises TransientError: if the connection breaks.
+    :raises OtherColumnsError: if the server's columns are not those of the schema.
+    :raises TerminalError: if its answer makes no sense.
+    """
+    return pa.Table.from_batches(read_in_pieces(connection, sql, schema, nulls), schema=schema)
+
+
+def read_in_pieces(
+    connection: Connection[Any], sql: str, schema: pa.Schema, nulls: Set[str] = frozenset(), size: int | None = None
+) -> Generator[pa.RecordBatch, None, None]:
+    """Like :func:`read`, piece by piece, at least one. The connection is busy until the last one has been had; whoever
+    needs no more closes the iterator, which closes the connection.
+
+    :param size: bytes that a piece has about; a row is never split.
+    """
+    with errors("reading from the source"):
+        wire: Any = connection  # what follows is below the driver's public face
+        wire._execute_command(COMMAND.COM_STMT_PREPARE, sql)
+        prepared = wire._read_packet().get_all_data()
+        statement, count = prepared[1:5], int.from_bytes(prepared[5:7], "little")
+        reader = _readers.setdefault(connection, _Reader())
+        try:
+            reader.definitions(wire, count)
+            wire._execute_command(COMMAND.COM_STMT_EXECUTE, statement + b"\0\1\0\0\0")
+            wire._read_packet()  # the number of columns once more, or an error
+            reader.prepare(reader.definitions(wire, count), schema, nulls, size)
+            yield from reader.rows()
+        except MySQLError:
+            raise  # said by the server, which has nothing more to say; the driver has closed a connection that broke
+        except BaseException:
+            wire._force_close()  # the rest of the answer is still on its way
+            raise
+        finally:
+            if wire.open:
+                wire._execute_command(COMMAND.COM_STMT_CLOSE, statement)
+
+
+class _Reader:
+    """What is kept between two statements of a connection (not the connection itself, so that it can be dropped)."""
+
+    def __init__(self) -> None:
+        self._data: Any = np.empty(_BLOCK + kernel.SLACK, np.uint8)
+        self._state = np.zeros(kernel.STATE, np.int64)
+        self._at = self._end = self._number = 0
+        self._receive: Callable[[memoryview], int] = lambda _: 0
+        self._columns: Columns | None = None
+        self._known: list[bytes] = []
+        self._nulls: Set[str] = frozenset()
+        self._piece: int | None = None
+
+    def definitions(self, wire: Any, count: int) -> list[bytes]:
+        """Read the definitions of so many columns, the second to last packets of an answer."""
+        # Past the driver's buffer: with the end of an answer in that, its readinto1 would wait for more.
+        self._receive, self._at, self._end, self._number = wire._rfile.raw.readinto, 0, 0, 2
+        held = wire._rfile.read(len(wire._rfile.peek()))  # what the driver has received of it
+        self._make_room(len(held))
+        self._data[: len(held)] = np.frombuffer(held, np.uint8)
+        self._end = len(held)
+        found = [self._packet() for _ in range(count)]
+        if not wire.client_flag & wire.server_capabilities & CLIENT.DEPRECATE_EOF:
+            self._packet()
+        return found
+
+    def prepare(self, definitions: list[bytes], schema: pa.Schema, nulls: Set[str], piece: int | None) -> None:
+        """Get ready for rows of columns that are defined like this.
+
+        :param piece: bytes of space after which what there is is handed on.
+        """
+        self._piece = piece
+        space = self._columns
+        known = space is not None and schema.equals(space.schema) and (piece is None or space.size < piece)
+        if known and definitions == self._known and nulls == self._nulls:
+            return
+        if len(definitions) != len(schema):
+            raise OtherColumnsError(f"the server sends {len(definitions)} columns, not {len(schema)}", _ALTERED)
+        kinds = []
+        for field, definition in zip(schema, definitions, strict=True):
+            # Behind six strings, the last one the column's name: 12, character set, length, type, flags, decimals.
+            tail = definition[-13:]
+            charset, flags = int.from_bytes(tail[1:3], "little"), int.from_bytes(tail[8:10], "little")
+            kind = how_to_read(tail[7], flags, charset, tail[10], field.type)
+            if kind is None:
+                raise OtherColumnsError(
+                    f"column {field.name}: the server's type {tail[7]} is not {field.type}", _ALTERED
+                )
+            kinds.append((kind[0], 1) if kind[0] in (kernel.DATE, kernel.DATETIME) and field.name in nulls else kind)
+        self._columns, self._known, self._nulls = Columns(schema, tuple(kinds)), definitions, nulls
+
+    def rows(self) -> Iterator[pa.RecordBatch]:
+        """Read the rows, to the end of the answer."""
+        space, state = self._columns, self._state
+        assert space is not None
+        batches: list[pa.RecordBatch] = []
+        state[:] = 0
+        while True:
+            yield from batches
+            batches.clear()
+            state[kernel.AT], state[kernel.NUMBER] = self._at, self._number
+            why = kernel.read_rows(self._data, self._end, space.lines, space.rows, state)
+            self._at, self._number = int(state[kernel.AT]), int(state[kernel.NUMBER])
+            if why == kernel.LARGE:
+                why = self._large_row(batches)
+            if why == kernel.MORE:
+                self._fill(int(state[kernel.WANTED]))
+            elif why == kernel.OTHER:
+                break
+            elif why != kernel.READ:
+                self._resolve(why, batches)
+        last = self._packet()
+        if last[0] == 0xFF:
+            raise_mysql_exception(last)  # the server gave up in the middle
+        if last[0] != 0xFE:
+            raise _nonsense("a packet that is neither a row nor an end")
+        yield space.take(int(state[kernel.ROW]))
+        if space.size > _KEPT_BYTES:
+            self._columns = None
+
+    def _large_row(self, batches: list[pa.RecordBatch]) -> int:
+        """Read a row that is longer than a packet can be."""
+        space, state, packet = self._columns, self._state, bytearray(self._packet())
+        assert space is not None
+        size = len(packet)
+        data = np.frombuffer(packet + bytes(kernel.SLACK), np.uint8)
+        while True:
+            if state[kernel.ROW] == space.rows:
+                space.more_rows()
+            why = int(kernel.read_row(data, 0, size, space.lines, state[kernel.ROW], state))
+            if why == kernel.READ:
+                state[kernel.ROW] += 1
+                return why
+            self._resolve(why, batches)
+
+    def _resolve(self, why: int, batches: list[pa.RecordBatch]) -> None:
+        """Do what has to be done before the kernel can go on."""
+        space, state = self._columns, self._state
+        assert space is not None
+        column = int(state[kernel.COLUMN])
+        full = self._piece is not None and space.size >= self._piece and state[kernel.ROW]
+        if why == kernel.ROWS and not full:
+            space.more_rows()
+        elif why in (kernel.ROWS, kernel.ROOM):
+            if full or (state[kernel.WANTED] > columns.LARGEST and state[kernel.ROW]):
+                batches.append(space.take(int(state[kernel.ROW])))
+                state[kernel.ROW] = 0
+            else:
+                space.make_room(column, int(state[kernel.WANTED]))
+        elif why == kernel.VALUE:
+            raise UnfitValue(column, f"{_date(self._data, int(state[kernel.WANTED]))} is not a date")
+        else:
+            raise _nonsense("packets out of order" if why == kernel.SEQUENCE else "a row that cannot be understood")
+
+    def _packet(self) -> bytes:
+        pieces = []
+        while True:
+            self._need(4)
+            size = int.from_bytes(self._data[self._at : self._at + 3].tobytes(), "little")
+            if self._data[self._at + 3] != self._number:
+                raise _nonsense("packets out of order")
+            self._need(4 + size)
+            pieces.append(self._data[self._at + 4 : self._at + 4 + size].tobytes())
+            self._at, self._number = self._at + 4 + size, (self._number + 1) & 255
+            if size < _LARGEST_PACKET:
+                return b"".join(pieces)
+
+    def _need(self, size: int) -> None:
+        while self._end - self._at < size:
+            self._fill(size)
+
+    def _fill(self, size: int) -> None:
+        """Receive what there is, making space for ``size`` bytes that have not been read yet."""
+        left = self._end - self._at
+        if self._at and (not left or self._at + size > len(self._data) - kernel.SLACK):
+            self._data[:left] = self._data[self._at : self._end].copy()
+            self._at, self._end = 0, left
+        self._make_room(size)
+        got = self._receive(memoryview(self._data)[self._end : len(self._data) - kernel.SLACK])
+        if not got:
+            raise TransientError("the server closed the connection in the middle of a result", "Run again")
+        self._end += got
+
+    def _make_room(self, size: int) -> None:
+        if self._at + size > len(self._data) - kernel.SLACK:
+            larger: Any = np.empty(size + _BLOCK + kernel.SLACK, np.uint8)
+            larger[: self._end] = self._data[: self._end]
+            self._data = larger
+
+
+_readers: WeakKeyDictionary[Connection[Any], _Reader] = WeakKeyDictionary()
+_ALTERED = "If the table was altered, start with a fresh sink.path"
+
+
+def _nonsense(what: str) -> DamageError:
+    return DamageError(f"the server's answer cannot be understood: {what}")
+
+
+def _date(data: Any, at: int) -> str:
+    """The date at a place on the wire: its length, then year, month and day."""
+    if not data[at]:
+        return "0000-00-00"
+    return f"{int(data[at + 1]) | int(data[at + 2]) << 8:04d}-{data[at + 3]:02d}-{data[at + 4]:02d}"

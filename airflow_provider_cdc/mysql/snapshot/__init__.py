@@ -1,0 +1,1 @@
+"""Chunks: planned, read between two watermarks, corrected from the binlog."""

@@ -1,0 +1,132 @@
+"""The binlog between the watermarks of chunks, read forward over one connection for many of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_provider_cdc.core.offset import Lineage, Position
+from airflow_provider_cdc.core.schema import SEQ, TableSchema
+from airflow_provider_cdc.exceptions import OtherHistoryError, TableAlteredError, altered
+from airflow_provider_cdc.mysql.binlog.events.stream import BinlogStream
+from airflow_provider_cdc.mysql.binlog.events.transactions import RowsEvent
+from airflow_provider_cdc.mysql.binlog.events.xa import Prepared
+from airflow_provider_cdc.mysql.binlog.walk.follow import Follower
+from airflow_provider_cdc.mysql.binlog.walk.space import Only
+from airflow_provider_cdc.mysql.places.lookback import LookBack
+from airflow_provider_cdc.mysql.server.catalog import ALTERED
+from airflow_provider_cdc.mysql.server.charsets import UNICODE, Decoders
+
+#: Rather than skip more than this many bytes, connect again at the wanted position.
+_SKIP_BYTES = 32 << 20
+#: Bytes of rows in the binlog that are held before they are put together.
+_FLUSH_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class Window:
+    """What happened to a table in (low, high].
+
+    :param changes: its changes in binlog order, behind its last TRUNCATE.
+    :param emptied: ``_cdc_seq`` of its last TRUNCATE; 0 if there is none.
+    """
+
+    changes: pa.Table
+    emptied: int
+
+
+class Backlog:
+    """Reads windows (LW, HW] of the binlog for one table; later windows continue on the same connection.
+
+    Rows of XA transactions are kept from one window to the next, as long as nothing of the binlog between them is
+    left out. Those that were prepared before that are looked up.
+
+    :param open_at: opens a blocking binlog stream at a position.
+    :param table: the table.
+    :param lineage: numbers the transactions.
+    :param look_back: finds XA transactions of the table that are prepared at a place.
+    :param texts: how its text is decoded.
+    """
+
+    def __init__(
+        self,
+        open_at: Callable[[Position], BinlogStream],
+        table: TableSchema,
+        lineage: Lineage,
+        look_back: Callable[[Position], LookBack],
+        texts: Decoders = UNICODE,
+    ) -> None:
+        self.table, self._lineage, self._look_back = table, lineage, look_back
+        self._before: LookBack | None = None
+        self._prepared: Prepared
+        self._follower = Follower(open_at, {table.id: table}, lineage, texts, tell_ddl=True)
+
+    def window(
+        self,
+        low: Position,
+        high: Position,
+        prepared: Mapping[str, tuple[RowsEvent, ...]] | None = None,
+        only: Only | None = None,
+    ) -> Window:
+        """What happened after ``low`` and at or before ``high``, which are ends of transactions.
+
+        :param prepared: rows of XA transactions that are open at ``low``, as far as they are known.
+        :param only: changes may be left out if there are none for which this is true.
+        :raises UnknownPrepareError: if an XA transaction is committed whose rows are not in the binlog.
+        :raises TableAlteredError: if another DDL than TRUNCATE changes the table.
+        :raises TransientError: if the log does not get to ``high``.
+        :raises OtherHistoryError: if ``high``, though it was looked at after ``low``, lies before it.
+        """
+        if high < low:
+            raise OtherHistoryError(f"the binlog of the server ends at {high}, and had reached {low} before")
+        try:
+            return self._window(low, high, prepared or {}, only)
+        except BaseException:
+            self.close()  # what has been decoded is not asked for again
+            raise
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._follower.close()
+
+    def _window(
+        self, low: Position, high: Position, known: Mapping[str, tuple[RowsEvent, ...]], only: Only | None
+    ) -> Window:
+        follower, table = self._follower, self.table
+        parts: list[pa.RecordBatch] = []
+        emptied = 0
+        if follower.at is not None and self._near(follower.at, low):
+            for step in follower.steps(follower.at, low):
+                if step.item is not None:
+                    self._prepared.follow(step.item)
+            follower.take()
+        if follower.at != low:
+            if self._before is None or self._before.at != low:
+                self._before = self._look_back(low)
+            self._prepared = Prepared(known, self._before.rows)
+        for step in follower.steps(low, high) if low < high else ():
+            if (item := step.item) is not None:
+                seq = self._lineage.seq(Position(step.file, step.position))
+                if table.id in item.altered:
+                    at = f"{item.file}:{item.position}"
+                    raise TableAlteredError(f"{altered(table.label)}, at {at}", ALTERED)
+                if item.emptied is not None:
+                    follower.take()
+                    parts, emptied = [], seq
+                for _ in follower.add(self._prepared.visible(item), seq, item.commit_us):
+                    parts += [batch for _, batch in follower.take(only=only)]
+            if follower.held >= _FLUSH_BYTES:
+                parts += [batch for _, batch in follower.take(only=only)]
+        parts += [batch for _, batch in follower.take(only=only)]
+        changes = pa.Table.from_batches(parts, table.sink_schema)
+        if low < high and follower.at != high:
+            changes = changes.filter(pc.less_equal(changes[SEQ], self._lineage.seq(high)))
+            self.close()
+        return Window(changes, emptied)
+
+    @staticmethod
+    def _near(at: Position, low: Position) -> bool:
+        return at < low and low.file == at.file and low.position - at.position < _SKIP_BYTES

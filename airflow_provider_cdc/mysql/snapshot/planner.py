@@ -1,0 +1,136 @@
+"""Cut tables into chunks. Bounds come from the server; nothing is read but index entries at the bounds."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from pymysql.connections import Connection
+
+from airflow_provider_cdc.core.offset import Lineage
+from airflow_provider_cdc.core.plan import Chunk, Plan, PlanCost, chunks_of, number_and_group
+from airflow_provider_cdc.core.schema import TableSchema
+from airflow_provider_cdc.exceptions import TerminalError
+from airflow_provider_cdc.mysql.keys.bounds import Bounds
+from airflow_provider_cdc.mysql.places.binlog_files import OpenAt, with_exact_gtids
+from airflow_provider_cdc.mysql.places.p0 import p0_now, with_open_xa
+from airflow_provider_cdc.mysql.server.catalog import ALTERED, capture, find_tables, key_index, read_schema
+from airflow_provider_cdc.mysql.server.key_sql import passed, text_literal
+from airflow_provider_cdc.mysql.server.session import pairs, rows
+
+#: A chunk aims at no more than this many bytes, however few rows that are.
+CHUNK_BYTES = 16 << 20
+
+
+def make_plan(
+    connection: Connection[Any],
+    pipeline: str,
+    captures: Callable[[str, str], bool],
+    *,
+    patterns: tuple[tuple[str, ...], ...],
+    keeps: Callable[[str, str, str], bool] = lambda *_: True,
+    generation: int,
+    chunk_rows: int,
+    group_rows: int,
+    open_at: OpenAt,
+) -> Plan:
+    """Take P0, then plan the chunks of every captured table.
+
+    :param captures: which (database, table) is captured.
+    :param patterns: the patterns of the pipeline's source, which decide that.
+    :param keeps: which (database, table, column) is copied.
+    :param generation: number of the snapshot.
+    :param chunk_rows: wanted rows a chunk.
+    :param group_rows: wanted rows a chunk group.
+    :param open_at: opens a binlog stream at a position.
+    :raises NotReadyError: if no table matches or one cannot be copied exactly.
+    """
+    p0, left = p0_now(connection)
+    p0 = with_exact_gtids(connection, p0, open_at)
+    tables = capture(connection, captures, keeps)
+    p0 = with_open_xa(connection, p0, left, tables, open_at)
+    chunks: list[Chunk] = []
+    meter = [_meter(connection)]
+    for index, table in enumerate(tables):
+        chunks += plan_table(connection, index, table, chunk_rows)
+        meter.append(_meter(connection))
+    # Each look at the counters is a statement too.
+    costs = [PlanCost(b.statements - a.statements - 1, b.rows - a.rows) for a, b in itertools.pairwise(meter)]
+    lineage = Lineage(p0.server, p0.at.file)
+    grouped = number_and_group(chunks, group_rows, chunk_rows)
+    return Plan(pipeline, generation, p0, lineage, patterns, tuple(tables), grouped, tuple(costs))
+
+
+def plan_again(
+    connection: Connection[Any], plan: Plan, index: int, keeps: Callable[[str, str, str], bool]
+) -> dict[str, Any]:
+    """Plan one table again after it was altered: a low watermark behind the DDL, then its definition and its bounds.
+
+    Its chunks stay what they are but for the outermost bounds, which move outwards to the smallest and largest key.
+
+    :param keeps: which (database, table, column) is copied.
+    :returns: an amendment, see :meth:`Plan.amended`.
+    :raises NotReadyError: if the table is gone, or cannot be copied any more.
+    :raises TerminalError: if its chunks cannot hold it any more.
+    """
+    old, chunks = plan.tables[index], [c for c in plan.chunks if c.table == index]
+    since = p0_now(connection, plan.p0.server)[0].at
+    listed = find_tables(connection, lambda database, table: (database, table) == old.id)
+    found = read_schema(connection, *old.id, engine=listed[0][2] if listed else "InnoDB", keeps=keeps)
+    if found.key_columns != old.key_columns:
+        raise TerminalError(f"the key of {old.label} was altered while it was read, before {since}", ALTERED)
+    bounds = _bounds(connection, found) if found.key else None
+    low, high = (bounds.edge(), bounds.edge(" DESC")) if bounds else (None, None)
+    lower, upper = (chunks[0].lower, chunks[-1].upper) if chunks else (None, None)
+    if low is not None and high is not None:
+        if lower is None or upper is None:
+            raise TerminalError(
+                f"{old.label} was empty when it was planned, and was altered before {since} while it was read", ALTERED
+            )
+        keys = [lower, upper, low, high]
+        ranks = rows(connection, passed(found, keys, [(key, False) for key in keys]))
+        order = sorted((int(str(rank)), int(str(number))) for number, rank in ranks)
+        lower, upper = keys[order[0][1]], keys[order[-1][1]]
+    schema = replace(found, since=since, revision=old.revision + 1)
+    return {"table": index, "schema": schema.to_json(), "lower": lower, "upper": upper}
+
+
+def plan_table(connection: Connection[Any], index: int, table: TableSchema, chunk_rows: int) -> list[Chunk]:
+    """Chunks of one table from its smallest to its largest key; none if it is empty, one if it has no key.
+
+    :param index: index of the table in the plan.
+    :param chunk_rows: wanted rows a chunk.
+    """
+    if not table.key:
+        return [Chunk(0, index, 0, (), (), last=True)]
+    bounds = _bounds(connection, table)
+    low, high = bounds.edge(), bounds.edge(" DESC")
+    if low is None or high is None:
+        return []
+    estimate, width = estimates(connection, table)
+    chunk_rows = min(chunk_rows, max(1, CHUNK_BYTES // max(1, width)))
+    return chunks_of(index, bounds.lowers(low, high, estimate, chunk_rows), high)
+
+
+def _bounds(connection: Connection[Any], table: TableSchema) -> Bounds:
+    return Bounds(connection, table, key_index(connection, table))
+
+
+def estimates(connection: Connection[Any], table: TableSchema) -> tuple[int, int]:
+    """Estimated rows of a table and bytes a row, from the server's statistics."""
+    found = rows(
+        connection,
+        "SELECT table_rows, avg_row_length FROM information_schema.tables "
+        f"WHERE table_schema = {text_literal(table.database)} AND table_name = {text_literal(table.name)}",
+    )
+    return (int(found[0][0] or 0), int(found[0][1] or 0)) if found else (0, 0)
+
+
+def _meter(connection: Connection[Any]) -> PlanCost:
+    """What the session has cost the server so far."""
+    # Reads without an index (rnd) are left out: those are of the server's own answers, to questions such as this one.
+    names = "'Questions', 'Handler_read_first', 'Handler_read_last', 'Handler_read_key', 'Handler_read_next', "
+    counted = pairs(connection, f"SHOW SESSION STATUS WHERE variable_name IN ({names} 'Handler_read_prev')")
+    return PlanCost(int(counted.pop("Questions")), sum(int(n) for n in counted.values()))

@@ -1,0 +1,117 @@
+"""Finds where the next batch of the stream ends: with the transaction that fills a budget of bytes or of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pymysql.connections import Connection
+
+from airflow_provider_cdc.core.gtid import kind_of
+from airflow_provider_cdc.core.offset import Lineage, Offset, Position
+from airflow_provider_cdc.core.schema import TableSchema
+from airflow_provider_cdc.exceptions import OtherHistoryError
+from airflow_provider_cdc.mysql.binlog.events.stream import BinlogStream
+from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction
+from airflow_provider_cdc.mysql.binlog.events.xa import entry, parse_entry
+from airflow_provider_cdc.mysql.binlog.walk.follow import Follower
+from airflow_provider_cdc.mysql.binlog.walk.walker import NEVER
+from airflow_provider_cdc.mysql.server.detours import look_up
+from airflow_provider_cdc.mysql.server.identity import identity, is_numbered, same_server, status
+
+
+class Scanner:
+    """Walks the binlog ahead of the batches; it counts rows and does not decode them.
+
+    :param connection: connection to the source.
+    :param open_at: opens a binlog stream at a position.
+    :param captured: captured tables; what may not happen to them stops the scan.
+    :param lineage: numbers the transactions.
+    """
+
+    def __init__(
+        self,
+        connection: Connection[Any],
+        open_at: Callable[[Position], BinlogStream],
+        captured: Mapping[tuple[str, str], TableSchema],
+        lineage: Lineage,
+    ) -> None:
+        self._connection = connection
+        self._follower = Follower(
+            open_at, captured, lineage, skip_rows=True, detours=lambda: look_up(connection, captured)
+        )
+
+    def advance(self, start: Offset, max_bytes: int, max_rows: int = NEVER) -> Offset:
+        """End of the batch that begins at ``start``; ``start`` itself if nothing is new.
+
+        :param max_bytes: bytes of binlog after which the batch ends with the next transaction.
+        :param max_rows: changed rows of captured tables after which it does so, too.
+        """
+        same_server(identity(self._connection), start.server)
+        on = is_numbered(self._connection)  # looked at before the end: what comes behind that has GTIDs then
+        target = status(self._connection)
+        if target < start.at:
+            raise OtherHistoryError(f"the binlog of the server ends at {target}, and was read up to {start.at}")
+        if target == start.at:
+            return start
+        self._follower.expect(start)
+        kind: Any = kind_of(start.server)
+        gtids, held, at, size, rows = kind.parse(start.gtid_set), kind.parse(start.held), start.at, 0, 0
+        xa = {parse_entry(text)[0]: text for text in start.xa}
+        while at < target and size < max_bytes and rows < max_rows:
+            # The budget in the present file; behind its end it is looked at again.
+            end = min(target, Position(at.file, at.position + max_bytes - size))
+            for step in self._follower.steps(at, end, max_rows - rows):
+                rows += step.rows
+                here = Position(step.file, step.position)
+                size += here.position - at.position if here.file == at.file else here.position
+                at = here
+                # The first offset of an older version may hold a few GTIDs from just behind its position.
+                if step.gtids:
+                    more = kind.parse(",".join(step.gtids))
+                    if start.began and (again := gtids.again(more)):
+                        raise OtherHistoryError(
+                            f"{again} is in the binlog of the server before {at}, and was read before"
+                        )
+                    gtids = gtids.union(more)
+                if step.item is not None:
+                    follow_xa(step.item, xa)
+                if held:
+                    held = held.without(step.gtids)
+        # Of an offset without it, the file's beginning is not taken for granted either.
+        began = self._follower.begun.get(at.file, 0) if start.began or at.file != start.at.file else 0
+        numbered = on and (start.numbered or target <= at)
+        return Offset(start.server, at, str(gtids), tuple(sorted(xa.values())), str(held), began, numbered)
+
+    def pieces(self, start: Offset, max_bytes: int, max_rows: int, most: int, least_bytes: int) -> list[Offset]:
+        """Ends of the pieces of the batch that begins at ``start``, one behind the other; none if nothing is new.
+
+        :param max_bytes: as for :meth:`advance`, of the whole batch.
+        :param max_rows: likewise.
+        :param most: number of readers that they are for.
+        :param least_bytes: bytes of binlog that are worth a reader of their own.
+        """
+        found, target, at = list[Offset](), status(self._connection), start
+        there = target.position - start.at.position if target.file == start.at.file else max_bytes
+        size, rows = min(max_bytes, max(least_bytes, -(-there // most))), -(-max_rows // most)
+        while len(found) < most and len(found) * size < max_bytes and (end := self.advance(at, size, rows)) != at:
+            found.append(end)
+            at = end
+        return found
+
+    def close(self) -> None:
+        """Close the binlog stream and the connection."""
+        self._follower.close()
+        self._connection.close()
+
+
+def follow_xa(transaction: Transaction, xa: dict[str, str]) -> None:
+    """Keep a list of open XA transactions up to date: entries by name.
+
+    One that ends and is not in the list was prepared before the list was begun: who reads its rows looks back.
+    """
+    if transaction.xa_prepared is not None:
+        start = Position(transaction.file, transaction.start_position) if transaction.prepared else None
+        xa[transaction.xa_prepared] = entry(transaction.xa_prepared, start)
+    if transaction.xa_finished is not None:
+        xa.pop(transaction.xa_finished, None)

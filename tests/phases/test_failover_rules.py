@@ -1,0 +1,39 @@
+"""Conditions of going on at another server, with the two servers of :mod:`tests.phases.test_failover`."""
+
+from __future__ import annotations
+
+import contextlib
+
+from airflow_provider_cdc.exceptions import TerminalError
+from tests.phases.test_failover import Pair, epoch, pair, servers
+
+__all__ = ["pair", "servers"]
+
+
+def test_before_the_stream_has_passed_the_snapshot(pair: Pair) -> None:
+    """What the chunks hold is told by positions that the new server knows nothing of."""
+    d = pair.database
+    with pair.cli.opened() as (context, store):
+        context.ensure_plan(store)
+    for number in (20, 21, 22):
+        pair.run(f"INSERT INTO {d}.keyed VALUES ({number}, 1)", f"UPDATE {d}.keyed SET v = v + 1 WHERE id = 1")
+    pair.cli.snapshot()
+    with epoch(pair, pair.old) as found, contextlib.closing(found.job.make_scanner()) as scanner:
+        first = scanner.advance(found.start, 1)
+        found.apply(found.job.stage(found.start, first, "0"))
+    pair.refused(TerminalError, "the stream had not passed the snapshot of")
+
+
+def test_there_before_all_that_is_held_has_come(pair: Pair) -> None:
+    """Back again: what was held behind the place at the second server is in the copy all the same."""
+    d = pair.database
+    pair.cli.snapshot()
+    held = pair.run(f"INSERT INTO {d}.plain VALUES (1)", on=[pair.old])
+    pair.copy(pair.old)
+    late = pair.run(f"INSERT INTO {d}.plain VALUES (2)", on=[pair.new])
+    pair.run(f"INSERT INTO {d}.plain VALUES (1)", gtid=held, on=[pair.new])
+    with epoch(pair, pair.new) as found:
+        assert found.start.held == held
+    pair.run(f"INSERT INTO {d}.plain VALUES (2)", gtid=late, on=[pair.old])
+    pair.copy(pair.old)
+    assert pair.differences(pair.old) == []

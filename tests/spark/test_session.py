@@ -1,0 +1,296 @@
+"""How Spark is started: what it is told, who can reach it, and what its page shows."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_cdc.core.spark_conf import DECIDED, is_local, is_loopback
+from airflow_provider_cdc.exceptions import FencedError, NotReadyError, UnexpectedError, pack
+from airflow_provider_cdc.scratch import scratch
+from airflow_provider_cdc.spark.session import DEFAULTS, ENCRYPTION, _settings, of_spark, start
+from tests import ROOT
+from tests.support.spark_cluster import SparkCluster
+
+
+@pytest.mark.parametrize(
+    ("master", "local", "loopback"),
+    [
+        ("local", True, True),
+        ("local[4]", True, True),
+        ("local[*]", True, True),
+        ("spark://127.0.0.1:7077", False, True),
+        ("spark://localhost:7077,127.9.9.9:1", False, True),
+        ("spark://[::1]:7077", False, True),
+        ("spark://127.0.0.1:7077,db.example:7077", False, False),
+        ("spark://127.0.0.1.example:7077", False, False),
+        ("spark://localhost.example:7077", False, False),
+        ("spark://10.0.0.1:7077", False, False),
+        ("k8s://https://127.0.0.1:6443", False, False),  # the pods are not on this host's loopback
+        ("yarn", False, False),
+    ],
+)
+def test_what_stays_on_the_host(master: str, local: bool, loopback: bool) -> None:
+    assert (is_local(master), is_loopback(master)) == (local, loopback)
+
+
+def test_what_the_project_decides_cannot_be_set() -> None:
+    """Each setting of the session is one that a pipeline is refused; those of the address depend on the master."""
+    decided = set(_settings("p", "yarn", {}, False)) - set(DEFAULTS)
+    assert decided <= set(DECIDED)
+    assert set(_settings("p", "local", {}, False)) - decided - set(DEFAULTS) == {
+        "spark.driver.host",
+        "spark.driver.bindAddress",
+    }
+    assert (
+        _settings("p", "yarn", dict.fromkeys(DEFAULTS, "own"), True).items() >= dict.fromkeys(DEFAULTS, "own").items()
+    )
+    assert _settings("p", "yarn", {"spark.executor.memory": "4g"}, True)["spark.executor.memory"] == "4g"
+
+
+def test_a_failure_that_nobody_knows_is_worth_another_try() -> None:
+    """Such as a worker that a busy host was too slow to start; the project's own errors stay what they are."""
+    unknown = of_spark(RuntimeError("Python worker failed to connect back."))
+    assert type(unknown) is UnexpectedError and "connect back" in unknown.message
+    own = of_spark(RuntimeError(f"Job aborted: {pack(FencedError('epoch 2 has begun'))}"))
+    assert type(own) is FencedError and own.message == "epoch 2 has begun"
+
+
+def test_the_driver_of_a_loopback_master_listens_on_loopback_only() -> None:
+    elsewhere = {"spark.driver.bindAddress": "0.0.0.0"}
+    with pytest.raises(NotReadyError, match=r"spark.conf: spark.driver.bindAddress is '0.0.0.0'. Leave it out"):
+        start("p", "spark://127.0.0.1:7077", elsewhere)
+    assert _settings("p", "spark://db.example:7077", elsewhere, False)["spark.driver.bindAddress"] == "0.0.0.0"
+    assert "spark.driver.host" not in _settings("p", "spark://db.example:7077", {}, False)
+
+
+# ---------------------------------------------------------------- one real session
+
+SESSION = """
+import contextlib, json, os, sys, urllib.request
+from pathlib import Path
+from airflow_provider_cdc.spark.session import start, ui_address
+
+def sockets(pid):
+    '''Addresses that a process listens on, as the kernel has them.'''
+    own = set()
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):  # closed since
+            own.add(os.readlink(f"/proc/{pid}/fd/{fd}"))
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            word = line.split()
+            if word[3] == "0A" and f"socket:[{word[9]}]" in own:
+                yield word[1].rpartition(":")[0], int(word[1].rpartition(":")[2], 16)
+
+secret = sys.stdin.read()
+spark = start("page", "local[2]", {"spark.sql.shuffle.partitions": "3"}, ui=True)
+java = spark.sparkContext._gateway.proc.pid
+page = ui_address(spark)
+served = "http://127.0.0.1:" + page.rpartition(":")[2]
+local = [str(path) for path in Path.cwd().glob("disk?/airflow-cdc-*/*")]
+
+def rows(_):
+    yield len(secret)
+
+def batches(found):
+    for batch in found:
+        assert secret
+        yield batch
+
+assert spark.sparkContext.parallelize([1, 2], 2).mapPartitions(rows).collect() == [len(secret)] * 2
+assert spark.range(10).mapInArrow(batches, "id long").count() == 10
+tabs = ["jobs", "jobs/job/?id=0", "stages", "stages/stage/?id=0&attempt=0", "storage", "environment", "executors",
+        "executors/threadDump/?executorId=driver", "SQL", "SQL/execution/?id=0", "api/v1/applications"]
+app = spark.sparkContext.applicationId
+tabs += [f"api/v1/applications/{app}/{what}" for what in ("environment", "jobs", "stages?details=true", "sql",
+                                                         "allexecutors", "executors/driver/threads")]
+pages = {}
+for tab in tabs:
+    with urllib.request.urlopen(f"{served}/{tab}", timeout=30) as answer:
+        pages[tab] = answer.read().decode()
+listening = list(sockets(java))
+conf = {k: spark.conf.get(k) for k in ("spark.sql.shuffle.partitions", "spark.sql.session.timeZone", "spark.app.name",
+                                       "spark.driver.bindAddress", "spark.speculation", "spark.ui.killEnabled")}
+left = sorted(name for name in os.environ if "AIRFLOW" in name)
+environment = Path(f"/proc/{java}/environ").read_bytes().decode(errors="replace")
+command = Path(f"/proc/{java}/cmdline").read_bytes().decode(errors="replace")
+spark.stop()
+print(json.dumps([page, pages, listening, conf, left, environment, command, local]))
+"""
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("public", [None, "cdc.example"])
+def test_a_session_with_its_page(tmp_path: Path, public: str | None) -> None:
+    (tmp_path / "disk1").mkdir()
+    with scratch(tmp_path / "disk1") as left_by_another:
+        shutil.copytree(left_by_another, left_by_another.with_name("airflow-cdc-left"))
+    (tmp_path / "numbers.py").write_text("open('planted', 'w')")
+    secret = f"C4n4ry-{secrets.token_hex(16)}"
+    env = {
+        **os.environ,
+        "AIRFLOW_CONN_SOURCE": f"mysql://u:{secret}@h/",
+        "AIRFLOW__CORE__FERNET_KEY": secret,
+        "_AIRFLOW__STARTUP_MSG": secret,
+        "AIRFLOW_HOME": str(tmp_path),
+        "PYTHONPATH": str(ROOT),
+        "SPARK_LOCAL_DIRS": f"{tmp_path}/disk1,{tmp_path}/disk2",
+    } | ({"SPARK_PUBLIC_DNS": public} if public else {})
+    run = subprocess.run(
+        [sys.executable, "-P", "-c", SESSION], input=secret, env=env, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    page, pages, listening, conf, left, environment, command, local = json.loads(run.stdout.splitlines()[-1])
+    assert conf == {
+        "spark.sql.shuffle.partitions": "3",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.app.name": "airflow-cdc page",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.speculation": "false",
+        "spark.ui.killEnabled": "false",
+    }
+    # Everything listens on 127.0.0.1; Spark's page too, unless people reach it by a name.
+    assert page.startswith(f"http://{public or '127.0.0.1'}:")
+    port = int(page.rpartition(":")[2])
+    own = {address for address, its in listening if its == port}
+    assert own and own <= ({"0" * 32, "0" * 8} if public else LOOPBACK)
+    assert {address for address, its in listening if its != port} <= LOOPBACK
+    # Temporary files are where the user wants them, and gone with the session; so are those of one that was killed.
+    assert {Path(path).relative_to(tmp_path).parts[0] for path in local} == {"disk1", "disk2"}
+    assert any("blockmgr" in path for path in local) and not any("airflow-cdc-left" in path for path in local)
+    assert not [*tmp_path.glob("disk?/*")] and not (tmp_path / "planted").exists()
+    # The environment is that of a process which knows no secret.
+    assert left == ["AIRFLOW_HOME"]
+    assert "JAVA_HOME" in environment
+    together = "".join(pages.values())
+    assert "spark.sql.shuffle.partitions" in together and "mapinarrow" in together.lower()
+    shown = {**pages, "the JVM's environment": environment, "its command line": command, "the log": run.stderr}
+    for form in (secret, secret.encode().hex(), base64.b64encode(secret.encode()).decode()[:-4]):
+        assert [where for where, text in shown.items() if form in text] == []
+
+
+KILLED = """
+from airflow_provider_cdc.processes import kill_session
+from airflow_provider_cdc.spark.session import start
+import os
+
+spark = start("killed", "local[2]")
+assert spark.range(10).count() == 10
+kill_session(os.getsid(0))
+"""
+
+
+@pytest.mark.spark
+def test_a_session_that_is_killed_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Beside Spark's own files the JVM makes some in ``TMPDIR``: the next process removes those, too."""
+    env = {name: value for name, value in os.environ.items() if name != "SPARK_LOCAL_DIRS"}
+    run = subprocess.run(
+        [sys.executable, "-P", "-c", KILLED],
+        env={**env, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        start_new_session=True,
+    )
+    assert run.returncode == -signal.SIGKILL, run.stderr[-3000:]
+    left = [path.relative_to(tmp_path).parts for path in tmp_path.rglob("*")]
+    assert {"blockmgr", "artifacts"} <= {parts[1].partition("-")[0] for parts in left if len(parts) == 2}
+    with scratch(tmp_path) as own:
+        assert [*tmp_path.iterdir()] == [own]
+
+
+#: 127.0.0.1 as the kernel writes it.
+LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F"}
+
+REFUSED = """
+import sys
+from airflow_provider_cdc.exceptions import CdcError
+import airflow_provider_cdc.spark.session as session
+
+# Nobody to connect to on another host here: the session is a local one that is held to the rule of a remote one.
+session.is_loopback = lambda master: False
+for conf in ({}, {"spark.authenticate": "true"}, {key: "true" for key in session.ENCRYPTION}):
+    try:
+        spark = session.start("p", "local[1]", conf)
+        print("started", session.ui_address(spark))
+        spark.stop()
+    except CdcError as error:
+        print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.spark
+def test_secrets_go_to_other_hosts_encrypted_only(tmp_path: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", REFUSED],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    both = " and ".join(ENCRYPTION)
+    assert run.stdout.splitlines() == [
+        f"NotReadyError executors of local[1] would be sent passwords in the clear: not switched on: {name}. "
+        f"Set {both} to true, in spark.conf and at the cluster"
+        for name in (", ".join(ENCRYPTION), ENCRYPTION[1])
+    ] + ["started None"], run.stderr[-3000:]
+
+
+def test_java_is_asked_without_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from airflow_provider_cdc.spark import java
+
+    program = tmp_path / "bin" / "java"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\nenv > $0.env\necho 'openjdk version \"17.0.1\"' >&2\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("AIRFLOW_CONN_SOURCE", "hunter2")
+    monkeypatch.setenv("KEPT", "kept")
+    assert java.java_version(tmp_path) == 17
+    seen: Any = (tmp_path / "bin" / "java.env").read_text()
+    assert "hunter2" not in seen and "KEPT=kept" in seen
+
+
+@pytest.mark.spark
+@pytest.mark.long
+def test_a_cluster_without_room_is_no_silence() -> None:
+    """A worker with one core, and two that want it: the one that gets none says so, and works when it is free."""
+    program = """
+import sys
+from airflow_provider_cdc.spark import session
+session._WAITING_SECONDS = 3
+spark = session.start("waits", sys.argv[1], {"spark.cores.max": "1", "spark.executor.memory": "512m"})
+with session.told_of_waiting(spark, lambda text: print(text, flush=True)):
+    print("begins", flush=True)
+    print(spark.range(10).rdd.map(lambda row: row[0]).sum(), flush=True)
+    print("works", flush=True)
+    sys.stdin.read()
+spark.stop()
+"""
+
+    def start_one() -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", program, cluster.uri]
+        return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    with SparkCluster(workers=1) as cluster, start_one() as first:
+        assert first.stdout and first.stdin
+        while "works" not in (line := first.stdout.readline()):
+            assert line and "begun no task" not in line, line
+        with start_one() as second:
+            assert second.stdout and second.stdin
+            said = next(line for line in second.stdout if "begins" not in line)
+            assert said.startswith(f"Spark at {cluster.uri} has begun no task for ")
+            assert "waits for an executor" in said
+            first.stdin.close()
+            assert [line.strip() for line in (second.stdout.readline(), second.stdout.readline())] == ["45", "works"]
+            second.stdin.close()

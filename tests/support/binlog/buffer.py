@@ -1,0 +1,104 @@
+"""Row events as Arrow change tables by the machine code alone, without what walks the binlog."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_provider_cdc.core.schema import TableSchema
+from airflow_provider_cdc.mysql.binlog.events.transactions import RowsEvent
+from airflow_provider_cdc.mysql.binlog.kernels import row as kernel
+from airflow_provider_cdc.mysql.binlog.walk.space import Space, failure
+from airflow_provider_cdc.mysql.machine.primitives import SLACK
+from airflow_provider_cdc.mysql.resultset.columns import LARGEST, UnfitValue
+from airflow_provider_cdc.mysql.server.charsets import UNICODE, Decoders
+
+_CHANGES = {"insert": kernel.INSERT, "update": kernel.UPDATE, "delete": kernel.DELETE}
+
+
+class ChangeBuffer:
+    """Collects the changes of one table in binlog order; see :mod:`airflow_provider_cdc.core.changes`.
+
+    :param table: the table.
+    :param texts: how its text is decoded.
+    :param both: whether updates give their old image, too, with the operation ``b``.
+    """
+
+    def __init__(self, table: TableSchema, texts: Decoders = UNICODE, *, both: bool = False) -> None:
+        self.table, self._texts, self._both = table, texts, both
+        self._space: Space | None = None
+        self._batches: list[pa.RecordBatch] = []
+        self._data: Any = np.empty(0, np.uint8)
+        self._state = np.zeros(kernel.STATE, np.int64)
+
+    def __len__(self) -> int:
+        return sum(int(b.num_rows) for b in self._batches) + (self._space.rows if self._space else 0)
+
+    def add(self, event: RowsEvent, seq: int, commit_us: int) -> None:
+        """Decode one row event.
+
+        :param seq: ``_cdc_seq`` of its transaction.
+        :param commit_us: commit time in microseconds since the epoch, UTC.
+        :raises TerminalError: for a row that cannot be understood.
+        """
+        space = self._space_for(event)
+        present, content = (0 if event.present else -1), event.present + bytes(event.data)
+        at, size, change = len(event.present), len(content), _CHANGES[event.kind]
+        if len(self._data) < size + SLACK:
+            self._data = np.empty(size + (size >> 1) + SLACK, np.uint8)
+        self._data[:size] = np.frombuffer(content, np.uint8)
+        while True:
+            line, lines, state = space.line.reshape(1, -1), space.lines, self._state
+            why = kernel.read_rows(
+                self._data, at, size, 0, change, present, self._both, seq, commit_us, line, lines, state
+            )
+            at, column = int(state[kernel.AT]), int(state[kernel.COLUMN])
+            if why == kernel.DONE:
+                return
+            if why == kernel.ROWS:
+                space.more_rows()
+            elif why == kernel.ROOM:
+                if state[kernel.WANTED] > LARGEST and space.rows:
+                    self._flush()
+                else:
+                    space.make_room(column, int(state[kernel.WANTED]))
+            else:
+                reason = space.why(column, self._data, int(state[kernel.WANTED])) if why == kernel.VALUE else ""
+                raise failure(self.table, column, reason or "damaged value", event.where)
+
+    def take(self) -> pa.Table:
+        """The changes collected so far as a table of the sink's schema; the buffer is empty afterwards.
+
+        :raises TerminalError: for bytes that are not text, and damaged documents.
+        """
+        self._flush()
+        batches, self._batches = self._batches, []
+        return pa.Table.from_batches(batches, schema=self.table.sink_schema)
+
+    def _flush(self) -> None:
+        if self._space is not None and self._space.rows:
+            try:
+                self._batches.append(self._space.take())
+            except UnfitValue as error:
+                raise failure(self.table, error.column, error.reason, f"_cdc_seq {error.seq}") from None
+
+    def _space_for(self, event: RowsEvent) -> Space:
+        space, table = self._space, event.table
+        if space is None or (space.table is not table and not space.fits(table)):
+            self._flush()
+            self._space = space = Space(table, self._texts)
+        return space
+
+
+def counted(event: RowsEvent) -> int:
+    """Rows of an event by the machine code that only counts them; it needs no character sets."""
+    space, at, end = Space(event.table, UNICODE, count_only=True), len(event.present), len(event.present + event.data)
+    data = np.frombuffer(bytearray(event.present + event.data + bytes(SLACK)), np.uint8)
+    state: Any = np.zeros(kernel.STATE, np.int64)
+    line, lines, change = space.line.reshape(1, -1), space.lines, _CHANGES[event.kind]
+    present = 0 if event.present else -1
+    if kernel.read_rows(data, at, end, 0, change, present, False, 7, 9, line, lines, state) != kernel.DONE:
+        raise failure(event.schema, int(state[kernel.COLUMN]), "damaged value", event.where)
+    return space.rows

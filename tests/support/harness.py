@@ -1,0 +1,299 @@
+"""The phases' own code in processes that a test may kill at any moment, without a JVM.
+
+``python -m tests.support.harness pipeline.yaml`` runs snapshot and catch-up of a pipeline once: the same code as
+``airflow-cdc run --catch-up``, with the snapshot's workers as threads and the stream's batches driven in the process.
+Connections come from ``AIRFLOW_CONN_<ID>``, a failpoint from ``CDC_FAILPOINT``.
+
+Without an argument it is the nursery of :class:`Nursery`: it imports everything once (seconds of CPU time) and then
+forks a child for each line of JSON that it reads. Every child leads a session of its own, as the command line does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+# What Arrow, SQLAlchemy and the workers import when they first need it: better once, before the first fork.
+import pandas  # noqa: F401
+import pyarrow.pandas_compat  # noqa: F401
+import sqlalchemy.dialects.sqlite  # noqa: F401
+from deltalake import DeltaTable
+
+from airflow_provider_cdc.exceptions import CdcError
+from airflow_provider_cdc.failpoints import VARIABLE
+from airflow_provider_cdc.phases import stream
+from airflow_provider_cdc.phases.context import Context
+from airflow_provider_cdc.phases.snapshot import run_snapshot
+from airflow_provider_cdc.pipeline import Pipeline
+from airflow_provider_cdc.spark.snapshot_job import run_in_threads
+from tests import ROOT
+from tests.support.processes import members
+
+#: Exit code of a child that a failpoint (or a test) has killed.
+KILLED = -signal.SIGKILL
+
+
+def run(pipeline: str | Path, batch_bytes: int | None = None, only: str | None = None) -> None:
+    """Snapshot, then the stream up to where the server stands at its beginning.
+
+    :param batch_bytes: bytes of binlog in one batch, less than a pipeline allows: a short test has many batches then.
+    :param only: ``snapshot`` or ``stream``, to run that alone.
+    """
+    context = Context.of(Pipeline.load(pipeline))
+    store = context.store()
+    try:
+        if only != "stream":
+            run_snapshot(context, store, context.ensure_plan(store), run_in_threads)
+        if only == "snapshot":
+            return
+        epoch = stream.begin(context, store, catch_up=True)
+        if batch_bytes:
+            epoch.job = replace(epoch.job, max_batch_bytes=batch_bytes, piece_bytes=max(1, batch_bytes // 3))
+        stream.run_in_process(epoch)
+    finally:
+        store.close()
+
+
+@dataclass
+class Child:
+    """A running child: ``pid`` is its process, its group and its session."""
+
+    pid: int
+    _ask: Callable[[Mapping[str, Any]], Any]
+
+    def wait(self) -> int:
+        """Wait for its end: 0, the exit code of an error, or :data:`KILLED`."""
+        return int(self._ask({"wait": self.pid}))
+
+    def kill(self) -> None:
+        """Kill it and everything in its group, if it has not ended by itself."""
+        try:
+            os.killpg(self.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+
+
+class Nursery:
+    """Starts children. A context manager; its children do not outlive it."""
+
+    def __enter__(self) -> Self:
+        # Errors come in order, and threads of numeric libraries do not survive a fork.
+        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.harness"],
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        assert self._process.stdin
+        self._process.stdin.close()
+        self._process.wait(60)
+
+    def start(
+        self,
+        pipeline: Path,
+        connections: Mapping[str, str],
+        failpoint: str = "",
+        *,
+        batch_bytes: int | None = None,
+        only: str | None = None,
+        log: Path | None = None,
+    ) -> Child:
+        """Fork a child that runs a pipeline; parameters as :func:`run`.
+
+        :param connections: (``AIRFLOW_CONN_...`` -> address); they travel by a pipe only.
+        :param failpoint: where it shall kill itself, as ``name:n``.
+        :param log: file that gets its output and its error.
+        """
+        environment = {**connections, VARIABLE: failpoint}
+        what = {"pipeline": str(pipeline), "batch_bytes": batch_bytes, "only": only}
+        order = {"run": what, "environment": environment, "log": str(log or os.devnull)}
+        return Child(int(self._ask(order)), self._ask)
+
+    def _ask(self, order: Mapping[str, Any]) -> Any:
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+
+def kill_session(session: int, seconds: float = 30) -> None:
+    """SIGKILL to every process of a session until none is left, as when a machine or a container dies."""
+    end = time.monotonic() + seconds
+    while alive := members(session):
+        if time.monotonic() > end:
+            raise AssertionError(f"session {session} still has the processes {alive}")
+        for pid in alive:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        time.sleep(0.02)
+
+
+@dataclass(frozen=True)
+class Lake:
+    """The folder that a pipeline fills, as a test looks at it: only at files, never through the project's own code.
+
+    :param path: ``sink.path``.
+    :param pipeline: name of the pipeline.
+    """
+
+    path: Path
+    pipeline: str
+
+    @property
+    def private(self) -> Path:
+        return self.path / "_cdc" / self.pipeline
+
+    def write_pipeline(self, database: str, master: str = "local[2]", **snapshot: int) -> Path:
+        """Write the pipeline's file beside the lake; its connection is ``cdc_source``."""
+        value = {
+            "name": self.pipeline,
+            "source": {"conn_id": "cdc_source", "tables": [rf"{database}\..*"]},
+            "snapshot": snapshot,
+            "stream": {"trigger_seconds": 0.1},
+            "sink": {"path": str(self.path)},
+            "spark": {"master": master},
+        }
+        file = self.path.with_name(f"{self.path.name}.yaml")
+        file.write_text(json.dumps(value))  # JSON is YAML
+        return file
+
+    def lose(self, what: str) -> None:
+        """Remove what a run must be able to do without: ``checkpoint``, ``staging`` or ``bookkeeping``."""
+        if what == "bookkeeping":
+            for file in self.private.glob("bookkeeping.db*"):
+                file.unlink()
+        else:
+            shutil.rmtree(self.private / what, ignore_errors=True)
+
+    def finished_files(self) -> dict[Path, tuple[int, int]]:
+        """Snapshot files with a manifest beside them: (inode, time of the last change) of each."""
+        files = [path.parents[4] / manifest["file"]["path"] for path, manifest in self._sidecars().items()]
+        return {file: (file.stat().st_ino, file.stat().st_mtime_ns) for file in files}
+
+    def _sidecars(self) -> dict[Path, Any]:
+        """Manifests beside the files, without those that a test has damaged."""
+        found = {}
+        for path in self.path.glob("*/*/snapshot/*/*/*/slice-*.json"):
+            with suppress(ValueError):
+                found[path] = json.loads(path.read_text())
+        return found
+
+    def check_files(self, before: Mapping[Path, tuple[int, int]]) -> None:
+        """Finished files were read once: they are as they were, and the ones that the sink's own markers name.
+
+        :param before: what :meth:`finished_files` said, some restarts ago.
+        """
+        now = self.finished_files()
+        assert {file: now.get(file) for file in before} == dict(before), "finished files were written again"
+        slices = [(m.parents[1], m.name) for m in self._sidecars()]
+        assert len(slices) == len(set(slices)), "a slice was read twice"
+        named = {folder / entry["file"]["path"] for folder, _, _, entry in self._published()}
+        assert named == set(now), "the published files are not the finished ones"
+
+    def check_books(self, *, complete: bool) -> None:
+        """What the bookkeeping says of each chunk stands in the sink: in a finished file, or in a published one.
+
+        :param complete: whether every chunk must be published.
+        """
+        held: dict[tuple[str, int, int], Any] = {}
+        for sidecar, manifest in self._sidecars().items():
+            for chunk in manifest["chunks"]:
+                held["read", chunk["no"], int(sidecar.parent.name)] = chunk
+        for _, _, attempt, entry in self._published():
+            for chunk in entry["chunks"]:
+                held["done", chunk["no"], attempt] = chunk
+        with closing(sqlite3.connect(self.private / "bookkeeping.db")) as books:
+            tables = {name for (name,) in books.execute("SELECT name FROM sqlite_master")}
+            if not complete and "chunks" not in tables:
+                return  # killed before it was set up
+            listed = books.execute(
+                "SELECT state, chunk_no, attempt, lw, hw, rows, corrected, bytes FROM chunks"
+            ).fetchall()
+            groups = books.execute("SELECT group_no, state FROM chunk_groups").fetchall()
+        assert not complete or listed
+        for state, no, attempt, lw, hw, rows, corrected, size in listed:
+            if state == "pending" and not complete:
+                assert (attempt, lw, hw, rows) == (0, None, None, None), f"chunk {no} holds what is not there"
+                continue
+            chunk = held.get((state, no, attempt))
+            assert chunk is not None, f"the bookkeeping says that chunk {no} is {state} by attempt {attempt}"
+            found = {"lw": json.loads(lw), "hw": json.loads(hw), "rows": rows, "corrected": corrected}
+            assert found == {name: chunk[name] for name in found}, f"chunk {no}, attempt {attempt}"
+            assert size > 0 or not rows
+        if complete:
+            assert {state for state, *_ in listed} == {"done"} == {state for _, state in groups}
+
+    def _published(self) -> Iterator[tuple[Path, str, int, Any]]:
+        """Published files: folder of the table, number of the group, attempt, entry of the manifest."""
+        for folder in {sidecar.parents[4] for sidecar in self._sidecars()}:
+            table = DeltaTable(str(folder))
+            for group in folder.glob("snapshot/*/*"):
+                generation, number = group.parent.name, group.name
+                attempt = table.transaction_version(f"cdc/{self.pipeline}/{generation}/group/{number}")
+                if attempt is None:
+                    continue
+                manifest = self.private / "groups" / generation / number / f"attempt-{attempt}.json"
+                for entry in json.loads(manifest.read_text()):
+                    if (folder / entry["file"]["path"]).exists():  # else it is another table's
+                        yield folder, number, attempt, entry
+
+
+def _child(order: dict[str, Any]) -> int:
+    os.setsid()
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: the nursery's end is its own
+    log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for number in (1, 2):
+        os.dup2(log, number)
+    os.environ.update(order["environment"])
+    try:
+        run(**order["run"])
+        return 0
+    except CdcError as error:
+        traceback.print_exc()
+        return error.exit_code
+    except BaseException:
+        traceback.print_exc()
+        return 1
+
+
+def _nursery() -> None:
+    for line in sys.stdin:
+        order = json.loads(line)
+        if "wait" in order:
+            print(os.waitstatus_to_exitcode(os.waitpid(order["wait"], 0)[1]), flush=True)
+            continue
+        pid = os.fork()
+        if pid == 0:
+            code = _child(order)
+            sys.stderr.flush()
+            os._exit(code)
+        print(pid, flush=True)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        run(sys.argv[1])
+    else:
+        _nursery()
