@@ -11,6 +11,7 @@ from typing import Any
 
 from deltalake import DeltaTable
 
+from airflow_provider_cdc.core import slots
 from airflow_provider_cdc.core.offset import Lineage, Offset, Position
 from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.exceptions import (
@@ -49,7 +50,7 @@ from airflow_provider_cdc.sinks.delta import Actions, DeltaTarget
 from airflow_provider_cdc.sinks.files import DataFile
 from airflow_provider_cdc.sinks.layout import write_json
 from airflow_provider_cdc.sinks.notes import Notes
-from airflow_provider_cdc.spark.snapshot_job import COPIES, Runner, SnapshotJob
+from airflow_provider_cdc.spark.snapshot_job import Runner, SnapshotJob
 from airflow_provider_cdc.store import Store
 
 __all__ = [
@@ -64,12 +65,6 @@ __all__ = [
     "run_snapshot",
     "targets",
 ]
-
-#: Replication server ids of workers: their slots follow the stream's and ``verify``'s. Groups that are read at the
-#: same time by processes of their own must not share any, nor an attempt with one before it that still goes on, nor
-#: two copies of a Spark task: the strides are larger than the largest parallelism.
-_FIRST_SLOT, _SLOTS = 200, 800
-_ATTEMPT_STRIDE, _COPY_STRIDE = 66, 199
 
 #: Number of a slice -> attempt that read it, and its manifest.
 Finished = dict[int, tuple[int, dict[str, Any]]]
@@ -340,13 +335,8 @@ def _read(work: Group, held: Claim, run: Runner, since: Offset, lineage: Lineage
 
 def _replicas(context: Context, group: int, attempt: int, missing: int) -> tuple[tuple[tuple[int, str], ...], ...]:
     """Replication server id and uuid of each copy of each worker of an attempt."""
-    pipeline, parallelism = context.pipeline, context.pipeline.snapshot.parallelism
-    found = []
-    for worker in range(max(1, min(parallelism, missing))):
-        first = group * parallelism + worker + _ATTEMPT_STRIDE * (attempt % 3)
-        slots = [_FIRST_SLOT + (first + _COPY_STRIDE * copy) % _SLOTS for copy in range(COPIES)]
-        found.append(tuple((pipeline.server_id(slot), pipeline.replica_uuid(slot)) for slot in slots))
-    return tuple(found)
+    workers = slots.workers(group, attempt, context.pipeline.snapshot.parallelism)
+    return tuple(tuple(map(context.pipeline.replica, copies)) for copies in workers[: max(1, missing)])
 
 
 def _opener(context: Context, group: int, attempt: int) -> OpenAt:

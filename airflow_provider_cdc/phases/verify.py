@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
+from airflow_provider_cdc.core import slots
 from airflow_provider_cdc.core.changes import after, apply_changes, last_changes
 from airflow_provider_cdc.core.multiset import images, numbers, weights
 from airflow_provider_cdc.core.offset import Position
@@ -47,8 +48,6 @@ from airflow_provider_cdc.phases.groups import group_marker, numbering, read_man
 from airflow_provider_cdc.phases.snapshot import coverage, targets
 from airflow_provider_cdc.sinks.delta import DeltaTarget
 
-#: Slots of replication server ids above those of the snapshot's workers.
-_SLOT = 100
 _EXAMPLES, _EXAMPLE_LENGTH = 3, 200
 
 
@@ -134,7 +133,7 @@ def _verify_table(context: Context, plan: Plan, index: int, target: DeltaTarget)
     sink_held = standing if table.key else max(standing, _covered(context, plan, index, delta))
     sink = target.to_arrow(version)
     pipeline = context.pipeline
-    replica = pipeline.server_id(_SLOT), pipeline.replica_uuid(_SLOT)
+    replica = pipeline.replica(slots.VERIFY)
 
     def open_at(at: Position) -> BinlogStream:
         return BinlogStream(
@@ -156,7 +155,7 @@ def _verify_table(context: Context, plan: Plan, index: int, target: DeltaTarget)
                 f"the definition of {table.label} changed since the snapshot",
                 "Start with a fresh sink.path (or remove the old one) and run again",
             )
-        progress = resume(connection, progress, context.opener(_SLOT))
+        progress = resume(connection, progress, context.opener(slots.VERIFY))
         p0 = low_watermark(connection, lineage.server).at
         chunks = plan_table(connection, index, table, pipeline.snapshot.chunk_rows)
         reads: list[ChunkRead] = []

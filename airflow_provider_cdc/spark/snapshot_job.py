@@ -47,10 +47,6 @@ if TYPE_CHECKING:
     from airflow_provider_cdc.mysql.snapshot.backlog import Backlog
     from airflow_provider_cdc.mysql.snapshot.chunk import ChunkRead
 
-#: Copies of a task that may be at work at the same time, each with a replication server id of its own: of two readers
-#: with the same id the server throws one out.
-COPIES = 4
-
 
 @dataclass(frozen=True)
 class SnapshotJob:
@@ -60,7 +56,8 @@ class SnapshotJob:
     tasks have to know of tables and chunks they read from the group's share of the plan in the sink.
 
     :param connect_args: pymysql.connect keyword arguments.
-    :param replicas: for each worker (server id, replica uuid) of each of its :data:`COPIES`.
+    :param replicas: for each worker (server id, replica uuid) of each copy of its task that may be at work at the same
+        time.
     :param root: ``sink.path``.
     :param pipeline: name of the pipeline.
     :param generation: number of the snapshot.
@@ -101,7 +98,8 @@ class SnapshotJob:
         layout = Layout(self.root, self.pipeline)
         plan = Plan.from_json(read_json(layout.share(self.generation, self.group))).with_zero_dates(self.zero_dates)
         wanted = slices(plan.chunks)
-        server_id, replica_uuid = self.replicas[worker][copy % COPIES]
+        copies = self.replicas[worker]
+        server_id, replica_uuid = copies[copy % len(copies)]
 
         def open_at(at: Position) -> BinlogStream:
             return BinlogStream(
