@@ -31,7 +31,7 @@ from airflow_provider_cdc.mysql.places.failover import take_over
 from airflow_provider_cdc.mysql.places.resume import resume
 from airflow_provider_cdc.mysql.server.catalog import definition
 from airflow_provider_cdc.mysql.server.filters import filters, left_out
-from airflow_provider_cdc.mysql.server.identity import identity, status
+from airflow_provider_cdc.mysql.server.identity import binlog_end, identity
 from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.phases.apply import Applied, Applier, epoch_fence, highest_epoch
 from airflow_provider_cdc.phases.context import Context
@@ -162,7 +162,7 @@ def begin(context: Context, store: Store, *, catch_up: bool, log: str | None = N
                 marks = [seq for table in held for seq in table.high_watermarks]
                 if applier.lineage.seq(applier.at.at) < max(marks, default=0):
                     _same_files(context, applier, held)
-                now = status(connection)
+                now = binlog_end(connection)
                 end = applier.lineage.position(max([applier.lineage.seq(now), *marks]))
                 if now < end:
                     raise OtherHistoryError(

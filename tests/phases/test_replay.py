@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 
 from airflow_provider_cdc.core.gtid import GtidSet
 from airflow_provider_cdc.exceptions import FencedError, TerminalError
-from airflow_provider_cdc.mysql.server.identity import status
+from airflow_provider_cdc.mysql.server.identity import binlog_end
 from airflow_provider_cdc.mysql.server.session import connect, value
 from airflow_provider_cdc.phases.apply import Applier
 from airflow_provider_cdc.phases.snapshot import coverage, targets
@@ -159,7 +159,7 @@ def test_transactions_on_other_tables_count(cli: Cli, mysql_server: MySQLServer,
         cli.catch_up()
         reached = Progress(cli.context.layout.progress, database).read()
         with contextlib.closing(connect(mysql_server.connect_args())) as connection:
-            assert reached is not None and reached.at == status(connection)
+            assert reached is not None and reached.at == binlog_end(connection)
             executed = GtidSet.parse(value(connection, "SELECT @@global.gtid_executed") or "")
         assert GtidSet.parse(reached.gtid_set) == executed
     finally:

@@ -27,7 +27,7 @@ from airflow_provider_cdc.core.progress import ChunkProgress
 from airflow_provider_cdc.core.supervision import LOST_SECONDS
 from airflow_provider_cdc.exceptions import NotReadyError, TransientError
 from airflow_provider_cdc.failpoints import VARIABLE
-from airflow_provider_cdc.mysql.server.identity import status
+from airflow_provider_cdc.mysql.server.identity import binlog_end
 from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.phases import claims
 from airflow_provider_cdc.phases.apply import stream_marker
@@ -429,7 +429,7 @@ def test_beside_a_stream_that_has_nothing_to_do(copied: World) -> None:
     copied.write(*CHANGES)
     with copied.streaming() as epoch:
         with contextlib.closing(connect(copied.server.connect_args())) as connection:
-            end = status(connection)
+            end = binlog_end(connection)
         while epoch.applier.at.at < end:
             time.sleep(0.05)
         for target, key in ((copied.group(0).tables[0], ("id",)), (copied.group(2).tables[1], ("k",))):

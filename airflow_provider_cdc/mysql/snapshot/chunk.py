@@ -24,7 +24,7 @@ from airflow_provider_cdc.mysql.places.watermark import Watermarks
 from airflow_provider_cdc.mysql.resultset import reader as resultset
 from airflow_provider_cdc.mysql.server.catalog import ALTERED, same_definition
 from airflow_provider_cdc.mysql.server.charsets import ONE_WAY_REMEDY, OneWayError
-from airflow_provider_cdc.mysql.server.identity import status
+from airflow_provider_cdc.mysql.server.identity import binlog_end
 from airflow_provider_cdc.mysql.server.key_sql import (
     comes_back,
     copied_value,
@@ -83,7 +83,7 @@ def read_chunk(
         try:
             columns = select(connection, table, in_chunk(table, chunk))
         except TableChangedError:
-            _window(backlog, low, status(connection), chunk)  # says so if it was not a TRUNCATE
+            _window(backlog, low, binlog_end(connection), chunk)  # says so if it was not a TRUNCATE
             continue
         except resultset.OtherColumnsError as error:
             raise TableAlteredError(f"{altered(table.label)}, seen at {low}: {error.message}", ALTERED) from None

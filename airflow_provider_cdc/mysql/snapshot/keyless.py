@@ -24,7 +24,7 @@ from airflow_provider_cdc.mysql.places.lookback import UnknownPrepareError
 from airflow_provider_cdc.mysql.places.watermark import Watermarks
 from airflow_provider_cdc.mysql.resultset import reader as resultset
 from airflow_provider_cdc.mysql.server.catalog import ALTERED, same_definition
-from airflow_provider_cdc.mysql.server.identity import status
+from airflow_provider_cdc.mysql.server.identity import binlog_end
 from airflow_provider_cdc.mysql.server.key_sql import quote, table_name
 from airflow_provider_cdc.mysql.server.session import TableChangedError, rows
 from airflow_provider_cdc.mysql.snapshot.backlog import Backlog
@@ -80,7 +80,7 @@ def read_whole(
                 yield from _read(connection, table, low, high, clock, lineage.seq(high), started)
                 return
         except TableChangedError:
-            changes = max(1, _changes(backlog, low, status(connection)))  # says so if it was not a TRUNCATE
+            changes = max(1, _changes(backlog, low, binlog_end(connection)))  # says so if it was not a TRUNCATE
         except TableAlteredError:
             raise
         except TerminalError:

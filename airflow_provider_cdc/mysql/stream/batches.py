@@ -17,7 +17,7 @@ from airflow_provider_cdc.mysql.binlog.events.xa import entry, parse_entry
 from airflow_provider_cdc.mysql.binlog.walk.follow import Follower
 from airflow_provider_cdc.mysql.binlog.walk.walker import NEVER
 from airflow_provider_cdc.mysql.server.detours import look_up
-from airflow_provider_cdc.mysql.server.identity import identity, is_numbered, same_server, status
+from airflow_provider_cdc.mysql.server.identity import binlog_end, identity, is_numbered, same_server
 
 
 class Scanner:
@@ -49,7 +49,7 @@ class Scanner:
         """
         same_server(identity(self._connection), start.server)
         on = is_numbered(self._connection)  # looked at before the end: what comes behind that has GTIDs then
-        target = status(self._connection)
+        target = binlog_end(self._connection)
         if target < start.at:
             raise OtherHistoryError(f"the binlog of the server ends at {target}, and was read up to {start.at}")
         if target == start.at:
@@ -91,7 +91,7 @@ class Scanner:
         :param most: number of readers that they are for.
         :param least_bytes: bytes of binlog that are worth a reader of their own.
         """
-        found, target, at = list[Offset](), status(self._connection), start
+        found, target, at = list[Offset](), binlog_end(self._connection), start
         there = target.position - start.at.position if target.file == start.at.file else max_bytes
         size, rows = min(max_bytes, max(least_bytes, -(-there // most))), -(-max_rows // most)
         while len(found) < most and len(found) * size < max_bytes and (end := self.advance(at, size, rows)) != at:

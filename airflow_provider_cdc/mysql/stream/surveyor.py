@@ -19,7 +19,7 @@ from airflow_provider_cdc.mysql.places.binlog_files import OpenAt, binlog_sizes
 from airflow_provider_cdc.mysql.places.resume import resume
 from airflow_provider_cdc.mysql.server import heads
 from airflow_provider_cdc.mysql.server.detours import look_up
-from airflow_provider_cdc.mysql.server.identity import identity, status
+from airflow_provider_cdc.mysql.server.identity import binlog_end, identity
 from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.mysql.stream.batches import follow_xa
 from airflow_provider_cdc.mysql.stream.table_log import HEAD, TableLog
@@ -65,7 +65,7 @@ class Surveyor:
 
     def end(self) -> Position:
         """Where the binlog ends now."""
-        return status(self._connection)
+        return binlog_end(self._connection)
 
     def find(self, text: str) -> Offset:
         """The place that a text names.

@@ -21,7 +21,7 @@ from airflow_provider_cdc.mysql.keys.ownership import owners
 from airflow_provider_cdc.mysql.places.lookback import look_back
 from airflow_provider_cdc.mysql.server.catalog import read_schema
 from airflow_provider_cdc.mysql.server.charsets import decoders
-from airflow_provider_cdc.mysql.server.identity import identity, status
+from airflow_provider_cdc.mysql.server.identity import binlog_end, identity
 from airflow_provider_cdc.mysql.server.key_sql import in_chunk, keys_of, text_literal
 from airflow_provider_cdc.mysql.server.session import connect, rows
 from airflow_provider_cdc.mysql.snapshot.backlog import Backlog
@@ -89,7 +89,7 @@ def read(server: MySQLServer, table: TableSchema) -> list[pa.ChunkedArray]:
 
 def window(server: MySQLServer, connection: Any, statement: str) -> Any:
     """The changes of ``c.t`` that one statement makes, as the binlog has them."""
-    table, before = read_schema(connection, "c", "t"), status(connection)
+    table, before = read_schema(connection, "c", "t"), binlog_end(connection)
     rows(connection, statement)
 
     def open_at(at: Position) -> BinlogStream:
@@ -100,7 +100,7 @@ def window(server: MySQLServer, connection: Any, statement: str) -> Any:
     texts = decoders(lambda: contextlib.nullcontext(connection), [table])
     look = partial(look_back, server.connect_args(), identity(connection), {table.id: table})
     with contextlib.closing(Backlog(open_at, table, Lineage("", before.file), look, texts)) as log:
-        return log.window(before, status(connection)).changes
+        return log.window(before, binlog_end(connection)).changes
 
 
 def test_a_key_without_a_way_back_stops(server: MySQLServer, database: str) -> None:

@@ -22,7 +22,7 @@ from airflow_provider_cdc.mysql.places.lookback import look_back
 from airflow_provider_cdc.mysql.places.watermark import watermarks
 from airflow_provider_cdc.mysql.server.catalog import read_schema
 from airflow_provider_cdc.mysql.server.charsets import decoders
-from airflow_provider_cdc.mysql.server.identity import identity, status
+from airflow_provider_cdc.mysql.server.identity import binlog_end, identity
 from airflow_provider_cdc.mysql.server.key_sql import in_chunk
 from airflow_provider_cdc.mysql.server.session import connect, value
 from airflow_provider_cdc.mysql.snapshot import backlog
@@ -49,7 +49,7 @@ class Reading:
         self.writer = server.connect(database=database)
         self.meanwhile: dict[str, Callable[[], None]] = {}
         monkeypatch.setattr(module, "hit", lambda name: self.meanwhile.get(name, lambda: None)())
-        self.lineage = Lineage(identity(self.connection), status(self.connection).file)
+        self.lineage = Lineage(identity(self.connection), binlog_end(self.connection).file)
         self.marks = watermarks(self.connection, self.lineage.server)
 
     def close(self) -> None:
@@ -179,7 +179,7 @@ def test_windows_one_after_the_other(reading: Reading) -> None:
     table = reading.make("id INT PRIMARY KEY")
     ends = []
     for number in range(4):
-        ends.append(status(reading.connection))
+        ends.append(binlog_end(reading.connection))
         reading.write(f"INSERT INTO t VALUES ({number})")
     with contextlib.closing(reading.backlog(table)) as backlog:
         windows = [backlog.window(ends[0], ends[1]), backlog.window(ends[2], ends[3])]
@@ -195,11 +195,11 @@ def test_a_truncate_in_the_window(reading: Reading, held: int, monkeypatch: pyte
     """What came before it is no change of the window, whether it was decoded already or not."""
     monkeypatch.setattr(backlog, "_FLUSH_BYTES", held)
     table = reading.make("id INT PRIMARY KEY, v INT", "(1, 1), (2, 1)")
-    low = status(reading.connection)
+    low = binlog_end(reading.connection)
     xa = ("XA START 'x'", "INSERT INTO t VALUES (4, 4)", "XA END 'x'", "XA PREPARE 'x'", "XA COMMIT 'x'")
     reading.write("UPDATE t SET v = 2", *xa, "TRUNCATE t", "INSERT INTO t VALUES (3, 3)")
     with contextlib.closing(reading.backlog(table)) as log:
-        window = log.window(low, status(reading.connection))
+        window = log.window(low, binlog_end(reading.connection))
     assert window.changes["id"].to_pylist() == [3] and 0 < window.emptied < window.changes[SEQ][0].as_py()
 
 

@@ -17,7 +17,7 @@ from airflow_provider_cdc.core.offset import Offset, Position
 from airflow_provider_cdc.exceptions import NotReadyError, TerminalError
 from airflow_provider_cdc.mysql.binlog.walk import follow
 from airflow_provider_cdc.mysql.binlog.walk.walker import Walker
-from airflow_provider_cdc.mysql.server.identity import status
+from airflow_provider_cdc.mysql.server.identity import binlog_end
 from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.mysql.stream import table_log
 from airflow_provider_cdc.mysql.stream.surveyor import Surveyor
@@ -59,7 +59,7 @@ class World:
 
     def end(self) -> Position:
         with contextlib.closing(connect(self.server.connect_args())) as connection:
-            return status(connection)
+            return binlog_end(connection)
 
     def log(self, **how: Any) -> TableLog:
         how = {"piece_bytes": 64 << 20, **how}

@@ -18,7 +18,7 @@ from airflow_provider_cdc.exceptions import TerminalError, TransientError
 from airflow_provider_cdc.mysql.binlog.events.stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.walk import follow
 from airflow_provider_cdc.mysql.binlog.walk.follow import Follower
-from airflow_provider_cdc.mysql.server.identity import status
+from airflow_provider_cdc.mysql.server.identity import binlog_end
 from airflow_provider_cdc.mysql.server.session import connect
 from tests.support.binlog.plain import LINEAGE, Tables, by_plain, gtids_of
 from tests.support.binlog.reading import Captured, capture, here, rows_of
@@ -229,4 +229,4 @@ def test_damage_on_the_way_is_read_again(server: MySQLServer, instead: bytes) ->
 
 def stands(server: MySQLServer) -> Position:
     with contextlib.closing(connect(server.connect_args())) as connection:
-        return status(connection)
+        return binlog_end(connection)
