@@ -46,7 +46,7 @@ VARIABLE = "CDC_FAILPOINT"
 _hits: Counter[str] = Counter()
 
 
-def hit(name: str) -> None:
+def failpoint(name: str) -> None:
     """Die here if the failpoint is armed.
 
     :param name: one of :data:`NAMES`, :data:`REREAD` or :data:`AGAIN`.

@@ -27,7 +27,7 @@ from airflow_provider_cdc.core.offset import Lineage, Offset, Position
 from airflow_provider_cdc.core.plan import Chunk, Plan, slices
 from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.exceptions import CdcError, pack
-from airflow_provider_cdc.failpoints import hit
+from airflow_provider_cdc.failpoints import failpoint
 from airflow_provider_cdc.mysql.binlog.events.stream import BinlogStream
 from airflow_provider_cdc.mysql.places.binlog_files import with_beginning
 from airflow_provider_cdc.mysql.places.watermark import watermarks
@@ -197,7 +197,7 @@ class SnapshotJob:
                 done.append(entry)
 
         try:
-            hit("file.before_write")
+            failpoint("file.before_write")
             file = write_file(
                 home,
                 str(path.relative_to(home)),
@@ -206,7 +206,7 @@ class SnapshotJob:
                 table.integer_key,
                 ordered_by=table.key,
             )
-            hit("file.after_write")
+            failpoint("file.after_write")
             same_definition(connection, table, Position.from_json(done[-1]["hw"]))
             binlogs = {file: when_begun(file) for file in {entry["hw"][0] for entry in done}}
         except BaseException:
@@ -227,7 +227,7 @@ class SnapshotJob:
         if not write_json_once(sidecar, manifest):  # another copy was faster: its file is the slice
             path.unlink(missing_ok=True)
             manifest = read_json(sidecar)
-        hit("manifest.after_write")
+        failpoint("manifest.after_write")
         return manifest
 
 

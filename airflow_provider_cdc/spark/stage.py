@@ -18,7 +18,7 @@ from airflow_provider_cdc.core.offset import Lineage, Offset, Position
 from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.core.schema import SEQ, TableSchema
 from airflow_provider_cdc.exceptions import OtherServerError, PurgedError, TerminalError, TransientError
-from airflow_provider_cdc.failpoints import hit
+from airflow_provider_cdc.failpoints import failpoint
 from airflow_provider_cdc.mysql.binlog.events.stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.events.xa import Prepared, parse_entry, read_prepared
 from airflow_provider_cdc.mysql.server.charsets import decoders
@@ -113,7 +113,7 @@ class StreamJob:
         from airflow_provider_cdc.mysql.binlog.walk.follow import Follower
         from airflow_provider_cdc.mysql.places.lookback import look_back
 
-        hit("batch.before_read")
+        failpoint("batch.before_read")
         plan = self.plan()
         folder = Layout(self.root, self.pipeline).epoch("staging", self.epoch)
         folder.mkdir(parents=True, exist_ok=True)
@@ -168,7 +168,7 @@ class StreamJob:
             follower.close()
         for written in outputs.values():
             written.close()
-        hit("batch.after_read")
+        failpoint("batch.after_read")
         return {
             "start": start.to_json(),
             "end": end.to_json(),

@@ -396,7 +396,7 @@ def test_a_try_that_died_behind_its_request(pair: Pair, monkeypatch: pytest.Monk
 
     break_copy(pair)
     with monkeypatch.context() as patched, pytest.raises(Killed):
-        patched.setattr(reread, "hit", die)
+        patched.setattr(reread, "failpoint", die)
         read_again(pair, pair.old)
     _purged_before_it_is_published(pair)
     assert read_again(pair, pair.old, counted := Counted()).outcome == "staged"
@@ -480,13 +480,13 @@ def test_whatever_happens(pair: Pair, seed: int, monkeypatch: pytest.MonkeyPatch
     """Writers, streams and readings that die anywhere, failovers there and back, binlogs that go."""
     draw, server, left = random.Random(seed), pair.old, [0]
 
-    def hit(name: str) -> None:
+    def failpoint(name: str) -> None:
         left[0] -= 1
         if left[0] == 0:
             raise Killed(name)
 
     for module in (apply, reread, stage, snapshot_job):
-        monkeypatch.setattr(module, "hit", hit)
+        monkeypatch.setattr(module, "failpoint", failpoint)
     seen = Counter[str]()
     broken = bool(seed % 3 == 0)
     if broken:

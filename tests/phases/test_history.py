@@ -186,11 +186,11 @@ def test_a_reset_while_a_chunk_is_read(world: World, monkeypatch: pytest.MonkeyP
     for n in range(100, 110):
         world.server.execute(f"INSERT INTO d.t VALUES ({n}, 'row')")
 
-    def hit(name: str) -> None:
+    def failpoint(name: str) -> None:
         if name == "chunk.after_select":
             world.reset()
 
-    monkeypatch.setattr(chunk, "hit", hit)
+    monkeypatch.setattr(chunk, "failpoint", failpoint)
     with pytest.raises(OtherHistoryError, match="ends at .*, and had reached .* before"):
         world.cli.snapshot()
 

@@ -294,11 +294,11 @@ def test_killed_before_the_resume_point(
     class Crash(Exception):
         pass
 
-    def hit(name: str) -> None:
+    def failpoint(name: str) -> None:
         if name == "progress.before_commit":
             raise Crash
 
-    monkeypatch.setattr(apply, "hit", hit)
+    monkeypatch.setattr(apply, "failpoint", failpoint)
     with pytest.raises(Crash):
         world.stream()
     monkeypatch.undo()
@@ -455,13 +455,13 @@ def test_no_other_table_in_its_place(world: World, monkeypatch: pytest.MonkeyPat
     world.sql("INSERT INTO narrow VALUES (1, 'x')", "CREATE TABLE spare (id INT PRIMARY KEY, a INT, v VARCHAR(9))")
     refused: list[int] = []
 
-    def hit(name: str) -> None:
+    def failpoint(name: str) -> None:
         if name == "chunk.after_hw":
             with pytest.raises(pymysql.err.OperationalError) as caught:
                 world.sql("SET SESSION lock_wait_timeout = 1", "RENAME TABLE narrow TO gone, spare TO narrow")
             refused.append(caught.value.args[0])
 
-    monkeypatch.setattr(whole, "hit", hit)
+    monkeypatch.setattr(whole, "failpoint", failpoint)
     world.cli.snapshot()
     assert refused == [1205]
     assert world.counts() == Counter({(1, "x"): 1})

@@ -185,13 +185,13 @@ def test_killed_on_the_way(world: World, monkeypatch: pytest.MonkeyPatch, place:
     class Killed(BaseException):
         pass
 
-    def hit(name: str) -> None:
+    def failpoint(name: str) -> None:
         if name == place:
             raise Killed
 
     world.change()
     with monkeypatch.context() as patch:
-        patch.setattr(again, "hit", hit)
+        patch.setattr(again, "failpoint", failpoint)
         with pytest.raises(Killed):
             world.cli.snapshot()
     with pytest.raises((PurgedError, NotReadyError)):

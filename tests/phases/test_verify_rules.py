@@ -57,7 +57,7 @@ def test_changes_behind_the_copy_and_behind_the_chunks(
         mysql_server.execute(sql)
     seen: list[str] = []
 
-    def hit(name: str) -> None:
+    def failpoint(name: str) -> None:
         if name == "chunk.after_hw":
             seen.append(name)
             if len(seen) == 1:
@@ -65,7 +65,7 @@ def test_changes_behind_the_copy_and_behind_the_chunks(
                 mysql_server.execute(f"INSERT INTO {table} VALUES (900, 1, 1)")
                 mysql_server.execute(f"DELETE FROM {table} WHERE id = 2")
 
-    monkeypatch.setattr(chunk, "hit", hit)
+    monkeypatch.setattr(chunk, "failpoint", failpoint)
     assert verdict(cli).equal and len(seen) > 1
 
 

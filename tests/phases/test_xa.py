@@ -149,7 +149,7 @@ def test_around_the_snapshot(
     """Prepared at some moment of the second chunk; ended at once, at a moment of the third one, or after all."""
     seen: list[str] = []
 
-    def hit(name: str) -> None:
+    def failpoint(name: str) -> None:
         seen.append(name)
         count = seen.count(name)
         if name == prepared and count == 2:
@@ -167,7 +167,7 @@ def test_around_the_snapshot(
 
     with world.cli.opened() as (context, store):
         context.ensure_plan(store)
-    monkeypatch.setattr(chunk_module, "hit", hit)
+    monkeypatch.setattr(chunk_module, "failpoint", failpoint)
     monkeypatch.setattr(_MariaDB.low, "__defaults__", (0.5,))
     monkeypatch.setattr(_MySQL.low, "__defaults__", (0.5,))
     try:
@@ -246,7 +246,7 @@ def test_open_at_p0_and_not_listed(world: World, ended: str, end: str, monkeypat
         world.finish("COMMIT", "'y'")
         world.prepare("'x'", "UPDATE t SET v = 'again' WHERE id = 29")
 
-    def hit(name: str) -> None:
+    def failpoint(name: str) -> None:
         seen.append(name)
         if ended == "in a chunk" and name == "chunk.after_select" and seen.count(name) == 2:
             both()
@@ -255,7 +255,7 @@ def test_open_at_p0_and_not_listed(world: World, ended: str, end: str, monkeypat
         both()
     with monkeypatch.context() as patch:
         unseen(patch)
-        patch.setattr(chunk_module, "hit", hit)
+        patch.setattr(chunk_module, "failpoint", failpoint)
         world.cli.snapshot()
     if ended == "in the stream":
         world.exact()
@@ -276,12 +276,12 @@ def test_what_it_changed_is_purged(world: World, monkeypatch: pytest.MonkeyPatch
             context.ensure_plan(store)
         seen: list[str] = []
 
-        def hit(name: str) -> None:
+        def failpoint(name: str) -> None:
             seen.append(name)
             if name == "chunk.after_select" and seen.count(name) == 2:
                 world.finish("COMMIT", "'x'")
 
-        patch.setattr(chunk_module, "hit", hit)
+        patch.setattr(chunk_module, "failpoint", failpoint)
         world.cli.snapshot()
     assert seen.count("chunk.after_lw") == (3 if isinstance(world.server, MariaDBServer) else 4)
     assert world.cli.rows("d", "t").column("v").to_pylist().count("xa") == (
@@ -333,7 +333,7 @@ def test_a_name_that_is_used_again_between_two_windows(
     monkeypatch.setattr(watermark, "_NEXT_SECONDS", 0.0)
     seen: list[str] = []
 
-    def hit(name: str) -> None:
+    def failpoint(name: str) -> None:
         seen.append(name)
         moment = name, seen.count(name)
         if moment == (SELECT, 1):
@@ -347,7 +347,7 @@ def test_a_name_that_is_used_again_between_two_windows(
     with world.cli.opened() as (context, store):
         context.ensure_plan(store)
     with monkeypatch.context() as patch:
-        patch.setattr(chunk_module, "hit", hit)
+        patch.setattr(chunk_module, "failpoint", failpoint)
         unseen(patch)
         world.cli.snapshot()
     world.exact()
@@ -359,7 +359,7 @@ def test_open_while_a_table_is_planned_again(world: World, monkeypatch: pytest.M
     # On MariaDB a DDL waits for the transaction in which the table was read.
     moment = LOW if isinstance(world.server, MariaDBServer) else SELECT
 
-    def hit(name: str) -> None:
+    def failpoint(name: str) -> None:
         seen.append(name)
         if name == moment and seen.count(name) == 1:
             world.prepare("'before'", "UPDATE t SET v = 'xa' WHERE id = 11")
@@ -372,7 +372,7 @@ def test_open_while_a_table_is_planned_again(world: World, monkeypatch: pytest.M
         context.ensure_plan(store)
     with monkeypatch.context() as patch:
         unseen(patch)
-        patch.setattr(chunk_module, "hit", hit)
+        patch.setattr(chunk_module, "failpoint", failpoint)
         with contextlib.suppress(TransientError):  # the attempt; the next one has the new plan
             world.cli.snapshot()
         world.cli.snapshot()
@@ -407,14 +407,14 @@ def test_rows_that_wait_do_not_stay_in_memory(world: World, monkeypatch: pytest.
 
     hits: list[str] = []
 
-    def hit(name: str) -> None:
+    def failpoint(name: str) -> None:
         hits.append(name)
         if hits.count("chunk.after_lw") == 1 and name == "chunk.after_lw":
             world.prepare("'window'", many.format(first=1000), change.format(first=1000))
             world.finish("COMMIT", "'window'")
             one_phase(5000)
 
-    monkeypatch.setattr(chunk_module, "hit", hit)
+    monkeypatch.setattr(chunk_module, "failpoint", failpoint)
     world.cli.snapshot()
     assert kept or isinstance(world.server, MariaDBServer)  # where a chunk has no window
     kept.clear()

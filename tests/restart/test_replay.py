@@ -263,7 +263,7 @@ def test_overtaken_in_the_middle_of_a_batch(world: World, moment: str, monkeypat
         take_over("upsert")
         return actions
 
-    monkeypatch.setattr(apply, "hit", take_over)
+    monkeypatch.setattr(apply, "failpoint", take_over)
     monkeypatch.setattr(DeltaTarget, "upsert", upsert)
     with pytest.raises(FencedError):
         old.apply(staged)
@@ -288,12 +288,12 @@ def test_two_runs_with_one_epoch(world: World, monkeypatch: pytest.MonkeyPatch) 
     twin = apply.Applier(world.context, epoch.plan, world.targets, held, progress, epoch.number)
     moments: list[str] = []
 
-    def hit(name: str) -> None:
+    def failpoint(name: str) -> None:
         moments.append(name)
         if len(moments) == 1:
             twin.apply(newer)
 
-    monkeypatch.setattr(apply, "hit", hit)
+    monkeypatch.setattr(apply, "failpoint", failpoint)
     epoch.apply(older)
     assert moments[0] == "table.before_commit"
     assert 100 not in world.ids()["a"] and 101 in world.ids()["a"], "a deleted row came back"

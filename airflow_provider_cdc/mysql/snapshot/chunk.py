@@ -16,7 +16,7 @@ from airflow_provider_cdc.core.offset import Lineage, Position
 from airflow_provider_cdc.core.plan import Chunk
 from airflow_provider_cdc.core.schema import OP, SEQ, TS, Column, TableSchema
 from airflow_provider_cdc.exceptions import TableAlteredError, TerminalError, altered
-from airflow_provider_cdc.failpoints import hit
+from airflow_provider_cdc.failpoints import failpoint
 from airflow_provider_cdc.mysql.binlog.plain.rows import ZERO_DATE_REMEDY
 from airflow_provider_cdc.mysql.keys.ownership import owners
 from airflow_provider_cdc.mysql.places.lookback import UnknownPrepareError
@@ -77,9 +77,9 @@ def read_chunk(
     """
     started = time.monotonic()
     for attempt in range(_ATTEMPTS):
-        hit("chunk.before_lw")
+        failpoint("chunk.before_lw")
         low = marks.low(fresh=attempt > 0)
-        hit("chunk.after_lw")
+        failpoint("chunk.after_lw")
         try:
             columns = select(connection, table, in_chunk(table, chunk))
         except TableChangedError:
@@ -91,9 +91,9 @@ def read_chunk(
             if connection.open:  # else a value was refused
                 same_definition(connection, table, low)
             raise
-        hit("chunk.after_select")
+        failpoint("chunk.after_select")
         high, clock = marks.high()
-        hit("chunk.after_hw")
+        failpoint("chunk.after_hw")
         window = _window(backlog, low, high, chunk)
         if window is None:
             continue

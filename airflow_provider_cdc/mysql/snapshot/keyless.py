@@ -19,7 +19,7 @@ from airflow_provider_cdc.core.offset import Lineage, Position
 from airflow_provider_cdc.core.plan import Chunk
 from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.exceptions import TableAlteredError, TerminalError, TransientError, altered
-from airflow_provider_cdc.failpoints import hit
+from airflow_provider_cdc.failpoints import failpoint
 from airflow_provider_cdc.mysql.places.lookback import UnknownPrepareError
 from airflow_provider_cdc.mysql.places.watermark import Watermarks
 from airflow_provider_cdc.mysql.resultset import reader as resultset
@@ -65,16 +65,16 @@ def read_whole(
     """
     started, busy, window = time.monotonic(), 0, 0.0
     for attempt in range(_TRIES):
-        hit("chunk.before_lw")
+        failpoint("chunk.before_lw")
         low, opened = marks.low(fresh=attempt > 0), time.monotonic()
-        hit("chunk.after_lw")
+        failpoint("chunk.after_lw")
         try:
             marks.hold()
             # The table is opened in the view's transaction, so what follows is the same table: a DDL waits, or was.
             rows(connection, f"SELECT 1 FROM {table_name(table)} LIMIT 0")
             high, clock = marks.bound()
             window += time.monotonic() - opened
-            hit("chunk.after_hw")
+            failpoint("chunk.after_hw")
             changes = _changes(backlog, low, high)
             if not changes:
                 yield from _read(connection, table, low, high, clock, lineage.seq(high), started)
@@ -132,4 +132,4 @@ def _read(
         raise TableAlteredError(f"{altered(table.label)}, seen at {low}: {error.message}", ALTERED) from None
     except resultset.UnfitValue as error:
         raise unfit(table, error) from None
-    hit("chunk.after_select")
+    failpoint("chunk.after_select")

@@ -48,7 +48,7 @@ class Reading:
         self.connection = connect(server.connect_args())
         self.writer = server.connect(database=database)
         self.meanwhile: dict[str, Callable[[], None]] = {}
-        monkeypatch.setattr(module, "hit", lambda name: self.meanwhile.get(name, lambda: None)())
+        monkeypatch.setattr(module, "failpoint", lambda name: self.meanwhile.get(name, lambda: None)())
         self.lineage = Lineage(identity(self.connection), binlog_end(self.connection).file)
         self.marks = watermarks(self.connection, self.lineage.server)
 
