@@ -177,7 +177,7 @@ def begin(context: Context, store: Store, *, catch_up: bool, log: str | None = N
     slots = range(_FIRST_SLOT, _FIRST_SLOT + pipeline.stream.parallelism)
     job = StreamJob(
         connect_args=dict(context.connect_args),
-        scanner=(pipeline.server_id(0), pipeline.replica_uuid(0)),
+        planner=(pipeline.server_id(0), pipeline.replica_uuid(0)),
         readers=tuple((pipeline.server_id(slot), pipeline.replica_uuid(slot)) for slot in slots),
         lineage=applier.lineage,
         root=str(context.layout.root),
@@ -246,11 +246,11 @@ def _fail_over(context: Context, store: Store, applier: Applier, connection: Con
 
 def run_in_process(epoch: Epoch) -> None:
     """Drive an epoch in this process, without Spark: for tests. Ends when caught up or stopped."""
-    with closing(epoch.job.make_scanner()) as scanner, _Life(epoch):
+    with closing(epoch.job.make_planner()) as planner, _Life(epoch):
         at = epoch.start
         epoch.publish()
         while not epoch.stop.is_set() and not epoch.reached:
-            ends = [at, *epoch.job.pieces(scanner, at)]
+            ends = [at, *epoch.job.pieces(planner, at)]
             if ends[-1] == at:
                 epoch.publish()
                 time.sleep(0.05)

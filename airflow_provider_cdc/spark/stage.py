@@ -26,7 +26,7 @@ from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.sinks.layout import Layout, read_plan
 
 if TYPE_CHECKING:
-    from airflow_provider_cdc.mysql.stream.batches import Scanner
+    from airflow_provider_cdc.mysql.stream.batches import BatchPlanner
 
 #: Bytes of rows in the binlog that are held as changes before they are written.
 _FLUSH_BYTES = 16 << 20
@@ -37,7 +37,7 @@ class StreamJob:
     """What the stream's source and tasks need. Travels in a closure, with the password in it.
 
     :param connect_args: pymysql.connect keyword arguments.
-    :param scanner: (server id, replica uuid) of the scanner.
+    :param planner: (server id, replica uuid) of the planner.
     :param readers: the same of each task that reads a piece of a batch.
     :param lineage: numbers the transactions of the server that is read.
     :param root: ``sink.path``.
@@ -50,7 +50,7 @@ class StreamJob:
     """
 
     connect_args: dict[str, Any]
-    scanner: tuple[int, str]
+    planner: tuple[int, str]
     readers: tuple[tuple[int, str], ...]
     lineage: Lineage
     root: str
@@ -77,21 +77,23 @@ class StreamJob:
             server=self.lineage.server,
         )
 
-    def make_scanner(self) -> Scanner:
-        """Scanner of this stream."""
-        from airflow_provider_cdc.mysql.stream.batches import Scanner  # compiled: not for drivers, see SnapshotJob.read
+    def make_planner(self) -> BatchPlanner:
+        """BatchPlanner of this stream."""
+        from airflow_provider_cdc.mysql.stream.batches import (
+            BatchPlanner,  # compiled: not for drivers, see SnapshotJob.read
+        )
 
         plan = self.plan()
         tables, connection = {t.id: t for t in plan.tables}, connect(self.connect_args)
-        return Scanner(connection, lambda at: self._open(at, self.scanner), tables, self.lineage)
+        return BatchPlanner(connection, lambda at: self._open(at, self.planner), tables, self.lineage)
 
-    def pieces(self, scanner: Scanner, start: Offset) -> list[Offset]:
+    def pieces(self, planner: BatchPlanner, start: Offset) -> list[Offset]:
         """Ends of the pieces in which the next batch is read; none if nothing is new.
 
         :raises TransientError: if the connection reaches another server now, or the file was purged.
         """
         with moved():
-            return scanner.pieces(start, self.max_batch_bytes, self.max_batch_rows, len(self.readers), self.piece_bytes)
+            return planner.pieces(start, self.max_batch_bytes, self.max_batch_rows, len(self.readers), self.piece_bytes)
 
     def stage(self, start: Offset, end: Offset, attempt: str, reader: int = 0) -> dict[str, Any]:
         """Decode the transactions in (start, end].
@@ -145,7 +147,7 @@ class StreamJob:
         before = look_back(self.connect_args, start.server, tables, start.at)
         prepared = Prepared(read_prepared(ending, open_at, tables), before.rows)
         held = kind_of(start.server).parse(start.held)
-        # What leads to captured tables the scanner has looked up, which has walked here before.
+        # What leads to captured tables the planner has looked up, which has walked here before.
         follower = Follower(open_at, tables, self.lineage, texts, named=bool(held), detours=Detours)
         try:
             follower.expect(start)

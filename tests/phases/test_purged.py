@@ -118,8 +118,8 @@ def test_a_table_that_is_further_than_the_new_snapshot_would_begin(world: World)
     """
     mariadb = isinstance(world.server, MariaDBServer)
     world.run("FLUSH BINARY LOGS", *(f"INSERT INTO t VALUES ({n}, 'row')" for n in range(100, 120)))
-    with world.cli.epoch() as epoch, contextlib.closing(epoch.job.make_scanner()) as scanner:
-        manifest = epoch.job.stage(epoch.start, scanner.advance(epoch.start, 1 << 40), "0")
+    with world.cli.epoch() as epoch, contextlib.closing(epoch.job.make_planner()) as planner:
+        manifest = epoch.job.stage(epoch.start, planner.advance(epoch.start, 1 << 40), "0")
         epoch.applier._progress = Lost(epoch.applier._progress)
         with pytest.raises(KeyboardInterrupt):
             epoch.applier.apply(manifest)
@@ -206,8 +206,8 @@ def test_who_belongs_to_the_old_snapshot_cannot_write(world: World) -> None:
         old = context.need_plan()
         epoch = begin(context, store, catch_up=False)
         world.run("UPDATE t SET v = 'late' WHERE id = 3", "DELETE FROM t WHERE id = 4")
-        with contextlib.closing(epoch.job.make_scanner()) as scanner:
-            (end,) = epoch.job.pieces(scanner, epoch.start)
+        with contextlib.closing(epoch.job.make_planner()) as planner:
+            (end,) = epoch.job.pieces(planner, epoch.start)
         batch = epoch.job.stage(epoch.start, end, "0")
         store.end_stream("p", epoch.number, "failed", "lost", "")
     world.change()

@@ -363,8 +363,8 @@ def test_a_table_that_is_ahead_of_the_resume_point(copied: World) -> None:
         epoch = begin(context, store, catch_up=False)
         assert staged.high <= epoch.applier.at.at
         copied.write("UPDATE a_int SET v = 99 WHERE id < 200", "INSERT INTO a_int VALUES (303, 3)")
-        with contextlib.closing(epoch.job.make_scanner()) as scanner:
-            manifest = epoch.job.stage(epoch.start, scanner.advance(epoch.start, 1 << 40), "0")
+        with contextlib.closing(epoch.job.make_planner()) as planner:
+            manifest = epoch.job.stage(epoch.start, planner.advance(epoch.start, 1 << 40), "0")
         epoch.applier._progress = Lost(epoch.applier._progress)
         with pytest.raises(KeyboardInterrupt):
             epoch.applier.apply(manifest)

@@ -71,8 +71,8 @@ class World:
 
     def end(self, epoch: Epoch, start: Offset) -> Offset:
         """Where the server stands now."""
-        with closing(epoch.job.make_scanner()) as scanner:
-            return scanner.advance(start, 1 << 40)
+        with closing(epoch.job.make_planner()) as planner:
+            return planner.advance(start, 1 << 40)
 
     def forget_progress(self, epoch: Epoch, at: Offset) -> Epoch:
         """A new epoch that has to begin at an earlier point, as if the resume point had been lost since."""
@@ -184,10 +184,10 @@ def test_what_the_snapshot_holds_is_dropped(world: World) -> None:
     epoch = world.begin()
     held, versions = world.ids(), world.versions()
     assert 15 not in held["a"] and 7 in held["b"]
-    with closing(epoch.job.make_scanner()) as scanner:
+    with closing(epoch.job.make_planner()) as planner:
         at, last = epoch.start, world.end(epoch, epoch.start)
         while at.at < last.at:
-            end = scanner.advance(at, 1)
+            end = planner.advance(at, 1)
             epoch.apply(epoch.job.stage(at, end, "0"))
             at = end
             # Beyond the largest key of the plan the snapshot holds nothing: 1007 may come and go, but nothing else.
@@ -207,10 +207,10 @@ def test_killed_between_the_tables_of_a_batch(world: World, nursery: Nursery) ->
 
     epoch = world.begin()
     tables = world.versions()
-    with closing(epoch.job.make_scanner()) as scanner:
+    with closing(epoch.job.make_planner()) as planner:
         at, last = epoch.start, world.end(epoch, epoch.start)
         while at.at < last.at:
-            end = scanner.advance(at, 1)  # one transaction a batch
+            end = planner.advance(at, 1)  # one transaction a batch
             epoch.apply(epoch.job.stage(at, end, "0"))
             at = end
             assert 100 not in world.ids()["a"], "a deleted row came back"

@@ -20,7 +20,7 @@ from airflow_provider_cdc.mysql.server.detours import look_up
 from airflow_provider_cdc.mysql.server.identity import binlog_end, identity, is_numbered, same_server
 
 
-class Scanner:
+class BatchPlanner:
     """Walks the binlog ahead of the batches; it counts rows and does not decode them.
 
     :param connection: connection to the source.

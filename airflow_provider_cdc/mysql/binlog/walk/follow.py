@@ -1,4 +1,4 @@
-"""Walks the binlog from boundary to boundary, over connections that may break; for the stream and its scanner."""
+"""Walks the binlog from boundary to boundary, over connections that may break; for the stream and its planner."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Log:
         return read(events_since(self.server, (self.start.file, self.start.position)), self.captured)
 
     def walk(self, user: dict[str, str] | None = None, tell: bool = False) -> list[Transaction]:
-        """What the scanner sees, with all that it may look up: what is more than rows."""
+        """What the planner sees, with all that it may look up: what is more than rows."""
         found = []
         with contextlib.closing(connect(self.server.connect_args(**(user or {})))) as connection:
 

@@ -178,7 +178,7 @@ def test_so_many_rows(recorded: tuple[Recording, Captured, Position], monkeypatc
 
 
 def test_rows_that_are_not_read(recorded: tuple[Recording, Captured, Position]) -> None:
-    """The scanner's way: the same places and GTIDs, no changes, and nobody asks for the character sets."""
+    """The planner's way: the same places and GTIDs, no changes, and nobody asks for the character sets."""
     recording, captured, end = recorded
     latin = {
         name: replace(schema, columns=tuple(replace(c, charset=c.charset and "latin1") for c in schema.columns))
