@@ -37,10 +37,10 @@ from airflow_provider_cdc.mysql.places.watermark import low_watermark, watermark
 from airflow_provider_cdc.mysql.server.catalog import definition
 from airflow_provider_cdc.mysql.server.charsets import decoders
 from airflow_provider_cdc.mysql.server.session import connect
-from airflow_provider_cdc.mysql.snapshot.backlog import Backlog
 from airflow_provider_cdc.mysql.snapshot.chunk import ChunkRead
 from airflow_provider_cdc.mysql.snapshot.keyless import pieces
 from airflow_provider_cdc.mysql.snapshot.planner import plan_table
+from airflow_provider_cdc.mysql.snapshot.windows import WindowReader
 from airflow_provider_cdc.phases.apply import stream_marker
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.groups import group_marker, numbering, read_manifest, watermarks_of
@@ -149,7 +149,9 @@ def _verify_table(context: Context, plan: Plan, index: int, target: DeltaTarget)
     before = partial(look_back, context.connect_args, lineage.server, {table.id: table})
     with (
         closing(connect(context.connect_args)) as connection,
-        closing(Backlog(open_at, table, lineage, before, decoders(lambda: nullcontext(connection), [table]))) as log,
+        closing(
+            WindowReader(open_at, table, lineage, before, decoders(lambda: nullcontext(connection), [table]))
+        ) as log,
     ):
         if definition(connection, table) != table.fingerprint():
             raise TerminalError(

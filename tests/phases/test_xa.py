@@ -19,8 +19,8 @@ from airflow_provider_cdc.mysql.binlog.walk import follow
 from airflow_provider_cdc.mysql.places import watermark
 from airflow_provider_cdc.mysql.places.lookback import UnknownPrepareError
 from airflow_provider_cdc.mysql.places.watermark import _MariaDB, _MySQL, low_watermark
-from airflow_provider_cdc.mysql.snapshot import backlog, planner
 from airflow_provider_cdc.mysql.snapshot import chunk as chunk_module
+from airflow_provider_cdc.mysql.snapshot import planner, windows
 from airflow_provider_cdc.phases.verify import verify
 from airflow_provider_cdc.sinks.progress import Progress
 from tests.support.cli import Cli
@@ -329,7 +329,7 @@ def test_a_name_that_is_used_again_between_two_windows(
     world: World, skip: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether what lies between them is read or left out."""
-    monkeypatch.setattr(backlog, "_SKIP_BYTES", skip)
+    monkeypatch.setattr(windows, "_SKIP_BYTES", skip)
     monkeypatch.setattr(watermark, "_NEXT_SECONDS", 0.0)
     seen: list[str] = []
 

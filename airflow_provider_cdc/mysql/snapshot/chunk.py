@@ -36,7 +36,7 @@ from airflow_provider_cdc.mysql.server.key_sql import (
     table_name,
 )
 from airflow_provider_cdc.mysql.server.session import TableChangedError, value
-from airflow_provider_cdc.mysql.snapshot.backlog import Backlog, Window
+from airflow_provider_cdc.mysql.snapshot.windows import Window, WindowReader
 
 #: Reads of one chunk before giving up on a window that cannot be replayed.
 _ATTEMPTS = 5
@@ -63,7 +63,7 @@ class ChunkRead:
 
 def read_chunk(
     connection: Connection[Any],
-    backlog: Backlog,
+    reader: WindowReader,
     table: TableSchema,
     chunk: Chunk,
     lineage: Lineage,
@@ -72,7 +72,7 @@ def read_chunk(
     """Low watermark, SELECT, high watermark, then the binlog between the two.
 
     :param connection: autocommit connection; the SELECT opens its own read view, after LW.
-    :param backlog: reads the binlog of the same server for ``table``.
+    :param reader: reads the binlog of the same server for ``table``.
     :param marks: takes the watermarks on ``connection``.
     """
     started = time.monotonic()
@@ -83,7 +83,7 @@ def read_chunk(
         try:
             columns = select(connection, table, in_chunk(table, chunk))
         except TableChangedError:
-            _window(backlog, low, binlog_end(connection), chunk)  # says so if it was not a TRUNCATE
+            _window(reader, low, binlog_end(connection), chunk)  # says so if it was not a TRUNCATE
             continue
         except resultset.OtherColumnsError as error:
             raise TableAlteredError(f"{altered(table.label)}, seen at {low}: {error.message}", ALTERED) from None
@@ -94,7 +94,7 @@ def read_chunk(
         failpoint("chunk.after_select")
         high, clock = marks.high()
         failpoint("chunk.after_hw")
-        window = _window(backlog, low, high, chunk)
+        window = _window(reader, low, high, chunk)
         if window is None:
             continue
         changes = window.changes
@@ -151,7 +151,7 @@ def unfit(table: TableSchema, error: resultset.UnfitValue) -> TerminalError:
     )
 
 
-def _window(backlog: Backlog, low: Position, high: Position, chunk: Chunk) -> Window | None:
+def _window(reader: WindowReader, low: Position, high: Position, chunk: Chunk) -> Window | None:
     """What happened to the table in (low, high], as far as the chunk's rows may be concerned.
 
     :returns: ``None`` if they cannot be replayed, so that the chunk has to be read again: an XA transaction ends there
@@ -160,9 +160,9 @@ def _window(backlog: Backlog, low: Position, high: Position, chunk: Chunk) -> Wi
     :raises TableAlteredError: if another DDL changes the table there.
     """
     try:
-        key = backlog.table.integer_key
+        key = reader.table.integer_key
         only = (key, lambda keys: _in_range(keys, chunk)) if key is not None else None
-        return backlog.window(low, high, only=only)
+        return reader.window(low, high, only=only)
     except UnknownPrepareError:
         return None
 

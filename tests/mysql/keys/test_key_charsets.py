@@ -24,9 +24,9 @@ from airflow_provider_cdc.mysql.server.charsets import decoders
 from airflow_provider_cdc.mysql.server.identity import binlog_end, identity
 from airflow_provider_cdc.mysql.server.key_sql import in_chunk, keys_of, text_literal
 from airflow_provider_cdc.mysql.server.session import connect, rows
-from airflow_provider_cdc.mysql.snapshot.backlog import Backlog
 from airflow_provider_cdc.mysql.snapshot.chunk import select
 from airflow_provider_cdc.mysql.snapshot.planner import plan_table
+from airflow_provider_cdc.mysql.snapshot.windows import WindowReader
 from airflow_provider_cdc.phases.again import planned
 from airflow_provider_cdc.phases.verify import verify
 from tests.support.cli import Cli
@@ -99,7 +99,7 @@ def window(server: MySQLServer, connection: Any, statement: str) -> Any:
 
     texts = decoders(lambda: contextlib.nullcontext(connection), [table])
     look = partial(look_back, server.connect_args(), identity(connection), {table.id: table})
-    with contextlib.closing(Backlog(open_at, table, Lineage("", before.file), look, texts)) as log:
+    with contextlib.closing(WindowReader(open_at, table, Lineage("", before.file), look, texts)) as log:
         return log.window(before, binlog_end(connection)).changes
 
 

@@ -38,7 +38,7 @@ class Window:
     emptied: int
 
 
-class Backlog:
+class WindowReader:
     """Reads windows (LW, HW] of the binlog for one table; later windows continue on the same connection.
 
     Rows of XA transactions are kept from one window to the next, as long as nothing of the binlog between them is
