@@ -112,7 +112,7 @@ class StreamJob:
 
     def _stage(self, start: Offset, end: Offset, attempt: str, reader: int) -> dict[str, Any]:
         # Compiled: not for drivers, see SnapshotJob.read.
-        from airflow_provider_cdc.mysql.binlog.walk.follow import Follower
+        from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader
         from airflow_provider_cdc.mysql.places.lookback import look_back
 
         failpoint("batch.before_read")
@@ -131,7 +131,7 @@ class StreamJob:
 
         def write(changes: list[tuple[TableSchema, pa.RecordBatch]]) -> None:
             # What the sink holds already, since the server before this one had committed it earlier.
-            done = [seq for seq, gtid in follower.names().items() if gtid and gtid in held] if held else []
+            done = [seq for seq, gtid in binlog.names().items() if gtid and gtid in held] if held else []
             for table, batch in changes:
                 rest = batch.filter(pc.invert(pc.is_in(batch[SEQ], pa.array(done, pa.int64())))) if done else batch
                 if rest.num_rows:
@@ -148,26 +148,26 @@ class StreamJob:
         prepared = Prepared(read_prepared(ending, open_at, tables), before.rows)
         held = kind_of(start.server).parse(start.held)
         # What leads to captured tables the planner has looked up, which has walked here before.
-        follower = Follower(open_at, tables, self.lineage, texts, named=bool(held), detours=Detours)
+        binlog = BinlogReader(open_at, tables, self.lineage, texts, named=bool(held), detours=Detours)
         try:
-            follower.expect(start)
-            for step in follower.steps(start.at, end.at):
+            binlog.expect(start)
+            for step in binlog.steps(start.at, end.at):
                 if step.item is not None and held and step.item.gtid in held:
                     prepared.follow(step.item)
                 elif step.item is not None:
                     seq = self.lineage.seq(Position(step.file, step.position))
                     if step.item.emptied is not None:
-                        write(follower.take())
+                        write(binlog.take())
                         output(tables[step.item.emptied]).empty(seq)
-                    for _ in follower.add(prepared.visible(step.item), seq, step.item.commit_us):
-                        write(follower.take())
-                if follower.held >= _FLUSH_BYTES:
+                    for _ in binlog.add(prepared.visible(step.item), seq, step.item.commit_us):
+                        write(binlog.take())
+                if binlog.held >= _FLUSH_BYTES:
                     # The one that a batch ends with lies in the file in which that ends.
                     is_last = step.file == end.at.file and step.is_beyond(start.at, self.max_batch_bytes)
-                    write(follower.take(end.at if is_last else None))
-            write(follower.take())
+                    write(binlog.take(end.at if is_last else None))
+            write(binlog.take())
         finally:
-            follower.close()
+            binlog.close()
         for written in outputs.values():
             written.close()
         failpoint("batch.after_read")

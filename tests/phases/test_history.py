@@ -161,7 +161,7 @@ def test_a_reset_under_a_stream_that_runs(world: World) -> None:
             with pytest.raises(OtherHistoryError, match="and was read up to"):
                 epoch.job.pieces(planner, end)
             world.grow(stood, 1000)
-            planner._follower.close()  # the connection is lost
+            planner._binlog.close()  # the connection is lost
             with pytest.raises(OtherHistoryError, match=r"was begun at .*, and the one that was read"):
                 epoch.job.pieces(planner, end)
             with pytest.raises(OtherHistoryError, match=r"was begun at .*, and the one that was read"):

@@ -15,7 +15,7 @@ import pytest
 from airflow_provider_cdc.exceptions import TransientError
 from airflow_provider_cdc.mysql.binlog.events import transactions
 from airflow_provider_cdc.mysql.binlog.events.spill import spill
-from airflow_provider_cdc.mysql.binlog.walk import follow
+from airflow_provider_cdc.mysql.binlog.walk import binlog_reader
 from airflow_provider_cdc.mysql.places import watermark
 from airflow_provider_cdc.mysql.places.lookback import UnknownPrepareError
 from airflow_provider_cdc.mysql.places.watermark import _MariaDB, _MySQL, low_watermark
@@ -395,7 +395,7 @@ def test_rows_that_wait_do_not_stay_in_memory(world: World, monkeypatch: pytest.
 
     monkeypatch.setattr(transactions, "spill", counted)
     monkeypatch.setattr(transactions, "_HELD_BYTES", 2000)
-    monkeypatch.setattr(follow, "_PORTION_BYTES", 1000)
+    monkeypatch.setattr(binlog_reader, "_PORTION_BYTES", 1000)
     # Several events each: one holds at most 8 kB of rows.
     twice = "FROM t a JOIN t b WHERE a.id < 30 AND b.id < 30"
     many = "INSERT INTO t SELECT {first} + a.id * 30 + b.id, REPEAT('x', 20) " + twice

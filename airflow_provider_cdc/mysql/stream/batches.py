@@ -14,7 +14,7 @@ from airflow_provider_cdc.exceptions import OtherHistoryError
 from airflow_provider_cdc.mysql.binlog.events.stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction
 from airflow_provider_cdc.mysql.binlog.events.xa import entry, parse_entry
-from airflow_provider_cdc.mysql.binlog.walk.follow import Follower
+from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader
 from airflow_provider_cdc.mysql.binlog.walk.walker import NEVER
 from airflow_provider_cdc.mysql.server.detours import look_up
 from airflow_provider_cdc.mysql.server.identity import binlog_end, identity, is_numbered, same_server
@@ -37,7 +37,7 @@ class BatchPlanner:
         lineage: Lineage,
     ) -> None:
         self._connection = connection
-        self._follower = Follower(
+        self._binlog = BinlogReader(
             open_at, captured, lineage, skip_rows=True, detours=lambda: look_up(connection, captured)
         )
 
@@ -54,14 +54,14 @@ class BatchPlanner:
             raise OtherHistoryError(f"the binlog of the server ends at {target}, and was read up to {start.at}")
         if target == start.at:
             return start
-        self._follower.expect(start)
+        self._binlog.expect(start)
         kind: Any = kind_of(start.server)
         gtids, held, at, size, rows = kind.parse(start.gtid_set), kind.parse(start.held), start.at, 0, 0
         xa = {parse_entry(text)[0]: text for text in start.xa}
         while at < target and size < max_bytes and rows < max_rows:
             # The budget in the present file; behind its end it is looked at again.
             end = min(target, Position(at.file, at.position + max_bytes - size))
-            for step in self._follower.steps(at, end, max_rows - rows):
+            for step in self._binlog.steps(at, end, max_rows - rows):
                 rows += step.rows
                 here = Position(step.file, step.position)
                 size += here.position - at.position if here.file == at.file else here.position
@@ -79,7 +79,7 @@ class BatchPlanner:
                 if held:
                     held = held.without(step.gtids)
         # Of an offset without it, the file's beginning is not taken for granted either.
-        began = self._follower.begun.get(at.file, 0) if start.began or at.file != start.at.file else 0
+        began = self._binlog.begun.get(at.file, 0) if start.began or at.file != start.at.file else 0
         numbered = on and (start.numbered or target <= at)
         return Offset(start.server, at, str(gtids), tuple(sorted(xa.values())), str(held), began, numbered)
 
@@ -101,7 +101,7 @@ class BatchPlanner:
 
     def close(self) -> None:
         """Close the binlog stream and the connection."""
-        self._follower.close()
+        self._binlog.close()
         self._connection.close()
 
 

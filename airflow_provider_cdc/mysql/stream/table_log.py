@@ -20,7 +20,7 @@ from airflow_provider_cdc.exceptions import NotReadyError
 from airflow_provider_cdc.mysql.binlog.events.stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction
 from airflow_provider_cdc.mysql.binlog.events.xa import Prepared, parse_entry, read_prepared
-from airflow_provider_cdc.mysql.binlog.walk.follow import Follower
+from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader
 from airflow_provider_cdc.mysql.places.binlog_files import binlog_sizes
 from airflow_provider_cdc.mysql.places.lookback import LookBack
 from airflow_provider_cdc.mysql.server.catalog import find_tables, read_schema
@@ -137,21 +137,21 @@ class TableLog:
         prepared = Prepared(read_prepared(ending, open_at, captured), before.rows)
         # What leads to the table the surveyor has looked up, which has walked here before.
         how: dict[str, Any] = {"both": self.before_images, "named": True, "detours": Detours}
-        with closing(Follower(open_at, captured, lineage, texts, **how)) as follower:
-            follower.expect(start)
-            for step in follower.steps(start.at, end.at):
+        with closing(BinlogReader(open_at, captured, lineage, texts, **how)) as binlog:
+            binlog.expect(start)
+            for step in binlog.steps(start.at, end.at):
                 if (item := step.item) is not None:
                     seq = lineage.seq(Position(step.file, step.position))
                     if item.emptied is not None:
-                        yield from shape.changes(follower)
+                        yield from shape.changes(binlog)
                         yield shape.emptied(item, seq)
-                    for _ in follower.add(prepared.visible(item), seq, item.commit_us):
-                        yield from shape.changes(follower)
-                if follower.held >= FLUSH_BYTES:
+                    for _ in binlog.add(prepared.visible(item), seq, item.commit_us):
+                        yield from shape.changes(binlog)
+                if binlog.held >= FLUSH_BYTES:
                     large = step.is_beyond(start.at, piece_bytes or self.piece_bytes)
                     is_last = large and step.file == end.at.file
-                    yield from shape.changes(follower, end.at if is_last else None)
-            yield from shape.changes(follower)
+                    yield from shape.changes(binlog, end.at if is_last else None)
+            yield from shape.changes(binlog)
 
 
 class _Shape:
@@ -165,10 +165,10 @@ class _Shape:
         self._table, self._schema, self._lineage = log.table, log.schema, lineage
         self._last, self._count, self._gtid = -1, 0, ""
 
-    def changes(self, follower: Follower, end: Position | None = None) -> Iterator[pa.RecordBatch]:
-        """Take the changes of a follower, see there."""
-        batches = [batch for _, batch in follower.take(end) if batch.num_rows]
-        names = follower.names()
+    def changes(self, binlog: BinlogReader, end: Position | None = None) -> Iterator[pa.RecordBatch]:
+        """Take the changes of a reader, see :meth:`BinlogReader.take`."""
+        batches = [batch for _, batch in binlog.take(end) if batch.num_rows]
+        names = binlog.names()
         if batches:  # several if a connection was lost in between
             yield self._shaped(in_order(batches), names)
 

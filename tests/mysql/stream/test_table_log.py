@@ -15,7 +15,7 @@ import pytest
 
 from airflow_provider_cdc.core.offset import Offset, Position
 from airflow_provider_cdc.exceptions import NotReadyError, TerminalError
-from airflow_provider_cdc.mysql.binlog.walk import follow
+from airflow_provider_cdc.mysql.binlog.walk import binlog_reader
 from airflow_provider_cdc.mysql.binlog.walk.walker import Walker
 from airflow_provider_cdc.mysql.server.identity import binlog_end
 from airflow_provider_cdc.mysql.server.session import connect
@@ -224,7 +224,7 @@ def test_xa_counts_where_it_is_committed(world: World) -> None:
 
 @pytest.mark.parametrize("phases", [1, 2])
 def test_a_large_xa_transaction_comes_in_portions(world: World, phases: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follow, "_PORTION_BYTES", 1000)
+    monkeypatch.setattr(binlog_reader, "_PORTION_BYTES", 1000)
     start = world.end()
     values = [", ".join(f"({n}, REPEAT('x', 100))" for n in range(first, first + 300)) for first in (0, 300)]
     ways = {1: ["XA COMMIT 'large' ONE PHASE"], 2: ["XA PREPARE 'large'", "XA COMMIT 'large'"]}

@@ -16,7 +16,7 @@ from airflow_provider_cdc.mysql.binlog.events.judge import DdlError
 from airflow_provider_cdc.mysql.binlog.events.query import read_query
 from airflow_provider_cdc.mysql.binlog.events.stream import Event
 from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction
-from airflow_provider_cdc.mysql.binlog.walk.follow import Follower
+from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader
 from airflow_provider_cdc.mysql.server.detours import look_up
 from airflow_provider_cdc.mysql.server.identity import binlog_end
 from airflow_provider_cdc.mysql.server.session import connect
@@ -54,7 +54,7 @@ class Log:
             def open_at(at: Any) -> Any:
                 return open_stream(self.server, (at.file, at.position), blocking=True, heartbeat_seconds=1)
 
-            follower = Follower(
+            binlog = BinlogReader(
                 open_at,
                 self.captured,
                 Lineage("", self.start.file),
@@ -62,8 +62,8 @@ class Log:
                 tell_ddl=tell,
                 detours=lambda: look_up(connection, self.captured),
             )
-            with contextlib.closing(follower):
-                for step in follower.steps(self.start, binlog_end(connection)):
+            with contextlib.closing(binlog):
+                for step in binlog.steps(self.start, binlog_end(connection)):
                     if step.item is not None:
                         found.append(step.item)
         return found
@@ -289,15 +289,17 @@ def test_a_way_that_is_made_while_the_log_is_read(log: Log) -> None:
             looked.append(1)
             return look_up(connection, log.captured)
 
-        with contextlib.closing(Follower(open_at, log.captured, Lineage("", log.start.file), detours=look)) as follower:
+        with contextlib.closing(
+            BinlogReader(open_at, log.captured, Lineage("", log.start.file), detours=look)
+        ) as binlog:
             at = binlog_end(connection)
-            list(follower.steps(log.start, at))
+            list(binlog.steps(log.start, at))
             log.run("INSERT INTO other VALUES (2, 'x')")
-            list(follower.steps(at, at := binlog_end(connection)))
+            list(binlog.steps(at, at := binlog_end(connection)))
             assert len(looked) == 1
             log.run("CREATE VIEW v AS SELECT * FROM t", "UPDATE v SET b = 'x'")
             with pytest.raises(DdlError, match=r"by way of d\.v"):
-                list(follower.steps(at, binlog_end(connection)))
+                list(binlog.steps(at, binlog_end(connection)))
             assert len(looked) == 2
 
 

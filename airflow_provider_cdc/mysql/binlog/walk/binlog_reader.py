@@ -1,4 +1,4 @@
-"""Walks the binlog from boundary to boundary, over connections that may break; for the stream and its planner."""
+"""Reads stretches of the binlog one after the other, over connections that may break."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _STALL_SECONDS = 120.0
 _PORTION_BYTES = 16 << 20
 
 
-class Follower:
+class BinlogReader:
     """Reads stretches of the binlog one after the other, mostly over one connection.
 
     :param open_at: opens a blocking binlog stream at a position.
