@@ -45,7 +45,7 @@ _LOWEST_ID, _HIGHEST_ID = 1 << 20, (1 << 32) - 1
 
 
 @dataclass(frozen=True)
-class TableLog:
+class TableChanges:
     """How the changes of one table are read.
 
     :param login: gives the arguments of ``pymysql.connect``; it is pickled, so it holds no secret itself.
@@ -70,7 +70,7 @@ class TableLog:
         zero_dates: str,
         exclude: Collection[str] = (),
         **how: Any,
-    ) -> TableLog:
+    ) -> TableChanges:
         """Look the table up.
 
         :param exclude: names of columns that are not wanted.
@@ -135,7 +135,7 @@ class TableLog:
         ending = sorted(text for text in start.xa if text not in end.xa or parse_entry(text)[1] is None)
         before = LookBack(start.at, sizes, open_beside, captured, "Start behind it")
         prepared = Prepared(read_prepared(ending, open_at, captured), before.rows)
-        # What leads to the table the surveyor has looked up, which has walked here before.
+        # What leads to the table the planner has looked up, which has walked here before.
         how: dict[str, Any] = {"both": self.before_images, "named": True, "detours": Detours}
         with closing(BinlogReader(open_at, captured, lineage, texts, **how)) as binlog:
             binlog.expect(start)
@@ -161,7 +161,7 @@ class _Shape:
     :param lineage: numbers the transactions.
     """
 
-    def __init__(self, log: TableLog, lineage: Lineage) -> None:
+    def __init__(self, log: TableChanges, lineage: Lineage) -> None:
         self._table, self._schema, self._lineage = log.table, log.schema, lineage
         self._last, self._count, self._gtid = -1, 0, ""
 

@@ -22,20 +22,20 @@ from airflow_provider_cdc.mysql.server.detours import look_up
 from airflow_provider_cdc.mysql.server.identity import binlog_end, identity
 from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.mysql.stream.batches import follow_xa
-from airflow_provider_cdc.mysql.stream.table_log import HEAD, TableLog
+from airflow_provider_cdc.mysql.stream.table_changes import HEAD, TableChanges
 
 _PLACE = re.compile(r"([^:]+\.\d+):(\d+)")
 #: Bytes by which a place is approached at first, and by which factor they shrink.
 _FAR, _CLOSER = 64 << 20, 16
 
 
-class Surveyor:
+class ChangesPlanner:
     """Finds places in the log and walks ahead.
 
     :param log: what is read.
     """
 
-    def __init__(self, log: TableLog) -> None:
+    def __init__(self, log: TableChanges) -> None:
         self._log, args = log, log.login()
         self._connection = connect(args)
         self._server = server = identity(self._connection)
