@@ -92,7 +92,7 @@ class LookBack:
         )
 
         found, ended = dict[str, Position | None](), dict[str, Position | None]()
-        with closing(BinlogReader(self._open_at, {}, Lineage("", file), skip_rows=True)) as binlog:
+        with closing(BinlogReader(self._open_at, {}, Lineage("", file), count_only=True)) as binlog:
             for step in binlog.steps(Position(file, _HEAD), high):
                 if (item := step.item) is None:
                     continue

@@ -38,7 +38,7 @@ class BatchPlanner:
     ) -> None:
         self._connection = connection
         self._binlog = BinlogReader(
-            open_at, captured, lineage, skip_rows=True, detours=lambda: look_up(connection, captured)
+            open_at, captured, lineage, count_only=True, detours=lambda: look_up(connection, captured)
         )
 
     def advance(self, start: Offset, max_bytes: int, max_rows: int = NEVER) -> Offset:

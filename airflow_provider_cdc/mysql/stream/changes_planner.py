@@ -46,7 +46,7 @@ class ChangesPlanner:
                 open_at,
                 captured,
                 lineage,
-                skip_rows=True,
+                count_only=True,
                 tell_ddl=True,
                 detours=lambda: look_up(self._connection, [log.table.id]),
             )

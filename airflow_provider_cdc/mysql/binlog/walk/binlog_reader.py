@@ -33,7 +33,7 @@ class BinlogReader:
     :param captured: captured tables by (database, table).
     :param lineage: numbers the transactions.
     :param texts: see :class:`~airflow_provider_cdc.mysql.binlog.walk.space.Space`.
-    :param skip_rows: whether rows are only counted.
+    :param count_only: whether rows are only counted.
     :param both: whether updates give their old image, too, as ``b``.
     :param named: whether :meth:`names` tells the GTIDs of transactions with rows.
     :param tell_ddl: whether a change of a definition is told in a step's item, instead of an error.
@@ -47,7 +47,7 @@ class BinlogReader:
         lineage: Lineage,
         texts: Decoders = UNICODE,
         *,
-        skip_rows: bool = False,
+        count_only: bool = False,
         both: bool = False,
         named: bool = False,
         tell_ddl: bool = False,
@@ -55,7 +55,7 @@ class BinlogReader:
     ) -> None:
         self._open_at, self._captured, self._lineage, self._texts = open_at, captured, lineage, texts
         self._how: dict[str, Any] = {
-            "skip_rows": skip_rows,
+            "count_only": count_only,
             "both": both,
             "named": named,
             "tell_ddl": tell_ddl,

@@ -58,7 +58,7 @@ class Log:
                 open_at,
                 self.captured,
                 Lineage("", self.start.file),
-                skip_rows=True,
+                count_only=True,
                 tell_ddl=tell,
                 detours=lambda: look_up(connection, self.captured),
             )
