@@ -24,7 +24,6 @@ from airflow_provider_cdc.failpoints import failpoint
 from airflow_provider_cdc.mysql.places.binlog_files import OpenAt, open_to_end
 from airflow_provider_cdc.mysql.places.resume import gone
 from airflow_provider_cdc.mysql.server.session import connect, rows
-from airflow_provider_cdc.phases.amend import amend
 from airflow_provider_cdc.phases.claims import Claim, claim
 from airflow_provider_cdc.phases.context import Context, record_plan
 from airflow_provider_cdc.phases.groups import (
@@ -42,6 +41,7 @@ from airflow_provider_cdc.phases.groups import (
     watermarks_of,
     write_manifest,
 )
+from airflow_provider_cdc.phases.replan_table import replan_table
 from airflow_provider_cdc.phases.reread import Staged, forget, settle, stage, unfit, waiting
 from airflow_provider_cdc.phases.restarts import note_restart
 from airflow_provider_cdc.phases.retention import RetentionGuard
@@ -163,7 +163,7 @@ def run_group(
         except TableAlteredError as error:
             if last:
                 raise
-            amend(context, plan, error)
+            replan_table(context, plan, error)
             plan, opened = context.newest(plan), ()
         except FencedError:
             newest = context.newest(plan)

@@ -365,14 +365,14 @@ def test_it_is_read_in_pieces(world: World, monkeypatch: pytest.MonkeyPatch) -> 
     looks: list[None] = []
     monkeypatch.setattr(Throttle, "pace", lambda self, check: looks.append(check()))
     sizes: list[int] = []
-    read = whole.read_whole
+    read = whole.read_keyless
 
     def measured(*args: Any) -> Iterator[ChunkRead]:
         for piece in read(*args):
             sizes.append(piece.rows.num_rows)
             yield piece
 
-    monkeypatch.setattr(whole, "read_whole", measured)
+    monkeypatch.setattr(whole, "read_keyless", measured)
     world.cli.snapshot()
     assert sum(sizes) == 5000 and 3 < len(sizes) <= len(looks) and max(sizes) < 3000
     assert world.differences() == []

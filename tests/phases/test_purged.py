@@ -13,11 +13,11 @@ import pytest
 import yaml
 
 from airflow_provider_cdc.exceptions import FencedError, NotReadyError, OtherHistoryError, PurgedError
-from airflow_provider_cdc.failpoints import AGAIN
-from airflow_provider_cdc.phases import again
-from airflow_provider_cdc.phases.again import planned
+from airflow_provider_cdc.failpoints import NEXT_SNAPSHOT
+from airflow_provider_cdc.phases import next_snapshot
 from airflow_provider_cdc.phases.groups import Group
 from airflow_provider_cdc.phases.liveness import Heart
+from airflow_provider_cdc.phases.next_snapshot import planned
 from airflow_provider_cdc.phases.snapshot import publish, run_group
 from airflow_provider_cdc.phases.status import status
 from airflow_provider_cdc.phases.stream import begin, run_in_process
@@ -180,7 +180,7 @@ def test_before_the_stream_has_begun(server: MySQLServer, tmp_path: Path) -> Non
         server.execute("DROP DATABASE d")
 
 
-@pytest.mark.parametrize("place", AGAIN)
+@pytest.mark.parametrize("place", NEXT_SNAPSHOT)
 def test_killed_on_the_way(world: World, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     class Killed(BaseException):
         pass

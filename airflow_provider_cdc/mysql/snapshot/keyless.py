@@ -49,10 +49,10 @@ def pieces(
     if table.key:
         yield read_chunk(connection, reader, table, chunk, lineage, marks)
     else:
-        yield from read_whole(connection, reader, table, lineage, marks)
+        yield from read_keyless(connection, reader, table, lineage, marks)
 
 
-def read_whole(
+def read_keyless(
     connection: Connection[Any], reader: WindowReader, table: TableSchema, lineage: Lineage, marks: Watermarks
 ) -> Generator[ChunkRead, None, None]:
     """All rows of a table exactly as of one high watermark, in pieces, at least one. The connection is busy until then.

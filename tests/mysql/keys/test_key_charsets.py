@@ -27,7 +27,7 @@ from airflow_provider_cdc.mysql.server.session import connect, rows
 from airflow_provider_cdc.mysql.snapshot.chunk import select
 from airflow_provider_cdc.mysql.snapshot.planner import plan_table
 from airflow_provider_cdc.mysql.snapshot.windows import WindowReader
-from airflow_provider_cdc.phases.again import planned
+from airflow_provider_cdc.phases.next_snapshot import planned
 from airflow_provider_cdc.phases.verify import verify
 from tests.support.cli import Cli
 from tests.support.mariadb import MariaDBServer
