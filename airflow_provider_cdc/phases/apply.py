@@ -29,7 +29,7 @@ from airflow_provider_cdc.sinks.delta import Actions, DeltaTarget, Fence
 from airflow_provider_cdc.sinks.files import read_changes
 from airflow_provider_cdc.sinks.layout import read_json, write_json
 from airflow_provider_cdc.sinks.multiset import MissingRowsError, live_files, merged
-from airflow_provider_cdc.sinks.progress import Progress
+from airflow_provider_cdc.sinks.resume_point import ResumePoint
 
 #: Old files of a table are deleted so often (seconds), and kept for so long (hours) for readers of older versions.
 _TIDY_SECONDS, _KEEP_HOURS = 600, 1
@@ -103,7 +103,7 @@ class Applier:
         plan: Plan,
         tables: Sequence[DeltaTarget],
         coverage: Sequence[Coverage],
-        progress: Progress,
+        progress: ResumePoint,
         epoch: int,
     ) -> None:
         self._context, self._plan, self._coverage = context, plan, coverage

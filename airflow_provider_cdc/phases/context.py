@@ -130,9 +130,9 @@ class Context:
 
     def stand(self, plan: Plan) -> tuple[Offset, Lineage]:
         """The resume point and its lineage, by which everything is numbered now; P0 before the first batch."""
-        from airflow_provider_cdc.sinks.progress import Progress  # deltalake: not for those that only look
+        from airflow_provider_cdc.sinks.resume_point import ResumePoint  # deltalake: not for those that only look
 
-        return Progress(self.layout.progress, plan.pipeline).stand() or (plan.p0, plan.lineage)
+        return ResumePoint(self.layout.progress, plan.pipeline).stand() or (plan.p0, plan.lineage)
 
     def newest(self, plan: Plan) -> Plan:
         """The plan as it is now: itself, unless a table was planned again since it was read."""

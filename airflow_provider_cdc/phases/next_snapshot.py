@@ -20,7 +20,7 @@ from airflow_provider_cdc.phases.apply import epoch_fence, highest_epoch, stream
 from airflow_provider_cdc.phases.context import PLAN_SLOT, Context
 from airflow_provider_cdc.phases.snapshot import targets
 from airflow_provider_cdc.sinks.layout import read_json, write_json, write_json_once
-from airflow_provider_cdc.sinks.progress import Progress
+from airflow_provider_cdc.sinks.resume_point import ResumePoint
 from airflow_provider_cdc.store import Store
 
 
@@ -46,7 +46,7 @@ def _begin_again(context: Context, store: Store) -> None:
     plan = context.load_plan()
     if plan is None:
         return
-    progress = Progress(layout.progress, name)
+    progress = ResumePoint(layout.progress, name)
     progress.forget_older(plan.generation)
     if context.pipeline.stream.on_purged != "reread":
         return

@@ -41,7 +41,7 @@ from airflow_provider_cdc.phases.reread import publish_staged
 from airflow_provider_cdc.phases.restarts import note_restart
 from airflow_provider_cdc.phases.snapshot import adopt_published, coverage, targets
 from airflow_provider_cdc.processes import machine
-from airflow_provider_cdc.sinks.progress import Progress
+from airflow_provider_cdc.sinks.resume_point import ResumePoint
 from airflow_provider_cdc.spark.stage import StreamJob, together
 from airflow_provider_cdc.store import Segment, Store
 
@@ -139,7 +139,7 @@ def begin(context: Context, store: Store, *, catch_up: bool, log: str | None = N
         )
     adopt_published(context, store, plan)
     note_restart(context, store)
-    progress = Progress(context.layout.progress, pipeline.name)
+    progress = ResumePoint(context.layout.progress, pipeline.name)
     progress.create()
     guarded = [*tables, progress.target]
     highest = highest_epoch(pipeline.name, guarded)

@@ -191,7 +191,7 @@ def test_killed_on_the_way(world: World, monkeypatch: pytest.MonkeyPatch, place:
 
     world.change()
     with monkeypatch.context() as patch:
-        patch.setattr(again, "failpoint", failpoint)
+        patch.setattr(next_snapshot, "failpoint", failpoint)
         with pytest.raises(Killed):
             world.cli.snapshot()
     with pytest.raises((PurgedError, NotReadyError)):

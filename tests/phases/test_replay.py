@@ -16,7 +16,7 @@ from airflow_provider_cdc.mysql.server.session import connect, value
 from airflow_provider_cdc.phases.apply import Applier
 from airflow_provider_cdc.phases.snapshot import coverage, targets
 from airflow_provider_cdc.phases.stream import run_in_process
-from airflow_provider_cdc.sinks.progress import Progress
+from airflow_provider_cdc.sinks.resume_point import ResumePoint
 from tests.support.cli import Cli
 from tests.support.servers import MySQLServer
 
@@ -123,7 +123,7 @@ def test_a_lost_checkpoint_decides_nothing(cli: Cli, mysql_server: MySQLServer, 
     (cli.sink / "_cdc" / database / "bookkeeping.db").unlink()
     with cli.epoch() as run:
         assert run.number == 2, "an epoch was given out twice"
-        assert run.start == Progress(run.context.layout.progress, database).read()
+        assert run.start == ResumePoint(run.context.layout.progress, database).read()
         run_in_process(run)
     assert held(cli, database) == {1: 1, 2: 1, 7: 1}
 
@@ -139,7 +139,7 @@ def test_the_tables_of_a_batch_are_applied_each_for_itself(cli: Cli, mysql_serve
         manifest = run.job.stage(run.start, end, "0")
         half = {**manifest, "tables": [e for e in manifest["tables"] if run.plan.tables[e["table"]].name == "t"]}
         tables = targets(run.context, run.plan)
-        progress = Progress(run.context.layout.progress, database)
+        progress = ResumePoint(run.context.layout.progress, database)
         Applier(run.context, run.plan, tables, coverage(run.context, run.plan, tables) or [], progress, 1).apply(half)
         before = version(cli, database)
         shutil.rmtree(cli.sink / "_cdc_progress")
@@ -157,7 +157,7 @@ def test_transactions_on_other_tables_count(cli: Cli, mysql_server: MySQLServer,
         mysql_server.execute(f"CREATE TABLE `{database}_x`.t (id INT PRIMARY KEY)")
         mysql_server.execute(f"INSERT INTO `{database}_x`.t VALUES (1)")
         cli.catch_up()
-        reached = Progress(cli.context.layout.progress, database).read()
+        reached = ResumePoint(cli.context.layout.progress, database).read()
         with contextlib.closing(connect(mysql_server.connect_args())) as connection:
             assert reached is not None and reached.at == binlog_end(connection)
             executed = GtidSet.parse(value(connection, "SELECT @@global.gtid_executed") or "")

@@ -40,7 +40,7 @@ from airflow_provider_cdc.pipeline import Pipeline
 from airflow_provider_cdc.sinks.delta import Actions, DeltaTarget, Fence
 from airflow_provider_cdc.sinks.files import write_file
 from airflow_provider_cdc.sinks.layout import read_json, write_json
-from airflow_provider_cdc.sinks.progress import Progress
+from airflow_provider_cdc.sinks.resume_point import ResumePoint
 from airflow_provider_cdc.spark.snapshot_job import SnapshotJob, run_in_threads
 from tests import ROOT
 from tests.support.cli import Cli, asked_by, read_only
@@ -382,10 +382,10 @@ def test_a_table_that_is_ahead_of_the_resume_point(copied: World) -> None:
     assert not copied.differences()
 
 
-class Lost(Progress):
+class Lost(ResumePoint):
     """A resume point that cannot be written any more."""
 
-    def __init__(self, real: Progress) -> None:
+    def __init__(self, real: ResumePoint) -> None:
         self.target = real.target
 
     def write(self, *_: object) -> None:

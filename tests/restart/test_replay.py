@@ -21,7 +21,7 @@ from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.stream import Epoch
 from airflow_provider_cdc.pipeline import Pipeline
 from airflow_provider_cdc.sinks.delta import DeltaTarget, Fence
-from airflow_provider_cdc.sinks.progress import Progress
+from airflow_provider_cdc.sinks.resume_point import ResumePoint
 from airflow_provider_cdc.spark.snapshot_job import run_in_threads
 from airflow_provider_cdc.store import Store
 from tests.support.harness import KILLED, Lake, Nursery
@@ -77,7 +77,7 @@ class World:
     def forget_progress(self, epoch: Epoch, at: Offset) -> Epoch:
         """A new epoch that has to begin at an earlier point, as if the resume point had been lost since."""
         fence = epoch_fence(self.context.pipeline.name, epoch.number)
-        Progress(self.context.layout.progress, self.context.pipeline.name).write(at, epoch.plan.lineage, fence)
+        ResumePoint(self.context.layout.progress, self.context.pipeline.name).write(at, epoch.plan.lineage, fence)
         return self.begin()
 
     def ids(self) -> dict[str, list[int]]:
@@ -284,7 +284,7 @@ def test_two_runs_with_one_epoch(world: World, monkeypatch: pytest.MonkeyPatch) 
     world.write("DELETE FROM a WHERE id = 100", "INSERT INTO a VALUES (101, 1)")
     newer = epoch.job.stage(epoch.start, world.end(epoch, middle), "1")
     held = snapshot.coverage(world.context, epoch.plan, world.targets) or []
-    progress = Progress(world.context.layout.progress, world.context.pipeline.name)
+    progress = ResumePoint(world.context.layout.progress, world.context.pipeline.name)
     twin = apply.Applier(world.context, epoch.plan, world.targets, held, progress, epoch.number)
     moments: list[str] = []
 
