@@ -22,7 +22,7 @@ from airflow_provider_cdc.mysql.snapshot.chunk import ChunkRead
 from airflow_provider_cdc.phases import apply
 from airflow_provider_cdc.phases.snapshot import GroupResult, run_group
 from airflow_provider_cdc.phases.stream import begin, run_in_process
-from airflow_provider_cdc.phases.verify import Verdict, verify
+from airflow_provider_cdc.phases.verify import TableComparison, verify
 from airflow_provider_cdc.sinks.delta import Actions, Fence, target_of
 from airflow_provider_cdc.sinks.files import write_file
 from airflow_provider_cdc.spark.snapshot_job import run_in_threads
@@ -61,7 +61,7 @@ class World:
         names = [name for name in found.column_names if not name.startswith("_cdc_")]
         return Counter(tuple(row.values()) for row in found.select(names).to_pylist())
 
-    def verdict(self, table: str = "narrow") -> Verdict:
+    def verdict(self, table: str = "narrow") -> TableComparison:
         return next(v for v in verify(self.cli.context, show_values=True) if v.table == f"d.{table}")
 
     def stream(self, batch_bytes: int = 1 << 28) -> None:

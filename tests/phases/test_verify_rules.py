@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_cdc.mysql.snapshot import chunk
-from airflow_provider_cdc.phases.verify import Verdict, verify
+from airflow_provider_cdc.phases.verify import TableComparison, verify
 from airflow_provider_cdc.sinks.delta import Actions, Fence, target_of
 from airflow_provider_cdc.sinks.files import write_file
 from tests.support.cli import Cli
@@ -28,7 +28,7 @@ def cli(mysql_server: MySQLServer, database: str, tmp_path: Path, cdc_user: dict
     return cli
 
 
-def verdict(cli: Cli) -> Verdict:
+def verdict(cli: Cli) -> TableComparison:
     (found,) = verify(cli.context, show_values=True)
     return found
 
