@@ -12,8 +12,8 @@ from pymysql.connections import Connection
 from airflow_provider_cdc.core.gtid import GtidSet
 from airflow_provider_cdc.core.offset import Offset, Position
 from airflow_provider_cdc.core.start import FIRST_POSITION
+from airflow_provider_cdc.mysql.binlog.events.binlog_stream import FORMAT_DESCRIPTION, BinlogStream
 from airflow_provider_cdc.mysql.binlog.events.gtid_event import GTID_EVENTS, read_gtid
-from airflow_provider_cdc.mysql.binlog.events.stream import FORMAT_DESCRIPTION, BinlogStream
 from airflow_provider_cdc.mysql.server.identity import binlog_end, is_mariadb
 from airflow_provider_cdc.mysql.server.key_sql import text_literal
 from airflow_provider_cdc.mysql.server.session import pairs, rows, value

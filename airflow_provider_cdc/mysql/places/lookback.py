@@ -12,7 +12,7 @@ from typing import Any
 from airflow_provider_cdc.core.offset import Lineage, Position
 from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.exceptions import TerminalError
-from airflow_provider_cdc.mysql.binlog.events.stream import BinlogStream
+from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.events.transactions import RowsEvent, Transaction
 from airflow_provider_cdc.mysql.binlog.events.xa import entry, read_prepared
 from airflow_provider_cdc.mysql.places.binlog_files import binlog_sizes

@@ -17,7 +17,7 @@ from airflow_provider_cdc.core.detours import Detours
 from airflow_provider_cdc.core.offset import POSITION_BITS, Lineage, Offset, Position
 from airflow_provider_cdc.core.schema import OP, SEQ, TS, TableSchema
 from airflow_provider_cdc.exceptions import NotReadyError
-from airflow_provider_cdc.mysql.binlog.events.stream import BinlogStream
+from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction
 from airflow_provider_cdc.mysql.binlog.events.xa import Prepared, parse_entry, read_prepared
 from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader

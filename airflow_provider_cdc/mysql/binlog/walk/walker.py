@@ -21,8 +21,8 @@ from airflow_provider_cdc.core.changes import in_order
 from airflow_provider_cdc.core.offset import Position
 from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.exceptions import TerminalError, TornFileError, TransientError
+from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream, Event
 from airflow_provider_cdc.mysql.binlog.events.judge import LookUp
-from airflow_provider_cdc.mysql.binlog.events.stream import BinlogStream, Event
 from airflow_provider_cdc.mysql.binlog.events.table_map import TableMap, table_of
 from airflow_provider_cdc.mysql.binlog.events.transactions import (
     TABLE_MAP,

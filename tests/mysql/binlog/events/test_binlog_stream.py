@@ -13,7 +13,7 @@ import pytest
 
 from airflow_provider_cdc.core.offset import Lineage, Position
 from airflow_provider_cdc.exceptions import DamageError, NotReadyError, TerminalError, TransientError
-from airflow_provider_cdc.mysql.binlog.events.stream import BinlogStream, Event
+from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream, Event
 from airflow_provider_cdc.mysql.binlog.events.transactions import Reached, read_transactions
 from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader
 from tests.support.binlog.reading import capture, changes, events_since, everything, here, open_stream, transactions
@@ -74,7 +74,7 @@ def test_a_start_that_the_protocol_cannot_say(
     captured = capture(mysql_server, database, "t")
     expected = [(t.gtid, t.position) for t in transactions(mysql_server, start, captured)]
     assert len(expected) == 1 and expected[0][1] == end[1]
-    monkeypatch.setattr("airflow_provider_cdc.mysql.binlog.events.stream._FARTHEST_START", start[1] - 1)
+    monkeypatch.setattr("airflow_provider_cdc.mysql.binlog.events.binlog_stream._FARTHEST_START", start[1] - 1)
     assert [(t.gtid, t.position) for t in transactions(mysql_server, start, captured)] == expected
     at = [Position(*start), Position(*end)]
     lineage = Lineage("here", at[0].file)
