@@ -7,7 +7,7 @@ uuid. Slots 1, 93 to 99, 103 to 109, 174 to 199 and 1000 are free.
 
 from __future__ import annotations
 
-#: The stream's driver: it looks for the place where the stream begins, then scans ahead for batches.
+#: The stream's driver: it looks for the place where the stream begins, then plans its batches.
 STREAM = 0
 #: The stream's driver, while it replays the binlog onto chunk groups that were read again.
 REPLAY = 2
@@ -15,7 +15,7 @@ REPLAY = 2
 VERIFY = 100
 #: ``status``, which asks how far the source is ahead.
 LAG = 101
-#: The planner, which looks for the place where the stream is to begin.
+#: Whoever plans a snapshot, and looks for the place where the stream is to begin.
 PLAN = 102
 #: The highest slot.
 LAST = 1000
