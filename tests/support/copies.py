@@ -3,6 +3,7 @@
 ``python -m tests.support.copies CASE PIPELINE MASTER FOLDER POINT`` reads group 0 of a pipeline, and prints how it
 ended. The first copy of the first task does what the case says, in its second slice (number 2); all others do as
 always.
+
 - ``fails``: its Python process is killed. Spark starts the task again.
 - ``speculative``: it stands still, and Spark starts a second copy beside it.
 - ``zombie``: it stands still and is cut off from its executor, which the test kills; Spark starts the task again on
