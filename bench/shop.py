@@ -11,8 +11,8 @@ from typing import Any
 from rich.table import Table
 
 from airflow_provider_cdc.core.offset import Position
+from airflow_provider_cdc.sinks.delta.progress import Progress
 from airflow_provider_cdc.sinks.layout import Layout
-from airflow_provider_cdc.sinks.progress import Progress
 from airflow_provider_cdc.store import Store
 from bench.screen import DemoFailed, Screen
 from tests.support.oracle import check_ledger, compare_all

@@ -17,8 +17,9 @@ from airflow_provider_cdc.core.schema import SEQ
 from airflow_provider_cdc.exceptions import CdcError, TerminalError, TransientError
 from airflow_provider_cdc.phases.apply import stream_marker
 from airflow_provider_cdc.phases.stream import Epoch, begin, run_in_process
-from airflow_provider_cdc.sinks.delta import Actions, DeltaTarget
-from airflow_provider_cdc.sinks.progress import Progress
+from airflow_provider_cdc.sinks.delta.progress import Progress
+from airflow_provider_cdc.sinks.delta.table import DeltaTarget
+from airflow_provider_cdc.sinks.protocol import Published
 from tests.support.cli import Cli
 from tests.support.oracle import compare_all
 from tests.support.servers import MySQLServer
@@ -386,8 +387,7 @@ def test_a_table_without_a_key_that_is_further_than_the_resume_point(pair: Pair)
     table = DeltaTarget(pair.cli.sink / d / "plain", pair.cli.rows(d, "plain").schema)
     marker = stream_marker(d)
     with epoch(pair, pair.old) as found:
-        nothing = Actions(add=[], remove=[])
-        table.commit(lambda _: nothing, {marker: stand[1].seq(stand[0].at) + 1}, found.applier.fence)
+        table.commit(lambda _: Published([]), {marker: stand[1].seq(stand[0].at) + 1}, found.applier.fence)
     pair.refused(TerminalError, rf"{d}.plain has no usable key, and stands behind the resume point")
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from airflow_provider_cdc.core.gtid import GtidSet
 from airflow_provider_cdc.exceptions import TerminalError
-from airflow_provider_cdc.sinks.progress import Progress
+from airflow_provider_cdc.sinks.delta.progress import Progress
 from tests.support.cli import Cli
 from tests.support.oracle import compare_all
 from tests.support.servers import MySQLServer

@@ -26,7 +26,7 @@ from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.mysql.snapshot import chunk
 from airflow_provider_cdc.phases.stream import begin
 from airflow_provider_cdc.phases.verify import verify
-from airflow_provider_cdc.sinks.progress import Progress
+from airflow_provider_cdc.sinks.delta.progress import Progress
 from tests.support.cli import Cli
 from tests.support.mariadb import MariaDBServer
 from tests.support.oracle import compare_all

@@ -14,9 +14,9 @@ from airflow_provider_cdc.exceptions import FencedError, TerminalError
 from airflow_provider_cdc.mysql.server.identity import status
 from airflow_provider_cdc.mysql.server.session import connect, value
 from airflow_provider_cdc.phases.apply import Applier
-from airflow_provider_cdc.phases.snapshot import coverage, targets
+from airflow_provider_cdc.phases.groups import coverage, targets
 from airflow_provider_cdc.phases.stream import run_in_process
-from airflow_provider_cdc.sinks.progress import Progress
+from airflow_provider_cdc.sinks.delta.progress import Progress
 from tests.support.cli import Cli
 from tests.support.servers import MySQLServer
 
@@ -102,11 +102,12 @@ def test_a_run_that_was_taken_over_cannot_write(
     mysql_server.execute(f"INSERT INTO `{database}`.t VALUES (7, 1)")
     with cli.epoch() as old, contextlib.closing(old.job.make_scanner()) as scanner:
         manifest = old.job.stage(old.start, scanner.advance(old.start, 1 << 28), "0")
-        for entry in manifest["tables"]:  # as if it had been read already: the next epoch removes what was staged
-            entry["paths"] = [str(shutil.copy(path, tmp_path)) for path in entry["paths"]]
+        staged = cli.context.layout.epoch("staging", old.number)
+        shutil.copytree(staged, tmp_path / "aside")
         old.store.end_stream(database, old.number, "stopped")  # so that the next may begin
         with cli.epoch() as new:
-            assert new.number == old.number + 1
+            assert new.number == old.number + 1 and not staged.exists()
+            shutil.copytree(tmp_path / "aside", staged)  # as if it had been read already
             with pytest.raises(FencedError, match="A newer run has taken over"):
                 old.apply(manifest)
             assert 7 not in held(cli, database)

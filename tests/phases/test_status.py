@@ -19,7 +19,7 @@ import pytest
 from airflow_provider_cdc.mysql.server.identity import status as end_of_log
 from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.phases.lag import Lag, changes_per_second, lag_of
-from airflow_provider_cdc.sinks.progress import Progress
+from airflow_provider_cdc.sinks.delta.progress import Progress
 from airflow_provider_cdc.store.models import BatchRow
 from tests import ROOT
 from tests.support.cli import Cli

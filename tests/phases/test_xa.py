@@ -22,7 +22,7 @@ from airflow_provider_cdc.mysql.places.watermark import _MariaDB, _MySQL, low_wa
 from airflow_provider_cdc.mysql.snapshot import backlog, planner
 from airflow_provider_cdc.mysql.snapshot import chunk as chunk_module
 from airflow_provider_cdc.phases.verify import verify
-from airflow_provider_cdc.sinks.progress import Progress
+from airflow_provider_cdc.sinks.delta.progress import Progress
 from tests.support.cli import Cli
 from tests.support.mariadb import MariaDBServer
 from tests.support.oracle import compare_all

@@ -15,7 +15,7 @@ from airflow_provider_cdc.mysql.binlog.events.judge import DdlError
 from airflow_provider_cdc.mysql.places.resume import resume
 from airflow_provider_cdc.mysql.server.identity import status
 from airflow_provider_cdc.mysql.server.session import connect
-from airflow_provider_cdc.sinks.progress import Progress
+from airflow_provider_cdc.sinks.delta.progress import Progress
 from tests.support.cli import Cli
 from tests.support.harness import run
 from tests.support.mariadb import MariaDBServer

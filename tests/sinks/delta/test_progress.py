@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from airflow_provider_cdc.core.offset import Lineage, Offset, Position
-from airflow_provider_cdc.sinks.delta import Fence
-from airflow_provider_cdc.sinks.progress import Progress
+from airflow_provider_cdc.sinks.delta.progress import Progress
+from airflow_provider_cdc.sinks.protocol import Fence
 
 
 def test_there_is_one(tmp_path: Path) -> None:
