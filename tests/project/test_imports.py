@@ -46,6 +46,7 @@ ALLOWED = {
         "processes",
     },
     "driver": {
+        "jobs",
         "phases",
         "spark",
         "sinks",
