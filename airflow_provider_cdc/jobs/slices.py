@@ -21,8 +21,8 @@ from airflow_provider_cdc.core.limits import Limits
 from airflow_provider_cdc.core.offset import Lineage, Offset, Position
 from airflow_provider_cdc.core.plan import Chunk, Plan, slices
 from airflow_provider_cdc.core.schema import TableSchema
-from airflow_provider_cdc.failpoints import hit
-from airflow_provider_cdc.mysql.binlog.events.stream import BinlogStream
+from airflow_provider_cdc.failpoints import failpoint
+from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.places.binlog_files import with_beginning
 from airflow_provider_cdc.mysql.places.watermark import watermarks
 from airflow_provider_cdc.mysql.server.catalog import same_definition
@@ -37,7 +37,7 @@ from airflow_provider_cdc.sinks.protocol import Sink
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from airflow_provider_cdc.mysql.snapshot.backlog import Backlog
+    from airflow_provider_cdc.mysql.snapshot.windows import WindowReader
 
 #: Copies of a task that may be at work at the same time, each with a replication server id of its own: of two readers
 #: with the same id the server throws one out.
@@ -118,7 +118,7 @@ class _Worker:
         share = job.limits.share(len(job.replicas))
         self._throttle = Throttle(self._connection, share, lambda why: notes.pause(worker, why))
         self._marks = watermarks(self._connection, job.lineage.server)
-        self._backlog: Backlog | None = None
+        self._backlog: WindowReader | None = None
         self._begun: dict[str, int] = {}
 
     def close(self) -> None:
@@ -140,11 +140,11 @@ class _Worker:
         job, target = self._job, self._job.sink.table(table)
         done: list[dict[str, Any]] = []
         started = time.time()
-        hit("file.before_write")
+        failpoint("file.before_write")
         place = f"{job.generation}/{job.group}/{job.attempt}/slice-{no:05d}-{uuid.uuid4().hex[:12]}"
         file = target.stage(place, self._rows(table, chunks, done))
         try:
-            hit("file.after_write")
+            failpoint("file.after_write")
             same_definition(self._connection, table, Position.from_json(done[-1]["hw"]))
             manifest = self._manifest(table, no, file, done) | {"began": round(started, 3)}
         except BaseException:
@@ -153,7 +153,7 @@ class _Worker:
         if not write_json_once(path, manifest):  # another copy was faster: its file is the slice
             target.discard(file)
             manifest = read_json(path)
-        hit("manifest.after_write")
+        failpoint("manifest.after_write")
         return manifest
 
     def _manifest(self, table: TableSchema, no: int, file: DataFile, done: list[dict[str, Any]]) -> dict[str, Any]:
@@ -211,16 +211,16 @@ class _Worker:
             server=self._job.lineage.server,
         )
 
-    def _backlog_of(self, table: TableSchema) -> Backlog:
+    def _backlog_of(self, table: TableSchema) -> WindowReader:
         from airflow_provider_cdc.mysql.places.lookback import look_back
-        from airflow_provider_cdc.mysql.snapshot.backlog import Backlog
+        from airflow_provider_cdc.mysql.snapshot.windows import WindowReader
 
         if self._backlog is None or self._backlog.table is not table:
             self._close_backlog()
             lineage = self._job.lineage
             texts = decoders(lambda: nullcontext(self._connection), [table])
             before = partial(look_back, self._job.connect_args, lineage.server, {table.id: table})
-            self._backlog = Backlog(self._open, table, lineage, before, texts)
+            self._backlog = WindowReader(self._open, table, lineage, before, texts)
         return self._backlog
 
     def _close_backlog(self) -> None:

@@ -17,7 +17,7 @@ from airflow_provider_cdc.core.offset import Lineage, Offset
 from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.core.schema import SEQ, TS, TableSchema
 from airflow_provider_cdc.exceptions import CdcError, TerminalError
-from airflow_provider_cdc.failpoints import hit
+from airflow_provider_cdc.failpoints import failpoint
 from airflow_provider_cdc.mysql.keys.ownership import uncovered
 from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.phases.context import Context
@@ -207,9 +207,9 @@ class Applier:
                 changes = self._staging.read(self._plan.tables[entry["table"]], entry["staged"])
                 stamps.append(changes[TS].cast(pa.int64()).to_numpy())
                 self._apply_table(entry["table"], changes, end_seq, entry.get("emptied"))
-            hit("progress.before_commit")
+            failpoint("progress.before_commit")
             self._progress.write(end, self.lineage, self.fence)
-            hit("progress.after_commit")
+            failpoint("progress.after_commit")
             self._at = end
         self._staging.discard(manifest["staged"])
         # Not below 0: the clocks of two machines differ.
@@ -264,9 +264,9 @@ class Applier:
         def due(markers: Markers) -> Change | None:
             return decide(markers) if (markers.get(self._marker) or 0) < reached else None
 
-        hit("table.before_commit")
+        failpoint("table.before_commit")
         target.commit(due, {self._marker: reached}, self.fence)
-        hit("table.after_commit")
+        failpoint("table.after_commit")
         if time.monotonic() - self._tidied[index] > _TIDY_SECONDS:
             target.tidy()
             self._tidied[index] = time.monotonic()

@@ -89,9 +89,9 @@ class PurgeWatch:
         self._oldest = files[0]
         # Somebody may purge by hand, once. What happens again is how this server is run.
         self.retention = Retention(configured.expire, min(self._early) if len(self._early) > 1 else None)
-        follower = files.index(self._at.file) + 1
-        if self._ended is None and follower < len(files):
-            self._ended = self._began(context, files[follower])
+        following = files.index(self._at.file) + 1
+        if self._ended is None and following < len(files):
+            self._ended = self._began(context, files[following])
         return self.retention.purge_in(clock, self._ended)
 
     def _began(self, context: Context, file: str) -> float | None:

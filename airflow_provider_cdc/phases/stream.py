@@ -32,7 +32,7 @@ from airflow_provider_cdc.mysql.places.failover import take_over
 from airflow_provider_cdc.mysql.places.resume import resume
 from airflow_provider_cdc.mysql.server.catalog import definition
 from airflow_provider_cdc.mysql.server.filters import filters, left_out
-from airflow_provider_cdc.mysql.server.identity import identity, status
+from airflow_provider_cdc.mysql.server.identity import binlog_end, identity
 from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.phases.apply import Applied, Applier, epoch_fence, highest_epoch
 from airflow_provider_cdc.phases.context import Context
@@ -161,7 +161,7 @@ def begin(context: Context, store: Store, *, catch_up: bool, log: str | None = N
                 marks = [seq for table in held for seq in table.high_watermarks]
                 if applier.lineage.seq(applier.at.at) < max(marks, default=0):
                     _same_files(context, applier, held)
-                now = status(connection)
+                now = binlog_end(connection)
                 end = applier.lineage.position(max([applier.lineage.seq(now), *marks]))
                 if now < end:
                     raise OtherHistoryError(
@@ -176,7 +176,7 @@ def begin(context: Context, store: Store, *, catch_up: bool, log: str | None = N
     slots = range(_FIRST_SLOT, _FIRST_SLOT + pipeline.stream.parallelism)
     job = StreamJob(
         connect_args=dict(context.connect_args),
-        scanner=(pipeline.server_id(0), pipeline.replica_uuid(0)),
+        planner=(pipeline.server_id(0), pipeline.replica_uuid(0)),
         readers=tuple((pipeline.server_id(slot), pipeline.replica_uuid(slot)) for slot in slots),
         lineage=applier.lineage,
         sink=context.sink,
@@ -246,11 +246,11 @@ def _fail_over(context: Context, store: Store, applier: Applier, connection: Con
 
 def run_in_process(epoch: Epoch) -> None:
     """Drive an epoch in this process, without Spark: for tests. Ends when caught up or stopped."""
-    with closing(epoch.job.make_scanner()) as scanner, _Life(epoch):
+    with closing(epoch.job.make_planner()) as planner, _Life(epoch):
         at = epoch.start
         epoch.publish()
         while not epoch.stop.is_set() and not epoch.reached:
-            ends = [at, *epoch.job.pieces(scanner, at)]
+            ends = [at, *epoch.job.pieces(planner, at)]
             if ends[-1] == at:
                 epoch.publish()
                 time.sleep(0.05)

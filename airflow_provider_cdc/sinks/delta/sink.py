@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from airflow_provider_cdc.core.schema import TableSchema
-from airflow_provider_cdc.sinks.delta.progress import Progress
+from airflow_provider_cdc.sinks.delta.resume_point import DeltaResumePoint
 from airflow_provider_cdc.sinks.delta.table import DeltaTarget
 from airflow_provider_cdc.sinks.layout import Layout
 from airflow_provider_cdc.sinks.protocol import Feature
@@ -33,9 +33,9 @@ class DeltaSink:
         """Folder in which the batches of an epoch wait."""
         return FileStaging(self._layout.epoch("staging", epoch))
 
-    def resume_point(self) -> Progress:
+    def resume_point(self) -> DeltaResumePoint:
         """The table ``_cdc_progress``."""
-        return Progress(self._layout.progress, self.pipeline)
+        return DeltaResumePoint(self._layout.progress, self.pipeline)
 
     @property
     def _layout(self) -> Layout:

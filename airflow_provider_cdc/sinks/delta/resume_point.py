@@ -30,8 +30,8 @@ _SCHEMA = pa.schema(
 _TIDY_EVERY = 200
 
 
-class Progress:
-    """The progress table of one pipeline: one row.
+class DeltaResumePoint:
+    """The resume point of one pipeline: a table with one row.
 
     :param path: its folder.
     :param pipeline: name of the pipeline.

@@ -12,7 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.exceptions import CdcError, OtherHistoryError, PurgedError
-from airflow_provider_cdc.failpoints import hit
+from airflow_provider_cdc.failpoints import failpoint
 from airflow_provider_cdc.mysql.places.resume import resume
 from airflow_provider_cdc.mysql.server.identity import same_server
 from airflow_provider_cdc.mysql.server.session import connect
@@ -64,7 +64,7 @@ def _begin_again(context: Context, store: Store) -> None:
     fence = epoch_fence(name, highest_epoch(name, written) + 1)
     for table in written:  # a stream that was taken for lost cannot write any more
         table.raise_fence(fence)
-    hit("again.after_fence")
+    failpoint("next_snapshot.after_fence")
     made = context.new_plan(plan.generation + 1)
     same_server(made.p0.server, lineage.server)
     # Numbers go on from those of the old snapshot: no marker that it has left is ahead of a new one.
@@ -77,9 +77,9 @@ def _begin_again(context: Context, store: Store) -> None:
         )
     path = layout.next_plan(made.generation)
     write_json_once(path, made.to_json())
-    hit("again.after_plan")
+    failpoint("next_snapshot.after_plan")
     write_json(layout.plan, read_json(path))
-    hit("again.after_switch")
+    failpoint("next_snapshot.after_switch")
     progress.forget_older(made.generation)
     left = sorted({t.label for t in plan.tables} - {t.label for t in made.tables})
     context.reporter.line(f"{why}: all tables are read again (snapshot {made.generation})")
