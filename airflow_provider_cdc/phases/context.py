@@ -24,8 +24,10 @@ from airflow_provider_cdc.mysql.snapshot.planner import make_plan
 from airflow_provider_cdc.phases.liveness import Watcher
 from airflow_provider_cdc.pipeline import Pipeline
 from airflow_provider_cdc.sinks.layout import Layout, make_private, read_plan, write_json_once
+from airflow_provider_cdc.sinks.registry import open_sink
 
 if TYPE_CHECKING:
+    from airflow_provider_cdc.sinks.protocol import Sink
     from airflow_provider_cdc.store import Store
 
 
@@ -91,6 +93,11 @@ class Context:
         """Paths in the sink."""
         return Layout(self.pipeline.sink.path, self.pipeline.name)
 
+    @property
+    def sink(self) -> Sink:
+        """The sink; its module is loaded now."""
+        return open_sink(self.pipeline.sink.kind, self.pipeline.sink.path, self.pipeline.name)
+
     def store(self) -> Store:
         """The bookkeeping database, created or brought up to date if needed."""
         from airflow_provider_cdc.store import Store  # SQLAlchemy: not for those that keep no books
@@ -128,9 +135,7 @@ class Context:
 
     def stand(self, plan: Plan) -> tuple[Offset, Lineage]:
         """The resume point and its lineage, by which everything is numbered now; P0 before the first batch."""
-        from airflow_provider_cdc.sinks.resume_point import ResumePoint  # deltalake: not for those that only look
-
-        return ResumePoint(self.layout.progress, plan.pipeline).stand() or (plan.p0, plan.lineage)
+        return self.sink.resume_point().stand() or (plan.p0, plan.lineage)
 
     def newest(self, plan: Plan) -> Plan:
         """The plan as it is now: itself, unless a table was planned again since it was read."""
@@ -196,11 +201,11 @@ class Context:
     def _refuse_lost_plan(self, plan: Plan) -> None:
         """Tables are made after the plan is written: one that is there already has rows that no plan accounts for."""
         for table in plan.tables:
-            folder = self.layout.table(table)
+            target = self.sink.table(table)
             # Looked for again: a process that began at the same time may have written it, and made the table then.
-            if (folder / "_delta_log").exists() and not self.layout.plan.exists():
+            if target.exists() and not self.layout.plan.exists():
                 raise NotReadyError(
-                    f"there is a Delta table at {folder}, but no plan at {self.layout.plan}",
+                    f"there is a {target.name}, but no plan at {self.layout.plan}",
                     "Restore the plan, or start with a fresh sink.path (or remove the table)",
                 )
 

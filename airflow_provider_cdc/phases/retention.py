@@ -33,7 +33,6 @@ from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.progress import group_progress, snapshot_progress
 from airflow_provider_cdc.sinks.notes import Notes
-from airflow_provider_cdc.sinks.resume_point import ResumePoint
 
 if TYPE_CHECKING:
     from airflow_provider_cdc.store import Store
@@ -178,7 +177,7 @@ class RetentionGuard:
 
     def __enter__(self) -> Self:
         # Once a stream has begun it needs nothing of the beginning any more.
-        if ResumePoint(self._context.layout.progress, self._plan.pipeline).read() is None:
+        if self._context.sink.resume_point().read() is None:
             self.look()
             self._thread.start()
         return self

@@ -27,6 +27,7 @@ from airflow_provider_cdc.exceptions import (
     TransientError,
     kind_of,
 )
+from airflow_provider_cdc.jobs.batches import StreamJob, together
 from airflow_provider_cdc.mysql.places.binlog_files import with_beginning
 from airflow_provider_cdc.mysql.places.failover import take_over
 from airflow_provider_cdc.mysql.places.resume import resume
@@ -36,14 +37,12 @@ from airflow_provider_cdc.mysql.server.identity import binlog_end, identity
 from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.phases.apply import Applied, Applier, epoch_fence, highest_epoch
 from airflow_provider_cdc.phases.context import Context
-from airflow_provider_cdc.phases.groups import Coverage
+from airflow_provider_cdc.phases.groups import Coverage, coverage, targets
 from airflow_provider_cdc.phases.liveness import Heart, whoami
 from airflow_provider_cdc.phases.reread import publish_staged
 from airflow_provider_cdc.phases.restarts import note_restart
-from airflow_provider_cdc.phases.snapshot import adopt_published, coverage, targets
+from airflow_provider_cdc.phases.snapshot import adopt_published
 from airflow_provider_cdc.processes import machine
-from airflow_provider_cdc.sinks.resume_point import ResumePoint
-from airflow_provider_cdc.spark.stage import StreamJob, together
 from airflow_provider_cdc.store import Segment, Store
 
 if TYPE_CHECKING:
@@ -138,9 +137,9 @@ def begin(context: Context, store: Store, *, catch_up: bool, log: str | None = N
         )
     adopt_published(context, store, plan)
     note_restart(context, store)
-    progress = ResumePoint(context.layout.progress, pipeline.name)
+    progress = context.sink.resume_point()
     progress.create()
-    guarded = [*tables, progress.target]
+    guarded = [*tables, progress]
     highest = highest_epoch(pipeline.name, guarded)
     details: dict[str, str | None] = {"mode": "catch_up" if catch_up else "continuous", "log": log, "ui": ui}
     details["machine"] = machine() or None
@@ -170,14 +169,15 @@ def begin(context: Context, store: Store, *, catch_up: bool, log: str | None = N
     except CdcError as error:
         store.end_stream(pipeline.name, number, "failed", str(error), kind_of(error))
         raise
-    for kind in ("checkpoint", "staging"):
-        # Epochs before this one are fenced: nothing of theirs is needed any more.
-        shutil.rmtree(context.layout.epoch(kind, number).parent, ignore_errors=True)
+    # Epochs before this one are fenced: nothing of theirs is needed any more.
+    shutil.rmtree(context.layout.epoch("checkpoint", number).parent, ignore_errors=True)
+    context.sink.staging(number).clear()
     job = StreamJob(
         connect_args=dict(context.connect_args),
         planner=pipeline.replica(slots.STREAM),
         readers=tuple(map(pipeline.replica, slots.batch_readers(pipeline.stream.parallelism))),
         lineage=applier.lineage,
+        sink=context.sink,
         root=str(context.layout.root),
         pipeline=pipeline.name,
         epoch=number,
