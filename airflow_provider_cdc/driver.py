@@ -30,7 +30,7 @@ from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.pipeline import Pipeline
 from airflow_provider_cdc.processes import keep_small, kill_session
 from airflow_provider_cdc.progress_bar import Lines
-from airflow_provider_cdc.sinks.layout import write_json
+from airflow_provider_cdc.sinks.storage import LocalStorage, write_json
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -124,7 +124,7 @@ def main() -> int:
     try:
         context = Context.of(Pipeline.from_dict(request.pipeline), Lines(), _finder(known))
         outcome = _stream(context, request) if request.group is None else _group(context, request)
-        write_json(Path(request.result), {"outcome": outcome})
+        _write_result(request, {"outcome": outcome})
         return 0
     except CdcError as error:
         failure = {"kind": kind_of(error), "message": error.message, "remedy": error.remedy}
@@ -139,8 +139,14 @@ def main() -> int:
         code = 1
     failure = {key: scrub(text, secrets) for key, text in failure.items()}
     print(f"error: {failure['message']}. {failure['remedy']}", file=sys.stderr, flush=True)
-    write_json(Path(request.result), {"error": failure})
+    _write_result(request, {"error": failure})
     return code
+
+
+def _write_result(request: Request, value: dict[str, Any]) -> None:
+    """Hand the result to the task, which is on this host: the file has nothing to do with the sink."""
+    path = Path(request.result)
+    write_json(LocalStorage(path.parent), path.name, value)
 
 
 def _finder(known: dict[str, Connection]) -> Callable[[str], Connection]:

@@ -140,9 +140,9 @@ def outcome_of(result: Path, code: int) -> dict[str, Any]:
     :raises CdcError: as the driver itself raised it.
     :raises UnexpectedError: if it was killed, or failed in an unexpected way.
     """
-    from airflow_provider_cdc.sinks.layout import read_json
+    from airflow_provider_cdc.sinks.storage import LocalStorage, read_json
 
-    found = read_json(result)
+    found = read_json(LocalStorage(result.parent), result.name)
     if found is None:
         how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
         raise UnexpectedError(

@@ -35,7 +35,8 @@ from airflow_provider_cdc.mysql.binlog.walk.walker import NEVER, Walker
 from airflow_provider_cdc.mysql.server.catalog import read_schema
 from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.sinks.delta.sink import DeltaSink
-from airflow_provider_cdc.sinks.layout import Layout, write_json
+from airflow_provider_cdc.sinks.layout import Layout
+from airflow_provider_cdc.sinks.storage import storage_at, write_json
 from bench import debezium
 from tests.support.packages import find_mysql
 from tests.support.servers import MySQLServer
@@ -80,10 +81,11 @@ def staged(server: MySQLServer, stretch: Stretch, pool: ProcessPoolExecutor) -> 
     with tempfile.TemporaryDirectory() as folder:
         start = Offset(str(uuid), low, "")
         plan = Plan("bench", 1, start, Lineage(str(uuid), low.file), (), tuple(captured.values()), ())
-        write_json(Layout(folder, "bench").plan, plan.to_json())
+        storage = storage_at(folder)
+        write_json(storage, Layout("bench").plan, plan.to_json())
         replicas = tuple((77_000_003 + i, str(uuid4())) for i in range(3))
         source, sink = server.connect_args(), DeltaSink(folder, "bench")
-        job = StreamJob(source, replicas[0], replicas[1:], plan.lineage, sink, folder, "bench", 1, 256 << 20, NEVER)
+        job = StreamJob(source, replicas[0], replicas[1:], plan.lineage, sink, storage, "bench", 1, 256 << 20, NEVER)
         with contextlib.closing(job.make_planner()) as planner:
             middle = planner.advance(start, (high.position - low.position) // 2)
         began = time.monotonic()

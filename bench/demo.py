@@ -175,7 +175,8 @@ class Demo:
                     stack.callback(command.close)
                     command.start()
                     command.wait(
-                        shop.layout.progress.exists, lambda s: s["snapshot"]["complete"] and s["phase"] == "streaming"
+                        shop.sink.resume_point().exists,
+                        lambda s: s["snapshot"]["complete"] and s["phase"] == "streaming",
                     )
                 with phase("catch-up", "The snapshot is complete; the stream takes what was written meanwhile"):
                     for _ in range(2):  # the second time for what came during the first

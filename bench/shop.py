@@ -11,8 +11,8 @@ from typing import Any
 from rich.table import Table
 
 from airflow_provider_cdc.core.offset import Position
-from airflow_provider_cdc.sinks.delta.resume_point import DeltaResumePoint
-from airflow_provider_cdc.sinks.layout import Layout
+from airflow_provider_cdc.sinks.delta.sink import DeltaSink
+from airflow_provider_cdc.sinks.layout import LocalFiles
 from airflow_provider_cdc.store import Store
 from bench.screen import DemoFailed, Screen
 from tests.support.oracle import check_ledger, compare_all
@@ -34,7 +34,7 @@ class Shop:
     def __init__(self, screen: Screen, lake: Path, pipeline: str, customers: int, rate: float) -> None:
         self.screen, self.lake, self.pipeline = screen, lake, pipeline
         self.customers, self.rate = customers, rate
-        self.layout = Layout(lake, pipeline)
+        self.sink = DeltaSink(str(lake), pipeline)
         self.server = MySQLServer()
 
     def open(self, stack: ExitStack) -> dict[str, str]:
@@ -67,12 +67,12 @@ class Shop:
 
     def applied(self, end: Position) -> bool:
         """Whether the lake has everything up to a position."""
-        offset = DeltaResumePoint(self.layout.progress, self.pipeline).read()
+        offset = self.sink.resume_point().read()
         return offset is not None and end <= offset.at
 
     def store(self) -> Store:
         """The bookkeeping."""
-        return Store.open(f"sqlite:///{self.layout.bookkeeping}", migrate=False)
+        return Store.open(f"sqlite:///{LocalFiles.of(self.lake, self.pipeline).bookkeeping}", migrate=False)
 
     def rows(self, table: str) -> int:
         return int(self.server.execute(f"SELECT COUNT(*) FROM {DATABASE}.{table}")[0][0])

@@ -23,6 +23,7 @@ from airflow_provider_cdc.mysql.server.charsets import decoders
 from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.sinks.layout import Layout, read_plan
 from airflow_provider_cdc.sinks.protocol import ChangeWriter, Sink, Staging
+from airflow_provider_cdc.sinks.storage import Storage
 
 if TYPE_CHECKING:
     from airflow_provider_cdc.mysql.stream.batches import BatchPlanner
@@ -40,7 +41,7 @@ class StreamJob:
     :param readers: the same of each task that reads a piece of a batch.
     :param lineage: numbers the transactions of the server that is read.
     :param sink: where the changes are staged.
-    :param root: ``sink.path``, where the plan is.
+    :param storage: where the plan is.
     :param pipeline: name of the pipeline.
     :param epoch: epoch of the stream.
     :param max_batch_bytes: soft limit of a batch in bytes of binlog.
@@ -54,7 +55,7 @@ class StreamJob:
     readers: tuple[tuple[int, str], ...]
     lineage: Lineage
     sink: Sink
-    root: str
+    storage: Storage
     pipeline: str
     epoch: int
     max_batch_bytes: int
@@ -64,7 +65,7 @@ class StreamJob:
 
     def plan(self) -> Plan:
         """The plan in the sink."""
-        plan = read_plan(Layout(self.root, self.pipeline))
+        plan = read_plan(self.storage, Layout(self.pipeline))
         assert plan is not None  # no phase begins without one
         return plan.with_zero_dates(self.zero_dates)
 

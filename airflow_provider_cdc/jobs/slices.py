@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_cdc.core.limits import Limits
@@ -30,9 +29,10 @@ from airflow_provider_cdc.mysql.server.charsets import decoders
 from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.mysql.server.throttle import Throttle
 from airflow_provider_cdc.sinks.files import DataFile
-from airflow_provider_cdc.sinks.layout import Layout, read_json, write_json_once
+from airflow_provider_cdc.sinks.layout import Layout
 from airflow_provider_cdc.sinks.notes import Notes
 from airflow_provider_cdc.sinks.protocol import Sink
+from airflow_provider_cdc.sinks.storage import Storage, read_json, write_json_once
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -51,7 +51,7 @@ class SnapshotJob:
     :param replicas: for each worker (server id, replica uuid) of each copy of its task that may be at work at the same
         time.
     :param sink: where the rows go.
-    :param root: ``sink.path``, where plan and manifests are.
+    :param storage: where plan and manifests are.
     :param pipeline: name of the pipeline.
     :param generation: number of the snapshot.
     :param group: number of the chunk group.
@@ -66,7 +66,7 @@ class SnapshotJob:
     connect_args: dict[str, Any]
     replicas: tuple[tuple[tuple[int, str], ...], ...]
     sink: Sink
-    root: str
+    storage: Storage
     pipeline: str
     generation: int
     group: int
@@ -88,10 +88,9 @@ class SnapshotJob:
             for no in self.missing[worker :: len(self.replicas)]:
                 yield reader.slice(no)
 
-    def manifest(self, table: TableSchema, no: int) -> Path:
-        """Where the manifest of a slice stands when it is finished."""
-        folder = Layout(self.root, self.pipeline).files(table, self.generation, self.group)
-        return folder / str(self.attempt) / f"slice-{no:05d}.json"
+    def manifest(self, table: TableSchema, no: int) -> str:
+        """Name of the manifest of a slice, which is there when the slice is finished."""
+        return Layout(self.pipeline).slice(table, self.generation, self.group, self.attempt, no)
 
 
 class _Worker:
@@ -105,16 +104,17 @@ class _Worker:
         from airflow_provider_cdc.mysql.snapshot.keyless import pieces
 
         self._pieces = pieces
-        layout = Layout(job.root, job.pipeline)
+        layout, storage = Layout(job.pipeline), job.storage
         copies = job.replicas[worker]
         self._job, self._replica = job, copies[copy % len(copies)]
-        self._plan = Plan.from_json(read_json(layout.share(job.generation, job.group))).with_zero_dates(job.zero_dates)
+        share = read_json(storage, layout.share(job.generation, job.group))
+        self._plan = Plan.from_json(share).with_zero_dates(job.zero_dates)
         self._slices = slices(self._plan.chunks)
-        notes = Notes(layout.notes(job.generation, job.group, job.attempt))
+        notes = Notes(storage, layout.notes(job.generation, job.group, job.attempt))
         self._stopped = notes.check
         self._connection = connect(job.connect_args)
-        share = job.limits.share(len(job.replicas))
-        self._throttle = Throttle(self._connection, share, lambda why: notes.pause(worker, why))
+        limits = job.limits.share(len(job.replicas))
+        self._throttle = Throttle(self._connection, limits, lambda why: notes.pause(worker, why))
         self._marks = watermarks(self._connection, job.lineage.server)
         self._backlog: WindowReader | None = None
         self._begun: dict[str, int] = {}
@@ -128,13 +128,13 @@ class _Worker:
         """Manifest of a slice, which is read unless another copy has finished it."""
         chunks = self._slices[no]
         table = self._plan.tables[chunks[0].table]
-        path = self._job.manifest(table, no)
-        found: dict[str, Any] | None = read_json(path)
+        name = self._job.manifest(table, no)
+        found: dict[str, Any] | None = read_json(self._job.storage, name)
         if found is None:
-            found = self._read(table, no, chunks, path)
+            found = self._read(table, no, chunks, name)
         return found
 
-    def _read(self, table: TableSchema, no: int, chunks: Sequence[Chunk], path: Path) -> dict[str, Any]:
+    def _read(self, table: TableSchema, no: int, chunks: Sequence[Chunk], name: str) -> dict[str, Any]:
         job, target = self._job, self._job.sink.table(table)
         done: list[dict[str, Any]] = []
         started = time.time()
@@ -148,9 +148,9 @@ class _Worker:
         except BaseException:
             target.discard(file)
             raise
-        if not write_json_once(path, manifest):  # another copy was faster: its file is the slice
+        if not write_json_once(job.storage, name, manifest):  # another copy was faster: its file is the slice
             target.discard(file)
-            manifest = read_json(path)
+            manifest = read_json(job.storage, name)
         failpoint("manifest.after_write")
         return manifest
 

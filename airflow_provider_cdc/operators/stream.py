@@ -322,7 +322,7 @@ class CdcStreamOperator(PipelineOperator):
         """
         from airflow_provider_cdc.launch import detach, new_log, outcome_of, release, result_of
 
-        log = new_log(work.layout.private / "logs")
+        log = new_log(work.local.logs)
         request = request_of(
             work.pipeline,
             result=str(result_of(log)),
@@ -372,7 +372,7 @@ class CdcStreamOperator(PipelineOperator):
                 epoch=epoch,
                 found=found,
                 state_conn_id=work.pipeline.state.conn_id,
-                state_path=str(work.layout.bookkeeping),
+                state_path=str(work.local.bookkeeping),
                 supervisor=task_label(context),
                 poll_seconds=self.poll_seconds,
             ),

@@ -22,7 +22,6 @@ from airflow_provider_cdc.mysql.keys.ownership import uncovered
 from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.groups import Coverage
-from airflow_provider_cdc.sinks.layout import read_json, write_json
 from airflow_provider_cdc.sinks.protocol import (
     Change,
     Counted,
@@ -35,6 +34,7 @@ from airflow_provider_cdc.sinks.protocol import (
     SinkTable,
     Upserted,
 )
+from airflow_provider_cdc.sinks.storage import read_json, write_json
 
 #: How often a table is tidied, in seconds.
 _TIDY_SECONDS = 600
@@ -118,7 +118,7 @@ class Applier:
         self.fence = epoch_fence(plan.pipeline, epoch)
         self._marker = stream_marker(plan.pipeline)
         self._at, self.lineage = context.stand(plan)
-        self._said: dict[str, Any] = read_json(context.layout.batch) or {"seq": 0}
+        self._said: dict[str, Any] = read_json(context.storage, context.layout.batch) or {"seq": 0}
         self._tidied = [time.monotonic()] * len(tables)
 
     @property
@@ -202,7 +202,7 @@ class Applier:
             if manifest["tables"] and end_seq > self._said["seq"]:
                 # So that it is known, whatever happens, which transactions a table may hold.
                 self._said = {"seq": end_seq, "end": end.to_json()}
-                write_json(self._context.layout.batch, self._said)
+                write_json(self._context.storage, self._context.layout.batch, self._said)
             for entry in manifest["tables"]:
                 changes = self._staging.read(self._plan.tables[entry["table"]], entry["staged"])
                 stamps.append(changes[TS].cast(pa.int64()).to_numpy())

@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Self
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -24,8 +23,7 @@ from airflow_provider_cdc.exceptions import CdcError, TransientError
 from airflow_provider_cdc.failpoints import failpoint
 from airflow_provider_cdc.phases.groups import Group, TaskRequest, chunk_rows, results
 from airflow_provider_cdc.processes import died_here, machine, start_time
-from airflow_provider_cdc.sinks.layout import read_json
-from airflow_provider_cdc.sinks.notes import Notes
+from airflow_provider_cdc.sinks.storage import read_json
 from airflow_provider_cdc.store import GroupRow, Store
 
 _POLL_SECONDS = 0.5
@@ -52,10 +50,10 @@ class Claim:
         if published is not None:
             # What an earlier try of the same request has read already counts; what was asked for before it does not.
             self.above = max(group.markers().values()) if before.state == "rereading" else attempt - 1
-        self._seen: set[Path] = set()
+        self._seen: set[str] = set()
         self._began = time.monotonic()
         self._progress = ChunkProgress(f"group {group.plan.label(group.chunks)}", 0, len(group.chunks), 0)
-        self._notes = Notes(group.context.layout.notes(group.plan.generation, group.number, attempt))
+        self._notes = group.notes(attempt)
         self._looking = threading.Lock()
         self._taken, self._stop = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._loop, name="group-claim", daemon=True)
@@ -99,9 +97,9 @@ class Claim:
     def look(self) -> None:
         """Tell bookkeeping and reporter of the files that were finished since the last look."""
         with self._looking:
-            fresh = [path for path in self._group.sidecars(self.attempt - 1) if path not in self._seen]
-            self._seen.update(fresh)
-            self._tell((int(path.parent.name), read_json(path)) for path in fresh)
+            fresh = [found for found in self._group.finished_slices(self.attempt - 1) if found[1] not in self._seen]
+            self._seen.update(name for _, name in fresh)
+            self._tell((attempt, read_json(self._group.context.storage, name)) for attempt, name in fresh)
 
     def _tell(self, files: Iterable[tuple[int, dict[str, Any]]]) -> None:
         fresh: list[dict[str, Any]] = []

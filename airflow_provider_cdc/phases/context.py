@@ -23,8 +23,9 @@ from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.mysql.snapshot.planner import make_plan
 from airflow_provider_cdc.phases.liveness import Watcher
 from airflow_provider_cdc.pipeline import Pipeline
-from airflow_provider_cdc.sinks.layout import Layout, make_private, read_plan, write_json_once
+from airflow_provider_cdc.sinks.layout import Layout, LocalFiles, amendments_of, read_plan
 from airflow_provider_cdc.sinks.registry import open_sink
+from airflow_provider_cdc.sinks.storage import Storage, storage_at, write_json_once
 
 if TYPE_CHECKING:
     from airflow_provider_cdc.sinks.protocol import Sink
@@ -90,8 +91,18 @@ class Context:
 
     @property
     def layout(self) -> Layout:
-        """Paths in the sink."""
-        return Layout(self.pipeline.sink.path, self.pipeline.name)
+        """Names in the sink's storage."""
+        return Layout(self.pipeline.name)
+
+    @property
+    def storage(self) -> Storage:
+        """Where plan, manifests, notes and staged batches lie."""
+        return storage_at(self.pipeline.sink.path)
+
+    @property
+    def local(self) -> LocalFiles:
+        """What is kept on this host."""
+        return LocalFiles.of(self.pipeline.sink.path, self.pipeline.name)
 
     @property
     def sink(self) -> Sink:
@@ -104,15 +115,15 @@ class Context:
 
         if self.store_url is not None:
             return Store.open(self.store_url, migrate=True)
-        make_private(self.layout)
-        return Store.open(f"sqlite:///{self.layout.bookkeeping}", migrate=True)
+        self.local.make()
+        return Store.open(f"sqlite:///{self.local.bookkeeping}", migrate=True)
 
     def load_plan(self) -> Plan | None:
         """The plan in the sink, which is the one that counts; ``None`` if there is none yet.
 
         :raises NotReadyError: if the pipeline captures other tables than it was planned with.
         """
-        found = read_plan(self.layout)
+        found = read_plan(self.storage, self.layout)
         if found is None:
             return None
         plan = found.with_zero_dates(self.pipeline.source.zero_dates)
@@ -139,8 +150,8 @@ class Context:
 
     def newest(self, plan: Plan) -> Plan:
         """The plan as it is now: itself, unless a table was planned again since it was read."""
-        amended = self.layout.amendment(plan.generation, 0, 0).parent.glob("*.json")
-        return plan if len([*amended]) == sum(table.revision for table in plan.tables) else self.need_plan()
+        amended = amendments_of(self.storage, self.layout, plan.generation)
+        return plan if len(amended) == sum(table.revision for table in plan.tables) else self.need_plan()
 
     def need_plan(self) -> Plan:
         """The plan in the sink.
@@ -150,7 +161,7 @@ class Context:
         plan = self.load_plan()
         if plan is None:
             raise NotReadyError(
-                f"pipeline {self.pipeline.name} has no snapshot in {self.layout.root}",
+                f"pipeline {self.pipeline.name} has no snapshot in {self.storage.location()}",
                 "Run `airflow-cdc snapshot` (or `airflow-cdc run`) first",
             )
         return plan
@@ -188,8 +199,8 @@ class Context:
             newest = store.snapshot(self.pipeline.name)
             plan = self.new_plan(1 if newest is None else newest.generation + 1)
             self._refuse_lost_plan(plan)
-            make_private(self.layout)
-            if not write_json_once(self.layout.plan, plan.to_json()):
+            self.storage.make_private(self.layout.private)  # it holds bounds of keys
+            if not write_json_once(self.storage, self.layout.plan, plan.to_json()):
                 return self.ensure_plan(store)  # another process was faster: its plan counts
             made = f"{len(plan.chunks)} chunks in {len(plan.groups())} groups"
             made = made if plan.start == SNAPSHOT else f"no snapshot, start at {start_text(plan.start)}"
@@ -203,9 +214,9 @@ class Context:
         for table in plan.tables:
             target = self.sink.table(table)
             # Looked for again: a process that began at the same time may have written it, and made the table then.
-            if target.exists() and not self.layout.plan.exists():
+            if target.exists() and self.storage.read(self.layout.plan) is None:
                 raise NotReadyError(
-                    f"there is a {target.name}, but no plan at {self.layout.plan}",
+                    f"there is a {target.name}, but no plan at {self.storage.location(self.layout.plan)}",
                     "Restore the plan, or start with a fresh sink.path (or remove the table)",
                 )
 

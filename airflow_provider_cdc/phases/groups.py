@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from airflow_provider_cdc.core.offset import Lineage, Offset, Position
@@ -14,11 +14,15 @@ from airflow_provider_cdc.exceptions import TerminalError
 from airflow_provider_cdc.failpoints import failpoint
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.sinks.files import DataFile
-from airflow_provider_cdc.sinks.layout import read_json, whole_json, write_json, write_json_once
-from airflow_provider_cdc.sinks.protocol import Fence, SinkTable
+from airflow_provider_cdc.sinks.notes import Notes
+from airflow_provider_cdc.sinks.protocol import Fence, Markers, Published, SinkTable
+from airflow_provider_cdc.sinks.storage import read_json, read_whole_json, write_json, write_json_once
 
 if TYPE_CHECKING:
     from airflow_provider_cdc.store import ChunkResult, Store
+
+#: Names of manifests: that of an attempt in the group's folder, and that of a slice.
+_ATTEMPT, _SLICE = re.compile(r"attempt-(\d+)\.json"), re.compile(r"/slice-\d+\.json$")
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,7 @@ def coverage(context: Context, plan: Plan, tables: Sequence[SinkTable]) -> list[
     files: list[set[tuple[int, str, int]]] = [set() for _ in tables]
     for group, attempts in won.items():
         for attempt, concerned in attempts.items():
-            for manifest in read_manifest(context, plan, group, attempt):
+            for manifest in Group(context, plan, group).manifest(attempt):
                 if manifest["table"] in concerned:
                     rows[manifest["table"]] += manifest["file"]["rows"]
                     segment = numbering(plan, manifest)
@@ -122,33 +126,6 @@ def numbering(plan: Plan, entry: Mapping[str, Any]) -> Lineage:
 def since_of(plan: Plan, entry: Mapping[str, Any]) -> Offset:
     """The resume point before the file of a manifest's entry was read: what it lacks stands behind it."""
     return Offset.from_json(entry["since"]) if "since" in entry else plan.p0
-
-
-def read_manifest(context: Context, plan: Plan, group: int, attempt: int) -> list[dict[str, Any]]:
-    """Manifest of an attempt that is published or staged: one entry a file.
-
-    :raises TerminalError: if it is missing.
-    """
-    path = context.layout.attempt(plan.generation, group, attempt)
-    listed: list[dict[str, Any]] | None = read_json(path)
-    if listed is None:
-        raise TerminalError(
-            f"the manifest {path} of a published chunk group is missing",
-            "Restore it, or start with a fresh sink.path (or remove the old one)",
-        )
-    return listed
-
-
-def write_manifest(
-    context: Context, plan: Plan, group: int, attempt: int, manifests: Sequence[dict[str, Any]]
-) -> list[dict[str, Any]]:
-    """Write the manifest of an attempt, once: two that were given the same number publish the same files.
-
-    :param manifests: one entry a file.
-    :returns: what stands.
-    """
-    write_json_once(context.layout.attempt(plan.generation, group, attempt), manifests)
-    return read_manifest(context, plan, group, attempt)
 
 
 @dataclass(frozen=True)
@@ -220,43 +197,95 @@ class Group:
 
     def newest_attempt(self) -> int:
         """Highest attempt that left anything: a lost bookkeeping database must not count from 1 again."""
-        layout, plan = self.context.layout, self.plan
-        folders = [layout.files(plan.tables[i], plan.generation, self.number) for i in self.tables]
-        numbers = [int(p.name) for folder in folders for p in folder.glob("*") if p.name.isdigit()]
-        return max([*numbers, *(int(p.stem.removeprefix("attempt-")) for p in self._manifests())], default=0)
+        return max([*self._complete(), *(attempt for attempt, _ in self._left())], default=0)
 
     def has_manifest(self) -> bool:
         """Whether an attempt was complete, so that it may have been published."""
-        return any(True for _ in self._manifests())
+        return any(True for _ in self._complete())
 
-    def _manifests(self) -> Iterator[Path]:
-        return self.context.layout.group(self.plan.generation, self.number).glob("attempt-*.json")
+    def _complete(self) -> Iterator[int]:
+        """Attempts that have a manifest."""
+        folder = self.context.layout.group(self.plan.generation, self.number)
+        for name, _ in self.context.storage.list(folder):
+            if found := _ATTEMPT.fullmatch(name.removeprefix(f"{folder}/")):
+                yield int(found[1])
+
+    def _left(self) -> Iterator[tuple[int, str]]:
+        """What attempts have left in the folders of tables: attempt and name of each file."""
+        layout, plan = self.context.layout, self.plan
+        for folder in (layout.slices(plan.tables[i], plan.generation, self.number) for i in self.tables):
+            for name, _ in self.context.storage.list(folder):
+                attempt = name.removeprefix(f"{folder}/").partition("/")[0]
+                if attempt.isdigit():
+                    yield int(attempt), name
+
+    def manifest(self, attempt: int) -> list[dict[str, Any]]:
+        """Manifest of an attempt that is published or staged: one entry a file.
+
+        :raises TerminalError: if it is missing.
+        """
+        name = self.context.layout.attempt(self.plan.generation, self.number, attempt)
+        listed: list[dict[str, Any]] | None = read_json(self.context.storage, name)
+        if listed is None:
+            raise TerminalError(
+                f"the manifest {self.context.storage.location(name)} of a published chunk group is missing",
+                "Restore it, or start with a fresh sink.path (or remove the old one)",
+            )
+        return listed
+
+    def write_manifest(self, attempt: int, entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Write the manifest of an attempt, once: two that were given the same number publish the same files.
+
+        :param entries: one a file.
+        :returns: what stands.
+        """
+        name = self.context.layout.attempt(self.plan.generation, self.number, attempt)
+        write_json_once(self.context.storage, name, entries)
+        return self.manifest(attempt)
+
+    def publish(self, attempt: int, entries: Sequence[dict[str, Any]]) -> None:
+        """Write an attempt's manifest, then one commit a table. The first attempt whose marker stands has won.
+
+        :param entries: of the manifest, one a file.
+        """
+        entries = self.write_manifest(attempt, entries)
+        for index in sorted({entry["table"] for entry in entries}):
+            files = [DataFile(**entry["file"]) for entry in entries if entry["table"] == index]
+
+            def decide(markers: Markers, files: list[DataFile] = files) -> Published | None:
+                return Published(files) if markers.get(self.marker) is None else None
+
+            failpoint("group.before_commit")
+            self.tables[index].commit(decide, {self.marker: attempt}, generation_fence(self.plan, index))
+            failpoint("group.after_commit")
+
+    def notes(self, attempt: int) -> Notes:
+        """The notes between driver and readers of an attempt."""
+        layout = self.context.layout
+        return Notes(self.context.storage, layout.notes(self.plan.generation, self.number, attempt))
 
     def finished_before(self, request: TaskRequest) -> bool | None:
         """Whether the group was finished for this request already, rather than for an earlier one of the same task.
 
         :returns: ``None`` if it was never finished for the task.
         """
-        found = whole_json(self._request(request))
+        found = read_whole_json(self.context.storage, self._request(request))
         return None if found is None else found["request"] == request.number
 
     def note_finished(self, request: TaskRequest | None) -> None:
         """Write down that the group is finished for a request: in the sink, since the bookkeeping may be lost."""
         if request is not None and not self.finished_before(request):
-            write_json(self._request(request), {"task": request.task, "request": request.number})
+            write_json(self.context.storage, self._request(request), {"task": request.task, "request": request.number})
 
-    def _request(self, request: TaskRequest) -> Path:
+    def _request(self, request: TaskRequest) -> str:
         return self.context.layout.request(self.plan.generation, self.number, request.task)
 
-    def sidecars(self, above: int = 0) -> list[Path]:
-        """Manifests of finished slices.
+    def finished_slices(self, above: int = 0) -> list[tuple[int, str]]:
+        """Attempt and name of the manifest of each finished slice.
 
         :param above: only of attempts above this one.
         """
-        layout, plan = self.context.layout, self.plan
-        folders = [layout.files(plan.tables[i], plan.generation, self.number) for i in self.tables]
-        found = [path for folder in folders for path in folder.glob("*/slice-*.json")]
-        return sorted(path for path in found if int(path.parent.name) > above)
+        return sorted((attempt, name) for attempt, name in self._left() if attempt > above and _SLICE.search(name))
 
     def finished(self, above: int = 0) -> dict[int, tuple[int, dict[str, Any]]]:
         """Attempt and manifest of finished slices by number; a later attempt's stands before an earlier one's.
@@ -264,8 +293,8 @@ class Group:
         :param above: only of attempts above this one.
         """
         found: dict[int, tuple[int, dict[str, Any]]] = {}
-        for path in self.sidecars(above):
-            manifest, attempt = whole_json(path), int(path.parent.name)
+        for attempt, name in self.finished_slices(above):
+            manifest = read_whole_json(self.context.storage, name)
             no = manifest["slice"] if manifest and self._is_whole(manifest) else None
             if no is not None and attempt >= found.get(no, (0, {}))[0]:
                 found[no] = attempt, manifest
@@ -295,7 +324,7 @@ class Group:
         listed = [
             (attempt, entry)
             for attempt in set(attempts.values())
-            for entry in read_manifest(self.context, self.plan, self.number, attempt)
+            for entry in self.manifest(attempt)
             if attempts.get(entry["table"]) == attempt
         ]
         chunks = tuple(row for attempt, entry in listed for row in chunk_rows(attempt, entry))

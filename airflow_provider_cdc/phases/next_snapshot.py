@@ -20,8 +20,8 @@ from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.phases.apply import epoch_fence, highest_epoch, stream_marker
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.groups import targets
-from airflow_provider_cdc.sinks.layout import read_json, write_json, write_json_once
 from airflow_provider_cdc.sinks.protocol import Fenced
+from airflow_provider_cdc.sinks.storage import read_json, write_json, write_json_once
 from airflow_provider_cdc.store import Store
 
 
@@ -76,10 +76,10 @@ def _begin_again(context: Context, store: Store) -> None:
         raise OtherHistoryError(
             f"the binlog of the server ends at {made.p0.at}, and was read up to {lineage.position(read)}"
         )
-    path = layout.next_plan(made.generation)
-    write_json_once(path, made.to_json())
+    name_of_plan = layout.next_plan(made.generation)
+    write_json_once(context.storage, name_of_plan, made.to_json())
     failpoint("next_snapshot.after_plan")
-    write_json(layout.plan, read_json(path))
+    write_json(context.storage, layout.plan, read_json(context.storage, name_of_plan))
     failpoint("next_snapshot.after_switch")
     progress.forget_older(made.generation)
     left = sorted({t.label for t in plan.tables} - {t.label for t in made.tables})

@@ -13,7 +13,6 @@ from airflow_provider_cdc.core.progress import ChunkProgress, active_seconds
 from airflow_provider_cdc.core.supervision import LOST_SECONDS
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.groups import Group
-from airflow_provider_cdc.sinks.notes import Notes
 
 if TYPE_CHECKING:
     from airflow_provider_cdc.store import GroupRow, Store
@@ -26,7 +25,7 @@ def group_progress(context: Context, store: Store, plan: Plan) -> list[tuple[Gro
     found, moment = [], datetime.now(UTC)
     for group in store.groups(plan.pipeline, plan.generation):
         count, interval = counted[group.group_no], _interval(group)
-        notes = Notes(context.layout.notes(plan.generation, group.group_no, group.attempt))
+        notes = Group(context, plan, group.group_no).notes(group.attempt)
         progress = ChunkProgress(
             f"group {labels[group.group_no]}",
             count.done,

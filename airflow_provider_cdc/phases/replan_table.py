@@ -14,7 +14,7 @@ from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.mysql.snapshot.planner import make_amendment
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.groups import group_marker
-from airflow_provider_cdc.sinks.layout import write_json_once
+from airflow_provider_cdc.sinks.storage import write_json_once
 
 
 def replan_table(context: Context, plan: Plan, error: TableAlteredError) -> None:
@@ -36,5 +36,6 @@ def replan_table(context: Context, plan: Plan, error: TableAlteredError) -> None
         raise TableAlteredError(f"{error.message}, when a part of it was published already", error.remedy)
     with closing(connect(context.connect_args)) as connection:
         amendment = make_amendment(connection, plan, index, context.pipeline.keeps)
-    if write_json_once(context.layout.amendment(plan.generation, index, table.revision + 1), amendment):
+    name = context.layout.amendment(plan.generation, index, table.revision + 1)
+    if write_json_once(context.storage, name, amendment):
         context.reporter.line(f"{error.message}: it is read again under its new definition")

@@ -40,15 +40,13 @@ from airflow_provider_cdc.phases.groups import (
     coverage,
     generation_fence,
     numbering,
-    read_manifest,
     since_of,
     watermarks_of,
-    write_manifest,
 )
 from airflow_provider_cdc.processes import died_here
 from airflow_provider_cdc.sinks.files import DataFile, portions
-from airflow_provider_cdc.sinks.layout import read_json, write_json
 from airflow_provider_cdc.sinks.protocol import Markers, Replaced
+from airflow_provider_cdc.sinks.storage import read_json, write_json
 from airflow_provider_cdc.store import Store
 
 _POLL_SECONDS = 1.0
@@ -90,12 +88,13 @@ def stage(group: Group, attempt: int, manifests: Sequence[dict[str, Any]]) -> St
     :param manifests: one entry a file, all read in one segment of the lineage.
     """
     plan = group.plan
-    manifests = write_manifest(group.context, plan, group.number, attempt, manifests)
+    manifests = group.write_manifest(attempt, manifests)
     high = max(watermarks_of(chunk)[1] for entry in manifests for chunk in entry["chunks"])
     # Files of an earlier try lack more than those of this one.
     since = min((since_of(plan, entry) for entry in manifests), key=lambda offset: offset.at)
     staged = Staged(group.number, attempt, high, since, numbering(plan, manifests[0]))
-    write_json(group.context.layout.staged(plan.generation) / f"{group.number}-{attempt}.json", staged.to_json())
+    name = f"{group.context.layout.staged(plan.generation)}/{group.number}-{attempt}.json"
+    write_json(group.context.storage, name, staged.to_json())
     failpoint("reread.after_stage")
     forget(group, attempt - 1)
     return staged
@@ -104,8 +103,8 @@ def stage(group: Group, attempt: int, manifests: Sequence[dict[str, Any]]) -> St
 def waiting(context: Context, plan: Plan) -> list[Staged]:
     """Staged attempts, the newest of each group. Costs a look into a folder where there are none."""
     newest: dict[int, Staged] = {}
-    for path in context.layout.staged(plan.generation).glob("*.json"):
-        value = read_json(path)
+    for name in _requests(context, plan):
+        value = read_json(context.storage, name)
         if value is not None:  # else it has just been published
             high, since = Position.from_json(value["high"]), Offset.from_json(value["since"])
             found = Staged(value["group"], value["attempt"], high, since, numbering(plan, value))
@@ -128,9 +127,16 @@ def unfit(context: Context, staged: Staged, lineage: Lineage, open_at: OpenAt) -
 
 def forget(group: Group, attempt: int) -> None:
     """Remove what asks for this attempt, and for older ones, to be published."""
-    for path in group.context.layout.staged(group.plan.generation).glob(f"{group.number}-*.json"):
-        if int(path.stem.partition("-")[2]) <= attempt:
-            path.unlink(missing_ok=True)
+    for name in _requests(group.context, group.plan):
+        number, _, found = name.rpartition("/")[2].removesuffix(".json").partition("-")
+        if int(number) == group.number and int(found) <= attempt:
+            group.context.storage.delete(name)
+
+
+def _requests(context: Context, plan: Plan) -> list[str]:
+    """Names of the files that ask for attempts to be published."""
+    listed = context.storage.list(context.layout.staged(plan.generation))
+    return [name for name, _ in listed if name.endswith(".json")]
 
 
 def settle(group: Group, store: Store, staged: Staged) -> bool:
@@ -138,7 +144,7 @@ def settle(group: Group, store: Store, staged: Staged) -> bool:
 
     :returns: whether it is published in all tables; if not, the next stream does it.
     """
-    manifests = read_manifest(group.context, group.plan, group.number, staged.attempt)
+    manifests = group.manifest(staged.attempt)
     for index in group.tables:
         _publish_alone(group, staged, index, manifests)
     watch: Watch | None = None
@@ -226,8 +232,7 @@ def _said(staged: Staged) -> str:
 
 def _publish_table(group: Group, staged: Staged, index: int, applier: Applier, job: StreamJob) -> None:
     plan, target = group.plan, applier.tables[index]
-    listed = read_manifest(group.context, plan, group.number, staged.attempt)
-    manifests = [m for m in listed if m["table"] == index]
+    manifests = [m for m in group.manifest(staged.attempt) if m["table"] == index]
     for file in (DataFile(**m["file"]) for m in manifests):
         if not target.staged(file):
             raise TerminalError(f"the file {file.path} of the {target.name} is missing or damaged")

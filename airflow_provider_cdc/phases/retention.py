@@ -169,7 +169,7 @@ class RetentionGuard:
 
     def __init__(self, context: Context, store: Store, plan: Plan, group: int, notes: Notes) -> None:
         self._context, self._store, self._plan, self._notes = context, store, plan, notes
-        known = (str(context.layout.root), plan.pipeline, plan.p0.at)
+        known = (context.storage.location(), plan.pipeline, plan.p0.at)
         fresh = _Memory(PurgeWatch(plan.p0, slots.guard(group)))
         self._memory = _memories.setdefault(known, fresh)
         self._stop = threading.Event()

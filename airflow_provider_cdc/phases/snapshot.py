@@ -37,16 +37,13 @@ from airflow_provider_cdc.phases.groups import (
     since_of,
     targets,
     watermarks_of,
-    write_manifest,
 )
 from airflow_provider_cdc.phases.replan_table import replan_table
 from airflow_provider_cdc.phases.reread import Staged, forget, settle, stage, unfit, waiting
 from airflow_provider_cdc.phases.restarts import note_restart
 from airflow_provider_cdc.phases.retention import RetentionGuard
-from airflow_provider_cdc.sinks.files import DataFile
-from airflow_provider_cdc.sinks.layout import write_json
-from airflow_provider_cdc.sinks.notes import Notes
-from airflow_provider_cdc.sinks.protocol import Markers, Published, SinkTable
+from airflow_provider_cdc.sinks.protocol import SinkTable
+from airflow_provider_cdc.sinks.storage import write_json
 from airflow_provider_cdc.store import Store
 
 #: Number of a slice -> attempt that read it, and its manifest.
@@ -205,35 +202,10 @@ def adopt_published(context: Context, store: Store, plan: Plan) -> bool:
     return store.finish_snapshot(plan.pipeline, plan.generation)
 
 
-def publish(
-    context: Context,
-    plan: Plan,
-    group: int,
-    attempt: int,
-    manifests: Sequence[dict[str, Any]],
-    tables: Mapping[int, SinkTable],
-) -> None:
-    """Write the attempt's manifest, then one commit a table. The first attempt whose marker stands has won.
-
-    :param tables: sink tables by their index in the plan.
-    """
-    manifests = write_manifest(context, plan, group, attempt, manifests)
-    marker = group_marker(plan, group)
-    for index in sorted({m["table"] for m in manifests}):
-        files = [DataFile(**m["file"]) for m in manifests if m["table"] == index]
-
-        def decide(markers: Markers, files: list[DataFile] = files) -> Published | None:
-            return Published(files) if markers.get(marker) is None else None
-
-        failpoint("group.before_commit")
-        tables[index].commit(decide, {marker: attempt}, generation_fence(plan, index))
-        failpoint("group.after_commit")
-
-
 def _first(work: Group, held: Claim, run: Runner) -> tuple[str, int]:
     """Read a group for the first time; how it ended, and the attempt that is published."""
     manifests = _read(work, held, run, work.plan.p0, work.plan.lineage)
-    publish(work.context, work.plan, work.number, held.attempt, manifests, work.tables)
+    work.publish(held.attempt, manifests)
     won = max(work.markers().values())
     return "published" if won == held.attempt else "adopted", won
 
@@ -284,12 +256,12 @@ def _read(work: Group, held: Claim, run: Runner, since: Offset, lineage: Lineage
     finished = _replayable(context, plan, lineage, work.finished(held.above), open_at)
     held.begin(finished.values())
     missing = [no for no in wanted if no not in finished]
-    write_json(context.layout.share(plan.generation, work.number), plan.share(work.number).to_json())
+    write_json(context.storage, context.layout.share(plan.generation, work.number), plan.share(work.number).to_json())
     job = SnapshotJob(
         connect_args=dict(context.connect_args),
         replicas=_replicas(context, work.number, held.attempt, len(missing)),
         sink=context.sink,
-        root=str(context.layout.root),
+        storage=context.storage,
         pipeline=plan.pipeline,
         generation=plan.generation,
         group=work.number,
@@ -301,7 +273,7 @@ def _read(work: Group, held: Claim, run: Runner, since: Offset, lineage: Lineage
         since=since,
     )
     held.look()
-    notes = Notes(context.layout.notes(plan.generation, work.number, held.attempt))
+    notes = work.notes(held.attempt)
     try:
         if missing:
             with RetentionGuard(context, held.store, plan, work.number, notes):

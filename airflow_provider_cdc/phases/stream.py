@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -170,7 +169,7 @@ def begin(context: Context, store: Store, *, catch_up: bool, log: str | None = N
         store.end_stream(pipeline.name, number, "failed", str(error), kind_of(error))
         raise
     # Epochs before this one are fenced: nothing of theirs is needed any more.
-    shutil.rmtree(context.layout.epoch("checkpoint", number).parent, ignore_errors=True)
+    context.local.clear_checkpoints()
     context.sink.staging(number).clear()
     job = StreamJob(
         connect_args=dict(context.connect_args),
@@ -178,7 +177,7 @@ def begin(context: Context, store: Store, *, catch_up: bool, log: str | None = N
         readers=tuple(map(pipeline.replica, slots.batch_readers(pipeline.stream.parallelism))),
         lineage=applier.lineage,
         sink=context.sink,
-        root=str(context.layout.root),
+        storage=context.storage,
         pipeline=pipeline.name,
         epoch=number,
         max_batch_bytes=pipeline.stream.max_batch_bytes,
@@ -291,7 +290,7 @@ def run_on_spark(epoch: Epoch, spark: SparkSession) -> None:
             spark.readStream.format(FORMAT)
             .load()
             .writeStream.foreachBatch(on_batch)
-            .option("checkpointLocation", str(epoch.context.layout.epoch("checkpoint", epoch.number)))
+            .option("checkpointLocation", str(epoch.context.local.checkpoint(epoch.number)))
             .trigger(processingTime=f"{epoch.context.pipeline.stream.trigger_seconds} seconds")
             .start()
         )

@@ -44,10 +44,10 @@ from airflow_provider_cdc.mysql.snapshot.windows import WindowReader
 from airflow_provider_cdc.phases.apply import stream_marker
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.groups import (
+    Group,
     coverage,
     group_marker,
     numbering,
-    read_manifest,
     targets,
     watermarks_of,
 )
@@ -206,7 +206,7 @@ def _covered(context: Context, plan: Plan, index: int, markers: Markers) -> int:
     """``_cdc_seq`` of the highest high watermark of the attempts that a version of the sink table holds."""
     marks = [plan.p0_seq]
     for group in plan.groups_of(index):
-        for entry in read_manifest(context, plan, group, markers.get(group_marker(plan, group)) or 0):
+        for entry in Group(context, plan, group).manifest(markers.get(group_marker(plan, group)) or 0):
             if entry["table"] == index:
                 marks += [numbering(plan, entry).seq(watermarks_of(chunk)[1]) for chunk in entry["chunks"]]
     return max(marks)

@@ -136,7 +136,7 @@ class CdcSnapshotSensor(PipelineTemplates, BaseSensorOperator):
                 pipeline=plan.pipeline,
                 generation=plan.generation,
                 state_conn_id=work.pipeline.state.conn_id,
-                state_path=str(work.layout.bookkeeping),
+                state_path=str(work.local.bookkeeping),
                 poll_seconds=self.poke_interval,
             ),
             method_name="resume",

@@ -1,18 +1,22 @@
-"""Parquet files: the data files of tables."""
+"""Parquet files: the one place where they are written and read."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from airflow_provider_cdc.sinks.storage import Storage
+
 #: Bytes in memory of a row group that is put together from small tables.
 _ROW_GROUP_BYTES = 32 << 20
+#: Bytes of changes that are put together to one.
+_CHANGES_BYTES = 16 << 20
+_COMPRESSION = "zstd"
 #: Rows that tell whether the values of a column repeat.
 _SAMPLE_ROWS = 2048
 
@@ -40,8 +44,8 @@ class DataFile:
 
 
 def write_file(
-    root: Path,
-    relative: str,
+    storage: Storage,
+    name: str,
     schema: pa.Schema,
     tables: Iterable[pa.Table],
     key: str | None,
@@ -52,14 +56,12 @@ def write_file(
 
     Small ones share a row group: each costs about as much as compressing a few thousand rows. No more of them are held.
 
-    :param root: the table's folder.
-    :param relative: path below it.
+    :param storage: that of the table's folder.
+    :param name: name of the file in it.
     :param schema: schema of all tables.
     :param key: name of the single integer key column, for statistics.
     :param ordered_by: columns by which the rows are ordered.
     """
-    target = root / relative
-    target.parent.mkdir(parents=True, exist_ok=True)
     low: list[int] = []
     high: list[int] = []
     rows = 0
@@ -67,18 +69,20 @@ def write_file(
     first = next(groups, None)
     if first is None:
         first = schema.empty_table()
-    with pq.ParquetWriter(target, schema, compression="zstd", **_encoding(first, ordered_by)) as writer:
-        while first is not None:
-            group, first = first, None  # not held while the next one is made
-            writer.write_table(group, row_group_size=max(1, group.num_rows))
-            rows += group.num_rows
-            if key is not None and group.num_rows:
-                span = pc.min_max(group[key]).as_py()
-                low.append(int(span["min"]))
-                high.append(int(span["max"]))
-            del group
-            first = next(groups, None)
-    return DataFile(relative, target.stat().st_size, rows, min(low, default=None), max(high, default=None))
+    with storage.open(name, "wb") as file:
+        with pq.ParquetWriter(file, schema, compression=_COMPRESSION, **_encoding(first, ordered_by)) as writer:
+            while first is not None:
+                group, first = first, None  # not held while the next one is made
+                writer.write_table(group, row_group_size=max(1, group.num_rows))
+                rows += group.num_rows
+                if key is not None and group.num_rows:
+                    span = pc.min_max(group[key]).as_py()
+                    low.append(int(span["min"]))
+                    high.append(int(span["max"]))
+                del group
+                first = next(groups, None)
+        size = file.tell()
+    return DataFile(name, size, rows, min(low, default=None), max(high, default=None))
 
 
 def _encoding(sample: pa.Table, ordered_by: Collection[str]) -> dict[str, list[str]]:
@@ -113,14 +117,72 @@ def _row_groups(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
         yield pa.concat_tables(held)
 
 
-def row_groups(path: Path, schema: pa.Schema) -> Iterator[pa.Table]:
+def row_groups(
+    storage: Storage, name: str, schema: pa.Schema, columns: Sequence[str] | None = None
+) -> Iterator[pa.Table]:
     """Rows of a file, row group by row group.
 
     :param schema: schema of its rows.
+    :param columns: only these columns.
     """
-    with pq.ParquetFile(path) as file:
+    wanted = schema if columns is None else pa.schema([schema.field(c) for c in columns])
+    with storage.open(name, "rb") as opened, pq.ParquetFile(opened) as file:
+        # Not read_row_group(columns=...): it takes a dot in a column's name for a path into a struct.
+        indices = [file.schema_arrow.get_field_index(c) for c in wanted.names] if columns is not None else None
         for number in range(file.metadata.num_row_groups):
-            yield file.read_row_group(number).select(schema.names).cast(schema)
+            found = file.reader.read_row_group(number, column_indices=indices)
+            yield found.select(wanted.names).cast(wanted)
+
+
+def read_file(storage: Storage, name: str, schema: pa.Schema, columns: Sequence[str] | None = None) -> pa.Table:
+    """Likewise, all rows at once."""
+    if columns is None:  # all row groups at the same time
+        with storage.open(name, "rb") as opened, pq.ParquetFile(opened) as file:
+            return file.read().select(schema.names).cast(schema)
+    wanted = pa.schema([schema.field(c) for c in columns])
+    return pa.concat_tables([wanted.empty_table(), *row_groups(storage, name, schema, columns)])
+
+
+class ChangeFile:
+    """Changes of one table in a piece of a batch; small batches of rows are put together to larger ones.
+
+    :param name: name of the file.
+    :param schema: schema of its rows.
+    """
+
+    def __init__(self, storage: Storage, name: str, schema: pa.Schema) -> None:
+        self._storage, self._name, self._schema = storage, name, schema
+        self._held = list[pa.RecordBatch]()
+        self._open()
+
+    def _open(self) -> None:
+        self._file = self._storage.open(self._name, "wb")
+        self._writer = pq.ParquetWriter(self._file, self._schema, compression=_COMPRESSION)
+
+    def add(self, changes: pa.RecordBatch) -> None:
+        """Write changes."""
+        self._held.append(changes)
+        if sum(b.nbytes for b in self._held) >= _CHANGES_BYTES:
+            self._flush()
+
+    def empty(self) -> None:
+        """The table is empty here: what came before does not count any more."""
+        self._held = []
+        self._end()
+        self._open()
+
+    def close(self) -> None:
+        """Write what is left, and the end of the file."""
+        self._flush()
+        self._end()
+
+    def _end(self) -> None:
+        self._writer.close()
+        self._file.close()
+
+    def _flush(self) -> None:
+        self._writer.write_table(pa.Table.from_batches(self._held, self._schema))
+        self._held = []
 
 
 def portions(tables: Iterable[pa.Table], size: int) -> Iterator[Iterator[pa.Table]]:

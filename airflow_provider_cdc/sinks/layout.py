@@ -2,25 +2,26 @@
 
 ::
 
-    <path>/<database>/<table>/                                   the Delta table
-    <path>/<database>/<table>/snapshot/<gen>/<group>/<attempt>/  files of the snapshot, each with its manifest beside it
-    <path>/_cdc_progress/<pipeline>/                             Delta table with the stream's resume point
-    <path>/_cdc/<pipeline>/                                      plan, manifests, bookkeeping, checkpoints, staging
+    <database>/<table>/                                   the table
+    <database>/<table>/snapshot/<gen>/<group>/<attempt>/  slices of the snapshot, each with its manifest beside it
+    _cdc_progress/<pipeline>/                             the stream's resume point
+    _cdc/<pipeline>/                                      plan, manifests, notes, staged batches; and the local files
+
+A name never changes: a copy that was made by an older version goes on.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 import re
-import uuid
+import shutil
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from airflow_provider_cdc import rights
 from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.core.schema import TableSchema
+from airflow_provider_cdc.sinks.storage import Storage, read_json
 
 
 def folder(name: str) -> str:
@@ -33,119 +34,126 @@ def folder(name: str) -> str:
 
 
 class Layout:
-    """Paths of one pipeline's sink.
+    """Names of one pipeline, in the storage of its sink.
 
-    :param root: ``sink.path``.
     :param pipeline: name of the pipeline.
     """
 
-    def __init__(self, root: str | Path, pipeline: str) -> None:
-        self.root = Path(root).absolute()
-        self.private = self.root / "_cdc" / pipeline
-        self.progress = self.root / "_cdc_progress" / pipeline
-        self.plan = self.private / "plan.json"
+    def __init__(self, pipeline: str) -> None:
+        #: Folder of what the pipeline writes for itself.
+        self.private = f"_cdc/{pipeline}"
+        #: Folder of the resume point.
+        self.progress = f"_cdc_progress/{pipeline}"
+        self.plan = f"{self.private}/plan.json"
         #: Where the batch ends that is being applied, or was the last one; written before its first commit.
-        self.batch = self.private / "batch.json"
-        self.bookkeeping = self.private / "bookkeeping.db"
+        self.batch = f"{self.private}/batch.json"
+        #: Folder of staged batches; one folder an epoch below.
+        self.staging = f"{self.private}/staging"
 
-    def next_plan(self, generation: int) -> Path:
+    def next_plan(self, generation: int) -> str:
         """The plan of a snapshot that takes the place of another; written once, before it becomes :attr:`plan`."""
-        return self.private / "plans" / f"{generation}.json"
+        return f"{self.private}/plans/{generation}.json"
 
-    def amendment(self, generation: int, table: int, revision: int) -> Path:
+    def amendments(self, generation: int) -> str:
+        """Folder of a snapshot's amendments."""
+        return f"{self.private}/amended/{generation}"
+
+    def amendment(self, generation: int, table: int, revision: int) -> str:
         """How a table was planned again after it was altered during its snapshot; written once."""
-        return self.private / "amended" / str(generation) / f"{table}-{revision}.json"
+        return f"{self.amendments(generation)}/{table}-{revision}.json"
 
-    def table(self, table: TableSchema) -> Path:
-        """Folder of a table's Delta table."""
-        return self.root / folder(table.database) / folder(table.name)
+    def table(self, table: TableSchema) -> str:
+        """Folder of a table."""
+        return f"{folder(table.database)}/{folder(table.name)}"
 
-    def group(self, generation: int, group: int) -> Path:
+    def group(self, generation: int, group: int) -> str:
         """Folder of a chunk group's manifests; one file an attempt."""
-        return self.private / "groups" / str(generation) / str(group)
+        return f"{self.private}/groups/{generation}/{group}"
 
-    def share(self, generation: int, group: int) -> Path:
+    def share(self, generation: int, group: int) -> str:
         """A chunk group's share of the plan: what its tasks read in place of the whole."""
-        return self.group(generation, group) / "plan.json"
+        return f"{self.group(generation, group)}/plan.json"
 
-    def attempt(self, generation: int, group: int, attempt: int) -> Path:
+    def attempt(self, generation: int, group: int, attempt: int) -> str:
         """Manifest of one attempt of a group."""
-        return self.group(generation, group) / f"attempt-{attempt}.json"
+        return f"{self.group(generation, group)}/attempt-{attempt}.json"
 
-    def notes(self, generation: int, group: int, attempt: int) -> Path:
+    def notes(self, generation: int, group: int, attempt: int) -> str:
         """Folder of the notes between driver and readers of an attempt; gone when it ends."""
-        return self.group(generation, group) / f"notes-{attempt}"
+        return f"{self.group(generation, group)}/notes-{attempt}"
 
-    def request(self, generation: int, group: int, task: str) -> Path:
+    def request(self, generation: int, group: int, task: str) -> str:
         """Which request of a scheduler's task a chunk group was last finished for; one file a task."""
-        return self.group(generation, group) / "tasks" / f"{hashlib.sha256(task.encode()).hexdigest()[:32]}.json"
+        return f"{self.group(generation, group)}/tasks/{hashlib.sha256(task.encode()).hexdigest()[:32]}.json"
 
-    def files(self, table: TableSchema, generation: int, group: int) -> Path:
-        """Folder of a group's data files of one table; one folder an attempt below."""
-        return self.table(table) / "snapshot" / str(generation) / str(group)
+    def slices(self, table: TableSchema, generation: int, group: int) -> str:
+        """Folder of a group's slices of one table; one folder an attempt below."""
+        return f"{self.table(table)}/snapshot/{generation}/{group}"
 
-    def staged(self, generation: int) -> Path:
+    def slice(self, table: TableSchema, generation: int, group: int, attempt: int, number: int) -> str:
+        """Manifest of a slice, written once, when the slice is finished."""
+        return f"{self.slices(table, generation, group)}/{attempt}/slice-{number:05d}.json"
+
+    def staged(self, generation: int) -> str:
         """Folder that names the attempts that were read again and wait to be published; one file an attempt."""
-        return self.private / "staged" / str(generation)
-
-    def epoch(self, kind: str, epoch: int) -> Path:
-        """Folder of one stream epoch: ``checkpoint`` or ``staging``."""
-        return self.private / kind / f"epoch-{epoch}"
+        return f"{self.private}/staged/{generation}"
 
 
-def make_private(layout: Layout) -> None:
-    """Make the folder of what the pipeline writes for itself: bounds of keys are in the plan and in the bookkeeping."""
-    rights.make_private(layout.private)
+@dataclass(frozen=True)
+class LocalFiles:
+    """What a pipeline keeps in a file system of the host that it runs on, whatever storage its sink is.
+
+    None of it decides about rows: the bookkeeping is a mirror of the sink, and Spark's checkpoint begins anew with each
+    epoch.
+
+    :param folder: their folder.
+    """
+
+    folder: Path
+
+    @classmethod
+    def of(cls, path: str | Path, pipeline: str) -> LocalFiles:
+        """Those of a pipeline, which lie beside the plan.
+
+        :param path: ``sink.path``.
+        """
+        return cls(Path(path).absolute() / Layout(pipeline).private)
+
+    @property
+    def bookkeeping(self) -> Path:
+        """SQLite file of the bookkeeping, unless that is in a database of its own."""
+        return self.folder / "bookkeeping.db"
+
+    @property
+    def logs(self) -> Path:
+        """Folder of the logs of streams that Airflow has started."""
+        return self.folder / "logs"
+
+    def checkpoint(self, epoch: int) -> Path:
+        """Folder of Spark's checkpoint of one epoch."""
+        return self.folder / "checkpoint" / f"epoch-{epoch}"
+
+    def clear_checkpoints(self) -> None:
+        """Remove those of all epochs."""
+        shutil.rmtree(self.folder / "checkpoint", ignore_errors=True)
+
+    def make(self) -> None:
+        """Make the folder, for nobody outside of the owner's group: the bookkeeping holds bounds of keys."""
+        rights.make_private(self.folder)
 
 
-def read_plan(layout: Layout) -> Plan | None:
+def read_plan(storage: Storage, layout: Layout) -> Plan | None:
     """The plan in the sink with all of its amendments; ``None`` if there is none."""
-    found = read_json(layout.plan)
+    found = read_json(storage, layout.plan)
     if found is None:
         return None
     plan = Plan.from_json(found)
-    amendments = layout.amendment(plan.generation, 0, 0).parent.glob("*.json")
-    for value in sorted(map(read_json, amendments), key=lambda a: (a["table"], a["schema"]["revision"])):
+    amendments = [read_json(storage, name) for name in amendments_of(storage, layout, plan.generation)]
+    for value in sorted(amendments, key=lambda a: (a["table"], a["schema"]["revision"])):
         plan = plan.amended(value)
     return plan
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write JSON so that the file is there whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    temporary.write_text(json.dumps(value))
-    os.replace(temporary, path)
-
-
-def write_json_once(path: Path, value: Any) -> bool:
-    """Like :func:`write_json`, but a file that is there stays.
-
-    :returns: whether it was written.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    temporary.write_text(json.dumps(value))
-    try:
-        os.link(temporary, path)
-        return True
-    except FileExistsError:
-        return False
-    finally:
-        temporary.unlink()
-
-
-def whole_json(path: Path) -> Any:
-    """Like :func:`read_json`, and ``None`` also if the file was damaged, as when its host lost power."""
-    try:
-        return read_json(path)
-    except ValueError:
-        return None
-
-
-def read_json(path: Path) -> Any:
-    """JSON value of a file, ``None`` if it does not exist."""
-    try:
-        return json.loads(path.read_text())
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+def amendments_of(storage: Storage, layout: Layout, generation: int) -> list[str]:
+    """Names of a snapshot's amendments, in any order."""
+    return [name for name, _ in storage.list(layout.amendments(generation)) if name.endswith(".json")]

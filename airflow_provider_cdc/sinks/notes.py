@@ -6,47 +6,43 @@ soon a job ends that has to end.
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
-
 from airflow_provider_cdc.exceptions import CdcError, pack, unpack
-from airflow_provider_cdc.sinks.layout import read_json, write_json
+from airflow_provider_cdc.sinks.storage import Storage, read_json, write_json
 
 
 class Notes:
     """The notes of one attempt at a group.
 
-    :param folder: where they lie.
+    :param folder: where they lie in the storage.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._stop = folder / "stop.json"
+    def __init__(self, storage: Storage, folder: str) -> None:
+        self._storage, self._folder = storage, folder
+        self._stop = f"{folder}/stop.json"
 
     def pause(self, reader: int, why: str | None) -> None:
         """A reader waits, or (``None``) goes on."""
-        path = self._folder / f"paused-{reader}.json"
+        name = f"{self._folder}/paused-{reader}.json"
         if why is None:
-            path.unlink(missing_ok=True)
+            self._storage.delete(name)
         else:
-            write_json(path, why)
+            write_json(self._storage, name, why)
 
     def paused(self) -> str | None:
         """Why readers wait; ``None`` if none does."""
-        found = (read_json(path) for path in sorted(self._folder.glob("paused-*.json")))
-        return next((why for why in found if why is not None), None)
+        names = sorted(name for name, _ in self._storage.list(self._folder) if name != self._stop)
+        return next((why for name in names if (why := read_json(self._storage, name)) is not None), None)
 
     def stop(self, error: CdcError) -> None:
         """Tell all readers to end with an error."""
-        write_json(self._stop, pack(error))
+        write_json(self._storage, self._stop, pack(error))
 
     def check(self) -> None:
         """Raise the error that readers shall end with, if there is one."""
-        if self._stop.exists():
-            error = unpack(read_json(self._stop) or "")
-            if error is not None:
-                raise error
+        packed = read_json(self._storage, self._stop)
+        if packed is not None and (error := unpack(packed)) is not None:
+            raise error
 
     def clear(self) -> None:
         """Remove all notes."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._storage.clear(self._folder)

@@ -1,79 +1,44 @@
-"""Changes of batches in Parquet files, in a folder that all tasks and the driver share."""
+"""Changes of batches in Parquet files, in a storage that all tasks and the driver share."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from airflow_provider_cdc.core.schema import TableSchema
-
-#: Bytes of changes that are put together to one row group.
-_GROUP_BYTES = 16 << 20
+from airflow_provider_cdc.sinks.files import ChangeFile, read_file
+from airflow_provider_cdc.sinks.layout import Layout
+from airflow_provider_cdc.sinks.storage import Storage
 
 
 class FileStaging:
     """For sinks that have no better place for them.
 
-    :param folder: folder of one epoch; those of the others lie beside it.
+    :param storage: where they lie.
+    :param layout: the names of the pipeline.
+    :param epoch: epoch of the stream.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, storage: Storage, layout: Layout, epoch: int) -> None:
+        self._storage, self._all = storage, layout.staging
+        self._folder = f"{layout.staging}/epoch-{epoch}"
 
     def writer(self, table: TableSchema, name: str) -> ChangeFile:
         """Begin to write; see :class:`~airflow_provider_cdc.sinks.protocol.Staging`."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        return ChangeFile(self.path(name), table.sink_schema)
+        return ChangeFile(self._storage, self._file(name), table.sink_schema)
 
     def read(self, table: TableSchema, names: Sequence[str]) -> pa.Table:
         """The changes of some pieces, in this order."""
-        return pa.concat_tables([pq.ParquetFile(self.path(name)).read() for name in names]).cast(table.sink_schema)
+        return pa.concat_tables([read_file(self._storage, self._file(name), table.sink_schema) for name in names])
 
     def discard(self, names: Iterable[str]) -> None:
         """Remove what is applied."""
-        for name in names:
-            self.path(name).unlink(missing_ok=True)
+        self._storage.delete(*map(self._file, names))
 
     def clear(self) -> None:
         """Remove what this and all other epochs have staged."""
-        shutil.rmtree(self._folder.parent, ignore_errors=True)
+        self._storage.clear(self._all)
 
-    def path(self, name: str) -> Path:
-        """File of what a piece has staged."""
-        return self._folder / f"{name}.parquet"
-
-
-class ChangeFile:
-    """File of a table; small batches are put together to larger ones."""
-
-    def __init__(self, path: Path, schema: pa.Schema) -> None:
-        self._path, self._schema, self._held = path, schema, list[pa.RecordBatch]()
-        self._writer = self._open()
-
-    def _open(self) -> pq.ParquetWriter:
-        return pq.ParquetWriter(self._path, self._schema, compression="zstd")
-
-    def add(self, changes: pa.RecordBatch) -> None:
-        """Write changes."""
-        self._held.append(changes)
-        if sum(b.nbytes for b in self._held) >= _GROUP_BYTES:
-            self._flush()
-
-    def empty(self) -> None:
-        """The table is empty here: what came before does not count any more."""
-        self._held = []
-        self._writer.close()
-        self._writer = self._open()
-
-    def close(self) -> None:
-        """Write what is left, and the end of the file."""
-        self._flush()
-        self._writer.close()
-
-    def _flush(self) -> None:
-        self._writer.write_table(pa.Table.from_batches(self._held, self._schema))
-        self._held = []
+    def _file(self, name: str) -> str:
+        return f"{self._folder}/{name}.parquet"

@@ -41,6 +41,9 @@ class Storage(Protocol):
         :returns: whether this call has written it.
         """
 
+    def size(self, name: str) -> int | None:
+        """Size of a file in bytes; ``None`` if there is none of this name."""
+
     def list(self, folder: str) -> Iterator[tuple[str, int]]:
         """Names and sizes (bytes) of all files in a folder and below, in any order; none if there is no such folder.
 
@@ -119,6 +122,14 @@ class LocalStorage:
                 return True
             except FileExistsError:
                 return False
+
+    def size(self, name: str) -> int | None:
+        """See :class:`Storage`."""
+        path = self._path(name)
+        try:
+            return path.stat().st_size if path.is_file() else None
+        except (FileNotFoundError, NotADirectoryError):
+            return None
 
     def list(self, folder: str) -> Iterator[tuple[str, int]]:
         """See :class:`Storage`."""

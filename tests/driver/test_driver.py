@@ -18,7 +18,7 @@ from airflow_provider_cdc.driver import Request
 from airflow_provider_cdc.launch import detach, new_log, outcome_of, result_of
 from airflow_provider_cdc.processes import keep_small, older_part, tail
 from airflow_provider_cdc.scratch import scratch
-from airflow_provider_cdc.sinks.layout import Layout, make_private
+from airflow_provider_cdc.sinks.layout import LocalFiles
 from airflow_provider_cdc.store import Store
 
 NOBODY = Connection.from_json(
@@ -124,22 +124,22 @@ def test_the_bookkeeping_is_nobody_elses(tmp_path: Path, umask: int, group: int)
     """It holds bounds of keys, and so does the plan. A group that shares the folder keeps what the umask gives it."""
 
     def modes() -> dict[str, int]:
-        found = [layout.private, *layout.private.glob("bookkeeping.db*")]
+        found = [local.folder, *local.folder.glob("bookkeeping.db*")]
         return {path.name: stat.S_IMODE(path.stat().st_mode) for path in found}
 
-    layout, before = Layout(tmp_path / "lake", "p"), os.umask(umask)
+    local, before = LocalFiles.of(tmp_path / "lake", "p"), os.umask(umask)
     wanted: dict[str, Any] = {"p": 0o770 & ~umask} | dict.fromkeys(
         ("bookkeeping.db", "bookkeeping.db-wal", "bookkeeping.db-shm"), 0o600 | group
     )
     try:
-        make_private(layout)
-        store = Store.open(f"sqlite:///{layout.bookkeeping}", migrate=True)
+        local.make()
+        store = Store.open(f"sqlite:///{local.bookkeeping}", migrate=True)
         assert modes() == wanted
         # Those of an earlier version.
-        for path in (layout.private, *layout.private.glob("bookkeeping.db*")):
+        for path in (local.folder, *local.folder.glob("bookkeeping.db*")):
             path.chmod(path.stat().st_mode | 0o005)
-        make_private(layout)
-        other = Store.open(f"sqlite:///{layout.bookkeeping}", migrate=True)
+        local.make()
+        other = Store.open(f"sqlite:///{local.bookkeeping}", migrate=True)
         assert modes() == wanted
         other.close()
         store.close()

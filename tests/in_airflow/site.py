@@ -13,7 +13,7 @@ from airflow_provider_cdc.connections import _from_uri, mysql_args
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.stream import begin, run_in_process
 from airflow_provider_cdc.pipeline import Pipeline
-from airflow_provider_cdc.sinks.layout import Layout
+from airflow_provider_cdc.sinks.layout import LocalFiles
 from airflow_provider_cdc.store import GroupRow, Store, StreamRow
 from tests.support.airflow_client import Client
 from tests.support.airflow_processes import Airflow
@@ -48,7 +48,7 @@ class Site:
 
     def store(self, name: str) -> Store:
         self.names.add(name)
-        file = Layout(self.lake, name).bookkeeping
+        file = LocalFiles.of(self.lake, name).bookkeeping
         return Store.open(f"sqlite:///{file}" if file.exists() else self.bookkeeping, migrate=False)
 
     @property

@@ -26,7 +26,6 @@ from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.mysql.snapshot import chunk
 from airflow_provider_cdc.phases.stream import begin
 from airflow_provider_cdc.phases.verify import verify
-from airflow_provider_cdc.sinks.delta.resume_point import DeltaResumePoint
 from tests.support.cli import Cli
 from tests.support.mariadb import MariaDBServer
 from tests.support.oracle import compare_all
@@ -53,7 +52,7 @@ class World:
 
     @property
     def offset(self) -> Offset:
-        found = DeltaResumePoint(self.cli.context.layout.progress, "p").read()
+        found = self.cli.context.sink.resume_point().read()
         assert found is not None
         return found
 

@@ -18,6 +18,7 @@ from airflow_provider_cdc.exceptions import TerminalError
 from airflow_provider_cdc.phases.progress import group_progress, snapshot_progress, table_totals
 from airflow_provider_cdc.progress_bar import Bars, Lines
 from airflow_provider_cdc.sinks.notes import Notes
+from airflow_provider_cdc.sinks.storage import LocalStorage
 from airflow_provider_cdc.store import Store
 from airflow_provider_cdc.store.models import GroupRow
 from tests.mysql.server.test_throttle import busy
@@ -134,7 +135,7 @@ def test_bars_and_lines(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_notes_between_driver_and_readers(tmp_path: Path) -> None:
-    driver, reader = Notes(tmp_path / "n"), Notes(tmp_path / "n")
+    driver, reader = Notes(LocalStorage(tmp_path), "n"), Notes(LocalStorage(tmp_path), "n")
     assert driver.paused() is None
     reader.check()
     reader.pause(3, "busy")

@@ -19,7 +19,7 @@ from airflow_provider_cdc.phases import next_snapshot
 from airflow_provider_cdc.phases.groups import Group
 from airflow_provider_cdc.phases.liveness import Heart
 from airflow_provider_cdc.phases.next_snapshot import planned
-from airflow_provider_cdc.phases.snapshot import publish, run_group
+from airflow_provider_cdc.phases.snapshot import run_group
 from airflow_provider_cdc.phases.status import status
 from airflow_provider_cdc.phases.stream import begin, run_in_process
 from airflow_provider_cdc.phases.verify import verify
@@ -221,7 +221,7 @@ def test_who_belongs_to_the_old_snapshot_cannot_write(world: World) -> None:
     group = Group(context, old, 0)
     entries = [entry for entry in group.totals(group.markers()).files if entry["file"]["rows"]]
     with pytest.raises(FencedError):
-        publish(context, old, 90, 1, entries, group.tables)
+        Group(context, old, 90).publish(1, entries)
     # A task that was mapped over the groups of the old plan, of which the new one has fewer.
     with (
         world.cli.opened() as (context, store),

@@ -16,7 +16,6 @@ from airflow_provider_cdc.mysql.server.session import connect, value
 from airflow_provider_cdc.phases.apply import Applier
 from airflow_provider_cdc.phases.groups import coverage, targets
 from airflow_provider_cdc.phases.stream import run_in_process
-from airflow_provider_cdc.sinks.delta.resume_point import DeltaResumePoint
 from tests.support.cli import Cli
 from tests.support.servers import MySQLServer
 
@@ -102,7 +101,7 @@ def test_a_run_that_was_taken_over_cannot_write(
     mysql_server.execute(f"INSERT INTO `{database}`.t VALUES (7, 1)")
     with cli.epoch() as old, contextlib.closing(old.job.make_planner()) as planner:
         manifest = old.job.stage(old.start, planner.advance(old.start, 1 << 28), "0")
-        staged = cli.context.layout.epoch("staging", old.number)
+        staged = Path(cli.context.storage.location(f"{cli.context.layout.staging}/epoch-{old.number}"))
         shutil.copytree(staged, tmp_path / "aside")
         old.store.end_stream(database, old.number, "stopped")  # so that the next may begin
         with cli.epoch() as new:
@@ -124,7 +123,7 @@ def test_a_lost_checkpoint_decides_nothing(cli: Cli, mysql_server: MySQLServer, 
     (cli.sink / "_cdc" / database / "bookkeeping.db").unlink()
     with cli.epoch() as run:
         assert run.number == 2, "an epoch was given out twice"
-        assert run.start == DeltaResumePoint(run.context.layout.progress, database).read()
+        assert run.start == run.context.sink.resume_point().read()
         run_in_process(run)
     assert held(cli, database) == {1: 1, 2: 1, 7: 1}
 
@@ -140,7 +139,7 @@ def test_the_tables_of_a_batch_are_applied_each_for_itself(cli: Cli, mysql_serve
         manifest = run.job.stage(run.start, end, "0")
         half = {**manifest, "tables": [e for e in manifest["tables"] if run.plan.tables[e["table"]].name == "t"]}
         tables = targets(run.context, run.plan)
-        progress = DeltaResumePoint(run.context.layout.progress, database)
+        progress = run.context.sink.resume_point()
         Applier(run.context, run.plan, tables, coverage(run.context, run.plan, tables) or [], progress, 1).apply(half)
         before = version(cli, database)
         shutil.rmtree(cli.sink / "_cdc_progress")
@@ -158,7 +157,7 @@ def test_transactions_on_other_tables_count(cli: Cli, mysql_server: MySQLServer,
         mysql_server.execute(f"CREATE TABLE `{database}_x`.t (id INT PRIMARY KEY)")
         mysql_server.execute(f"INSERT INTO `{database}_x`.t VALUES (1)")
         cli.catch_up()
-        reached = DeltaResumePoint(cli.context.layout.progress, database).read()
+        reached = cli.context.sink.resume_point().read()
         with contextlib.closing(connect(mysql_server.connect_args())) as connection:
             assert reached is not None and reached.at == binlog_end(connection)
             executed = GtidSet.parse(value(connection, "SELECT @@global.gtid_executed") or "")

@@ -41,8 +41,8 @@ from airflow_provider_cdc.pipeline import Pipeline
 from airflow_provider_cdc.sinks.delta.files import files_of
 from airflow_provider_cdc.sinks.delta.resume_point import DeltaResumePoint
 from airflow_provider_cdc.sinks.delta.table import DeltaTarget
-from airflow_provider_cdc.sinks.layout import read_json, write_json
 from airflow_provider_cdc.sinks.protocol import ResumePoint
+from airflow_provider_cdc.sinks.storage import read_json, write_json
 from tests import ROOT
 from tests.support.cli import Cli, asked_by, read_only
 from tests.support.delta import as_delta, put
@@ -153,7 +153,7 @@ class World:
 
 def damage(target: DeltaTarget, home: str, key: tuple[str, ...]) -> None:
     path = min(f["path"] for f in files_of(target.load()) if f["path"].startswith(home))
-    found = pq.read_table(target.path / path, partitioning=None).to_pylist()
+    found = pq.read_table(target.storage.location(path), partitioning=None).to_pylist()
     assert len(found) >= 3
     wrong, orphan = {**found[1], "v": -1}, dict(found[1])
     last = key[-1]
@@ -317,7 +317,7 @@ def test_between_two_streams(copied: World) -> None:
     copied.cli.catch_up()
     for name, key in (("a_int", ("id",)), ("b_text", ("k",)), ("c_two", ("a", "b"))):
         tables = [as_delta(table) for n in range(5) for table in copied.group(n).tables.values()]
-        target = next(table for table in tables if table.path.name == name)
+        target = next(table for table in tables if table.storage.location().endswith(f"/{name}"))
         damage(target, "", key)
     copied.write(*CHANGES[6:])
     assert [copied.run(n, ME).outcome for n in range(5)] == ["staged"] * 5
@@ -345,9 +345,11 @@ def test_of_two_requests_the_newer_counts(copied: World) -> None:
     assert copied.run(1, ME).attempt == 2
     with copied.cli.opened() as (context, _):
         plan = context.need_plan()
-        (request,) = context.layout.staged(plan.generation).glob("*.json")
+        folder = context.layout.staged(plan.generation)
+        ((request, _),) = context.storage.list(folder)
+        value = read_json(context.storage, request)
         for attempt in (1, 9, 4):
-            write_json(request.with_name(f"1-{attempt}.json"), {**read_json(request), "attempt": attempt})
+            write_json(context.storage, f"{folder}/1-{attempt}.json", {**value, "attempt": attempt})
         assert [(s.group, s.attempt) for s in waiting(context, plan)] == [(1, 9)]
 
 

@@ -106,7 +106,7 @@ def rows(cli: Cli, table: str = "t") -> dict[int, int]:
 def refusal(cli: Cli) -> str:
     with pytest.raises(NotReadyError) as error:
         cli.snapshot()
-    assert "\n" not in str(error.value) and not cli.context.layout.plan.exists()
+    assert "\n" not in str(error.value) and cli.context.storage.read(cli.context.layout.plan) is None
     return str(error.value)
 
 

@@ -109,6 +109,21 @@ def test_only_the_delta_sink_knows_delta() -> None:
                 assert name.split(".")[0] != "deltalake" and not name.startswith(f"{PACKAGE}.sinks.delta"), path
 
 
+def test_files_are_reached_through_a_storage() -> None:
+    """But for the bookkeeping, logs and checkpoints, which `sinks/layout.py` names, and the look at free space."""
+    own = {"sinks/storage.py", "sinks/layout.py", "phases/preflight.py"}
+    for path in MODULES:
+        name = path.relative_to(ROOT / PACKAGE).as_posix()
+        if name.partition("/")[0] in ("sinks", "phases", "jobs") and name not in own:
+            assert not {"pathlib", "shutil", "glob", "tempfile"} & set(imported(path)), path
+
+
+def test_parquet_is_read_and_written_in_one_place() -> None:
+    for path in MODULES:
+        if path != ROOT / PACKAGE / "sinks" / "files.py":
+            assert "pyarrow.parquet" not in set(imported(path)), path
+
+
 def test_jobs_do_not_know_what_carries_them() -> None:
     for path in (ROOT / PACKAGE / "jobs").glob("*.py"):
         assert "pyspark" not in {name.split(".")[0] for name in imported(path)}, path

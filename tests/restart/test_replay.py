@@ -22,10 +22,8 @@ from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.stream import Epoch
 from airflow_provider_cdc.pipeline import Pipeline
 from airflow_provider_cdc.sinks.delta.merge import Merge
-from airflow_provider_cdc.sinks.delta.resume_point import DeltaResumePoint
 from airflow_provider_cdc.sinks.delta.table import DeltaTarget
 from airflow_provider_cdc.sinks.protocol import Fence
-from airflow_provider_cdc.sinks.staging import FileStaging
 from airflow_provider_cdc.store import Store
 from tests.support.delta import as_delta
 from tests.support.harness import KILLED, Lake, Nursery
@@ -81,13 +79,13 @@ class World:
     def forget_progress(self, epoch: Epoch, at: Offset) -> Epoch:
         """A new epoch that has to begin at an earlier point, as if the resume point had been lost since."""
         fence = epoch_fence(self.context.pipeline.name, epoch.number)
-        DeltaResumePoint(self.context.layout.progress, self.context.pipeline.name).write(at, epoch.plan.lineage, fence)
+        self.context.sink.resume_point().write(at, epoch.plan.lineage, fence)
         return self.begin()
 
     def staged(self, epoch: Epoch, manifest: dict[str, Any]) -> list[Path]:
         """What is there of the files of a batch."""
-        staging = FileStaging(self.context.layout.epoch("staging", epoch.number))
-        return [path for path in map(staging.path, manifest["staged"]) if path.exists()]
+        folder = Path(self.context.storage.location(self.context.layout.staging)) / f"epoch-{epoch.number}"
+        return [path for path in (folder / f"{name}.parquet" for name in manifest["staged"]) if path.exists()]
 
     def ids(self) -> dict[str, list[int]]:
         """Keys in the sink."""
@@ -97,8 +95,8 @@ class World:
 
     def versions(self) -> list[int]:
         """Number of commits of each table and of the resume point."""
-        folders = [*(t.path for t in self.targets), self.context.layout.progress]
-        return [DeltaTable(str(folder)).version() for folder in folders]
+        folders = [*(t.storage.uri() for t in self.targets), self.context.storage.uri(self.context.layout.progress)]
+        return [DeltaTable(folder).version() for folder in folders]
 
     def killed_at(self, nursery: Nursery, failpoint: str) -> bool:
         """Run everything in a process of its own until it dies at the failpoint."""
@@ -292,7 +290,7 @@ def test_two_runs_with_one_epoch(world: World, monkeypatch: pytest.MonkeyPatch) 
     world.write("DELETE FROM a WHERE id = 100", "INSERT INTO a VALUES (101, 1)")
     newer = epoch.job.stage(epoch.start, world.end(epoch, middle), "1")
     held = groups.coverage(world.context, epoch.plan, world.targets) or []
-    progress = DeltaResumePoint(world.context.layout.progress, world.context.pipeline.name)
+    progress = world.context.sink.resume_point()
     twin = apply.Applier(world.context, epoch.plan, world.targets, held, progress, epoch.number)
     moments: list[str] = []
 
@@ -316,12 +314,12 @@ def test_a_group_that_is_published_twice(world: World) -> None:
     plan = world.context.need_plan()
     held = groups.coverage(world.context, plan, world.targets)
     world.write("UPDATE a SET v = 99")
-    first = json.loads(world.context.layout.attempt(1, 0, 1).read_text())
+    first = groups.Group(world.context, plan, 0).manifest(1)
     late = json.loads(json.dumps(first).replace("slice-", "late-"))
     for chunk in (chunk for entry in late for chunk in entry["chunks"]):
         chunk["hw"][1] += 1
     before = [target.load().version() for target in world.targets]
-    snapshot.publish(world.context, plan, 0, 2, late, dict(enumerate(world.targets)))
+    groups.Group(world.context, plan, 0, world.targets).publish(2, late)
     assert [target.load().version() for target in world.targets] == before
     assert groups.coverage(world.context, plan, world.targets) == held
     stream.run_in_process(world.begin())
@@ -332,10 +330,10 @@ def test_two_processes_with_one_number(world: World) -> None:
     """The bookkeeping was lost between their starts, and both have read the group: the first manifest stands."""
     world.take_snapshot()
     plan = world.context.need_plan()
-    first = json.loads(world.context.layout.attempt(1, 0, 1).read_text())
+    first = groups.Group(world.context, plan, 0).manifest(1)
     late = json.loads(json.dumps(first).replace("slice-", "late-"))
-    assert groups.write_manifest(world.context, plan, 0, 1, late) == first
-    assert groups.read_manifest(world.context, plan, 0, 1) == first
+    assert groups.Group(world.context, plan, 0).write_manifest(1, late) == first
+    assert groups.Group(world.context, plan, 0).manifest(1) == first
 
 
 def test_an_older_snapshot(world: World) -> None:
@@ -352,7 +350,7 @@ def test_an_older_snapshot(world: World) -> None:
 def test_attempts_go_on_counting_without_the_bookkeeping(world: World, nursery: Nursery) -> None:
     """A manifest in the sink, once written, belongs to its attempt for ever."""
     assert world.killed_at(nursery, "group.after_commit:1")
-    manifest = world.context.layout.attempt(1, 0, 1)
+    manifest = Path(world.context.storage.location(world.context.layout.attempt(1, 0, 1)))
     before = manifest.stat().st_mtime_ns
     world.lake.lose("bookkeeping")
     world.take_snapshot()

@@ -60,8 +60,8 @@ class World:
         return Group(self.context, self.context.need_plan(), 0)
 
     def sidecar(self, slice_: int, attempt: int = 1) -> Path:
-        folder = self.group.context.layout.files(self.group.plan.tables[0], 1, 0)
-        return folder / str(attempt) / f"slice-{slice_:05d}.json"
+        name = self.context.layout.slice(self.group.plan.tables[0], 1, 0, attempt, slice_)
+        return Path(self.context.storage.location(name))
 
     def equal(self, nursery: Nursery) -> bool:
         name = "AIRFLOW_CONN_CDC_SOURCE"

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
-from airflow_provider_cdc.sinks.files import write_file
+from airflow_provider_cdc.sinks.files import ChangeFile, read_file, row_groups, write_file
+from airflow_provider_cdc.sinks.storage import LocalStorage
 
 ROWS = 3000
 
@@ -28,8 +30,9 @@ def _table() -> pa.Table:
 
 def test_dictionaries_and_statistics_only_where_they_are_of_use(tmp_path: Path) -> None:
     rows = _table()
+    storage = LocalStorage(tmp_path)
     file = write_file(
-        tmp_path, "a/b.parquet", rows.schema, [rows.slice(0, 10), rows.slice(10)], "id", ordered_by=["key"]
+        storage, "a/b.parquet", rows.schema, [rows.slice(0, 10), rows.slice(10)], "id", ordered_by=["key"]
     )
     assert (file.rows, file.low, file.high) == (ROWS, 0, ROWS - 1)
     with pq.ParquetFile(tmp_path / "a/b.parquet") as parquet:
@@ -37,10 +40,38 @@ def test_dictionaries_and_statistics_only_where_they_are_of_use(tmp_path: Path) 
         columns = [parquet.metadata.row_group(0).column(i) for i in range(rows.num_columns)]
     assert {c.path_in_schema for c in columns if c.has_dictionary_page} == {"with.dot", "town"}
     assert {c.path_in_schema for c in columns if c.is_stats_set} == {"id", "key", "with.dot"}
+    assert file.size == storage.size("a/b.parquet") == (tmp_path / "a/b.parquet").stat().st_size
+
+
+@pytest.mark.parametrize("columns", [None, ["with.dot", "id"]])
+def test_rows_are_read_as_they_were_written(tmp_path: Path, columns: list[str] | None) -> None:
+    """Whole, some columns (a dot is no path into a struct), or row group by row group."""
+    storage, rows = LocalStorage(tmp_path), _table()
+    with storage.open("f", "wb") as file, pq.ParquetWriter(file, rows.schema) as writer:
+        for begin in range(0, ROWS, ROWS // 3):
+            writer.write_table(rows.slice(begin, ROWS // 3))
+    wanted = rows if columns is None else rows.select(columns)
+    assert read_file(storage, "f", rows.schema, columns) == wanted
+    portions = list(row_groups(storage, "f", rows.schema, columns))
+    assert len(portions) > 2 and pa.concat_tables(portions) == wanted
+
+
+def test_changes_before_a_truncate_do_not_count(tmp_path: Path) -> None:
+    storage, rows = LocalStorage(tmp_path), _table()
+    file = ChangeFile(storage, "f", rows.schema)
+    file.add(rows.to_batches()[0].slice(0, 5))
+    file.empty()
+    for n in range(5, 8):
+        file.add(rows.to_batches()[0].slice(n, 1))
+    file.close()
+    assert read_file(storage, "f", rows.schema) == rows.slice(5, 3)
+    file = ChangeFile(storage, "none", rows.schema)
+    file.close()
+    assert read_file(storage, "none", rows.schema) == rows.slice(0, 0)
 
 
 def test_no_rows_at_all(tmp_path: Path) -> None:
     schema = _table().schema
-    assert write_file(tmp_path, "none.parquet", schema, [], "id").rows == 0
-    assert write_file(tmp_path, "empty.parquet", schema, [schema.empty_table()], "id").low is None
+    assert write_file(LocalStorage(tmp_path), "none.parquet", schema, [], "id").rows == 0
+    assert write_file(LocalStorage(tmp_path), "empty.parquet", schema, [schema.empty_table()], "id").low is None
     assert pq.read_schema(tmp_path / "none.parquet") == pq.read_schema(tmp_path / "empty.parquet") == schema

@@ -215,7 +215,7 @@ def test_a_folder_is_listed_with_what_is_below_it(storage: Storage) -> None:
 def test_what_is_not_there(storage: Storage) -> None:
     storage.write("a/b", b"1")
     for name in ("none", "a/none", "none/none", "a", "a/b/none"):
-        assert storage.read(name) is None
+        assert storage.read(name) is None and storage.size(name) is None
         storage.delete(*([name] if name != "a" else []))
         with pytest.raises(OSError):
             storage.open(name, "rb")
@@ -266,7 +266,7 @@ def test_a_file_in_pieces(storage: Storage) -> None:
         for _ in range(10):
             file.write(b"0123456789" * 1000)
         assert file.tell() == 100_000
-    assert listed(storage) == {"new/folder/f": 100_000}
+    assert listed(storage) == {"new/folder/f": 100_000} == {"new/folder/f": storage.size("new/folder/f")}
     with storage.open("new/folder/f", "rb") as file:
         assert file.size() == 100_000
         file.seek(99_995)

@@ -31,7 +31,7 @@ from airflow_provider_cdc.mysql.snapshot import chunk
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.snapshot import run_group
 from airflow_provider_cdc.pipeline import Pipeline
-from airflow_provider_cdc.sinks.layout import write_json
+from airflow_provider_cdc.sinks.storage import LocalStorage, write_json
 from airflow_provider_cdc.spark import session
 from airflow_provider_cdc.spark.snapshot_job import run_on_spark
 
@@ -88,7 +88,7 @@ class OddJob(SnapshotJob):
 
     def _be_odd(self, folder: Path) -> None:
         daemon = Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()
-        write_json(folder / "odd", {"executor": int(daemon[1])})
+        write_json(LocalStorage(folder), "odd", {"executor": int(daemon[1])})
         if self.case == "fails":
             os.kill(os.getpid(), signal.SIGKILL)
         if self.case == "zombie":

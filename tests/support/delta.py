@@ -39,9 +39,12 @@ def put(
     """
 
     def decide(table: DeltaTable) -> Actions:
-        paths = [Path(uri.removeprefix("file://")).relative_to(target.path).as_posix() for uri in table.file_uris()]
+        paths = [
+            Path(uri.removeprefix("file://")).relative_to(target.storage.location()).as_posix()
+            for uri in table.file_uris()
+        ]
         name = f"part-damaged-{uuid.uuid4().hex}.parquet"
-        file = write_file(target.path, name, rows.schema, [rows], stat)
+        file = write_file(target.storage, name, rows.schema, [rows], stat)
         return Actions([file], paths if instead_of is None else list(instead_of))
 
     assert target.transact(decide, {}, Fence("test", 1))

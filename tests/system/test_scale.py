@@ -26,7 +26,8 @@ from airflow_provider_cdc.phases.groups import coverage, targets
 from airflow_provider_cdc.phases.snapshot import adopt_published, run_snapshot
 from airflow_provider_cdc.phases.status import status
 from airflow_provider_cdc.pipeline import Pipeline
-from airflow_provider_cdc.sinks.layout import Layout, read_json, write_json_once
+from airflow_provider_cdc.sinks.layout import Layout
+from airflow_provider_cdc.sinks.storage import read_json, write_json_once
 from tests import ROOT
 
 if TYPE_CHECKING:
@@ -40,23 +41,23 @@ IN_GROUP = 494
 
 def write_slices(job: SnapshotJob) -> list[dict[str, Any]]:
     """What the tasks of a job leave: a manifest for each slice."""
-    layout = Layout(job.root, job.pipeline)
-    plan = Plan.from_json(read_json(layout.share(job.generation, job.group)))
+    layout = Layout(job.pipeline)
+    plan = Plan.from_json(read_json(job.storage, layout.share(job.generation, job.group)))
     wanted, found = slices(plan.chunks), []
     at = plan.p0.at.to_json()
     for no in job.missing:
         table = plan.tables[wanted[no][0].table]
-        folder = layout.files(table, job.generation, job.group) / str(job.attempt)
-        path = (folder / f"slice-{no:05d}.parquet").relative_to(layout.table(table))
+        name = layout.slice(table, job.generation, job.group, job.attempt, no)
+        path = name.removeprefix(f"{layout.table(table)}/").replace(".json", ".parquet")
         chunk = {"lw": at, "hw": at, "rows": 1, "corrected": 0, "seconds": 0.001}
         manifest = {
             "slice": no,
             "table": wanted[no][0].table,
             "fingerprint": table.fingerprint(),
-            "file": {"path": str(path), "size": 1000, "rows": len(wanted[no]), "low": no, "high": no},
+            "file": {"path": path, "size": 1000, "rows": len(wanted[no]), "low": no, "high": no},
             "chunks": [{"no": c.no, **chunk} for c in wanted[no]],
         }
-        write_json_once(folder / f"slice-{no:05d}.json", manifest)
+        write_json_once(job.storage, name, manifest)
         found.append(manifest)
     return found
 

@@ -9,7 +9,6 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,10 +18,11 @@ from deltalake import DeltaTable
 
 from airflow_provider_cdc.core.changes import upserts
 from airflow_provider_cdc.core.schema import SEQ
-from airflow_provider_cdc.sinks.delta.files import LARGE_FILE, SMALL_FILE, Actions, files_of, read_file
+from airflow_provider_cdc.sinks.delta.files import LARGE_FILE, SMALL_FILE, Actions, files_of
 from airflow_provider_cdc.sinks.delta.keyless import counted
-from airflow_provider_cdc.sinks.files import DataFile, write_file
+from airflow_provider_cdc.sinks.files import DataFile, read_file, write_file
 from airflow_provider_cdc.sinks.protocol import Change, Counted, Emptied, Published, Replaced, Upserted
+from airflow_provider_cdc.sinks.storage import Storage
 
 #: Folder of the snapshot's slices in that of the table.
 SLICES = "snapshot"
@@ -33,14 +33,14 @@ class Merge:
     """Merges into one version of a table.
 
     :param table: the table as it stands.
-    :param root: its folder.
+    :param storage: that of its folder.
     :param schema: schema of its rows.
     :param key: names of the key columns.
     :param stat: column that file statistics are kept for.
     """
 
     table: DeltaTable
-    root: Path
+    storage: Storage
     schema: pa.Schema
     key: Sequence[str]
     stat: str | None
@@ -56,7 +56,7 @@ class Merge:
             case Upserted(changes):
                 return self._upserted(changes)
             case Counted(net, since):
-                return counted(self.root, self.schema, self.live, net, since)
+                return counted(self.storage, self.schema, self.live, net, since)
             case Emptied(seq):
                 return self._emptied(seq)
             case Published(slices):
@@ -147,10 +147,10 @@ class Merge:
         return met["row"].filter(newer).to_numpy(), met["change"].filter(pc.invert(newer)).to_numpy()
 
     def _read(self, path: str, columns: Sequence[str] | None = None) -> pa.Table:
-        return read_file(self.root / path, self.schema, columns)
+        return read_file(self.storage, path, self.schema, columns)
 
     def _write(self, rows: pa.Table) -> DataFile:
-        return write_file(self.root, f"part-{uuid.uuid4().hex}.parquet", rows.schema, [rows], self.stat)
+        return write_file(self.storage, f"part-{uuid.uuid4().hex}.parquet", rows.schema, [rows], self.stat)
 
 
 def _published(slices: Sequence[DataFile]) -> Actions:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import uuid
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pyarrow as pa
 from deltalake import DeltaTable
@@ -15,6 +14,7 @@ from airflow_provider_cdc.sinks.delta.files import Actions, files_of
 from airflow_provider_cdc.sinks.delta.table import DeltaTarget
 from airflow_provider_cdc.sinks.files import write_file
 from airflow_provider_cdc.sinks.protocol import Fence, Markers
+from airflow_provider_cdc.sinks.storage import Storage
 
 _SCHEMA = pa.schema(
     [
@@ -33,13 +33,13 @@ _TIDY_EVERY = 200
 class DeltaResumePoint:
     """The resume point of one pipeline: a table with one row.
 
-    :param path: its folder.
+    :param storage: that of its folder.
     :param pipeline: name of the pipeline.
     """
 
-    def __init__(self, path: Path, pipeline: str) -> None:
-        self.target = DeltaTarget(path, _SCHEMA)
-        self._path = path
+    def __init__(self, storage: Storage, pipeline: str) -> None:
+        self.target = DeltaTarget(storage, _SCHEMA)
+        self._storage = storage
         self._pipeline = pipeline
         self._commits = 0
 
@@ -103,7 +103,7 @@ class DeltaResumePoint:
         def decide(table: DeltaTable) -> Actions:
             live = [str(f["path"]) for f in files_of(table)]
             rows = pa.Table.from_pylist([row], schema=_SCHEMA)
-            file = write_file(self._path, f"part-{uuid.uuid4().hex}.parquet", _SCHEMA, [rows], None)
+            file = write_file(self._storage, f"part-{uuid.uuid4().hex}.parquet", _SCHEMA, [rows], None)
             return Actions(add=[file], remove=live)
 
         self.target.transact(decide, {}, fence)

@@ -11,6 +11,7 @@ from airflow_provider_cdc.sinks.delta.table import DeltaTarget
 from airflow_provider_cdc.sinks.layout import Layout
 from airflow_provider_cdc.sinks.protocol import Feature
 from airflow_provider_cdc.sinks.staging import FileStaging
+from airflow_provider_cdc.sinks.storage import Storage, storage_at
 
 
 @dataclass(frozen=True)
@@ -27,16 +28,21 @@ class DeltaSink:
 
     def table(self, table: TableSchema) -> DeltaTarget:
         """Delta table of a captured table."""
-        return DeltaTarget(self._layout.table(table), table.sink_schema, table.key, table.integer_key)
+        folder = self._storage.within(self._layout.table(table))
+        return DeltaTarget(folder, table.sink_schema, table.key, table.integer_key)
 
     def staging(self, epoch: int) -> FileStaging:
         """Folder in which the batches of an epoch wait."""
-        return FileStaging(self._layout.epoch("staging", epoch))
+        return FileStaging(self._storage, self._layout, epoch)
 
     def resume_point(self) -> DeltaResumePoint:
         """The table ``_cdc_progress``."""
-        return DeltaResumePoint(self._layout.progress, self.pipeline)
+        return DeltaResumePoint(self._storage.within(self._layout.progress), self.pipeline)
 
     @property
     def _layout(self) -> Layout:
-        return Layout(self.path, self.pipeline)
+        return Layout(self.pipeline)
+
+    @property
+    def _storage(self) -> Storage:
+        return storage_at(self.path)

@@ -11,7 +11,6 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -21,10 +20,11 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.transaction import AddAction
 
 from airflow_provider_cdc.exceptions import FencedError, TerminalError, TransientError
-from airflow_provider_cdc.sinks.delta.files import Actions, files_of, read_file
+from airflow_provider_cdc.sinks.delta.files import Actions, files_of
 from airflow_provider_cdc.sinks.delta.merge import SLICES, Merge
-from airflow_provider_cdc.sinks.files import DataFile, row_groups, write_file
+from airflow_provider_cdc.sinks.files import DataFile, read_file, row_groups, write_file
 from airflow_provider_cdc.sinks.protocol import Decide, Fence, Markers
+from airflow_provider_cdc.sinks.storage import Storage
 
 _TRIES = 50
 #: Hours for which files are kept that only older versions refer to.
@@ -47,14 +47,14 @@ class _Markers:
 class DeltaTarget:
     """One Delta table.
 
-    :param path: its folder.
+    :param storage: that of its folder.
     :param schema: Arrow schema of its rows.
     :param key: names of the key columns; none if equal rows are told by counting them.
     :param stat: column that file statistics are kept for (a single integer key).
     """
 
-    def __init__(self, path: Path, schema: pa.Schema, key: Sequence[str] = (), stat: str | None = None) -> None:
-        self.path = path
+    def __init__(self, storage: Storage, schema: pa.Schema, key: Sequence[str] = (), stat: str | None = None) -> None:
+        self.storage = storage
         self.schema = schema
         self._key = key
         self._stat = stat
@@ -63,11 +63,11 @@ class DeltaTarget:
     @property
     def name(self) -> str:
         """What messages call the table."""
-        return f"Delta table {self.path}"
+        return f"Delta table {self.storage.location()}"
 
     def exists(self) -> bool:
         """Whether the table has been created."""
-        return DeltaTable.is_deltatable(self.path.as_uri())
+        return DeltaTable.is_deltatable(self.storage.uri())
 
     def create(self, pipeline: str, configuration: Mapping[str, str | None] | None = None) -> None:
         """Create the table if it does not exist.
@@ -77,10 +77,9 @@ class DeltaTarget:
         """
         owner = f"airflow-cdc pipeline {pipeline}"
         if not self.exists():
-            self.path.mkdir(parents=True, exist_ok=True)
             try:
                 DeltaTable.create(
-                    self.path.as_uri(),
+                    self.storage.uri(),
                     self.schema,
                     mode="ignore",
                     description=owner,
@@ -110,7 +109,7 @@ class DeltaTarget:
         """
         try:
             if self._table is None:
-                self._table = DeltaTable(self.path.as_uri())
+                self._table = DeltaTable(self.storage.uri())
             else:
                 self._table.update_incremental()
         except TableNotFoundError:
@@ -161,7 +160,7 @@ class DeltaTarget:
 
         def actions(table: DeltaTable) -> Actions | None:
             change = decide(_Markers(table))
-            merge = Merge(table, self.path, self.schema, self._key, self._stat)
+            merge = Merge(table, self.storage, self.schema, self._key, self._stat)
             return None if change is None else merge.of(change)
 
         return self.transact(actions, markers, fence)
@@ -183,7 +182,7 @@ class DeltaTarget:
             standing = table.transaction_version(fence.name)
             if standing is not None and standing > fence.value:
                 raise FencedError(
-                    f"{fence.name} stands at {standing} in {self.path}, this run has {fence.value}",
+                    f"{fence.name} stands at {standing} in {self.storage.location()}, this run has {fence.value}",
                     "A newer run has taken over; let it work and end this one",
                 )
             actions = decide(table)
@@ -200,9 +199,7 @@ class DeltaTarget:
                 return True
             except CommitFailedError as error:
                 failed = str(error)
-                for file in actions.add:
-                    if file.path.startswith("part-"):
-                        (self.path / file.path).unlink(missing_ok=True)
+                self.storage.delete(*(file.path for file in actions.add if file.path.startswith("part-")))
                 time.sleep(min(1.0, 0.01 * 2**attempt))
         raise TransientError(
             f"the {self.name} could not be committed in {_TRIES} tries: {failed}",
@@ -230,28 +227,27 @@ class DeltaTarget:
 
     def stage(self, place: str, rows: Iterable[pa.Table]) -> DataFile:
         """Write a slice of the snapshot, beside the files of the table."""
-        path = f"{SLICES}/{place}.parquet"
+        name = f"{SLICES}/{place}.parquet"
         try:
-            return write_file(self.path, path, self.schema, rows, self._stat, ordered_by=self._key)
+            return write_file(self.storage, name, self.schema, rows, self._stat, ordered_by=self._key)
         except BaseException:
-            (self.path / path).unlink(missing_ok=True)
+            self.storage.delete(name)
             raise
 
     def staged(self, file: DataFile) -> bool:
         """Whether the file is there, and of the size that was written."""
-        path = self.path / file.path
-        return path.exists() and path.stat().st_size == file.size
+        return self.storage.size(file.path) == file.size
 
     def read_staged(self, file: DataFile) -> Iterator[pa.Table]:
         """The rows of a slice, row group by row group."""
-        return row_groups(self.path / file.path, self.schema)
+        return row_groups(self.storage, file.path, self.schema)
 
     def discard(self, file: DataFile) -> None:
         """Remove the file of a slice."""
-        (self.path / file.path).unlink(missing_ok=True)
+        self.storage.delete(file.path)
 
     def _rows(self, table: DeltaTable) -> pa.Table:
-        found = [read_file(self.path / f["path"], self.schema) for f in files_of(table)]
+        found = [read_file(self.storage, str(f["path"]), self.schema) for f in files_of(table)]
         return pa.concat_tables(found) if found else self.schema.empty_table()
 
     def _delta_actions(self, actions: Actions) -> list[AddAction | RemoveAction]:

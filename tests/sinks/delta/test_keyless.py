@@ -18,6 +18,7 @@ from airflow_provider_cdc.sinks import files as data_files
 from airflow_provider_cdc.sinks.delta import keyless
 from airflow_provider_cdc.sinks.delta.files import Actions
 from airflow_provider_cdc.sinks.delta.keyless import counted
+from airflow_provider_cdc.sinks.storage import LocalStorage
 
 Row = tuple[int | None, str | None]
 SCHEMA = pa.schema(
@@ -47,7 +48,7 @@ class Files:
     def merge(self, insert: Sequence[Row], delete: Sequence[Row], *, since: int = 0) -> Actions:
         change = net(pa.concat_tables([table(delete, "d", 100), table(insert, "u", 200)]), ["a", "v.w"])
         live = [{"path": path, "size_bytes": size} for path, size in self.live.items()]
-        done = counted(self.root, SCHEMA, live, change, since)
+        done = counted(LocalStorage(self.root), SCHEMA, live, change, since)
         for path in done.remove:
             del self.live[path]
         self.live.update({file.path: file.size for file in done.add})

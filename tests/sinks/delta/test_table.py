@@ -16,12 +16,13 @@ from airflow_provider_cdc.core.schema import OP, SEQ, TS
 from airflow_provider_cdc.exceptions import FencedError, TerminalError, TransientError
 from airflow_provider_cdc.sinks.delta import merge
 from airflow_provider_cdc.sinks.delta import table as module
-from airflow_provider_cdc.sinks.delta.files import Actions, read_file
+from airflow_provider_cdc.sinks.delta.files import Actions
 from airflow_provider_cdc.sinks.delta.merge import Merge
 from airflow_provider_cdc.sinks.delta.table import DeltaTarget
-from airflow_provider_cdc.sinks.files import write_file
-from airflow_provider_cdc.sinks.layout import Layout, folder, read_json, write_json
+from airflow_provider_cdc.sinks.files import read_file, write_file
+from airflow_provider_cdc.sinks.layout import folder
 from airflow_provider_cdc.sinks.protocol import Emptied, Fence, Markers, Published, Upserted
+from airflow_provider_cdc.sinks.storage import LocalStorage, Storage
 
 SCHEMA = pa.schema(
     [
@@ -35,20 +36,24 @@ SCHEMA = pa.schema(
 FENCE = Fence("epoch", 1)
 
 
+def folder_of(target: DeltaTarget) -> Path:
+    return Path(target.storage.location())
+
+
 def rows(*listed: tuple[int, str, int, str]) -> pa.Table:
     data = [dict(zip(SCHEMA.names, (*row, 0), strict=True)) for row in listed]
     return pa.Table.from_pylist(data, schema=SCHEMA)
 
 
 def made(folder: Path, stat: str | None = "id") -> DeltaTarget:
-    target = DeltaTarget(folder / "t", SCHEMA, ["id"], stat)
+    target = DeltaTarget(LocalStorage(folder / "t"), SCHEMA, ["id"], stat)
     target.create("p")
     return target
 
 
 def add(target: DeltaTarget, name: str, table: pa.Table, marker: dict[str, int] | None = None) -> bool:
     """Add a file, as a chunk group does."""
-    file = write_file(target.path, f"snapshot/{name}.parquet", table.schema, [table], "id")
+    file = write_file(target.storage, f"snapshot/{name}.parquet", table.schema, [table], "id")
     return target.commit(lambda _: Published([file]), marker or {}, FENCE)
 
 
@@ -76,7 +81,7 @@ def test_a_marker_stands_in_the_same_transaction(tmp_path: Path) -> None:
     version = target.load().version()
     assert add(target, "a", rows((1, "a", 1, "r")), {"m": 7, "n": 2**62})
     assert target.load().version() == version + 1
-    again = DeltaTarget(target.path, SCHEMA, ["id"], "id")
+    again = DeltaTarget(target.storage, SCHEMA, ["id"], "id")
     assert (again.markers().get("m"), again.markers().get("n"), held(again)) == (7, 2**62, {1: ("a", 1)})
 
 
@@ -130,7 +135,7 @@ def test_of_two_attempts_the_first_wins(tmp_path: Path) -> None:
         if len(asked) == 1:
             assert add(one, "first", rows((1, "first", 1, "r")), {"group": 1})
         second = rows((1, "second", 1, "r"))
-        return Published([write_file(two.path, "snapshot/second.parquet", second.schema, [second], "id")])
+        return Published([write_file(two.storage, "snapshot/second.parquet", second.schema, [second], "id")])
 
     assert not two.commit(decide, {"group": 2}, FENCE)
     assert asked == [None, 1]
@@ -220,9 +225,9 @@ def test_files_whose_keys_lie_elsewhere_are_left_alone(tmp_path: Path, monkeypat
     read: list[str] = []
     whole = read_file
 
-    def noted(path: Path, *rest: Any) -> Any:
-        read.append(str(path.relative_to(target.path)))
-        return whole(path, *rest)
+    def noted(storage: Storage, name: str, *rest: Any) -> Any:
+        read.append(name)
+        return whole(storage, name, *rest)
 
     monkeypatch.setattr(merge, "read_file", noted)
     upsert(target, (12, "new", 2, "c"))
@@ -252,7 +257,7 @@ def test_large_files_are_not_written_again_for_new_rows(tmp_path: Path, monkeypa
 def test_keys_are_exact_values(tmp_path: Path) -> None:
     """'a' and 'A' are two keys here: which of them are one row is the server's business."""
     schema = pa.schema([("k", pa.string()), *list(SCHEMA)[2:]])
-    target = DeltaTarget(tmp_path / "t", schema, ["k"])
+    target = DeltaTarget(LocalStorage(tmp_path / "t"), schema, ["k"])
     target.create("p")
 
     def change(*listed: tuple[str, int, str]) -> pa.Table:
@@ -275,12 +280,12 @@ def test_another_writer_between_reading_and_committing(tmp_path: Path) -> None:
 
     def decide(table: DeltaTable) -> Actions | None:
         change = Upserted(rows((1, "new", 2, "u"), (3, "c", 2, "c")))
-        actions = Merge(table, target.path, SCHEMA, ["id"], "id").of(change)
+        actions = Merge(table, target.storage, SCHEMA, ["id"], "id").of(change)
         times.append(table.version())
         if len(times) == 1:
-            DeltaTable(str(target.path)).optimize.compact()
+            DeltaTable(target.storage.location()).optimize.compact()
         elif len(times) == 2:
-            write_deltalake(str(target.path), rows((9, "other", 1, "r")), mode="append")
+            write_deltalake(target.storage.location(), rows((9, "other", 1, "r")), mode="append")
         return actions
 
     assert target.transact(decide, {"m": 2}, FENCE)
@@ -288,18 +293,18 @@ def test_another_writer_between_reading_and_committing(tmp_path: Path) -> None:
     assert held(target) == {1: ("new", 2), 2: ("b", 1), 3: ("c", 2), 9: ("other", 1)}
     # What the two failed tries wrote is gone again.
     live = {Path(uri).name for uri in target.load().file_uris()}
-    assert {p.name for p in target.path.glob("part-*.parquet")} - live == _removed(target)
+    assert {p.name for p in folder_of(target).glob("part-*.parquet")} - live == _removed(target)
 
 
 def _removed(target: DeltaTarget) -> set[str]:
     """Files that earlier versions refer to: those of the OPTIMIZE and of the append that were merged since."""
     names: set[str] = set()
-    for log in (target.path / "_delta_log").glob("*.json"):
+    for log in (folder_of(target) / "_delta_log").glob("*.json"):
         for line in log.read_text().splitlines():
             action = json.loads(line)
             if "remove" in action:
                 names.add(action["remove"]["path"])
-    return {n for n in names if n.startswith("part-") and (target.path / n).exists()}
+    return {n for n in names if n.startswith("part-") and (folder_of(target) / n).exists()}
 
 
 def test_others_who_never_leave_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,30 +329,30 @@ def test_others_who_never_leave_room(tmp_path: Path, monkeypatch: pytest.MonkeyP
 )
 def test_features_under_which_a_file_does_not_tell_its_rows(tmp_path: Path, configuration: dict[str, str]) -> None:
     target = made(tmp_path)
-    log = target.path / "_delta_log" / "00000000000000000001.json"
+    log = folder_of(target) / "_delta_log" / "00000000000000000001.json"
     feature = "deletionVectors" if "Deletion" in next(iter(configuration)) else "columnMapping"
     log.write_text(
         f'{{"protocol":{{"minReaderVersion":3,"minWriterVersion":7,"readerFeatures":["{feature}"],'
         f'"writerFeatures":["{feature}"]}}}}\n'
     )
     with pytest.raises(TerminalError, match=f"uses {feature}.*fresh sink.path"):
-        DeltaTarget(target.path, SCHEMA).load()
+        DeltaTarget(target.storage, SCHEMA).load()
 
 
 def test_a_table_of_another_pipeline(tmp_path: Path) -> None:
     target = made(tmp_path)
     with pytest.raises(TerminalError, match=r"not made by pipeline q\. Choose another sink\.path"):
-        DeltaTarget(target.path, SCHEMA).create("q")
+        DeltaTarget(target.storage, SCHEMA).create("q")
 
 
 def test_a_table_with_other_columns(tmp_path: Path) -> None:
     target = made(tmp_path)
     with pytest.raises(TerminalError, match="has other columns"):
-        DeltaTarget(target.path, SCHEMA.remove(1)).create("p")
+        DeltaTarget(target.storage, SCHEMA.remove(1)).create("p")
 
 
 def test_a_table_that_is_gone(tmp_path: Path) -> None:
-    target = DeltaTarget(tmp_path / "gone", SCHEMA)
+    target = DeltaTarget(LocalStorage(tmp_path / "gone"), SCHEMA)
     assert not target.exists() and target.markers().get("m") is None
     with pytest.raises(TerminalError, match="is missing"):
         target.load()
@@ -357,10 +362,10 @@ def test_old_files_are_tidied_and_live_ones_stay(tmp_path: Path) -> None:
     target = made(tmp_path)
     for n in range(3):
         upsert(target, (n, "x", n + 1, "c"))
-    before = len(list(target.path.glob("part-*")))
+    before = len(list(folder_of(target).glob("part-*")))
     target.tidy(0)
-    assert (before, len(list(target.path.glob("part-*")))) == (3, 1)
-    assert len(held(DeltaTarget(target.path, SCHEMA, ["id"], "id"))) == 3
+    assert (before, len(list(folder_of(target).glob("part-*")))) == (3, 1)
+    assert len(held(DeltaTarget(target.storage, SCHEMA, ["id"], "id"))) == 3
 
 
 def test_an_empty_table_reads_as_one(tmp_path: Path) -> None:
@@ -401,12 +406,3 @@ def test_folders_are_one_path_part_each_and_differ(names: list[str]) -> None:
     found = [folder(name) for name in names]
     assert len(set(found)) == len(names)
     assert all(f not in (".", "..") and "/" not in f and f == Path(f).name for f in found)
-
-
-def test_json_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
-    path = Layout(tmp_path, "p").plan
-    assert read_json(path) is None
-    write_json(path, {"a": 1})
-    with pytest.raises(TypeError):
-        write_json(path, {"a": object()})
-    assert read_json(path) == {"a": 1}
