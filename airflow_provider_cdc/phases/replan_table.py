@@ -15,6 +15,7 @@ from airflow_provider_cdc.mysql.snapshot.planner import make_amendment
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.groups import group_marker
 from airflow_provider_cdc.sinks.layout import write_json_once
+from airflow_provider_cdc.sinks.protocol import Feature
 
 
 def replan_table(context: Context, plan: Plan, error: TableAlteredError) -> None:
@@ -34,6 +35,7 @@ def replan_table(context: Context, plan: Plan, error: TableAlteredError) -> None
     markers = context.sink.table(table).markers()
     if any(markers.get(group_marker(plan, group)) is not None for group in plan.groups_of(index)):
         raise TableAlteredError(f"{error.message}, when a part of it was published already", error.remedy)
+    context.need(Feature.REREAD, error.message)
     with closing(connect(context.connect_args)) as connection:
         amendment = make_amendment(connection, plan, index, context.pipeline.keeps)
     if write_json_once(context.layout.amendment(plan.generation, index, table.revision + 1), amendment):

@@ -45,7 +45,7 @@ from airflow_provider_cdc.phases.retention import RetentionGuard
 from airflow_provider_cdc.sinks.files import DataFile
 from airflow_provider_cdc.sinks.layout import write_json
 from airflow_provider_cdc.sinks.notes import Notes
-from airflow_provider_cdc.sinks.protocol import Markers, Published, SinkTable
+from airflow_provider_cdc.sinks.protocol import Feature, Markers, Published, SinkTable
 from airflow_provider_cdc.store import Store
 
 #: Replication server ids of workers: their slots follow the stream's and ``verify``'s. Groups that are read at the
@@ -245,6 +245,7 @@ def _first(work: Group, held: Claim, run: Runner) -> tuple[str, int]:
 
 def _again(work: Group, store: Store, held: Claim, run: Runner) -> tuple[str, int]:
     """Read a published group again, or go on with an earlier try of the same request."""
+    work.context.need(Feature.REREAD, f"group {work.number} is to be read again")
     since, lineage = work.context.stand(work.plan)
     try:
         staged = _asked(work, held, lineage)
