@@ -28,6 +28,7 @@ from airflow_provider_cdc.core.spark_conf import check_conf, check_master
 from airflow_provider_cdc.core.start import SNAPSHOT, Start, check_start
 from airflow_provider_cdc.core.strict_yaml import parse
 from airflow_provider_cdc.exceptions import NotReadyError
+from airflow_provider_cdc.sinks.registry import KINDS
 
 #: Highest value of ``source.server_id``: the slots of a pipeline follow it and must stay below 2^32.
 MAX_SERVER_ID = 2**32 - 1 - slots.LAST
@@ -258,7 +259,7 @@ class Sink:
     """Where rows go.
 
     :param path: absolute folder; one table a folder: ``<path>/<database>/<table>``.
-    :param kind: ``delta``.
+    :param kind: ``delta``; one of :data:`airflow_provider_cdc.sinks.registry.KINDS`.
     :param deletes: ``hard``: a deleted row is gone.
     """
 
@@ -267,7 +268,7 @@ class Sink:
     deletes: str = "hard"
 
     def __post_init__(self) -> None:
-        _choice("sink.kind", self.kind, ("delta",), _SINK_KINDS, "Use delta")
+        _choice("sink.kind", self.kind, tuple(KINDS), _SINK_KINDS, f"Use {' or '.join(KINDS)}")
         path: object = self.path
         if not isinstance(path, str):
             _bad("sink.path", path, "the absolute path of a folder, such as /data/lake")

@@ -14,6 +14,8 @@ from tests.support import jvm
 from tests.support.mariadb import MariaDBServer, NewestMariaDBServer
 from tests.support.servers import MySQLServer, ServerUnavailable
 
+pytest.register_assert_rewrite("tests.sinks.conformance")
+
 # A shell starts what runs in the background with SIGINT ignored, and so would every process that a test interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -24,6 +24,7 @@ from airflow_provider_cdc.mysql.snapshot.planner import make_plan
 from airflow_provider_cdc.phases.liveness import Watcher
 from airflow_provider_cdc.pipeline import Pipeline
 from airflow_provider_cdc.sinks.layout import Layout, LocalFiles, amendments_of, read_plan
+from airflow_provider_cdc.sinks.protocol import Feature
 from airflow_provider_cdc.sinks.registry import open_sink
 from airflow_provider_cdc.sinks.storage import Storage, storage_at, write_json_once
 
@@ -108,6 +109,18 @@ class Context:
     def sink(self) -> Sink:
         """The sink; its module is loaded now."""
         return open_sink(self.pipeline.sink.kind, self.pipeline.sink.path, self.pipeline.name)
+
+    def need(self, feature: Feature, what: str) -> None:
+        """Refuse what the sink does not support.
+
+        :param what: what needs the feature.
+        :raises NotReadyError: if the sink does not have it.
+        """
+        if feature not in self.sink.supports:
+            raise NotReadyError(
+                f"{what}: a sink of kind {self.pipeline.sink.kind} does not support {feature}",
+                "Use another sink.kind, or leave out what needs this",
+            )
 
     def store(self) -> Store:
         """The bookkeeping database, created or brought up to date if needed."""
@@ -198,6 +211,9 @@ class Context:
         if plan is None:
             newest = store.snapshot(self.pipeline.name)
             plan = self.new_plan(1 if newest is None else newest.generation + 1)
+            for table in plan.tables:
+                if not table.key:
+                    self.need(Feature.KEYLESS, f"table {table.label} has no usable key")
             self._refuse_lost_plan(plan)
             self.storage.make_private(self.layout.private)  # it holds bounds of keys
             if not write_json_once(self.storage, self.layout.plan, plan.to_json()):

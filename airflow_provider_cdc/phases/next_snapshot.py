@@ -20,7 +20,7 @@ from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.phases.apply import epoch_fence, highest_epoch, stream_marker
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.groups import targets
-from airflow_provider_cdc.sinks.protocol import Fenced
+from airflow_provider_cdc.sinks.protocol import Feature, Fenced
 from airflow_provider_cdc.sinks.storage import read_json, write_json, write_json_once
 from airflow_provider_cdc.store import Store
 
@@ -60,6 +60,7 @@ def _begin_again(context: Context, store: Store) -> None:
             why = error.message
         except CdcError:
             return  # the stream says what is wrong
+    context.need(Feature.REREAD, "stream.on_purged is reread")
     context.watcher.refuse(store, name)
     written: list[Fenced] = [table for table in (*targets(context, plan), progress) if table.exists()]
     fence = epoch_fence(name, highest_epoch(name, written) + 1)

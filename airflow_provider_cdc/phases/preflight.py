@@ -28,6 +28,7 @@ from airflow_provider_cdc.mysql.server.session import connect, pairs, rows, valu
 from airflow_provider_cdc.mysql.server.throttle import replica_lag
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.retention import forecast
+from airflow_provider_cdc.sinks.protocol import Feature
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ def preflight(context: Context, *, spark: bool = True) -> list[Finding]:
     """
     found: list[Finding] = []
     found += _one(lambda: _sink(Path(context.pipeline.sink.path)))
+    found += _one(lambda: _supported(context))
     found += _one(lambda: _safety(context))
     if spark:
         found += _one(_runtime)
@@ -117,6 +119,13 @@ def _sink(path: Path) -> Iterator[Finding]:
         return
     free = shutil.disk_usage(existing).free
     yield Finding("ok", f"sink {path} is writable, {free / 1e9:.1f} GB free")
+
+
+def _supported(context: Context) -> Iterator[Finding]:
+    """What the sink cannot do of what the pipeline asks for; of tables, :func:`_table` says it."""
+    if context.pipeline.stream.on_purged == "reread":
+        context.need(Feature.REREAD, "stream.on_purged is reread")
+    yield from ()
 
 
 def _safety(context: Context) -> Iterator[Finding]:
@@ -289,9 +298,8 @@ def _tables(context: Context, connection: Connection[Any]) -> list[Finding]:
     found += _one(lambda: _created_since(context, matched))
     found += _one(lambda: _replica(context, connection, matched))
     found += _one(lambda: _retention(context, connection, matched))
-    keeps = context.pipeline.keeps
     for database, table, engine in matched:
-        found += _one(lambda d=database, t=table, e=engine: _table(connection, d, t, e, keeps))  # type: ignore[misc]
+        found += _one(lambda d=database, t=table, e=engine: _table(context, connection, d, t, e))  # type: ignore[misc]
     return found
 
 
@@ -406,10 +414,8 @@ def _created_since(context: Context, matched: list[tuple[str, str, str]]) -> Ite
             )
 
 
-def _table(
-    connection: Connection[Any], database: str, table: str, engine: str, keeps: Callable[[str, str, str], bool]
-) -> Iterator[Finding]:
-    schema: TableSchema = read_schema(connection, database, table, engine, keeps)
+def _table(context: Context, connection: Connection[Any], database: str, table: str, engine: str) -> Iterator[Finding]:
+    schema: TableSchema = read_schema(connection, database, table, engine, context.pipeline.keeps)
     # Every column: with a right on some of them the others would not even be listed.
     _granted(lambda: rows(connection, f"SELECT * FROM {table_name(schema)} LIMIT 0"), "SELECT", table_name(schema))
     more = sum(1 for c in schema.columns if c.name in schema.left_out and not c.hidden)
@@ -425,6 +431,7 @@ def _table(
     if schema.key:
         yield Finding("ok", f"{said}, key ({', '.join(schema.key)})")
         return
+    context.need(Feature.KEYLESS, f"table {schema.label} has no usable key")
     yield Finding(
         "warning",
         f"{said}, no usable key{why_no_key(connection, schema)}: it is read whole, in one go that cannot be resumed "

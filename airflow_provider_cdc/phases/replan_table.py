@@ -14,6 +14,7 @@ from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.mysql.snapshot.planner import make_amendment
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.groups import group_marker
+from airflow_provider_cdc.sinks.protocol import Feature
 from airflow_provider_cdc.sinks.storage import write_json_once
 
 
@@ -34,6 +35,7 @@ def replan_table(context: Context, plan: Plan, error: TableAlteredError) -> None
     markers = context.sink.table(table).markers()
     if any(markers.get(group_marker(plan, group)) is not None for group in plan.groups_of(index)):
         raise TableAlteredError(f"{error.message}, when a part of it was published already", error.remedy)
+    context.need(Feature.REREAD, error.message)
     with closing(connect(context.connect_args)) as connection:
         amendment = make_amendment(connection, plan, index, context.pipeline.keeps)
     name = context.layout.amendment(plan.generation, index, table.revision + 1)

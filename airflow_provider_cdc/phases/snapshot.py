@@ -42,7 +42,7 @@ from airflow_provider_cdc.phases.replan_table import replan_table
 from airflow_provider_cdc.phases.reread import Staged, forget, settle, stage, unfit, waiting
 from airflow_provider_cdc.phases.restarts import note_restart
 from airflow_provider_cdc.phases.retention import RetentionGuard
-from airflow_provider_cdc.sinks.protocol import SinkTable
+from airflow_provider_cdc.sinks.protocol import Feature, SinkTable
 from airflow_provider_cdc.sinks.storage import write_json
 from airflow_provider_cdc.store import Store
 
@@ -212,6 +212,7 @@ def _first(work: Group, held: Claim, run: Runner) -> tuple[str, int]:
 
 def _again(work: Group, store: Store, held: Claim, run: Runner) -> tuple[str, int]:
     """Read a published group again, or go on with an earlier try of the same request."""
+    work.context.need(Feature.REREAD, f"group {work.number} is to be read again")
     since, lineage = work.context.stand(work.plan)
     try:
         staged = _asked(work, held, lineage)

@@ -1,0 +1,543 @@
+"""What every sink must do. A sink's tests inherit :class:`SinkConformance`, give a factory and a way to break commits.
+
+Exactly-once rests on each of these. What a sink does not support by name (:class:`Feature`) is skipped.
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from airflow_provider_cdc.core.multiset import MissingRowsError, net
+from airflow_provider_cdc.core.offset import Lineage, Offset, Position
+from airflow_provider_cdc.core.schema import OP, SEQ, TS, Column, TableSchema
+from airflow_provider_cdc.exceptions import FencedError, TerminalError
+from airflow_provider_cdc.sinks.files import DataFile
+from airflow_provider_cdc.sinks.protocol import (
+    Change,
+    Counted,
+    Emptied,
+    Feature,
+    Fence,
+    Markers,
+    Published,
+    Readable,
+    Replaced,
+    Sink,
+    SinkTable,
+    Upserted,
+)
+
+INT = Column("id", "int", "int", nullable=False)
+TEXT = Column("v.w", "varchar", "varchar(20)", nullable=True, charset="utf8mb4")  # a dot is not a path
+KEYED = TableSchema("shop", "orders", (INT, TEXT), ("id",))
+TWO = TableSchema("shop", "two", (INT, TEXT), ("v.w", "id"))
+KEYLESS = TableSchema("shop", "log", (INT, TEXT), ())
+FENCE = Fence("epoch", 1)
+
+Row = tuple[int, str | None, int, str]
+
+
+def rows(table: TableSchema, *listed: Row) -> pa.Table:
+    """Rows as (id, text, ``_cdc_seq``, ``_cdc_op``)."""
+    names = table.sink_schema.names
+    return pa.Table.from_pylist([dict(zip(names, (*row, 0), strict=True)) for row in listed], table.sink_schema)
+
+
+def once(marker: str, value: int, change: Change) -> Callable[[Markers], Change | None]:
+    """As the phases decide: what the marker says is done is not done again."""
+    return lambda markers: None if (markers.get(marker) or 0) >= value else change
+
+
+class SinkConformance:
+    """Inherit it as ``TestMySink(SinkConformance)``."""
+
+    def open(self, folder: Path) -> Sink:
+        """The sink of a pipeline ``p`` below a folder; called again it opens the same one."""
+        raise NotImplementedError
+
+    def broken(self, monkeypatch: pytest.MonkeyPatch, *, made: bool) -> AbstractContextManager[None]:
+        """Whatever makes a commit stand fails within: after it was made (the answer is lost), or before."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------ helpers
+
+    @pytest.fixture
+    def sink(self, tmp_path: Path) -> Sink:
+        return self.open(tmp_path)
+
+    def made(self, sink: Sink, table: TableSchema = KEYED) -> SinkTable:
+        target = sink.table(table)
+        target.create("p")
+        return target
+
+    def held(self, target: SinkTable) -> Counter[tuple[int, str | None, int]]:
+        """What is in a table: (id, text, ``_cdc_seq``)."""
+        assert isinstance(target, Readable)
+        found, _ = target.read()
+        return Counter((r["id"], r["v.w"], r[SEQ]) for r in found.to_pylist())
+
+    def publish(self, target: SinkTable, group: int, attempt: int, *listed: Row, table: TableSchema = KEYED) -> bool:
+        """As a chunk group is published."""
+        files = [target.stage(f"1/{group}/{attempt}/slice", [rows(table, *listed)])]
+        return target.commit(
+            lambda markers: Published(files) if markers.get(f"group/{group}") is None else None,
+            {f"group/{group}": attempt},
+            FENCE,
+        )
+
+    def upsert(self, target: SinkTable, seq: int, *listed: Row, fence: Fence = FENCE) -> bool:
+        """As a batch is applied that ends at ``seq``."""
+        return target.commit(once("stream", seq, Upserted(rows(KEYED, *listed))), {"stream": seq}, fence)
+
+    # ------------------------------------------------------------ tables
+
+    def test_it_travels(self, sink: Sink) -> None:
+        """To tasks in other processes."""
+        assert pickle.loads(pickle.dumps(sink)) == sink
+
+    def test_a_table_is_made_once(self, sink: Sink, tmp_path: Path) -> None:
+        target = sink.table(KEYED)
+        assert not target.exists() and target.markers().get("m") is None
+        target.create("p")
+        self.publish(target, 0, 1, (1, "a", 1, "r"))
+        again = self.made(self.open(tmp_path))
+        assert target.exists() and again.exists() and self.held(again) == {(1, "a", 1): 1}
+
+    def test_another_pipeline_is_refused(self, sink: Sink) -> None:
+        self.made(sink)
+        with pytest.raises(TerminalError):
+            sink.table(KEYED).create("q")
+
+    def test_other_columns_are_refused(self, sink: Sink) -> None:
+        self.made(sink)
+        with pytest.raises(TerminalError):
+            sink.table(replace(KEYED, columns=(INT,))).create("p")
+
+    def test_tables_do_not_meet(self, sink: Sink) -> None:
+        one, two = self.made(sink), self.made(sink, TWO)
+        self.publish(one, 0, 1, (1, "a", 1, "r"))
+        assert self.held(two) == {} and two.markers().get("group/0") is None
+
+    def test_tidying_takes_nothing_that_is_there(self, sink: Sink) -> None:
+        target = self.made(sink)
+        for seq in range(1, 4):
+            self.upsert(target, seq, (seq, "a", seq, "c"))
+        target.tidy()
+        assert self.held(target) == {(n, "a", n): 1 for n in range(1, 4)}
+
+    # ------------------------------------------------------------ markers and fences
+
+    def test_markers_stand_with_the_rows(self, sink: Sink, tmp_path: Path) -> None:
+        target = self.made(sink)
+        files = [target.stage("1/0/1/slice", [rows(KEYED, (1, "a", 1, "r"))])]
+        assert target.commit(lambda _: Published(files), {"m": 7, "n": 2**62}, FENCE)
+        again = self.open(tmp_path).table(KEYED)
+        assert isinstance(again, Readable)
+        found, markers = again.read()
+        assert [markers.get(name) for name in ("m", "n", "epoch", "other")] == [7, 2**62, 1, None]
+        assert found.num_rows == 1 and again.markers().get("n") == 2**62
+
+    def test_markers_are_those_of_the_rows_that_were_read(self, sink: Sink) -> None:
+        target = self.made(sink)
+        self.upsert(target, 5, (1, "a", 5, "c"))
+        assert isinstance(target, Readable)
+        found, markers = target.read()
+        self.upsert(target, 6, (2, "b", 6, "c"))
+        target.markers()
+        assert found.num_rows == 1 and markers.get("stream") == 5
+
+    def test_deciding_for_nothing(self, sink: Sink) -> None:
+        target = self.made(sink)
+        assert not target.commit(lambda _: None, {"m": 1}, FENCE)
+        assert target.markers().get("m") is None and target.markers().get("epoch") is None
+
+    def test_an_older_epoch(self, sink: Sink) -> None:
+        old, new = self.made(sink), self.made(sink)
+        self.upsert(old, 1, (1, "old", 1, "c"))
+        new.raise_fence(Fence("epoch", 2))
+        new.raise_fence(Fence("epoch", 2))
+        with pytest.raises(FencedError):
+            self.upsert(old, 2, (2, "late", 2, "c"))
+        with pytest.raises(FencedError):
+            old.raise_fence(FENCE)
+        self.upsert(new, 3, (3, "new", 3, "c"), fence=Fence("epoch", 2))
+        assert self.held(new) == {(1, "old", 1): 1, (3, "new", 3): 1}
+
+    def test_overtaken_between_decision_and_commit(self, sink: Sink) -> None:
+        old, new = self.made(sink), self.made(sink)
+
+        def decide(_: Markers) -> Upserted:
+            new.raise_fence(Fence("epoch", 2))
+            return Upserted(rows(KEYED, (1, "late", 1, "c")))
+
+        with pytest.raises(FencedError):
+            old.commit(decide, {}, FENCE)
+        assert self.held(new) == {}
+
+    def test_fences_of_different_names_do_not_meet(self, sink: Sink) -> None:
+        target = self.made(sink)
+        target.raise_fence(Fence("generation", 5))
+        self.upsert(target, 1, (1, "a", 1, "c"))
+        assert (target.markers().get("generation"), target.markers().get("epoch")) == (5, 1)
+
+    # ------------------------------------------------------------ crashes
+
+    def test_a_replayed_batch(self, sink: Sink) -> None:
+        """Whole, and cut differently."""
+        target = self.made(sink)
+        assert self.upsert(target, 9, (1, "a", 5, "c"), (2, "b", 9, "c"))
+        before = self.held(target)
+        assert not self.upsert(target, 9, (1, "a", 5, "c"), (2, "b", 9, "c"))
+        assert not self.upsert(target, 5, (1, "a", 5, "c"))
+        assert self.held(target) == before
+
+    def test_a_change_counts_only_if_it_is_newer(self, sink: Sink) -> None:
+        target = self.made(sink)
+        self.publish(target, 0, 1, (1, "a", 10, "r"), (2, "b", 10, "r"), (3, "c", 10, "r"), (4, "d", 10, "r"))
+        self.upsert(target, 20, (1, "same", 10, "u"), (2, "older", 9, "d"), (3, "newer", 11, "u"), (4, None, 12, "d"))
+        assert self.held(target) == {(1, "a", 10): 1, (2, "b", 10): 1, (3, "newer", 11): 1}
+
+    @pytest.mark.parametrize("made", [False, True])
+    def test_a_crash_at_the_commit(
+        self, sink: Sink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: bool
+    ) -> None:
+        """Before it, or after it with its fate unknown. Who comes then does the same again."""
+        target = self.made(sink)
+        self.publish(target, 0, 1, (1, "a", 1, "r"), (2, "b", 1, "r"))
+        batch: tuple[Row, ...] = ((1, "new", 5, "u"), (2, None, 5, "d"), (3, "c", 5, "c"))
+        try:
+            with self.broken(monkeypatch, made=made):
+                self.upsert(target, 5, *batch)
+        except Exception:
+            pass  # it need not be raised if the sink has found out for itself
+        again = self.made(self.open(tmp_path))
+        if made:
+            assert self.held(again) == {(1, "new", 5): 1, (3, "c", 5): 1}
+        else:
+            assert self.held(again) in ({(1, "a", 1): 1, (2, "b", 1): 1}, {(1, "new", 5): 1, (3, "c", 5): 1})
+        self.upsert(again, 5, *batch)
+        assert self.held(again) == {(1, "new", 5): 1, (3, "c", 5): 1} and again.markers().get("stream") == 5
+
+    def test_concurrent_commits(self, sink: Sink, tmp_path: Path) -> None:
+        """Each decides on what stands: none is lost, and none is made twice."""
+        self.made(sink)
+        problems: list[BaseException] = []
+
+        def write(number: int) -> None:
+            try:
+                target = self.open(tmp_path).table(KEYED)
+                for n in range(5):
+                    key = number * 10 + n
+                    self.count_up(target, rows(KEYED, (key, "x", key + 1, "c")))
+            except BaseException as error:
+                problems.append(error)
+
+        threads = [threading.Thread(target=write, args=(number,)) for number in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not problems
+        target = sink.table(KEYED)
+        assert target.markers().get("count") == 15 and len(self.held(target)) == 15
+
+    def count_up(self, target: SinkTable, changes: pa.Table) -> None:
+        """A commit whose marker is one more than what it was decided on: tried until nobody came between."""
+        while True:
+            seen = target.markers().get("count") or 0
+            if target.commit(
+                lambda m: Upserted(changes) if (m.get("count") or 0) == seen else None,  # noqa: B023
+                {"count": seen + 1},
+                FENCE,
+            ):
+                return
+
+    def test_another_commit_between_decision_and_commit(self, sink: Sink) -> None:
+        """All is decided again, on what stands then."""
+        one, two = self.made(sink), self.made(sink)
+        asked: list[int | None] = []
+
+        def decide(markers: Markers) -> Change | None:
+            asked.append(markers.get("stream"))
+            if len(asked) == 1:
+                self.upsert(two, 7, (1, "first", 7, "c"))
+            return once("stream", 7, Upserted(rows(KEYED, (1, "second", 7, "c"))))(markers)
+
+        assert not one.commit(decide, {"stream": 7}, FENCE)
+        assert asked == [None, 7] and self.held(one) == {(1, "first", 7): 1}
+
+    # ------------------------------------------------------------ chunk groups
+
+    def test_nobody_sees_what_is_staged(self, sink: Sink, tmp_path: Path) -> None:
+        target = self.made(sink)
+        file = target.stage("1/0/1/slice", [rows(KEYED, (2, "b", 1, "r"))])
+        assert self.held(target) == {} and self.held(self.open(tmp_path).table(KEYED)) == {}
+        # It is named in a manifest, and may be used by another process.
+        other, named = self.open(tmp_path).table(KEYED), DataFile(**file.to_json())
+        assert other.staged(named) and named.rows == 1
+        assert pa.concat_tables(other.read_staged(named))["id"].to_pylist() == [2]
+        other.discard(named)
+        assert not target.staged(file)
+
+    def test_what_is_damaged_is_seen(self, sink: Sink) -> None:
+        target = self.made(sink)
+        file = target.stage("1/0/1/slice", [rows(KEYED, (2, "b", 1, "r"))])
+        assert not target.staged(replace(file, size=file.size + 1))
+
+    def test_a_reader_that_dies(self, sink: Sink) -> None:
+        """Rows that are staged may end with an error; the next attempt is not in its way."""
+        target = self.made(sink)
+
+        def dying() -> Any:
+            yield rows(KEYED, (2, "b", 1, "r"))
+            raise ConnectionError
+
+        with pytest.raises(ConnectionError):
+            target.stage("1/0/1/slice", dying())
+        assert self.publish(target, 0, 2, (2, "b", 1, "r")) and self.held(target) == {(2, "b", 1): 1}
+
+    def test_a_group_is_published_once(self, sink: Sink) -> None:
+        """Of two attempts the first one that stands has won."""
+        one, two = self.made(sink), self.made(sink)
+        assert self.publish(one, 0, 1, (1, "first", 1, "r"), (2, "b", 1, "r"))
+        assert not self.publish(two, 0, 2, (1, "second", 2, "r"))
+        assert self.publish(two, 1, 1, (7, "g", 1, "r"))
+        assert self.held(one) == {(1, "first", 1): 1, (2, "b", 1): 1, (7, "g", 1): 1}
+        assert (two.markers().get("group/0"), two.markers().get("group/1")) == (1, 1)
+
+    def test_a_group_without_rows(self, sink: Sink) -> None:
+        target = self.made(sink)
+        assert self.publish(target, 0, 3)
+        assert self.held(target) == {} and target.markers().get("group/0") == 3
+        assert not self.publish(target, 0, 4, (1, "late", 1, "r"))
+        assert target.commit(lambda _: Published([]), {"group/1": 1}, FENCE) and target.markers().get("group/1") == 1
+
+    def test_a_table_without_rows(self, sink: Sink) -> None:
+        target = self.made(sink)
+        assert isinstance(target, Readable)
+        assert target.read()[0].equals(KEYED.sink_schema.empty_table())
+
+    def replaced(self, target: SinkTable, keys: set[int], attempt: int, *listed: Row, table: TableSchema) -> bool:
+        """As a chunk group 0 is replaced that owns some keys."""
+        asked: list[list[str]] = []
+
+        def owned(found: pa.Table) -> pa.Array:
+            asked.append(found.column_names)
+            if not table.key:
+                return pa.repeat(True, found.num_rows)
+            return pc.is_in(found["id"], value_set=pa.array(sorted(keys), pa.int32())).combine_chunks()
+
+        files = [target.stage(f"1/0/{attempt}/slice-{uuid.uuid4().hex}", [rows(table, *listed)])]
+        span = (min(keys), max(keys)) if table.integer_key else None
+        change = Replaced(files, (1, 0), owned, span)
+        done = target.commit(once("group/0", attempt, change), {"group/0": attempt}, FENCE)
+        assert all(sorted(names) == sorted(table.key or [SEQ]) for names in asked)
+        return done
+
+    @pytest.mark.parametrize("table", [KEYED, TWO], ids=["integer", "composite"])
+    def test_a_group_is_read_again(self, sink: Sink, table: TableSchema) -> None:
+        """Its rows go wherever they are, and those of others stay."""
+        self.needs(sink, Feature.REREAD)
+        target = self.made(sink, table)
+        self.publish(target, 0, 1, (1, "a", 1, "r"), (2, "b", 1, "r"), (3, "c", 1, "r"), table=table)
+        self.publish(target, 1, 1, (7, "g", 1, "r"), table=table)
+        changes = rows(table, (2, "b", 5, "u"), (4, "merged", 5, "c"), (8, "other", 5, "c"))
+        target.commit(lambda _: Upserted(changes), {}, FENCE)
+        assert self.replaced(target, {1, 2, 3, 4}, 2, (1, "new", 9, "r"), (4, "d", 9, "r"), table=table)
+        expected = {(1, "new", 9): 1, (4, "d", 9): 1, (7, "g", 1): 1, (8, "other", 5): 1}
+        assert self.held(target) == expected and target.markers().get("group/0") == 2
+        assert not self.replaced(target, {1, 2, 3, 4}, 2, (1, "again", 9, "r"), table=table)
+        assert self.held(target) == expected
+        assert self.replaced(target, {1, 2, 3, 4}, 3, table=table)  # all of its rows are gone at the source
+        assert self.held(target) == {(7, "g", 1): 1, (8, "other", 5): 1}
+
+    def test_a_table_is_begun_anew_once(self, sink: Sink) -> None:
+        self.needs(sink, Feature.REREAD)
+        target = self.made(sink)
+        self.publish(target, 0, 1, (1, "a", 1, "r"))
+        target.begin_anew(Fence("generation", 2), ["other"])
+        assert self.held(target) == {} and target.markers().get("generation") == 2
+        self.upsert(target, 2, (2, "b", 2, "c"))
+        for value in (1, 2):
+            target.begin_anew(Fence("generation", value), ["other"])
+            assert self.held(target) == {(2, "b", 2): 1} and target.markers().get("generation") == 2
+
+    def test_what_is_published_stays(self, sink: Sink) -> None:
+        self.needs(sink, Feature.REREAD)
+        target = self.made(sink)
+        self.publish(target, 0, 1, (1, "a", 1, "r"))
+        with pytest.raises(TerminalError):
+            target.begin_anew(Fence("generation", 2), ["other", "group/0"])
+        assert self.held(target) == {(1, "a", 1): 1} and target.markers().get("generation") is None
+
+    def test_another_definition(self, sink: Sink) -> None:
+        self.needs(sink, Feature.REREAD)
+        self.made(sink)
+        more = replace(KEYED, columns=(INT, TEXT, Column("n", "decimal", "decimal(5,2)", True, precision=5, scale=2)))
+        target = sink.table(more)
+        target.begin_anew(Fence("generation", 2), [])
+        target.create("p")
+        row = {"id": 1, "v.w": "a", "n": Decimal("1.50"), SEQ: 1, OP: "r", TS: 0}
+        file = target.stage("2/0/1/slice", [pa.Table.from_pylist([row], more.sink_schema)])
+        target.commit(lambda _: Published([file]), {}, FENCE)
+        assert isinstance(target, Readable)
+        found = target.read()[0]
+        assert found.schema.names == more.sink_schema.names and found["n"].to_pylist() == [Decimal("1.50")]
+
+    # ------------------------------------------------------------ the stream
+
+    def test_a_table_is_truncated(self, sink: Sink) -> None:
+        """At 10: what was read or written later stays. Done twice it does nothing more."""
+        target = self.made(sink)
+        self.publish(target, 0, 1, (1, "a", 8, "r"), (2, "b", 9, "r"))
+        self.publish(target, 1, 1, (3, "c", 9, "r"), (4, "d", 10, "r"), (5, "e", 11, "r"))
+        for _ in range(2):
+            target.commit(once("stream", 10, Emptied(10)), {"stream": 10}, FENCE)
+            assert self.held(target) == {(4, "d", 10): 1, (5, "e", 11): 1}
+        target.commit(lambda _: Emptied(10), {}, FENCE)
+        assert self.held(target) == {(4, "d", 10): 1, (5, "e", 11): 1}
+
+    def test_keys_are_exact_values(self, sink: Sink) -> None:
+        target = self.made(sink, TWO)
+        for n, batch in enumerate(([(1, "a", 1, "c"), (1, "ä", 1, "c")], [(1, "a", 2, "d"), (1, "A", 2, "u")]), 1):
+            target.commit(once("stream", n, Upserted(rows(TWO, *batch))), {"stream": n}, FENCE)
+        assert self.held(target) == {(1, "A", 2): 1, (1, "ä", 1): 1}
+
+    def count(self, target: SinkTable, seq: int, *listed: Row, since: int = 0) -> bool:
+        change = Counted(net(rows(KEYLESS, *listed), ["id", "v.w"]), since)
+        return target.commit(once("stream", seq, change), {"stream": seq}, FENCE)
+
+    def test_a_table_without_a_key(self, sink: Sink) -> None:
+        """Exactly as many of equal rows go as have gone, once."""
+        self.needs(sink, Feature.KEYLESS)
+        target = self.made(sink, KEYLESS)
+        same: list[Row] = [(1, "x", 1, "r")] * 3
+        self.publish(target, 0, 1, *same, (1, None, 1, "r"), table=KEYLESS)
+        for _ in range(2):
+            self.count(target, 5, (1, "x", 5, "d"), (1, None, 5, "d"), (2, "y", 5, "c"), (2, "y", 5, "c"))
+            assert self.held(target) == {(1, "x", 1): 2, (2, "y", 5): 2}
+        self.count(target, 6, (9, "z", 6, "d"), (9, "z", 6, "c"))  # nothing but the marker
+        assert self.held(target) == {(1, "x", 1): 2, (2, "y", 5): 2}
+
+    def test_rows_that_are_missing(self, sink: Sink) -> None:
+        """Nothing is written, though others were found."""
+        self.needs(sink, Feature.KEYLESS)
+        target = self.made(sink, KEYLESS)
+        self.publish(target, 0, 1, (1, "x", 1, "r"), (2, "y", 1, "r"), table=KEYLESS)
+        with pytest.raises(MissingRowsError) as caught:
+            self.count(target, 5, (1, "x", 5, "d"), (2, "y", 5, "d"), (2, "y", 5, "d"), (3, "new", 5, "c"))
+        assert caught.value.count == 1 and caught.value.row["id"].to_pylist() == [2]
+        assert self.held(target) == {(1, "x", 1): 1, (2, "y", 1): 1} and target.markers().get("stream") is None
+
+    def test_a_table_without_a_key_is_truncated(self, sink: Sink) -> None:
+        """What the TRUNCATE takes does not count; all of it is one commit."""
+        self.needs(sink, Feature.KEYLESS)
+        target = self.made(sink, KEYLESS)
+        self.publish(target, 0, 1, (1, "x", 1, "r"), (1, "x", 9, "r"), (2, "y", 9, "r"), table=KEYLESS)
+        with pytest.raises(MissingRowsError):
+            self.count(target, 8, (1, "x", 8, "d"), (1, "x", 8, "d"), since=5)
+        self.count(target, 8, (1, "x", 8, "d"), (3, "z", 8, "c"), since=5)
+        assert self.held(target) == {(2, "y", 9): 1, (3, "z", 8): 1}
+        self.count(target, 20, since=15)
+        assert self.held(target) == {} and target.markers().get("stream") == 20
+
+    def test_a_group_without_a_key_is_read_again(self, sink: Sink) -> None:
+        self.needs(sink, Feature.KEYLESS)
+        self.needs(sink, Feature.REREAD)
+        target = self.made(sink, KEYLESS)
+        self.publish(target, 0, 1, (1, "x", 1, "r"), (1, "x", 1, "r"), table=KEYLESS)
+        self.count(target, 5, (2, "y", 5, "c"))
+        self.replaced(target, set(), 2, (2, "y", 9, "r"), table=KEYLESS)
+        assert self.held(target) == {(2, "y", 9): 1}
+
+    def test_batches_wait_to_be_applied(self, sink: Sink) -> None:
+        """In binlog order, from several tasks; those of older epochs go."""
+        staging = sink.staging(3)
+        for name, listed in (("one", [(1, "a", 1, "c")]), ("two", [(1, "b", 2, "u"), (2, "c", 3, "c")])):
+            writer = staging.writer(KEYED, name)
+            writer.add(rows(KEYED, (9, "gone", 0, "c")).to_batches()[0])
+            writer.empty()
+            for row in listed:
+                writer.add(rows(KEYED, row).to_batches()[0])
+            writer.close()
+        found = pickle.loads(pickle.dumps(sink)).staging(3).read(KEYED, ["one", "two"])
+        assert list(zip(found["id"].to_pylist(), found[SEQ].to_pylist(), strict=True)) == [(1, 1), (1, 2), (2, 3)]
+        target = self.made(sink)
+        target.commit(lambda _: Upserted(found.slice(1)), {}, FENCE)
+        assert self.held(target) == {(1, "b", 2): 1, (2, "c", 3): 1}
+        staging.discard(["one"])
+        staging.discard(["one"])
+        assert staging.read(KEYED, ["two"]).num_rows == 2
+        sink.staging(4).clear()
+        with pytest.raises(Exception, match="two"):
+            staging.read(KEYED, ["two"])
+
+    # ------------------------------------------------------------ the resume point
+
+    def test_there_is_one_resume_point(self, sink: Sink, tmp_path: Path) -> None:
+        point, lineage = sink.resume_point(), Lineage("a", "binlog.000001")
+        assert not point.exists() and point.stand() is None and point.read() is None
+        point.create()
+        point.create()
+        assert point.exists() and point.stand() is None
+        for number in range(3):
+            offset = Offset("a", Position("binlog.000001", 100 + number), "", began=5, numbered=True)
+            point.write(offset, lineage, FENCE)
+            assert self.open(tmp_path).resume_point().stand() == (offset, lineage) and point.read() == offset
+        moved = Offset("b", Position("other.000007", 4), "", held="x:1-5", xa=("t",))
+        lineage = lineage.then("b", "other.000007", lineage.seq(offset.at))
+        point.write(moved, lineage, Fence("epoch", 2))
+        assert self.open(tmp_path).resume_point().stand() == (moved, lineage)
+
+    def test_an_older_epoch_does_not_move_the_resume_point(self, sink: Sink, tmp_path: Path) -> None:
+        old, new, lineage = sink.resume_point(), self.open(tmp_path).resume_point(), Lineage("a", "binlog.000001")
+        old.create()
+        at = Offset("a", Position("binlog.000001", 100), "")
+        old.write(at, lineage, FENCE)
+        new.raise_fence(Fence("epoch", 2))
+        with pytest.raises(FencedError):
+            old.write(Offset("a", Position("binlog.000001", 200), ""), lineage, FENCE)
+        assert new.read() == at and new.markers().get("epoch") == 2
+
+    def test_the_resume_point_of_an_older_snapshot(self, sink: Sink) -> None:
+        point, lineage = sink.resume_point(), Lineage("a", "binlog.000001")
+        point.forget_older(2)
+        point.create()
+        at = Offset("a", Position("binlog.000001", 100), "")
+        point.write(at, lineage, FENCE)
+        point.forget_older(1)
+        assert point.read() == at
+        point.forget_older(2)
+        assert point.read() is None
+        point.write(at, lineage, FENCE)
+        point.forget_older(2)
+        assert point.read() == at
+
+    @staticmethod
+    def needs(sink: Sink, feature: Feature) -> None:
+        if feature not in sink.supports:
+            pytest.skip(f"not supported: {feature}")
+
+
+def failing(real: Callable[..., Any], *, made: bool) -> Callable[..., Any]:
+    """A function that fails, after having done its work or before."""
+
+    def fails(*arguments: Any, **named: Any) -> Any:
+        if made:
+            real(*arguments, **named)
+        raise ConnectionError("the answer was lost" if made else "it never arrived")
+
+    return fails

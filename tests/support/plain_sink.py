@@ -1,0 +1,223 @@
+"""A second sink, so that it is seen what a sink has to do: a Parquet file a table, written whole in each commit.
+
+Each state of a table (and of the resume point) is a JSON file with a number, written once: of two that were decided on
+the same state one wins, and the other decides again. It names the markers and the file with the rows.
+"""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from airflow_provider_cdc.core.multiset import remaining, search
+from airflow_provider_cdc.core.offset import Lineage, Offset
+from airflow_provider_cdc.core.schema import OP, SEQ, TableSchema
+from airflow_provider_cdc.exceptions import FencedError, TerminalError
+from airflow_provider_cdc.sinks.files import DataFile
+from airflow_provider_cdc.sinks.layout import Layout
+from airflow_provider_cdc.sinks.protocol import (
+    Change,
+    Counted,
+    Decide,
+    Emptied,
+    Feature,
+    Fence,
+    Markers,
+    Published,
+    Replaced,
+    Upserted,
+)
+from airflow_provider_cdc.sinks.staging import FileStaging
+from airflow_provider_cdc.sinks.storage import LocalStorage, Storage, read_json, write_json_once
+
+State = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class NarrowSink:
+    """A sink that can do no more than it must."""
+
+    path: str
+    pipeline: str
+    supports: ClassVar[frozenset[Feature]] = frozenset()
+
+    def table(self, table: TableSchema) -> WriteOnlyTable:
+        return WriteOnlyTable(LocalStorage(Layout(self.path, self.pipeline).table(table)), table)
+
+    def staging(self, epoch: int) -> FileStaging:
+        return FileStaging(Layout(self.path, self.pipeline).epoch("staging", epoch))
+
+    def resume_point(self) -> PlainResumePoint:
+        return PlainResumePoint(LocalStorage(Layout(self.path, self.pipeline).progress))
+
+
+class PlainSink(NarrowSink):
+    supports: ClassVar[frozenset[Feature]] = frozenset(Feature)
+
+    def table(self, table: TableSchema) -> PlainTable:
+        return PlainTable(LocalStorage(Layout(self.path, self.pipeline).table(table)), table)
+
+
+class States:
+    """What tables and the resume point have in common: states with markers, one after the other."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+
+    def newest(self) -> tuple[int, State]:
+        names = sorted(name for name, _ in self.storage.list("states"))
+        return len(names), read_json(self.storage, names[-1]) if names else {"markers": {}}
+
+    def exists(self) -> bool:
+        return self.newest()[0] > 0
+
+    def markers(self) -> Markers:
+        found: dict[str, int] = self.newest()[1]["markers"]
+        return found
+
+    def raise_fence(self, fence: Fence) -> None:
+        self.change(lambda state: None if state["markers"].get(fence.name) == fence.value else {}, {}, fence)
+
+    def change(self, decide: Callable[[State], State | None], markers: Mapping[str, int], fence: Fence) -> bool:
+        while True:
+            number, state = self.newest()
+            standing = state["markers"].get(fence.name)
+            if standing is not None and standing > fence.value:
+                raise FencedError(f"{fence.name} stands at {standing}", "A newer run has taken over")
+            changed = decide(state)
+            if changed is None:
+                return False
+            changed["markers"] = {**state["markers"], **markers, fence.name: fence.value}
+            if self.put(number + 1, {**state, **changed}):
+                return True
+
+    def put(self, number: int, state: State) -> bool:
+        return write_json_once(self.storage, f"states/{number:08}.json", state)
+
+
+class WriteOnlyTable(States):
+    def __init__(self, storage: Storage, table: TableSchema) -> None:
+        super().__init__(storage)
+        self._schema, self._key = table.sink_schema, table.key
+        self.name = f"plain table {table.label}"
+
+    def create(self, pipeline: str) -> None:
+        self.put(1, {"markers": {}, "rows": None, "owner": pipeline, "columns": self._schema.names})
+        state = self.newest()[1]
+        if state["owner"] != pipeline or state["columns"] != self._schema.names:
+            raise TerminalError(f"the {self.name} is another's, or has other columns")
+
+    def begin_anew(self, fence: Fence, markers: Sequence[str]) -> None:
+        def decide(state: State) -> State | None:
+            if (state["markers"].get(fence.name) or 0) >= fence.value:
+                return None
+            if any(marker in state["markers"] for marker in markers):
+                raise TerminalError(f"rows were published to the {self.name}")
+            return {"rows": None, "columns": self._schema.names}
+
+        if (self.newest()[1]["markers"].get(fence.name) or 0) < fence.value:
+            self.change(decide, {}, fence)
+
+    def commit(self, decide: Decide, markers: Mapping[str, int], fence: Fence) -> bool:
+        def decided(state: State) -> State | None:
+            change = decide(state["markers"])
+            if change is None:
+                return None
+            return {"rows": self._write("rows", [self._changed(self._rows(state), change)]).path}
+
+        return self.change(decided, markers, fence)
+
+    def tidy(self) -> None:
+        """Nothing is ever deleted."""
+
+    def stage(self, place: str, rows: Iterable[pa.Table]) -> DataFile:
+        return self._write(f"snapshot/{place}", rows)
+
+    def staged(self, file: DataFile) -> bool:
+        return (file.path, file.size) in self.storage.list("snapshot")
+
+    def read_staged(self, file: DataFile) -> Iterator[pa.Table]:
+        yield self._read(file.path)
+
+    def discard(self, file: DataFile) -> None:
+        self.storage.delete(file.path)
+
+    def _changed(self, rows: pa.Table, change: Change) -> pa.Table:
+        match change:
+            case Upserted(changes):
+                return self._upserted(rows, changes)
+            case Counted(net, since):
+                kept = remaining([rows], search([("", [rows])], net, since).get("", {}))
+                return pa.concat_tables([*kept, net.added])
+            case Emptied(seq):
+                return rows.filter(pc.greater_equal(rows[SEQ], seq))
+            case Published(slices):
+                return pa.concat_tables([rows, *(self._read(file.path) for file in slices)])
+            case Replaced(slices, _, owned, _):
+                kept_rows = rows.filter(pc.invert(owned(rows.select(list(self._key) or [SEQ]))))
+                return pa.concat_tables([kept_rows, *(self._read(file.path) for file in slices)])
+
+    def _upserted(self, rows: pa.Table, changes: pa.Table) -> pa.Table:
+        found = {tuple(row[k] for k in self._key): row for row in rows.to_pylist()}
+        for change in changes.to_pylist():
+            key = tuple(change[k] for k in self._key)
+            if found.get(key, {SEQ: -math.inf})[SEQ] < change[SEQ]:
+                found[key] = change
+        return pa.Table.from_pylist([row for row in found.values() if row[OP] != "d"], self._schema)
+
+    def _rows(self, state: State) -> pa.Table:
+        return self._read(state["rows"]) if state["rows"] else self._schema.empty_table()
+
+    def _read(self, name: str) -> pa.Table:
+        with self.storage.open(name, "rb") as file:
+            return pq.read_table(file).cast(self._schema)
+
+    def _write(self, name: str, rows: Iterable[pa.Table]) -> DataFile:
+        name = f"{name}-{uuid.uuid4().hex}.parquet"
+        table = pa.concat_tables([self._schema.empty_table(), *rows])
+        with self.storage.open(name, "wb") as file:
+            pq.write_table(table, file)
+        return DataFile(name, dict(self.storage.list(name.rpartition("/")[0]))[name], table.num_rows)
+
+
+class PlainTable(WriteOnlyTable):
+    def read(self) -> tuple[pa.Table, Markers]:
+        state = self.newest()[1]
+        return self._rows(state), state["markers"]
+
+
+class PlainResumePoint(States):
+    def create(self) -> None:
+        self.put(1, {"markers": {}})
+
+    def forget_older(self, generation: int) -> None:
+        fence = Fence("generation", generation)
+        if self.exists() and generation > 1:
+            standing = self.markers().get(fence.name)
+            if standing is None or standing < generation:
+                self.change(lambda _: {"offset": None}, {}, fence)
+
+    def read(self) -> Offset | None:
+        found = self.stand()
+        return found[0] if found else None
+
+    def stand(self) -> tuple[Offset, Lineage] | None:
+        state = self.newest()[1]
+        if not state.get("offset"):
+            return None
+        lineage: Lineage | None = None
+        for segment in state["lineage"]:
+            lineage = Lineage.from_json(segment, lineage)
+        assert lineage is not None
+        return Offset.from_json(state["offset"]), lineage
+
+    def write(self, offset: Offset, lineage: Lineage, fence: Fence) -> None:
+        state = {"offset": offset.to_json(), "lineage": [segment.to_json() for segment in lineage.segments]}
+        self.change(lambda _: dict(state), {}, fence)
