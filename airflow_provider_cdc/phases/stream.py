@@ -172,7 +172,7 @@ def begin(context: Context, store: Store, *, catch_up: bool, log: str | None = N
         raise
     # Epochs before this one are fenced: nothing of theirs is needed any more.
     shutil.rmtree(context.layout.epoch("checkpoint", number).parent, ignore_errors=True)
-    context.sink.staging(number).clear()
+    context.sink.staging().clear()
     slots = range(_FIRST_SLOT, _FIRST_SLOT + pipeline.stream.parallelism)
     job = StreamJob(
         connect_args=dict(context.connect_args),

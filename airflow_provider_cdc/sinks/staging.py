@@ -18,7 +18,7 @@ _GROUP_BYTES = 16 << 20
 class FileStaging:
     """For sinks that have no better place for them.
 
-    :param folder: folder of one epoch; those of the others lie beside it.
+    :param folder: holds nothing else.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -26,8 +26,9 @@ class FileStaging:
 
     def writer(self, table: TableSchema, name: str) -> ChangeFile:
         """Begin to write; see :class:`~airflow_provider_cdc.sinks.protocol.Staging`."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        return ChangeFile(self.path(name), table.sink_schema)
+        path = self.path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return ChangeFile(path, table.sink_schema)
 
     def read(self, table: TableSchema, names: Sequence[str]) -> pa.Table:
         """The changes of some pieces, in this order."""
@@ -39,8 +40,8 @@ class FileStaging:
             self.path(name).unlink(missing_ok=True)
 
     def clear(self) -> None:
-        """Remove what this and all other epochs have staged."""
-        shutil.rmtree(self._folder.parent, ignore_errors=True)
+        """Remove everything."""
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def path(self, name: str) -> Path:
         """File of what a piece has staged."""

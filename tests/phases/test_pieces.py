@@ -83,7 +83,7 @@ def test_the_pieces_are_the_batch(cli: Cli, mysql_server: MySQLServer, database:
         end = source.latestOffset(start, None)
         (all_at_once,) = BinlogReader(epoch.job, epoch.start).partitions(start, end)
         whole = read(source, all_at_once)
-        staging = FileStaging(cli.context.layout.epoch("staging", epoch.number))
+        staging = FileStaging(cli.context.layout.private / "staging")
 
         def changes(entry: dict[str, Any]) -> list[dict[str, Any]]:
             return staging.read(epoch.plan.tables[entry["table"]], entry["staged"]).to_pylist()  # type: ignore[no-any-return]

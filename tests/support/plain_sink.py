@@ -51,8 +51,8 @@ class NarrowSink:
     def table(self, table: TableSchema) -> WriteOnlyTable:
         return WriteOnlyTable(LocalStorage(Layout(self.path, self.pipeline).table(table)), table)
 
-    def staging(self, epoch: int) -> FileStaging:
-        return FileStaging(Layout(self.path, self.pipeline).epoch("staging", epoch))
+    def staging(self) -> FileStaging:
+        return FileStaging(Layout(self.path, self.pipeline).private / "staging")
 
     def resume_point(self) -> PlainResumePoint:
         return PlainResumePoint(LocalStorage(Layout(self.path, self.pipeline).progress))

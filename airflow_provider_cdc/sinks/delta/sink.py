@@ -29,9 +29,9 @@ class DeltaSink:
         """Delta table of a captured table."""
         return DeltaTarget(self._layout.table(table), table.sink_schema, table.key, table.integer_key)
 
-    def staging(self, epoch: int) -> FileStaging:
-        """Folder in which the batches of an epoch wait."""
-        return FileStaging(self._layout.epoch("staging", epoch))
+    def staging(self) -> FileStaging:
+        """Folder in which batches wait."""
+        return FileStaging(self._layout.private / "staging")
 
     def resume_point(self) -> DeltaResumePoint:
         """The table ``_cdc_progress``."""
