@@ -118,7 +118,7 @@ class StreamJob:
 
         failpoint("batch.before_read")
         plan = self.plan()
-        outputs = _Outputs(self.sink.staging(self.epoch), plan, f"{self.lineage.seq(start.at)}-{attempt}")
+        outputs = _Outputs(self.sink.staging(), plan, f"epoch-{self.epoch}/{self.lineage.seq(start.at)}-{attempt}")
 
         def write(changes: list[tuple[TableSchema, pa.RecordBatch]]) -> None:
             # What the sink holds already, since the server before this one had committed it earlier.

@@ -114,7 +114,7 @@ class Applier:
         self._context, self._plan, self._coverage = context, plan, coverage
         self.tables = tables
         self._progress = progress
-        self._staging = context.sink.staging(epoch)
+        self._staging = context.sink.staging()
         self.fence = epoch_fence(plan.pipeline, epoch)
         self._marker = stream_marker(plan.pipeline)
         self._at, self.lineage = context.stand(plan)

@@ -312,7 +312,7 @@ def _changes(group: Group, staged: Staged, index: int, end: Offset, job: StreamJ
     # Not the reader of the batches: the next batch may be being read at this moment.
     reader = group.context.pipeline.replica(slots.REPLAY)
     name = f"reread-{group.number}-{staged.attempt}"
-    staging = job.sink.staging(job.epoch)
+    staging = job.sink.staging()
     manifest = replace(job, readers=(reader,)).stage(start, replace(end, xa=()), name)
     for entry in manifest["tables"]:
         if entry["table"] == index:

@@ -170,7 +170,7 @@ def begin(context: Context, store: Store, *, catch_up: bool, log: str | None = N
         raise
     # Epochs before this one are fenced: nothing of theirs is needed any more.
     context.local.clear_checkpoints()
-    context.sink.staging(number).clear()
+    context.sink.staging().clear()
     job = StreamJob(
         connect_args=dict(context.connect_args),
         planner=pipeline.replica(slots.STREAM),

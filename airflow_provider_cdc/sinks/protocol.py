@@ -218,12 +218,12 @@ class ChangeWriter(Protocol):
 
 
 class Staging(Protocol):
-    """Changes of one epoch's batches, from the tasks that decode them to the driver that applies them."""
+    """Changes of batches, from the tasks that decode them to the driver that applies them."""
 
     def writer(self, table: TableSchema, name: str) -> ChangeWriter:
         """Begin to write. Called in tasks.
 
-        :param name: another one for each table of each piece, and of each attempt at it.
+        :param name: ``epoch/name``, another one for each table of each piece, and of each attempt at it.
         """
 
     def read(self, table: TableSchema, names: Sequence[str]) -> pa.Table:
@@ -236,7 +236,7 @@ class Staging(Protocol):
         """Remove what is applied."""
 
     def clear(self) -> None:
-        """Remove what this and all other epochs have staged."""
+        """Remove everything: what earlier epochs have staged nobody needs any more."""
 
 
 class ResumePoint(Fenced, Protocol):
@@ -274,8 +274,8 @@ class Sink(Protocol):
     def table(self, table: TableSchema) -> SinkTable:
         """The copy of a captured table, which need not exist yet."""
 
-    def staging(self, epoch: int) -> Staging:
-        """Where the batches of an epoch of the stream wait to be applied."""
+    def staging(self) -> Staging:
+        """Where batches of the stream wait to be applied."""
 
     def resume_point(self) -> ResumePoint:
         """The stream's resume point."""

@@ -8,7 +8,6 @@ import pyarrow as pa
 
 from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.sinks.files import ChangeFile, read_file
-from airflow_provider_cdc.sinks.layout import Layout
 from airflow_provider_cdc.sinks.storage import Storage
 
 
@@ -16,13 +15,11 @@ class FileStaging:
     """For sinks that have no better place for them.
 
     :param storage: where they lie.
-    :param layout: the names of the pipeline.
-    :param epoch: epoch of the stream.
+    :param folder: folder in it, which holds nothing else.
     """
 
-    def __init__(self, storage: Storage, layout: Layout, epoch: int) -> None:
-        self._storage, self._all = storage, layout.staging
-        self._folder = f"{layout.staging}/epoch-{epoch}"
+    def __init__(self, storage: Storage, folder: str) -> None:
+        self._storage, self._folder = storage, folder
 
     def writer(self, table: TableSchema, name: str) -> ChangeFile:
         """Begin to write; see :class:`~airflow_provider_cdc.sinks.protocol.Staging`."""
@@ -37,8 +34,8 @@ class FileStaging:
         self._storage.delete(*map(self._file, names))
 
     def clear(self) -> None:
-        """Remove what this and all other epochs have staged."""
-        self._storage.clear(self._all)
+        """Remove everything."""
+        self._storage.clear(self._folder)
 
     def _file(self, name: str) -> str:
         return f"{self._folder}/{name}.parquet"

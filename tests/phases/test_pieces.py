@@ -82,12 +82,11 @@ def test_the_pieces_are_the_batch(cli: Cli, mysql_server: MySQLServer, database:
         end = source.latestOffset(start, None)
         (all_at_once,) = BinlogReader(epoch.job, epoch.start).partitions(start, end)
         whole = read(source, all_at_once)
-        staging, home = cli.context.sink.staging(epoch.number), f"{cli.context.layout.staging}/epoch-{epoch.number}"
+        staging, home = cli.context.sink.staging(), cli.context.layout.staging
 
         def there() -> set[str]:
-            return {
-                name.removeprefix(f"{home}/").removesuffix(".parquet") for name, _ in cli.context.storage.list(home)
-            }
+            listed = cli.context.storage.list(home)
+            return {name.removeprefix(f"{home}/").removesuffix(".parquet") for name, _ in listed}
 
         def changes(entry: dict[str, Any]) -> list[dict[str, Any]]:
             return staging.read(epoch.plan.tables[entry["table"]], entry["staged"]).to_pylist()  # type: ignore[no-any-return]

@@ -82,10 +82,11 @@ class World:
         self.context.sink.resume_point().write(at, epoch.plan.lineage, fence)
         return self.begin()
 
-    def staged(self, epoch: Epoch, manifest: dict[str, Any]) -> list[Path]:
+    def staged(self, manifest: dict[str, Any]) -> list[Path]:
         """What is there of the files of a batch."""
-        folder = Path(self.context.storage.location(self.context.layout.staging)) / f"epoch-{epoch.number}"
-        return [path for path in (folder / f"{name}.parquet" for name in manifest["staged"]) if path.exists()]
+        storage, folder = self.context.storage, self.context.layout.staging
+        paths = [Path(storage.location(f"{folder}/{name}.parquet")) for name in manifest["staged"]]
+        return [path for path in paths if path.exists()]
 
     def ids(self) -> dict[str, list[int]]:
         """Keys in the sink."""
@@ -234,7 +235,7 @@ def test_an_older_epoch(world: World) -> None:
     staged = old.job.stage(old.start, world.end(old, old.start), "0")
     new = world.begin()
     staged_again = new.job.stage(new.start, world.end(new, new.start), "0")
-    assert staged["staged"] and not world.staged(old, staged)  # the new epoch has removed what the old one staged
+    assert staged["staged"] and not world.staged(staged)  # the new epoch has removed what the old one staged
     before = world.versions()
     with pytest.raises(FencedError):
         old.apply(staged_again)
@@ -255,7 +256,7 @@ def test_overtaken_in_the_middle_of_a_batch(world: World, moment: str, monkeypat
 
     def take_over(name: str) -> None:
         if name == moment and not taken:
-            contents = {path: path.read_bytes() for path in world.staged(old, staged)}
+            contents = {path: path.read_bytes() for path in world.staged(staged)}
             taken.append(world.begin())
             for path, content in contents.items():  # so that it is the fence that stops the old one, not a lost file
                 path.parent.mkdir(parents=True, exist_ok=True)

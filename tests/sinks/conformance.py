@@ -465,25 +465,28 @@ class SinkConformance:
 
     def test_batches_wait_to_be_applied(self, sink: Sink) -> None:
         """In binlog order, from several tasks; those of older epochs go."""
-        staging = sink.staging(3)
-        for name, listed in (("one", [(1, "a", 1, "c")]), ("two", [(1, "b", 2, "u"), (2, "c", 3, "c")])):
+        staging = sink.staging()
+        for name, listed in (
+            ("epoch-3/one", [(1, "a", 1, "c")]),
+            ("epoch-3/two", [(1, "b", 2, "u"), (2, "c", 3, "c")]),
+        ):
             writer = staging.writer(KEYED, name)
             writer.add(rows(KEYED, (9, "gone", 0, "c")).to_batches()[0])
             writer.empty()
             for row in listed:
                 writer.add(rows(KEYED, row).to_batches()[0])
             writer.close()
-        found = pickle.loads(pickle.dumps(sink)).staging(3).read(KEYED, ["one", "two"])
+        found = pickle.loads(pickle.dumps(sink)).staging().read(KEYED, ["epoch-3/one", "epoch-3/two"])
         assert list(zip(found["id"].to_pylist(), found[SEQ].to_pylist(), strict=True)) == [(1, 1), (1, 2), (2, 3)]
         target = self.made(sink)
         target.commit(lambda _: Upserted(found.slice(1)), {}, FENCE)
         assert self.held(target) == {(1, "b", 2): 1, (2, "c", 3): 1}
-        staging.discard(["one"])
-        staging.discard(["one"])
-        assert staging.read(KEYED, ["two"]).num_rows == 2
-        sink.staging(4).clear()
+        staging.discard(["epoch-3/one"])
+        staging.discard(["epoch-3/one"])
+        assert staging.read(KEYED, ["epoch-3/two"]).num_rows == 2
+        sink.staging().clear()
         with pytest.raises(Exception, match="two"):
-            staging.read(KEYED, ["two"])
+            staging.read(KEYED, ["epoch-3/two"])
 
     # ------------------------------------------------------------ the resume point
 

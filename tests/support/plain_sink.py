@@ -35,7 +35,7 @@ from airflow_provider_cdc.sinks.protocol import (
     Upserted,
 )
 from airflow_provider_cdc.sinks.staging import FileStaging
-from airflow_provider_cdc.sinks.storage import LocalStorage, Storage, read_json, write_json_once
+from airflow_provider_cdc.sinks.storage import Storage, read_json, storage_at, write_json_once
 
 State = dict[str, Any]
 
@@ -49,20 +49,20 @@ class NarrowSink:
     supports: ClassVar[frozenset[Feature]] = frozenset()
 
     def table(self, table: TableSchema) -> WriteOnlyTable:
-        return WriteOnlyTable(LocalStorage(Layout(self.path, self.pipeline).table(table)), table)
+        return WriteOnlyTable(storage_at(self.path).within(Layout(self.pipeline).table(table)), table)
 
-    def staging(self, epoch: int) -> FileStaging:
-        return FileStaging(Layout(self.path, self.pipeline).epoch("staging", epoch))
+    def staging(self) -> FileStaging:
+        return FileStaging(storage_at(self.path), Layout(self.pipeline).staging)
 
     def resume_point(self) -> PlainResumePoint:
-        return PlainResumePoint(LocalStorage(Layout(self.path, self.pipeline).progress))
+        return PlainResumePoint(storage_at(self.path).within(Layout(self.pipeline).progress))
 
 
 class PlainSink(NarrowSink):
     supports: ClassVar[frozenset[Feature]] = frozenset(Feature)
 
     def table(self, table: TableSchema) -> PlainTable:
-        return PlainTable(LocalStorage(Layout(self.path, self.pipeline).table(table)), table)
+        return PlainTable(storage_at(self.path).within(Layout(self.pipeline).table(table)), table)
 
 
 class States:

@@ -31,9 +31,9 @@ class DeltaSink:
         folder = self._storage.within(self._layout.table(table))
         return DeltaTarget(folder, table.sink_schema, table.key, table.integer_key)
 
-    def staging(self, epoch: int) -> FileStaging:
-        """Folder in which the batches of an epoch wait."""
-        return FileStaging(self._storage, self._layout, epoch)
+    def staging(self) -> FileStaging:
+        """Folder in which batches wait."""
+        return FileStaging(self._storage, self._layout.staging)
 
     def resume_point(self) -> DeltaResumePoint:
         """The table ``_cdc_progress``."""
