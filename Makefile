@@ -11,7 +11,7 @@ STAMP := $(VENV)/.complete
 # STAY=1 make demo: Airflow, writers and stream go on after the proof, until Ctrl-C.
 # SHARE=k/n make test-long: the k-th of n shares of the long tests.
 SHARE := 1/1
-LINT := $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+LINT := $(BIN)/ruff check .; $(BIN)/ruff format --check .; $(BIN)/mypy
 PYTEST := $(BIN)/python -m pytest --durations=30
 # Two files of tests at a time: most of a test's time is waiting for servers.
 BESIDE := -n 2 --dist loadfile --no-loadscope-reorder
