@@ -146,7 +146,7 @@ def _runtime() -> Iterator[Finding]:
     from airflow_provider_cdc.spark.java import ensure_java_home
 
     version = check_spark_install()
-    yield Finding("ok", f"pyspark and pyspark-client are of version {version}; Java at {ensure_java_home()}")
+    yield Finding("ok", f"pyspark is of version {version}; Java at {ensure_java_home()}")
 
 
 def _server(context: Context, connection: Connection[Any]) -> Iterator[Finding]:
