@@ -218,7 +218,7 @@ def resnapshot(arguments: tuple[str, ...]) -> None:
 
 
 def _snapshot(context: Context, store: Store, spark: SparkSession) -> None:
-    from airflow_provider_cdc.phases.again import planned
+    from airflow_provider_cdc.phases.next_snapshot import planned
     from airflow_provider_cdc.phases.progress import table_totals
     from airflow_provider_cdc.phases.snapshot import run_snapshot
     from airflow_provider_cdc.spark.snapshot_job import run_on_spark

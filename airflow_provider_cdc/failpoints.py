@@ -41,15 +41,15 @@ NAMES = (*SNAPSHOT, *STREAM)
 #: Those that only a group that is read again comes by.
 REREAD = ("reread.after_stage", "reread.before_commit", "reread.after_commit")
 #: Those of a pipeline that begins again since binlogs were purged.
-AGAIN = ("again.after_fence", "again.after_plan", "again.after_switch")
+NEXT_SNAPSHOT = ("next_snapshot.after_fence", "next_snapshot.after_plan", "next_snapshot.after_switch")
 VARIABLE = "CDC_FAILPOINT"
 _hits: Counter[str] = Counter()
 
 
-def hit(name: str) -> None:
+def failpoint(name: str) -> None:
     """Die here if the failpoint is armed.
 
-    :param name: one of :data:`NAMES`, :data:`REREAD` or :data:`AGAIN`.
+    :param name: one of :data:`NAMES`, :data:`REREAD` or :data:`NEXT_SNAPSHOT`.
     """
     armed = os.environ.get(VARIABLE)
     if not armed:

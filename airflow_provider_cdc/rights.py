@@ -10,6 +10,13 @@ from pathlib import Path
 FOLDER, FILE = 0o770, 0o660
 
 
+def make_private(folder: Path) -> None:
+    """Make a folder that those outside of the group cannot look into, or take their rights from one that is there."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(FOLDER, exist_ok=True)
+    keep_from_others(folder)
+
+
 def keep_from_others(path: Path) -> None:
     """Take the rights of everybody outside of the group from a file or folder, if it is this user's own."""
     with suppress(OSError):  # it is not there, or the file system knows no rights

@@ -29,7 +29,7 @@ from uuid import uuid4
 from airflow_provider_cdc.core.offset import Lineage, Offset, Position
 from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.core.schema import TableSchema
-from airflow_provider_cdc.mysql.binlog.events.stream import BinlogStream
+from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.walk.walker import NEVER, Walker
 from airflow_provider_cdc.mysql.server.catalog import read_schema
 from airflow_provider_cdc.mysql.server.session import connect
@@ -84,8 +84,8 @@ def staged(server: MySQLServer, stretch: Stretch, pool: ProcessPoolExecutor) -> 
         job = StreamJob(
             server.connect_args(), replicas[0], replicas[1:], plan.lineage, folder, "bench", 1, 256 << 20, NEVER
         )
-        with contextlib.closing(job.make_scanner()) as scanner:
-            middle = scanner.advance(start, (high.position - low.position) // 2)
+        with contextlib.closing(job.make_planner()) as planner:
+            middle = planner.advance(start, (high.position - low.position) // 2)
         began = time.monotonic()
         tasks = [
             pool.submit(StreamJob.stage, job, start, middle, "first"),

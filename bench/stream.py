@@ -79,8 +79,8 @@ def upsert(cli: Cli, server: MySQLServer, keys: Sequence[int], rounds: int) -> I
                 cursor.execute(f"UPDATE customer SET c_birth_year = {year} WHERE c_customer_sk IN ({listed})")
         with cli.opened() as (context, store):
             epoch = begin(context, store, catch_up=True)
-            with contextlib.closing(epoch.job.make_scanner()) as scanner:
-                (end,) = epoch.job.pieces(scanner, epoch.start)
+            with contextlib.closing(epoch.job.make_planner()) as planner:
+                (end,) = epoch.job.pieces(planner, epoch.start)
             manifest = together([epoch.job.stage(epoch.start, end, "0")])
             began = time.monotonic()
             assert epoch.applier.apply(manifest).changes > 0.9 * CHANGED  # some had that year already

@@ -90,8 +90,8 @@ class CdcPlanChunksOperator(PipelineOperator):
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
         """Plan, or look up the plan that stands."""
-        from airflow_provider_cdc.phases.again import planned
         from airflow_provider_cdc.phases.groups import published_attempts
+        from airflow_provider_cdc.phases.next_snapshot import planned
         from airflow_provider_cdc.phases.preflight import require
         from airflow_provider_cdc.phases.snapshot import adopt_published, targets
 

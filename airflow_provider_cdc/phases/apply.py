@@ -20,7 +20,7 @@ from airflow_provider_cdc.core.offset import Lineage, Offset
 from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.core.schema import SEQ, TS, TableSchema
 from airflow_provider_cdc.exceptions import CdcError, TerminalError
-from airflow_provider_cdc.failpoints import hit
+from airflow_provider_cdc.failpoints import failpoint
 from airflow_provider_cdc.mysql.keys.ownership import uncovered
 from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.phases.context import Context
@@ -29,7 +29,7 @@ from airflow_provider_cdc.sinks.delta import Actions, DeltaTarget, Fence
 from airflow_provider_cdc.sinks.files import read_changes
 from airflow_provider_cdc.sinks.layout import read_json, write_json
 from airflow_provider_cdc.sinks.multiset import MissingRowsError, live_files, merged
-from airflow_provider_cdc.sinks.progress import Progress
+from airflow_provider_cdc.sinks.resume_point import ResumePoint
 
 #: Old files of a table are deleted so often (seconds), and kept for so long (hours) for readers of older versions.
 _TIDY_SECONDS, _KEEP_HOURS = 600, 1
@@ -103,7 +103,7 @@ class Applier:
         plan: Plan,
         tables: Sequence[DeltaTarget],
         coverage: Sequence[Coverage],
-        progress: Progress,
+        progress: ResumePoint,
         epoch: int,
     ) -> None:
         self._context, self._plan, self._coverage = context, plan, coverage
@@ -201,9 +201,9 @@ class Applier:
                 changes = read_changes(entry)
                 stamps.append(changes[TS].cast(pa.int64()).to_numpy())
                 self._apply_table(entry["table"], changes, end_seq, entry.get("emptied"))
-            hit("progress.before_commit")
+            failpoint("progress.before_commit")
             self._progress.write(end, self.lineage, self.fence)
-            hit("progress.after_commit")
+            failpoint("progress.after_commit")
             self._at = end
         for path in manifest["files"]:
             Path(path).unlink(missing_ok=True)
@@ -263,9 +263,9 @@ class Applier:
         def due(delta: DeltaTable) -> Actions | None:
             return decide(delta) if (delta.transaction_version(self._marker) or 0) < reached else None
 
-        hit("table.before_commit")
+        failpoint("table.before_commit")
         target.commit(due, {self._marker: reached}, self.fence)
-        hit("table.after_commit")
+        failpoint("table.after_commit")
         if time.monotonic() - self._tidied[index] > _TIDY_SECONDS:
             target.tidy(_KEEP_HOURS)
             self._tidied[index] = time.monotonic()

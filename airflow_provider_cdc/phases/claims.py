@@ -21,7 +21,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from airflow_provider_cdc.core.progress import ChunkProgress
 from airflow_provider_cdc.core.supervision import HEARTBEAT_SECONDS, LOST_SECONDS, Pulse
 from airflow_provider_cdc.exceptions import CdcError, TransientError
-from airflow_provider_cdc.failpoints import hit
+from airflow_provider_cdc.failpoints import failpoint
 from airflow_provider_cdc.phases.groups import Group, TaskRequest, chunk_rows, results
 from airflow_provider_cdc.processes import died_here, machine, start_time
 from airflow_provider_cdc.sinks.layout import read_json
@@ -120,7 +120,7 @@ class Claim:
         if fresh and self.published is None:  # until it is published again the bookkeeping tells of what is
             with suppress(CdcError, SQLAlchemyError):  # an outage of the bookkeeping hides progress, no more than that
                 self.store.chunks_read(*self._key[:2], results(fresh))
-                hit("books.after_chunks")
+                failpoint("books.after_chunks")
 
     def _count(self, chunks: list[dict[str, Any]], own: bool) -> None:
         p, rows = self._progress, sum(int(c["rows"]) for c in chunks)
@@ -181,7 +181,7 @@ def claim(group: Group, store: Store, holder: str, requested_by: TaskRequest | N
             state="running" if published is None else "rereading",
         )
         if attempt:
-            hit("claim.after_write")
+            failpoint("claim.after_write")
             return Claim(group, store, attempt, row, published)
 
 

@@ -15,7 +15,7 @@ from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.core.progress import ChunkProgress
 from airflow_provider_cdc.core.start import SNAPSHOT, start_text
 from airflow_provider_cdc.exceptions import NotReadyError
-from airflow_provider_cdc.failpoints import hit
+from airflow_provider_cdc.failpoints import failpoint
 from airflow_provider_cdc.mysql.places.binlog_files import OpenAt, open_to_end, with_beginning
 from airflow_provider_cdc.mysql.places.start import plan_from
 from airflow_provider_cdc.mysql.server.session import connect
@@ -130,9 +130,9 @@ class Context:
 
     def stand(self, plan: Plan) -> tuple[Offset, Lineage]:
         """The resume point and its lineage, by which everything is numbered now; P0 before the first batch."""
-        from airflow_provider_cdc.sinks.progress import Progress  # deltalake: not for those that only look
+        from airflow_provider_cdc.sinks.resume_point import ResumePoint  # deltalake: not for those that only look
 
-        return Progress(self.layout.progress, plan.pipeline).stand() or (plan.p0, plan.lineage)
+        return ResumePoint(self.layout.progress, plan.pipeline).stand() or (plan.p0, plan.lineage)
 
     def newest(self, plan: Plan) -> Plan:
         """The plan as it is now: itself, unless a table was planned again since it was read."""
@@ -192,7 +192,7 @@ class Context:
             made = f"{len(plan.chunks)} chunks in {len(plan.groups())} groups"
             made = made if plan.start == SNAPSHOT else f"no snapshot, start at {start_text(plan.start)}"
             self.reporter.line(f"planned {len(plan.tables)} tables: {made}, P0 at {plan.p0.at}")
-            hit("plan.after_write")
+            failpoint("plan.after_write")
         record_plan(store, plan, self.pipeline.snapshot.chunk_rows)
         return plan
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from airflow_provider_cdc.core.offset import Lineage, Offset, Position
 from airflow_provider_cdc.core.plan import Chunk, Plan, slices
 from airflow_provider_cdc.exceptions import TerminalError
-from airflow_provider_cdc.failpoints import hit
+from airflow_provider_cdc.failpoints import failpoint
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.sinks.delta import DeltaTarget, Fence, target_of
 from airflow_provider_cdc.sinks.layout import read_json, whole_json, write_json, write_json_once
@@ -320,7 +320,7 @@ class Group:
         plan, published = self.plan, self.markers()
         held, attempt = self.totals(published), max(published.values())
         store.chunks_done(plan.pipeline, plan.generation, results(held.chunks))
-        hit("books.after_chunks")
+        failpoint("books.after_chunks")
         low, high = held.min_lw.to_json(), held.max_hw.to_json()
         store.adopt_group(plan.pipeline, plan.generation, self.number, seen, attempt, held.rows, low, high)
 

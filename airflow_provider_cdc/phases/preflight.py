@@ -28,7 +28,7 @@ from airflow_provider_cdc.mysql.server.throttle import replica_lag
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.retention import forecast
 from airflow_provider_cdc.pipeline import MAX_SLOT
-from airflow_provider_cdc.sinks.progress import Progress
+from airflow_provider_cdc.sinks.resume_point import ResumePoint
 
 
 @dataclass(frozen=True)
@@ -368,7 +368,7 @@ def _retention(context: Context, connection: Connection[Any], matched: list[tupl
         return
     try:
         plan = context.load_plan()
-        if Progress(context.layout.progress, context.pipeline.name).read() is not None:
+        if ResumePoint(context.layout.progress, context.pipeline.name).read() is not None:
             return
     except (OSError, NotReadyError):
         return  # a sink that cannot be looked into, or a plan of other tables, is a finding of its own

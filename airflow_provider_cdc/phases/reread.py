@@ -27,7 +27,7 @@ from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.core.schema import SEQ
 from airflow_provider_cdc.core.supervision import Watch
 from airflow_provider_cdc.exceptions import CdcError, FencedError, TerminalError, TransientError
-from airflow_provider_cdc.failpoints import hit
+from airflow_provider_cdc.failpoints import failpoint
 from airflow_provider_cdc.mysql.keys.ownership import owners
 from airflow_provider_cdc.mysql.places.binlog_files import OpenAt
 from airflow_provider_cdc.mysql.places.resume import gone
@@ -98,7 +98,7 @@ def stage(group: Group, attempt: int, manifests: Sequence[dict[str, Any]]) -> St
     since = min((since_of(plan, entry) for entry in manifests), key=lambda offset: offset.at)
     staged = Staged(group.number, attempt, high, since, numbering(plan, manifests[0]))
     write_json(group.context.layout.staged(plan.generation) / f"{group.number}-{attempt}.json", staged.to_json())
-    hit("reread.after_stage")
+    failpoint("reread.after_stage")
     forget(group, attempt - 1)
     return staged
 
@@ -173,13 +173,13 @@ def _publish_alone(group: Group, staged: Staged, index: int, manifests: Sequence
 
     if due(target.load()):
         with _replacement(group, index) as rows:
-            hit("reread.before_commit")
+            failpoint("reread.before_commit")
             target.commit(
                 lambda delta: target.replace(delta, files, rows, table.key or [SEQ]) if due(delta) else None,
                 {group.marker: staged.attempt},
                 generation_fence(group.plan, index),
             )
-            hit("reread.after_commit")
+            failpoint("reread.after_commit")
 
 
 def publish_staged(context: Context, store: Store, plan: Plan, applier: Applier, job: StreamJob) -> None:
@@ -243,9 +243,9 @@ def _publish_table(group: Group, staged: Staged, index: int, applier: Applier, j
             standing = delta.transaction_version(group.marker)
             return None if (standing or 0) >= staged.attempt else target.replace(delta, files, rows, table.key or [SEQ])
 
-        hit("reread.before_commit")
+        failpoint("reread.before_commit")
         target.commit(decide, {group.marker: staged.attempt, stream_marker(plan.pipeline): at}, applier.fence)
-        hit("reread.after_commit")
+        failpoint("reread.after_commit")
 
 
 def _replayed(

@@ -34,7 +34,7 @@ from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.progress import group_progress, snapshot_progress
 from airflow_provider_cdc.sinks.notes import Notes
-from airflow_provider_cdc.sinks.progress import Progress
+from airflow_provider_cdc.sinks.resume_point import ResumePoint
 
 if TYPE_CHECKING:
     from airflow_provider_cdc.store import Store
@@ -90,9 +90,9 @@ class PurgeWatch:
         self._oldest = files[0]
         # Somebody may purge by hand, once. What happens again is how this server is run.
         self.retention = Retention(configured.expire, min(self._early) if len(self._early) > 1 else None)
-        follower = files.index(self._at.file) + 1
-        if self._ended is None and follower < len(files):
-            self._ended = self._began(context, files[follower])
+        following = files.index(self._at.file) + 1
+        if self._ended is None and following < len(files):
+            self._ended = self._began(context, files[following])
         return self.retention.purge_in(clock, self._ended)
 
     def _began(self, context: Context, file: str) -> float | None:
@@ -188,7 +188,7 @@ class RetentionGuard:
 
     def __enter__(self) -> Self:
         # Once a stream has begun it needs nothing of the beginning any more.
-        if Progress(self._context.layout.progress, self._plan.pipeline).read() is None:
+        if ResumePoint(self._context.layout.progress, self._plan.pipeline).read() is None:
             self.look()
             self._thread.start()
         return self

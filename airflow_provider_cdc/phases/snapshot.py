@@ -20,11 +20,10 @@ from airflow_provider_cdc.exceptions import (
     TableAlteredError,
     TransientError,
 )
-from airflow_provider_cdc.failpoints import hit
+from airflow_provider_cdc.failpoints import failpoint
 from airflow_provider_cdc.mysql.places.binlog_files import OpenAt, open_to_end
 from airflow_provider_cdc.mysql.places.resume import gone
 from airflow_provider_cdc.mysql.server.session import connect, rows
-from airflow_provider_cdc.phases.amend import amend
 from airflow_provider_cdc.phases.claims import Claim, claim
 from airflow_provider_cdc.phases.context import Context, record_plan
 from airflow_provider_cdc.phases.groups import (
@@ -42,6 +41,7 @@ from airflow_provider_cdc.phases.groups import (
     watermarks_of,
     write_manifest,
 )
+from airflow_provider_cdc.phases.replan_table import replan_table
 from airflow_provider_cdc.phases.reread import Staged, forget, settle, stage, unfit, waiting
 from airflow_provider_cdc.phases.restarts import note_restart
 from airflow_provider_cdc.phases.retention import RetentionGuard
@@ -163,7 +163,7 @@ def run_group(
         except TableAlteredError as error:
             if last:
                 raise
-            amend(context, plan, error)
+            replan_table(context, plan, error)
             plan, opened = context.newest(plan), ()
         except FencedError:
             newest = context.newest(plan)
@@ -248,9 +248,9 @@ def publish(
         def decide(table: DeltaTable, added: Actions = added) -> Actions | None:
             return added if table.transaction_version(marker) is None else None
 
-        hit("group.before_commit")
+        failpoint("group.before_commit")
         tables[index].commit(decide, {marker: attempt}, generation_fence(plan, index))
-        hit("group.after_commit")
+        failpoint("group.after_commit")
 
 
 def _first(work: Group, held: Claim, run: Runner) -> tuple[str, int]:
@@ -406,8 +406,8 @@ def _finish(work: Group, store: Store, attempt: int, requested_by: TaskRequest |
     # Before the bookkeeping calls it done: a try that dies in between goes on, and does not begin anew.
     work.note_finished(requested_by)
     store.chunks_done(plan.pipeline, plan.generation, results(held.chunks))
-    hit("books.after_chunks")
+    failpoint("books.after_chunks")
     low, high = held.min_lw.to_json(), held.max_hw.to_json()
     store.finish_group(plan.pipeline, plan.generation, work.number, attempt, held.rows, low, high)
-    hit("books.after_group")
+    failpoint("books.after_group")
     return held

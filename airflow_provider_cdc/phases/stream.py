@@ -31,7 +31,7 @@ from airflow_provider_cdc.mysql.places.failover import take_over
 from airflow_provider_cdc.mysql.places.resume import resume
 from airflow_provider_cdc.mysql.server.catalog import definition
 from airflow_provider_cdc.mysql.server.filters import filters, left_out
-from airflow_provider_cdc.mysql.server.identity import identity, status
+from airflow_provider_cdc.mysql.server.identity import binlog_end, identity
 from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.phases.apply import Applied, Applier, epoch_fence, highest_epoch
 from airflow_provider_cdc.phases.context import Context
@@ -41,7 +41,7 @@ from airflow_provider_cdc.phases.reread import publish_staged
 from airflow_provider_cdc.phases.restarts import note_restart
 from airflow_provider_cdc.phases.snapshot import adopt_published, coverage, targets
 from airflow_provider_cdc.processes import machine
-from airflow_provider_cdc.sinks.progress import Progress
+from airflow_provider_cdc.sinks.resume_point import ResumePoint
 from airflow_provider_cdc.spark.stage import StreamJob, together
 from airflow_provider_cdc.store import Segment, Store
 
@@ -139,7 +139,7 @@ def begin(context: Context, store: Store, *, catch_up: bool, log: str | None = N
         )
     adopt_published(context, store, plan)
     note_restart(context, store)
-    progress = Progress(context.layout.progress, pipeline.name)
+    progress = ResumePoint(context.layout.progress, pipeline.name)
     progress.create()
     guarded = [*tables, progress.target]
     highest = highest_epoch(pipeline.name, guarded)
@@ -162,7 +162,7 @@ def begin(context: Context, store: Store, *, catch_up: bool, log: str | None = N
                 marks = [seq for table in held for seq in table.high_watermarks]
                 if applier.lineage.seq(applier.at.at) < max(marks, default=0):
                     _same_files(context, applier, held)
-                now = status(connection)
+                now = binlog_end(connection)
                 end = applier.lineage.position(max([applier.lineage.seq(now), *marks]))
                 if now < end:
                     raise OtherHistoryError(
@@ -177,7 +177,7 @@ def begin(context: Context, store: Store, *, catch_up: bool, log: str | None = N
     slots = range(_FIRST_SLOT, _FIRST_SLOT + pipeline.stream.parallelism)
     job = StreamJob(
         connect_args=dict(context.connect_args),
-        scanner=(pipeline.server_id(0), pipeline.replica_uuid(0)),
+        planner=(pipeline.server_id(0), pipeline.replica_uuid(0)),
         readers=tuple((pipeline.server_id(slot), pipeline.replica_uuid(slot)) for slot in slots),
         lineage=applier.lineage,
         root=str(context.layout.root),
@@ -246,11 +246,11 @@ def _fail_over(context: Context, store: Store, applier: Applier, connection: Con
 
 def run_in_process(epoch: Epoch) -> None:
     """Drive an epoch in this process, without Spark: for tests. Ends when caught up or stopped."""
-    with closing(epoch.job.make_scanner()) as scanner, _Life(epoch):
+    with closing(epoch.job.make_planner()) as planner, _Life(epoch):
         at = epoch.start
         epoch.publish()
         while not epoch.stop.is_set() and not epoch.reached:
-            ends = [at, *epoch.job.pieces(scanner, at)]
+            ends = [at, *epoch.job.pieces(planner, at)]
             if ends[-1] == at:
                 epoch.publish()
                 time.sleep(0.05)

@@ -28,7 +28,7 @@ from airflow_provider_cdc.core.progress import ChunkProgress
 from airflow_provider_cdc.core.schema import SEQ, TableSchema
 from airflow_provider_cdc.core.start import SNAPSHOT, start_text
 from airflow_provider_cdc.exceptions import NotReadyError, TerminalError, TransientError
-from airflow_provider_cdc.mysql.binlog.events.stream import BinlogStream
+from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.events.xa import read_prepared
 from airflow_provider_cdc.mysql.keys.ownership import uncovered
 from airflow_provider_cdc.mysql.places.lookback import look_back
@@ -37,10 +37,10 @@ from airflow_provider_cdc.mysql.places.watermark import low_watermark, watermark
 from airflow_provider_cdc.mysql.server.catalog import definition
 from airflow_provider_cdc.mysql.server.charsets import decoders
 from airflow_provider_cdc.mysql.server.session import connect
-from airflow_provider_cdc.mysql.snapshot.backlog import Backlog
 from airflow_provider_cdc.mysql.snapshot.chunk import ChunkRead
 from airflow_provider_cdc.mysql.snapshot.keyless import pieces
 from airflow_provider_cdc.mysql.snapshot.planner import plan_table
+from airflow_provider_cdc.mysql.snapshot.windows import WindowReader
 from airflow_provider_cdc.phases.apply import stream_marker
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.groups import group_marker, numbering, read_manifest, watermarks_of
@@ -53,7 +53,7 @@ _EXAMPLES, _EXAMPLE_LENGTH = 3, 200
 
 
 @dataclass(frozen=True)
-class Verdict:
+class TableComparison:
     """Result of one table.
 
     :param table: ``database.table``.
@@ -88,7 +88,7 @@ class Verdict:
         return {**self.__dict__, "at": str(self.at), "equal": self.equal, "examples": list(self.examples)}
 
 
-def verify(context: Context, *, show_values: bool = False) -> list[Verdict]:
+def verify(context: Context, *, show_values: bool = False) -> list[TableComparison]:
     """Compare every captured table.
 
     :param show_values: give examples of what differs: they are values of the source, which are nobody's by default.
@@ -118,7 +118,7 @@ def verify(context: Context, *, show_values: bool = False) -> list[Verdict]:
     return found
 
 
-def _verify_table(context: Context, plan: Plan, index: int, target: DeltaTarget) -> Verdict:
+def _verify_table(context: Context, plan: Plan, index: int, target: DeltaTarget) -> TableComparison:
     table = plan.tables[index]
     # The resume point first, the version after it: no change at or before E can be missing from the version.
     progress, lineage = context.stand(plan)
@@ -149,7 +149,9 @@ def _verify_table(context: Context, plan: Plan, index: int, target: DeltaTarget)
     before = partial(look_back, context.connect_args, lineage.server, {table.id: table})
     with (
         closing(connect(context.connect_args)) as connection,
-        closing(Backlog(open_at, table, lineage, before, decoders(lambda: nullcontext(connection), [table]))) as log,
+        closing(
+            WindowReader(open_at, table, lineage, before, decoders(lambda: nullcontext(connection), [table]))
+        ) as log,
     ):
         if definition(connection, table) != table.fingerprint():
             raise TerminalError(
@@ -209,7 +211,7 @@ def _not_held(
     return uncovered(connection, table, chunks, marks, p0, last_changes(changes, table.key))
 
 
-def _count(table: TableSchema, sides: list[tuple[pa.Table, pa.Table]], at: Position) -> Verdict:
+def _count(table: TableSchema, sides: list[tuple[pa.Table, pa.Table]], at: Position) -> TableComparison:
     """Compare how often each row is there.
 
     :param sides: of source and sink, the rows and the changes that they lack.
@@ -230,7 +232,7 @@ def _count(table: TableSchema, sides: list[tuple[pa.Table, pa.Table]], at: Posit
             row = every.slice(int(np.flatnonzero(number == image)[0]), 1).to_pylist()[0]
             examples.append(f"{kind} {abs(int(more[image]))} of {_short(tuple(row.values()))}")
     missing, extra = int(more[more > 0].sum()), int(-more[more < 0].sum())
-    return Verdict(table.label, int(counts[0].sum()), missing, extra, 0, at, tuple(examples))
+    return TableComparison(table.label, int(counts[0].sum()), missing, extra, 0, at, tuple(examples))
 
 
 def _short(row: tuple[Any, ...]) -> str:
@@ -238,7 +240,7 @@ def _short(row: tuple[Any, ...]) -> str:
     return text if len(text) <= _EXAMPLE_LENGTH else f"{text[:_EXAMPLE_LENGTH]}..."
 
 
-def _compare(table: TableSchema, source: pa.Table, sink: pa.Table, at: Position) -> Verdict:
+def _compare(table: TableSchema, source: pa.Table, sink: pa.Table, at: Position) -> TableComparison:
     names = [c.name for c in table.copied]
     keys = [str(names.index(k)) for k in table.key]
     left, right = (_plain(side.select(names)) for side in (source, sink))
@@ -258,7 +260,7 @@ def _compare(table: TableSchema, source: pa.Table, sink: pa.Table, at: Position)
         for kind, rows in (("missing", missing), ("extra", extra), ("different", differing))
         for row in rows.slice(0, _EXAMPLES).to_pylist()
     ]
-    return Verdict(
+    return TableComparison(
         table.label, left.num_rows, missing.num_rows, extra.num_rows + doubled, differing.num_rows, at, tuple(examples)
     )
 

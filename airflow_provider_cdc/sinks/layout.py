@@ -18,9 +18,9 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+from airflow_provider_cdc import rights
 from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.core.schema import TableSchema
-from airflow_provider_cdc.rights import FOLDER, keep_from_others
 
 
 def folder(name: str) -> str:
@@ -95,9 +95,7 @@ class Layout:
 
 def make_private(layout: Layout) -> None:
     """Make the folder of what the pipeline writes for itself: bounds of keys are in the plan and in the bookkeeping."""
-    layout.private.parent.mkdir(parents=True, exist_ok=True)
-    layout.private.mkdir(FOLDER, exist_ok=True)
-    keep_from_others(layout.private)
+    rights.make_private(layout.private)
 
 
 def read_plan(layout: Layout) -> Plan | None:

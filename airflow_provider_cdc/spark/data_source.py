@@ -21,8 +21,8 @@ from pyspark.sql.types import StructType
 from airflow_provider_cdc.connections import mysql_args, resolve, resolve_file
 from airflow_provider_cdc.core.offset import Offset
 from airflow_provider_cdc.exceptions import CdcError, NotReadyError
-from airflow_provider_cdc.mysql.stream.surveyor import Surveyor
-from airflow_provider_cdc.mysql.stream.table_log import TableLog
+from airflow_provider_cdc.mysql.stream.changes_planner import ChangesPlanner
+from airflow_provider_cdc.mysql.stream.table_changes import TableChanges
 
 if TYPE_CHECKING:
     from airflow_provider_cdc.spark.data_source_stream import StreamReader
@@ -126,9 +126,9 @@ class Options:
             server_id,
         )
 
-    def log(self) -> TableLog:
+    def log(self) -> TableChanges:
         """Look the table up."""
-        return TableLog.of(
+        return TableChanges.of(
             self.login,
             *self.table,
             self.zero_dates,
@@ -186,7 +186,7 @@ def ranges(start: Offset, ends: Sequence[Offset], piece_bytes: int) -> list[Inpu
     return [Range(a, b, _LOOKING + _TASKS * i, piece_bytes) for i, (a, b) in pairs]
 
 
-def read_range(log: TableLog, schema: pa.Schema, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+def read_range(log: TableChanges, schema: pa.Schema, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     """Read the changes of one piece, as Spark wants them."""
     if not isinstance(partition, Range):  # what Spark makes of no partitions at all
         return
@@ -204,20 +204,20 @@ class RangeReader(DataSourceReader):
     :param schema: Arrow schema, as Spark wants it.
     """
 
-    def __init__(self, log: TableLog, options: Options, schema: pa.Schema) -> None:
+    def __init__(self, log: TableChanges, options: Options, schema: pa.Schema) -> None:
         self._log, self._options, self._schema = log, options, schema
 
     def partitions(self) -> list[InputPartition]:
         """Pieces of the range; each ends with a transaction."""
-        with reader_errors(), closing(Surveyor(self._log)) as surveyor:
-            end = surveyor.find(self._options.end)
-            start = surveyor.find(self._options.start or "earliest")
+        with reader_errors(), closing(ChangesPlanner(self._log)) as planner:
+            end = planner.find(self._options.end)
+            start = planner.find(self._options.start or "earliest")
             if end.at < start.at:
                 raise NotReadyError(f"the range ends at {end.at} and begins at {start.at}", "See start and end")
-            surveyor.check(start)
-            ends, altered = surveyor.pieces(start, end.at)
+            planner.check(start)
+            ends, altered = planner.pieces(start, end.at)
             if altered is not None:
-                raise surveyor.altered(altered)
+                raise planner.altered(altered)
             return ranges(start, ends, self._log.piece_bytes)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -12,8 +12,8 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxBytes, SupportsTr
 
 from airflow_provider_cdc.core.offset import Offset, Position
 from airflow_provider_cdc.exceptions import NotReadyError, TransientError
-from airflow_provider_cdc.mysql.stream.surveyor import Surveyor
-from airflow_provider_cdc.mysql.stream.table_log import TableLog
+from airflow_provider_cdc.mysql.stream.changes_planner import ChangesPlanner
+from airflow_provider_cdc.mysql.stream.table_changes import TableChanges
 from airflow_provider_cdc.spark.data_source import Options, ranges, read_range, reader_errors
 
 
@@ -41,16 +41,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     :param schema: Arrow schema, as Spark wants it.
     """
 
-    def __init__(self, log: TableLog, options: Options, schema: pa.Schema) -> None:
+    def __init__(self, log: TableChanges, options: Options, schema: pa.Schema) -> None:
         self._log, self._options, self._schema = log, options, schema
-        self._surveyor: Surveyor | None = None
+        self._planner: ChangesPlanner | None = None
         self._checked = False
         self._target: Position | None = None
 
     def initialOffset(self) -> dict[str, Any]:
         """Where a new query begins."""
         with reader_errors():
-            return _encode(self._survey().find(self._options.start or "latest"))
+            return _encode(self._open_planner().find(self._options.start or "latest"))
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """The size of a batch."""
@@ -59,7 +59,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:
         """The stream ends where the server stands now."""
         with reader_errors():
-            self._target = self._survey().end()
+            self._target = self._open_planner().end()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """End of the next batch: a transaction's; ``start`` itself if nothing is new."""
@@ -73,11 +73,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _latest(self, start: dict[str, Any], size: int | None) -> dict[str, Any]:
         at = self._check(start)
-        surveyor = self._survey()
-        target = surveyor.end() if self._target is None else self._target
-        ends, altered = surveyor.pieces(at, target, size)
+        planner = self._open_planner()
+        target = planner.end() if self._target is None else self._target
+        ends, altered = planner.pieces(at, target, size)
         if not ends and altered is not None:
-            raise surveyor.altered(altered)
+            raise planner.altered(altered)
         return _encode(ends[-1], ends, self._log.piece_bytes) if ends else start
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
@@ -93,18 +93,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         """Close the connections."""
-        if self._surveyor is not None:
-            self._surveyor.close()
-            self._surveyor = None
+        if self._planner is not None:
+            self._planner.close()
+            self._planner = None
 
-    def _survey(self) -> Surveyor:
-        if self._surveyor is None:
-            self._surveyor = Surveyor(self._log)
-        return self._surveyor
+    def _open_planner(self) -> ChangesPlanner:
+        if self._planner is None:
+            self._planner = ChangesPlanner(self._log)
+        return self._planner
 
     def _check(self, start: dict[str, Any]) -> Offset:
         at = _decode(start)
         if not self._checked:
-            self._survey().check(at)
+            self._open_planner().check(at)
             self._checked = True
         return at

@@ -27,8 +27,8 @@ from airflow_provider_cdc.core.offset import Lineage, Offset, Position
 from airflow_provider_cdc.core.plan import Chunk, Plan, slices
 from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.exceptions import CdcError, pack
-from airflow_provider_cdc.failpoints import hit
-from airflow_provider_cdc.mysql.binlog.events.stream import BinlogStream
+from airflow_provider_cdc.failpoints import failpoint
+from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.places.binlog_files import with_beginning
 from airflow_provider_cdc.mysql.places.watermark import watermarks
 from airflow_provider_cdc.mysql.server.catalog import same_definition
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-    from airflow_provider_cdc.mysql.snapshot.backlog import Backlog
     from airflow_provider_cdc.mysql.snapshot.chunk import ChunkRead
+    from airflow_provider_cdc.mysql.snapshot.windows import WindowReader
 
 #: Copies of a task that may be at work at the same time, each with a replication server id of its own: of two readers
 #: with the same id the server throws one out.
@@ -95,8 +95,8 @@ class SnapshotJob:
         """
         # Compiled, and so 100 MB of memory, which the driver does not need.
         from airflow_provider_cdc.mysql.places.lookback import look_back
-        from airflow_provider_cdc.mysql.snapshot.backlog import Backlog
         from airflow_provider_cdc.mysql.snapshot.keyless import pieces
+        from airflow_provider_cdc.mysql.snapshot.windows import WindowReader
 
         layout = Layout(self.root, self.pipeline)
         plan = Plan.from_json(read_json(layout.share(self.generation, self.group))).with_zero_dates(self.zero_dates)
@@ -117,13 +117,13 @@ class SnapshotJob:
         notes = Notes(layout.notes(plan.generation, self.group, self.attempt))
         throttle = Throttle(connection, self.limits.share(len(self.replicas)), lambda why: notes.pause(worker, why))
         marks = watermarks(connection, self.lineage.server)
-        backlog: Backlog | None = None
+        reader: WindowReader | None = None
         begun: dict[str, int] = {}
 
         def when_begun(file: str) -> int:
             if file not in begun:
-                if backlog is not None:
-                    backlog.close()  # there is one replication server id for both
+                if reader is not None:
+                    reader.close()  # there is one replication server id for both
                 begun[file] = with_beginning(Offset(self.lineage.server, Position(file, 0), ""), open_at).began
             return begun[file]
 
@@ -132,19 +132,19 @@ class SnapshotJob:
                 table = plan.tables[wanted[no][0].table]
                 found = read_json(self._sidecar(table, no))
                 if found is None:
-                    if backlog is None or backlog.table is not table:
-                        if backlog is not None:
-                            backlog.close()  # there is one replication server id for all of them
+                    if reader is None or reader.table is not table:
+                        if reader is not None:
+                            reader.close()  # there is one replication server id for all of them
                         texts = decoders(lambda: nullcontext(connection), [table])
                         before = partial(look_back, self.connect_args, self.lineage.server, {table.id: table})
-                        backlog = Backlog(open_at, table, self.lineage, before, texts)
+                        reader = WindowReader(open_at, table, self.lineage, before, texts)
 
                     def read(
-                        chunk: Chunk, table: TableSchema = table, backlog: Backlog = backlog
+                        chunk: Chunk, table: TableSchema = table, reader: WindowReader = reader
                     ) -> Generator[ChunkRead, None, None]:
                         throttle.wait(notes.check)
                         began = time.monotonic()
-                        for piece in pieces(connection, backlog, table, chunk, self.lineage, marks):
+                        for piece in pieces(connection, reader, table, chunk, self.lineage, marks):
                             throttle.used(began, piece.rows.num_rows, piece.rows.nbytes)
                             yield piece
                             del piece
@@ -155,8 +155,8 @@ class SnapshotJob:
                     found = self._write(connection, table, no, wanted[no], read, when_begun)
                 yield found
         finally:
-            if backlog is not None:
-                backlog.close()
+            if reader is not None:
+                reader.close()
             connection.close()
 
     def _sidecar(self, table: TableSchema, no: int) -> Path:
@@ -197,7 +197,7 @@ class SnapshotJob:
                 done.append(entry)
 
         try:
-            hit("file.before_write")
+            failpoint("file.before_write")
             file = write_file(
                 home,
                 str(path.relative_to(home)),
@@ -206,7 +206,7 @@ class SnapshotJob:
                 table.integer_key,
                 ordered_by=table.key,
             )
-            hit("file.after_write")
+            failpoint("file.after_write")
             same_definition(connection, table, Position.from_json(done[-1]["hw"]))
             binlogs = {file: when_begun(file) for file in {entry["hw"][0] for entry in done}}
         except BaseException:
@@ -227,7 +227,7 @@ class SnapshotJob:
         if not write_json_once(sidecar, manifest):  # another copy was faster: its file is the slice
             path.unlink(missing_ok=True)
             manifest = read_json(sidecar)
-        hit("manifest.after_write")
+        failpoint("manifest.after_write")
         return manifest
 
 

@@ -18,15 +18,15 @@ from airflow_provider_cdc.core.offset import Lineage, Offset, Position
 from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.core.schema import SEQ, TableSchema
 from airflow_provider_cdc.exceptions import OtherServerError, PurgedError, TerminalError, TransientError
-from airflow_provider_cdc.failpoints import hit
-from airflow_provider_cdc.mysql.binlog.events.stream import BinlogStream
+from airflow_provider_cdc.failpoints import failpoint
+from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.events.xa import Prepared, parse_entry, read_prepared
 from airflow_provider_cdc.mysql.server.charsets import decoders
 from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.sinks.layout import Layout, read_plan
 
 if TYPE_CHECKING:
-    from airflow_provider_cdc.mysql.stream.batches import Scanner
+    from airflow_provider_cdc.mysql.stream.batches import BatchPlanner
 
 #: Bytes of rows in the binlog that are held as changes before they are written.
 _FLUSH_BYTES = 16 << 20
@@ -37,7 +37,7 @@ class StreamJob:
     """What the stream's source and tasks need. Travels in a closure, with the password in it.
 
     :param connect_args: pymysql.connect keyword arguments.
-    :param scanner: (server id, replica uuid) of the scanner.
+    :param planner: (server id, replica uuid) of the planner.
     :param readers: the same of each task that reads a piece of a batch.
     :param lineage: numbers the transactions of the server that is read.
     :param root: ``sink.path``.
@@ -50,7 +50,7 @@ class StreamJob:
     """
 
     connect_args: dict[str, Any]
-    scanner: tuple[int, str]
+    planner: tuple[int, str]
     readers: tuple[tuple[int, str], ...]
     lineage: Lineage
     root: str
@@ -77,21 +77,23 @@ class StreamJob:
             server=self.lineage.server,
         )
 
-    def make_scanner(self) -> Scanner:
-        """Scanner of this stream."""
-        from airflow_provider_cdc.mysql.stream.batches import Scanner  # compiled: not for drivers, see SnapshotJob.read
+    def make_planner(self) -> BatchPlanner:
+        """BatchPlanner of this stream."""
+        from airflow_provider_cdc.mysql.stream.batches import (
+            BatchPlanner,  # compiled: not for drivers, see SnapshotJob.read
+        )
 
         plan = self.plan()
         tables, connection = {t.id: t for t in plan.tables}, connect(self.connect_args)
-        return Scanner(connection, lambda at: self._open(at, self.scanner), tables, self.lineage)
+        return BatchPlanner(connection, lambda at: self._open(at, self.planner), tables, self.lineage)
 
-    def pieces(self, scanner: Scanner, start: Offset) -> list[Offset]:
+    def pieces(self, planner: BatchPlanner, start: Offset) -> list[Offset]:
         """Ends of the pieces in which the next batch is read; none if nothing is new.
 
         :raises TransientError: if the connection reaches another server now, or the file was purged.
         """
         with moved():
-            return scanner.pieces(start, self.max_batch_bytes, self.max_batch_rows, len(self.readers), self.piece_bytes)
+            return planner.pieces(start, self.max_batch_bytes, self.max_batch_rows, len(self.readers), self.piece_bytes)
 
     def stage(self, start: Offset, end: Offset, attempt: str, reader: int = 0) -> dict[str, Any]:
         """Decode the transactions in (start, end].
@@ -110,10 +112,10 @@ class StreamJob:
 
     def _stage(self, start: Offset, end: Offset, attempt: str, reader: int) -> dict[str, Any]:
         # Compiled: not for drivers, see SnapshotJob.read.
-        from airflow_provider_cdc.mysql.binlog.walk.follow import Follower
+        from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader
         from airflow_provider_cdc.mysql.places.lookback import look_back
 
-        hit("batch.before_read")
+        failpoint("batch.before_read")
         plan = self.plan()
         folder = Layout(self.root, self.pipeline).epoch("staging", self.epoch)
         folder.mkdir(parents=True, exist_ok=True)
@@ -129,7 +131,7 @@ class StreamJob:
 
         def write(changes: list[tuple[TableSchema, pa.RecordBatch]]) -> None:
             # What the sink holds already, since the server before this one had committed it earlier.
-            done = [seq for seq, gtid in follower.names().items() if gtid and gtid in held] if held else []
+            done = [seq for seq, gtid in binlog.names().items() if gtid and gtid in held] if held else []
             for table, batch in changes:
                 rest = batch.filter(pc.invert(pc.is_in(batch[SEQ], pa.array(done, pa.int64())))) if done else batch
                 if rest.num_rows:
@@ -145,30 +147,30 @@ class StreamJob:
         before = look_back(self.connect_args, start.server, tables, start.at)
         prepared = Prepared(read_prepared(ending, open_at, tables), before.rows)
         held = kind_of(start.server).parse(start.held)
-        # What leads to captured tables the scanner has looked up, which has walked here before.
-        follower = Follower(open_at, tables, self.lineage, texts, named=bool(held), detours=Detours)
+        # What leads to captured tables the planner has looked up, which has walked here before.
+        binlog = BinlogReader(open_at, tables, self.lineage, texts, named=bool(held), detours=Detours)
         try:
-            follower.expect(start)
-            for step in follower.steps(start.at, end.at):
+            binlog.expect(start)
+            for step in binlog.steps(start.at, end.at):
                 if step.item is not None and held and step.item.gtid in held:
                     prepared.follow(step.item)
                 elif step.item is not None:
                     seq = self.lineage.seq(Position(step.file, step.position))
                     if step.item.emptied is not None:
-                        write(follower.take())
+                        write(binlog.take())
                         output(tables[step.item.emptied]).empty(seq)
-                    for _ in follower.add(prepared.visible(step.item), seq, step.item.commit_us):
-                        write(follower.take())
-                if follower.held >= _FLUSH_BYTES:
+                    for _ in binlog.add(prepared.visible(step.item), seq, step.item.commit_us):
+                        write(binlog.take())
+                if binlog.held >= _FLUSH_BYTES:
                     # The one that a batch ends with lies in the file in which that ends.
                     is_last = step.file == end.at.file and step.is_beyond(start.at, self.max_batch_bytes)
-                    write(follower.take(end.at if is_last else None))
-            write(follower.take())
+                    write(binlog.take(end.at if is_last else None))
+            write(binlog.take())
         finally:
-            follower.close()
+            binlog.close()
         for written in outputs.values():
             written.close()
-        hit("batch.after_read")
+        failpoint("batch.after_read")
         return {
             "start": start.to_json(),
             "end": end.to_json(),

@@ -21,7 +21,7 @@ from airflow_provider_cdc.spark.stage import StreamJob
 
 if TYPE_CHECKING:
     # Not in the processes in which Spark only makes the source or plans its tasks: it loads the compiled decoder.
-    from airflow_provider_cdc.mysql.stream.batches import Scanner
+    from airflow_provider_cdc.mysql.stream.batches import BatchPlanner
 
 #: Name of the source within one Spark session.
 FORMAT = "airflow_cdc_binlog"
@@ -67,7 +67,7 @@ class BinlogReader(DataSourceStreamReader):
     def __init__(self, job: StreamJob, start: Offset) -> None:
         self._job = job
         self._start = start
-        self._scanner: Scanner | None = None
+        self._planner: BatchPlanner | None = None
         self._pieces: list[Offset] = []
 
     def initialOffset(self) -> dict[str, Any]:
@@ -82,10 +82,10 @@ class BinlogReader(DataSourceStreamReader):
         """
         with _packed():
             try:
-                if self._scanner is None:
-                    self._scanner = self._job.make_scanner()
+                if self._planner is None:
+                    self._planner = self._job.make_planner()
                 begin = _decode(start) if start is not None else (self._pieces or [self._start])[-1]
-                self._pieces = [begin, *self._job.pieces(self._scanner, begin)]
+                self._pieces = [begin, *self._job.pieces(self._planner, begin)]
                 return _encode(self._pieces[-1])
             except CdcError:
                 self._close()
@@ -115,9 +115,9 @@ class BinlogReader(DataSourceStreamReader):
         self._close()
 
     def _close(self) -> None:
-        if self._scanner is not None:
-            self._scanner.close()
-            self._scanner = None
+        if self._planner is not None:
+            self._planner.close()
+            self._planner = None
 
 
 def make_source(job: StreamJob, start: Offset) -> type[DataSource]:

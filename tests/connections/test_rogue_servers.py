@@ -16,7 +16,7 @@ import pytest
 from airflow_provider_cdc.connections import Connection, database_url, mysql_args
 from airflow_provider_cdc.exceptions import NotReadyError
 from airflow_provider_cdc.hooks.mysql import CdcMySqlHook
-from airflow_provider_cdc.mysql.binlog.events.stream import BinlogStream
+from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.server.session import connect, raw
 from airflow_provider_cdc.store import Store
 from tests.support.rogue import AWAY, ELSEWHERE, Certificate, RogueMySQL, RoguePostgres, certify

@@ -14,7 +14,7 @@ import pytest
 from airflow_provider_cdc.connections import Connection, database_url, mysql_args
 from airflow_provider_cdc.exceptions import NotReadyError
 from airflow_provider_cdc.hooks.mysql import CdcMySqlHook
-from airflow_provider_cdc.mysql.binlog.events.stream import BinlogStream
+from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.server.identity import binlog_status
 from airflow_provider_cdc.mysql.server.session import connect, rows
 from airflow_provider_cdc.phases.context import Context

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.timeout(2400)]
 
 
 #: Outcomes of a group that was read again.
-AGAIN = {"replaced", "staged"}
+NEXT_SNAPSHOT = {"replaced", "staged"}
 
 
 def reader(site: Site, name: str, group: int, attempt: int) -> int:
@@ -106,8 +106,8 @@ def test_groups(site: Site) -> None:
 
         # Beside the stream a group is staged, and published by the stream between two batches. It matters neither that
         # another run has adopted the group since, nor that the task had only adopted it.
-        assert cleared(run, 1) in AGAIN
-        assert cleared(second, 0) in AGAIN
+        assert cleared(run, 1) in NEXT_SNAPSHOT
+        assert cleared(second, 0) in NEXT_SNAPSHOT
         assert tries(run)[:3] == [3, 2, 3] and {*tries(run)[3:]} <= {1}
         site.wait("the groups", lambda: {site.group(name, i).state for i in (0, 1)} == {"done"})
         assert site.stream(name).epoch == 1
@@ -124,7 +124,7 @@ def test_groups(site: Site) -> None:
         site.wait("epoch 2", lambda: site.stream(name).epoch == 2)
         for index, tried in enumerate(before):
             client.wait_state(dag, run, snapshot, map_index=index, min_try=tried + 1)
-        assert {outcome(run, index) for index in groups} <= AGAIN
+        assert {outcome(run, index) for index in groups} <= NEXT_SNAPSHOT
         site.wait("the groups", lambda: all(site.group(name, i).state == "done" for i in groups))
         site.wait_batch(name, 2)
     site.stop(name)
@@ -165,7 +165,7 @@ def test_a_backfill_and_its_run_again(site: Site) -> None:
         again = client.create_backfill(dag, first, first, reprocess="completed")
         site.wait("the second backfill", lambda: client.backfill_completed(again), 400)
         # To process a run again is to clear it.
-        assert outcome(older) in ({"skipped"} if had == "skipped" else AGAIN)
+        assert outcome(older) in ({"skipped"} if had == "skipped" else NEXT_SNAPSHOT)
     client.pause(dag)
     assert set(client.runs(dag).values()) == {"success"}
     for run in runs:

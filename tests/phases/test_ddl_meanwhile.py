@@ -98,14 +98,14 @@ def run(
         cursor.execute("INSERT INTO t VALUES (800, 'beyond')")
         left = [[c.table for c in chunks].index(1) + 1 if early else len(chunks) - 1]
 
-        def hit(name: str) -> None:
+        def failpoint(name: str) -> None:
             if name == moment:
                 left[0] -= 1
                 if left[0] == 0:
                     for statement in sql:
                         cursor.execute(statement)
 
-        monkeypatch.setattr(chunk_module, "hit", hit)
+        monkeypatch.setattr(chunk_module, "failpoint", failpoint)
         cli.snapshot()
         assert left[0] <= 0
         monkeypatch.undo()
@@ -144,12 +144,12 @@ def test_a_part_that_is_published_stops(
         cli = Cli(tmp_path, server, r"d\.t", snapshot={"chunk_rows": 10, "group_rows": 20, "parallelism": 1})
         done = [0]
 
-        def hit(name: str) -> None:
+        def failpoint(name: str) -> None:
             done[0] += name == "group.after_commit"
             if done[0] == 1 and name == "group.after_commit":
                 cursor.execute("ALTER TABLE t ADD COLUMN w INT")
 
-        monkeypatch.setattr(snapshot_module, "hit", hit)
+        monkeypatch.setattr(snapshot_module, "failpoint", failpoint)
         for _ in range(2):
             with pytest.raises(TableAlteredError, match=r"table d\.t was altered.*at .*binlog\..*published") as caught:
                 cli.snapshot()

@@ -18,7 +18,7 @@ from airflow_provider_cdc.exceptions import CdcError, TerminalError, TransientEr
 from airflow_provider_cdc.phases.apply import stream_marker
 from airflow_provider_cdc.phases.stream import Epoch, begin, run_in_process
 from airflow_provider_cdc.sinks.delta import Actions, DeltaTarget
-from airflow_provider_cdc.sinks.progress import Progress
+from airflow_provider_cdc.sinks.resume_point import ResumePoint
 from tests.support.cli import Cli
 from tests.support.oracle import compare_all
 from tests.support.servers import MySQLServer
@@ -87,7 +87,7 @@ class Pair:
     def refused(self, kind: type[CdcError], text: str, server: MySQLServer | None = None) -> None:
         """The stream does not begin on the new server, and the resume point stays where it was."""
         self.cli.env["AIRFLOW_CONN_CDC_SOURCE"] = (server or self.new).uri()
-        progress = Progress(self.cli.sink / "_cdc_progress" / self.database, self.database)
+        progress = ResumePoint(self.cli.sink / "_cdc_progress" / self.database, self.database)
         before = progress.read()
         with self.cli.opened() as (context, store), pytest.raises(kind, match=text):
             begin(context, store, catch_up=True)
@@ -151,7 +151,7 @@ def test_there_and_back(pair: Pair) -> None:
         assert status.code == 0 and server.execute("SELECT @@server_uuid")[0][0] in status.out
     assert highest == sorted(set(highest))
     with pair.cli.opened() as (context, store):
-        stand = Progress(context.layout.progress, d).stand()
+        stand = ResumePoint(context.layout.progress, d).stand()
         assert stand is not None and len(stand[1].segments) == 4
         assert [s.base_ordinal for s in store.lineage(d)] == [s.base for s in stand[1].segments]
         assert len([e for e in store.events(d, 50) if e.kind == "failover"]) == 3
@@ -380,7 +380,7 @@ def test_a_table_without_a_key_that_is_further_than_the_resume_point(pair: Pair)
     pair.cli.snapshot()
     pair.run(f"INSERT INTO {d}.keyed VALUES (8, 8)")
     pair.copy(pair.old)
-    progress = Progress(pair.cli.sink / "_cdc_progress" / d, d)
+    progress = ResumePoint(pair.cli.sink / "_cdc_progress" / d, d)
     stand = progress.stand()
     assert stand is not None
     table = DeltaTarget(pair.cli.sink / d / "plain", pair.cli.rows(d, "plain").schema)

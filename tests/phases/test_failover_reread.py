@@ -149,8 +149,8 @@ def events(pair: Pair, kind: str) -> list[str]:
 def die_in_a_batch(pair: Pair, server: MySQLServer) -> None:
     """Apply what there is to the tables, and die before the resume point is written."""
     with epoch(pair, server) as found:
-        with contextlib.closing(found.job.make_scanner()) as scanner:
-            manifest = found.job.stage(found.start, scanner.advance(found.start, 1 << 40), "0")
+        with contextlib.closing(found.job.make_planner()) as planner:
+            manifest = found.job.stage(found.start, planner.advance(found.start, 1 << 40), "0")
         found.applier._progress = Lost(found.applier._progress)
         with pytest.raises(KeyboardInterrupt):
             found.applier.apply(manifest)
@@ -195,8 +195,8 @@ def test_what_was_read_at_another_server_says_nothing_of_the_tables_now(
     for _ in range(3):
         pair.old.execute("FLUSH BINARY LOGS")
     pair.run("INSERT INTO d.keyed VALUES (9, 9)")
-    with epoch(pair, pair.old) as found, contextlib.closing(found.job.make_scanner()) as scanner:
-        manifest = found.job.stage(found.start, scanner.advance(found.start, 1 << 40), "0")
+    with epoch(pair, pair.old) as found, contextlib.closing(found.job.make_planner()) as planner:
+        manifest = found.job.stage(found.start, planner.advance(found.start, 1 << 40), "0")
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(DeltaTarget, "commit", _die)
             found.applier.apply(manifest)
@@ -368,8 +368,8 @@ def _purged_before_it_is_published(pair: Pair) -> None:
     pair.old.execute("FLUSH BINARY LOGS")
     change(pair)
     with epoch(pair, pair.old) as found:
-        with contextlib.closing(found.job.make_scanner()) as scanner:
-            end = scanner.advance(found.start, 1 << 40)
+        with contextlib.closing(found.job.make_planner()) as planner:
+            end = planner.advance(found.start, 1 << 40)
         found.applier.apply(found.job.stage(found.start, end, "0"))
     pair.old.purge(flush=False)
 
@@ -396,7 +396,7 @@ def test_a_try_that_died_behind_its_request(pair: Pair, monkeypatch: pytest.Monk
 
     break_copy(pair)
     with monkeypatch.context() as patched, pytest.raises(Killed):
-        patched.setattr(reread, "hit", die)
+        patched.setattr(reread, "failpoint", die)
         read_again(pair, pair.old)
     _purged_before_it_is_published(pair)
     assert read_again(pair, pair.old, counted := Counted()).outcome == "staged"
@@ -480,13 +480,13 @@ def test_whatever_happens(pair: Pair, seed: int, monkeypatch: pytest.MonkeyPatch
     """Writers, streams and readings that die anywhere, failovers there and back, binlogs that go."""
     draw, server, left = random.Random(seed), pair.old, [0]
 
-    def hit(name: str) -> None:
+    def failpoint(name: str) -> None:
         left[0] -= 1
         if left[0] == 0:
             raise Killed(name)
 
     for module in (apply, reread, stage, snapshot_job):
-        monkeypatch.setattr(module, "hit", hit)
+        monkeypatch.setattr(module, "failpoint", failpoint)
     seen = Counter[str]()
     broken = bool(seed % 3 == 0)
     if broken:

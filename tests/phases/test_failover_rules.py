@@ -18,8 +18,8 @@ def test_before_the_stream_has_passed_the_snapshot(pair: Pair) -> None:
     for number in (20, 21, 22):
         pair.run(f"INSERT INTO {d}.keyed VALUES ({number}, 1)", f"UPDATE {d}.keyed SET v = v + 1 WHERE id = 1")
     pair.cli.snapshot()
-    with epoch(pair, pair.old) as found, contextlib.closing(found.job.make_scanner()) as scanner:
-        first = scanner.advance(found.start, 1)
+    with epoch(pair, pair.old) as found, contextlib.closing(found.job.make_planner()) as planner:
+        first = planner.advance(found.start, 1)
         found.apply(found.job.stage(found.start, first, "0"))
     pair.refused(TerminalError, "the stream had not passed the snapshot of")
 

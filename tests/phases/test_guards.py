@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 
 from airflow_provider_cdc.exceptions import NotReadyError, TerminalError
-from airflow_provider_cdc.mysql.binlog.events.stream import BinlogStream
+from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.places.watermark import low_watermark
 from airflow_provider_cdc.mysql.server.session import connect, rows
 from tests.support.cli import Cli, tree

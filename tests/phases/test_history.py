@@ -19,14 +19,14 @@ import pytest
 from airflow_provider_cdc.core.gtid import GtidSet
 from airflow_provider_cdc.core.offset import Offset, Position
 from airflow_provider_cdc.exceptions import DamageError, OtherHistoryError, PurgedError, TerminalError, TransientError
-from airflow_provider_cdc.mysql.binlog.events.stream import BinlogStream
+from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.events.transactions import Reached, Transaction, read_transactions
 from airflow_provider_cdc.mysql.places.resume import resume
 from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.mysql.snapshot import chunk
 from airflow_provider_cdc.phases.stream import begin
 from airflow_provider_cdc.phases.verify import verify
-from airflow_provider_cdc.sinks.progress import Progress
+from airflow_provider_cdc.sinks.resume_point import ResumePoint
 from tests.support.cli import Cli
 from tests.support.mariadb import MariaDBServer
 from tests.support.oracle import compare_all
@@ -53,7 +53,7 @@ class World:
 
     @property
     def offset(self) -> Offset:
-        found = Progress(self.cli.context.layout.progress, "p").read()
+        found = ResumePoint(self.cli.context.layout.progress, "p").read()
         assert found is not None
         return found
 
@@ -152,18 +152,18 @@ def test_a_reset_under_a_stream_that_runs(world: World) -> None:
     world.cli.snapshot()
     with world.cli.opened() as (context, store):
         epoch = begin(context, store, catch_up=False)
-        with contextlib.closing(epoch.job.make_scanner()) as scanner:
+        with contextlib.closing(epoch.job.make_planner()) as planner:
             world.server.execute("INSERT INTO d.t VALUES (100, 'row')")
-            (end,) = epoch.job.pieces(scanner, epoch.start)
+            (end,) = epoch.job.pieces(planner, epoch.start)
             epoch.apply(epoch.job.stage(epoch.start, end, "0"))
             stood = world.at
             world.reset()
             with pytest.raises(OtherHistoryError, match="and was read up to"):
-                epoch.job.pieces(scanner, end)
+                epoch.job.pieces(planner, end)
             world.grow(stood, 1000)
-            scanner._follower.close()  # the connection is lost
+            planner._binlog.close()  # the connection is lost
             with pytest.raises(OtherHistoryError, match=r"was begun at .*, and the one that was read"):
-                epoch.job.pieces(scanner, end)
+                epoch.job.pieces(planner, end)
             with pytest.raises(OtherHistoryError, match=r"was begun at .*, and the one that was read"):
                 epoch.job.stage(end, replace(end, at=replace(end.at, position=world.at[1])), "1")
         store.end_stream("p", epoch.number, "failed", "", "")
@@ -186,11 +186,11 @@ def test_a_reset_while_a_chunk_is_read(world: World, monkeypatch: pytest.MonkeyP
     for n in range(100, 110):
         world.server.execute(f"INSERT INTO d.t VALUES ({n}, 'row')")
 
-    def hit(name: str) -> None:
+    def failpoint(name: str) -> None:
         if name == "chunk.after_select":
             world.reset()
 
-    monkeypatch.setattr(chunk, "hit", hit)
+    monkeypatch.setattr(chunk, "failpoint", failpoint)
     with pytest.raises(OtherHistoryError, match="ends at .*, and had reached .* before"):
         world.cli.snapshot()
 
@@ -305,14 +305,14 @@ def test_a_gtid_that_comes_again(mysql_server: MySQLServer, tmp_path: Path) -> N
         epoch = begin(context, store, catch_up=False)
         world.server.session("d", "SET gtid_next = 'AUTOMATIC:shop'", "INSERT INTO t VALUES (101, 'row')")
         uuid = world.server.execute("SELECT @@server_uuid")[0][0]
-        with contextlib.closing(epoch.job.make_scanner()) as scanner:
+        with contextlib.closing(epoch.job.make_planner()) as planner:
             start = epoch.start
             ahead = replace(start, gtid_set=str(GtidSet.parse(start.gtid_set).add(f"{uuid}:shop:1")))
             with pytest.raises(OtherHistoryError, match=rf"{uuid}:shop:1 is in the binlog of the server"):
-                epoch.job.pieces(scanner, ahead)
+                epoch.job.pieces(planner, ahead)
             # Held after a failover, or an offset of an older version, which may be a few GTIDs ahead.
             for given in (replace(start, held=f"{uuid}:shop:1"), replace(ahead, began=0)):
-                (end,) = epoch.job.pieces(scanner, given)
+                (end,) = epoch.job.pieces(planner, given)
                 assert f"{uuid}:shop:1" in GtidSet.parse(end.gtid_set) and not end.held
         store.end_stream("p", epoch.number, "stopped", "", "")
 
@@ -397,8 +397,8 @@ def test_a_batch_that_ends_before_what_has_no_gtids(tmp_path: Path) -> None:
         server.execute("INSERT INTO d.t VALUES (100, 'row')")
         server.session("d", "SET gtid_next = 'ANONYMOUS'", "INSERT INTO t VALUES (101, 'row')")
         server.execute("SET GLOBAL gtid_mode = ON")
-        with world.cli.epoch() as epoch, contextlib.closing(epoch.job.make_scanner()) as scanner:
-            epoch.apply(epoch.job.stage(epoch.start, scanner.advance(epoch.start, 1), "0"))
+        with world.cli.epoch() as epoch, contextlib.closing(epoch.job.make_planner()) as planner:
+            epoch.apply(epoch.job.stage(epoch.start, planner.advance(epoch.start, 1), "0"))
         assert world.offset.at > epoch.start.at
         server.purge(flush=False)
         with pytest.raises(PurgedError, match="is no longer on the server"):
@@ -463,14 +463,14 @@ def test_a_domain_that_is_taken_out(mariadb_server: MySQLServer, tmp_path: Path)
     write(104, 8)
     with world.cli.opened() as (context, store):
         epoch = begin(context, store, catch_up=False)
-        with contextlib.closing(epoch.job.make_scanner()) as scanner:
-            (end,) = epoch.job.pieces(scanner, epoch.start)
+        with contextlib.closing(epoch.job.make_planner()) as planner:
+            (end,) = epoch.job.pieces(planner, epoch.start)
             epoch.apply(epoch.job.stage(epoch.start, end, "0"))
             world.server.purge()
             world.server.execute("FLUSH BINARY LOGS DELETE_DOMAIN_ID = (7, 8)")
-            # The scanner may have to connect again, where its file is gone: that is for the next epoch.
+            # The planner may have to connect again, where its file is gone: that is for the next epoch.
             with contextlib.suppress(TransientError):
-                epoch.job.pieces(scanner, end)
+                epoch.job.pieces(planner, end)
             with pytest.raises(TransientError, match="the next epoch goes on if nothing is missing"):
                 epoch.job.stage(end, replace(end, at=Position(*world.at)), "1")
         store.end_stream("p", epoch.number, "stopped", "", "")

@@ -22,7 +22,7 @@ from airflow_provider_cdc.mysql.snapshot.chunk import ChunkRead
 from airflow_provider_cdc.phases import apply
 from airflow_provider_cdc.phases.snapshot import GroupResult, run_group
 from airflow_provider_cdc.phases.stream import begin, run_in_process
-from airflow_provider_cdc.phases.verify import Verdict, verify
+from airflow_provider_cdc.phases.verify import TableComparison, verify
 from airflow_provider_cdc.sinks.delta import Actions, Fence, target_of
 from airflow_provider_cdc.sinks.files import write_file
 from airflow_provider_cdc.spark.snapshot_job import run_in_threads
@@ -61,7 +61,7 @@ class World:
         names = [name for name in found.column_names if not name.startswith("_cdc_")]
         return Counter(tuple(row.values()) for row in found.select(names).to_pylist())
 
-    def verdict(self, table: str = "narrow") -> Verdict:
+    def verdict(self, table: str = "narrow") -> TableComparison:
         return next(v for v in verify(self.cli.context, show_values=True) if v.table == f"d.{table}")
 
     def stream(self, batch_bytes: int = 1 << 28) -> None:
@@ -294,11 +294,11 @@ def test_killed_before_the_resume_point(
     class Crash(Exception):
         pass
 
-    def hit(name: str) -> None:
+    def failpoint(name: str) -> None:
         if name == "progress.before_commit":
             raise Crash
 
-    monkeypatch.setattr(apply, "hit", hit)
+    monkeypatch.setattr(apply, "failpoint", failpoint)
     with pytest.raises(Crash):
         world.stream()
     monkeypatch.undo()
@@ -365,14 +365,14 @@ def test_it_is_read_in_pieces(world: World, monkeypatch: pytest.MonkeyPatch) -> 
     looks: list[None] = []
     monkeypatch.setattr(Throttle, "pace", lambda self, check: looks.append(check()))
     sizes: list[int] = []
-    read = whole.read_whole
+    read = whole.read_keyless
 
     def measured(*args: Any) -> Iterator[ChunkRead]:
         for piece in read(*args):
             sizes.append(piece.rows.num_rows)
             yield piece
 
-    monkeypatch.setattr(whole, "read_whole", measured)
+    monkeypatch.setattr(whole, "read_keyless", measured)
     world.cli.snapshot()
     assert sum(sizes) == 5000 and 3 < len(sizes) <= len(looks) and max(sizes) < 3000
     assert world.differences() == []
@@ -455,13 +455,13 @@ def test_no_other_table_in_its_place(world: World, monkeypatch: pytest.MonkeyPat
     world.sql("INSERT INTO narrow VALUES (1, 'x')", "CREATE TABLE spare (id INT PRIMARY KEY, a INT, v VARCHAR(9))")
     refused: list[int] = []
 
-    def hit(name: str) -> None:
+    def failpoint(name: str) -> None:
         if name == "chunk.after_hw":
             with pytest.raises(pymysql.err.OperationalError) as caught:
                 world.sql("SET SESSION lock_wait_timeout = 1", "RENAME TABLE narrow TO gone, spare TO narrow")
             refused.append(caught.value.args[0])
 
-    monkeypatch.setattr(whole, "hit", hit)
+    monkeypatch.setattr(whole, "failpoint", failpoint)
     world.cli.snapshot()
     assert refused == [1205]
     assert world.counts() == Counter({(1, "x"): 1})

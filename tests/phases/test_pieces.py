@@ -161,8 +161,8 @@ def test_a_transaction_that_only_unpacked_is_larger_than_a_batch(
         stack.callback(server.execute, "SET GLOBAL log_bin_compress = OFF")
         wide = [f"INSERT INTO wide VALUES ({n}, REPEAT('x', 1 << 20))" for n in range(40)]
         server.session("pieces", "BEGIN", *wide, "COMMIT", "INSERT INTO wide VALUES (100, 'y')")
-        with cli.epoch(batch_bytes=1 << 20) as epoch, contextlib.closing(epoch.job.make_scanner()) as scanner:
-            (end,) = epoch.job.pieces(scanner, epoch.start)
+        with cli.epoch(batch_bytes=1 << 20) as epoch, contextlib.closing(epoch.job.make_planner()) as planner:
+            (end,) = epoch.job.pieces(planner, epoch.start)
             epoch.apply(epoch.job.stage(epoch.start, end, "0"))
         with contextlib.closing(server.connect()) as connection:
             assert compare_all(connection, "pieces", cli.sink) == []

@@ -13,11 +13,11 @@ import pytest
 import yaml
 
 from airflow_provider_cdc.exceptions import FencedError, NotReadyError, OtherHistoryError, PurgedError
-from airflow_provider_cdc.failpoints import AGAIN
-from airflow_provider_cdc.phases import again
-from airflow_provider_cdc.phases.again import planned
+from airflow_provider_cdc.failpoints import NEXT_SNAPSHOT
+from airflow_provider_cdc.phases import next_snapshot
 from airflow_provider_cdc.phases.groups import Group
 from airflow_provider_cdc.phases.liveness import Heart
+from airflow_provider_cdc.phases.next_snapshot import planned
 from airflow_provider_cdc.phases.snapshot import publish, run_group
 from airflow_provider_cdc.phases.status import status
 from airflow_provider_cdc.phases.stream import begin, run_in_process
@@ -118,8 +118,8 @@ def test_a_table_that_is_further_than_the_new_snapshot_would_begin(world: World)
     """
     mariadb = isinstance(world.server, MariaDBServer)
     world.run("FLUSH BINARY LOGS", *(f"INSERT INTO t VALUES ({n}, 'row')" for n in range(100, 120)))
-    with world.cli.epoch() as epoch, contextlib.closing(epoch.job.make_scanner()) as scanner:
-        manifest = epoch.job.stage(epoch.start, scanner.advance(epoch.start, 1 << 40), "0")
+    with world.cli.epoch() as epoch, contextlib.closing(epoch.job.make_planner()) as planner:
+        manifest = epoch.job.stage(epoch.start, planner.advance(epoch.start, 1 << 40), "0")
         epoch.applier._progress = Lost(epoch.applier._progress)
         with pytest.raises(KeyboardInterrupt):
             epoch.applier.apply(manifest)
@@ -180,18 +180,18 @@ def test_before_the_stream_has_begun(server: MySQLServer, tmp_path: Path) -> Non
         server.execute("DROP DATABASE d")
 
 
-@pytest.mark.parametrize("place", AGAIN)
+@pytest.mark.parametrize("place", NEXT_SNAPSHOT)
 def test_killed_on_the_way(world: World, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     class Killed(BaseException):
         pass
 
-    def hit(name: str) -> None:
+    def failpoint(name: str) -> None:
         if name == place:
             raise Killed
 
     world.change()
     with monkeypatch.context() as patch:
-        patch.setattr(again, "hit", hit)
+        patch.setattr(next_snapshot, "failpoint", failpoint)
         with pytest.raises(Killed):
             world.cli.snapshot()
     with pytest.raises((PurgedError, NotReadyError)):
@@ -206,8 +206,8 @@ def test_who_belongs_to_the_old_snapshot_cannot_write(world: World) -> None:
         old = context.need_plan()
         epoch = begin(context, store, catch_up=False)
         world.run("UPDATE t SET v = 'late' WHERE id = 3", "DELETE FROM t WHERE id = 4")
-        with contextlib.closing(epoch.job.make_scanner()) as scanner:
-            (end,) = epoch.job.pieces(scanner, epoch.start)
+        with contextlib.closing(epoch.job.make_planner()) as planner:
+            (end,) = epoch.job.pieces(planner, epoch.start)
         batch = epoch.job.stage(epoch.start, end, "0")
         store.end_stream("p", epoch.number, "failed", "lost", "")
     world.change()

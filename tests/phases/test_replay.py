@@ -11,12 +11,12 @@ from deltalake import DeltaTable
 
 from airflow_provider_cdc.core.gtid import GtidSet
 from airflow_provider_cdc.exceptions import FencedError, TerminalError
-from airflow_provider_cdc.mysql.server.identity import status
+from airflow_provider_cdc.mysql.server.identity import binlog_end
 from airflow_provider_cdc.mysql.server.session import connect, value
 from airflow_provider_cdc.phases.apply import Applier
 from airflow_provider_cdc.phases.snapshot import coverage, targets
 from airflow_provider_cdc.phases.stream import run_in_process
-from airflow_provider_cdc.sinks.progress import Progress
+from airflow_provider_cdc.sinks.resume_point import ResumePoint
 from tests.support.cli import Cli
 from tests.support.servers import MySQLServer
 
@@ -64,18 +64,18 @@ def test_a_batch_that_is_old_in_one_half(cli: Cli, mysql_server: MySQLServer, da
     """
     cli.snapshot()
     mysql_server.execute(f"INSERT INTO `{database}`.t VALUES (7, 1)")
-    with cli.epoch() as first, contextlib.closing(first.job.make_scanner()) as scanner:
-        inserted = scanner.advance(first.start, 1 << 28)
+    with cli.epoch() as first, contextlib.closing(first.job.make_planner()) as planner:
+        inserted = planner.advance(first.start, 1 << 28)
         mysql_server.execute(f"DELETE FROM `{database}`.t WHERE id = 7")
         mysql_server.execute(f"UPDATE `{database}`.t SET v = 2 WHERE id = 1")
-        deleted = scanner.advance(inserted, 1 << 28)
+        deleted = planner.advance(inserted, 1 << 28)
         first.apply(first.job.stage(first.start, deleted, "0"))
         assert held(cli, database) == {1: 2, 2: 1}
         shutil.rmtree(cli.sink / "_cdc_progress")
     mysql_server.execute(f"UPDATE `{database}`.t SET v = 3 WHERE id = 1")
-    with cli.epoch() as second, contextlib.closing(second.job.make_scanner()) as scanner:
+    with cli.epoch() as second, contextlib.closing(second.job.make_planner()) as planner:
         # The manifest of a batch that ends later, but staged up to the insert: as if it had been cut there.
-        end = scanner.advance(deleted, 1 << 28)
+        end = planner.advance(deleted, 1 << 28)
         manifest = second.job.stage(second.start, inserted, "0")
         manifest["end"] = end.to_json()
         second.apply(manifest)
@@ -85,10 +85,10 @@ def test_a_batch_that_is_old_in_one_half(cli: Cli, mysql_server: MySQLServer, da
 def test_a_batch_beyond_the_resume_point_is_refused(cli: Cli, mysql_server: MySQLServer, database: str) -> None:
     cli.snapshot()
     mysql_server.execute(f"INSERT INTO `{database}`.t VALUES (7, 1)")
-    with cli.epoch() as run, contextlib.closing(run.job.make_scanner()) as scanner:
-        first = scanner.advance(run.start, 1)
+    with cli.epoch() as run, contextlib.closing(run.job.make_planner()) as planner:
+        first = planner.advance(run.start, 1)
         mysql_server.execute(f"INSERT INTO `{database}`.t VALUES (8, 1)")
-        second = scanner.advance(first, 1 << 28)
+        second = planner.advance(first, 1 << 28)
         with pytest.raises(TerminalError, match="a batch begins at"):
             run.apply(run.job.stage(first, second, "0"))
     assert 8 not in held(cli, database)
@@ -100,8 +100,8 @@ def test_a_run_that_was_taken_over_cannot_write(
     """It was only slow, not dead: it still holds a staged batch when the next epoch begins."""
     cli.snapshot()
     mysql_server.execute(f"INSERT INTO `{database}`.t VALUES (7, 1)")
-    with cli.epoch() as old, contextlib.closing(old.job.make_scanner()) as scanner:
-        manifest = old.job.stage(old.start, scanner.advance(old.start, 1 << 28), "0")
+    with cli.epoch() as old, contextlib.closing(old.job.make_planner()) as planner:
+        manifest = old.job.stage(old.start, planner.advance(old.start, 1 << 28), "0")
         for entry in manifest["tables"]:  # as if it had been read already: the next epoch removes what was staged
             entry["paths"] = [str(shutil.copy(path, tmp_path)) for path in entry["paths"]]
         old.store.end_stream(database, old.number, "stopped")  # so that the next may begin
@@ -123,7 +123,7 @@ def test_a_lost_checkpoint_decides_nothing(cli: Cli, mysql_server: MySQLServer, 
     (cli.sink / "_cdc" / database / "bookkeeping.db").unlink()
     with cli.epoch() as run:
         assert run.number == 2, "an epoch was given out twice"
-        assert run.start == Progress(run.context.layout.progress, database).read()
+        assert run.start == ResumePoint(run.context.layout.progress, database).read()
         run_in_process(run)
     assert held(cli, database) == {1: 1, 2: 1, 7: 1}
 
@@ -134,12 +134,12 @@ def test_the_tables_of_a_batch_are_applied_each_for_itself(cli: Cli, mysql_serve
     with contextlib.closing(mysql_server.connect(database=database)) as connection, connection.cursor() as cursor:
         for sql in ("BEGIN", "INSERT INTO t VALUES (7, 1)", "INSERT INTO other VALUES (7, 1)", "COMMIT"):
             cursor.execute(sql)
-    with cli.epoch() as run, contextlib.closing(run.job.make_scanner()) as scanner:
-        end = scanner.advance(run.start, 1 << 28)
+    with cli.epoch() as run, contextlib.closing(run.job.make_planner()) as planner:
+        end = planner.advance(run.start, 1 << 28)
         manifest = run.job.stage(run.start, end, "0")
         half = {**manifest, "tables": [e for e in manifest["tables"] if run.plan.tables[e["table"]].name == "t"]}
         tables = targets(run.context, run.plan)
-        progress = Progress(run.context.layout.progress, database)
+        progress = ResumePoint(run.context.layout.progress, database)
         Applier(run.context, run.plan, tables, coverage(run.context, run.plan, tables) or [], progress, 1).apply(half)
         before = version(cli, database)
         shutil.rmtree(cli.sink / "_cdc_progress")
@@ -157,9 +157,9 @@ def test_transactions_on_other_tables_count(cli: Cli, mysql_server: MySQLServer,
         mysql_server.execute(f"CREATE TABLE `{database}_x`.t (id INT PRIMARY KEY)")
         mysql_server.execute(f"INSERT INTO `{database}_x`.t VALUES (1)")
         cli.catch_up()
-        reached = Progress(cli.context.layout.progress, database).read()
+        reached = ResumePoint(cli.context.layout.progress, database).read()
         with contextlib.closing(connect(mysql_server.connect_args())) as connection:
-            assert reached is not None and reached.at == status(connection)
+            assert reached is not None and reached.at == binlog_end(connection)
             executed = GtidSet.parse(value(connection, "SELECT @@global.gtid_executed") or "")
         assert GtidSet.parse(reached.gtid_set) == executed
     finally:

@@ -27,7 +27,7 @@ from airflow_provider_cdc.core.progress import ChunkProgress
 from airflow_provider_cdc.core.supervision import LOST_SECONDS
 from airflow_provider_cdc.exceptions import NotReadyError, TransientError
 from airflow_provider_cdc.failpoints import VARIABLE
-from airflow_provider_cdc.mysql.server.identity import status
+from airflow_provider_cdc.mysql.server.identity import binlog_end
 from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.phases import claims
 from airflow_provider_cdc.phases.apply import stream_marker
@@ -40,7 +40,7 @@ from airflow_provider_cdc.pipeline import Pipeline
 from airflow_provider_cdc.sinks.delta import Actions, DeltaTarget, Fence
 from airflow_provider_cdc.sinks.files import write_file
 from airflow_provider_cdc.sinks.layout import read_json, write_json
-from airflow_provider_cdc.sinks.progress import Progress
+from airflow_provider_cdc.sinks.resume_point import ResumePoint
 from airflow_provider_cdc.spark.snapshot_job import SnapshotJob, run_in_threads
 from tests import ROOT
 from tests.support.cli import Cli, asked_by, read_only
@@ -363,8 +363,8 @@ def test_a_table_that_is_ahead_of_the_resume_point(copied: World) -> None:
         epoch = begin(context, store, catch_up=False)
         assert staged.high <= epoch.applier.at.at
         copied.write("UPDATE a_int SET v = 99 WHERE id < 200", "INSERT INTO a_int VALUES (303, 3)")
-        with contextlib.closing(epoch.job.make_scanner()) as scanner:
-            manifest = epoch.job.stage(epoch.start, scanner.advance(epoch.start, 1 << 40), "0")
+        with contextlib.closing(epoch.job.make_planner()) as planner:
+            manifest = epoch.job.stage(epoch.start, planner.advance(epoch.start, 1 << 40), "0")
         epoch.applier._progress = Lost(epoch.applier._progress)
         with pytest.raises(KeyboardInterrupt):
             epoch.applier.apply(manifest)
@@ -382,10 +382,10 @@ def test_a_table_that_is_ahead_of_the_resume_point(copied: World) -> None:
     assert not copied.differences()
 
 
-class Lost(Progress):
+class Lost(ResumePoint):
     """A resume point that cannot be written any more."""
 
-    def __init__(self, real: Progress) -> None:
+    def __init__(self, real: ResumePoint) -> None:
         self.target = real.target
 
     def write(self, *_: object) -> None:
@@ -429,7 +429,7 @@ def test_beside_a_stream_that_has_nothing_to_do(copied: World) -> None:
     copied.write(*CHANGES)
     with copied.streaming() as epoch:
         with contextlib.closing(connect(copied.server.connect_args())) as connection:
-            end = status(connection)
+            end = binlog_end(connection)
         while epoch.applier.at.at < end:
             time.sleep(0.05)
         for target, key in ((copied.group(0).tables[0], ("id",)), (copied.group(2).tables[1], ("k",))):

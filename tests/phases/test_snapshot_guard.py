@@ -251,7 +251,7 @@ def test_nothing_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
                     moments.append(name)
 
         looking, moments = threading.Lock(), list[str]()
-        monkeypatch.setattr(chunk_module, "hit", moment)
+        monkeypatch.setattr(chunk_module, "failpoint", moment)
         # One reader, so that what is seen between two statements is its own.
         cli = Cli(tmp_path, server, "d.t", user=user, snapshot={"chunk_rows": 20_000, "parallelism": 1})
         server.execute("SET GLOBAL general_log = ON")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_cdc.exceptions import TerminalError
-from airflow_provider_cdc.mysql.stream.surveyor import Surveyor
-from airflow_provider_cdc.mysql.stream.table_log import TableLog
+from airflow_provider_cdc.mysql.stream.changes_planner import ChangesPlanner
+from airflow_provider_cdc.mysql.stream.table_changes import TableChanges
 from tests.support.cli import Cli
 from tests.support.mariadb import MariaDBServer
 from tests.support.oracle import compare_all
@@ -53,14 +53,14 @@ def test_through_a_view(server: MySQLServer, database: str, tmp_path: Path) -> N
 
 
 def test_the_data_source(server: MySQLServer, database: str) -> None:
-    log = TableLog.of(server.connect_args, "d", "t", "error", piece_bytes=1 << 20)
-    with contextlib.closing(Surveyor(log)) as surveyor:
-        start = surveyor.find("latest")
+    log = TableChanges.of(server.connect_args, "d", "t", "error", piece_bytes=1 << 20)
+    with contextlib.closing(ChangesPlanner(log)) as planner:
+        start = planner.find("latest")
         server.session("d", "SET SESSION binlog_format = STATEMENT", "INSERT INTO mine VALUES (5)")
-        surveyor.check(start)
+        planner.check(start)
         server.session("d", "SET SESSION binlog_format = STATEMENT", "UPDATE v SET b = 3")
         with pytest.raises(TerminalError, match=r"by way of d\.v"):
-            surveyor.check(start)
+            planner.check(start)
 
 
 @pytest.mark.parametrize("kind", [MySQLServer, MariaDBServer])

@@ -16,10 +16,10 @@ from typing import Any
 import pymysql
 import pytest
 
-from airflow_provider_cdc.mysql.server.identity import status as end_of_log
+from airflow_provider_cdc.mysql.server.identity import binlog_end as end_of_log
 from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.phases.lag import Lag, changes_per_second, lag_of
-from airflow_provider_cdc.sinks.progress import Progress
+from airflow_provider_cdc.sinks.resume_point import ResumePoint
 from airflow_provider_cdc.store.models import BatchRow
 from tests import ROOT
 from tests.support.cli import Cli
@@ -41,7 +41,7 @@ def followed(kind: str, folder: Path) -> Iterator[tuple[MySQLServer, Cli]]:
         yield server, cli
 
 
-def status(cli: Cli) -> dict[str, Any]:
+def binlog_end(cli: Cli) -> dict[str, Any]:
     result = cli.call("status", "--json")
     assert result.code == 0, result
     found: dict[str, Any] = json.loads(result.out)
@@ -64,18 +64,18 @@ def lag(cli: Cli) -> Lag:
     """As ``status`` finds it, not rounded."""
     context = cli.context
     plan = context.need_plan()
-    return lag_of(context, Progress(context.layout.progress, plan.pipeline).read() or plan.p0)
+    return lag_of(context, ResumePoint(context.layout.progress, plan.pipeline).read() or plan.p0)
 
 
 @pytest.mark.parametrize("kind", SERVERS)
 def test_how_far_the_source_is_ahead(kind: str, tmp_path: Path) -> None:
     with followed(kind, tmp_path) as (server, cli):
-        assert status(cli)["offset"] is None, "P0 takes its place"
+        assert binlog_end(cli)["offset"] is None, "P0 takes its place"
         began = time.monotonic()
         server.execute("INSERT INTO d.t VALUES (1, 1)")
         time.sleep(2.5)
         server.execute("INSERT INTO d.t VALUES (2, 2)")
-        behind = status(cli)
+        behind = binlog_end(cli)
         took = time.monotonic() - began
         # MariaDB tells whole seconds, and the clock of the server's commits is a cached one.
         assert 1.4 < behind["lag_seconds"] < took + 1.1, "it is the age of the oldest commit that was not read"
@@ -91,7 +91,7 @@ def test_how_far_the_source_is_ahead(kind: str, tmp_path: Path) -> None:
         assert more.seconds is not None and more.seconds >= behind["lag_seconds"]
 
         cli.catch_up()
-        now = status(cli)
+        now = binlog_end(cli)
         assert (now["lag_seconds"], now["lag_bytes"], now["lag_unknown"]) == (0.0, 0, None)
         # A new file alone is something to read, but nothing to wait for.
         server.execute("FLUSH BINARY LOGS")
@@ -107,9 +107,9 @@ def test_how_long_the_source_keeps_it(kind: str, tmp_path: Path) -> None:
     with followed(kind, tmp_path) as (server, cli):
         cli.catch_up()
         server.execute("SET GLOBAL binlog_expire_logs_seconds = 0")
-        assert status(cli)["purge_in_hours"] is None
+        assert binlog_end(cli)["purge_in_hours"] is None
         server.execute("SET GLOBAL binlog_expire_logs_seconds = 9000")
-        assert status(cli)["purge_in_hours"] == 2.5, "the file in use has no end yet"
+        assert binlog_end(cli)["purge_in_hours"] == 2.5, "the file in use has no end yet"
         with closing(server.connect()) as session, session.cursor() as cursor:
             for sql in ("XA START 'x'", "INSERT INTO d.t VALUES (1, 1)", "XA END 'x'", "XA PREPARE 'x'"):
                 cursor.execute(sql)
@@ -123,7 +123,7 @@ def test_how_long_the_source_keeps_it(kind: str, tmp_path: Path) -> None:
         cli.catch_up()
         assert lag(cli).purge_in == 9000
         purge(server)
-        gone = status(cli)
+        gone = binlog_end(cli)
         assert (gone["lag_seconds"], gone["lag_bytes"], gone["purge_in_hours"]) == (None, None, 0.0)
         assert "is no longer on the server" in gone["lag_unknown"]
 
@@ -132,9 +132,9 @@ def test_a_source_that_cannot_be_reached(tmp_path: Path) -> None:
     with followed("MySQL", tmp_path) as (server, cli):
         server.execute("INSERT INTO d.t VALUES (1, 1), (2, 2)")
         cli.catch_up()
-        before = status(cli)
+        before = binlog_end(cli)
         server.kill()
-        after = status(cli)
+        after = binlog_end(cli)
         names = ("lag_seconds", "lag_bytes", "purge_in_hours", "lag_unknown")
         reason = after["lag_unknown"]
         assert [after.pop(name) for name in names[:3]] == [None] * 3 and "\n" not in reason
@@ -173,21 +173,21 @@ def test_the_rate_of_a_run(tmp_path: Path, mysql_server: MySQLServer, database: 
     mysql_server.execute(f"CREATE TABLE {database}.t (id INT PRIMARY KEY)")
     cli = Cli(tmp_path, mysql_server, f"{database}.t")
     cli.snapshot()
-    assert status(cli)["stream"] is None
+    assert binlog_end(cli)["stream"] is None
     cli.catch_up()
-    flow = status(cli)["stream"]
+    flow = binlog_end(cli)["stream"]
     assert (flow["state"], flow["lag_p50_seconds"], flow["lag_p95_seconds"]) == ("caught_up", None, None)
     shown = cli.call("status").out
     assert "0 changes/s\n" in shown and "None" not in shown and "lag p50" not in shown
     mysql_server.execute(f"INSERT INTO {database}.t VALUES {','.join(f'({n})' for n in range(500))}")
     cli.catch_up()
-    rate = status(cli)["stream"]["changes_per_second"]
+    rate = binlog_end(cli)["stream"]["changes_per_second"]
     assert rate > 0, "the run has ended; its rate stays"
     assert f"{rate:,} changes/s, lag p50 " in cli.call("status").out
     assert loaded(cli, "status") <= {"pymysql", "pymysqlreplication", "numpy", "pyarrow", "deltalake", "sqlalchemy"}
     assert loaded(cli, "check") <= {"pymysql", "pymysqlreplication", "numpy", "pyarrow", "deltalake"}
     cli.catch_up()
-    assert status(cli)["stream"]["changes_per_second"] == 0, "another run, without changes"
+    assert binlog_end(cli)["stream"]["changes_per_second"] == 0, "another run, without changes"
 
 
 #: What takes long to import.

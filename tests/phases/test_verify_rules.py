@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_cdc.mysql.snapshot import chunk
-from airflow_provider_cdc.phases.verify import Verdict, verify
+from airflow_provider_cdc.phases.verify import TableComparison, verify
 from airflow_provider_cdc.sinks.delta import Actions, Fence, target_of
 from airflow_provider_cdc.sinks.files import write_file
 from tests.support.cli import Cli
@@ -28,7 +28,7 @@ def cli(mysql_server: MySQLServer, database: str, tmp_path: Path, cdc_user: dict
     return cli
 
 
-def verdict(cli: Cli) -> Verdict:
+def verdict(cli: Cli) -> TableComparison:
     (found,) = verify(cli.context, show_values=True)
     return found
 
@@ -57,7 +57,7 @@ def test_changes_behind_the_copy_and_behind_the_chunks(
         mysql_server.execute(sql)
     seen: list[str] = []
 
-    def hit(name: str) -> None:
+    def failpoint(name: str) -> None:
         if name == "chunk.after_hw":
             seen.append(name)
             if len(seen) == 1:
@@ -65,7 +65,7 @@ def test_changes_behind_the_copy_and_behind_the_chunks(
                 mysql_server.execute(f"INSERT INTO {table} VALUES (900, 1, 1)")
                 mysql_server.execute(f"DELETE FROM {table} WHERE id = 2")
 
-    monkeypatch.setattr(chunk, "hit", hit)
+    monkeypatch.setattr(chunk, "failpoint", failpoint)
     assert verdict(cli).equal and len(seen) > 1
 
 

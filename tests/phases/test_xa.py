@@ -15,14 +15,14 @@ import pytest
 from airflow_provider_cdc.exceptions import TransientError
 from airflow_provider_cdc.mysql.binlog.events import transactions
 from airflow_provider_cdc.mysql.binlog.events.spill import spill
-from airflow_provider_cdc.mysql.binlog.walk import follow
+from airflow_provider_cdc.mysql.binlog.walk import binlog_reader
 from airflow_provider_cdc.mysql.places import watermark
 from airflow_provider_cdc.mysql.places.lookback import UnknownPrepareError
 from airflow_provider_cdc.mysql.places.watermark import _MariaDB, _MySQL, low_watermark
-from airflow_provider_cdc.mysql.snapshot import backlog, planner
 from airflow_provider_cdc.mysql.snapshot import chunk as chunk_module
+from airflow_provider_cdc.mysql.snapshot import planner, windows
 from airflow_provider_cdc.phases.verify import verify
-from airflow_provider_cdc.sinks.progress import Progress
+from airflow_provider_cdc.sinks.resume_point import ResumePoint
 from tests.support.cli import Cli
 from tests.support.mariadb import MariaDBServer
 from tests.support.oracle import compare_all
@@ -99,7 +99,7 @@ def test_in_the_stream(world: World) -> None:
     world.prepare("'d'", "UPDATE t SET id = 102 WHERE id = 6")
     world.run("UPDATE t SET v = 'plain' WHERE id = 5")
     world.exact()
-    standing = Progress(world.cli.context.layout.progress, "p").read()
+    standing = ResumePoint(world.cli.context.layout.progress, "p").read()
     assert standing is not None and [" " in text for text in standing.xa] == [True, True, False, True]
     world.run("FLUSH BINARY LOGS", "UPDATE t SET v = 'later' WHERE id = 5")
     world.exact()
@@ -119,7 +119,7 @@ def test_in_the_stream(world: World) -> None:
     world.finish("COMMIT", "'e'")
     world.run("XA START 'f'", "INSERT INTO t VALUES (7, 'one phase')", "XA END 'f'", "XA COMMIT 'f' ONE PHASE")
     world.exact()
-    standing = Progress(world.cli.context.layout.progress, "p").read()
+    standing = ResumePoint(world.cli.context.layout.progress, "p").read()
     assert standing is not None and standing.xa == ()
     assert len(world.cli.rows("d", "t")) == 32 and all(v.equal for v in verify(world.cli.context))
 
@@ -149,7 +149,7 @@ def test_around_the_snapshot(
     """Prepared at some moment of the second chunk; ended at once, at a moment of the third one, or after all."""
     seen: list[str] = []
 
-    def hit(name: str) -> None:
+    def failpoint(name: str) -> None:
         seen.append(name)
         count = seen.count(name)
         if name == prepared and count == 2:
@@ -167,7 +167,7 @@ def test_around_the_snapshot(
 
     with world.cli.opened() as (context, store):
         context.ensure_plan(store)
-    monkeypatch.setattr(chunk_module, "hit", hit)
+    monkeypatch.setattr(chunk_module, "failpoint", failpoint)
     monkeypatch.setattr(_MariaDB.low, "__defaults__", (0.5,))
     monkeypatch.setattr(_MySQL.low, "__defaults__", (0.5,))
     try:
@@ -246,7 +246,7 @@ def test_open_at_p0_and_not_listed(world: World, ended: str, end: str, monkeypat
         world.finish("COMMIT", "'y'")
         world.prepare("'x'", "UPDATE t SET v = 'again' WHERE id = 29")
 
-    def hit(name: str) -> None:
+    def failpoint(name: str) -> None:
         seen.append(name)
         if ended == "in a chunk" and name == "chunk.after_select" and seen.count(name) == 2:
             both()
@@ -255,7 +255,7 @@ def test_open_at_p0_and_not_listed(world: World, ended: str, end: str, monkeypat
         both()
     with monkeypatch.context() as patch:
         unseen(patch)
-        patch.setattr(chunk_module, "hit", hit)
+        patch.setattr(chunk_module, "failpoint", failpoint)
         world.cli.snapshot()
     if ended == "in the stream":
         world.exact()
@@ -276,12 +276,12 @@ def test_what_it_changed_is_purged(world: World, monkeypatch: pytest.MonkeyPatch
             context.ensure_plan(store)
         seen: list[str] = []
 
-        def hit(name: str) -> None:
+        def failpoint(name: str) -> None:
             seen.append(name)
             if name == "chunk.after_select" and seen.count(name) == 2:
                 world.finish("COMMIT", "'x'")
 
-        patch.setattr(chunk_module, "hit", hit)
+        patch.setattr(chunk_module, "failpoint", failpoint)
         world.cli.snapshot()
     assert seen.count("chunk.after_lw") == (3 if isinstance(world.server, MariaDBServer) else 4)
     assert world.cli.rows("d", "t").column("v").to_pylist().count("xa") == (
@@ -329,11 +329,11 @@ def test_a_name_that_is_used_again_between_two_windows(
     world: World, skip: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether what lies between them is read or left out."""
-    monkeypatch.setattr(backlog, "_SKIP_BYTES", skip)
+    monkeypatch.setattr(windows, "_SKIP_BYTES", skip)
     monkeypatch.setattr(watermark, "_NEXT_SECONDS", 0.0)
     seen: list[str] = []
 
-    def hit(name: str) -> None:
+    def failpoint(name: str) -> None:
         seen.append(name)
         moment = name, seen.count(name)
         if moment == (SELECT, 1):
@@ -347,7 +347,7 @@ def test_a_name_that_is_used_again_between_two_windows(
     with world.cli.opened() as (context, store):
         context.ensure_plan(store)
     with monkeypatch.context() as patch:
-        patch.setattr(chunk_module, "hit", hit)
+        patch.setattr(chunk_module, "failpoint", failpoint)
         unseen(patch)
         world.cli.snapshot()
     world.exact()
@@ -359,7 +359,7 @@ def test_open_while_a_table_is_planned_again(world: World, monkeypatch: pytest.M
     # On MariaDB a DDL waits for the transaction in which the table was read.
     moment = LOW if isinstance(world.server, MariaDBServer) else SELECT
 
-    def hit(name: str) -> None:
+    def failpoint(name: str) -> None:
         seen.append(name)
         if name == moment and seen.count(name) == 1:
             world.prepare("'before'", "UPDATE t SET v = 'xa' WHERE id = 11")
@@ -372,7 +372,7 @@ def test_open_while_a_table_is_planned_again(world: World, monkeypatch: pytest.M
         context.ensure_plan(store)
     with monkeypatch.context() as patch:
         unseen(patch)
-        patch.setattr(chunk_module, "hit", hit)
+        patch.setattr(chunk_module, "failpoint", failpoint)
         with contextlib.suppress(TransientError):  # the attempt; the next one has the new plan
             world.cli.snapshot()
         world.cli.snapshot()
@@ -395,7 +395,7 @@ def test_rows_that_wait_do_not_stay_in_memory(world: World, monkeypatch: pytest.
 
     monkeypatch.setattr(transactions, "spill", counted)
     monkeypatch.setattr(transactions, "_HELD_BYTES", 2000)
-    monkeypatch.setattr(follow, "_PORTION_BYTES", 1000)
+    monkeypatch.setattr(binlog_reader, "_PORTION_BYTES", 1000)
     # Several events each: one holds at most 8 kB of rows.
     twice = "FROM t a JOIN t b WHERE a.id < 30 AND b.id < 30"
     many = "INSERT INTO t SELECT {first} + a.id * 30 + b.id, REPEAT('x', 20) " + twice
@@ -407,14 +407,14 @@ def test_rows_that_wait_do_not_stay_in_memory(world: World, monkeypatch: pytest.
 
     hits: list[str] = []
 
-    def hit(name: str) -> None:
+    def failpoint(name: str) -> None:
         hits.append(name)
         if hits.count("chunk.after_lw") == 1 and name == "chunk.after_lw":
             world.prepare("'window'", many.format(first=1000), change.format(first=1000))
             world.finish("COMMIT", "'window'")
             one_phase(5000)
 
-    monkeypatch.setattr(chunk_module, "hit", hit)
+    monkeypatch.setattr(chunk_module, "failpoint", failpoint)
     world.cli.snapshot()
     assert kept or isinstance(world.server, MariaDBServer)  # where a chunk has no window
     kept.clear()

@@ -21,7 +21,7 @@ from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.stream import Epoch
 from airflow_provider_cdc.pipeline import Pipeline
 from airflow_provider_cdc.sinks.delta import DeltaTarget, Fence
-from airflow_provider_cdc.sinks.progress import Progress
+from airflow_provider_cdc.sinks.resume_point import ResumePoint
 from airflow_provider_cdc.spark.snapshot_job import run_in_threads
 from airflow_provider_cdc.store import Store
 from tests.support.harness import KILLED, Lake, Nursery
@@ -71,13 +71,13 @@ class World:
 
     def end(self, epoch: Epoch, start: Offset) -> Offset:
         """Where the server stands now."""
-        with closing(epoch.job.make_scanner()) as scanner:
-            return scanner.advance(start, 1 << 40)
+        with closing(epoch.job.make_planner()) as planner:
+            return planner.advance(start, 1 << 40)
 
     def forget_progress(self, epoch: Epoch, at: Offset) -> Epoch:
         """A new epoch that has to begin at an earlier point, as if the resume point had been lost since."""
         fence = epoch_fence(self.context.pipeline.name, epoch.number)
-        Progress(self.context.layout.progress, self.context.pipeline.name).write(at, epoch.plan.lineage, fence)
+        ResumePoint(self.context.layout.progress, self.context.pipeline.name).write(at, epoch.plan.lineage, fence)
         return self.begin()
 
     def ids(self) -> dict[str, list[int]]:
@@ -184,10 +184,10 @@ def test_what_the_snapshot_holds_is_dropped(world: World) -> None:
     epoch = world.begin()
     held, versions = world.ids(), world.versions()
     assert 15 not in held["a"] and 7 in held["b"]
-    with closing(epoch.job.make_scanner()) as scanner:
+    with closing(epoch.job.make_planner()) as planner:
         at, last = epoch.start, world.end(epoch, epoch.start)
         while at.at < last.at:
-            end = scanner.advance(at, 1)
+            end = planner.advance(at, 1)
             epoch.apply(epoch.job.stage(at, end, "0"))
             at = end
             # Beyond the largest key of the plan the snapshot holds nothing: 1007 may come and go, but nothing else.
@@ -207,10 +207,10 @@ def test_killed_between_the_tables_of_a_batch(world: World, nursery: Nursery) ->
 
     epoch = world.begin()
     tables = world.versions()
-    with closing(epoch.job.make_scanner()) as scanner:
+    with closing(epoch.job.make_planner()) as planner:
         at, last = epoch.start, world.end(epoch, epoch.start)
         while at.at < last.at:
-            end = scanner.advance(at, 1)  # one transaction a batch
+            end = planner.advance(at, 1)  # one transaction a batch
             epoch.apply(epoch.job.stage(at, end, "0"))
             at = end
             assert 100 not in world.ids()["a"], "a deleted row came back"
@@ -263,7 +263,7 @@ def test_overtaken_in_the_middle_of_a_batch(world: World, moment: str, monkeypat
         take_over("upsert")
         return actions
 
-    monkeypatch.setattr(apply, "hit", take_over)
+    monkeypatch.setattr(apply, "failpoint", take_over)
     monkeypatch.setattr(DeltaTarget, "upsert", upsert)
     with pytest.raises(FencedError):
         old.apply(staged)
@@ -284,16 +284,16 @@ def test_two_runs_with_one_epoch(world: World, monkeypatch: pytest.MonkeyPatch) 
     world.write("DELETE FROM a WHERE id = 100", "INSERT INTO a VALUES (101, 1)")
     newer = epoch.job.stage(epoch.start, world.end(epoch, middle), "1")
     held = snapshot.coverage(world.context, epoch.plan, world.targets) or []
-    progress = Progress(world.context.layout.progress, world.context.pipeline.name)
+    progress = ResumePoint(world.context.layout.progress, world.context.pipeline.name)
     twin = apply.Applier(world.context, epoch.plan, world.targets, held, progress, epoch.number)
     moments: list[str] = []
 
-    def hit(name: str) -> None:
+    def failpoint(name: str) -> None:
         moments.append(name)
         if len(moments) == 1:
             twin.apply(newer)
 
-    monkeypatch.setattr(apply, "hit", hit)
+    monkeypatch.setattr(apply, "failpoint", failpoint)
     epoch.apply(older)
     assert moments[0] == "table.before_commit"
     assert 100 not in world.ids()["a"] and 101 in world.ids()["a"], "a deleted row came back"

@@ -246,7 +246,7 @@ class Copies:
         self.standing, self.release = threading.Event(), threading.Event()
         self._point, self._left, self._slow = point, at, -1
         for module in (snapshot_job, chunk_reader):
-            patch.setattr(module, "hit", self._hit)
+            patch.setattr(module, "failpoint", self._hit)
 
     def _hit(self, name: str) -> None:
         if name == self._point and threading.get_ident() == self._slow:
@@ -315,7 +315,7 @@ def test_a_copy_that_goes_on(
 def test_a_copy_does_not_read_what_is_finished(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a failure a task begins again, but not with the slices that it had finished."""
     seen: list[str] = []
-    monkeypatch.setattr(chunk_reader, "hit", seen.append)
+    monkeypatch.setattr(chunk_reader, "failpoint", seen.append)
 
     def run(job: SnapshotJob) -> list[dict[str, Any]]:
         first = job.read(0, 0)

@@ -19,7 +19,7 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from airflow_provider_cdc.core.offset import Position
-from airflow_provider_cdc.mysql.server.identity import status
+from airflow_provider_cdc.mysql.server.identity import binlog_end
 from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.spark.data_source import MySQLCdcDataSource
 from airflow_provider_cdc.spark.java import ensure_java_home
@@ -97,7 +97,7 @@ class Source:
 
     def end(self) -> Position:
         with contextlib.closing(connect(self.server.connect_args())) as connection:
-            return status(connection)
+            return binlog_end(connection)
 
     def range(self, start: object = None, **options: object) -> DataFrame:
         given = {**self.options, "start": str(start or self.begin), **{k: str(v) for k, v in options.items()}}

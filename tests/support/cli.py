@@ -20,9 +20,9 @@ import yaml
 from sqlalchemy import Connection, event
 
 from airflow_provider_cdc import cli as command_line
-from airflow_provider_cdc.phases.again import planned
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.groups import TaskRequest
+from airflow_provider_cdc.phases.next_snapshot import planned
 from airflow_provider_cdc.phases.snapshot import run_snapshot
 from airflow_provider_cdc.phases.stream import Epoch, begin, run_in_process
 from airflow_provider_cdc.pipeline import Pipeline

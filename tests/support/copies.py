@@ -70,7 +70,7 @@ class OddJob(SnapshotJob):
             wait_for(folder / "odd")
         left = [2 if self.point.startswith("file") else 20]
 
-        def hit(name: str) -> None:
+        def failpoint(name: str) -> None:
             if odd and name == self.point:
                 left[0] -= 1
                 if left[0] == 0:
@@ -78,7 +78,7 @@ class OddJob(SnapshotJob):
 
         # A Python process may have run another task before this one.
         for module in (snapshot_job, chunk):
-            setattr(module, "hit", hit)  # noqa: B010 (mypy knows it as a function)
+            setattr(module, "failpoint", failpoint)  # noqa: B010 (mypy knows it as a function)
         for manifest in super().read(worker, copy):
             if odd:
                 (folder / f"wrote-{manifest['slice']}").touch()

@@ -18,8 +18,8 @@ import pytest
 from airflow_provider_cdc.core.offset import Lineage, Position
 from airflow_provider_cdc.exceptions import TransientError
 from airflow_provider_cdc.guarded import GuardedConnection
-from airflow_provider_cdc.mysql.binlog.events.stream import BinlogStream
-from airflow_provider_cdc.mysql.binlog.walk.follow import Follower
+from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
+from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader
 from airflow_provider_cdc.mysql.server import session
 from tests.support.binlog.reading import capture, here
 from tests.support.cli import Cli
@@ -71,15 +71,15 @@ def test_a_half_open_connection(mysql_server: MySQLServer, database: str) -> Non
             )
 
         lineage = Lineage("here", start[0])
-        with closing(Follower(open_at, captured, lineage)) as follower:
+        with closing(BinlogReader(open_at, captured, lineage)) as binlog:
             at, seen = Position(*start), list[int]()
             for number in range(6):
                 mysql_server.execute(f"INSERT INTO {database}.t VALUES ({number})")
                 end = Position(*here(mysql_server))
-                for _ in follower.steps(at, end):
+                for _ in binlog.steps(at, end):
                     pass
                 at = end
-                seen += [a for _, batch in follower.take() for a in batch["a"].to_pylist()]
+                seen += [a for _, batch in binlog.take() for a in batch["a"].to_pylist()]
                 if number % 2:
                     proxy.silence()
             assert seen == list(range(6)) and proxy.accepted == 3

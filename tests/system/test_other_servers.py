@@ -13,9 +13,9 @@ import pytest
 from airflow_provider_cdc.exceptions import TerminalError
 from airflow_provider_cdc.mysql.binlog.events.judge import DdlError
 from airflow_provider_cdc.mysql.places.resume import resume
-from airflow_provider_cdc.mysql.server.identity import status
+from airflow_provider_cdc.mysql.server.identity import binlog_end
 from airflow_provider_cdc.mysql.server.session import connect
-from airflow_provider_cdc.sinks.progress import Progress
+from airflow_provider_cdc.sinks.resume_point import ResumePoint
 from tests.support.cli import Cli
 from tests.support.harness import run
 from tests.support.mariadb import MariaDBServer
@@ -100,7 +100,7 @@ def test_mariadb_whose_binlogs_were_reset(tmp_path: Path) -> None:
         server.execute("INSERT INTO d.t VALUES (1)")
         cli.catch_up()
         context = cli.context
-        offset = Progress(context.layout.progress, "p").read()
+        offset = ResumePoint(context.layout.progress, "p").read()
         assert offset is not None
         resume(connection, offset, context.opener(0))
         at = offset.at.position
@@ -110,7 +110,7 @@ def test_mariadb_whose_binlogs_were_reset(tmp_path: Path) -> None:
         with pytest.raises(TerminalError, match=r"ends at \d+, and was read up to"):
             resume(connection, offset, context.opener(0))
         number = 10
-        while status(connection).position < at:
+        while binlog_end(connection).position < at:
             number += 1
             server.execute(f"INSERT INTO d.t VALUES ({number})")
         with pytest.raises(TerminalError, match=r"was begun at .* and the one that was read"):

@@ -6,7 +6,7 @@ import contextlib
 import secrets
 from pathlib import Path
 
-from airflow_provider_cdc.mysql.server.identity import status
+from airflow_provider_cdc.mysql.server.identity import binlog_end
 from airflow_provider_cdc.mysql.server.session import connect
 from tests.support.binlog.reading import agree, capture, transactions
 from tests.support.cli import Cli
@@ -63,7 +63,7 @@ def test_every_kind(server: MySQLServer, tmp_path: Path) -> None:
         cli = Cli(tmp_path, server, rf"{name}\..*", name=name, snapshot={"chunk_rows": 10})
         cli.snapshot()
         with contextlib.closing(connect(server.connect_args())) as connection:
-            start = status(connection)
+            start = binlog_end(connection)
         server.session(
             name,
             *(["SET GLOBAL log_bin_compress = ON, GLOBAL log_bin_compress_min_len = 10"] if mariadb else []),

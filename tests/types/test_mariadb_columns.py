@@ -14,7 +14,7 @@ import pytest
 
 from airflow_provider_cdc.exceptions import TerminalError
 from airflow_provider_cdc.mysql.server.charsets import decoders
-from airflow_provider_cdc.mysql.server.identity import status
+from airflow_provider_cdc.mysql.server.identity import binlog_end
 from airflow_provider_cdc.mysql.server.session import connect
 from tests.support.binlog.reading import agree, capture, transactions
 from tests.support.cli import Cli
@@ -65,7 +65,7 @@ class World:
 
     def end(self) -> tuple[str, int]:
         with contextlib.closing(connect(self.server.connect_args())) as connection:
-            at = status(connection)
+            at = binlog_end(connection)
             return at.file, at.position
 
     def agree(self, start: tuple[str, int], *tables: str, without: tuple[str, ...] = ()) -> None:

@@ -12,9 +12,9 @@ from pymysql.connections import Connection
 from airflow_provider_cdc.core.gtid import GtidSet
 from airflow_provider_cdc.core.offset import Offset, Position
 from airflow_provider_cdc.core.start import FIRST_POSITION
+from airflow_provider_cdc.mysql.binlog.events.binlog_stream import FORMAT_DESCRIPTION, BinlogStream
 from airflow_provider_cdc.mysql.binlog.events.gtid_event import GTID_EVENTS, read_gtid
-from airflow_provider_cdc.mysql.binlog.events.stream import FORMAT_DESCRIPTION, BinlogStream
-from airflow_provider_cdc.mysql.server.identity import is_mariadb, status
+from airflow_provider_cdc.mysql.server.identity import binlog_end, is_mariadb
 from airflow_provider_cdc.mysql.server.key_sql import text_literal
 from airflow_provider_cdc.mysql.server.session import pairs, rows, value
 
@@ -93,7 +93,7 @@ def with_exact_gtids(connection: Connection[Any], offset: Offset, open_at: OpenA
     """An offset whose GTIDs were asked for after its position, without those that stand behind it (MySQL)."""
     if not offset.gtid_set or is_mariadb(connection):
         return offset
-    end, behind = status(connection), list[str]()
+    end, behind = binlog_end(connection), list[str]()
     if end <= offset.at:
         return offset
     with closing(open_at(offset.at)) as stream:

@@ -18,7 +18,7 @@ from airflow_provider_cdc.exceptions import TerminalError, TransientError
 from airflow_provider_cdc.mysql.binlog.events.transactions import Reached, Transaction
 from airflow_provider_cdc.mysql.binlog.events.xa import parse_entry
 from airflow_provider_cdc.mysql.places.binlog_files import OpenAt, with_beginning
-from airflow_provider_cdc.mysql.places.start import Finder, Place
+from airflow_provider_cdc.mysql.places.start import Place, PlaceFinder
 from airflow_provider_cdc.mysql.server.identity import identity, is_mariadb, same_server
 from airflow_provider_cdc.mysql.server.session import rows
 
@@ -72,7 +72,7 @@ def _in_sets(connection: Connection[Any], server: str, open_at: OpenAt, offset: 
             f"{_FRESH}",
         )
     _has_all(connection, server, wanted)
-    finder = Finder(connection, open_at)
+    finder = PlaceFinder(connection, open_at)
     file = finder.before(wanted)
     assert file is not None  # nothing else was purged
     # What has no GTID the server does not hand out while its gtid_mode is ON.
@@ -119,7 +119,7 @@ def _in_domains(
             f"again; otherwise {_FRESH}",
         )
     _has_domains(connection, server, wanted)
-    finder = Finder(connection, open_at)
+    finder = PlaceFinder(connection, open_at)
     file = finder.before(wanted)
     if file is None:
         first = finder.beginning(finder.files[0]).gtids

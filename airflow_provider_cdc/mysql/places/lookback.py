@@ -12,7 +12,7 @@ from typing import Any
 from airflow_provider_cdc.core.offset import Lineage, Position
 from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.exceptions import TerminalError
-from airflow_provider_cdc.mysql.binlog.events.stream import BinlogStream
+from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.events.transactions import RowsEvent, Transaction
 from airflow_provider_cdc.mysql.binlog.events.xa import entry, read_prepared
 from airflow_provider_cdc.mysql.places.binlog_files import binlog_sizes
@@ -87,13 +87,13 @@ class LookBack:
 
     def _walk(self, file: str, high: Position) -> dict[str, Position | None]:
         """Where those begin that are prepared in a file and stay open; ``None`` for those that end there only."""
-        from airflow_provider_cdc.mysql.binlog.walk.follow import (
-            Follower,  # compiled: not for drivers, see SnapshotJob.read
+        from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import (
+            BinlogReader,  # compiled: not for drivers, see SnapshotJob.read
         )
 
         found, ended = dict[str, Position | None](), dict[str, Position | None]()
-        with closing(Follower(self._open_at, {}, Lineage("", file), skip_rows=True)) as follower:
-            for step in follower.steps(Position(file, _HEAD), high):
+        with closing(BinlogReader(self._open_at, {}, Lineage("", file), count_only=True)) as binlog:
+            for step in binlog.steps(Position(file, _HEAD), high):
                 if (item := step.item) is None:
                     continue
                 if item.xa_prepared is not None:

@@ -104,7 +104,7 @@ def plan_from(
 
 def start_offset(connection: Connection[Any], start: Start, open_at: OpenAt) -> Offset:
     """The offset that a start other than latest means on this server; parameters and errors as :func:`plan_from`."""
-    finder = Finder(connection, open_at)
+    finder = PlaceFinder(connection, open_at)
     if start == EARLIEST:
         place = finder.beginning(finder.files[0])
     elif isinstance(start, Mapping) and "file" in start:
@@ -119,7 +119,7 @@ def start_offset(connection: Connection[Any], start: Start, open_at: OpenAt) -> 
     return Offset(identity(connection), place.at, gtids, tuple(sorted(place.xa.values())))
 
 
-class Finder:
+class PlaceFinder:
     """Finds places in the binlog of a server, reading it from the beginning of a file on.
 
     :param connection: connection to the server.

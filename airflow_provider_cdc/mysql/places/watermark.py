@@ -25,7 +25,14 @@ from airflow_provider_cdc.core.gtid import GtidSet, parse_owned
 from airflow_provider_cdc.core.offset import Offset, Position
 from airflow_provider_cdc.exceptions import NotReadyError, OtherHistoryError, TransientError
 from airflow_provider_cdc.mysql.server.heads import SettledFile, binlog_gtid_pos, settled
-from airflow_provider_cdc.mysql.server.identity import identity, is_mariadb, is_numbered, open_xa, same_server, status
+from airflow_provider_cdc.mysql.server.identity import (
+    binlog_end,
+    identity,
+    is_mariadb,
+    is_numbered,
+    open_xa,
+    same_server,
+)
 from airflow_provider_cdc.mysql.server.session import UnlistedError, pairs, rows, value
 
 #: Seconds to wait for transactions that stand between binlog and engine.
@@ -86,7 +93,7 @@ class Watermarks(ABC):
 
     def bound(self) -> tuple[Position, int]:
         """Like :meth:`high`, but a view that is held stays."""
-        at = status(self.connection)
+        at = binlog_end(self.connection)
         same_server(identity(self.connection), self._server)
         return at, int(value(self.connection, f"SELECT {_CLOCK}") or 0)
 
@@ -177,7 +184,7 @@ class _MySQL(Watermarks):
         In this order: who owns a GTID at or before the position and is not visible still owns it afterwards. And where
         GTIDs are on then, nothing without one has been on its way since.
         """
-        when, at = time.monotonic(), status(self.connection)
+        when, at = time.monotonic(), binlog_end(self.connection)
         asked = f"SELECT @@server_uuid, @@global.gtid_mode, @@global.gtid_owned, {_CLOCK}"
         server, mode, owned, clock = rows(self.connection, asked)[0]
         same_server(str(server), self._server)
@@ -210,13 +217,13 @@ class _MySQL(Watermarks):
                 return Position(str(found[0][0]), int(found[0][1] or 0))
             except NotReadyError:
                 self._may_status = False
-        now = status(self.connection)
+        now = binlog_end(self.connection)
         if self._flushed and self._flushed.file == now.file and now.position < FLUSH_BYTES:
             return self._flushed
         if not _flush(self.connection):
             return None
         # Whatever file is in use now: its beginning waited for all commits in the files before it.
-        self._flushed = Position(status(self.connection).file, 4)
+        self._flushed = Position(binlog_end(self.connection).file, 4)
         return self._flushed
 
 
@@ -284,7 +291,7 @@ class _MariaDB(Watermarks):
         return found
 
     def _look_for_settled(self) -> SettledFile | None:
-        file = status(self.connection).file
+        file = binlog_end(self.connection).file
         try:
             return settled(self.connection, file)
         except UnlistedError as error:

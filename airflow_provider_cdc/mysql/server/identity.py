@@ -65,7 +65,7 @@ def binlog_status(connection: Connection[Any]) -> tuple[Position, str, str]:
     return Position(str(file), int(position or 0)), do or "", ignore or ""
 
 
-def status(connection: Connection[Any]) -> Position:
+def binlog_end(connection: Connection[Any]) -> Position:
     """Current end of the binlog; see :func:`binlog_status`."""
     return binlog_status(connection)[0]
 

@@ -16,7 +16,7 @@ from airflow_provider_cdc.core.offset import Lineage, Position
 from airflow_provider_cdc.core.plan import Chunk
 from airflow_provider_cdc.core.schema import OP, SEQ, TS, Column, TableSchema
 from airflow_provider_cdc.exceptions import TableAlteredError, TerminalError, altered
-from airflow_provider_cdc.failpoints import hit
+from airflow_provider_cdc.failpoints import failpoint
 from airflow_provider_cdc.mysql.binlog.plain.rows import ZERO_DATE_REMEDY
 from airflow_provider_cdc.mysql.keys.ownership import owners
 from airflow_provider_cdc.mysql.places.lookback import UnknownPrepareError
@@ -24,7 +24,7 @@ from airflow_provider_cdc.mysql.places.watermark import Watermarks
 from airflow_provider_cdc.mysql.resultset import reader as resultset
 from airflow_provider_cdc.mysql.server.catalog import ALTERED, same_definition
 from airflow_provider_cdc.mysql.server.charsets import ONE_WAY_REMEDY, OneWayError
-from airflow_provider_cdc.mysql.server.identity import status
+from airflow_provider_cdc.mysql.server.identity import binlog_end
 from airflow_provider_cdc.mysql.server.key_sql import (
     comes_back,
     copied_value,
@@ -36,7 +36,7 @@ from airflow_provider_cdc.mysql.server.key_sql import (
     table_name,
 )
 from airflow_provider_cdc.mysql.server.session import TableChangedError, value
-from airflow_provider_cdc.mysql.snapshot.backlog import Backlog, Window
+from airflow_provider_cdc.mysql.snapshot.windows import Window, WindowReader
 
 #: Reads of one chunk before giving up on a window that cannot be replayed.
 _ATTEMPTS = 5
@@ -63,7 +63,7 @@ class ChunkRead:
 
 def read_chunk(
     connection: Connection[Any],
-    backlog: Backlog,
+    reader: WindowReader,
     table: TableSchema,
     chunk: Chunk,
     lineage: Lineage,
@@ -72,18 +72,18 @@ def read_chunk(
     """Low watermark, SELECT, high watermark, then the binlog between the two.
 
     :param connection: autocommit connection; the SELECT opens its own read view, after LW.
-    :param backlog: reads the binlog of the same server for ``table``.
+    :param reader: reads the binlog of the same server for ``table``.
     :param marks: takes the watermarks on ``connection``.
     """
     started = time.monotonic()
     for attempt in range(_ATTEMPTS):
-        hit("chunk.before_lw")
+        failpoint("chunk.before_lw")
         low = marks.low(fresh=attempt > 0)
-        hit("chunk.after_lw")
+        failpoint("chunk.after_lw")
         try:
             columns = select(connection, table, in_chunk(table, chunk))
         except TableChangedError:
-            _window(backlog, low, status(connection), chunk)  # says so if it was not a TRUNCATE
+            _window(reader, low, binlog_end(connection), chunk)  # says so if it was not a TRUNCATE
             continue
         except resultset.OtherColumnsError as error:
             raise TableAlteredError(f"{altered(table.label)}, seen at {low}: {error.message}", ALTERED) from None
@@ -91,10 +91,10 @@ def read_chunk(
             if connection.open:  # else a value was refused
                 same_definition(connection, table, low)
             raise
-        hit("chunk.after_select")
+        failpoint("chunk.after_select")
         high, clock = marks.high()
-        hit("chunk.after_hw")
-        window = _window(backlog, low, high, chunk)
+        failpoint("chunk.after_hw")
+        window = _window(reader, low, high, chunk)
         if window is None:
             continue
         changes = window.changes
@@ -151,7 +151,7 @@ def unfit(table: TableSchema, error: resultset.UnfitValue) -> TerminalError:
     )
 
 
-def _window(backlog: Backlog, low: Position, high: Position, chunk: Chunk) -> Window | None:
+def _window(reader: WindowReader, low: Position, high: Position, chunk: Chunk) -> Window | None:
     """What happened to the table in (low, high], as far as the chunk's rows may be concerned.
 
     :returns: ``None`` if they cannot be replayed, so that the chunk has to be read again: an XA transaction ends there
@@ -160,9 +160,9 @@ def _window(backlog: Backlog, low: Position, high: Position, chunk: Chunk) -> Wi
     :raises TableAlteredError: if another DDL changes the table there.
     """
     try:
-        key = backlog.table.integer_key
+        key = reader.table.integer_key
         only = (key, lambda keys: _in_range(keys, chunk)) if key is not None else None
-        return backlog.window(low, high, only=only)
+        return reader.window(low, high, only=only)
     except UnknownPrepareError:
         return None
 

@@ -19,16 +19,16 @@ from airflow_provider_cdc.core.offset import Lineage, Position
 from airflow_provider_cdc.core.plan import Chunk
 from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.exceptions import TableAlteredError, TerminalError, TransientError, altered
-from airflow_provider_cdc.failpoints import hit
+from airflow_provider_cdc.failpoints import failpoint
 from airflow_provider_cdc.mysql.places.lookback import UnknownPrepareError
 from airflow_provider_cdc.mysql.places.watermark import Watermarks
 from airflow_provider_cdc.mysql.resultset import reader as resultset
 from airflow_provider_cdc.mysql.server.catalog import ALTERED, same_definition
-from airflow_provider_cdc.mysql.server.identity import status
+from airflow_provider_cdc.mysql.server.identity import binlog_end
 from airflow_provider_cdc.mysql.server.key_sql import quote, table_name
 from airflow_provider_cdc.mysql.server.session import TableChangedError, rows
-from airflow_provider_cdc.mysql.snapshot.backlog import Backlog
 from airflow_provider_cdc.mysql.snapshot.chunk import ChunkRead, read_chunk, stamps, unfit
+from airflow_provider_cdc.mysql.snapshot.windows import WindowReader
 
 #: How many views are opened before giving up, and the longest wait between two (seconds). A minute or so in all.
 _TRIES, _LONGEST_WAIT = 50, 2.0
@@ -39,7 +39,7 @@ _PIECE_BYTES = 16 << 20
 
 def pieces(
     connection: Connection[Any],
-    backlog: Backlog,
+    reader: WindowReader,
     table: TableSchema,
     chunk: Chunk,
     lineage: Lineage,
@@ -47,40 +47,40 @@ def pieces(
 ) -> Generator[ChunkRead, None, None]:
     """A chunk, or in several pieces a table that has no key; parameters and errors as of the two functions."""
     if table.key:
-        yield read_chunk(connection, backlog, table, chunk, lineage, marks)
+        yield read_chunk(connection, reader, table, chunk, lineage, marks)
     else:
-        yield from read_whole(connection, backlog, table, lineage, marks)
+        yield from read_keyless(connection, reader, table, lineage, marks)
 
 
-def read_whole(
-    connection: Connection[Any], backlog: Backlog, table: TableSchema, lineage: Lineage, marks: Watermarks
+def read_keyless(
+    connection: Connection[Any], reader: WindowReader, table: TableSchema, lineage: Lineage, marks: Watermarks
 ) -> Generator[ChunkRead, None, None]:
     """All rows of a table exactly as of one high watermark, in pieces, at least one. The connection is busy until then.
 
     :param connection: autocommit connection.
-    :param backlog: reads the binlog of the same server for ``table``.
+    :param reader: reads the binlog of the same server for ``table``.
     :param marks: takes the watermarks on ``connection``.
     :raises TransientError: if the table was written to in every view, with the figures.
     :raises TableAlteredError: if it is not what it was planned as.
     """
     started, busy, window = time.monotonic(), 0, 0.0
     for attempt in range(_TRIES):
-        hit("chunk.before_lw")
+        failpoint("chunk.before_lw")
         low, opened = marks.low(fresh=attempt > 0), time.monotonic()
-        hit("chunk.after_lw")
+        failpoint("chunk.after_lw")
         try:
             marks.hold()
             # The table is opened in the view's transaction, so what follows is the same table: a DDL waits, or was.
             rows(connection, f"SELECT 1 FROM {table_name(table)} LIMIT 0")
             high, clock = marks.bound()
             window += time.monotonic() - opened
-            hit("chunk.after_hw")
-            changes = _changes(backlog, low, high)
+            failpoint("chunk.after_hw")
+            changes = _changes(reader, low, high)
             if not changes:
                 yield from _read(connection, table, low, high, clock, lineage.seq(high), started)
                 return
         except TableChangedError:
-            changes = max(1, _changes(backlog, low, status(connection)))  # says so if it was not a TRUNCATE
+            changes = max(1, _changes(reader, low, binlog_end(connection)))  # says so if it was not a TRUNCATE
         except TableAlteredError:
             raise
         except TerminalError:
@@ -100,10 +100,10 @@ def read_whole(
     )
 
 
-def _changes(backlog: Backlog, low: Position, high: Position) -> int:
+def _changes(reader: WindowReader, low: Position, high: Position) -> int:
     """Changes of the table in (low, high], and whatever else makes its rows there uncertain."""
     try:
-        window = backlog.window(low, high)
+        window = reader.window(low, high)
     except UnknownPrepareError:  # of what an XA transaction has changed nothing is left in the binlog
         return 1
     return int(window.changes.num_rows) + (window.emptied > 0)
@@ -132,4 +132,4 @@ def _read(
         raise TableAlteredError(f"{altered(table.label)}, seen at {low}: {error.message}", ALTERED) from None
     except resultset.UnfitValue as error:
         raise unfit(table, error) from None
-    hit("chunk.after_select")
+    failpoint("chunk.after_select")

@@ -63,7 +63,7 @@ def make_plan(
     return Plan(pipeline, generation, p0, lineage, patterns, tuple(tables), grouped, tuple(costs))
 
 
-def plan_again(
+def make_amendment(
     connection: Connection[Any], plan: Plan, index: int, keeps: Callable[[str, str, str], bool]
 ) -> dict[str, Any]:
     """Plan one table again after it was altered: a low watermark behind the DDL, then its definition and its bounds.

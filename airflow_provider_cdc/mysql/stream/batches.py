@@ -11,16 +11,16 @@ from airflow_provider_cdc.core.gtid import kind_of
 from airflow_provider_cdc.core.offset import Lineage, Offset, Position
 from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.exceptions import OtherHistoryError
-from airflow_provider_cdc.mysql.binlog.events.stream import BinlogStream
+from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction
 from airflow_provider_cdc.mysql.binlog.events.xa import entry, parse_entry
-from airflow_provider_cdc.mysql.binlog.walk.follow import Follower
+from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader
 from airflow_provider_cdc.mysql.binlog.walk.walker import NEVER
 from airflow_provider_cdc.mysql.server.detours import look_up
-from airflow_provider_cdc.mysql.server.identity import identity, is_numbered, same_server, status
+from airflow_provider_cdc.mysql.server.identity import binlog_end, identity, is_numbered, same_server
 
 
-class Scanner:
+class BatchPlanner:
     """Walks the binlog ahead of the batches; it counts rows and does not decode them.
 
     :param connection: connection to the source.
@@ -37,8 +37,8 @@ class Scanner:
         lineage: Lineage,
     ) -> None:
         self._connection = connection
-        self._follower = Follower(
-            open_at, captured, lineage, skip_rows=True, detours=lambda: look_up(connection, captured)
+        self._binlog = BinlogReader(
+            open_at, captured, lineage, count_only=True, detours=lambda: look_up(connection, captured)
         )
 
     def advance(self, start: Offset, max_bytes: int, max_rows: int = NEVER) -> Offset:
@@ -49,19 +49,19 @@ class Scanner:
         """
         same_server(identity(self._connection), start.server)
         on = is_numbered(self._connection)  # looked at before the end: what comes behind that has GTIDs then
-        target = status(self._connection)
+        target = binlog_end(self._connection)
         if target < start.at:
             raise OtherHistoryError(f"the binlog of the server ends at {target}, and was read up to {start.at}")
         if target == start.at:
             return start
-        self._follower.expect(start)
+        self._binlog.expect(start)
         kind: Any = kind_of(start.server)
         gtids, held, at, size, rows = kind.parse(start.gtid_set), kind.parse(start.held), start.at, 0, 0
         xa = {parse_entry(text)[0]: text for text in start.xa}
         while at < target and size < max_bytes and rows < max_rows:
             # The budget in the present file; behind its end it is looked at again.
             end = min(target, Position(at.file, at.position + max_bytes - size))
-            for step in self._follower.steps(at, end, max_rows - rows):
+            for step in self._binlog.steps(at, end, max_rows - rows):
                 rows += step.rows
                 here = Position(step.file, step.position)
                 size += here.position - at.position if here.file == at.file else here.position
@@ -79,7 +79,7 @@ class Scanner:
                 if held:
                     held = held.without(step.gtids)
         # Of an offset without it, the file's beginning is not taken for granted either.
-        began = self._follower.begun.get(at.file, 0) if start.began or at.file != start.at.file else 0
+        began = self._binlog.begun.get(at.file, 0) if start.began or at.file != start.at.file else 0
         numbered = on and (start.numbered or target <= at)
         return Offset(start.server, at, str(gtids), tuple(sorted(xa.values())), str(held), began, numbered)
 
@@ -91,7 +91,7 @@ class Scanner:
         :param most: number of readers that they are for.
         :param least_bytes: bytes of binlog that are worth a reader of their own.
         """
-        found, target, at = list[Offset](), status(self._connection), start
+        found, target, at = list[Offset](), binlog_end(self._connection), start
         there = target.position - start.at.position if target.file == start.at.file else max_bytes
         size, rows = min(max_bytes, max(least_bytes, -(-there // most))), -(-max_rows // most)
         while len(found) < most and len(found) * size < max_bytes and (end := self.advance(at, size, rows)) != at:
@@ -101,7 +101,7 @@ class Scanner:
 
     def close(self) -> None:
         """Close the binlog stream and the connection."""
-        self._follower.close()
+        self._binlog.close()
         self._connection.close()
 
 

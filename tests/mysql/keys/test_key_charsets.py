@@ -16,18 +16,18 @@ import pytest
 from airflow_provider_cdc.core.offset import Lineage, Position
 from airflow_provider_cdc.core.schema import BOTH_WAYS, TableSchema
 from airflow_provider_cdc.exceptions import TerminalError
-from airflow_provider_cdc.mysql.binlog.events.stream import BinlogStream
+from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.keys.ownership import owners
 from airflow_provider_cdc.mysql.places.lookback import look_back
 from airflow_provider_cdc.mysql.server.catalog import read_schema
 from airflow_provider_cdc.mysql.server.charsets import decoders
-from airflow_provider_cdc.mysql.server.identity import identity, status
+from airflow_provider_cdc.mysql.server.identity import binlog_end, identity
 from airflow_provider_cdc.mysql.server.key_sql import in_chunk, keys_of, text_literal
 from airflow_provider_cdc.mysql.server.session import connect, rows
-from airflow_provider_cdc.mysql.snapshot.backlog import Backlog
 from airflow_provider_cdc.mysql.snapshot.chunk import select
 from airflow_provider_cdc.mysql.snapshot.planner import plan_table
-from airflow_provider_cdc.phases.again import planned
+from airflow_provider_cdc.mysql.snapshot.windows import WindowReader
+from airflow_provider_cdc.phases.next_snapshot import planned
 from airflow_provider_cdc.phases.verify import verify
 from tests.support.cli import Cli
 from tests.support.mariadb import MariaDBServer
@@ -89,7 +89,7 @@ def read(server: MySQLServer, table: TableSchema) -> list[pa.ChunkedArray]:
 
 def window(server: MySQLServer, connection: Any, statement: str) -> Any:
     """The changes of ``c.t`` that one statement makes, as the binlog has them."""
-    table, before = read_schema(connection, "c", "t"), status(connection)
+    table, before = read_schema(connection, "c", "t"), binlog_end(connection)
     rows(connection, statement)
 
     def open_at(at: Position) -> BinlogStream:
@@ -99,8 +99,8 @@ def window(server: MySQLServer, connection: Any, statement: str) -> Any:
 
     texts = decoders(lambda: contextlib.nullcontext(connection), [table])
     look = partial(look_back, server.connect_args(), identity(connection), {table.id: table})
-    with contextlib.closing(Backlog(open_at, table, Lineage("", before.file), look, texts)) as log:
-        return log.window(before, status(connection)).changes
+    with contextlib.closing(WindowReader(open_at, table, Lineage("", before.file), look, texts)) as log:
+        return log.window(before, binlog_end(connection)).changes
 
 
 def test_a_key_without_a_way_back_stops(server: MySQLServer, database: str) -> None:

@@ -216,7 +216,7 @@ def test_keys_that_change_while_they_are_copied(
             if name in ("chunk.after_lw", "chunk.after_select"):
                 move()
 
-        monkeypatch.setattr(chunk_module, "hit", at)
+        monkeypatch.setattr(chunk_module, "failpoint", at)
         cli = Cli(tmp_path, server, r"k\.t", snapshot={"chunk_rows": 2, "group_rows": 4, "parallelism": 1})
         cli.snapshot()
         move()

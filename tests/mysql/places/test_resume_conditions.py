@@ -14,7 +14,7 @@ from pymysql.connections import Connection
 
 from airflow_provider_cdc.core.offset import Offset, Position
 from airflow_provider_cdc.exceptions import OtherHistoryError, PurgedError
-from airflow_provider_cdc.mysql.binlog.events.stream import BinlogStream
+from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.places import resume as module
 from airflow_provider_cdc.mysql.places.resume import resume
 from airflow_provider_cdc.mysql.places.watermark import low_watermark

@@ -20,7 +20,7 @@ from airflow_provider_cdc.exceptions import NotReadyError, TerminalError, Transi
 from airflow_provider_cdc.mysql.binlog.plain.rows import decode_rows
 from airflow_provider_cdc.mysql.places import watermark
 from airflow_provider_cdc.mysql.places.watermark import low_watermark, watermarks
-from airflow_provider_cdc.mysql.server.identity import status
+from airflow_provider_cdc.mysql.server.identity import binlog_end
 from airflow_provider_cdc.mysql.server.session import connect, rows, value
 from tests.support.binlog.reading import capture, transactions
 from tests.support.servers import MySQLServer
@@ -70,9 +70,9 @@ def slow() -> Iterator[MySQLServer]:
 
 def test_a_commit_between_binlog_and_engine_is_waited_for(slow: MySQLServer) -> None:
     with contextlib.closing(connect(slow.connect_args())) as connection:
-        before = status(connection)
+        before = binlog_end(connection)
         with held_commit(slow, "INSERT INTO d.t VALUES (1)"):
-            at = status(connection)
+            at = binlog_end(connection)
             assert before < at  # the transaction lies at or before this position ...
             assert (
                 rows(connection, "SELECT id FROM d.t WHERE id = 1") == []
@@ -103,7 +103,7 @@ def test_a_session_that_holds_a_gtid_for_hours_is_named(slow: MySQLServer) -> No
             with contextlib.closing(connect(slow.connect_args())) as granted:  # with more grants it does not matter
                 marks = watermarks(granted)
                 at = marks.low(timeout=0.3)
-                assert at == status(granted)
+                assert at == binlog_end(granted)
                 started = time.monotonic()
                 marks.low(timeout=30)  # and is not waited for again
                 assert time.monotonic() - started < 10
@@ -114,7 +114,7 @@ def test_a_session_that_holds_a_gtid_for_hours_is_named(slow: MySQLServer) -> No
 def test_with_grants_a_commit_that_outlasts_the_barrier_is_waited_for_by_the_server(slow: MySQLServer) -> None:
     with contextlib.closing(connect(slow.connect_args())) as connection:
         with held_commit(slow, "INSERT INTO d.t VALUES (4)"):
-            at = status(connection)
+            at = binlog_end(connection)
             assert at <= low_watermark(connection, timeout=0.1).at
             assert rows(connection, "SELECT id FROM d.t WHERE id = 4") == [("4",)]
 
@@ -126,7 +126,7 @@ def test_a_high_watermark_waits_for_nothing(slow: MySQLServer) -> None:
             started = time.monotonic()
             high, clock = watermarks(connection).high()
             assert time.monotonic() - started < HELD / 2
-        assert high == status(connection)
+        assert high == binlog_end(connection)
         assert abs(clock / 1e6 - time.time()) < 60
 
 
@@ -140,7 +140,7 @@ def test_the_end_of_a_read_is_where_the_next_one_begins(slow: MySQLServer) -> No
             assert marks.low() == high
             assert rows(connection, "SELECT id FROM d.t WHERE id = 5") == [("5",)]
         slow.execute("INSERT INTO d.t VALUES (6)")
-        assert high < marks.low() == status(connection)
+        assert high < marks.low() == binlog_end(connection)
 
 
 def test_a_commit_after_the_look_at_the_owners_is_behind_the_position(
@@ -148,18 +148,18 @@ def test_a_commit_after_the_look_at_the_owners_is_behind_the_position(
 ) -> None:
     """Were the position read after the owners, it would have a commit that nobody waits for."""
     with contextlib.closing(connect(slow.connect_args())) as connection, contextlib.ExitStack() as stack:
-        before = status(connection)
+        before = binlog_end(connection)
 
         def look(*arguments: Any) -> Any:
             found = rows(*arguments)
-            if "gtid_owned" in arguments[1] and status(connection) == before:
+            if "gtid_owned" in arguments[1] and binlog_end(connection) == before:
                 stack.enter_context(held_commit(slow, "INSERT INTO d.t VALUES (7)"))
             return found
 
         monkeypatch.setattr(watermark, "rows", look)
         low = watermarks(connection).low()
         assert rows(connection, "SELECT id FROM d.t WHERE id = 7") == []
-        assert low == before < status(connection)
+        assert low == before < binlog_end(connection)
 
 
 def test_an_owner_that_rolls_back_is_not_in_the_set(
@@ -219,14 +219,14 @@ def test_nothing_below_the_watermark_is_invisible(mysql_server: MySQLServer, dat
     threads = [threading.Thread(target=write, args=(n,)) for n in range(4)]
     seen: dict[bool, list[tuple[Position, int, set[int]]]] = {True: [], False: []}
     with contextlib.closing(connect(mysql_server.connect_args())) as connection:
-        start = status(connection)
+        start = binlog_end(connection)
         for thread in threads:
             thread.start()
         end = time.monotonic() + 2.5
         try:
             while time.monotonic() < end:
                 barrier = random.random() < 0.5
-                at = low_watermark(connection).at if barrier else status(connection)
+                at = low_watermark(connection).at if barrier else binlog_end(connection)
                 newest = int(value(connection, f"SELECT MAX(id) FROM `{database}`.t") or 0)
                 ids = rows(connection, f"SELECT id FROM `{database}`.t WHERE id > {newest - 200}")
                 seen[barrier].append((at, newest - 200, {int(str(i)) for (i,) in ids}))

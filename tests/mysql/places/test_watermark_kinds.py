@@ -20,7 +20,7 @@ from airflow_provider_cdc.exceptions import NotReadyError, TransientError
 from airflow_provider_cdc.mysql.binlog.plain.rows import decode_rows
 from airflow_provider_cdc.mysql.places import watermark
 from airflow_provider_cdc.mysql.places.watermark import low_watermark, watermarks
-from airflow_provider_cdc.mysql.server.identity import is_mariadb, open_xa, status
+from airflow_provider_cdc.mysql.server.identity import binlog_end, is_mariadb, open_xa
 from airflow_provider_cdc.mysql.server.session import connect, rows
 from tests.support.binlog.reading import capture, transactions
 from tests.support.mariadb import MariaDBServer, NewestMariaDBServer
@@ -94,12 +94,12 @@ def held(server: MySQLServer, commit: str, flush: bool = False) -> Iterator[int]
         _semi_sync(server, "enabled", "ON")
         if flush:  # and at once the commit: the event that says that the file before is done comes behind it
             rows(other, "FLUSH BINARY LOGS")
-        before = status(other)
+        before = binlog_end(other)
         thread = threading.Thread(target=cursor.execute, args=(sql,))
         thread.start()
         try:
             end = time.monotonic() + 5
-            while status(other) == before:
+            while binlog_end(other) == before:
                 assert time.monotonic() < end, "the commit was not held"
             assert thread.is_alive()
             yield number
@@ -110,7 +110,7 @@ def held(server: MySQLServer, commit: str, flush: bool = False) -> Iterator[int]
 
 def _end(server: MySQLServer) -> Position:
     with contextlib.closing(connect(server.connect_args())) as connection:
-        return status(connection)
+        return binlog_end(connection)
 
 
 @pytest.mark.parametrize("commit", COMMITS)
@@ -125,7 +125,7 @@ def test_a_commit_between_binlog_and_engine_is_not_lost(kind: Kind, commit: str,
     with contextlib.closing(connect(args)) as connection:
         marks = watermarks(connection)
         with held(server, commit) as number:
-            at = status(connection)
+            at = binlog_end(connection)
             assert rows(connection, f"SELECT id FROM d.t WHERE id = {number}") == []
             low = marks.low()
             seen = rows(connection, f"SELECT id FROM d.t WHERE id = {number}")
@@ -150,11 +150,11 @@ def test_a_new_file_beside_a_commit_that_is_held(servers: dict[str, MySQLServer]
         known.low()
         known.high()
         with held(server, "plain", flush == "before the commit") as number:
-            at = status(connection)
+            at = binlog_end(connection)
             flushing = threading.Thread(target=server.execute, args=("FLUSH BINARY LOGS",))
             if flush == "in the middle":
                 flushing.start()
-                while status(connection).file == at.file:
+                while binlog_end(connection).file == at.file:
                     time.sleep(0.001)
             end = time.monotonic() + HELD + 0.5
             while time.monotonic() < end:
@@ -270,9 +270,9 @@ def nothing_is_invisible(server: MySQLServer, args: dict[str, Any]) -> None:
             end = time.monotonic() + 4
             while time.monotonic() < end:
                 ours = random.random() < 0.7
-                low = marks.low() if ours else status(connection)
+                low = marks.low() if ours else binlog_end(connection)
                 newest = rows(connection, newest_keys)
-                high = marks.high()[0] if ours else status(connection)
+                high = marks.high()[0] if ours else binlog_end(connection)
                 looks[ours].append((low, high, {int(n or 0): int(k or 0) for n, k in newest}))
         finally:
             over.set()
@@ -307,7 +307,7 @@ def test_an_exact_view_needs_no_replay(servers: dict[str, MySQLServer]) -> None:
         low = marks.low()
         server.execute("INSERT INTO d.t (w) VALUES (77)")
         assert rows(connection, "SELECT id FROM d.t WHERE w = 77") == []
-        assert marks.high()[0] == low < status(connection)
+        assert marks.high()[0] == low < binlog_end(connection)
         assert rows(connection, "SELECT COUNT(*) FROM d.t WHERE w = 77") == [("1",)]  # the view is over
 
 
@@ -339,7 +339,7 @@ def test_an_xa_commit_while_a_view_is_opened(servers: dict[str, MySQLServer], mo
         assert low == opened[0] and len(opened) == 2
         server.execute("INSERT INTO d.t (w) VALUES (78)")
         assert rows(connection, "SELECT id FROM d.t WHERE w = 78") == []
-        assert marks.high()[0] == status(connection)  # all up to here is replayed
+        assert marks.high()[0] == binlog_end(connection)  # all up to here is replayed
 
 
 def test_an_xa_commit_after_the_open_ones_were_listed(
@@ -362,7 +362,7 @@ def test_an_xa_commit_after_the_open_ones_were_listed(
         marks.low()
         assert len(listed) == 2 and not any(listed)
         server.execute("INSERT INTO d.t (w) VALUES (79)")
-        assert marks.high()[0] == status(connection)  # so the view is not taken for exact
+        assert marks.high()[0] == binlog_end(connection)  # so the view is not taken for exact
 
 
 def test_an_open_xa_transaction_is_waited_for(kind: Kind) -> None:
@@ -408,7 +408,7 @@ def test_a_new_file_only_after_much_was_written(
         marks = watermarks(connection)
         first = marks.low()
         server.execute("INSERT INTO d.t (w) VALUES (5)")
-        assert marks.low() == first == Position(status(connection).file, 4)
+        assert marks.low() == first == Position(binlog_end(connection).file, 4)
         monkeypatch.setattr(watermark, "FLUSH_BYTES", 100)
         assert first < marks.low()
 

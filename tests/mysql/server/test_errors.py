@@ -24,7 +24,7 @@ from airflow_provider_cdc.exceptions import (
     pack,
     unpack,
 )
-from airflow_provider_cdc.mysql.binlog.events.stream import BinlogStream
+from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.places.lookback import UnknownPrepareError
 from airflow_provider_cdc.mysql.server.identity import binlog_status, is_mariadb
 from airflow_provider_cdc.mysql.server.session import TableChangedError, connect, errors, raw

@@ -17,19 +17,19 @@ from airflow_provider_cdc.core.offset import Lineage, Position
 from airflow_provider_cdc.core.plan import Chunk
 from airflow_provider_cdc.core.schema import OP, SEQ, TS, TableSchema
 from airflow_provider_cdc.exceptions import CdcError, TerminalError
-from airflow_provider_cdc.mysql.binlog.events.stream import BinlogStream
+from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.places.lookback import look_back
 from airflow_provider_cdc.mysql.places.watermark import watermarks
 from airflow_provider_cdc.mysql.server.catalog import read_schema
 from airflow_provider_cdc.mysql.server.charsets import decoders
-from airflow_provider_cdc.mysql.server.identity import identity, status
+from airflow_provider_cdc.mysql.server.identity import binlog_end, identity
 from airflow_provider_cdc.mysql.server.key_sql import in_chunk
 from airflow_provider_cdc.mysql.server.session import connect, value
-from airflow_provider_cdc.mysql.snapshot import backlog
 from airflow_provider_cdc.mysql.snapshot import chunk as module
-from airflow_provider_cdc.mysql.snapshot.backlog import Backlog
+from airflow_provider_cdc.mysql.snapshot import windows
 from airflow_provider_cdc.mysql.snapshot.chunk import ChunkRead, read_chunk, select
 from airflow_provider_cdc.mysql.snapshot.planner import plan_table
+from airflow_provider_cdc.mysql.snapshot.windows import WindowReader
 from tests.support.servers import MySQLServer
 
 #: The two moments at which others write: between LW and SELECT, between SELECT and HW.
@@ -48,8 +48,8 @@ class Reading:
         self.connection = connect(server.connect_args())
         self.writer = server.connect(database=database)
         self.meanwhile: dict[str, Callable[[], None]] = {}
-        monkeypatch.setattr(module, "hit", lambda name: self.meanwhile.get(name, lambda: None)())
-        self.lineage = Lineage(identity(self.connection), status(self.connection).file)
+        monkeypatch.setattr(module, "failpoint", lambda name: self.meanwhile.get(name, lambda: None)())
+        self.lineage = Lineage(identity(self.connection), binlog_end(self.connection).file)
         self.marks = watermarks(self.connection, self.lineage.server)
 
     def close(self) -> None:
@@ -65,7 +65,7 @@ class Reading:
         self.write(f"CREATE TABLE t ({definition})", *(f"INSERT INTO t VALUES {v}" for v in values))
         return read_schema(self.connection, self.database, "t")
 
-    def backlog(self, table: TableSchema) -> Backlog:
+    def reader(self, table: TableSchema) -> WindowReader:
         replica = random.randrange(1 << 20, 1 << 31), str(uuid4())
 
         def open_at(at: Position) -> BinlogStream:
@@ -79,15 +79,15 @@ class Reading:
 
         before = partial(look_back, self.server.connect_args(), self.lineage.server, {table.id: table})
         texts = decoders(lambda: contextlib.nullcontext(self.connection), [table])
-        return Backlog(open_at, table, self.lineage, before, texts)
+        return WindowReader(open_at, table, self.lineage, before, texts)
 
     def read(self, table: TableSchema, chunk: Chunk, **meanwhile: Callable[[], None] | list[str]) -> ChunkRead:
         """Read a chunk; keywords ``after_lw`` and ``after_select`` say what is written there."""
         self.meanwhile = {
             f"chunk.{name}": what if callable(what) else partial(self.write, *what) for name, what in meanwhile.items()
         }
-        with contextlib.closing(self.backlog(table)) as backlog:
-            found = read_chunk(self.connection, backlog, table, chunk, self.lineage, self.marks)
+        with contextlib.closing(self.reader(table)) as reader:
+            found = read_chunk(self.connection, reader, table, chunk, self.lineage, self.marks)
         self.meanwhile = {}
         return found
 
@@ -179,27 +179,27 @@ def test_windows_one_after_the_other(reading: Reading) -> None:
     table = reading.make("id INT PRIMARY KEY")
     ends = []
     for number in range(4):
-        ends.append(status(reading.connection))
+        ends.append(binlog_end(reading.connection))
         reading.write(f"INSERT INTO t VALUES ({number})")
-    with contextlib.closing(reading.backlog(table)) as backlog:
-        windows = [backlog.window(ends[0], ends[1]), backlog.window(ends[2], ends[3])]
+    with contextlib.closing(reading.reader(table)) as reader:
+        windows = [reader.window(ends[0], ends[1]), reader.window(ends[2], ends[3])]
         assert [w.changes["id"].to_pylist() for w in windows] == [[0], [2]]
-        assert backlog.window(ends[1], ends[2]).changes["id"].to_pylist() == [1]  # backwards
+        assert reader.window(ends[1], ends[2]).changes["id"].to_pylist() == [1]  # backwards
         cut = Position(ends[2].file, ends[2].position - 1)
-        assert backlog.window(ends[1], cut).changes.num_rows == 0
-        assert backlog.window(ends[3], ends[3]).changes.num_rows == 0
+        assert reader.window(ends[1], cut).changes.num_rows == 0
+        assert reader.window(ends[3], ends[3]).changes.num_rows == 0
 
 
 @pytest.mark.parametrize("held", [0, 1 << 24], ids=["taken at once", "held back"])
 def test_a_truncate_in_the_window(reading: Reading, held: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What came before it is no change of the window, whether it was decoded already or not."""
-    monkeypatch.setattr(backlog, "_FLUSH_BYTES", held)
+    monkeypatch.setattr(windows, "_FLUSH_BYTES", held)
     table = reading.make("id INT PRIMARY KEY, v INT", "(1, 1), (2, 1)")
-    low = status(reading.connection)
+    low = binlog_end(reading.connection)
     xa = ("XA START 'x'", "INSERT INTO t VALUES (4, 4)", "XA END 'x'", "XA PREPARE 'x'", "XA COMMIT 'x'")
     reading.write("UPDATE t SET v = 2", *xa, "TRUNCATE t", "INSERT INTO t VALUES (3, 3)")
-    with contextlib.closing(reading.backlog(table)) as log:
-        window = log.window(low, status(reading.connection))
+    with contextlib.closing(reading.reader(table)) as log:
+        window = log.window(low, binlog_end(reading.connection))
     assert window.changes["id"].to_pylist() == [3] and 0 < window.emptied < window.changes[SEQ][0].as_py()
 
 
@@ -345,8 +345,8 @@ def test_a_chunk_is_stable_until_the_next_change(reading: Reading) -> None:
 
 def test_errors_are_the_projects_own(reading: Reading, connection_gone: Connection[Any]) -> None:
     table = reading.make("id INT PRIMARY KEY", "(1)")
-    with contextlib.closing(reading.backlog(table)) as backlog, pytest.raises(CdcError):
-        read_chunk(connection_gone, backlog, table, Chunk(0, 0, 0, (1,), (1,), True), reading.lineage, reading.marks)
+    with contextlib.closing(reading.reader(table)) as reader, pytest.raises(CdcError):
+        read_chunk(connection_gone, reader, table, Chunk(0, 0, 0, (1,), (1,), True), reading.lineage, reading.marks)
 
 
 @pytest.fixture

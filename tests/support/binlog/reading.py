@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from airflow_provider_cdc.core.schema import Column, TableSchema
 from airflow_provider_cdc.exceptions import TerminalError
-from airflow_provider_cdc.mysql.binlog.events.stream import BinlogStream, Event
+from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream, Event
 from airflow_provider_cdc.mysql.binlog.events.transactions import Reached, RowsEvent, Transaction, read_transactions
 from airflow_provider_cdc.mysql.binlog.plain.rows import Image, decode_rows
 from airflow_provider_cdc.mysql.server.catalog import read_schema

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from uuid import UUID
 
-from airflow_provider_cdc.mysql.binlog.events.stream import Event
+from airflow_provider_cdc.mysql.binlog.events.binlog_stream import Event
 
 GTID, ANONYMOUS_GTID, GTID_TAGGED, MARIADB_GTID = 33, 34, 42, 162
 #: Types of the events that begin a transaction.

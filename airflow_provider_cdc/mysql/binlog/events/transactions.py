@@ -15,12 +15,7 @@ from typing import Literal, NoReturn
 from airflow_provider_cdc.core.ddl import Statement, classify, xid_text
 from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.exceptions import TerminalError, TornFileError
-from airflow_provider_cdc.mysql.binlog.events.gtid_event import GTID_EVENTS, read_gtid
-from airflow_provider_cdc.mysql.binlog.events.judge import DdlError, Judge, LookUp, is_over
-from airflow_provider_cdc.mysql.binlog.events.payload import inner_events
-from airflow_provider_cdc.mysql.binlog.events.query import Query, inflate, read_query
-from airflow_provider_cdc.mysql.binlog.events.spill import spill
-from airflow_provider_cdc.mysql.binlog.events.stream import (
+from airflow_provider_cdc.mysql.binlog.events.binlog_stream import (
     FORMAT_DESCRIPTION,
     HEARTBEAT,
     HEARTBEAT_V2,
@@ -28,6 +23,11 @@ from airflow_provider_cdc.mysql.binlog.events.stream import (
     START_ENCRYPTION,
     Event,
 )
+from airflow_provider_cdc.mysql.binlog.events.gtid_event import GTID_EVENTS, read_gtid
+from airflow_provider_cdc.mysql.binlog.events.judge import DdlError, Judge, LookUp, is_over
+from airflow_provider_cdc.mysql.binlog.events.payload import inner_events
+from airflow_provider_cdc.mysql.binlog.events.query import Query, inflate, read_query
+from airflow_provider_cdc.mysql.binlog.events.spill import spill
 from airflow_provider_cdc.mysql.binlog.events.table_map import TableMap, packed_int, read_table_map, table_of
 
 QUERY, STOP, XID, TABLE_MAP, INCIDENT = 2, 3, 16, 19, 26

@@ -44,6 +44,7 @@ from airflow_provider_cdc.mysql.binlog.kernels.walk_state import (
     BYTES,
     CHECKED,
     COMMIT,
+    COUNT_ONLY,
     COUNTED,
     ENDED,
     EVENT,
@@ -70,7 +71,6 @@ from airflow_provider_cdc.mysql.binlog.kernels.walk_state import (
     SAFE,
     SAID,
     SIZE,
-    SKIP_ROWS,
     SLOT,
     SOURCE_FIELDS,
     SPLIT,
@@ -229,7 +229,7 @@ def _rows(
 def _end(position: Any, state: Any, tables: Any, touched: Any, runs: Any) -> Any:
     if state[OPEN] == 0 or state[KIND] == IN_WORDS:
         return EVENT
-    if state[SKIP_ROWS]:
+    if state[COUNT_ONLY]:
         for i in range(state[TOUCHED]):
             state[COUNTED] += tables[touched[i], ROW] - tables[touched[i], OPEN_ROW]
     elif state[EXPECTED] != position:

@@ -19,7 +19,7 @@ MORE, EVENT, PAUSE, SPLIT = range(10, 14)
     CHECKED,  # whether events have a checksum
     PACKED,  # whether these are the events of a compressed transaction: bare ones, all of them at one place
     MARIADB,
-    SKIP_ROWS,  # count rows, do not decode them
+    COUNT_ONLY,  # count rows, do not decode them
     BOTH,  # both images of updates
     LIMIT,  # pause at the first end of a transaction at or behind this position
     BUDGET,  # pause when so many bytes of rows have been decoded

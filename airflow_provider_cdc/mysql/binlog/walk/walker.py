@@ -21,8 +21,8 @@ from airflow_provider_cdc.core.changes import in_order
 from airflow_provider_cdc.core.offset import Position
 from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.exceptions import TerminalError, TornFileError, TransientError
+from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream, Event
 from airflow_provider_cdc.mysql.binlog.events.judge import LookUp
-from airflow_provider_cdc.mysql.binlog.events.stream import BinlogStream, Event
 from airflow_provider_cdc.mysql.binlog.events.table_map import TableMap, table_of
 from airflow_provider_cdc.mysql.binlog.events.transactions import (
     TABLE_MAP,
@@ -95,7 +95,7 @@ class Walker:
     :param texts: see :class:`~airflow_provider_cdc.mysql.binlog.walk.space.Space`.
     :param budget: bytes of rows after which a step is made, also inside of a transaction.
     :param both: whether updates give their old image, too, as ``b``.
-    :param skip_rows: whether rows are only counted, not decoded.
+    :param count_only: whether rows are only counted, not decoded.
     :param named: whether :meth:`names` tells the GTIDs of transactions with rows.
     :param tell_ddl: see :func:`~airflow_provider_cdc.mysql.binlog.events.transactions.read_transactions`.
     :param detours: see :class:`~airflow_provider_cdc.mysql.binlog.events.judge.Judge`.
@@ -110,7 +110,7 @@ class Walker:
         *,
         budget: int = 16 << 20,
         both: bool = False,
-        skip_rows: bool = False,
+        count_only: bool = False,
         named: bool = False,
         tell_ddl: bool = False,
         detours: LookUp | None = None,
@@ -136,7 +136,7 @@ class Walker:
         self._lay_out()
         self._maps: Any = np.full((64, walk_state.MAP_FIELDS), -1, np.int64)
         state = self._state
-        state[walk_state.BOTH], state[walk_state.SKIP_ROWS], state[walk_state.NAMED] = both, skip_rows, named
+        state[walk_state.BOTH], state[walk_state.COUNT_ONLY], state[walk_state.NAMED] = both, count_only, named
         state[walk_state.BUDGET] = budget
         state[walk_state.MARIADB] = stream.is_mariadb
         state[walk_state.SAFE] = stream.position
@@ -209,7 +209,7 @@ class Walker:
         :raises TerminalError: for bytes that are not text, and damaged documents.
         """
         self._held = self._state[walk_state.BYTES] = 0
-        if self._state[walk_state.SKIP_ROWS]:
+        if self._state[walk_state.COUNT_ONLY]:
             return []
         found: dict[tuple[str, str], tuple[TableSchema, list[pa.RecordBatch]]] = {}
         for space in self._spaces:
@@ -393,7 +393,7 @@ class Walker:
                 state[walk_state.TOUCHED], state[walk_state.EXPECTED] = 0, 0
                 known = 0
             # Rows of XA transactions that are to be decoded are kept as they are: they may never become visible.
-            if not now.xa or state[walk_state.SKIP_ROWS]:
+            if not now.xa or state[walk_state.COUNT_ONLY]:
                 for rows in now.rows[known:]:
                     self._add(rows, now.commit_us)
                 now.rows[known:] = [replace(r, data=memoryview(b"")) for r in now.rows[known:]]
@@ -429,7 +429,7 @@ class Walker:
         if id(table) not in self._slots:
             same = [i for i, s in enumerate(self._spaces) if s.fits(table)]
             if not same:
-                self._spaces.append(Space(table, self._texts, count_only=bool(self._state[walk_state.SKIP_ROWS])))
+                self._spaces.append(Space(table, self._texts, count_only=bool(self._state[walk_state.COUNT_ONLY])))
                 self._lay_out()
                 same = [len(self._spaces) - 1]
             self._slots[id(table)] = same[0]
@@ -467,7 +467,7 @@ class Walker:
         """A transaction has ended by the plain code: number its rows, or forget them if they were taken back."""
         state = self._state
         seq = self._seq_of(found.file) + found.position
-        if found.xa_prepared is not None and state[walk_state.TOUCHED] and not state[walk_state.SKIP_ROWS]:
+        if found.xa_prepared is not None and state[walk_state.TOUCHED] and not state[walk_state.COUNT_ONLY]:
             # Its rows would have to wait for XA COMMIT, and they have not been kept.
             raise TerminalError(
                 f"an XA PREPARE of what did not begin as XA, at {found.file}:{found.position}", "report this"
@@ -480,7 +480,7 @@ class Walker:
                 self._resolve(walk_state.SPLIT)
             if not found.rows:
                 space.cut(first)
-            elif state[walk_state.SKIP_ROWS]:
+            elif state[walk_state.COUNT_ONLY]:
                 state[walk_state.COUNTED] += space.rows - first
             else:
                 space.stamp(first, seq)

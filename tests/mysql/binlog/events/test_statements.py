@@ -12,13 +12,13 @@ import pytest
 from airflow_provider_cdc.core.ddl import classify, fold, may_name
 from airflow_provider_cdc.core.offset import Lineage
 from airflow_provider_cdc.exceptions import TerminalError
+from airflow_provider_cdc.mysql.binlog.events.binlog_stream import Event
 from airflow_provider_cdc.mysql.binlog.events.judge import DdlError
 from airflow_provider_cdc.mysql.binlog.events.query import read_query
-from airflow_provider_cdc.mysql.binlog.events.stream import Event
 from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction
-from airflow_provider_cdc.mysql.binlog.walk.follow import Follower
+from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader
 from airflow_provider_cdc.mysql.server.detours import look_up
-from airflow_provider_cdc.mysql.server.identity import status
+from airflow_provider_cdc.mysql.server.identity import binlog_end
 from airflow_provider_cdc.mysql.server.session import connect
 from tests.support.binlog.reading import capture, events_since, open_stream, read
 from tests.support.mariadb import MariaDBServer
@@ -40,30 +40,30 @@ class Log:
         self.run(*setup)
         self.captured = capture(self.server, database, table)
         with contextlib.closing(connect(self.server.connect_args())) as connection:
-            self.start = status(connection)
+            self.start = binlog_end(connection)
 
     def read(self) -> list[Transaction]:
         """What the plain reader makes of it."""
         return read(events_since(self.server, (self.start.file, self.start.position)), self.captured)
 
     def walk(self, user: dict[str, str] | None = None, tell: bool = False) -> list[Transaction]:
-        """What the scanner sees, with all that it may look up: what is more than rows."""
+        """What the planner sees, with all that it may look up: what is more than rows."""
         found = []
         with contextlib.closing(connect(self.server.connect_args(**(user or {})))) as connection:
 
             def open_at(at: Any) -> Any:
                 return open_stream(self.server, (at.file, at.position), blocking=True, heartbeat_seconds=1)
 
-            follower = Follower(
+            binlog = BinlogReader(
                 open_at,
                 self.captured,
                 Lineage("", self.start.file),
-                skip_rows=True,
+                count_only=True,
                 tell_ddl=tell,
                 detours=lambda: look_up(connection, self.captured),
             )
-            with contextlib.closing(follower):
-                for step in follower.steps(self.start, status(connection)):
+            with contextlib.closing(binlog):
+                for step in binlog.steps(self.start, binlog_end(connection)):
                     if step.item is not None:
                         found.append(step.item)
         return found
@@ -160,7 +160,7 @@ def test_a_table_that_is_filled_by_statement_is_not_empty(log: Log) -> None:
     log.begin()
     log.run("DROP TABLE t")
     with contextlib.closing(connect(log.server.connect_args())) as connection:
-        log.start = status(connection)
+        log.start = binlog_end(connection)
     log.run("SET SESSION binlog_format = STATEMENT")
     log.run("CREATE TABLE t (a INT PRIMARY KEY, b VARCHAR(20)) SELECT 1 AS a, 'x' AS b")
     log.stops(r"CREATE TABLE on captured table d\.t")
@@ -289,15 +289,17 @@ def test_a_way_that_is_made_while_the_log_is_read(log: Log) -> None:
             looked.append(1)
             return look_up(connection, log.captured)
 
-        with contextlib.closing(Follower(open_at, log.captured, Lineage("", log.start.file), detours=look)) as follower:
-            at = status(connection)
-            list(follower.steps(log.start, at))
+        with contextlib.closing(
+            BinlogReader(open_at, log.captured, Lineage("", log.start.file), detours=look)
+        ) as binlog:
+            at = binlog_end(connection)
+            list(binlog.steps(log.start, at))
             log.run("INSERT INTO other VALUES (2, 'x')")
-            list(follower.steps(at, at := status(connection)))
+            list(binlog.steps(at, at := binlog_end(connection)))
             assert len(looked) == 1
             log.run("CREATE VIEW v AS SELECT * FROM t", "UPDATE v SET b = 'x'")
             with pytest.raises(DdlError, match=r"by way of d\.v"):
-                list(follower.steps(at, status(connection)))
+                list(binlog.steps(at, binlog_end(connection)))
             assert len(looked) == 2
 
 

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from airflow_provider_cdc.exceptions import TerminalError
-from airflow_provider_cdc.mysql.binlog.events.stream import Event
+from airflow_provider_cdc.mysql.binlog.events.binlog_stream import Event
 from airflow_provider_cdc.mysql.binlog.events.transactions import RowsEvent
 from airflow_provider_cdc.mysql.binlog.plain.rows import decode_rows
 from tests.support.binlog.reading import capture, changes, events_since, here, read, server_says, transactions, we_say

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from airflow_provider_cdc.core.offset import Position
 from airflow_provider_cdc.exceptions import DamageError, TerminalError, TransientError
-from airflow_provider_cdc.mysql.binlog.events.stream import Event
+from airflow_provider_cdc.mysql.binlog.events.binlog_stream import Event
 from airflow_provider_cdc.mysql.binlog.kernels import walk_state
 from airflow_provider_cdc.mysql.binlog.walk.unpacked import Unpacked
 from airflow_provider_cdc.mysql.binlog.walk.walker import Walker
@@ -117,7 +117,7 @@ def agree(recording: Recording, captured: Captured, replay: Replay | None = None
     for name, table in expected[0].items():
         assert repr(rows_of(made[0][name])) == repr(rows_of(table)), name
     changes = [op for table in by_plain(recording, captured, True)[0].values() for op in table["_cdc_op"].to_pylist()]
-    counting = Walker(Replay(recording), captured, seq_of, skip_rows=True)
+    counting = Walker(Replay(recording), captured, seq_of, count_only=True)
     assert sum(step.rows for step in counting.steps()) == len(changes) - changes.count("b")
     return sum(table.num_rows for table in expected[0].values())
 

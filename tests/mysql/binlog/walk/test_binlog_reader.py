@@ -15,10 +15,10 @@ import pytest
 
 from airflow_provider_cdc.core.offset import Lineage, Position
 from airflow_provider_cdc.exceptions import TerminalError, TransientError
-from airflow_provider_cdc.mysql.binlog.events.stream import BinlogStream
-from airflow_provider_cdc.mysql.binlog.walk import follow
-from airflow_provider_cdc.mysql.binlog.walk.follow import Follower
-from airflow_provider_cdc.mysql.server.identity import status
+from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
+from airflow_provider_cdc.mysql.binlog.walk import binlog_reader
+from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader
+from airflow_provider_cdc.mysql.server.identity import binlog_end
 from airflow_provider_cdc.mysql.server.session import connect
 from tests.support.binlog.plain import LINEAGE, Tables, by_plain, gtids_of
 from tests.support.binlog.reading import Captured, capture, here, rows_of
@@ -74,26 +74,26 @@ def read(recording: Recording, captured: Captured, end: Position, seed: int, hur
     def open_at(at: Position) -> Breaking:
         return Breaking(recording.since(at.position), pick.choice(sizes))
 
-    follower, low = Follower(open_at, captured, LINEAGE), Position(recording.file, recording.position)
+    binlog, low = BinlogReader(open_at, captured, LINEAGE), Position(recording.file, recording.position)
     taken: dict[tuple[str, str], list[pa.RecordBatch]] = {name: [] for name in captured}
     gtids: list[str] = []
 
     def take() -> None:
-        for schema, batch in follower.take():
+        for schema, batch in binlog.take():
             taken[schema.id].append(batch)
 
-    for step in follower.steps(low, end):
+    for step in binlog.steps(low, end):
         gtids += gtids_of(step)
         if pick.randrange(3) == 0 and (hurry or not step.open):
             take()
     take()
-    follower.close()
+    binlog.close()
     return {n: pa.Table.from_batches(b, captured[n].sink_schema) for n, b in taken.items()}, gtids
 
 
 def test_lost_connections(recorded: tuple[Recording, Captured, Position], monkeypatch: pytest.MonkeyPatch) -> None:
     recording, captured, end = recorded
-    monkeypatch.setattr(follow, "_PAUSES", (0.0,) * 200)
+    monkeypatch.setattr(binlog_reader, "_PAUSES", (0.0,) * 200)
     expected, gtids, _ = by_plain(recording, captured)
     for seed in range(40):
         made, found = read(recording, captured, end, seed, hurry=False)
@@ -107,7 +107,7 @@ def test_lost_inside_of_a_transaction_that_was_taken_in_part(
 ) -> None:
     """Its first rows are with the caller: read again they would be there twice, so all is to be read again."""
     recording, captured, end = recorded
-    monkeypatch.setattr(follow, "_PAUSES", (0.0,) * 200)
+    monkeypatch.setattr(binlog_reader, "_PAUSES", (0.0,) * 200)
     expected, _, _ = by_plain(recording, captured)
     outcomes: list[Any] = []
     for seed in range(40):
@@ -134,21 +134,21 @@ def test_stretch_after_stretch(recorded: tuple[Recording, Captured, Position]) -
     expected, _, _ = by_plain(recording, captured)
     seqs = sorted({s for table in expected.values() for s in table["_cdc_seq"].to_pylist()})
     ends = [LINEAGE.position(s) for s in seqs[:-1:3]] + [end]
-    follower, at = Follower(open_at, captured, LINEAGE), Position(recording.file, recording.position)
+    binlog, at = BinlogReader(open_at, captured, LINEAGE), Position(recording.file, recording.position)
     for high in ends:
-        steps = list(follower.steps(at, high))
+        steps = list(binlog.steps(at, high))
         assert Position(steps[-1].file, steps[-1].position) == high
         low, at = LINEAGE.seq(at), high
-        found = [s for _, batch in follower.take() for s in batch["_cdc_seq"].to_pylist()]
+        found = [s for _, batch in binlog.take() for s in batch["_cdc_seq"].to_pylist()]
         assert set(found) == {s for s in seqs if low < s <= LINEAGE.seq(high)}
     assert len(opened) == 1
-    assert not list(follower.steps(end, end)) and not follower.take()
+    assert not list(binlog.steps(end, end)) and not binlog.take()
 
 
 def test_so_many_rows(recorded: tuple[Recording, Captured, Position], monkeypatch: pytest.MonkeyPatch) -> None:
     """They end with the transaction that has the last of them, however often the connection breaks on the way."""
     recording, captured, end = recorded
-    monkeypatch.setattr(follow, "_PAUSES", (0.0,) * 200)
+    monkeypatch.setattr(binlog_reader, "_PAUSES", (0.0,) * 200)
     changes = list(by_plain(recording, captured, both=True)[0].values())
     by_end = collections.Counter(
         seq
@@ -163,31 +163,31 @@ def test_so_many_rows(recorded: tuple[Recording, Captured, Position], monkeypatc
         def open_at(at: Position, pick: random.Random = pick) -> Breaking:
             return Breaking(recording.since(at.position), pick.choice([400, 3000, 1 << 20]))
 
-        follower, at = (
-            Follower(open_at, captured, LINEAGE, skip_rows=True),
+        binlog, at = (
+            BinlogReader(open_at, captured, LINEAGE, count_only=True),
             Position(recording.file, recording.position),
         )
         while at < end:
             most, before, found = pick.choice([1, 3, 10, 60, 1000]), LINEAGE.seq(at), 0
-            for step in follower.steps(at, end, most):
+            for step in binlog.steps(at, end, most):
                 found, at = found + step.rows, Position(step.file, step.position)
             inside = {seq: rows for seq, rows in by_end.items() if before < seq <= LINEAGE.seq(at)}
             assert found == sum(inside.values()), (seed, at)
             assert found - inside.get(LINEAGE.seq(at), 0) < most and (at == end or found >= most), (seed, at)
-        follower.close()
+        binlog.close()
 
 
 def test_rows_that_are_not_read(recorded: tuple[Recording, Captured, Position]) -> None:
-    """The scanner's way: the same places and GTIDs, no changes, and nobody asks for the character sets."""
+    """The planner's way: the same places and GTIDs, no changes, and nobody asks for the character sets."""
     recording, captured, end = recorded
     latin = {
         name: replace(schema, columns=tuple(replace(c, charset=c.charset and "latin1") for c in schema.columns))
         for name, schema in captured.items()
     }
-    follower = Follower(lambda at: Replay(recording.since(at.position)), latin, LINEAGE, skip_rows=True)
-    steps = list(follower.steps(Position(recording.file, recording.position), end))
+    binlog = BinlogReader(lambda at: Replay(recording.since(at.position)), latin, LINEAGE, count_only=True)
+    steps = list(binlog.steps(Position(recording.file, recording.position), end))
     assert [g for step in steps for g in gtids_of(step)] == by_plain(recording, captured)[1]
-    assert Position(steps[-1].file, steps[-1].position) == end and not follower.take()
+    assert Position(steps[-1].file, steps[-1].position) == end and not binlog.take()
 
 
 @pytest.mark.parametrize("instead", [b"Needle", b"needleneedle"], ids=["a flipped bit", "bytes that come twice"])
@@ -209,10 +209,10 @@ def test_damage_on_the_way_is_read_again(server: MySQLServer, instead: bytes) ->
                 )
 
             def walk() -> list[int]:
-                with contextlib.closing(Follower(open_at, captured, Lineage("here", start.file))) as follower:
-                    for _ in follower.steps(start, end):
+                with contextlib.closing(BinlogReader(open_at, captured, Lineage("here", start.file))) as binlog:
+                    for _ in binlog.steps(start, end):
                         pass
-                    return [a for _, batch in follower.take() for a in batch["a"].to_pylist()]
+                    return [a for _, batch in binlog.take() for a in batch["a"].to_pylist()]
 
             proxy.replace(b"needle", instead, 1)
             assert walk() == list(range(8))
@@ -229,4 +229,4 @@ def test_damage_on_the_way_is_read_again(server: MySQLServer, instead: bytes) ->
 
 def stands(server: MySQLServer) -> Position:
     with contextlib.closing(connect(server.connect_args())) as connection:
-        return status(connection)
+        return binlog_end(connection)

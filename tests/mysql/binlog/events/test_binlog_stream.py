@@ -13,9 +13,9 @@ import pytest
 
 from airflow_provider_cdc.core.offset import Lineage, Position
 from airflow_provider_cdc.exceptions import DamageError, NotReadyError, TerminalError, TransientError
-from airflow_provider_cdc.mysql.binlog.events.stream import BinlogStream, Event
+from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream, Event
 from airflow_provider_cdc.mysql.binlog.events.transactions import Reached, read_transactions
-from airflow_provider_cdc.mysql.binlog.walk.follow import Follower
+from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader
 from tests.support.binlog.reading import capture, changes, events_since, everything, here, open_stream, transactions
 from tests.support.servers import MySQLServer
 
@@ -74,13 +74,15 @@ def test_a_start_that_the_protocol_cannot_say(
     captured = capture(mysql_server, database, "t")
     expected = [(t.gtid, t.position) for t in transactions(mysql_server, start, captured)]
     assert len(expected) == 1 and expected[0][1] == end[1]
-    monkeypatch.setattr("airflow_provider_cdc.mysql.binlog.events.stream._FARTHEST_START", start[1] - 1)
+    monkeypatch.setattr("airflow_provider_cdc.mysql.binlog.events.binlog_stream._FARTHEST_START", start[1] - 1)
     assert [(t.gtid, t.position) for t in transactions(mysql_server, start, captured)] == expected
     at = [Position(*start), Position(*end)]
     lineage = Lineage("here", at[0].file)
-    with closing(Follower(lambda at: open_stream(mysql_server, (at.file, at.position)), captured, lineage)) as follower:
-        assert sum(step.ended for step in follower.steps(at[0], at[1])) == 1
-        assert [batch["a"].to_pylist() for _, batch in follower.take()] == [[2]]
+    with closing(
+        BinlogReader(lambda at: open_stream(mysql_server, (at.file, at.position)), captured, lineage)
+    ) as binlog:
+        assert sum(step.ended for step in binlog.steps(at[0], at[1])) == 1
+        assert [batch["a"].to_pylist() for _, batch in binlog.take()] == [[2]]
     for place in (start[0], start[1] + 1), (start[0], end[1] + 1000):
         with pytest.raises(TerminalError, match=rf"there is no binlog event at {place[0]}:{place[1]}"):
             open_stream(mysql_server, place)

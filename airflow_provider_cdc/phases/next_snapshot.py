@@ -12,7 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.exceptions import CdcError, OtherHistoryError, PurgedError
-from airflow_provider_cdc.failpoints import hit
+from airflow_provider_cdc.failpoints import failpoint
 from airflow_provider_cdc.mysql.places.resume import resume
 from airflow_provider_cdc.mysql.server.identity import same_server
 from airflow_provider_cdc.mysql.server.session import connect
@@ -20,7 +20,7 @@ from airflow_provider_cdc.phases.apply import epoch_fence, highest_epoch, stream
 from airflow_provider_cdc.phases.context import PLAN_SLOT, Context
 from airflow_provider_cdc.phases.snapshot import targets
 from airflow_provider_cdc.sinks.layout import read_json, write_json, write_json_once
-from airflow_provider_cdc.sinks.progress import Progress
+from airflow_provider_cdc.sinks.resume_point import ResumePoint
 from airflow_provider_cdc.store import Store
 
 
@@ -46,7 +46,7 @@ def _begin_again(context: Context, store: Store) -> None:
     plan = context.load_plan()
     if plan is None:
         return
-    progress = Progress(layout.progress, name)
+    progress = ResumePoint(layout.progress, name)
     progress.forget_older(plan.generation)
     if context.pipeline.stream.on_purged != "reread":
         return
@@ -64,7 +64,7 @@ def _begin_again(context: Context, store: Store) -> None:
     fence = epoch_fence(name, highest_epoch(name, written) + 1)
     for table in written:  # a stream that was taken for lost cannot write any more
         table.raise_fence(fence)
-    hit("again.after_fence")
+    failpoint("next_snapshot.after_fence")
     made = context.new_plan(plan.generation + 1)
     same_server(made.p0.server, lineage.server)
     # Numbers go on from those of the old snapshot: no marker that it has left is ahead of a new one.
@@ -77,9 +77,9 @@ def _begin_again(context: Context, store: Store) -> None:
         )
     path = layout.next_plan(made.generation)
     write_json_once(path, made.to_json())
-    hit("again.after_plan")
+    failpoint("next_snapshot.after_plan")
     write_json(layout.plan, read_json(path))
-    hit("again.after_switch")
+    failpoint("next_snapshot.after_switch")
     progress.forget_older(made.generation)
     left = sorted({t.label for t in plan.tables} - {t.label for t in made.tables})
     context.reporter.line(f"{why}: all tables are read again (snapshot {made.generation})")

@@ -15,13 +15,13 @@ import pytest
 
 from airflow_provider_cdc.core.offset import Offset, Position
 from airflow_provider_cdc.exceptions import NotReadyError, TerminalError
-from airflow_provider_cdc.mysql.binlog.walk import follow
+from airflow_provider_cdc.mysql.binlog.walk import binlog_reader
 from airflow_provider_cdc.mysql.binlog.walk.walker import Walker
-from airflow_provider_cdc.mysql.server.identity import status
+from airflow_provider_cdc.mysql.server.identity import binlog_end
 from airflow_provider_cdc.mysql.server.session import connect
-from airflow_provider_cdc.mysql.stream import table_log
-from airflow_provider_cdc.mysql.stream.surveyor import Surveyor
-from airflow_provider_cdc.mysql.stream.table_log import TableLog
+from airflow_provider_cdc.mysql.stream import table_changes
+from airflow_provider_cdc.mysql.stream.changes_planner import ChangesPlanner
+from airflow_provider_cdc.mysql.stream.table_changes import TableChanges
 from airflow_provider_cdc.spark.data_source import Login
 from tests.support.mariadb import MariaDBServer
 from tests.support.servers import MySQLServer
@@ -59,23 +59,23 @@ class World:
 
     def end(self) -> Position:
         with contextlib.closing(connect(self.server.connect_args())) as connection:
-            return status(connection)
+            return binlog_end(connection)
 
-    def log(self, **how: Any) -> TableLog:
+    def log(self, **how: Any) -> TableChanges:
         how = {"piece_bytes": 64 << 20, **how}
-        return TableLog.of(Login(conn_file=str(self.file)), self.database, "t", "error", **how)
+        return TableChanges.of(Login(conn_file=str(self.file)), self.database, "t", "error", **how)
 
-    def offset(self, at: Position | str, log: TableLog | None = None) -> Offset:
-        with contextlib.closing(Surveyor(log or self.log())) as surveyor:
-            return surveyor.find(str(at))
+    def offset(self, at: Position | str, log: TableChanges | None = None) -> Offset:
+        with contextlib.closing(ChangesPlanner(log or self.log())) as planner:
+            return planner.find(str(at))
 
     def read(self, start: Position | str = "", end: Position | str = "latest", **how: Any) -> list[dict[str, Any]]:
         """All changes of a range, read in its pieces."""
         log = self.log(**how)
-        with contextlib.closing(Surveyor(log)) as surveyor:
-            first = surveyor.find(str(start or self.begin))
-            surveyor.check(first)
-            ends, altered = surveyor.pieces(first, surveyor.find(str(end)).at)
+        with contextlib.closing(ChangesPlanner(log)) as planner:
+            first = planner.find(str(start or self.begin))
+            planner.check(first)
+            ends, altered = planner.pieces(first, planner.find(str(end)).at)
         assert altered is None
         found: list[dict[str, Any]] = []
         for a, b in zip([first, *ends], ends, strict=False):
@@ -156,7 +156,7 @@ def test_one_transaction_that_only_unpacked_is_larger_than_a_piece(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is not the last one of the piece, so it does not end where that ends."""
-    monkeypatch.setattr(table_log, "FLUSH_BYTES", 1 << 16)
+    monkeypatch.setattr(table_changes, "FLUSH_BYTES", 1 << 16)
     defaults = Walker.__init__.__kwdefaults__
     assert defaults is not None
     monkeypatch.setitem(defaults, "budget", 1 << 16)
@@ -176,7 +176,7 @@ def test_one_transaction_that_only_unpacked_is_larger_than_a_piece(
 
 def test_one_transaction_larger_than_a_piece(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is handed out in parts, on MariaDB too, which does not tell where it ends."""
-    monkeypatch.setattr(table_log, "FLUSH_BYTES", 1 << 18)
+    monkeypatch.setattr(table_changes, "FLUSH_BYTES", 1 << 18)
     defaults = Walker.__init__.__kwdefaults__
     assert defaults is not None
     monkeypatch.setitem(defaults, "budget", 1 << 18)
@@ -187,9 +187,9 @@ def test_one_transaction_larger_than_a_piece(world: World, monkeypatch: pytest.M
     name = last_gtid(world)
     world.run("INSERT INTO t VALUES (-2, 'after')")
     log = world.log(piece_bytes=1 << 20)
-    with contextlib.closing(Surveyor(log)) as surveyor:
-        first = surveyor.find(str(world.begin))
-        ends, _ = surveyor.pieces(first, surveyor.end())
+    with contextlib.closing(ChangesPlanner(log)) as planner:
+        first = planner.find(str(world.begin))
+        ends, _ = planner.pieces(first, planner.end())
     assert end in [e.at for e in ends]
     parts: list[pa.RecordBatch] = []
     for a, b in zip([first, *ends[:-1]], ends, strict=True):
@@ -224,7 +224,7 @@ def test_xa_counts_where_it_is_committed(world: World) -> None:
 
 @pytest.mark.parametrize("phases", [1, 2])
 def test_a_large_xa_transaction_comes_in_portions(world: World, phases: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follow, "_PORTION_BYTES", 1000)
+    monkeypatch.setattr(binlog_reader, "_PORTION_BYTES", 1000)
     start = world.end()
     values = [", ".join(f"({n}, REPEAT('x', 100))" for n in range(first, first + 300)) for first in (0, 300)]
     ways = {1: ["XA COMMIT 'large' ONE PHASE"], 2: ["XA PREPARE 'large'", "XA COMMIT 'large'"]}
@@ -287,17 +287,17 @@ def test_a_definition_of_the_same_layout(world: World) -> None:
 def test_while_it_is_followed(world: World) -> None:
     """What came before the change is handed out; then it stops."""
     log = world.log()
-    with contextlib.closing(Surveyor(log)) as surveyor:
-        start = surveyor.find("latest")
-        surveyor.check(start)
+    with contextlib.closing(ChangesPlanner(log)) as planner:
+        start = planner.find("latest")
+        planner.check(start)
         world.run("INSERT INTO t VALUES (1, 'a')")
         before = world.run("INSERT INTO t VALUES (2, 'b')")
         world.run("ALTER TABLE t ADD COLUMN w INT", "INSERT INTO t VALUES (3, 'c', 3)")
-        ends, altered = surveyor.pieces(start, surveyor.end())
+        ends, altered = planner.pieces(start, planner.end())
         assert altered is not None and ends[-1].at == before
         assert ends[-1].gtid_set == world.offset(before).gtid_set
         assert [i for part in log.read(start, ends[-1], 2) for i in part["id"].to_pylist()] == [1, 2]
-        again, altered = surveyor.pieces(ends[-1], surveyor.end())
+        again, altered = planner.pieces(ends[-1], planner.end())
         assert again == [] and altered is not None
 
 
@@ -346,20 +346,20 @@ def test_a_place_that_is_gone(world: World) -> None:
     offset = world.offset(place)
     later = world.run("INSERT INTO t VALUES (2, 'b')", "FLUSH BINARY LOGS")
     world.purge(later.file)
-    with contextlib.closing(Surveyor(world.log())) as surveyor:
+    with contextlib.closing(ChangesPlanner(world.log())) as planner:
         with pytest.raises(TerminalError, match=rf"the binlog position {place} is no longer on the server"):
-            surveyor.check(offset)
+            planner.check(offset)
         other = Offset.from_json({**json.loads(json.dumps(offset.to_json())), "server": "another"})
         with pytest.raises(TerminalError, match="the connection reaches server"):
-            surveyor.check(other)
+            planner.check(other)
 
 
 def test_what_is_no_table(world: World) -> None:
     with pytest.raises(NotReadyError, match="there is no table"):
-        TableLog.of(Login(conn_file=str(world.file)), world.database, "none", "error", piece_bytes=1)
+        TableChanges.of(Login(conn_file=str(world.file)), world.database, "none", "error", piece_bytes=1)
     world.run("CREATE TABLE m (id INT PRIMARY KEY) ENGINE = MyISAM")
     with pytest.raises(NotReadyError, match="engine MyISAM"):
-        TableLog.of(Login(conn_file=str(world.file)), world.database, "m", "error", piece_bytes=1)
+        TableChanges.of(Login(conn_file=str(world.file)), world.database, "m", "error", piece_bytes=1)
 
 
 def test_a_server_restored_from_a_dump(server: MySQLServer, tmp_path: Path) -> None:

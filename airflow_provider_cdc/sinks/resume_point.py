@@ -28,8 +28,8 @@ _SCHEMA = pa.schema(
 _TIDY_EVERY, _KEEP_HOURS = 200, 1
 
 
-class Progress:
-    """The progress table of one pipeline: one row.
+class ResumePoint:
+    """The resume point of one pipeline: a table with one row.
 
     :param path: its folder.
     :param pipeline: name of the pipeline.

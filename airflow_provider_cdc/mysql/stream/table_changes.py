@@ -17,10 +17,10 @@ from airflow_provider_cdc.core.detours import Detours
 from airflow_provider_cdc.core.offset import POSITION_BITS, Lineage, Offset, Position
 from airflow_provider_cdc.core.schema import OP, SEQ, TS, TableSchema
 from airflow_provider_cdc.exceptions import NotReadyError
-from airflow_provider_cdc.mysql.binlog.events.stream import BinlogStream
+from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction
 from airflow_provider_cdc.mysql.binlog.events.xa import Prepared, parse_entry, read_prepared
-from airflow_provider_cdc.mysql.binlog.walk.follow import Follower
+from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader
 from airflow_provider_cdc.mysql.places.binlog_files import binlog_sizes
 from airflow_provider_cdc.mysql.places.lookback import LookBack
 from airflow_provider_cdc.mysql.server.catalog import find_tables, read_schema
@@ -45,7 +45,7 @@ _LOWEST_ID, _HIGHEST_ID = 1 << 20, (1 << 32) - 1
 
 
 @dataclass(frozen=True)
-class TableLog:
+class TableChanges:
     """How the changes of one table are read.
 
     :param login: gives the arguments of ``pymysql.connect``; it is pickled, so it holds no secret itself.
@@ -70,7 +70,7 @@ class TableLog:
         zero_dates: str,
         exclude: Collection[str] = (),
         **how: Any,
-    ) -> TableLog:
+    ) -> TableChanges:
         """Look the table up.
 
         :param exclude: names of columns that are not wanted.
@@ -135,23 +135,23 @@ class TableLog:
         ending = sorted(text for text in start.xa if text not in end.xa or parse_entry(text)[1] is None)
         before = LookBack(start.at, sizes, open_beside, captured, "Start behind it")
         prepared = Prepared(read_prepared(ending, open_at, captured), before.rows)
-        # What leads to the table the surveyor has looked up, which has walked here before.
+        # What leads to the table the planner has looked up, which has walked here before.
         how: dict[str, Any] = {"both": self.before_images, "named": True, "detours": Detours}
-        with closing(Follower(open_at, captured, lineage, texts, **how)) as follower:
-            follower.expect(start)
-            for step in follower.steps(start.at, end.at):
+        with closing(BinlogReader(open_at, captured, lineage, texts, **how)) as binlog:
+            binlog.expect(start)
+            for step in binlog.steps(start.at, end.at):
                 if (item := step.item) is not None:
                     seq = lineage.seq(Position(step.file, step.position))
                     if item.emptied is not None:
-                        yield from shape.changes(follower)
+                        yield from shape.changes(binlog)
                         yield shape.emptied(item, seq)
-                    for _ in follower.add(prepared.visible(item), seq, item.commit_us):
-                        yield from shape.changes(follower)
-                if follower.held >= FLUSH_BYTES:
+                    for _ in binlog.add(prepared.visible(item), seq, item.commit_us):
+                        yield from shape.changes(binlog)
+                if binlog.held >= FLUSH_BYTES:
                     large = step.is_beyond(start.at, piece_bytes or self.piece_bytes)
                     is_last = large and step.file == end.at.file
-                    yield from shape.changes(follower, end.at if is_last else None)
-            yield from shape.changes(follower)
+                    yield from shape.changes(binlog, end.at if is_last else None)
+            yield from shape.changes(binlog)
 
 
 class _Shape:
@@ -161,14 +161,14 @@ class _Shape:
     :param lineage: numbers the transactions.
     """
 
-    def __init__(self, log: TableLog, lineage: Lineage) -> None:
+    def __init__(self, log: TableChanges, lineage: Lineage) -> None:
         self._table, self._schema, self._lineage = log.table, log.schema, lineage
         self._last, self._count, self._gtid = -1, 0, ""
 
-    def changes(self, follower: Follower, end: Position | None = None) -> Iterator[pa.RecordBatch]:
-        """Take the changes of a follower, see there."""
-        batches = [batch for _, batch in follower.take(end) if batch.num_rows]
-        names = follower.names()
+    def changes(self, binlog: BinlogReader, end: Position | None = None) -> Iterator[pa.RecordBatch]:
+        """Take the changes of a reader, see :meth:`BinlogReader.take`."""
+        batches = [batch for _, batch in binlog.take(end) if batch.num_rows]
+        names = binlog.names()
         if batches:  # several if a connection was lost in between
             yield self._shaped(in_order(batches), names)
 

@@ -1,4 +1,4 @@
-"""Walks the binlog from boundary to boundary, over connections that may break; for the stream and its scanner."""
+"""Reads stretches of the binlog one after the other, over connections that may break."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pyarrow as pa
 from airflow_provider_cdc.core.offset import Lineage, Offset, Position
 from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.exceptions import CdcError, DamageError, TerminalError, TornFileError, TransientError
+from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.events.judge import LookUp
-from airflow_provider_cdc.mysql.binlog.events.stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.events.transactions import RowsEvent
 from airflow_provider_cdc.mysql.binlog.walk.space import Only
 from airflow_provider_cdc.mysql.binlog.walk.walker import NEVER, Step, Walker
@@ -26,14 +26,14 @@ _STALL_SECONDS = 120.0
 _PORTION_BYTES = 16 << 20
 
 
-class Follower:
+class BinlogReader:
     """Reads stretches of the binlog one after the other, mostly over one connection.
 
     :param open_at: opens a blocking binlog stream at a position.
     :param captured: captured tables by (database, table).
     :param lineage: numbers the transactions.
     :param texts: see :class:`~airflow_provider_cdc.mysql.binlog.walk.space.Space`.
-    :param skip_rows: whether rows are only counted.
+    :param count_only: whether rows are only counted.
     :param both: whether updates give their old image, too, as ``b``.
     :param named: whether :meth:`names` tells the GTIDs of transactions with rows.
     :param tell_ddl: whether a change of a definition is told in a step's item, instead of an error.
@@ -47,7 +47,7 @@ class Follower:
         lineage: Lineage,
         texts: Decoders = UNICODE,
         *,
-        skip_rows: bool = False,
+        count_only: bool = False,
         both: bool = False,
         named: bool = False,
         tell_ddl: bool = False,
@@ -55,7 +55,7 @@ class Follower:
     ) -> None:
         self._open_at, self._captured, self._lineage, self._texts = open_at, captured, lineage, texts
         self._how: dict[str, Any] = {
-            "skip_rows": skip_rows,
+            "count_only": count_only,
             "both": both,
             "named": named,
             "tell_ddl": tell_ddl,

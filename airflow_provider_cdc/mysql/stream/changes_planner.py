@@ -14,39 +14,39 @@ from airflow_provider_cdc.core.offset import Lineage, Offset, Position, split_fi
 from airflow_provider_cdc.exceptions import NotReadyError, TerminalError
 from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction
 from airflow_provider_cdc.mysql.binlog.events.xa import parse_entry
-from airflow_provider_cdc.mysql.binlog.walk.follow import Follower
+from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader
 from airflow_provider_cdc.mysql.places.binlog_files import OpenAt, binlog_sizes
 from airflow_provider_cdc.mysql.places.resume import resume
 from airflow_provider_cdc.mysql.server import heads
 from airflow_provider_cdc.mysql.server.detours import look_up
-from airflow_provider_cdc.mysql.server.identity import identity, status
+from airflow_provider_cdc.mysql.server.identity import binlog_end, identity
 from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.mysql.stream.batches import follow_xa
-from airflow_provider_cdc.mysql.stream.table_log import HEAD, TableLog
+from airflow_provider_cdc.mysql.stream.table_changes import HEAD, TableChanges
 
 _PLACE = re.compile(r"([^:]+\.\d+):(\d+)")
 #: Bytes by which a place is approached at first, and by which factor they shrink.
 _FAR, _CLOSER = 64 << 20, 16
 
 
-class Surveyor:
+class ChangesPlanner:
     """Finds places in the log and walks ahead.
 
     :param log: what is read.
     """
 
-    def __init__(self, log: TableLog) -> None:
+    def __init__(self, log: TableChanges) -> None:
         self._log, args = log, log.login()
         self._connection = connect(args)
         self._server = server = identity(self._connection)
         self._kind: Any = kind_of(server)
         lineage = Lineage(server, f"{split_file(self.end().file)[0]}0")
         self._ahead, self._blind = (
-            Follower(
+            BinlogReader(
                 open_at,
                 captured,
                 lineage,
-                skip_rows=True,
+                count_only=True,
                 tell_ddl=True,
                 detours=lambda: look_up(self._connection, [log.table.id]),
             )
@@ -65,7 +65,7 @@ class Surveyor:
 
     def end(self) -> Position:
         """Where the binlog ends now."""
-        return status(self._connection)
+        return binlog_end(self._connection)
 
     def find(self, text: str) -> Offset:
         """The place that a text names.
@@ -199,23 +199,23 @@ class Surveyor:
         return replace(self._walk(self._blind, start, target, size)[0], xa=())
 
     def _walk(
-        self, follower: Follower, start: Offset, target: Position, size: int | None = None
+        self, binlog: BinlogReader, start: Offset, target: Position, size: int | None = None
     ) -> tuple[Offset, Transaction | None]:
         gtids, at, walked = self._kind.parse(start.gtid_set), start.at, 0
         xa = {parse_entry(text)[0]: text for text in start.xa}
-        follower.expect(start)
+        binlog.expect(start)
         while at < target and (size is None or walked < size):
             # The budget in the present file; behind its end it is looked at again.
             end = target if size is None else min(target, Position(at.file, at.position + size - walked))
-            for step in follower.steps(at, end):
+            for step in binlog.steps(at, end):
                 if step.item is not None and step.item.altered:
-                    follower.close()
+                    binlog.close()
                     before = Position(step.item.file, step.item.start_position)
-                    return self._walk(follower, start, before)[0], step.item
+                    return self._walk(binlog, start, before)[0], step.item
                 here = Position(step.file, step.position)
                 walked += here.position - at.position if here.file == at.file else here.position
                 at, gtids = here, gtids.with_all(step.gtids)
                 if step.item is not None:
                     follow_xa(step.item, xa)
-        began = follower.begun.get(at.file, 0)
+        began = binlog.begun.get(at.file, 0)
         return Offset(start.server, at, str(gtids), tuple(sorted(xa.values())), began=began), None

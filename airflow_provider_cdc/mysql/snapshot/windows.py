@@ -11,10 +11,10 @@ import pyarrow.compute as pc
 from airflow_provider_cdc.core.offset import Lineage, Position
 from airflow_provider_cdc.core.schema import SEQ, TableSchema
 from airflow_provider_cdc.exceptions import OtherHistoryError, TableAlteredError, altered
-from airflow_provider_cdc.mysql.binlog.events.stream import BinlogStream
+from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.events.transactions import RowsEvent
 from airflow_provider_cdc.mysql.binlog.events.xa import Prepared
-from airflow_provider_cdc.mysql.binlog.walk.follow import Follower
+from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader
 from airflow_provider_cdc.mysql.binlog.walk.space import Only
 from airflow_provider_cdc.mysql.places.lookback import LookBack
 from airflow_provider_cdc.mysql.server.catalog import ALTERED
@@ -38,7 +38,7 @@ class Window:
     emptied: int
 
 
-class Backlog:
+class WindowReader:
     """Reads windows (LW, HW] of the binlog for one table; later windows continue on the same connection.
 
     Rows of XA transactions are kept from one window to the next, as long as nothing of the binlog between them is
@@ -62,7 +62,7 @@ class Backlog:
         self.table, self._lineage, self._look_back = table, lineage, look_back
         self._before: LookBack | None = None
         self._prepared: Prepared
-        self._follower = Follower(open_at, {table.id: table}, lineage, texts, tell_ddl=True)
+        self._binlog = BinlogReader(open_at, {table.id: table}, lineage, texts, tell_ddl=True)
 
     def window(
         self,
@@ -90,39 +90,39 @@ class Backlog:
 
     def close(self) -> None:
         """Close the connection."""
-        self._follower.close()
+        self._binlog.close()
 
     def _window(
         self, low: Position, high: Position, known: Mapping[str, tuple[RowsEvent, ...]], only: Only | None
     ) -> Window:
-        follower, table = self._follower, self.table
+        binlog, table = self._binlog, self.table
         parts: list[pa.RecordBatch] = []
         emptied = 0
-        if follower.at is not None and self._near(follower.at, low):
-            for step in follower.steps(follower.at, low):
+        if binlog.at is not None and self._near(binlog.at, low):
+            for step in binlog.steps(binlog.at, low):
                 if step.item is not None:
                     self._prepared.follow(step.item)
-            follower.take()
-        if follower.at != low:
+            binlog.take()
+        if binlog.at != low:
             if self._before is None or self._before.at != low:
                 self._before = self._look_back(low)
             self._prepared = Prepared(known, self._before.rows)
-        for step in follower.steps(low, high) if low < high else ():
+        for step in binlog.steps(low, high) if low < high else ():
             if (item := step.item) is not None:
                 seq = self._lineage.seq(Position(step.file, step.position))
                 if table.id in item.altered:
                     at = f"{item.file}:{item.position}"
                     raise TableAlteredError(f"{altered(table.label)}, at {at}", ALTERED)
                 if item.emptied is not None:
-                    follower.take()
+                    binlog.take()
                     parts, emptied = [], seq
-                for _ in follower.add(self._prepared.visible(item), seq, item.commit_us):
-                    parts += [batch for _, batch in follower.take(only=only)]
-            if follower.held >= _FLUSH_BYTES:
-                parts += [batch for _, batch in follower.take(only=only)]
-        parts += [batch for _, batch in follower.take(only=only)]
+                for _ in binlog.add(self._prepared.visible(item), seq, item.commit_us):
+                    parts += [batch for _, batch in binlog.take(only=only)]
+            if binlog.held >= _FLUSH_BYTES:
+                parts += [batch for _, batch in binlog.take(only=only)]
+        parts += [batch for _, batch in binlog.take(only=only)]
         changes = pa.Table.from_batches(parts, table.sink_schema)
-        if low < high and follower.at != high:
+        if low < high and binlog.at != high:
             changes = changes.filter(pc.less_equal(changes[SEQ], self._lineage.seq(high)))
             self.close()
         return Window(changes, emptied)

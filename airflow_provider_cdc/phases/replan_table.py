@@ -11,14 +11,14 @@ from contextlib import closing
 from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.exceptions import TableAlteredError, altered
 from airflow_provider_cdc.mysql.server.session import connect
-from airflow_provider_cdc.mysql.snapshot.planner import plan_again
+from airflow_provider_cdc.mysql.snapshot.planner import make_amendment
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.groups import group_marker
 from airflow_provider_cdc.sinks.delta import target_of
 from airflow_provider_cdc.sinks.layout import write_json_once
 
 
-def amend(context: Context, plan: Plan, error: TableAlteredError) -> None:
+def replan_table(context: Context, plan: Plan, error: TableAlteredError) -> None:
     """Plan the table again that an error names; nothing happens if another process has done so.
 
     :param plan: the plan under which it was read.
@@ -36,6 +36,6 @@ def amend(context: Context, plan: Plan, error: TableAlteredError) -> None:
     if any(target.marker(group_marker(plan, group)) is not None for group in plan.groups_of(index)):
         raise TableAlteredError(f"{error.message}, when a part of it was published already", error.remedy)
     with closing(connect(context.connect_args)) as connection:
-        amendment = plan_again(connection, plan, index, context.pipeline.keeps)
+        amendment = make_amendment(connection, plan, index, context.pipeline.keeps)
     if write_json_once(context.layout.amendment(plan.generation, index, table.revision + 1), amendment):
         context.reporter.line(f"{error.message}: it is read again under its new definition")

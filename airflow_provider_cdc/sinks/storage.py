@@ -1,0 +1,218 @@
+"""Where files lie: the one way to plans, manifests, notes, staged batches and data files.
+
+A name is a relative string with ``/`` between folders, such as ``_cdc/shop/plan.json``. Folders need not be made.
+``tests/sinks/test_storage.py`` holds what any storage must do; each promise that exactly-once rests on is tested there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from airflow_provider_cdc import rights
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class Storage(Protocol):
+    """A tree of files. It travels to Spark tasks, so it can be pickled.
+
+    What one process has written (:meth:`write` and :meth:`write_once` have returned, a file of :meth:`open` is closed)
+    every process reads and lists from then on. Nothing is promised about a host that loses power.
+    """
+
+    def read(self, name: str) -> bytes | None:
+        """What a file holds; ``None`` if there is none of this name."""
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a file, or replace it, whole or not at all: also if the writer is killed, and while others read."""
+
+    def write_once(self, name: str, data: bytes) -> bool:
+        """Like :meth:`write`, but a file that is there stays: of several writers, the first one wins.
+
+        :returns: whether this call has written it.
+        """
+
+    def list(self, folder: str) -> Iterator[tuple[str, int]]:
+        """Names and sizes (bytes) of all files in a folder and below, in any order; none if there is no such folder.
+
+        Names are relative to the root, as for all other methods. What a writer has not finished is not listed, other
+        than files of :meth:`open`.
+
+        :param folder: ``""`` for the root.
+        """
+
+    def delete(self, *names: str) -> None:
+        """Delete files; those that are not there are passed over."""
+
+    def clear(self, folder: str) -> None:
+        """Delete a folder with everything below it, as far as that is possible now. It must not be the root."""
+
+    def open(self, name: str, mode: Literal["rb", "wb"]) -> pa.NativeFile:
+        """Open a file to read it, or to write it in pieces; a context manager.
+
+        A file that is being written may be seen in part, also after its writer was killed. So it needs a name that
+        nobody else uses, and counts only when something that was written whole names it.
+
+        :raises FileNotFoundError: if it is to be read and not there.
+        """
+
+    def within(self, folder: str) -> Storage:
+        """The storage of a folder: the same files, under names relative to it."""
+
+    def make_private(self, folder: str) -> None:
+        """Keep a folder from those outside of the owner's group, where files have such rights."""
+
+    def location(self, name: str = "") -> str:
+        """Where a file, a folder or the root is, for people."""
+
+    def uri(self, name: str = "") -> str:
+        """The same for libraries that find files by themselves."""
+
+
+def storage_at(path: str | Path) -> Storage:
+    """The storage of ``sink.path``."""
+    return LocalStorage(path)
+
+
+#: Names of files that :meth:`LocalStorage.write` and :meth:`LocalStorage.write_once` have not finished.
+_UNFINISHED = re.compile(r"\.(.+\.)?[0-9a-f]{32}\.tmp")
+
+
+class LocalStorage:
+    """A folder of a file system that all processes share.
+
+    Files get their names by ``rename`` and ``link``, which are atomic in a POSIX file system. Nothing is forced to
+    disk: a process may be killed at any time, but a host that loses power may leave files that are empty or damaged.
+
+    :param root: the folder; it need not exist.
+    """
+
+    def __init__(self, root: str | Path) -> None:
+        self._root = Path(root).absolute()
+
+    def read(self, name: str) -> bytes | None:
+        """See :class:`Storage`."""
+        try:
+            return self._path(name).read_bytes()
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            return None
+
+    def write(self, name: str, data: bytes) -> None:
+        """See :class:`Storage`."""
+        with self._unfinished(name, data) as path:
+            os.replace(path, self._path(name))
+
+    def write_once(self, name: str, data: bytes) -> bool:
+        """See :class:`Storage`."""
+        with self._unfinished(name, data) as path:
+            try:
+                os.link(path, self._path(name))
+                return True
+            except FileExistsError:
+                return False
+
+    def list(self, folder: str) -> Iterator[tuple[str, int]]:
+        """See :class:`Storage`."""
+        root = self._path(folder) if folder else self._root
+        for parent, _, files in os.walk(root, onerror=_pass_missing):
+            for file in files:
+                if not _UNFINISHED.fullmatch(file):
+                    path = Path(parent, file)
+                    with suppress(FileNotFoundError):  # deleted by now
+                        yield path.relative_to(self._root).as_posix(), path.stat().st_size
+
+    def delete(self, *names: str) -> None:
+        """See :class:`Storage`."""
+        for name in names:
+            with suppress(FileNotFoundError, NotADirectoryError):
+                self._path(name).unlink()
+
+    def clear(self, folder: str) -> None:
+        """See :class:`Storage`."""
+        shutil.rmtree(self._path(folder), ignore_errors=True)
+
+    def open(self, name: str, mode: Literal["rb", "wb"]) -> pa.NativeFile:
+        """See :class:`Storage`."""
+        import pyarrow as pa  # not for those that only look at plans and manifests
+
+        path = self._path(name)
+        if mode == "wb":
+            path.parent.mkdir(parents=True, exist_ok=True)
+        return pa.OSFile(str(path), mode)
+
+    def within(self, folder: str) -> LocalStorage:
+        """See :class:`Storage`."""
+        return LocalStorage(self._path(folder))
+
+    def make_private(self, folder: str) -> None:
+        """See :class:`Storage`."""
+        rights.make_private(self._path(folder))
+
+    def location(self, name: str = "") -> str:
+        """See :class:`Storage`."""
+        return str(self._path(name) if name else self._root)
+
+    def uri(self, name: str = "") -> str:
+        """See :class:`Storage`."""
+        return (self._path(name) if name else self._root).as_uri()
+
+    def _path(self, name: str) -> Path:
+        if not all(part not in ("", ".", "..") for part in name.split("/")):
+            raise ValueError(f"{name!r} is not the name of a file below {self._root}")
+        return self._root / name
+
+    @contextmanager
+    def _unfinished(self, name: str, data: bytes) -> Iterator[Path]:
+        """The data in a file under a name of its own, in the folder of the file that it is to become."""
+        folder = self._path(name).parent
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f".{uuid.uuid4().hex}.tmp"
+        try:
+            path.write_bytes(data)
+            yield path
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _pass_missing(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise error
+
+
+def read_json(storage: Storage, name: str) -> Any:
+    """JSON value of a file; ``None`` if there is none of this name.
+
+    :raises ValueError: if it is damaged.
+    """
+    data = storage.read(name)
+    return None if data is None else json.loads(data)
+
+
+def read_whole_json(storage: Storage, name: str) -> Any:
+    """Like :func:`read_json`, and ``None`` also if the file is damaged, as when its host lost power."""
+    try:
+        return read_json(storage, name)
+    except ValueError:
+        return None
+
+
+def write_json(storage: Storage, name: str, value: Any) -> None:
+    """Write a JSON value as :meth:`Storage.write` does."""
+    storage.write(name, json.dumps(value).encode())
+
+
+def write_json_once(storage: Storage, name: str, value: Any) -> bool:
+    """Write a JSON value as :meth:`Storage.write_once` does.
+
+    :returns: whether this call has written it.
+    """
+    return storage.write_once(name, json.dumps(value).encode())
