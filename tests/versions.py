@@ -53,7 +53,7 @@ def lock() -> None:
         text = "\n".join([*wanted, *(f"{package}=={version}" for package, version in versions.items())])
         options = ["--upgrade", "--generate-hashes", "--no-header", "--no-annotate", "--universal"]
         options += ["--no-emit-index-url", "--no-emit-find-links", "--python-version", _PYTHON]
-        command = [_UV, "pip", "compile", "-q", *options, "-", "-o", requirements(name)]
+        command: list[str | Path] = [_UV, "pip", "compile", "-q", *options, "-", "-o", requirements(name)]
         subprocess.run(command, cwd=ROOT, env=environ, input=text, text=True, check=True, stdout=subprocess.DEVNULL)
 
 
@@ -67,7 +67,7 @@ def environment(name: str) -> Path:
         if not done.exists():
             print(f"making {folder} ...", flush=True)
             subprocess.run([_UV, "venv", "-q", "--clear", "-p", _PYTHON, folder], check=True)
-            install = [_UV, "pip", "install", "-q", "-p", python]
+            install: list[str | Path] = [_UV, "pip", "install", "-q", "-p", python]
             subprocess.run([*install, "--require-hashes", "-r", file], check=True)
             done.touch()
         # The code is that of this folder, whichever was here before.
