@@ -379,7 +379,7 @@ def _damaged(what: str, where: str) -> DamageError:
         f"{what} at {where}",
         "Run again. If it stays at this place, the binlog is damaged there, or no event begins where the stream began: "
         "start with a fresh sink.path",
-        where,
+        place=where,
     )
 
 

@@ -14,7 +14,7 @@ from typing import Literal, NoReturn
 
 from airflow_provider_cdc.core.ddl import Statement, classify, xid_text
 from airflow_provider_cdc.core.schema import TableSchema
-from airflow_provider_cdc.exceptions import TerminalError, TornFileError
+from airflow_provider_cdc.exceptions import DdlError, TerminalError, TornFileError
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import (
     FORMAT_DESCRIPTION,
     HEARTBEAT,
@@ -24,7 +24,7 @@ from airflow_provider_cdc.mysql.binlog.events.binlog_stream import (
     Event,
 )
 from airflow_provider_cdc.mysql.binlog.events.gtid_event import GTID_EVENTS, read_gtid
-from airflow_provider_cdc.mysql.binlog.events.judge import DdlError, Judge, LookUp, is_over
+from airflow_provider_cdc.mysql.binlog.events.judge import Judge, LookUp, is_over
 from airflow_provider_cdc.mysql.binlog.events.payload import inner_events
 from airflow_provider_cdc.mysql.binlog.events.query import Query, inflate, read_query
 from airflow_provider_cdc.mysql.binlog.events.spill import spill

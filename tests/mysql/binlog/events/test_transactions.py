@@ -13,9 +13,8 @@ import pytest
 import zstandard
 
 from airflow_provider_cdc.core.gtid import GtidSet
-from airflow_provider_cdc.exceptions import TerminalError
+from airflow_provider_cdc.exceptions import DdlError, TerminalError
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import Event
-from airflow_provider_cdc.mysql.binlog.events.judge import DdlError
 from airflow_provider_cdc.mysql.binlog.events.transactions import Reached, RowsEvent, Transaction, read_transactions
 from airflow_provider_cdc.mysql.binlog.events.xa import Prepared
 from airflow_provider_cdc.mysql.binlog.plain.rows import decode_rows
