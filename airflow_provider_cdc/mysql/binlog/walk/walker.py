@@ -23,11 +23,10 @@ from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.core.unfit import UnfitValue, in_binlog
 from airflow_provider_cdc.exceptions import TerminalError, TornFileError, TransientError
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream, Event
+from airflow_provider_cdc.mysql.binlog.events.event_types import TABLE_MAP, TRANSACTION_PAYLOAD
 from airflow_provider_cdc.mysql.binlog.events.judge import LookUp
 from airflow_provider_cdc.mysql.binlog.events.table_map import TableMap, table_of
 from airflow_provider_cdc.mysql.binlog.events.transactions import (
-    TABLE_MAP,
-    TRANSACTION_PAYLOAD,
     Assembler,
     OpenTransaction,
     Reached,
