@@ -232,7 +232,7 @@ def _granted(read: Callable[[], Any], grant: str, scope: str = "*.*") -> Any:
     try:
         return read()
     except NotReadyError as error:
-        if "denied" not in error.message:
+        if error.code is None:  # not denied by the server
             raise
         raise NotReadyError(*_lacks(grant, scope)) from None
 
