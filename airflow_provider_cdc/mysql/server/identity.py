@@ -12,6 +12,8 @@ from airflow_provider_cdc.exceptions import NotReadyError, OtherServerError, Ter
 from airflow_provider_cdc.mysql.server.product import Product
 from airflow_provider_cdc.mysql.server.session import pairs, raw, rows
 
+#: What the server says to a user without the privilege.
+_XAER_RMERR = 1401
 #: Variables of a server that may lose commits in a crash where one of them is not 1.
 DURABLE = ("sync_binlog", "innodb_flush_log_at_trx_commit")
 
@@ -84,7 +86,7 @@ def open_xa(connection: Connection[Any]) -> frozenset[str]:
     try:
         listed = raw(connection, "XA RECOVER")
     except TerminalError as error:
-        if "1401" not in error.message:  # XAER_RMERR: what the server says to a user without the privilege
+        if error.code != _XAER_RMERR:
             raise
         raise NotReadyError(
             "the user may not look at XA transactions", "GRANT XA_RECOVER_ADMIN ON *.* TO the user of the connection"

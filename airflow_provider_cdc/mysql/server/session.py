@@ -12,7 +12,15 @@ from pymysql.connections import Connection
 from pymysql.constants import SERVER_STATUS
 from pymysql.converters import conversions
 
-from airflow_provider_cdc.exceptions import CdcError, DamageError, NotReadyError, TerminalError, TransientError
+from airflow_provider_cdc.exceptions import (
+    CdcError,
+    DamageError,
+    NotReadyError,
+    TableChangedError,
+    TerminalError,
+    TransientError,
+    UnlistedError,
+)
 from airflow_provider_cdc.guarded import GuardedConnection, where
 
 #: Keyword arguments of :class:`GuardedConnection`; they hold the password, so they are never printed.
@@ -78,14 +86,6 @@ _LOST |= {2002, 2003, 2006, 2013, 2055, 3168, 3169, 4031, 1317, 1969, 3024, 1205
 _LOGIN_SECONDS, _ANSWER_SECONDS = 30, 600
 #: What the driver raises of packets that it does not understand.
 _GARBLED = (AssertionError, AttributeError, IndexError, TypeError, ValueError, struct.error)
-
-
-class TableChangedError(TransientError):
-    """The definition of a table changed while it was read: reading it again may do."""
-
-
-class UnlistedError(TerminalError):
-    """The server could not list the events of a binlog file."""
 
 
 def connect(args: ConnectArgs) -> Connection[Any]:
@@ -174,21 +174,23 @@ def errors(doing: str, garbled: tuple[type[Exception], ...] = ()) -> Iterator[No
             raise NotReadyError(
                 f"{doing}: access denied ({code}: {text})",
                 "Check user, password and grants of the connection: REPLICATION SLAVE, REPLICATION CLIENT, SELECT",
+                code=code,
             ) from None
         if not code and isinstance(error, pymysql.err.InternalError | pymysql.err.InterfaceError):
             # The driver's own: packets out of order, or a connection that it has closed because of them.
             raise DamageError(f"{doing}: {text}") from None
         if code == _UNLISTED:
-            raise UnlistedError(f"{doing}: {code}: {text}", "Look at the server's error log") from None
+            raise UnlistedError(f"{doing}: {code}: {text}", "Look at the server's error log", code=code) from None
         if code in _CHANGED:
-            raise TableChangedError(f"{doing}: {code}: {text}", "Run again") from None
+            raise TableChangedError(f"{doing}: {code}: {text}", "Run again", code=code) from None
         if code in _LOST:
             raise TransientError(
                 f"{doing}: the server cannot be reached, or gave up ({code}: {text})",
                 "Check host, port, that the server runs and what it limits, then run the command again",
+                code=code,
             ) from None
         remedy = "If a table was altered, start with a fresh sink.path; else look at the server's error log"
-        raise TerminalError(f"{doing}: {code}: {text}", remedy) from None
+        raise TerminalError(f"{doing}: {code}: {text}", remedy, code=code) from None
     except garbled as error:
         what = f"{type(error).__name__} {error}".strip()
         raise DamageError(f"{doing}: the server's answer cannot be understood ({what})") from None
