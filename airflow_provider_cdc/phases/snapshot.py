@@ -387,7 +387,7 @@ def _prepare(context: Context, plan: Plan, concerned: Mapping[int, DeltaTarget])
         fence = generation_fence(plan, index)
         if target.fenced == fence:
             continue
-        if (again or plan.tables[index].revision) and target.exists():
+        if (again or plan.definitions[index].revision) and target.exists():
             target.redefine(fence, [group_marker(plan, g) for g in plan.groups_of(index)])
         target.create(plan.pipeline)
         target.raise_fence(fence)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymysql.connections import Connection
 
+from airflow_provider_cdc.core.definitions import by_table
 from airflow_provider_cdc.core.limits import Limits
 from airflow_provider_cdc.core.offset import Lineage, Offset, Position
 from airflow_provider_cdc.core.plan import Chunk, Plan, slices
@@ -129,15 +130,17 @@ class SnapshotJob:
 
         try:
             for no in self.missing[worker :: len(self.replicas)]:
-                table = plan.tables[wanted[no][0].table]
+                index = wanted[no][0].table
+                table = plan.tables[index]
                 found = read_json(self._sidecar(table, no))
                 if found is None:
                     if reader is None or reader.table is not table:
                         if reader is not None:
                             reader.close()  # there is one replication server id for all of them
                         texts = decoders(lambda: nullcontext(connection), [table])
-                        before = partial(look_back, self.connect_args, self.lineage.server, {table.id: table})
-                        reader = WindowReader(open_at, table, self.lineage, before, texts)
+                        over_time = plan.definitions[index]
+                        before = partial(look_back, self.connect_args, self.lineage.server, by_table([over_time]))
+                        reader = WindowReader(open_at, over_time, self.lineage, before, texts)
 
                     def read(
                         chunk: Chunk, table: TableSchema = table, reader: WindowReader = reader
