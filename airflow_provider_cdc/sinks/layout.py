@@ -148,10 +148,7 @@ def read_plan(storage: Storage, layout: Layout) -> Plan | None:
     if found is None:
         return None
     plan = Plan.from_json(found)
-    amendments = [read_json(storage, name) for name in amendments_of(storage, layout, plan.generation)]
-    for value in sorted(amendments, key=lambda a: (a["table"], a["schema"]["revision"])):
-        plan = plan.amended(value)
-    return plan
+    return plan.amended(read_json(storage, name) for name in amendments_of(storage, layout, plan.generation))
 
 
 def amendments_of(storage: Storage, layout: Layout, generation: int) -> list[str]:
