@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_cdc.core.plan import Plan
     from airflow_provider_cdc.phases.context import Context
-    from airflow_provider_cdc.phases.retention import Forecast
+    from airflow_provider_cdc.phases.retention_guard import Forecast
     from airflow_provider_cdc.store import Store
 
 _FILE = click.option(
@@ -67,7 +67,7 @@ def plan(path: str, as_json: bool) -> None:
     from airflow_provider_cdc.core.start import SNAPSHOT, start_text
     from airflow_provider_cdc.mysql.server.session import connect
     from airflow_provider_cdc.phases.preflight import require
-    from airflow_provider_cdc.phases.retention import forecast
+    from airflow_provider_cdc.phases.retention_guard import forecast
 
     with _context(path) as context:
         for finding in require(context, spark=False):
@@ -219,8 +219,8 @@ def resnapshot(arguments: tuple[str, ...]) -> None:
 
 def _snapshot(context: Context, store: Store, spark: SparkSession) -> None:
     from airflow_provider_cdc.phases.next_snapshot import planned
-    from airflow_provider_cdc.phases.progress import table_totals
     from airflow_provider_cdc.phases.snapshot import run_snapshot
+    from airflow_provider_cdc.phases.snapshot_progress import table_totals
     from airflow_provider_cdc.spark.snapshot_job import run_on_spark
 
     plan = planned(context, store)

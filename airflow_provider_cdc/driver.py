@@ -178,8 +178,8 @@ def _keep_small(log: Path, limit: int) -> None:
 
 def _group(context: Context, request: Request) -> dict[str, Any]:
     from airflow_provider_cdc.phases.groups import TaskRequest
-    from airflow_provider_cdc.phases.progress import table_totals
     from airflow_provider_cdc.phases.snapshot import run_group
+    from airflow_provider_cdc.phases.snapshot_progress import table_totals
 
     assert request.group is not None
     session: list[SparkSession] = []

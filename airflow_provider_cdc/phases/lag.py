@@ -17,7 +17,7 @@ from airflow_provider_cdc.mysql.places.lag import oldest_unread, unread_bytes
 from airflow_provider_cdc.mysql.server.identity import identity, same_server
 from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.phases.context import Context
-from airflow_provider_cdc.phases.retention import PurgeWatch
+from airflow_provider_cdc.phases.retention_guard import PurgeWatch
 from airflow_provider_cdc.store.models import BatchRow
 
 #: Seconds over which a rate is taken, if a batch does not take longer.

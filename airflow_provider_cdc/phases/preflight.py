@@ -28,7 +28,7 @@ from airflow_provider_cdc.mysql.server.product import Product, service_of
 from airflow_provider_cdc.mysql.server.session import connect, pairs, rows, value
 from airflow_provider_cdc.mysql.server.throttle import replica_lag
 from airflow_provider_cdc.phases.context import Context
-from airflow_provider_cdc.phases.retention import forecast
+from airflow_provider_cdc.phases.retention_guard import forecast
 from airflow_provider_cdc.sinks.protocol import Feature
 
 

@@ -41,7 +41,7 @@ from airflow_provider_cdc.phases.groups import (
 from airflow_provider_cdc.phases.replan_table import replan_table
 from airflow_provider_cdc.phases.reread import Staged, forget, settle, stage, unfit, waiting
 from airflow_provider_cdc.phases.restarts import note_restart
-from airflow_provider_cdc.phases.retention import RetentionGuard
+from airflow_provider_cdc.phases.retention_guard import RetentionGuard
 from airflow_provider_cdc.sinks.protocol import Feature, SinkTable
 from airflow_provider_cdc.sinks.storage import write_json
 from airflow_provider_cdc.store import Store

@@ -9,8 +9,8 @@ from airflow_provider_cdc.exceptions import TransientError
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.groups import targets
 from airflow_provider_cdc.phases.lag import changes_per_second, lag_of
-from airflow_provider_cdc.phases.progress import group_progress, snapshot_progress
 from airflow_provider_cdc.phases.snapshot import adopt_published
+from airflow_provider_cdc.phases.snapshot_progress import group_progress, snapshot_progress
 from airflow_provider_cdc.processes import tail
 from airflow_provider_cdc.store import Store, StreamRow
 from airflow_provider_cdc.store.models import BatchRow

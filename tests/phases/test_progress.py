@@ -15,7 +15,7 @@ from rich.console import Console
 
 from airflow_provider_cdc.core.progress import ChunkProgress
 from airflow_provider_cdc.exceptions import TerminalError
-from airflow_provider_cdc.phases.progress import group_progress, snapshot_progress, table_totals
+from airflow_provider_cdc.phases.snapshot_progress import group_progress, snapshot_progress, table_totals
 from airflow_provider_cdc.progress_bar import Bars, Lines
 from airflow_provider_cdc.sinks.notes import Notes
 from airflow_provider_cdc.sinks.storage import LocalStorage

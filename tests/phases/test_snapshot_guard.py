@@ -15,7 +15,7 @@ from airflow_provider_cdc.core.progress import ChunkProgress
 from airflow_provider_cdc.exceptions import TerminalError
 from airflow_provider_cdc.jobs.slices import run_in_threads
 from airflow_provider_cdc.mysql.snapshot import chunk as chunk_module
-from airflow_provider_cdc.phases import retention
+from airflow_provider_cdc.phases import retention_guard
 from airflow_provider_cdc.phases.snapshot import run_snapshot
 from tests.support.cli import Cli
 from tests.support.mariadb import MariaDBServer
@@ -79,8 +79,8 @@ def reading(cli: Cli) -> Iterator[tuple[Heard, list[BaseException]]]:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The guard looks often, and believes its estimate soon."""
-    monkeypatch.setattr(retention, "LOOK_SECONDS", 0.2)
-    monkeypatch.setattr(retention, "FOUNDED_SECONDS", 0.5)
+    monkeypatch.setattr(retention_guard, "LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(retention_guard, "FOUNDED_SECONDS", 0.5)
 
 
 #: 8,000 rows in files of 320, at 800 rows/s.
@@ -153,7 +153,7 @@ def test_files_that_go_before_their_time(tmp_path: Path) -> None:
         server.execute("FLUSH BINARY LOGS")
         cli = Cli(tmp_path, server, "d.t")
         plan = cli.context.new_plan(1)
-        watch = retention.PurgeWatch(plan.p0, 3)
+        watch = retention_guard.PurgeWatch(plan.p0, 3)
         assert watch.look(cli.context) == 2_592_000, "a file that is in use is kept for the whole time after its end"
         server.execute("FLUSH BINARY LOGS")
         time.sleep(2.1)  # the server writes whole seconds

@@ -23,7 +23,7 @@ from airflow_provider_cdc.jobs.slices import SnapshotJob, run_in_threads
 from airflow_provider_cdc.mysql.snapshot import chunk as chunk_reader
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.groups import Group
-from airflow_provider_cdc.phases.retention import RetentionGuard
+from airflow_provider_cdc.phases.retention_guard import RetentionGuard
 from airflow_provider_cdc.phases.snapshot import GroupResult, run_group
 from airflow_provider_cdc.pipeline import Pipeline
 from airflow_provider_cdc.store import Store

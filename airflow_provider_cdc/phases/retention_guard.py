@@ -31,7 +31,7 @@ from airflow_provider_cdc.mysql.places.binlog_files import (
 from airflow_provider_cdc.mysql.server.identity import identity, same_server
 from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.phases.context import Context
-from airflow_provider_cdc.phases.progress import group_progress, snapshot_progress
+from airflow_provider_cdc.phases.snapshot_progress import group_progress, snapshot_progress
 from airflow_provider_cdc.sinks.notes import Notes
 
 if TYPE_CHECKING:
