@@ -9,6 +9,7 @@ from pymysql.connections import Connection
 from airflow_provider_cdc.core.ddl import xid_text
 from airflow_provider_cdc.core.offset import Position
 from airflow_provider_cdc.exceptions import NotReadyError, OtherServerError, TerminalError
+from airflow_provider_cdc.mysql.server.product import Product
 from airflow_provider_cdc.mysql.server.session import pairs, raw, rows
 
 #: What the server says to a user without the privilege.
@@ -17,9 +18,14 @@ _XAER_RMERR = 1401
 DURABLE = ("sync_binlog", "innodb_flush_log_at_trx_commit")
 
 
+def product_of(connection: Connection[Any]) -> Product:
+    """The server's product and version, by its greeting (no round trip)."""
+    return Product.of(str(connection.get_server_info()))  # type: ignore[no-untyped-call]
+
+
 def is_mariadb(connection: Connection[Any]) -> bool:
     """Whether the server is MariaDB, by its greeting (no round trip)."""
-    return "mariadb" in str(connection.get_server_info()).lower()  # type: ignore[no-untyped-call]
+    return product_of(connection).mariadb
 
 
 def identity(connection: Connection[Any]) -> str:
@@ -60,7 +66,7 @@ def binlog_status(connection: Connection[Any]) -> tuple[Position, str, str]:
 
     :raises NotReadyError: if the server writes no binlog.
     """
-    found = rows(connection, "SHOW MASTER STATUS" if is_mariadb(connection) else "SHOW BINARY LOG STATUS")
+    found = rows(connection, product_of(connection).binlog_status)
     if not found:
         raise NotReadyError("the server writes no binary log", "Start it with --log-bin and binlog_format=ROW")
     file, position, do, ignore = found[0][:4]

@@ -49,8 +49,9 @@ _MYSQL = {
     "transaction_read_only": "0",
     "information_schema_stats_expiry": "0",  # fresh statistics
     "max_execution_time": "0",
-    "show_gipk_in_create_table_and_information_schema": "1",  # a generated key is a column of the binlog, shown or not
 }
+#: MySQL 8.0.30 began to hide keys that it generated. They are columns of the binlog, shown or not.
+_MYSQL_30 = {"show_gipk_in_create_table_and_information_schema": "1"}
 _MARIADB = {
     "tx_isolation": "'REPEATABLE-READ'",
     "tx_read_only": "0",
@@ -64,10 +65,11 @@ def _assignments(settings: Mapping[str, str]) -> str:
     return ", ".join(f"{name}={text}" for name, text in settings.items())
 
 
-#: The first statement of every session. Only MySQL executes the first comment, only MariaDB the second.
+#: The first statement of every session. Only MySQL of these versions executes the first two comments, only MariaDB the
+#: last one.
 SESSION = (
-    f"SET SESSION {_assignments(_SETTINGS)} /*!80000 , {_assignments(_MYSQL)} */"
-    f"/*M!101100 , {_assignments(_MARIADB)} */"
+    f"SET SESSION {_assignments(_SETTINGS)} /*!80000 , {_assignments(_MYSQL)} *//*!80030 , {_assignments(_MYSQL_30)} */"
+    f"/*M!100600 , {_assignments(_MARIADB)} */"
 )
 #: Access denied (database, user, host, table, column, privilege), account locked, password expired, TLS demanded: a
 #: person has to do something at the server or at the connection.
