@@ -32,7 +32,8 @@ from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.jobs.batches import StreamJob
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
-from airflow_provider_cdc.mysql.binlog.walk.walker import NEVER, Walker
+from airflow_provider_cdc.mysql.binlog.walk.step import NEVER
+from airflow_provider_cdc.mysql.binlog.walk.walker import Walker
 from airflow_provider_cdc.mysql.server.catalog import read_schema
 from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.sinks.delta.sink import DeltaSink

@@ -16,10 +16,10 @@ from airflow_provider_cdc.exceptions import TransientError, UnknownPrepareError
 from airflow_provider_cdc.mysql.binlog.events import transactions
 from airflow_provider_cdc.mysql.binlog.events.spill import spill
 from airflow_provider_cdc.mysql.binlog.walk import binlog_reader
-from airflow_provider_cdc.mysql.places import watermark
+from airflow_provider_cdc.mysql.places import p0, watermark
 from airflow_provider_cdc.mysql.places.watermark import _MariaDB, _MySQL, low_watermark
 from airflow_provider_cdc.mysql.snapshot import chunk as chunk_module
-from airflow_provider_cdc.mysql.snapshot import planner, windows
+from airflow_provider_cdc.mysql.snapshot import windows
 from airflow_provider_cdc.phases.verify import verify
 from tests.support.cli import Cli
 from tests.support.mariadb import MariaDBServer
@@ -187,13 +187,13 @@ def test_around_the_snapshot(
 
 def unseen(monkeypatch: pytest.MonkeyPatch) -> None:
     """XA transactions are in the binlog a moment before they are listed, so any may be open though none is listed."""
-    for module in (planner, watermark):
+    for module in (p0, watermark):
         monkeypatch.setattr(module, "open_xa", lambda _: frozenset())
 
 
 def test_open_for_long_before_the_snapshot(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """P0 lists it with its place; where a low watermark cannot do without its end it is named."""
-    monkeypatch.setattr(planner, "_XA_SECONDS", 0.2)
+    monkeypatch.setattr(p0, "_XA_SECONDS", 0.2)
     monkeypatch.setattr(low_watermark, "__defaults__", (None, 0.5))
     monkeypatch.setattr(_MariaDB.low, "__defaults__", (0.5,))
     monkeypatch.setattr(_MySQL.low, "__defaults__", (0.5,))
@@ -212,7 +212,7 @@ def test_open_for_long_before_the_snapshot(world: World, monkeypatch: pytest.Mon
 
 
 def test_open_for_long_and_purged(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planner, "_XA_SECONDS", 0.2)
+    monkeypatch.setattr(p0, "_XA_SECONDS", 0.2)
     if not world.has_barrier:
         pytest.skip("there is no P0")
     world.prepare("'x'", "UPDATE t SET v = 'xa' WHERE id = 12")

@@ -21,10 +21,13 @@ from airflow_provider_cdc.core.schema import (
     UTF8_CHARSETS,
     Column,
     TableSchema,
+    unknown_type,
 )
 from airflow_provider_cdc.mysql.server.charsets import OneWayError
 
 #: Types whose canonical key value is a number. An ENUM's is the index of its member, by which it is sorted.
+#: Keywords in front of literals.
+_KEYWORDS = {"date": "DATE", "time": "TIME", "datetime": "TIMESTAMP", "timestamp": "TIMESTAMP"}
 _NUMBERS = INTEGER_TYPES | {"year", "enum"}
 
 
@@ -131,7 +134,9 @@ def literal(column: Column, value: KeyValue) -> str:
         return f"CAST('{value}' AS {kind})"
     if kind == "decimal":
         return f"CAST('{value}' AS DECIMAL({column.precision},{column.scale}))"
-    return f"{ {'date': 'DATE', 'time': 'TIME'}.get(kind, 'TIMESTAMP') }'{value}'"
+    if kind in _KEYWORDS:
+        return f"{_KEYWORDS[kind]}'{value}'"
+    raise unknown_type(column)
 
 
 def from_arrow(column: Column, value: Any) -> KeyValue:

@@ -15,7 +15,7 @@ from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction
 from airflow_provider_cdc.mysql.binlog.events.xa import entry, parse_entry
 from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader
-from airflow_provider_cdc.mysql.binlog.walk.walker import NEVER
+from airflow_provider_cdc.mysql.binlog.walk.step import NEVER
 from airflow_provider_cdc.mysql.server.detours import look_up
 from airflow_provider_cdc.mysql.server.identity import binlog_end, identity, is_numbered, same_server
 

@@ -10,7 +10,8 @@ from airflow_provider_cdc.core.offset import Lineage, Position
 from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.mysql.binlog.events.transactions import RowsEvent, Transaction, read_transactions
 from airflow_provider_cdc.mysql.binlog.plain.rows import decode_rows
-from airflow_provider_cdc.mysql.binlog.walk.walker import Step, Walker
+from airflow_provider_cdc.mysql.binlog.walk.step import Step
+from airflow_provider_cdc.mysql.binlog.walk.walker import Walker
 from tests.support.binlog.reading import Captured, lasting
 from tests.support.binlog.replay import Recording, Replay
 

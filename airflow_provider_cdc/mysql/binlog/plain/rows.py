@@ -22,6 +22,7 @@ from airflow_provider_cdc.core.schema import (
     MEMBER_TYPES,
     TEXT_TYPES,
     Column,
+    unknown_type,
 )
 from airflow_provider_cdc.core.unfit import Reason, in_binlog
 from airflow_provider_cdc.exceptions import TerminalError, UnfitError
@@ -218,7 +219,7 @@ def _reader(column: Column, wire: WireColumn, texts: Mapping[str, Decode]) -> Re
         return _fixed(4 + fraction, lambda raw: _timestamp(raw, fraction))
     if kind == "time":
         return _fixed(3 + fraction, lambda raw: _time(raw, fraction))
-    raise TerminalError(f"column {column.name}: {column.refusal()}", "leave the table out of the pipeline")
+    raise unknown_type(column)
 
 
 def _fixed(size: int, convert: Callable[[bytes], Any]) -> Reader:

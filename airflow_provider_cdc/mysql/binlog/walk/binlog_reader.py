@@ -16,7 +16,8 @@ from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.events.judge import LookUp
 from airflow_provider_cdc.mysql.binlog.events.transactions import RowsEvent
 from airflow_provider_cdc.mysql.binlog.walk.space import Only
-from airflow_provider_cdc.mysql.binlog.walk.walker import NEVER, Step, Walker
+from airflow_provider_cdc.mysql.binlog.walk.step import NEVER, Step
+from airflow_provider_cdc.mysql.binlog.walk.walker import Walker
 from airflow_provider_cdc.mysql.server.charsets import UNICODE, Decoders
 
 #: Seconds before each new connection after one was lost.

@@ -7,26 +7,22 @@ share one state, so they take turns in the middle of a transaction, too.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
-from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
 from zstandard import ZstdDecompressor
 
-from airflow_provider_cdc.core.changes import in_order
 from airflow_provider_cdc.core.definitions import Captured
 from airflow_provider_cdc.core.offset import Position
 from airflow_provider_cdc.core.schema import TableSchema
-from airflow_provider_cdc.core.unfit import UnfitValue, in_binlog
 from airflow_provider_cdc.exceptions import TerminalError, TornFileError, TransientError
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream, Event
 from airflow_provider_cdc.mysql.binlog.events.event_types import TABLE_MAP, TRANSACTION_PAYLOAD
 from airflow_provider_cdc.mysql.binlog.events.judge import LookUp
-from airflow_provider_cdc.mysql.binlog.events.table_map import TableMap, table_of
+from airflow_provider_cdc.mysql.binlog.events.table_map import table_of
 from airflow_provider_cdc.mysql.binlog.events.transactions import (
     Assembler,
     OpenTransaction,
@@ -39,51 +35,16 @@ from airflow_provider_cdc.mysql.binlog.kernels import walk as walk_kernel
 from airflow_provider_cdc.mysql.binlog.kernels import walk_state
 from airflow_provider_cdc.mysql.binlog.kernels.checksum import crc_tables
 from airflow_provider_cdc.mysql.binlog.walk.blocks import Blocks
-from airflow_provider_cdc.mysql.binlog.walk.space import Only, Space
+from airflow_provider_cdc.mysql.binlog.walk.gtids import Gtids
+from airflow_provider_cdc.mysql.binlog.walk.space import Only
+from airflow_provider_cdc.mysql.binlog.walk.step import NEVER, Step
+from airflow_provider_cdc.mysql.binlog.walk.tables import Tables
 from airflow_provider_cdc.mysql.binlog.walk.unpacked import Unpacked
 from airflow_provider_cdc.mysql.machine.primitives import SLACK
 from airflow_provider_cdc.mysql.server.charsets import UNICODE, Decoders
 
-_RUNS = 4096
-NEVER = 1 << 62
-_MOST = (1 << 31) - 64  # offsets have 31 bits
-_CHANGES = {"insert": row_kernel.INSERT, "update": row_kernel.UPDATE, "delete": row_kernel.DELETE}
 _CRC = crc_tables()
 _PAYLOAD = bytes([TRANSACTION_PAYLOAD])
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """How far the binlog has been walked.
-
-    :param file: binlog file.
-    :param position: end of the last whole transaction, or a place between transactions.
-    :param ended: transactions that have ended since the last step.
-    :param rows: changes of captured tables in them, where rows are only counted; an update is one.
-    :param gtids: their GTIDs, runs of one source in one text: ``uuid:7-9``, ``uuid:tag:7-9``; of MariaDB the last one:
-        ``0-1-9``.
-    :param item: a transaction that is more than its rows: TRUNCATE, a change of a definition, or one that began as XA;
-        its rows, if any, have not been decoded: see :meth:`Walker.add`. It is the last one of the step.
-    :param open: whether another transaction has been begun.
-    :param reached: end of the last event, in the file that is being read.
-    """
-
-    file: str
-    position: int
-    ended: int
-    rows: int
-    gtids: tuple[str, ...]
-    item: Transaction | None
-    open: bool
-    reached: int
-
-    def is_beyond(self, start: Position, size: int) -> bool:
-        """Whether so many bytes of binlog lie between a place and the last event, in its file.
-
-        A stretch ends with the transaction that makes it as large as it may be. So if one is open when the stretch has
-        that size, it is the last one, and ends where the stretch does.
-        """
-        return self.open and self.reached - (start.position if start.file == self.file else 0) >= size
 
 
 class Walker:
@@ -115,26 +76,17 @@ class Walker:
         tell_ddl: bool = False,
         detours: LookUp | None = None,
     ) -> None:
-        self._stream, self._seq_of, self._texts = stream, seq_of, texts
+        self._stream, self._seq_of = stream, seq_of
         self._assembler = Assembler(captured, tell_ddl, detours)
-        self._spaces: list[Space] = []
-        self._slots: dict[int, int] = {}  # by the identity of the table map
-        self._told: dict[int, tuple[Any, int]] = {}  # by table id: body of the table map, slot
         self._state: Any = np.zeros(walk_state.STATE, np.int64)
-        self._blocks = Blocks(stream, self._state)
-        self._inner: Any = np.zeros(row_kernel.STATE, np.int64)
-        self._runs: Any = np.zeros((_RUNS, walk_state.RUN_FIELDS), np.int64)
-        self._gtids: list[str] = []
-        self._names: dict[int, str] = {}
+        self._blocks, self._gtids = Blocks(stream, self._state), Gtids(self._state)
+        self._tables = Tables(self._state, texts, count_only)
         self._tx: OpenTransaction | None = None
         self._tx_number, self._held = -1, 0
         self._unpacked: Unpacked | None = None  # the compressed transaction that is being walked
         self._decompressor, self._outside = ZstdDecompressor(), 0
         self._set_aside: dict[int, int] = {}  # table ids that are for the plain code, and the statement of each
-        self._touched: Any = np.zeros(1, np.int64)
         self._failure: TransientError | TornFileError | None = None
-        self._lay_out()
-        self._maps: Any = np.full((64, walk_state.MAP_FIELDS), -1, np.int64)
         state = self._state
         state[walk_state.BOTH], state[walk_state.COUNT_ONLY], state[walk_state.NAMED] = both, count_only, named
         state[walk_state.BUDGET] = budget
@@ -211,28 +163,20 @@ class Walker:
         self._held = self._state[walk_state.BYTES] = 0
         if self._state[walk_state.COUNT_ONLY]:
             return []
-        found: dict[tuple[str, str], tuple[TableSchema, list[pa.RecordBatch]]] = {}
-        for space in self._spaces:
-            if space.rows and only is not None and not space.has(*only):
-                space.forget()
-            elif space.rows:
-                schema = space.table.schema
-                found.setdefault(schema.id, (schema, []))[1].append(self._batch(space))
-        return [(schema, _together(schema, batches)) for schema, batches in found.values()]
+        return self._tables.take(only)
 
     def names(self) -> dict[int, str]:
         """GTIDs by ``_cdc_seq`` of the transactions with rows since the last time, that of the open one included."""
-        self._drain()
-        state, names, self._names = self._state, self._names, {}
+        state, names = self._state, self._gtids.take_names()
         if state[walk_state.OPEN] and state[walk_state.EXPECTED]:
             known = self._tx is not None and self._tx_number == state[walk_state.TRANSACTION]
-            gtid = self._tx.gtid if known and self._tx is not None else self._gtid_text()
+            gtid = self._tx.gtid if known and self._tx is not None else self._gtids.of_open()
             names[int(state[walk_state.BASE] + state[walk_state.EXPECTED])] = gtid
         return names
 
     def add(self, rows: RowsEvent, seq: int, commit_us: int) -> None:
         """Decode a row event that becomes visible here, between two transactions."""
-        self._decode(rows, self._slot(rows.table), seq, commit_us)
+        self._tables.decode(rows, seq, commit_us, self._place())
 
     @property
     def can_take(self) -> bool:
@@ -244,40 +188,38 @@ class Walker:
         state = self._state
         if state[walk_state.OPEN] and not state[walk_state.EXPECTED]:
             state[walk_state.EXPECTED] = end.position
-            for slot in self._touched[: state[walk_state.TOUCHED]].tolist():
-                space = self._spaces[slot]
+            for space in self._tables.changed():
                 space.stamp(int(space.line[row_kernel.OPEN_ROW]), self._seq_of(end.file) + end.position)
 
     @property
     def is_split(self) -> bool:
         """Whether a transaction is open of which changes have been taken."""
-        state = self._state
-        changed = self._touched[: state[walk_state.TOUCHED]].tolist() if state[walk_state.OPEN] else []
-        return any(self._spaces[slot].line[row_kernel.TAKEN] for slot in changed)
+        if not self._state[walk_state.OPEN]:
+            return False
+        return any(space.line[row_kernel.TAKEN] for space in self._tables.changed())
 
     def rescue(self) -> list[tuple[TableSchema, pa.RecordBatch]]:
         """The changes of whole transactions, when the stream has broken."""
-        state = self._state
-        if state[walk_state.OPEN]:
-            for slot in self._touched[: state[walk_state.TOUCHED]].tolist():
-                self._spaces[slot].cut(int(self._spaces[slot].line[row_kernel.OPEN_ROW]))
+        if self._state[walk_state.OPEN]:
+            for space in self._tables.changed():
+                space.cut(int(space.line[row_kernel.OPEN_ROW]))
         return self.take()
 
     # ------------------------------------------------------------ with the machine code
 
     def _walk(self) -> int:
-        source = self._unpacked or self._blocks
+        source, tables = self._unpacked or self._blocks, self._tables
         return int(
             walk_kernel.walk(
                 source.data,
                 source.end,
                 self._state,
-                self._inner,
-                self._maps,
-                self._tables,
-                self._lines,
-                self._touched,
-                self._runs,
+                tables.inner,
+                tables.maps,
+                tables.records,
+                tables.columns,
+                tables.touched,
+                self._gtids.runs,
                 _CRC,
             )
         )
@@ -290,53 +232,8 @@ class Walker:
                 f"the transaction at {self._stream.file}:{state[walk_state.START]} does not end where it said",
                 "run again; if it stays, start with a fresh sink.path",
             )
-        self._make_space(self._spaces[int(state[walk_state.TABLE])], why, (self._unpacked or self._blocks).data)
-
-    def _make_space(self, space: Space, why: int, data: Any) -> None:
-        column = int(self._inner[row_kernel.COLUMN]) - int(space.line[row_kernel.FIRST])
-        wanted = int(self._inner[row_kernel.WANTED])
-        if why == row_kernel.ROWS:
-            space.more_rows()
-        elif why == row_kernel.ROOM and wanted < _MOST:
-            space.make_room(column, wanted)
-        elif why == row_kernel.ROOM:
-            raise TerminalError(
-                f"an event of {space.table.schema.label} with more than 2 GiB in one column",
-                "report this with the server's version",
-            )
-        else:
-            place = f"{self._stream.file}:{int(self._state[walk_state.POSITION])}"
-            schema = space.table.schema
-            found = schema.columns[column] if self._inner[row_kernel.COLUMN] >= 0 else None
-            if why == row_kernel.VALUE:
-                raise in_binlog(schema, found, "date", space.why(column, data, wanted), place)
-            raise in_binlog(schema, found, "damaged", "damaged value", place)
-
-    def _lay_out(self) -> None:
-        """One array for the lines of all tables, and one for the lines of all their columns."""
-        count = sum(len(s.lines) for s in self._spaces)
-        tables: Any = np.zeros((max(1, len(self._spaces)), row_kernel.TABLE_FIELDS), np.int64)
-        lines: Any = np.zeros((max(1, count), row_kernel.FIELDS), np.int64)
-        first = 0
-        for i, space in enumerate(self._spaces):
-            space.move(tables[i], lines[first : first + len(space.lines)], first)
-            first += len(space.lines)
-        touched: Any = np.zeros(len(tables), np.int64)
-        touched[: len(self._touched)] = self._touched
-        self._tables, self._lines, self._touched = tables, lines, touched
-
-    def _lay_out_maps(self, size: int) -> None:
-        said = {int(line[walk_state.ID]): int(line[walk_state.SAID]) for line in self._maps}
-        self._maps = np.full((size, walk_state.MAP_FIELDS), -1, np.int64)
-        for table_id, (body, slot) in self._told.items():
-            self._put(table_id, body, slot, said.get(table_id, -1))
-
-    def _put(self, table_id: int, body: Any, slot: int, said: int) -> None:
-        mask = len(self._maps) - 1
-        at = (table_id * 0x9E37_79B1) & mask
-        while self._maps[at, walk_state.ID] not in (-1, table_id):
-            at = (at + 1) & mask
-        self._maps[at] = (table_id, slot, body.ctypes.data, len(body) - SLACK, said)
+        data = (self._unpacked or self._blocks).data
+        self._tables.make_space(int(state[walk_state.TABLE]), why, data, self._place())
 
     # ------------------------------------------------------------ with the plain code
 
@@ -397,8 +294,10 @@ class Walker:
                 known = 0
             # Rows of XA transactions that are to be decoded are kept as they are: they may never become visible.
             if not now.xa or state[walk_state.COUNT_ONLY]:
+                seq = int(state[walk_state.BASE] + state[walk_state.EXPECTED])
                 for rows in now.rows[known:]:
-                    self._add(rows, now.commit_us)
+                    self._tables.touch(self._tables.slot(rows.table))
+                    self._tables.decode(rows, seq, now.commit_us, self._place())
                 now.rows[known:] = [replace(r, data=memoryview(b"")) for r in now.rows[known:]]
             if event.type == TABLE_MAP:
                 self._announce(event, now)
@@ -420,51 +319,10 @@ class Walker:
             # Whether its rows count depends on the place, so they are for the plain code.
             self._set_aside[table_id] = int(self._state[walk_state.STATEMENT])
             return
-        slot = -1 if table is None else self._slot(table)
-        if table_id not in self._told and 2 * len(self._told) + 2 > len(self._maps):
-            if len(self._told) > 1 << 16:
-                self._told.clear()  # ids that are no more; those that are will be told again
-            self._lay_out_maps(2 * len(self._maps))
-        self._told[table_id] = body, slot
-        self._put(table_id, body, slot, int(self._state[walk_state.STATEMENT]))
+        self._tables.announce(table_id, body, table)
 
-    def _slot(self, table: TableMap) -> int:
-        if id(table) not in self._slots:
-            same = [i for i, s in enumerate(self._spaces) if s.fits(table)]
-            if not same:
-                self._spaces.append(Space(table, self._texts, count_only=bool(self._state[walk_state.COUNT_ONLY])))
-                self._lay_out()
-                same = [len(self._spaces) - 1]
-            self._slots[id(table)] = same[0]
-        return self._slots[id(table)]
-
-    def _add(self, event: RowsEvent, commit_us: int) -> None:
-        """Decode rows of a transaction that the plain code reads."""
-        slot, state = self._slot(event.table), self._state
-        space = self._spaces[slot]
-        if space.line[row_kernel.OPEN] != state[walk_state.TRANSACTION]:
-            space.line[row_kernel.OPEN] = state[walk_state.TRANSACTION]
-            space.line[row_kernel.OPEN_ROW], space.line[row_kernel.TAKEN] = space.rows, 0
-            self._touched[state[walk_state.TOUCHED]] = slot
-            state[walk_state.TOUCHED] += 1
-        self._decode(event, slot, int(state[walk_state.BASE] + state[walk_state.EXPECTED]), commit_us)
-
-    def _decode(self, event: RowsEvent, slot: int, seq: int, commit_us: int) -> None:
-        space, state = self._spaces[slot], self._state
-        state[walk_state.BYTES] += len(event.data)
-        present, at = (0 if event.present else -1), len(event.present)
-        end = at + len(event.data)
-        data: Any = np.empty(end + SLACK, np.uint8)
-        data[:at], data[at:end] = np.frombuffer(event.present, np.uint8), event.data
-        change, both = _CHANGES[event.kind], state[walk_state.BOTH]
-        while True:
-            why = row_kernel.read_rows(
-                data, at, end, slot, change, present, both, seq, commit_us, self._tables, self._lines, self._inner
-            )
-            if why == row_kernel.DONE:
-                return
-            at = int(self._inner[row_kernel.AT])
-            self._make_space(space, why, data)
+    def _place(self) -> str:
+        return f"{self._stream.file}:{int(self._state[walk_state.POSITION])}"
 
     def _ended(self, found: Transaction) -> None:
         """A transaction has ended by the plain code: number its rows, or forget them if they were taken back."""
@@ -475,8 +333,7 @@ class Walker:
             raise TerminalError(
                 f"an XA PREPARE of what did not begin as XA, at {found.file}:{found.position}", "report this"
             )
-        for slot in self._touched[: state[walk_state.TOUCHED]].tolist():
-            space = self._spaces[slot]
+        for space in self._tables.changed():
             first, is_gone = int(space.line[row_kernel.OPEN_ROW]), bool(space.line[row_kernel.TAKEN])
             wrong = state[walk_state.EXPECTED] != found.position or not found.rows
             if is_gone and wrong:
@@ -490,11 +347,7 @@ class Walker:
         state[walk_state.TOUCHED] = 0
         state[walk_state.ENDED] += 1
         state[walk_state.SAFE], self._safe_file = found.position, found.file
-        self._drain()
-        if found.gtid:
-            self._gtids.append(found.gtid)
-            if state[walk_state.NAMED]:
-                self._names[seq] = found.gtid
+        self._gtids.add(found.gtid, seq)
 
     def _from_kernel(self) -> None:
         """Give the plain code what the machine code knows."""
@@ -506,18 +359,16 @@ class Walker:
         number = int(state[walk_state.TRANSACTION])
         if self._tx is None or self._tx_number != number:
             start, commit_us = int(state[walk_state.START]), int(state[walk_state.COMMIT])
-            self._tx, self._tx_number = OpenTransaction(self._gtid_text(), commit_us, stream.file, start), number
+            self._tx, self._tx_number = OpenTransaction(self._gtids.of_open(), commit_us, stream.file, start), number
         tx = assembler.open = self._tx
         tx.begun = bool(state[walk_state.BEGUN])
-        said = self._maps[self._maps[:, walk_state.SAID] == state[walk_state.STATEMENT]]
-        tables = {slot: space.table for slot, space in enumerate(self._spaces)}
-        tx.tables = {int(m[walk_state.ID]): tables.get(int(m[walk_state.SLOT])) for m in said}
+        tx.tables = self._tables.announced()
         number = int(state[walk_state.STATEMENT])
         tx.tables |= {table_id: None for table_id, said_in in self._set_aside.items() if said_in == number}
         if tx.xa:
             return
-        changed, place = self._touched[: state[walk_state.TOUCHED]].tolist(), f"{stream.file}:{tx.start}"
-        tx.rows = [RowsEvent(tables[slot], "insert", memoryview(b""), place) for slot in changed]
+        place = f"{stream.file}:{tx.start}"
+        tx.rows = [RowsEvent(s.table, "insert", memoryview(b""), place) for s in self._tables.changed()]
 
     def _to_kernel(self) -> None:
         """Give the machine code what the plain code knows."""
@@ -533,59 +384,12 @@ class Walker:
                 state[walk_state.START], state[walk_state.COMMIT] = tx.start, tx.commit_us
                 state[walk_state.KIND] = walk_state.IN_WORDS if tx.gtid else walk_state.ANONYMOUS
 
-    def _gtid_text(self) -> str:
-        source = self._state[walk_state.KIND : walk_state.KIND + walk_state.SOURCE_FIELDS].tolist()
-        number = int(self._state[walk_state.GNO])
-        return _text(*source, number, number)
-
-    def _drain(self) -> None:
-        """Turn the machine code's GTIDs into text."""
-        for line in self._runs[: self._state[walk_state.RUNS]].tolist():
-            *run, seq = line
-            self._gtids.append(_text(*run))
-            if seq:
-                self._names[seq] = self._gtids[-1]
-        self._state[walk_state.RUNS] = 0
-
     def _step(self, item: Transaction | None) -> Step:
         state = self._state
-        self._drain()
-        gtids, self._gtids = tuple(self._gtids), []
+        gtids = self._gtids.take()
         ended, rows = int(state[walk_state.ENDED]), int(state[walk_state.COUNTED])
         self._held += int(state[walk_state.BYTES])
         state[walk_state.MOST] -= rows
         state[walk_state.ENDED] = state[walk_state.COUNTED] = state[walk_state.BYTES] = 0
         safe, reached, is_open = (int(state[i]) for i in (walk_state.SAFE, walk_state.POSITION, walk_state.OPEN))
         return Step(self._safe_file, safe, ended, rows, gtids, item, bool(is_open), reached)
-
-    def _batch(self, space: Space) -> pa.RecordBatch:
-        try:
-            return space.take()
-        except UnfitValue as error:
-            schema = space.table.schema
-            place = f"_cdc_seq {error.seq}"
-            raise in_binlog(schema, schema.columns[error.column], error.reason, error.what, place) from None
-
-
-def _together(table: TableSchema, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    """Changes of one table that came in several layouts, since ``binlog_row_metadata`` was changed: in binlog order."""
-    try:
-        return in_order(batches)
-    except ValueError as error:
-        raise TerminalError(
-            f"binlog_row_metadata was changed inside of a transaction that changes {table.label} ({error}): the order "
-            "of its changes is not known",
-            "change it while nobody writes; now start with a fresh sink.path",
-        ) from None
-
-
-def _text(kind: int, high: int, low: int, *more: int) -> str:
-    *tag, first, last = more
-    if kind == walk_state.OF_MARIADB:
-        return f"{high}-{low}-{last}"
-    if kind == walk_state.OF_MYSQL:
-        numbers = f"{first}-{last}" if first < last else f"{last}"
-        uuid = UUID(int=(high & (1 << 64) - 1) << 64 | low & (1 << 64) - 1)
-        name = struct.pack("<4q", *tag).rstrip(b"\0").decode()
-        return f"{uuid}:{name}:{numbers}" if name else f"{uuid}:{numbers}"
-    return ""

@@ -1,0 +1,208 @@
+"""How each column of row events is read by machine code, and what is made of its values at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_provider_cdc.core.schema import (
+    ADDRESS_TYPES,
+    BINARY_TYPES,
+    GEOMETRY_TYPES,
+    INTEGER_TYPES,
+    MEMBER_TYPES,
+    TEXT_TYPES,
+    UTF8_CHARSETS,
+    Column,
+    unknown_type,
+)
+from airflow_provider_cdc.mysql.binlog.events.table_map import (
+    BLOB,
+    BLOB_COMPRESSED,
+    VARCHAR,
+    TableMap,
+    WireColumn,
+    with_members,
+)
+from airflow_provider_cdc.mysql.binlog.kernels import row as kernel
+from airflow_provider_cdc.mysql.binlog.plain.mariadb_values import inet_text, uncompressed, uuid_texts
+from airflow_provider_cdc.mysql.binlog.plain.values import OLD_SIZES, decimal_size
+from airflow_provider_cdc.mysql.machine.buffers import copied
+from airflow_provider_cdc.mysql.server.charsets import Decoders, OneWayError
+
+_INTEGERS = {
+    "tinyint": (1, kernel.COPY_1, kernel.WIDEN_1),
+    "smallint": (2, kernel.COPY_2, kernel.WIDEN_2),
+    "mediumint": (3, kernel.SIGNED_3, kernel.WIDEN_3),
+    "int": (4, kernel.COPY_4, kernel.WIDEN_4),
+    "bigint": (8, kernel.COPY_8, kernel.WIDEN_8),
+}
+_SIMPLE = {
+    "float": (4, kernel.COPY_4),
+    "double": (8, kernel.COPY_8),
+    "year": (1, kernel.YEAR),
+    "date": (3, kernel.DATE),
+}
+_FRACTIONAL = {"datetime": (5, kernel.DATETIME), "timestamp": (4, kernel.TIMESTAMP), "time": (3, kernel.TIME)}
+_OLD = {"datetime": kernel.OLD_DATETIME, "timestamp": kernel.OLD_TIMESTAMP, "time": kernel.OLD_TIME}
+_ANY_LENGTH = 1 << 40
+#: The Arrow type of what is passed over.
+NOTHING = pa.null()
+
+
+class ColumnPlan(NamedTuple):
+    """How a column is read: numbers for the machine code, and what is made of the values at the end.
+
+    :param raw: Arrow type of what the machine code stores.
+    :param finish: turns an array of that type into the column's; ``UnicodeDecodeError`` and ``ValueError`` say that a
+        value cannot be understood.
+    """
+
+    kind: int
+    size: int
+    raw: pa.DataType
+    limit: int = 0
+    scale: int = 0
+    finish: Callable[[pa.Array], pa.Array] | None = None
+
+
+def plan_column(column: Column, wire: WireColumn, table: TableMap, decoders: Decoders, left_out: bool) -> ColumnPlan:
+    """How a column of row events is read.
+
+    :param wire: how the binlog lays it out.
+    :param table: the table, and the members of its ENUM and SET columns.
+    :param left_out: whether its values are passed over.
+    :raises TerminalError: for a type that is not known here.
+    """
+    kind, arrow, in_key = column.data_type, column.arrow_type, column.name in table.schema.key
+    texts = decoders.of_keys if in_key else decoders
+    size, has_length = _size(column, wire)
+    if left_out:
+        return ColumnPlan(kernel.BYTES if has_length else kernel.FIXED, size, NOTHING)
+    if kind in MEMBER_TYPES:
+        column = with_members(column, table, decoders)
+    if kind in INTEGER_TYPES:
+        _, signed, unsigned = _INTEGERS[kind]
+        return ColumnPlan(unsigned if column.unsigned else signed, size, arrow)
+    if kind == "decimal":
+        how = kernel.DECIMAL if wire.precision <= 38 else kernel.LONG_DECIMAL
+        return ColumnPlan(how, size, arrow, wire.precision, wire.scale)
+    if kind in _SIMPLE:
+        return ColumnPlan(kernel.SHORT_YEAR if column.two_digits else _SIMPLE[kind][1], size, arrow)
+    if column.old_format:
+        return ColumnPlan(_OLD[kind], size, arrow, scale=column.fsp)
+    if kind in _FRACTIONAL:
+        return ColumnPlan(_FRACTIONAL[kind][1], size, arrow, scale=(wire.size + 1) // 2)
+    if kind == "enum":
+        return ColumnPlan(kernel.INDEX, size, pa.int16(), len(column.members), finish=_member(column.members, in_key))
+    if kind == "set":
+        return ColumnPlan(kernel.BITS, size, pa.uint64(), len(column.members), finish=_members(column.members))
+    if kind == "bit":
+        return ColumnPlan(kernel.FIXED, size, arrow)
+    # What is left has a length in front.
+    longest = _ANY_LENGTH if wire.type in (BLOB, BLOB_COMPRESSED) else wire.size
+    if kind in ADDRESS_TYPES:
+        to_text = uuid_texts if kind == "uuid" else each(inet_text)
+        return ColumnPlan(kernel.PADDED, size, pa.binary(), longest, wire.size, finish=to_text)
+    if column.compressed:
+        decode = texts[str(column.charset)] if kind in TEXT_TYPES else bytes
+        return ColumnPlan(
+            kernel.BYTES, size, pa.binary(), longest, finish=each(lambda raw: decode(uncompressed(raw)), arrow)
+        )
+    if kind in TEXT_TYPES:
+        if column.charset in UTF8_CHARSETS:
+            return ColumnPlan(kernel.BYTES, size, arrow, longest, finish=_ascii if column.charset == "ascii" else None)
+        decode = texts[str(column.charset)]
+        return ColumnPlan(kernel.BYTES, size, pa.binary(), longest, finish=each(decode))
+    if kind == "binary":
+        return ColumnPlan(kernel.PADDED, size, arrow, longest, wire.size)
+    if kind in BINARY_TYPES:
+        return ColumnPlan(kernel.BYTES, size, arrow, longest)
+    if kind == "json":
+        from airflow_provider_cdc.mysql.binlog.kernels.json import json_texts  # compiled where there is any
+
+        return ColumnPlan(kernel.BYTES, size, pa.binary(), _ANY_LENGTH, finish=json_texts)
+    if kind in GEOMETRY_TYPES:
+        return ColumnPlan(kernel.BYTES, size, arrow, _ANY_LENGTH)
+    if kind == "vector":
+        return ColumnPlan(kernel.BYTES, size, pa.binary(), _ANY_LENGTH, finish=_vectors)
+    raise unknown_type(column)
+
+
+def _size(column: Column, wire: WireColumn) -> tuple[int, bool]:
+    """Bytes of a value on the wire; or of the length in front of it, and that it has one."""
+    kind = column.data_type
+    if kind in INTEGER_TYPES:
+        return _INTEGERS[kind][0], False
+    if kind == "decimal":
+        return decimal_size(wire.precision, wire.scale), False
+    if kind in _SIMPLE:
+        return _SIMPLE[kind][0], False
+    if column.old_format:
+        return OLD_SIZES[kind][column.fsp], False
+    if kind in _FRACTIONAL:
+        return _FRACTIONAL[kind][0] + (wire.size + 1) // 2, False
+    if kind in MEMBER_TYPES:
+        return wire.size, False
+    if kind == "bit":
+        return ((column.precision or 1) + 7) // 8, False
+    if kind in ADDRESS_TYPES or kind in TEXT_TYPES or kind in BINARY_TYPES or wire.type == VARCHAR:
+        is_blob = wire.type in (BLOB, BLOB_COMPRESSED)
+        return (wire.size if is_blob else 1 if wire.size < 256 else 2), True
+    if kind == "json" or kind == "vector" or kind in GEOMETRY_TYPES:
+        return 4, True
+    raise unknown_type(column)
+
+
+def each(convert: Callable[[bytes], Any], to: pa.DataType | None = None) -> Callable[[pa.Array], pa.Array]:
+    """Convert every value, those that are equal once."""
+
+    def finish(values: pa.Array) -> pa.Array:
+        known = values.dictionary_encode()
+        found = [convert(value) for value in known.dictionary.to_pylist()]
+        return pa.array(found, to or pa.string()).take(known.indices)
+
+    return finish
+
+
+def _ascii(values: pa.Array) -> pa.Array:
+    """Text of the charset ascii, into which MariaDB takes bytes that are none."""
+    if not pc.all(pc.string_is_ascii(values)).as_py() and len(values) > values.null_count:
+        raise UnicodeDecodeError("ascii", b"", 0, 0, "not ascii")
+    return values
+
+
+def _member(members: Sequence[str], in_key: bool) -> Callable[[pa.Array], pa.Array]:
+    """The member of an ENUM by its index; 0 is a value that was not valid when it was stored, and shown as ''."""
+    texts = pa.array(["", *members], pa.string())
+
+    def finish(values: pa.Array) -> pa.Array:
+        if in_key and "" in members and pc.any(pc.equal(values, 0)).as_py():
+            raise OneWayError("")
+        return texts.take(values)
+
+    return finish
+
+
+def _members(members: Sequence[str]) -> Callable[[pa.Array], pa.Array]:
+    """The members of a SET by the bits of a number."""
+
+    def finish(values: pa.Array) -> pa.Array:
+        known = values.dictionary_encode()
+        texts = [",".join(m for i, m in enumerate(members) if v >> i & 1) for v in known.dictionary.to_pylist()]
+        return pa.array(texts, pa.string()).take(known.indices)
+
+    return finish
+
+
+def _vectors(values: pa.Array) -> pa.Array:
+    offsets = np.frombuffer(values.buffers()[1], np.int32)[: len(values) + 1]
+    if (offsets % 4).any():
+        raise ValueError("a vector with a part of a number")
+    floats = pa.Array.from_buffers(pa.float32(), int(offsets[-1]) // 4, [None, values.buffers()[2]])
+    numbers = copied(offsets // 4)
+    return pa.Array.from_buffers(pa.list_(pa.float32()), len(values), [values.buffers()[0], numbers], children=[floats])

@@ -1,0 +1,76 @@
+"""The GTIDs of the transactions that have been walked: numbers of the machine code, and text."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+
+from airflow_provider_cdc.mysql.binlog.kernels import walk_state
+
+_RUNS = 4096
+
+
+class Gtids:
+    """GTIDs as they come, runs of one source in one text, and the names of transactions with rows.
+
+    :param state: what the machine code that walks shares; ``runs`` is what it writes.
+    """
+
+    def __init__(self, state: Any) -> None:
+        self._state = state
+        self.runs: Any = np.zeros((_RUNS, walk_state.RUN_FIELDS), np.int64)
+        self._texts: list[str] = []
+        self._names: dict[int, str] = {}
+
+    def add(self, gtid: str, seq: int) -> None:
+        """Add a transaction that Python has read; empty text for one without a GTID.
+
+        :param seq: its ``_cdc_seq``.
+        """
+        self._drain()
+        if gtid:
+            self._texts.append(gtid)
+            if self._state[walk_state.NAMED]:
+                self._names[seq] = gtid
+
+    def take(self) -> tuple[str, ...]:
+        """The GTIDs since the last time."""
+        self._drain()
+        found, self._texts = tuple(self._texts), []
+        return found
+
+    def take_names(self) -> dict[int, str]:
+        """GTIDs by ``_cdc_seq`` of the transactions with rows since the last time."""
+        self._drain()
+        names, self._names = self._names, {}
+        return names
+
+    def of_open(self) -> str:
+        """The GTID of the transaction that the machine code has open."""
+        source = self._state[walk_state.KIND : walk_state.KIND + walk_state.SOURCE_FIELDS].tolist()
+        number = int(self._state[walk_state.GNO])
+        return _text(*source, number, number)
+
+    def _drain(self) -> None:
+        """Turn the machine code's GTIDs into text."""
+        for line in self.runs[: self._state[walk_state.RUNS]].tolist():
+            *run, seq = line
+            self._texts.append(_text(*run))
+            if seq:
+                self._names[seq] = self._texts[-1]
+        self._state[walk_state.RUNS] = 0
+
+
+def _text(kind: int, high: int, low: int, *more: int) -> str:
+    *tag, first, last = more
+    if kind == walk_state.OF_MARIADB:
+        return f"{high}-{low}-{last}"
+    if kind == walk_state.OF_MYSQL:
+        numbers = f"{first}-{last}" if first < last else f"{last}"
+        uuid = UUID(int=(high & (1 << 64) - 1) << 64 | low & (1 << 64) - 1)
+        name = struct.pack("<4q", *tag).rstrip(b"\0").decode()
+        return f"{uuid}:{name}:{numbers}" if name else f"{uuid}:{numbers}"
+    return ""

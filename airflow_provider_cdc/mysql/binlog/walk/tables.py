@@ -1,0 +1,200 @@
+"""The changes of all tables that a stream has told of, and what the machine code is told of these tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_provider_cdc.core.changes import in_order
+from airflow_provider_cdc.core.schema import TableSchema
+from airflow_provider_cdc.core.unfit import UnfitValue, in_binlog
+from airflow_provider_cdc.exceptions import TerminalError
+from airflow_provider_cdc.mysql.binlog.events.table_map import TableMap
+from airflow_provider_cdc.mysql.binlog.events.transactions import RowsEvent
+from airflow_provider_cdc.mysql.binlog.kernels import row as row_kernel
+from airflow_provider_cdc.mysql.binlog.kernels import walk_state
+from airflow_provider_cdc.mysql.binlog.walk.space import Only, Space
+from airflow_provider_cdc.mysql.machine.primitives import SLACK
+from airflow_provider_cdc.mysql.server.charsets import Decoders
+
+_MOST = (1 << 31) - 64  # offsets have 31 bits
+_MOST_IDS = 1 << 16
+_CHANGES = {"insert": row_kernel.INSERT, "update": row_kernel.UPDATE, "delete": row_kernel.DELETE}
+
+
+class Tables:
+    """Space for the changes of each table, by its *slot*, and the table maps that announce them, by table id.
+
+    :param state: what the machine code that walks shares, see :mod:`~airflow_provider_cdc.mysql.binlog.kernels`.
+    :param texts: see :class:`~airflow_provider_cdc.mysql.binlog.walk.space.Space`.
+    :param count_only: whether rows are only counted, not decoded.
+
+    ``records``, ``columns``, ``maps``, ``touched`` and ``inner`` are what the machine code takes.
+    """
+
+    def __init__(self, state: Any, texts: Decoders, count_only: bool) -> None:
+        self._state, self._texts, self._count_only = state, texts, count_only
+        self._spaces: list[Space] = []
+        self._slots: dict[int, int] = {}  # by the identity of the table map
+        self._told: dict[int, tuple[Any, int]] = {}  # by table id: body of the table map, slot
+        self.inner: Any = np.zeros(row_kernel.STATE, np.int64)
+        self.touched: Any = np.zeros(1, np.int64)
+        self._lay_out()
+        self.maps: Any = np.full((64, walk_state.MAP_FIELDS), -1, np.int64)
+
+    def __getitem__(self, slot: int) -> Space:
+        return self._spaces[slot]
+
+    def slot(self, table: TableMap) -> int:
+        """The slot of a table in a layout."""
+        if id(table) not in self._slots:
+            same = [i for i, s in enumerate(self._spaces) if s.fits(table)]
+            if not same:
+                self._spaces.append(Space(table, self._texts, count_only=self._count_only))
+                self._lay_out()
+                same = [len(self._spaces) - 1]
+            self._slots[id(table)] = same[0]
+        return self._slots[id(table)]
+
+    def announce(self, table_id: int, body: Any, table: TableMap | None) -> None:
+        """Let the machine code know a table map: what follows it in this statement is of this table.
+
+        :param body: the event from the table's name on, and :data:`SLACK` bytes.
+        :param table: ``None``: its rows are not wanted.
+        """
+        slot = -1 if table is None else self.slot(table)
+        if table_id not in self._told and 2 * len(self._told) + 2 > len(self.maps):
+            if len(self._told) > _MOST_IDS:
+                self._told.clear()  # ids that are no more; those that are will be told again
+            said = {int(line[walk_state.ID]): int(line[walk_state.SAID]) for line in self.maps}
+            self.maps = np.full((2 * len(self.maps), walk_state.MAP_FIELDS), -1, np.int64)
+            for known, (other, its_slot) in self._told.items():
+                self._put(known, other, its_slot, said.get(known, -1))
+        self._told[table_id] = body, slot
+        self._put(table_id, body, slot, int(self._state[walk_state.STATEMENT]))
+
+    def announced(self) -> dict[int, TableMap | None]:
+        """What the machine code knows to have been announced in this statement."""
+        said = self.maps[self.maps[:, walk_state.SAID] == self._state[walk_state.STATEMENT]]
+        tables = {slot: space.table for slot, space in enumerate(self._spaces)}
+        return {int(m[walk_state.ID]): tables.get(int(m[walk_state.SLOT])) for m in said}
+
+    def changed(self) -> Iterator[Space]:
+        """The tables that the open transaction has changed."""
+        for slot in self.touched[: self._state[walk_state.TOUCHED]].tolist():
+            yield self._spaces[slot]
+
+    def touch(self, slot: int) -> None:
+        """Note that the open transaction changes a table."""
+        space, state = self._spaces[slot], self._state
+        if space.line[row_kernel.OPEN] != state[walk_state.TRANSACTION]:
+            space.line[row_kernel.OPEN] = state[walk_state.TRANSACTION]
+            space.line[row_kernel.OPEN_ROW], space.line[row_kernel.TAKEN] = space.rows, 0
+            self.touched[state[walk_state.TOUCHED]] = slot
+            state[walk_state.TOUCHED] += 1
+
+    def decode(self, event: RowsEvent, seq: int, commit_us: int, place: str) -> None:
+        """Decode a row event.
+
+        :param place: where the reading is, for messages.
+        """
+        slot, state = self.slot(event.table), self._state
+        state[walk_state.BYTES] += len(event.data)
+        present, at = (0 if event.present else -1), len(event.present)
+        end = at + len(event.data)
+        data: Any = np.empty(end + SLACK, np.uint8)
+        data[:at], data[at:end] = np.frombuffer(event.present, np.uint8), event.data
+        change, both = _CHANGES[event.kind], state[walk_state.BOTH]
+        while True:
+            why = row_kernel.read_rows(
+                data, at, end, slot, change, present, both, seq, commit_us, self.records, self.columns, self.inner
+            )
+            if why == row_kernel.DONE:
+                return
+            at = int(self.inner[row_kernel.AT])
+            self.make_space(slot, why, data, place)
+
+    def make_space(self, slot: int, why: int, data: Any, place: str) -> None:
+        """Do what has to be done before the machine code can go on.
+
+        :param why: why it stopped.
+        :raises TerminalError: for a value that cannot be carried.
+        """
+        space = self._spaces[slot]
+        column = int(self.inner[row_kernel.COLUMN]) - int(space.line[row_kernel.FIRST])
+        wanted = int(self.inner[row_kernel.WANTED])
+        schema = space.table.schema
+        if why == row_kernel.ROWS:
+            space.more_rows()
+        elif why == row_kernel.ROOM and wanted < _MOST:
+            space.make_room(column, wanted)
+        elif why == row_kernel.ROOM:
+            raise TerminalError(
+                f"an event of {schema.label} with more than 2 GiB in one column",
+                "report this with the server's version",
+                table=schema.label,
+                place=place,
+            )
+        else:
+            found = schema.columns[column] if self.inner[row_kernel.COLUMN] >= 0 else None
+            if why == row_kernel.VALUE:
+                raise in_binlog(schema, found, "date", space.why(column, data, wanted), place)
+            raise in_binlog(schema, found, "damaged", "damaged value", place)
+
+    def take(self, only: Only | None) -> list[tuple[TableSchema, pa.RecordBatch]]:
+        """The changes since the last time, a batch a table, in binlog order.
+
+        :param only: changes may be left out if there are none for which this is true.
+        """
+        found: dict[tuple[str, str], tuple[TableSchema, list[pa.RecordBatch]]] = {}
+        for space in self._spaces:
+            if space.rows and only is not None and not space.has(*only):
+                space.forget()
+            elif space.rows:
+                schema = space.table.schema
+                found.setdefault(schema.id, (schema, []))[1].append(_batch(space))
+        return [(schema, _together(schema, batches)) for schema, batches in found.values()]
+
+    def _lay_out(self) -> None:
+        """One array for the lines of all tables, and one for the lines of all their columns."""
+        count = sum(len(s.lines) for s in self._spaces)
+        tables: Any = np.zeros((max(1, len(self._spaces)), row_kernel.TABLE_FIELDS), np.int64)
+        lines: Any = np.zeros((max(1, count), row_kernel.FIELDS), np.int64)
+        first = 0
+        for i, space in enumerate(self._spaces):
+            space.move(tables[i], lines[first : first + len(space.lines)], first)
+            first += len(space.lines)
+        touched: Any = np.zeros(len(tables), np.int64)
+        touched[: len(self.touched)] = self.touched
+        self.records, self.columns, self.touched = tables, lines, touched
+
+    def _put(self, table_id: int, body: Any, slot: int, said: int) -> None:
+        mask = len(self.maps) - 1
+        at = (table_id * 0x9E37_79B1) & mask
+        while self.maps[at, walk_state.ID] not in (-1, table_id):
+            at = (at + 1) & mask
+        self.maps[at] = (table_id, slot, body.ctypes.data, len(body) - SLACK, said)
+
+
+def _batch(space: Space) -> pa.RecordBatch:
+    try:
+        return space.take()
+    except UnfitValue as error:
+        schema, place = space.table.schema, f"_cdc_seq {error.seq}"
+        raise in_binlog(schema, schema.columns[error.column], error.reason, error.what, place) from None
+
+
+def _together(table: TableSchema, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """Changes of one table that came in several layouts, since ``binlog_row_metadata`` was changed: in binlog order."""
+    try:
+        return in_order(batches)
+    except ValueError as error:
+        raise TerminalError(
+            f"binlog_row_metadata was changed inside of a transaction that changes {table.label} ({error}): the order "
+            "of its changes is not known",
+            "change it while nobody writes; now start with a fresh sink.path",
+            table=table.label,
+        ) from None
