@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from airflow_provider_cdc.connections import Connection, database_url, mysql_args, resolve, spark_settings
+from airflow_provider_cdc.core import slots
 from airflow_provider_cdc.core.offset import Lineage, Offset
 from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.core.progress import ChunkProgress
@@ -29,9 +30,6 @@ from airflow_provider_cdc.sinks.registry import open_sink
 if TYPE_CHECKING:
     from airflow_provider_cdc.sinks.protocol import Sink
     from airflow_provider_cdc.store import Store
-
-#: Slot of the replication server id with which the start of a stream is looked for.
-PLAN_SLOT = 102
 
 
 class Reporter(Protocol):
@@ -155,7 +153,7 @@ class Context:
     def newest(self, plan: Plan) -> Plan:
         """The plan as it is now: itself, unless a table was planned again since it was read."""
         amended = self.layout.amendment(plan.generation, 0, 0).parent.glob("*.json")
-        return plan if len([*amended]) == sum(table.revision for table in plan.tables) else self.need_plan()
+        return plan if len([*amended]) == sum(found.revision for found in plan.definitions) else self.need_plan()
 
     def need_plan(self) -> Plan:
         """The plan in the sink.
@@ -173,15 +171,14 @@ class Context:
     def opener(self, slot: int) -> OpenAt:
         """Opens streams of the source's binlog that end where it ends.
 
-        :param slot: slot of the replication server id: that of somebody else who is reading would throw him out.
+        :param slot: the reader's slot, one of :mod:`~airflow_provider_cdc.core.slots`.
         """
-        pipeline = self.pipeline
-        return partial(open_to_end, self.connect_args, pipeline.server_id(slot), pipeline.replica_uuid(slot))
+        return partial(open_to_end, self.connect_args, *self.pipeline.replica(slot))
 
     def new_plan(self, generation: int) -> Plan:
         """Plan from the source as it is now; nothing is written."""
         pipeline, settings = self.pipeline, self.pipeline.snapshot
-        open_at = self.opener(PLAN_SLOT)
+        open_at = self.opener(slots.PLAN)
         wanted: dict[str, Any] = {
             "patterns": tuple(pipeline.source.patterns.values()),
             "keeps": pipeline.keeps,

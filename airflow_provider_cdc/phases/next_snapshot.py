@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from airflow_provider_cdc.core import slots
 from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.exceptions import CdcError, OtherHistoryError, PurgedError
 from airflow_provider_cdc.failpoints import failpoint
@@ -17,7 +18,7 @@ from airflow_provider_cdc.mysql.places.resume import resume
 from airflow_provider_cdc.mysql.server.identity import same_server
 from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.phases.apply import epoch_fence, highest_epoch, stream_marker
-from airflow_provider_cdc.phases.context import PLAN_SLOT, Context
+from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.groups import targets
 from airflow_provider_cdc.sinks.layout import read_json, write_json, write_json_once
 from airflow_provider_cdc.sinks.protocol import Feature, Fenced
@@ -53,7 +54,7 @@ def _begin_again(context: Context, store: Store) -> None:
     at, lineage = context.stand(plan)
     with closing(connect(context.connect_args)) as connection:
         try:
-            resume(connection, at, context.opener(PLAN_SLOT))
+            resume(connection, at, context.opener(slots.PLAN))
             return
         except PurgedError as error:
             why = error.message

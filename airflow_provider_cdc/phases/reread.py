@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sqlalchemy.exc import SQLAlchemyError
 
+from airflow_provider_cdc.core import slots
 from airflow_provider_cdc.core.changes import after, apply_changes, last_changes
 from airflow_provider_cdc.core.multiset import net, remaining, search
 from airflow_provider_cdc.core.offset import Lineage, Offset, Position
@@ -51,8 +52,6 @@ from airflow_provider_cdc.sinks.protocol import Markers, Replaced
 from airflow_provider_cdc.store import Store
 
 _POLL_SECONDS = 1.0
-#: Slot of the replication server id with which the stream's driver replays the binlog onto staged chunks.
-_SLOT = 2
 #: Bytes in memory of the rows of a table without a key that are staged as one slice.
 _PORTION_BYTES = 64 << 20
 
@@ -193,7 +192,7 @@ def publish_staged(context: Context, store: Store, plan: Plan, applier: Applier,
             continue
         try:
             with moved():
-                why = unfit(context, staged, applier.lineage, context.opener(_SLOT))
+                why = unfit(context, staged, applier.lineage, context.opener(slots.REPLAY))
                 behind = [i for i, attempt in group.markers().items() if attempt < staged.attempt]
                 for index in behind if why is None else ():
                     _publish_table(group, staged, index, applier, job)
@@ -301,12 +300,12 @@ def _changes(group: Group, staged: Staged, index: int, end: Offset, job: StreamJ
     """Changes of one table up to ``end`` that its staged chunks may lack, in binlog order, behind the last TRUNCATE;
     and the ``_cdc_seq`` of that (0 if there is none).
     """
-    table, pipeline, start = group.plan.tables[index], group.context.pipeline, staged.since
+    table, start = group.plan.tables[index], staged.since
     found, emptied = table.sink_schema.empty_table(), 0
     if end.at <= start.at:
         return found, emptied
     # Not the reader of the batches: the next batch may be being read at this moment.
-    reader = pipeline.server_id(_SLOT), pipeline.replica_uuid(_SLOT)
+    reader = group.context.pipeline.replica(slots.REPLAY)
     name = f"reread-{group.number}-{staged.attempt}"
     staging = job.sink.staging()
     manifest = replace(job, readers=(reader,)).stage(start, replace(end, xa=()), name)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from airflow_provider_cdc.core import slots
 from airflow_provider_cdc.core.offset import Lineage, Offset, Position
 from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.exceptions import (
@@ -19,7 +20,7 @@ from airflow_provider_cdc.exceptions import (
     TransientError,
 )
 from airflow_provider_cdc.failpoints import failpoint
-from airflow_provider_cdc.jobs.slices import COPIES, Runner, SnapshotJob
+from airflow_provider_cdc.jobs.slices import Runner, SnapshotJob
 from airflow_provider_cdc.mysql.places.binlog_files import OpenAt, open_to_end
 from airflow_provider_cdc.mysql.places.resume import gone
 from airflow_provider_cdc.mysql.server.session import connect, rows
@@ -47,12 +48,6 @@ from airflow_provider_cdc.sinks.layout import write_json
 from airflow_provider_cdc.sinks.notes import Notes
 from airflow_provider_cdc.sinks.protocol import Feature, Markers, Published, SinkTable
 from airflow_provider_cdc.store import Store
-
-#: Replication server ids of workers: their slots follow the stream's and ``verify``'s. Groups that are read at the
-#: same time by processes of their own must not share any, nor an attempt with one before it that still goes on, nor
-#: two copies of a Spark task: the strides are larger than the largest parallelism.
-_FIRST_SLOT, _SLOTS = 200, 800
-_ATTEMPT_STRIDE, _COPY_STRIDE = 66, 199
 
 #: Number of a slice -> attempt that read it, and its manifest.
 Finished = dict[int, tuple[int, dict[str, Any]]]
@@ -324,13 +319,8 @@ def _read(work: Group, held: Claim, run: Runner, since: Offset, lineage: Lineage
 
 def _replicas(context: Context, group: int, attempt: int, missing: int) -> tuple[tuple[tuple[int, str], ...], ...]:
     """Replication server id and uuid of each copy of each worker of an attempt."""
-    pipeline, parallelism = context.pipeline, context.pipeline.snapshot.parallelism
-    found = []
-    for worker in range(max(1, min(parallelism, missing))):
-        first = group * parallelism + worker + _ATTEMPT_STRIDE * (attempt % 3)
-        slots = [_FIRST_SLOT + (first + _COPY_STRIDE * copy) % _SLOTS for copy in range(COPIES)]
-        found.append(tuple((pipeline.server_id(slot), pipeline.replica_uuid(slot)) for slot in slots))
-    return tuple(found)
+    workers = slots.workers(group, attempt, context.pipeline.snapshot.parallelism)
+    return tuple(tuple(map(context.pipeline.replica, copies)) for copies in workers[: max(1, missing)])
 
 
 def _opener(context: Context, group: int, attempt: int) -> OpenAt:
@@ -369,7 +359,7 @@ def _prepare(context: Context, plan: Plan, concerned: Mapping[int, SinkTable]) -
     empty = {i: t for i, t in enumerate(targets(context, plan)) if not plan.groups_of(i) and (again or not t.exists())}
     for index, target in {**concerned, **empty}.items():
         fence = generation_fence(plan, index)
-        if (again or plan.tables[index].revision) and target.exists():
+        if (again or plan.definitions[index].revision) and target.exists():
             target.begin_anew(fence, [group_marker(plan, g) for g in plan.groups_of(index)])
         target.create(plan.pipeline)
         target.raise_fence(fence)

@@ -19,7 +19,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from airflow_provider_cdc.core import slots
 from airflow_provider_cdc.core.changes import after, apply_changes, last_changes
+from airflow_provider_cdc.core.definitions import by_table
 from airflow_provider_cdc.core.multiset import images, numbers, weights
 from airflow_provider_cdc.core.offset import Position
 from airflow_provider_cdc.core.plan import Chunk, Plan
@@ -52,8 +54,6 @@ from airflow_provider_cdc.phases.groups import (
 )
 from airflow_provider_cdc.sinks.protocol import Markers, Readable
 
-#: Slots of replication server ids above those of the snapshot's workers.
-_SLOT = 100
 _EXAMPLES, _EXAMPLE_LENGTH = 3, 200
 
 
@@ -142,7 +142,7 @@ def _verify_table(context: Context, plan: Plan, index: int, target: Readable) ->
     # What is done twice counts twice where there is no key.
     sink_held = standing if table.key else max(standing, _covered(context, plan, index, markers))
     pipeline = context.pipeline
-    replica = pipeline.server_id(_SLOT), pipeline.replica_uuid(_SLOT)
+    replica = pipeline.replica(slots.VERIFY)
 
     def open_at(at: Position) -> BinlogStream:
         return BinlogStream(
@@ -154,11 +154,13 @@ def _verify_table(context: Context, plan: Plan, index: int, target: Readable) ->
             server=lineage.server,
         )
 
-    before = partial(look_back, context.connect_args, lineage.server, {table.id: table})
+    over_time = plan.definitions[index]
+    captured = by_table([over_time])
+    before = partial(look_back, context.connect_args, lineage.server, captured)
     with (
         closing(connect(context.connect_args)) as connection,
         closing(
-            WindowReader(open_at, table, lineage, before, decoders(lambda: nullcontext(connection), [table]))
+            WindowReader(open_at, over_time, lineage, before, decoders(lambda: nullcontext(connection), [table]))
         ) as log,
     ):
         if definition(connection, table) != table.fingerprint():
@@ -166,7 +168,7 @@ def _verify_table(context: Context, plan: Plan, index: int, target: Readable) ->
                 f"the definition of {table.label} changed since the snapshot",
                 "Start with a fresh sink.path (or remove the old one) and run again",
             )
-        progress = resume(connection, progress, context.opener(_SLOT))
+        progress = resume(connection, progress, context.opener(slots.VERIFY))
         p0 = low_watermark(connection, lineage.server).at
         chunks = plan_table(connection, index, table, pipeline.snapshot.chunk_rows)
         reads: list[ChunkRead] = []
@@ -189,7 +191,7 @@ def _verify_table(context: Context, plan: Plan, index: int, target: Readable) ->
         log.close()  # XA transactions are read again with the same replication server id
         common = max([p0, lineage.position(standing), *(r.high for r in reads)])
         low = min(p0, lineage.position(standing))
-        prepared = read_prepared(progress.xa, open_at, {table.id: table}) if low == progress.at else {}
+        prepared = read_prepared(progress.xa, open_at, captured) if low == progress.at else {}
         tail = log.window(low, common, prepared)
         changes = tail.changes
         source, sink = (side.filter(pc.greater_equal(side[SEQ], tail.emptied)) for side in (source, sink))

@@ -12,12 +12,11 @@ from pathlib import Path
 import pymysql
 import pytest
 
-from airflow_provider_cdc.exceptions import TransientError
+from airflow_provider_cdc.exceptions import TransientError, UnknownPrepareError
 from airflow_provider_cdc.mysql.binlog.events import transactions
 from airflow_provider_cdc.mysql.binlog.events.spill import spill
 from airflow_provider_cdc.mysql.binlog.walk import binlog_reader
 from airflow_provider_cdc.mysql.places import watermark
-from airflow_provider_cdc.mysql.places.lookback import UnknownPrepareError
 from airflow_provider_cdc.mysql.places.watermark import _MariaDB, _MySQL, low_watermark
 from airflow_provider_cdc.mysql.snapshot import chunk as chunk_module
 from airflow_provider_cdc.mysql.snapshot import planner, windows
@@ -376,7 +375,7 @@ def test_open_while_a_table_is_planned_again(world: World, monkeypatch: pytest.M
         with contextlib.suppress(TransientError):  # the attempt; the next one has the new plan
             world.cli.snapshot()
         world.cli.snapshot()
-    assert world.cli.context.need_plan().tables[0].revision == 1
+    assert world.cli.context.need_plan().definitions[0].revision == 1
     world.finish("COMMIT", "'x'")
     world.exact()
     world.finish("COMMIT", "'y'")

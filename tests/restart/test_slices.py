@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
+from airflow_provider_cdc.core import slots
 from airflow_provider_cdc.exceptions import TerminalError
 from airflow_provider_cdc.failpoints import SNAPSHOT
 from airflow_provider_cdc.jobs import slices
@@ -341,4 +342,4 @@ def test_copies_have_replication_ids_of_their_own(world: World) -> None:
 
     world.run(run)
     of_group = [pair for worker in world.read[0].replicas for pair in worker]
-    assert len(of_group) == len(set(of_group)) == len(world.read[0].replicas) * slices.COPIES
+    assert len(of_group) == len(set(of_group)) == len(world.read[0].replicas) * slots.COPIES

@@ -9,9 +9,9 @@ from contextlib import closing
 from functools import partial
 from typing import Any
 
+from airflow_provider_cdc.core.definitions import Captured
 from airflow_provider_cdc.core.offset import Lineage, Position
-from airflow_provider_cdc.core.schema import TableSchema
-from airflow_provider_cdc.exceptions import TerminalError
+from airflow_provider_cdc.exceptions import UnknownPrepareError
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.events.transactions import RowsEvent, Transaction
 from airflow_provider_cdc.mysql.binlog.events.xa import entry, read_prepared
@@ -22,10 +22,6 @@ from airflow_provider_cdc.mysql.server.session import connect
 _HEAD = 4
 _LOWEST_ID, _HIGHEST_ID = 1 << 20, (1 << 32) - 1
 _FRESH = "Its rows are missing: start with a fresh sink.path (or remove the old one) and run again"
-
-
-class UnknownPrepareError(TerminalError):
-    """An XA transaction is committed whose rows are not in the binlog, or not any more: no other epoch finds them."""
 
 
 class LookBack:
@@ -45,7 +41,7 @@ class LookBack:
         at: Position,
         files: Callable[[], Mapping[str, int]],
         open_at: Callable[[Position], BinlogStream],
-        captured: Mapping[tuple[str, str], TableSchema],
+        captured: Captured,
         remedy: str = _FRESH,
     ) -> None:
         self.at, self._files, self._open_at, self._captured, self._remedy = at, files, open_at, captured, remedy
@@ -103,9 +99,7 @@ class LookBack:
         return ended | found
 
 
-def look_back(
-    connect_args: Mapping[str, Any], server: str, captured: Mapping[tuple[str, str], TableSchema], at: Position
-) -> LookBack:
+def look_back(connect_args: Mapping[str, Any], server: str, captured: Captured, at: Position) -> LookBack:
     """A :class:`LookBack` with connections of its own, as any number of readers may need at any time.
 
     :param connect_args: pymysql.connect keyword arguments.

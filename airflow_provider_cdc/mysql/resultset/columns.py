@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
 from pymysql.constants import FIELD_TYPE
 
+from airflow_provider_cdc.core.unfit import UnfitValue
+from airflow_provider_cdc.mysql.machine import buffers
+from airflow_provider_cdc.mysql.machine.buffers import copied, enlarged, is_utf8
 from airflow_provider_cdc.mysql.resultset import kernel
 
 _UNSIGNED = 32  # flag of a column definition
@@ -65,23 +66,7 @@ _WIDTHS = {
     kernel.DECIMAL: 16,
 }
 
-#: Bytes of one column of strings after which a batch is cut: offsets have 31 bits.
-LARGEST = 1 << 30
 _FIRST_ROWS, _FIRST_BYTES = 1024, 1024
-
-
-class UnfitValue(Exception):
-    """A value that its Arrow type cannot hold.
-
-    :param column: number of the column.
-    :param reason: what is wrong with it.
-    :param seq: ``_cdc_seq`` of its row, if it has one.
-    :param remedy: what to do, where that is not what is usual.
-    """
-
-    def __init__(self, column: int, reason: str, seq: int = 0, remedy: str = "") -> None:
-        super().__init__(reason)
-        self.column, self.reason, self.seq, self.remedy = column, reason, seq, remedy
 
 
 def how_to_read(code: int, flags: int, charset: int, scale: int, wanted: pa.DataType) -> tuple[int, int] | None:
@@ -141,7 +126,7 @@ class Columns:
 
     def make_room(self, column: int, size: int) -> None:
         """Make space for so many bytes in a column of strings, or for twice as many as there is space for."""
-        size = max(size, min(2 * int(self.lines[column, kernel.CAPACITY]), LARGEST))
+        size = max(size, min(2 * int(self.lines[column, kernel.CAPACITY]), buffers.LARGEST))
         self._values[column] = enlarged(self._values[column], size + kernel.SLACK)
         self.lines[column, kernel.CAPACITY] = size
         self._tell(column)
@@ -168,10 +153,10 @@ class Columns:
             offsets = self._offsets[i][: rows + 1]
             values = copied(self._values[i][: offsets[-1]])
             if wanted == pa.string() and not is_utf8(values, offsets):
-                raise UnfitValue(i, "there is text that is not UTF-8")
+                raise UnfitValue(i, "text", "there is text that is not UTF-8")
             if pa.types.is_list(wanted):
                 if (offsets % 4).any():
-                    raise UnfitValue(i, "a vector has a part of a number")
+                    raise UnfitValue(i, "damaged", "a vector has a part of a number")
                 floats = pa.Array.from_buffers(wanted.value_type, int(offsets[-1]) // 4, [None, values])
                 numbers = copied(offsets // 4)
                 return pa.Array.from_buffers(wanted, rows, [validity, numbers], children=[floats])
@@ -180,40 +165,10 @@ class Columns:
             try:
                 array.validate(full=True)  # no more digits than declared
             except pa.ArrowInvalid as error:
-                raise UnfitValue(i, str(error)) from None
+                raise UnfitValue(i, "damaged", str(error)) from None
         return array
 
     def _tell(self, i: int) -> None:
         self.lines[i, kernel.VALUES] = self._values[i].ctypes.data
         self.lines[i, kernel.OFFSETS] = self._offsets[i].ctypes.data
         self.lines[i, kernel.VALIDITY] = self._validity[i].ctypes.data
-
-
-def copied(array: Any) -> pa.Buffer:
-    """The bytes of an array, in memory of Arrow's pool: it keeps for the next time what is given back."""
-    buffer = pa.allocate_buffer(array.nbytes)
-    if array.nbytes:
-        np.frombuffer(buffer, np.uint8)[:] = array.view(np.uint8)
-    return buffer
-
-
-def is_utf8(content: pa.Buffer, offsets: Any) -> bool:
-    """Whether all strings of a column are UTF-8: the whole is, and none of them begins inside of a character."""
-    data: Any = np.frombuffer(content, np.uint8) if content.size else np.zeros(1, np.uint8)
-    if data.max() < 0x80:
-        return True
-    whole = pa.py_buffer(np.array([0, content.size], np.int64))
-    try:
-        pa.Array.from_buffers(pa.large_string(), 1, [None, whole, content]).validate(full=True)
-    except pa.ArrowInvalid:
-        return False
-    starts = offsets[offsets < content.size]
-    return not ((data[starts] & 0xC0) == 0x80).any()
-
-
-def enlarged(array: Any, size: int, fill: int = 0) -> Any:
-    """A larger array that begins like another one."""
-    larger = np.empty(size, array.dtype)
-    larger[: len(array)] = array
-    larger[len(array) :] = fill
-    return larger

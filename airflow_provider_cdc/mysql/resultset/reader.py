@@ -17,22 +17,18 @@ from pymysql.connections import Connection
 from pymysql.constants import CLIENT, COMMAND
 from pymysql.err import MySQLError, raise_mysql_exception
 
-from airflow_provider_cdc.exceptions import DamageError, TerminalError, TransientError
-from airflow_provider_cdc.mysql.resultset import columns, kernel
-from airflow_provider_cdc.mysql.resultset.columns import Columns, UnfitValue, how_to_read
+from airflow_provider_cdc.core.unfit import UnfitValue
+from airflow_provider_cdc.exceptions import DamageError, OtherColumnsError, TransientError
+from airflow_provider_cdc.mysql.machine import buffers
+from airflow_provider_cdc.mysql.resultset import kernel
+from airflow_provider_cdc.mysql.resultset.columns import Columns, how_to_read
 from airflow_provider_cdc.mysql.server.session import errors
-
-__all__ = ["OtherColumnsError", "UnfitValue", "read", "read_in_pieces"]
 
 #: Bytes that are asked for at a time. What is read is still in the processor's cache when it is decoded.
 _BLOCK = 256 << 10
 _LARGEST_PACKET = 0xFFFFFF
 #: Space for columns is kept for the next chunk, up to so many bytes.
 _KEPT_BYTES = 64 << 20
-
-
-class OtherColumnsError(TerminalError):
-    """The server's columns are not those that were asked for; the connection is closed."""
 
 
 def read(connection: Connection[Any], sql: str, schema: pa.Schema, nulls: Set[str] = frozenset()) -> pa.Table:
@@ -186,13 +182,13 @@ class _Reader:
         if why == kernel.ROWS and not full:
             space.more_rows()
         elif why in (kernel.ROWS, kernel.ROOM):
-            if full or (state[kernel.WANTED] > columns.LARGEST and state[kernel.ROW]):
+            if full or (state[kernel.WANTED] > buffers.LARGEST and state[kernel.ROW]):
                 batches.append(space.take(int(state[kernel.ROW])))
                 state[kernel.ROW] = 0
             else:
                 space.make_room(column, int(state[kernel.WANTED]))
         elif why == kernel.VALUE:
-            raise UnfitValue(column, f"{_date(self._data, int(state[kernel.WANTED]))} is not a date")
+            raise UnfitValue(column, "date", f"{_date(self._data, int(state[kernel.WANTED]))} is not a date")
         else:
             raise _nonsense("packets out of order" if why == kernel.SEQUENCE else "a row that cannot be understood")
 
