@@ -1,17 +1,15 @@
-"""The stream phase: one epoch of the long-running job, from fencing to a clean end."""
+"""The stream phase: one epoch of the long-running job, from fencing to a clean end. Spark drives it, or a loop here."""
 
 from __future__ import annotations
 
-import json
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from pymysql.connections import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_provider_cdc.core import slots
@@ -20,29 +18,19 @@ from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.exceptions import (
     CdcError,
     NotReadyError,
-    OtherHistoryError,
-    PurgedError,
-    TerminalError,
-    TransientError,
     kind_of,
 )
 from airflow_provider_cdc.jobs.batches import StreamJob, together
-from airflow_provider_cdc.mysql.places.binlog_files import with_beginning
-from airflow_provider_cdc.mysql.places.failover import take_over
-from airflow_provider_cdc.mysql.places.resume import resume
-from airflow_provider_cdc.mysql.server.catalog import definition
-from airflow_provider_cdc.mysql.server.filters import filters, left_out
-from airflow_provider_cdc.mysql.server.identity import binlog_end, identity
-from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.phases.apply import Applied, Applier, epoch_fence, highest_epoch
 from airflow_provider_cdc.phases.context import Context
-from airflow_provider_cdc.phases.groups import Coverage, coverage, targets
+from airflow_provider_cdc.phases.groups import coverage, targets
 from airflow_provider_cdc.phases.liveness import Heart, whoami
 from airflow_provider_cdc.phases.reread import publish_staged
 from airflow_provider_cdc.phases.restarts import note_restart
+from airflow_provider_cdc.phases.resuming import find_place
 from airflow_provider_cdc.phases.snapshot import adopt_published
 from airflow_provider_cdc.processes import machine
-from airflow_provider_cdc.store import Segment, Store
+from airflow_provider_cdc.store import Store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -113,6 +101,10 @@ class Epoch:
         """Whether a catch-up is done."""
         return self.target is not None and self.target <= self.applier.at.at
 
+    def over(self) -> bool:
+        """Whether it is to end: caught up, or asked to stop."""
+        return self.stop.is_set() or self.reached
+
 
 def begin(context: Context, store: Store, *, catch_up: bool, log: str | None = None, ui: str | None = None) -> Epoch:
     """Take over the stream: a new epoch, the fence in every table, then the resume point and its checks.
@@ -152,19 +144,7 @@ def begin(context: Context, store: Store, *, catch_up: bool, log: str | None = N
                 target.raise_fence(epoch_fence(pipeline.name, number))
             held = coverage(context, plan, tables) or held  # up to the fence a group may have been read again
             applier = Applier(context, plan, tables, held, progress, number)
-            with closing(connect(context.connect_args)) as connection:
-                if progress.read() is not None and identity(connection) != applier.at.server:
-                    _fail_over(context, store, applier, connection)
-                applier.go_on(_resume(context, connection, applier.at))
-                marks = [seq for table in held for seq in table.high_watermarks]
-                if applier.lineage.seq(applier.at.at) < max(marks, default=0):
-                    _same_files(context, applier, held)
-                now = binlog_end(connection)
-                end = applier.lineage.position(max([applier.lineage.seq(now), *marks]))
-                if now < end:
-                    raise OtherHistoryError(
-                        f"the binlog of the server ends at {now}, and the snapshot read up to {end}"
-                    )
+            end = find_place(context, store, applier, held)
     except CdcError as error:
         store.end_stream(pipeline.name, number, "failed", str(error), kind_of(error))
         raise
@@ -187,66 +167,12 @@ def begin(context: Context, store: Store, *, catch_up: bool, log: str | None = N
     return Epoch(context, store, plan, number, job, applier.at, applier, end if catch_up else None, details, stop)
 
 
-def _same_files(context: Context, applier: Applier, held: Sequence[Coverage]) -> None:
-    """The changes that chunks hold are told by positions: so those must be of the binlog that the server has today."""
-    at = applier.at
-    for base, file, began in sorted({known for table in held for known in table.files}):
-        if base == applier.lineage.base and began and at.at.file != file and at.at < Position(file, 0):
-            with_beginning(Offset(at.server, Position(file, 0), "", began=began), context.opener(slots.STREAM))
-
-
-def _resume(context: Context, connection: Connection[Any], at: Offset) -> Offset:
-    try:
-        return resume(connection, at, context.opener(slots.STREAM))
-    except PurgedError as error:
-        way = "" if context.pipeline.stream.on_purged == "reread" else "set stream.on_purged to reread and "
-        raise PurgedError(
-            error.message,
-            f"Raise binlog_expire_logs_seconds. To read all tables again, {way}use `airflow-cdc run` (in Airflow: "
-            "clear the planner and all behind it); or start with a fresh sink.path",
-        ) from None
-
-
-def _fail_over(context: Context, store: Store, applier: Applier, connection: Connection[Any]) -> None:
-    """Go on at the server that the connection reaches now."""
-    pipeline, before = context.pipeline, applier.at
-    open_at = context.opener(slots.STREAM)
-    after = take_over(connection, open_at, before)
-    if (further := applier.ahead()) is not None:
-        # What a table holds beyond the resume point comes once more, if the new server has it; else it would stay.
-        take_over(connection, open_at, replace(further, xa=()))
-    channels = filters(connection)
-    for table in context.need_plan().tables:
-        if missing := {name for channel in channels if (name := left_out(channel, *table.id))}:
-            raise TerminalError(
-                f"the connection reaches server {identity(connection)} now, a replica that leaves out changes of "
-                f"{table.label} ({', '.join(missing)})",
-                _OTHER,
-            )
-        if definition(connection, table) != table.fingerprint():
-            raise TerminalError(
-                f"the connection reaches server {identity(connection)} now, where {table.label} has another definition",
-                _OTHER,
-            )
-    applier.move(after)
-    segments = applier.lineage.segments
-    with suppress(CdcError, SQLAlchemyError):  # the sink has it; this is for people
-        known = store.lineage(pipeline.name)[: len(segments) - 1]
-        last = segments[-1]
-        added = Segment(last.server, last.start_file, applier.at.at.position, last.base)
-        store.set_lineage(pipeline.name, [*known, added])
-        store.event(pipeline.name, "failover", f"{before.server} at {before.at} to {last.server} at {applier.at.at}")
-    context.reporter.line(
-        f"going on at server {applier.at.server}, {applier.at.at} (before: {before.server}, {before.at})"
-    )
-
-
 def run_in_process(epoch: Epoch) -> None:
     """Drive an epoch in this process, without Spark: for tests. Ends when caught up or stopped."""
     with closing(epoch.job.make_planner()) as planner, _Life(epoch):
         at = epoch.start
         epoch.publish()
-        while not epoch.stop.is_set() and not epoch.reached:
+        while not epoch.over():
             ends = [at, *epoch.job.pieces(planner, at)]
             if ends[-1] == at:
                 epoch.publish()
@@ -261,57 +187,24 @@ def run_on_spark(epoch: Epoch, spark: SparkSession) -> None:
 
     :raises CdcError: what made the query fail.
     """
-    from airflow_provider_cdc.spark.session import of_spark, told_of_waiting
-    from airflow_provider_cdc.spark.stream_source import FORMAT, make_source
-
-    working, over = threading.Lock(), threading.Event()
-    failure: list[CdcError] = []
-
-    def on_batch(frame: Any, _: int) -> None:
-        try:
-            manifests = [json.loads(row["manifest"]) for row in frame.collect()]
-            with working:
-                if over.is_set() or epoch.stop.is_set() or epoch.reached or failure:
-                    return  # the end has been decided: what was read now is read again by the next epoch
-                if manifests:
-                    epoch.apply(together(manifests))
-        except Exception as error:
-            failure.append(error if isinstance(error, CdcError) else of_spark(error))
-            # Spark searches the text for words of its own with a regular expression that overflows the stack on a long
-            # one (seen when a stream was stopped during a batch), so it gets a short one.
-            raise RuntimeError("the batch was not applied") from None
+    from airflow_provider_cdc.spark.session import told_of_waiting
+    from airflow_provider_cdc.spark.stream_query import StreamQuery
 
     with _Life(epoch), told_of_waiting(spark, epoch.context.reporter.line):
         epoch.publish()
-        if epoch.reached:
+        if epoch.over():
             return
-        spark.dataSource.register(make_source(epoch.job, epoch.start))
-        query = (
-            spark.readStream.format(FORMAT)
-            .load()
-            .writeStream.foreachBatch(on_batch)
-            .option("checkpointLocation", str(epoch.context.local.checkpoint(epoch.number)))
-            .trigger(processingTime=f"{epoch.context.pipeline.stream.trigger_seconds} seconds")
-            .start()
+        query = StreamQuery(
+            lambda manifests: epoch.apply(together(manifests)), each_second=epoch.publish, over=epoch.over
         )
-        looked = time.monotonic()
-        epoch.idle = lambda: not query.status["isTriggerActive"]
-        try:
-            while query.isActive and not epoch.stop.is_set() and not epoch.reached:
-                time.sleep(0.1)  # not stop.wait(): a signal that meets it and sets the event would wait for itself
-                if time.monotonic() - looked > 1:
-                    looked = time.monotonic()
-                    with working:
-                        epoch.publish()
-            failed = query.exception()
-            if failure or failed is not None:
-                raise failure[0] if failure else of_spark(failed)  # type: ignore[arg-type]
-            if not epoch.stop.is_set() and not epoch.reached:
-                raise TransientError("the stream ended by itself", "Run again: it goes on where it stopped")
-        finally:
-            with working:  # a batch that is being applied is finished first
-                over.set()
-            query.stop()
+        epoch.idle = query.idle
+        query.run(
+            spark,
+            epoch.job,
+            epoch.start,
+            checkpoint=str(epoch.context.local.checkpoint(epoch.number)),
+            seconds=epoch.context.pipeline.stream.trigger_seconds,
+        )
 
 
 class _Life:

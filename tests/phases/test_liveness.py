@@ -19,8 +19,7 @@ from sqlalchemy import text, update
 from airflow_provider_cdc.core.offset import Offset
 from airflow_provider_cdc.core.supervision import LOST_SECONDS, Restarts
 from airflow_provider_cdc.exceptions import NotReadyError, TransientError
-from airflow_provider_cdc.phases import liveness
-from airflow_provider_cdc.phases import stream as stream_phase
+from airflow_provider_cdc.phases import liveness, resuming
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.status import status
 from airflow_provider_cdc.phases.stream import begin
@@ -156,7 +155,7 @@ def test_it_is_alive_while_it_begins(opened: tuple[Context, Store], monkeypatch:
             time.sleep(1.2)
         return at
 
-    monkeypatch.setattr(stream_phase, "_resume", slow)
+    monkeypatch.setattr(resuming, "_resume", slow)
     begin(context, store, catch_up=True)
     assert beats == sorted(set(beats)) and len(beats) == 3
 

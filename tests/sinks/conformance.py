@@ -85,7 +85,8 @@ class SinkConformance:
 
     def held(self, target: SinkTable) -> Counter[tuple[int, str | None, int]]:
         """What is in a table: (id, text, ``_cdc_seq``)."""
-        assert isinstance(target, Readable)
+        if not isinstance(target, Readable):
+            raise NotImplementedError("a sink that cannot be read back says in its tests what is in a table")
         found, _ = target.read()
         return Counter((r["id"], r["v.w"], r[SEQ]) for r in found.to_pylist())
 
@@ -145,16 +146,14 @@ class SinkConformance:
         files = [target.stage("1/0/1/slice", [rows(KEYED, (1, "a", 1, "r"))])]
         assert target.commit(lambda _: Published(files), {"m": 7, "n": 2**62}, FENCE)
         again = self.open(tmp_path).table(KEYED)
-        assert isinstance(again, Readable)
-        found, markers = again.read()
+        found, markers = self.readable(again).read()
         assert [markers.get(name) for name in ("m", "n", "epoch", "other")] == [7, 2**62, 1, None]
         assert found.num_rows == 1 and again.markers().get("n") == 2**62
 
     def test_markers_are_those_of_the_rows_that_were_read(self, sink: Sink) -> None:
         target = self.made(sink)
         self.upsert(target, 5, (1, "a", 5, "c"))
-        assert isinstance(target, Readable)
-        found, markers = target.read()
+        found, markers = self.readable(target).read()
         self.upsert(target, 6, (2, "b", 6, "c"))
         target.markers()
         assert found.num_rows == 1 and markers.get("stream") == 5
@@ -327,8 +326,7 @@ class SinkConformance:
 
     def test_a_table_without_rows(self, sink: Sink) -> None:
         target = self.made(sink)
-        assert isinstance(target, Readable)
-        assert target.read()[0].equals(KEYED.sink_schema.empty_table())
+        assert self.readable(target).read()[0].equals(KEYED.sink_schema.empty_table())
 
     def replaced(self, target: SinkTable, keys: set[int], attempt: int, *listed: Row, table: TableSchema) -> bool:
         """As a chunk group 0 is replaced that owns some keys."""
@@ -393,8 +391,7 @@ class SinkConformance:
         row = {"id": 1, "v.w": "a", "n": Decimal("1.50"), SEQ: 1, OP: "r", TS: 0}
         file = target.stage("2/0/1/slice", [pa.Table.from_pylist([row], more.sink_schema)])
         target.commit(lambda _: Published([file]), {}, FENCE)
-        assert isinstance(target, Readable)
-        found = target.read()[0]
+        found = self.readable(target).read()[0]
         assert found.schema.names == more.sink_schema.names and found["n"].to_pylist() == [Decimal("1.50")]
 
     # ------------------------------------------------------------ the stream
@@ -528,6 +525,12 @@ class SinkConformance:
         point.write(at, lineage, FENCE)
         point.forget_older(2)
         assert point.read() == at
+
+    @staticmethod
+    def readable(target: SinkTable) -> Readable:
+        if not isinstance(target, Readable):
+            pytest.skip("it cannot be read back")
+        return target
 
     @staticmethod
     def needs(sink: Sink, feature: Feature) -> None:

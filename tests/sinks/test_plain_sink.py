@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from airflow_provider_cdc.sinks.protocol import Sink
+from airflow_provider_cdc.core.schema import SEQ
+from airflow_provider_cdc.sinks.protocol import Sink, SinkTable
 from tests.sinks.conformance import SinkConformance, failing
-from tests.support.plain_sink import PlainSink, States
+from tests.support.plain_sink import NarrowSink, PlainSink, States, WriteOnlyTable
 
 
 class TestPlainSink(SinkConformance):
@@ -22,3 +24,15 @@ class TestPlainSink(SinkConformance):
         with monkeypatch.context() as patch:
             patch.setattr(States, "put", failing(States.put, made=made))
             yield
+
+
+class TestNarrowSink(TestPlainSink):
+    """One that can do no more than it must, and cannot be read back: its tests know where its rows are."""
+
+    def open(self, folder: Path) -> Sink:
+        return NarrowSink(str(folder), "p")
+
+    def held(self, target: SinkTable) -> Counter[tuple[int, str | None, int]]:
+        assert isinstance(target, WriteOnlyTable)
+        found = target._rows(target.newest()[1])
+        return Counter((r["id"], r["v.w"], r[SEQ]) for r in found.to_pylist())

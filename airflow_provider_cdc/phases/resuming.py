@@ -1,0 +1,103 @@
+"""Where a stream goes on: at its resume point, also behind a failover, after all that could make that wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from dataclasses import replace
+from typing import Any
+
+from pymysql.connections import Connection
+from sqlalchemy.exc import SQLAlchemyError
+
+from airflow_provider_cdc.core import slots
+from airflow_provider_cdc.core.offset import Offset, Position
+from airflow_provider_cdc.exceptions import CdcError, OtherHistoryError, PurgedError, TerminalError
+from airflow_provider_cdc.mysql.places.binlog_files import with_beginning
+from airflow_provider_cdc.mysql.places.failover import take_over
+from airflow_provider_cdc.mysql.places.resume import resume
+from airflow_provider_cdc.mysql.server.catalog import definition
+from airflow_provider_cdc.mysql.server.filters import filters, left_out
+from airflow_provider_cdc.mysql.server.identity import binlog_end, identity
+from airflow_provider_cdc.mysql.server.session import connect
+from airflow_provider_cdc.phases.apply import Applier
+from airflow_provider_cdc.phases.context import Context
+from airflow_provider_cdc.phases.groups import Coverage
+from airflow_provider_cdc.store import Segment, Store
+
+_OTHER = "Point the connection at a server that has the same tables, or start with a fresh sink.path"
+
+
+def find_place(context: Context, store: Store, applier: Applier, held: Sequence[Coverage]) -> Position:
+    """Bring the applier to the place where it goes on. Its epoch's fence is raised.
+
+    :param held: what the snapshot holds.
+    :returns: where the server's binlog ends, which is behind everything that the snapshot has read.
+    :raises CdcError: if something would be missing, or is not the same, from there on.
+    """
+    with closing(connect(context.connect_args)) as connection:
+        if context.sink.resume_point().read() is not None and identity(connection) != applier.at.server:
+            _fail_over(context, store, applier, connection)
+        applier.go_on(_resume(context, connection, applier.at))
+        marks = [seq for table in held for seq in table.high_watermarks]
+        if applier.lineage.seq(applier.at.at) < max(marks, default=0):
+            _same_files(context, applier, held)
+        now = binlog_end(connection)
+        end = applier.lineage.position(max([applier.lineage.seq(now), *marks]))
+        if now < end:
+            raise OtherHistoryError(f"the binlog of the server ends at {now}, and the snapshot read up to {end}")
+    return end
+
+
+def _same_files(context: Context, applier: Applier, held: Sequence[Coverage]) -> None:
+    """The changes that chunks hold are told by positions: so those must be of the binlog that the server has today."""
+    at = applier.at
+    for base, file, began in sorted({known for table in held for known in table.files}):
+        if base == applier.lineage.base and began and at.at.file != file and at.at < Position(file, 0):
+            with_beginning(Offset(at.server, Position(file, 0), "", began=began), context.opener(slots.STREAM))
+
+
+def _resume(context: Context, connection: Connection[Any], at: Offset) -> Offset:
+    try:
+        return resume(connection, at, context.opener(slots.STREAM))
+    except PurgedError as error:
+        way = "" if context.pipeline.stream.on_purged == "reread" else "set stream.on_purged to reread and "
+        raise PurgedError(
+            error.message,
+            f"Raise binlog_expire_logs_seconds. To read all tables again, {way}use `airflow-cdc run` (in Airflow: "
+            "clear the planner and all behind it); or start with a fresh sink.path",
+        ) from None
+
+
+def _fail_over(context: Context, store: Store, applier: Applier, connection: Connection[Any]) -> None:
+    """Go on at the server that the connection reaches now."""
+    pipeline, before = context.pipeline, applier.at
+    open_at = context.opener(slots.STREAM)
+    after = take_over(connection, open_at, before)
+    if (further := applier.ahead()) is not None:
+        # What a table holds beyond the resume point comes once more, if the new server has it; else it would stay.
+        take_over(connection, open_at, replace(further, xa=()))
+    channels = filters(connection)
+    for table in context.need_plan().tables:
+        if missing := {name for channel in channels if (name := left_out(channel, *table.id))}:
+            raise TerminalError(
+                f"the connection reaches server {identity(connection)} now, a replica that leaves out changes of "
+                f"{table.label} ({', '.join(missing)})",
+                _OTHER,
+            )
+        if definition(connection, table) != table.fingerprint():
+            raise TerminalError(
+                f"the connection reaches server {identity(connection)} now, where {table.label} has another definition",
+                _OTHER,
+            )
+    applier.move(after)
+    segments = applier.lineage.segments
+    with suppress(CdcError, SQLAlchemyError):  # the sink has it; this is for people
+        known = store.lineage(pipeline.name)[: len(segments) - 1]
+        last = segments[-1]
+        added = Segment(last.server, last.start_file, applier.at.at.position, last.base)
+        store.set_lineage(pipeline.name, [*known, added])
+        store.event(pipeline.name, "failover", f"{before.server} at {before.at} to {last.server} at {applier.at.at}")
+    context.reporter.line(
+        f"going on at server {applier.at.server}, {applier.at.at} (before: {before.server}, {before.at})"
+    )
