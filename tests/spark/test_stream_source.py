@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from airflow_provider_cdc.core.offset import Offset, Position
-from airflow_provider_cdc.spark.stage import StreamJob
+from airflow_provider_cdc.jobs.batches import StreamJob
 from airflow_provider_cdc.spark.stream_source import BinlogReader
 
 
