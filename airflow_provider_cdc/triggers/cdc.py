@@ -37,7 +37,7 @@ _THREADS = 4
 async def in_thread(ask: Callable[..., T], *args: Any, executor: ThreadPoolExecutor | None = None) -> T:
     """Call what blocks in a thread.
 
-    Not by asyncio alone: before 3.3 what asks Airflow in a thread finds the triggerer's event loop only through asgiref.
+    Not by asyncio: before Airflow 3.3 a thread finds the triggerer, through which it asks Airflow, only by asgiref.
     """
     from asgiref.sync import sync_to_async
 
