@@ -16,7 +16,7 @@ PYTEST := $(BIN)/python -m pytest --durations=30
 # Two files of tests at a time: most of a test's time is waiting for servers.
 BESIDE := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup demo demo-core bench-snapshot bench-stream bench-binlog bench-memory jvm test test-fast test-airflow test-long mutations lint lock clean
+.PHONY: help setup demo demo-core bench-snapshot bench-stream bench-binlog bench-memory jvm test test-fast test-airflow test-long test-versions mutations lint lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -74,6 +74,9 @@ test-fast: jvm ## Of these, the ones that start neither Spark nor Airflow
 test-long: jvm ## The long tests: kill schedules by chance, more seeds, and all of `make mutations`; SHARE=3/20: some of them
 	$(PYTEST) $(BESIDE) --share=$(SHARE)
 
+test-versions: setup ## Demo, example DAGs and kill schedules with the oldest and newest Airflow and Spark (ONLY="oldest demo")
+	@$(BIN)/python -m tests.versions $(ONLY)
+
 mutations: jvm ## Take each rule of docs/rules.md out of the code and see its test fail; SHARE=3/20: some of them
 	@$(BIN)/python -m tests.mutate --share=$(SHARE)
 
@@ -84,6 +87,7 @@ lock: $(STAMP) ## Compile requirements/dev.txt anew from pyproject.toml: version
 	env -u PIP_FIND_LINKS -u UV_FIND_LINKS $(BIN)/uv pip compile -q --upgrade --generate-hashes --no-emit-index-url \
 		--no-emit-find-links --no-header --no-annotate --universal --python-version 3.11 --extra dev \
 		pyproject.toml -o $(LOCK)
+	$(BIN)/python -m tests.versions lock
 
 clean: ## Remove .venv and everything that tools have left (the cached MySQL server stays)
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse bench/out

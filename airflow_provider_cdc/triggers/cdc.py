@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import socket
 import threading
 import time
@@ -33,6 +32,16 @@ _SETTLE_SECONDS = 10.0
 _FIRST_ANSWER_SECONDS = 180.0
 #: Questions to one database that are asked at the same time.
 _THREADS = 4
+
+
+async def in_thread(ask: Callable[..., T], *args: Any, executor: ThreadPoolExecutor | None = None) -> T:
+    """Call what blocks in a thread.
+
+    Not by asyncio: before Airflow 3.3 a thread finds the triggerer, through which it asks Airflow, only by asgiref.
+    """
+    from asgiref.sync import sync_to_async
+
+    return await sync_to_async(ask, thread_sensitive=False, executor=executor)(*args)
 
 
 class _Bookkeeping:
@@ -77,11 +86,10 @@ class _Bookkeeping:
 
         :raises CdcError: why there was no answer.
         """
-        loop, context = asyncio.get_running_loop(), contextvars.copy_context()
         try:
             # Not wait_for(): before Python 3.12 it loses a cancellation that meets the answer.
             async with asyncio.timeout(_PATIENCE):
-                return await loop.run_in_executor(self._threads, context.run, self._answer, question)
+                return await in_thread(self._answer, question, executor=self._threads)
         except TimeoutError:
             what = f"connection {self._conn_id}" if self._conn_id else self._path
             raise TransientError(f"bookkeeping database ({what}): no answer within {_PATIENCE:g} s") from None
@@ -290,7 +298,7 @@ class CdcStreamTrigger(_CdcTrigger):
         """
         k = self._kwargs
         try:
-            state = await asyncio.to_thread(task_state, self.task_instance)
+            state = await in_thread(task_state, self.task_instance)
             if state == "deferred" and not await self._followed():
                 self.log.info("the task is still deferred: another triggerer looks after the stream")
                 return

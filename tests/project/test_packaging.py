@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from collections.abc import Callable
@@ -21,6 +23,7 @@ from airflow_provider_cdc.spark.install_check import check_spark_install
 from tests import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
 LOCK = (ROOT / "requirements" / "dev.txt").read_text()
 
 
@@ -58,14 +61,16 @@ def test_installed_versions_are_those_of_the_lock() -> None:
         assert f"\n{name}=={metadata.version(name)} " in f"\n{LOCK}"
 
 
+def build(folder: Path, source: Path = ROOT) -> tuple[Path, Path]:
+    """Build wheel and source distribution."""
+    command: list[str | Path] = [sys.executable, "-m", "hatchling", "build", "-d", folder]
+    subprocess.run(command, cwd=source, check=True, capture_output=True)
+    (wheel,), (sdist,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
+    return wheel, sdist
+
+
 def test_wheel_carries_the_whole_package(tmp_path: Path) -> None:
-    subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-    )
-    (wheel,) = tmp_path.glob("*.whl")
+    wheel, _ = build(tmp_path)
     assert wheel.name == f"airflow_provider_cdc-{airflow_provider_cdc.__version__}-py3-none-any.whl"
     with zipfile.ZipFile(wheel) as archive:
         inside = set(archive.namelist())
@@ -77,6 +82,82 @@ def test_wheel_carries_the_whole_package(tmp_path: Path) -> None:
         f"airflow_provider_cdc-{airflow_provider_cdc.__version__}.dist-info"
     }
     assert "airflow_provider_cdc/py.typed" in inside
+
+
+def test_sdist_makes_the_same_wheel(tmp_path: Path) -> None:
+    """Whoever builds from the source distribution gets what is in the wheel."""
+    first, sdist = build(tmp_path)
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path / "unpacked", filter="data")
+    (source,) = (tmp_path / "unpacked").iterdir()
+    for name in ("CHANGELOG.md", "LICENSE", "RELEASING.md", "docs/versions.md", "tests/make_state.py"):
+        assert (source / name).is_file(), name
+    made = []
+    for wheel in (first, build(tmp_path / "again", source)[0]):
+        with zipfile.ZipFile(wheel) as archive:
+            made.append({info.filename: info.CRC for info in archive.infolist()})
+    assert made[0] == made[1]
+
+
+BARE = """
+import json, subprocess, sys
+from importlib import metadata
+from pathlib import Path
+import airflow_provider_cdc
+from airflow_provider_cdc import CdcStreamOperator, Pipeline
+from airflow_provider_cdc.spark.install_check import check_spark_install
+import airflow_provider_cdc.mysql.stream.batches, airflow_provider_cdc.spark.session
+run = subprocess.run([Path(sys.executable).with_name("airflow-cdc"), "--help"], capture_output=True, text=True)
+names = sorted(found.name.lower() for found in metadata.distributions())
+package = airflow_provider_cdc
+print(json.dumps([package.__file__, package.__version__, check_spark_install(), run.stdout, names]))
+"""
+
+
+@pytest.mark.long
+def test_a_bare_environment(tmp_path: Path) -> None:
+    """What pip would choose today, without a compiler, and without the Connect client."""
+    uv, (wheel, _) = Path(sys.executable).with_name("uv"), build(tmp_path)
+    python = tmp_path / "bare" / "bin" / "python"
+    environ = {
+        **os.environ,
+        "CC": "/bin/false",
+        "CXX": "/bin/false",
+        "PYTHONSAFEPATH": "1",
+        "AIRFLOW_HOME": str(tmp_path),
+    }
+    subprocess.run([uv, "venv", "-q", "-p", sys.executable, tmp_path / "bare"], check=True)
+    # pyspark is Python and Java, and is published as source alone.
+    install: list[str | Path] = [
+        "install",
+        "-q",
+        "-p",
+        python,
+        "--only-binary",
+        ":all:",
+        "--no-binary",
+        "pyspark",
+        wheel,
+    ]
+    subprocess.run([uv, "pip", *install], check=True, env=environ)
+    subprocess.run([uv, "pip", "check", "-p", python], check=True, env=environ)
+    run = subprocess.run([python, "-P", "-c", BARE], cwd=tmp_path, env=environ, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    file, version, spark, usage, names = json.loads(run.stdout.splitlines()[-1])
+    assert file.startswith(str(tmp_path)) and version == airflow_provider_cdc.__version__
+    assert "snapshot" in usage and "pyspark-client" not in names and "pytest" not in names
+    assert Requirement(next(text for text in PROJECT["dependencies"] if text.startswith("pyspark"))).specifier.contains(
+        spark
+    )
+
+
+def test_the_spark_provider_comes_with_a_client_that_fits() -> None:
+    """The provider itself asks for any client from 4.0.0 on, whatever the version of pyspark."""
+    pins = {(wanted := Requirement(text)).name: wanted.specifier for text in EXTRAS["spark-provider"]}
+    assert str(pins["pyspark"]).startswith("==") and pins["pyspark"] == pins["pyspark-client"]
+    assert not {"pyspark-client", "apache-airflow-providers-apache-spark"} & {
+        Requirement(text).name for text in PROJECT["dependencies"]
+    }
 
 
 def test_module_and_script_are_the_same_command() -> None:

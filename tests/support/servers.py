@@ -168,6 +168,16 @@ class MySQLServer:
         return not isinstance(self._place, str)
 
     @property
+    def data_folder(self) -> Path:
+        """The data of a server that runs from the unpacked packages.
+
+        :raise NotOurs: for any other one.
+        """
+        if self._folder is None:
+            raise NotOurs("The data of this server is not at hand: it runs in a container, or elsewhere")
+        return self._folder / "data"
+
+    @property
     def pid(self) -> int | None:
         """The server's process id; None for a container, a server taken by URL, or while it is down."""
         return self._process.pid if self._process is not None and self._process.poll() is None else None

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 #: The oldest versions that are read.
-_OLDEST = {"MySQL": (8, 0, 22), "MariaDB": (10, 6)}
+OLDEST = {"MySQL": (8, 0, 22), "MariaDB": (10, 6)}
 #: Versions (major, minor) that this project's tests have run with; docs/versions.md.
 TRIED = {"MySQL": ((9, 7),), "MariaDB": ((10, 11), (11, 8))}
 
@@ -39,7 +39,7 @@ class Product:
     @property
     def readable(self) -> bool:
         """Whether the version is new enough. Where the third number is not told, it is not held against a server."""
-        oldest = _OLDEST[self.name]
+        oldest = OLDEST[self.name]
         return len(self.version) > 1 and self.version >= oldest[: len(self.version)]
 
     @property

@@ -1,0 +1,77 @@
+"""docs/versions.md says what is supported and what was tried; it says neither more nor less than the code."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from importlib import metadata
+
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from airflow_provider_cdc.mysql.server import product
+from airflow_provider_cdc.spark import java
+from tests import ROOT
+from tests.versions import STEPS, VERSIONS, installed, requirements
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+DOCUMENT = (ROOT / "docs" / "versions.md").read_text()
+#: By the first word of a line: supported, tried, not tried.
+TABLE = {
+    cells[0].split()[0]: cells[1:]
+    for line in DOCUMENT.splitlines()
+    if line.startswith("| ") and len(cells := [cell.strip() for cell in line.strip("|").split("|")]) == 4 and cells[0]
+}
+
+
+def numbers(text: str) -> list[str]:
+    return re.findall(r"\d+(?:\.\d+)*", text)
+
+
+def test_what_is_supported() -> None:
+    wanted = {Requirement(text).name: Requirement(text) for text in PROJECT["dependencies"]}
+    for line, package in (("Airflow", "apache-airflow"), ("Spark", "pyspark")):
+        assert wanted[package].specifier == Requirement(f"x{TABLE[line][0].strip('`')}").specifier, line
+    assert TABLE["Python"][0] == f"`{PROJECT['requires-python']}`"
+    assert [int(number) for number in numbers(TABLE["Java"][0])] == sorted(java.SUPPORTED)
+    for name, oldest in product.OLDEST.items():
+        assert TABLE[name][0] == f"{'.'.join(map(str, oldest))} and newer"
+
+
+def test_what_was_tried() -> None:
+    for line, package in (("Airflow", "apache-airflow"), ("Spark", "pyspark")):
+        tried = {versions[package] for versions in VERSIONS.values()} | {metadata.version(package), lock(package)}
+        if metadata.version(package) == lock(package):  # not in an environment of `make test-versions`
+            assert set(numbers(TABLE[line][1])) == tried, line
+    for name, versions in product.TRIED.items():
+        assert numbers(TABLE[name][1]) == [".".join(map(str, version)) for version in versions]
+    assert f"{sys.version_info[0]}.{sys.version_info[1]}" not in numbers(TABLE["Python"][2])
+
+
+def lock(package: str) -> str:
+    found = re.search(rf"^{package}==(\S+)", (ROOT / "requirements" / "dev.txt").read_text(), re.M)
+    assert found
+    return found[1]
+
+
+def test_the_environments_are_what_they_say_and_what_pyproject_allows() -> None:
+    for name, versions in VERSIONS.items():
+        has = installed(name)
+        assert {package: has[package] for package in versions} == versions
+        for text in PROJECT["dependencies"]:
+            wanted = Requirement(text)
+            assert has[wanted.name.lower()] in wanted.specifier, f"{name}: {wanted}"
+        assert "pyspark-client" not in has, "the Connect client is not forced on anybody"
+        text = requirements(name).read_text()
+        assert "://" not in text and "--index" not in text and text.count("--hash=sha256:") > len(has)
+    for package in ("apache-airflow", "pyspark"):
+        assert Version(VERSIONS["oldest"][package]) < Version(lock(package)) <= Version(VERSIONS["newest"][package])
+
+
+def test_every_step_names_what_there_is() -> None:
+    for words in STEPS.values():
+        for word in words:
+            if word.startswith("tests/"):
+                file, _, test = word.partition("::")
+                assert f"def {test}(" in (ROOT / file).read_text() if test else (ROOT / file).exists()
