@@ -61,12 +61,12 @@ jvm: setup
 test: jvm ## Lint, then all tests but the long ones, against real servers, in a real Airflow, with real Spark
 	@$(LINT); lint=$$SECONDS; \
 	$(PYTEST) $(BESIDE) -m "not long and not airflow" || failed=1; first=$$((SECONDS - lint)); \
-	$(PYTEST) -m "airflow and not long" || failed=1; \
+	$(PYTEST) $(BESIDE) -m "airflow and not long" || failed=1; \
 	echo "make test: lint $$lint s, tests without Airflow $$first s, with Airflow $$((SECONDS - lint - first)) s"; \
 	exit $${failed:-0}
 
 test-airflow: jvm ## Of these, the ones that start Airflow's own processes: the example DAGs, outages, retries
-	$(PYTEST) -m "airflow and not long"
+	$(PYTEST) $(BESIDE) -m "airflow and not long"
 
 test-fast: jvm ## Of these, the ones that start neither Spark nor Airflow
 	$(PYTEST) $(BESIDE) -m "not long and not spark and not airflow"
