@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 from tests.support import jvm, running
 from tests.support.mariadb import MariaDBServer, NewestMariaDBServer
@@ -34,6 +35,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         taken = [item for item in items if item.get_closest_marker("long") and running.in_share(item.nodeid, *share)]
         config.hook.pytest_deselected(items=[item for item in items if item not in taken])
         items[:] = taken
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    scheduler = LoadScopeScheduling(config, log)
+    scheduler._split_scope = running.together
+    return scheduler
 
 
 @pytest.hookimpl(wrapper=True)

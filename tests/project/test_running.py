@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import ROOT
-from tests.support.running import in_share, share_of
+from tests.support.running import TOGETHER, in_share, share_of
 
 #: Tests as they are found below ``tests/``, of which one fails.
 PROGRAM = """
@@ -60,6 +60,12 @@ def test_each_long_test_is_in_one_share(run: Run) -> None:
 def test_shares_are_about_the_same() -> None:
     sizes = [sum(in_share(f"tests/a.py::test[seed-{n}]", k, 20) for n in range(2000)) for k in range(1, 21)]
     assert sum(sizes) == 2000 and min(sizes) > 60 and max(sizes) < 140
+
+
+def test_files_share_an_airflow() -> None:
+    """One that is forgotten would start an Airflow of its own."""
+    found = {str(file.relative_to(ROOT)) for file in (ROOT / "tests/in_airflow").glob("test_*.py")}
+    assert found == TOGETHER.keys()
 
 
 @pytest.mark.parametrize("text", ["0/3", "4/3", "3", "a/b", "1/0"])

@@ -18,6 +18,19 @@ FIRST = (
     "tests/mysql/keys/",
     "tests/spark/",
 )
+#: Files that share an Airflow: those that have nothing against others, and those that kill its processes.
+TOGETHER = {
+    "tests/in_airflow/test_examples.py": "calm",
+    "tests/in_airflow/test_retries.py": "calm",
+    "tests/in_airflow/test_life.py": "disturbed",
+    "tests/in_airflow/test_outages.py": "disturbed",
+}
+
+
+def together(nodeid: str) -> str:
+    """Name of what is run by one worker, one test after the other: a file, or several."""
+    file = nodeid.partition("::")[0]
+    return TOGETHER.get(file, file)
 
 
 def turn(nodeid: str) -> int:

@@ -30,8 +30,9 @@ def done(process: subprocess.Popen[str]) -> str:
 
 def test_mangled_rows_never_crash() -> None:
     """Each ends right before memory that must not be touched, so reading on is a crash: of the child, which tells."""
-    out = done(run("mangle", str(random.randrange(1 << 30))))
-    print(out)
+    seed = random.randrange(1 << 30)
+    print(f"To repeat it: .venv/bin/python -m tests.support.mangled_results mangle {seed}")
+    out = done(run("mangle", str(seed)))
     found = dict(line.split() for line in out.splitlines())
     assert int(found["refused"]) > 1000 and int(found["read"]) > 10
 
@@ -45,7 +46,7 @@ def test_rows_are_read_as_they_were_made() -> None:
 def test_processes_that_compile_at_once(tmp_path: Path) -> None:
     """All begin with an empty folder; afterwards nothing is compiled any more."""
     env = {"HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
-    for process in [run("read", "1", **env) for _ in range(3)]:
+    for process in [run("read", "1", **env) for _ in range(2)]:
         assert done(process).split() == ["equal"]
     made = sorted(tmp_path.rglob("*.nbc"))
     assert made and stat.S_IMODE(made[0].parents[1].stat().st_mode) == 0o700
@@ -66,7 +67,7 @@ def test_where_machine_code_is_kept(tmp_path: Path) -> None:
     assert Path(chosen).parent == tmp_path / "numba" / "airflow-provider-cdc"
 
 
-@pytest.mark.parametrize("how", ["open", "link"])
+@pytest.mark.parametrize("how", ["open", pytest.param("link", marks=pytest.mark.long)])
 def test_a_folder_of_others_is_never_used(tmp_path: Path, how: str) -> None:
     """What is in it would be executed. It works without one, only slower."""
     mine = tmp_path / f"airflow-provider-cdc-{os.geteuid()}"

@@ -19,6 +19,7 @@ from tests import ROOT
 
 def run(what: str, seed: int) -> str:
     command = [sys.executable, "-m", "tests.support.binlog.mangled", what, str(seed)]
+    print("To repeat it:", *command)
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
     print(done.stdout)
     assert done.returncode == 0, (done.returncode, done.stderr[-2000:])

@@ -386,10 +386,10 @@ def test_every_type_mutated(mysql_server: MySQLServer, database: str, tmp_path: 
     recording = record(mysql_server, start)
     assert agree(recording, captured) > 15
     (tmp_path / "recording").write_bytes(pickle.dumps((recording, captured)))
-    command = [sys.executable, "-m", "tests.support.binlog.fuzz", str(tmp_path / "recording")]
-    out = subprocess.run(
-        [*command, str(random.randrange(1 << 30)), "300"], cwd=ROOT, capture_output=True, text=True, timeout=280
-    )
+    seed = str(random.randrange(1 << 30))
+    command = [sys.executable, "-m", "tests.support.binlog.fuzz", str(tmp_path / "recording"), seed, "300"]
+    print("To repeat it:", *command)
+    out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
     print(out.stdout)
     assert out.returncode == 0, out.stderr[-2000:]
     assert "stopped" in out.stdout and "'read'" in out.stdout
