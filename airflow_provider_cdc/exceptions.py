@@ -8,6 +8,9 @@ from __future__ import annotations
 import json
 import re
 
+#: The remedy for what must not happen.
+REPORT = "report it in the project's issue tracker, with this message, the server's version and the package's version"
+
 
 class CdcError(Exception):
     """Base of all errors of this project.
@@ -35,17 +38,17 @@ class NotReadyError(CdcError):
 
 
 class TerminalError(CdcError):
-    """A person is needed: data that cannot be understood, a lost position, a difference found. Exit code 1."""
+    """Needs a decision or a fix: data that cannot be understood, a lost position, a difference. Exit code 1."""
 
 
 class TransientError(CdcError):
-    """Worth another try: the server is away, a lock was not had in time. Exit code 3."""
+    """Worth a retry: the server is unavailable, a lock was not obtained in time. Exit code 3."""
 
     exit_code = 3
 
 
 class UnexpectedError(TransientError):
-    """A process ended in a way that nobody has foreseen, or without a word: worth another try, but not for long."""
+    """A process ended in an unforeseen way, or without a message: worth a retry, but not for long."""
 
 
 class DamageError(TransientError):
@@ -117,7 +120,7 @@ def pack(error: CdcError) -> str:
 
 
 def error_of(kind: str | None, message: str, remedy: str = "") -> CdcError:
-    """An error by the name of its class; :class:`UnexpectedError` for one that is none of the project's own."""
+    """An error by the name of its class; :class:`UnexpectedError` for one that is not the project's own."""
     known = globals().get(kind or "")
     is_error = isinstance(known, type) and issubclass(known, CdcError)
     return known(message, remedy) if is_error else UnexpectedError(message, remedy)  # type: ignore[misc]

@@ -38,4 +38,4 @@ def replan_table(context: Context, plan: Plan, error: TableAlteredError) -> None
     with closing(connect(context.connect_args)) as connection:
         amendment = make_amendment(connection, plan, index, context.pipeline.keeps)
     if write_json_once(context.layout.amendment(plan.generation, index, table.revision + 1), amendment):
-        context.reporter.line(f"{error.message}: it is read again under its new definition")
+        context.reporter.line(f"{error.message}: the table is read again under its new definition")

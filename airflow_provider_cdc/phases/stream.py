@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 #: Replication server ids of the tasks that read a batch: slots from this one on.
 _FIRST_SLOT = 110
-_OTHER = "Point the connection at a server that has the same tables, or start with a fresh sink.path"
+_OTHER = "Point the connection to a server that has the same tables, or start with a fresh sink.path"
 
 
 @dataclass
@@ -62,7 +62,7 @@ class Epoch:
     :param start: where it begins.
     :param target: position at which a catch-up ends, ``None`` for a continuous stream.
     :param details: what else the bookkeeping knows of it.
-    :param lease: seconds for which it goes on without a task that looks after it.
+    :param lease: seconds for which it continues without a task that supervises it.
     """
 
     context: Context
@@ -206,7 +206,7 @@ def _resume(context: Context, connection: Connection[Any], at: Offset) -> Offset
         raise PurgedError(
             error.message,
             f"Raise binlog_expire_logs_seconds. To read all tables again, {way}use `airflow-cdc run` (in Airflow: "
-            "clear the planner and all behind it); or start with a fresh sink.path",
+            "clear the planner and everything downstream); or start with a fresh sink.path",
         ) from None
 
 
@@ -240,7 +240,7 @@ def _fail_over(context: Context, store: Store, applier: Applier, connection: Con
         store.set_lineage(pipeline.name, [*known, added])
         store.event(pipeline.name, "failover", f"{before.server} at {before.at} to {last.server} at {applier.at.at}")
     context.reporter.line(
-        f"going on at server {applier.at.server}, {applier.at.at} (before: {before.server}, {before.at})"
+        f"continuing on server {applier.at.server}, {applier.at.at} (before: {before.server}, {before.at})"
     )
 
 
@@ -310,7 +310,7 @@ def run_on_spark(epoch: Epoch, spark: SparkSession) -> None:
             if failure or failed is not None:
                 raise failure[0] if failure else of_spark(failed)  # type: ignore[arg-type]
             if not epoch.stop.is_set() and not epoch.reached:
-                raise TransientError("the stream ended by itself", "Run again: it goes on where it stopped")
+                raise TransientError("the stream ended by itself", "Run again: it continues where it stopped")
         finally:
             with working:  # a batch that is being applied is finished first
                 over.set()

@@ -118,7 +118,7 @@ class DeltaTarget:
         if self.load().metadata().description != owner:
             raise TerminalError(
                 f"the Delta table {self.path} was not made by pipeline {pipeline}",
-                "Choose another sink.path: a table has one pipeline that writes to it",
+                "Choose another sink.path: only one pipeline may write to a table",
             )
         found = pa.schema(self.load().schema().to_arrow())
         if found.names != self.schema.names:
@@ -173,7 +173,7 @@ class DeltaTarget:
                 return
             if any(table.transaction_version(marker) is not None for marker in markers):
                 raise TerminalError(
-                    f"rows under an older definition of its source were published to the Delta table {self.path}",
+                    f"rows with an older definition of the source were published to the Delta table {self.path}",
                     "Start with a fresh sink.path (or remove the old one) and run again",
                 )
             written = CommitProperties(max_commit_retries=0, app_transactions=[Transaction(fence.app_id, fence.value)])
@@ -199,7 +199,7 @@ class DeltaTarget:
             if standing is not None and standing > fence.value:
                 raise FencedError(
                     f"{fence.app_id} stands at {standing} in {self.path}, this run has {fence.value}",
-                    "A newer run has taken over; let it work and end this one",
+                    "A newer run has taken over; leave it running and stop this one",
                 )
             actions = decide(table)
             if actions is None:

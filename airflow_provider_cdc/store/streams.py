@@ -78,7 +78,7 @@ class StreamStore(Database):
             return session.get(StreamRow, (pipeline, epoch))
 
     def supervise(self, pipeline: str, epoch: int, supervisor: str) -> StreamRow | None:
-        """Say that a task looks after the stream, and look.
+        """Record that a task supervises the stream, and read its state.
 
         :param supervisor: the task, as people know it.
         :return: as :meth:`seen`.

@@ -252,7 +252,7 @@ def test_what_is_demanded_of_a_server(extra: dict[str, Any], here: str, away: st
         ({"ssl": {"verify_mode": "perhaps"}}, "ssl.verify_mode is neither true nor false"),
         ({"ssl": {"ca": "/x"}, "ssl_ca": "/y"}, "ssl.ca and ssl_ca contradict each other"),
         ({"ssl": {"mode": "x"}}, "ssl.mode is not known"),
-        ({"ssl_key": "/k"}, "ssl_key is of no use without ssl_cert"),
+        ({"ssl_key": "/k"}, "ssl_key has no effect without ssl_cert"),
     ],
 )
 def test_contradictions_are_refused_by_name(extra: dict[str, Any], words: str) -> None:

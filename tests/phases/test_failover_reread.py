@@ -216,7 +216,7 @@ def test_nobody_knows_what_a_table_holds(pair: Pair) -> None:
     pair.run("INSERT INTO d.keyed VALUES (9, 9)")
     die_in_a_batch(pair, pair.old)
     pair.cli.context.layout.batch.unlink()
-    pair.refused(TerminalError, r"d\.keyed is further than the resume point, and nothing says which transactions")
+    pair.refused(TerminalError, r"d\.keyed is ahead of the resume point, and nothing says which transactions")
     pair.copy(pair.old)
     exact(pair, pair.new)
 
@@ -307,7 +307,7 @@ def test_a_request_that_is_left_behind_is_read_again(pair: Pair) -> None:
         pair.cli.env["AIRFLOW_CONN_CDC_SOURCE"] = pair.old.uri()
         return found
 
-    with pytest.raises(TransientError, match="the stream went on at another server while group 0 was read"):
+    with pytest.raises(TransientError, match="the stream moved to another server while group 0 was read"):
         read_again(pair, pair.old, run)
     with pytest.raises(TransientError, match="the connection reaches server .* Run again when the stream"):
         read_again(pair, pair.old)

@@ -148,7 +148,7 @@ def test_a_table_is_begun_anew_once(tmp_path: Path) -> None:
 def test_a_table_with_published_rows_is_not_begun_anew(tmp_path: Path) -> None:
     target = made(tmp_path)
     add(target, "a", rows((1, "a", 1, "r")), {"group": 1})
-    with pytest.raises(TerminalError, match=r"an older definition of its source were published .* fresh sink\.path"):
+    with pytest.raises(TerminalError, match=r"an older definition of the source were published .* fresh sink\.path"):
         target.redefine(Fence("generation", 2), ["other", "group"])
     assert held(target) == {1: ("a", 1)}
 

@@ -14,7 +14,7 @@ from typing import Literal, NoReturn
 
 from airflow_provider_cdc.core.ddl import Statement, classify, xid_text
 from airflow_provider_cdc.core.schema import TableSchema
-from airflow_provider_cdc.exceptions import TerminalError, TornFileError
+from airflow_provider_cdc.exceptions import REPORT, TerminalError, TornFileError
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import (
     FORMAT_DESCRIPTION,
     HEARTBEAT,
@@ -265,7 +265,7 @@ class Assembler:
                 )
             self._statement_end(event, tx)
             return
-        _stop(event, f"event type {event.type}, which is not known", "report this with the server's version")
+        _stop(event, f"event type {event.type}, which is not known", REPORT)
 
     def _transaction(self, event: Event) -> OpenTransaction:
         if self.open is None:
@@ -445,5 +445,5 @@ def _complete(event: Event, schema: TableSchema, found: Sequence[str], needed: f
         )
 
 
-def _stop(event: Event, what: str, remedy: str = "report this with the server's version") -> NoReturn:
+def _stop(event: Event, what: str, remedy: str = REPORT) -> NoReturn:
     raise TerminalError(f"{what}, at {event.where} (event type {event.type})", remedy)

@@ -20,7 +20,7 @@ from zstandard import ZstdDecompressor
 from airflow_provider_cdc.core.changes import in_order
 from airflow_provider_cdc.core.offset import Position
 from airflow_provider_cdc.core.schema import TableSchema
-from airflow_provider_cdc.exceptions import TerminalError, TornFileError, TransientError
+from airflow_provider_cdc.exceptions import REPORT, TerminalError, TornFileError, TransientError
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream, Event
 from airflow_provider_cdc.mysql.binlog.events.judge import LookUp
 from airflow_provider_cdc.mysql.binlog.events.table_map import TableMap, table_of
@@ -302,7 +302,7 @@ class Walker:
         elif why == row_kernel.ROOM:
             raise TerminalError(
                 f"an event of {space.table.schema.label} with more than 2 GiB in one column",
-                "report this with the server's version",
+                REPORT,
             )
         else:
             reason = space.why(column, data, wanted) if why == row_kernel.VALUE else "damaged value"
@@ -373,7 +373,7 @@ class Walker:
         state = self._state
         if state[walk_state.OPEN]:
             place = f"{self._stream.file}:{self._stream.position}"
-            raise TerminalError(f"a compressed transaction without its end, before {place}", "report this")
+            raise TerminalError(f"a compressed transaction without its end, before {place}", REPORT)
         self._unpacked, state[walk_state.AT], state[walk_state.PACKED] = None, self._outside, False
 
     def _assemble(self, event: Event) -> Transaction | None:
@@ -469,9 +469,7 @@ class Walker:
         seq = self._seq_of(found.file) + found.position
         if found.xa_prepared is not None and state[walk_state.TOUCHED] and not state[walk_state.COUNT_ONLY]:
             # Its rows would have to wait for XA COMMIT, and they have not been kept.
-            raise TerminalError(
-                f"an XA PREPARE of what did not begin as XA, at {found.file}:{found.position}", "report this"
-            )
+            raise TerminalError(f"an XA PREPARE of what did not begin as XA, at {found.file}:{found.position}", REPORT)
         for slot in self._touched[: state[walk_state.TOUCHED]].tolist():
             space = self._spaces[slot]
             first, is_gone = int(space.line[row_kernel.OPEN_ROW]), bool(space.line[row_kernel.TAKEN])

@@ -271,7 +271,7 @@ def test_ways_to_a_captured_table(log: Log, setup: list[str], sql: str, way: str
     log.server.execute("SET GLOBAL log_bin_trust_function_creators = ON")
     log.begin(*setup, f"INSERT INTO t VALUES ({1 if way == 'd.up' else 7}, 'b')")
     log.run("SET SESSION binlog_format = STATEMENT", sql)
-    with pytest.raises(DdlError, match=rf"logged by statement may change .*by way of {way} .*binlog\.\d+:\d+"):
+    with pytest.raises(DdlError, match=rf"logged by statement may change .*through {way} .*binlog\.\d+:\d+"):
         log.walk()
 
 
