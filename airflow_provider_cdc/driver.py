@@ -35,7 +35,7 @@ from airflow_provider_cdc.sinks.layout import write_json
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from airflow_provider_cdc.spark.snapshot_job import Runner, SnapshotJob
+    from airflow_provider_cdc.jobs.slices import Runner, SnapshotJob
     from airflow_provider_cdc.store import Store
 
 #: Bytes of a stream's log from which on its older part is put aside, and seconds between two looks.

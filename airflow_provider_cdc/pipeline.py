@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 
 import yaml
 
+from airflow_provider_cdc.core import slots
 from airflow_provider_cdc.core.limits import Limits
 from airflow_provider_cdc.core.spark_conf import check_conf, check_master
 from airflow_provider_cdc.core.start import SNAPSHOT, Start, check_start
@@ -29,9 +30,7 @@ from airflow_provider_cdc.core.strict_yaml import parse
 from airflow_provider_cdc.exceptions import NotReadyError
 
 #: Highest value of ``source.server_id``: the slots of a pipeline follow it and must stay below 2^32.
-MAX_SERVER_ID = 2**32 - 1 - 1000
-#: Slots (replication clients) of one pipeline: the stream and up to 1000 snapshot slices.
-MAX_SLOT = 1000
+MAX_SERVER_ID = 2**32 - 1 - slots.LAST
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 _CONN_ID = re.compile(r"[A-Za-z0-9_.\-]{1,250}")
@@ -195,7 +194,7 @@ class Snapshot:
         _whole("snapshot.group_rows", self.group_rows, 1)
         if self.group_rows < self.chunk_rows:
             _bad("snapshot.group_rows", self.group_rows, f"at least snapshot.chunk_rows ({self.chunk_rows})")
-        _whole("snapshot.parallelism", self.parallelism, 1, 64)
+        _whole("snapshot.parallelism", self.parallelism, 1, slots.MAX_PARALLELISM)
         for name in ("max_rows_per_second", "max_bytes_per_second", "max_replica_lag_seconds"):
             if getattr(self, name) is not None:
                 _whole(f"snapshot.{name}", getattr(self, name), 1)
@@ -247,7 +246,7 @@ class Stream:
         _choice("stream.schema_changes", self.schema_changes, ("exception",), _SCHEMA_CHANGES, remedy)
         _whole("stream.max_batch_bytes", self.max_batch_bytes, 1024 * 1024)
         _whole("stream.max_batch_rows", self.max_batch_rows, 1000)
-        _whole("stream.parallelism", self.parallelism, 1, 64)
+        _whole("stream.parallelism", self.parallelism, 1, slots.MAX_PARALLELISM)
         object.__setattr__(self, "start", check_start("stream.start", self.start))
         _choice("stream.on_purged", self.on_purged, ("stop", "reread"), (), "")
         if self.on_purged == "reread" and self.start != SNAPSHOT:
@@ -422,13 +421,13 @@ class Pipeline:
         return not _matches(excluded, database, table, column)
 
     def server_id(self, slot: int) -> int:
-        """Replication server id of one of the pipeline's clients.
+        """Replication server id of one of the pipeline's binlog readers.
 
-        :param slot: 0 for the stream, 1 to 1000 for all others.
+        :param slot: one of :mod:`~airflow_provider_cdc.core.slots`.
         :return: a number below 2^32, the same in every run.
         """
-        if not 0 <= slot <= MAX_SLOT:
-            raise ValueError(f"slot {slot} is not in 0..{MAX_SLOT}")
+        if not 0 <= slot <= slots.LAST:
+            raise ValueError(f"slot {slot} is not in 0..{slots.LAST}")
         if self.source.server_id is not None:
             return self.source.server_id + slot
         # Strides, so that the ids of two pipelines never overlap in part.
@@ -437,8 +436,12 @@ class Pipeline:
         return _FIRST_DERIVED_ID + digest % strides * _ID_STRIDE + slot
 
     def replica_uuid(self, slot: int) -> str:
-        """UUID with which the client of a slot registers at the server; the same in every run."""
+        """UUID with which the reader of a slot registers at the server; the same in every run."""
         return str(uuid.uuid5(_UUIDS, f"{self.name}/{self.server_id(slot)}"))
+
+    def replica(self, slot: int) -> tuple[int, str]:
+        """Server id and UUID with which the reader of a slot registers at the server."""
+        return self.server_id(slot), self.replica_uuid(slot)
 
 
 def _key_names(section: type[Any]) -> str:

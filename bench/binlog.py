@@ -29,12 +29,13 @@ from uuid import uuid4
 from airflow_provider_cdc.core.offset import Lineage, Offset, Position
 from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.core.schema import TableSchema
+from airflow_provider_cdc.jobs.batches import StreamJob
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.walk.walker import NEVER, Walker
 from airflow_provider_cdc.mysql.server.catalog import read_schema
 from airflow_provider_cdc.mysql.server.session import connect
+from airflow_provider_cdc.sinks.delta.sink import DeltaSink
 from airflow_provider_cdc.sinks.layout import Layout, write_json
-from airflow_provider_cdc.spark.stage import StreamJob
 from bench import debezium
 from tests.support.packages import find_mysql
 from tests.support.servers import MySQLServer
@@ -81,9 +82,8 @@ def staged(server: MySQLServer, stretch: Stretch, pool: ProcessPoolExecutor) -> 
         plan = Plan("bench", 1, start, Lineage(str(uuid), low.file), (), tuple(captured.values()), ())
         write_json(Layout(folder, "bench").plan, plan.to_json())
         replicas = tuple((77_000_003 + i, str(uuid4())) for i in range(3))
-        job = StreamJob(
-            server.connect_args(), replicas[0], replicas[1:], plan.lineage, folder, "bench", 1, 256 << 20, NEVER
-        )
+        source, sink = server.connect_args(), DeltaSink(folder, "bench")
+        job = StreamJob(source, replicas[0], replicas[1:], plan.lineage, sink, folder, "bench", 1, 256 << 20, NEVER)
         with contextlib.closing(job.make_planner()) as planner:
             middle = planner.advance(start, (high.position - low.position) // 2)
         began = time.monotonic()

@@ -11,8 +11,8 @@ from typing import Any
 from rich.table import Table
 
 from airflow_provider_cdc.core.offset import Position
+from airflow_provider_cdc.sinks.delta.resume_point import DeltaResumePoint
 from airflow_provider_cdc.sinks.layout import Layout
-from airflow_provider_cdc.sinks.resume_point import ResumePoint
 from airflow_provider_cdc.store import Store
 from bench.screen import DemoFailed, Screen
 from tests.support.oracle import check_ledger, compare_all
@@ -67,7 +67,7 @@ class Shop:
 
     def applied(self, end: Position) -> bool:
         """Whether the lake has everything up to a position."""
-        offset = ResumePoint(self.layout.progress, self.pipeline).read()
+        offset = DeltaResumePoint(self.layout.progress, self.pipeline).read()
         return offset is not None and end <= offset.at
 
     def store(self) -> Store:

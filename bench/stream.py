@@ -67,8 +67,8 @@ def latency(cli: Cli, server: MySQLServer, keys: Sequence[int], seconds: float) 
 
 def upsert(cli: Cli, server: MySQLServer, keys: Sequence[int], rounds: int) -> Iterator[float]:
     """Seconds that the commit of a batch of changes all over the table takes, without reading the binlog."""
+    from airflow_provider_cdc.jobs.batches import together
     from airflow_provider_cdc.phases.stream import begin
-    from airflow_provider_cdc.spark.stage import together
 
     for _ in range(rounds):
         some = random.sample(keys, CHANGED)

@@ -6,7 +6,7 @@ are so bit by bit: NULL equals NULL, -0.0 is not 0.0, and text is compared by it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +14,23 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_provider_cdc.core.schema import OP
+from airflow_provider_cdc.core.schema import META_COLUMNS, OP, SEQ
 
 _ROW = "row"
+#: For each file the rows that it loses: number of a row group -> indices in it.
+Lost = dict[str, dict[int, Any]]
+
+
+class MissingRowsError(Exception):
+    """Rows that are to be deleted are not there.
+
+    :param row: the deletion, a table of one row.
+    :param count: how many of the equal rows are missing.
+    """
+
+    def __init__(self, row: pa.Table, count: int) -> None:
+        super().__init__(f"{count} rows are missing")
+        self.row, self.count = row, count
 
 
 @dataclass(frozen=True)
@@ -87,6 +101,62 @@ def first(rows: Any, number: Any, wanted: Any) -> Any:
     rows = rows[np.argsort(number[rows], kind="stable")]
     rank = np.arange(len(rows)) - np.searchsorted(number[rows], number[rows])
     return rows[rank < wanted[number[rows]]]
+
+
+def search(files: Iterable[tuple[str, Iterable[pa.Table]]], change: Net, since: int = 0) -> Lost:
+    """Where the rows are that a change takes away. Files are read one after the other, and no further than needed.
+
+    :param files: name and row groups of each.
+    :param since: rows with a lower ``_cdc_seq`` go in any case, and do not count; all files are read then.
+    :raises MissingRowsError: if there are fewer rows than are taken away.
+    """
+    names = [name for name in change.removed.column_names if name not in META_COLUMNS]
+    wanted, left, lost = images(change.removed, names), change.counts.copy(), Lost()
+    for path, groups in files:
+        if not left.any() and not since:
+            break
+        for number, rows in enumerate(groups):
+            old = pc.less(rows[SEQ], since).to_numpy()
+            found = np.flatnonzero(old)
+            if left.any():
+                found = np.concatenate((found, _take(images(rows, names), wanted, left, ~old)))
+            if len(found):
+                lost.setdefault(path, {})[number] = found
+    if left.any():
+        missing = int(np.flatnonzero(left)[0])
+        raise MissingRowsError(change.removed.slice(missing, 1), int(left[missing]))
+    return lost
+
+
+def remaining(groups: Iterable[pa.Table], gone: dict[int, Any]) -> Iterator[pa.Table]:
+    """What is left of a file.
+
+    :param groups: its row groups.
+    :param gone: rows that it loses, as in :data:`Lost`.
+    """
+    for number, rows in enumerate(groups):
+        mask = np.ones(rows.num_rows, dtype=bool)
+        mask[gone.get(number, [])] = False
+        yield rows.filter(pa.array(mask))
+
+
+def _take(rows: pa.Table, wanted: pa.Table, left: Any, mask: Any) -> Any:
+    """Indices of rows that equal one that is wanted, no more of each than are left; those are then counted down.
+
+    :param mask: which of the rows count.
+    """
+    for name in rows.column_names:  # most rows differ in one of the first columns from all
+        mask = mask & pc.is_in(rows[name], value_set=wanted[name].combine_chunks()).to_numpy()
+        if not mask.any():
+            return np.empty(0, np.int64)
+    candidates = np.flatnonzero(mask)
+    number = numbers(pa.concat_tables([wanted, rows.take(candidates)]))
+    row_of = np.full(len(number), -1)
+    row_of[number[: wanted.num_rows]] = np.arange(wanted.num_rows)
+    equal = row_of[number[wanted.num_rows :]]
+    taken = first(np.flatnonzero(equal >= 0), equal, left)
+    left -= np.bincount(equal[taken], minlength=len(left))
+    return candidates[taken]
 
 
 def _comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:

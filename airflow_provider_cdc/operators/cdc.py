@@ -90,10 +90,10 @@ class CdcPlanChunksOperator(PipelineOperator):
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
         """Plan, or look up the plan that stands."""
-        from airflow_provider_cdc.phases.groups import published_attempts
+        from airflow_provider_cdc.phases.groups import published_attempts, targets
         from airflow_provider_cdc.phases.next_snapshot import planned
         from airflow_provider_cdc.phases.preflight import require
-        from airflow_provider_cdc.phases.snapshot import adopt_published, targets
+        from airflow_provider_cdc.phases.snapshot import adopt_published
 
         with task_errors(self.log):
             found = context_of(self.pipeline, self.log)

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError
 
 from airflow_provider_cdc.core.changes import after, last_changes
-from airflow_provider_cdc.core.multiset import net
+from airflow_provider_cdc.core.multiset import MissingRowsError, net
 from airflow_provider_cdc.core.offset import Lineage, Offset
 from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.core.schema import SEQ, TS, TableSchema
@@ -25,14 +22,22 @@ from airflow_provider_cdc.mysql.keys.ownership import uncovered
 from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.groups import Coverage
-from airflow_provider_cdc.sinks.delta import Actions, DeltaTarget, Fence
-from airflow_provider_cdc.sinks.files import read_changes
 from airflow_provider_cdc.sinks.layout import read_json, write_json
-from airflow_provider_cdc.sinks.multiset import MissingRowsError, live_files, merged
-from airflow_provider_cdc.sinks.resume_point import ResumePoint
+from airflow_provider_cdc.sinks.protocol import (
+    Change,
+    Counted,
+    Decide,
+    Emptied,
+    Fence,
+    Fenced,
+    Markers,
+    ResumePoint,
+    SinkTable,
+    Upserted,
+)
 
-#: Old files of a table are deleted so often (seconds), and kept for so long (hours) for readers of older versions.
-_TIDY_SECONDS, _KEEP_HOURS = 600, 1
+#: How often a table is tidied, in seconds.
+_TIDY_SECONDS = 600
 
 
 @dataclass(frozen=True)
@@ -56,9 +61,9 @@ def epoch_fence(pipeline: str, epoch: int) -> Fence:
     return Fence(f"cdc/{pipeline}/epoch", epoch)
 
 
-def highest_epoch(pipeline: str, tables: Sequence[DeltaTarget]) -> int:
+def highest_epoch(pipeline: str, tables: Sequence[Fenced]) -> int:
     """The highest epoch that any of the tables knows of."""
-    return max((table.marker(epoch_fence(pipeline, 0).app_id) or 0 for table in tables), default=0)
+    return max((table.markers().get(epoch_fence(pipeline, 0).name) or 0 for table in tables), default=0)
 
 
 def stream_marker(pipeline: str) -> str:
@@ -88,7 +93,7 @@ class Applier:
 
     :param context: the run.
     :param plan: the snapshot's plan.
-    :param tables: Delta tables in the plan's order.
+    :param tables: sink tables in the plan's order.
     :param coverage: what the snapshot holds, in the plan's order.
     :param progress: the resume point.
     :param epoch: epoch of this stream.
@@ -100,7 +105,7 @@ class Applier:
         self,
         context: Context,
         plan: Plan,
-        tables: Sequence[DeltaTarget],
+        tables: Sequence[SinkTable],
         coverage: Sequence[Coverage],
         progress: ResumePoint,
         epoch: int,
@@ -108,6 +113,7 @@ class Applier:
         self._context, self._plan, self._coverage = context, plan, coverage
         self.tables = tables
         self._progress = progress
+        self._staging = context.sink.staging(epoch)
         self.fence = epoch_fence(plan.pipeline, epoch)
         self._marker = stream_marker(plan.pipeline)
         self._at, self.lineage = context.stand(plan)
@@ -171,7 +177,7 @@ class Applier:
         self._at, self.lineage = offset, lineage
 
     def _markers(self) -> list[int]:
-        return [target.marker(self._marker) or 0 for target in self.tables]
+        return [target.markers().get(self._marker) or 0 for target in self.tables]
 
     @property
     def _back(self) -> str:
@@ -197,24 +203,23 @@ class Applier:
                 self._said = {"seq": end_seq, "end": end.to_json()}
                 write_json(self._context.layout.batch, self._said)
             for entry in manifest["tables"]:
-                changes = read_changes(entry)
+                changes = self._staging.read(self._plan.tables[entry["table"]], entry["staged"])
                 stamps.append(changes[TS].cast(pa.int64()).to_numpy())
                 self._apply_table(entry["table"], changes, end_seq, entry.get("emptied"))
             failpoint("progress.before_commit")
             self._progress.write(end, self.lineage, self.fence)
             failpoint("progress.after_commit")
             self._at = end
-        for path in manifest["files"]:
-            Path(path).unlink(missing_ok=True)
+        self._staging.discard(manifest["staged"])
         # Not below 0: the clocks of two machines differ.
         lags = np.maximum(time.time() * 1000 - np.concatenate(stamps) / 1000, 0) if stamps else np.empty(0)
         return Applied(len(lags), lags)
 
     def tidy(self) -> None:
-        """Delete old files of all tables; called at the end of an epoch. What fails now is done the next time."""
+        """Tidy all tables; called at the end of an epoch. What fails now is done the next time."""
         for target in self.tables:
-            with suppress(DeltaError, CdcError):
-                target.tidy(_KEEP_HOURS)
+            with suppress(CdcError):
+                target.tidy()
 
     def _apply_table(self, index: int, changes: pa.Table, end_seq: int, emptied: int | None) -> None:
         table, target, held = self._plan.tables[index], self.tables[index], self._coverage[index]
@@ -224,8 +229,8 @@ class Applier:
             return
         if emptied is not None:
             # Only rows from before the TRUNCATE go: a chunk with a later high watermark was read after it.
-            self._commit(index, lambda delta: target.emptied(delta, emptied), emptied)
-        marker = target.marker(self._marker)
+            self._commit(index, lambda _: Emptied(emptied), emptied)
+        marker = target.markers().get(self._marker)
         if marker is not None:
             changes = after(changes, marker)
         last = last_changes(changes, table.key)
@@ -234,37 +239,33 @@ class Applier:
         if marker is None or marker < newest:  # still in handover; afterwards no key is looked up
             with closing(connect(self._context.connect_args)) as connection:
                 last = uncovered(connection, table, held.chunks, held.high_watermarks, start, last)
-        if last.num_rows == 0:
-            return
-
-        self._commit(index, lambda delta: target.upsert(delta, last, table.key), end_seq)
+        if last.num_rows:
+            self._commit(index, lambda _: Upserted(last), end_seq)
 
     def _count(self, index: int, changes: pa.Table, end_seq: int, emptied: int | None) -> None:
         """Apply changes to a table without a key. Nothing but the markers keeps a deletion from being done twice."""
-        table, target = self._plan.tables[index], self.tables[index]
+        table = self._plan.tables[index]
         covered = max([self._plan.start_seq(index), *self._coverage[index].high_watermarks])
 
-        def decide(delta: DeltaTable) -> Actions | None:
-            standing = max(covered, delta.transaction_version(self._marker) or 0)
+        def decide(markers: Markers) -> Counted | None:
+            standing = max(covered, markers.get(self._marker) or 0)
             since = emptied if emptied is not None and emptied > standing else 0
             change = net(after(changes, standing), [c.name for c in table.copied])
-            if not change and not since:
-                return None
-            with found_rows(table, self.lineage):
-                return merged(target.path, table.sink_schema, live_files(delta), change, since=since)
+            return Counted(change, since) if change or since else None
 
-        self._commit(index, decide, end_seq)
+        with found_rows(table, self.lineage):
+            self._commit(index, decide, end_seq)
 
-    def _commit(self, index: int, decide: Callable[[DeltaTable], Actions | None], reached: int) -> None:
+    def _commit(self, index: int, decide: Decide, reached: int) -> None:
         """One commit, which says how far the table is then; nothing if it is so far already."""
         target = self.tables[index]
 
-        def due(delta: DeltaTable) -> Actions | None:
-            return decide(delta) if (delta.transaction_version(self._marker) or 0) < reached else None
+        def due(markers: Markers) -> Change | None:
+            return decide(markers) if (markers.get(self._marker) or 0) < reached else None
 
         failpoint("table.before_commit")
         target.commit(due, {self._marker: reached}, self.fence)
         failpoint("table.after_commit")
         if time.monotonic() - self._tidied[index] > _TIDY_SECONDS:
-            target.tidy(_KEEP_HOURS)
+            target.tidy()
             self._tidied[index] = time.monotonic()

@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from airflow_provider_cdc.connections import Connection, database_url, mysql_args, resolve, spark_settings
+from airflow_provider_cdc.core import slots
 from airflow_provider_cdc.core.offset import Lineage, Offset
 from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.core.progress import ChunkProgress
@@ -23,12 +24,11 @@ from airflow_provider_cdc.mysql.snapshot.planner import make_plan
 from airflow_provider_cdc.phases.liveness import Watcher
 from airflow_provider_cdc.pipeline import Pipeline
 from airflow_provider_cdc.sinks.layout import Layout, make_private, read_plan, write_json_once
+from airflow_provider_cdc.sinks.registry import open_sink
 
 if TYPE_CHECKING:
+    from airflow_provider_cdc.sinks.protocol import Sink
     from airflow_provider_cdc.store import Store
-
-#: Slot of the replication server id with which the start of a stream is looked for.
-PLAN_SLOT = 102
 
 
 class Reporter(Protocol):
@@ -93,6 +93,11 @@ class Context:
         """Paths in the sink."""
         return Layout(self.pipeline.sink.path, self.pipeline.name)
 
+    @property
+    def sink(self) -> Sink:
+        """The sink; its module is loaded now."""
+        return open_sink(self.pipeline.sink.kind, self.pipeline.sink.path, self.pipeline.name)
+
     def store(self) -> Store:
         """The bookkeeping database, created or brought up to date if needed."""
         from airflow_provider_cdc.store import Store  # SQLAlchemy: not for those that keep no books
@@ -130,9 +135,7 @@ class Context:
 
     def stand(self, plan: Plan) -> tuple[Offset, Lineage]:
         """The resume point and its lineage, by which everything is numbered now; P0 before the first batch."""
-        from airflow_provider_cdc.sinks.resume_point import ResumePoint  # deltalake: not for those that only look
-
-        return ResumePoint(self.layout.progress, plan.pipeline).stand() or (plan.p0, plan.lineage)
+        return self.sink.resume_point().stand() or (plan.p0, plan.lineage)
 
     def newest(self, plan: Plan) -> Plan:
         """The plan as it is now: itself, unless a table was planned again since it was read."""
@@ -155,15 +158,14 @@ class Context:
     def opener(self, slot: int) -> OpenAt:
         """Opens streams of the source's binlog that end where it ends.
 
-        :param slot: slot of the replication server id: that of somebody else who is reading would throw him out.
+        :param slot: the reader's slot, one of :mod:`~airflow_provider_cdc.core.slots`.
         """
-        pipeline = self.pipeline
-        return partial(open_to_end, self.connect_args, pipeline.server_id(slot), pipeline.replica_uuid(slot))
+        return partial(open_to_end, self.connect_args, *self.pipeline.replica(slot))
 
     def new_plan(self, generation: int) -> Plan:
         """Plan from the source as it is now; nothing is written."""
         pipeline, settings = self.pipeline, self.pipeline.snapshot
-        open_at = self.opener(PLAN_SLOT)
+        open_at = self.opener(slots.PLAN)
         wanted: dict[str, Any] = {
             "patterns": tuple(pipeline.source.patterns.values()),
             "keeps": pipeline.keeps,
@@ -199,11 +201,11 @@ class Context:
     def _refuse_lost_plan(self, plan: Plan) -> None:
         """Tables are made after the plan is written: one that is there already has rows that no plan accounts for."""
         for table in plan.tables:
-            folder = self.layout.table(table)
+            target = self.sink.table(table)
             # Looked for again: a process that began at the same time may have written it, and made the table then.
-            if (folder / "_delta_log").exists() and not self.layout.plan.exists():
+            if target.exists() and not self.layout.plan.exists():
                 raise NotReadyError(
-                    f"there is a Delta table at {folder}, but no plan at {self.layout.plan}",
+                    f"there is a {target.name}, but no plan at {self.layout.plan}",
                     "Restore the plan, or start with a fresh sink.path (or remove the table)",
                 )
 

@@ -13,8 +13,9 @@ from airflow_provider_cdc.core.plan import Chunk, Plan, slices
 from airflow_provider_cdc.exceptions import TerminalError
 from airflow_provider_cdc.failpoints import failpoint
 from airflow_provider_cdc.phases.context import Context
-from airflow_provider_cdc.sinks.delta import DeltaTarget, Fence, target_of
+from airflow_provider_cdc.sinks.files import DataFile
 from airflow_provider_cdc.sinks.layout import read_json, whole_json, write_json, write_json_once
+from airflow_provider_cdc.sinks.protocol import Fence, SinkTable
 
 if TYPE_CHECKING:
     from airflow_provider_cdc.store import ChunkResult, Store
@@ -61,12 +62,13 @@ def group_marker(plan: Plan, group: int) -> str:
     return f"cdc/{plan.pipeline}/{plan.generation}/group/{group}"
 
 
-def targets(context: Context, plan: Plan) -> list[DeltaTarget]:
-    """Delta tables of the plan's tables, in the plan's order."""
-    return [target_of(context.layout.table(table), table) for table in plan.tables]
+def targets(context: Context, plan: Plan) -> list[SinkTable]:
+    """Tables of the sink, in the plan's order."""
+    sink = context.sink
+    return [sink.table(table) for table in plan.tables]
 
 
-def coverage(context: Context, plan: Plan, tables: Sequence[DeltaTarget]) -> list[Coverage] | None:
+def coverage(context: Context, plan: Plan, tables: Sequence[SinkTable]) -> list[Coverage] | None:
     """What the snapshot holds, a table each; ``None`` if it is not complete.
 
     :raises TerminalError: if the manifest of a published attempt is missing.
@@ -97,15 +99,15 @@ def coverage(context: Context, plan: Plan, tables: Sequence[DeltaTarget]) -> lis
     ]
 
 
-def published_attempts(plan: Plan, tables: Sequence[DeltaTarget]) -> dict[int, dict[int, set[int]]] | None:
+def published_attempts(plan: Plan, tables: Sequence[SinkTable]) -> dict[int, dict[int, set[int]]] | None:
     """Tables by the attempt that is published in them, a group each; ``None`` if the snapshot is not complete."""
     won: dict[int, dict[int, set[int]]] = {}
     for index, target in enumerate(tables):
         if not target.exists():
             return None
-        delta = target.load()
+        markers = target.markers()
         for group in plan.groups_of(index):
-            attempt = delta.transaction_version(group_marker(plan, group))
+            attempt = markers.get(group_marker(plan, group))
             if attempt is None:
                 return None
             won.setdefault(group, {}).setdefault(attempt, set()).add(index)
@@ -177,13 +179,13 @@ class Group:
     """One chunk group of a plan, as the sink has it.
 
     :param number: its number.
-    :param opened: Delta tables of all tables of the plan, if the caller has them open.
+    :param opened: sink tables of all tables of the plan, if the caller has them open.
     """
 
     context: Context
     plan: Plan
     number: int
-    opened: Sequence[DeltaTarget] = ()
+    opened: Sequence[SinkTable] = ()
 
     @cached_property
     def chunks(self) -> list[Chunk]:
@@ -196,12 +198,10 @@ class Group:
         return slices(self.chunks)
 
     @cached_property
-    def tables(self) -> dict[int, DeltaTarget]:
-        """Delta tables that it concerns, by their index in the plan."""
-        concerned = sorted({c.table for c in self.chunks})
-        if self.opened:
-            return {i: self.opened[i] for i in concerned}
-        return {i: target_of(self.context.layout.table(self.plan.tables[i]), self.plan.tables[i]) for i in concerned}
+    def tables(self) -> dict[int, SinkTable]:
+        """Sink tables that it concerns, by their index in the plan."""
+        concerned, sink = sorted({c.table for c in self.chunks}), self.context.sink
+        return {i: self.opened[i] if self.opened else sink.table(self.plan.tables[i]) for i in concerned}
 
     @property
     def marker(self) -> str:
@@ -210,7 +210,7 @@ class Group:
 
     def markers(self) -> dict[int, int]:
         """The published attempt of each table that has one."""
-        found = {index: target.marker(self.marker) for index, target in self.tables.items()}
+        found = {index: target.markers().get(self.marker) for index, target in self.tables.items()}
         return {index: attempt for index, attempt in found.items() if attempt is not None}
 
     def published(self) -> int | None:
@@ -272,9 +272,8 @@ class Group:
         return found
 
     def _is_whole(self, manifest: Mapping[str, Any]) -> bool:
-        """Whether the file of a manifest is what the manifest says, and that is what the plan asks for."""
+        """Whether a slice is what its manifest says, and that is what the plan asks for."""
         chunks, table = self.slices[manifest["slice"]], self.plan.tables[manifest["table"]]
-        data = self.context.layout.table(table) / manifest["file"]["path"]
         begin, seq = since_of(self.plan, manifest).at, numbering(self.plan, manifest).seq
         return (
             [c["no"] for c in manifest["chunks"]] == [c.no for c in chunks]
@@ -285,8 +284,7 @@ class Group:
                 for low, high in map(watermarks_of, manifest["chunks"])
             )
             and sum(c["rows"] for c in manifest["chunks"]) == manifest["file"]["rows"]
-            and data.exists()
-            and data.stat().st_size == manifest["file"]["size"]
+            and self.tables[manifest["table"]].staged(DataFile(**manifest["file"]))
         )
 
     def totals(self, attempts: Mapping[int, int]) -> Totals:

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import partial
 from typing import Any
 
+from airflow_provider_cdc.core import slots
 from airflow_provider_cdc.core.offset import Offset
 from airflow_provider_cdc.exceptions import CdcError, TerminalError
 from airflow_provider_cdc.mysql.binlog.events.xa import parse_entry
-from airflow_provider_cdc.mysql.places.binlog_files import open_to_end, server_time
+from airflow_provider_cdc.mysql.places.binlog_files import server_time
 from airflow_provider_cdc.mysql.places.lag import oldest_unread, unread_bytes
 from airflow_provider_cdc.mysql.server.identity import identity, same_server
 from airflow_provider_cdc.mysql.server.session import connect
@@ -20,8 +20,6 @@ from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.retention import PurgeWatch
 from airflow_provider_cdc.store.models import BatchRow
 
-#: Slot of the replication server id to look with: above those of the guards and of ``verify``.
-_SLOT = 101
 #: Seconds over which a rate is taken, if a batch does not take longer.
 _RATE_SECONDS = 60.0
 
@@ -64,15 +62,14 @@ def lag_of(context: Context, offset: Offset) -> Lag:
 
 
 def _ask(context: Context, offset: Offset) -> Lag:
-    pipeline = context.pipeline
-    open_at = partial(open_to_end, dict(context.connect_args), pipeline.server_id(_SLOT), pipeline.replica_uuid(_SLOT))
+    open_at = context.opener(slots.LAG)
     # Rows of open XA transactions are read again from where they were prepared.
     needed = min([offset.at, *(at for _, at in map(parse_entry, offset.xa) if at is not None)])
     with closing(connect(context.connect_args)) as connection:
         same_server(identity(connection), offset.server)
         size = unread_bytes(connection, offset.at)
         try:
-            purge_in = PurgeWatch(replace(offset, at=needed), _SLOT).look_over(context, connection)
+            purge_in = PurgeWatch(replace(offset, at=needed), slots.LAG).look_over(context, connection)
         except TerminalError as error:
             return Lag(None, size, 0.0, error.message)
         committed = oldest_unread(open_at, offset.at) if size else None

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from airflow_provider_cdc.core import slots
 from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.exceptions import CdcError, OtherHistoryError, PurgedError
 from airflow_provider_cdc.failpoints import failpoint
@@ -17,10 +18,10 @@ from airflow_provider_cdc.mysql.places.resume import resume
 from airflow_provider_cdc.mysql.server.identity import same_server
 from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.phases.apply import epoch_fence, highest_epoch, stream_marker
-from airflow_provider_cdc.phases.context import PLAN_SLOT, Context
-from airflow_provider_cdc.phases.snapshot import targets
+from airflow_provider_cdc.phases.context import Context
+from airflow_provider_cdc.phases.groups import targets
 from airflow_provider_cdc.sinks.layout import read_json, write_json, write_json_once
-from airflow_provider_cdc.sinks.resume_point import ResumePoint
+from airflow_provider_cdc.sinks.protocol import Fenced
 from airflow_provider_cdc.store import Store
 
 
@@ -46,21 +47,21 @@ def _begin_again(context: Context, store: Store) -> None:
     plan = context.load_plan()
     if plan is None:
         return
-    progress = ResumePoint(layout.progress, name)
+    progress = context.sink.resume_point()
     progress.forget_older(plan.generation)
     if context.pipeline.stream.on_purged != "reread":
         return
     at, lineage = context.stand(plan)
     with closing(connect(context.connect_args)) as connection:
         try:
-            resume(connection, at, context.opener(PLAN_SLOT))
+            resume(connection, at, context.opener(slots.PLAN))
             return
         except PurgedError as error:
             why = error.message
         except CdcError:
             return  # the stream says what is wrong
     context.watcher.refuse(store, name)
-    written = [table for table in (*targets(context, plan), progress.target) if table.exists()]
+    written: list[Fenced] = [table for table in (*targets(context, plan), progress) if table.exists()]
     fence = epoch_fence(name, highest_epoch(name, written) + 1)
     for table in written:  # a stream that was taken for lost cannot write any more
         table.raise_fence(fence)
@@ -70,7 +71,7 @@ def _begin_again(context: Context, store: Store) -> None:
     # Numbers go on from those of the old snapshot: no marker that it has left is ahead of a new one.
     made = replace(made, lineage=lineage)
     # Where a run died the tables may be ahead of the resume point.
-    read = max([lineage.seq(at.at), *(table.marker(stream_marker(name)) or 0 for table in written)])
+    read = max([lineage.seq(at.at), *(table.markers().get(stream_marker(name)) or 0 for table in written)])
     if lineage.seq(made.p0.at) < read:
         raise OtherHistoryError(
             f"the binlog of the server ends at {made.p0.at}, and was read up to {lineage.position(read)}"

@@ -13,6 +13,7 @@ from typing import Any
 from pymysql.connections import Connection
 
 from airflow_provider_cdc.connections import unsafe
+from airflow_provider_cdc.core import slots
 from airflow_provider_cdc.core.detours import SYSTEM
 from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.core.start import SNAPSHOT
@@ -27,8 +28,6 @@ from airflow_provider_cdc.mysql.server.session import connect, pairs, rows, valu
 from airflow_provider_cdc.mysql.server.throttle import replica_lag
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.retention import forecast
-from airflow_provider_cdc.pipeline import MAX_SLOT
-from airflow_provider_cdc.sinks.resume_point import ResumePoint
 
 
 @dataclass(frozen=True)
@@ -244,7 +243,7 @@ def _lacks(grant: str, scope: str = "*.*") -> tuple[str, str]:
 
 def _server_ids(context: Context, connection: Connection[Any]) -> Iterator[Finding]:
     pipeline = context.pipeline
-    mine = {pipeline.server_id(slot): pipeline.replica_uuid(slot) for slot in range(MAX_SLOT + 1)}
+    mine = {pipeline.server_id(slot): pipeline.replica_uuid(slot) for slot in range(slots.LAST + 1)}
     try:
         listed = rows(connection, "SHOW SLAVE HOSTS" if is_mariadb(connection) else "SHOW REPLICAS")
     except NotReadyError:
@@ -368,7 +367,7 @@ def _retention(context: Context, connection: Connection[Any], matched: list[tupl
         return
     try:
         plan = context.load_plan()
-        if ResumePoint(context.layout.progress, context.pipeline.name).read() is not None:
+        if context.sink.resume_point().read() is not None:
             return
     except (OSError, NotReadyError):
         return  # a sink that cannot be looked into, or a plan of other tables, is a finding of its own

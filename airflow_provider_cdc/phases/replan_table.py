@@ -14,7 +14,6 @@ from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.mysql.snapshot.planner import make_amendment
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.groups import group_marker
-from airflow_provider_cdc.sinks.delta import target_of
 from airflow_provider_cdc.sinks.layout import write_json_once
 
 
@@ -32,8 +31,8 @@ def replan_table(context: Context, plan: Plan, error: TableAlteredError) -> None
     table = plan.tables[index]
     if newest.tables[index].revision > table.revision:
         return
-    target = target_of(context.layout.table(table), table)
-    if any(target.marker(group_marker(plan, group)) is not None for group in plan.groups_of(index)):
+    markers = context.sink.table(table).markers()
+    if any(markers.get(group_marker(plan, group)) is not None for group in plan.groups_of(index)):
         raise TableAlteredError(f"{error.message}, when a part of it was published already", error.remedy)
     with closing(connect(context.connect_args)) as connection:
         amendment = make_amendment(connection, plan, index, context.pipeline.keeps)

@@ -11,23 +11,23 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
-from deltalake import DeltaTable
 from sqlalchemy.exc import SQLAlchemyError
 
+from airflow_provider_cdc.core import slots
 from airflow_provider_cdc.core.changes import after, apply_changes, last_changes
-from airflow_provider_cdc.core.multiset import net
+from airflow_provider_cdc.core.multiset import net, remaining, search
 from airflow_provider_cdc.core.offset import Lineage, Offset, Position
 from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.core.schema import SEQ
 from airflow_provider_cdc.core.supervision import Watch
 from airflow_provider_cdc.exceptions import CdcError, FencedError, TerminalError, TransientError
 from airflow_provider_cdc.failpoints import failpoint
+from airflow_provider_cdc.jobs.batches import StreamJob, moved
 from airflow_provider_cdc.mysql.keys.ownership import owners
 from airflow_provider_cdc.mysql.places.binlog_files import OpenAt
 from airflow_provider_cdc.mysql.places.resume import gone
@@ -46,16 +46,14 @@ from airflow_provider_cdc.phases.groups import (
     write_manifest,
 )
 from airflow_provider_cdc.processes import died_here
-from airflow_provider_cdc.sinks.delta import Actions, Replacement
-from airflow_provider_cdc.sinks.files import DataFile, read_changes, write_file
+from airflow_provider_cdc.sinks.files import DataFile, portions
 from airflow_provider_cdc.sinks.layout import read_json, write_json
-from airflow_provider_cdc.sinks.multiset import merged
-from airflow_provider_cdc.spark.stage import StreamJob, moved
+from airflow_provider_cdc.sinks.protocol import Markers, Replaced
 from airflow_provider_cdc.store import Store
 
 _POLL_SECONDS = 1.0
-#: Slot of the replication server id with which the stream's driver replays the binlog onto staged chunks.
-_SLOT = 2
+#: Bytes in memory of the rows of a table without a key that are staged as one slice.
+_PORTION_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -166,18 +164,17 @@ def settle(group: Group, store: Store, staged: Staged) -> bool:
 
 def _publish_alone(group: Group, staged: Staged, index: int, manifests: Sequence[dict[str, Any]]) -> None:
     """One commit, if no stream has touched the table and it is not published there already."""
-    table, target, epoch = group.plan.tables[index], group.tables[index], epoch_fence(group.plan.pipeline, 0).app_id
+    target, epoch = group.tables[index], epoch_fence(group.plan.pipeline, 0).name
     files = [DataFile(**m["file"]) for m in manifests if m["table"] == index]
 
-    def due(delta: DeltaTable) -> bool:
-        standing = delta.transaction_version(group.marker)
-        return (standing or 0) < staged.attempt and delta.transaction_version(epoch) is None
+    def due(markers: Markers) -> bool:
+        return (markers.get(group.marker) or 0) < staged.attempt and markers.get(epoch) is None
 
-    if due(target.load()):
-        with _replacement(group, index) as rows:
+    if due(target.markers()):
+        with _replaced(group, index, files) as change:
             failpoint("reread.before_commit")
             target.commit(
-                lambda delta: target.replace(delta, files, rows, table.key or [SEQ]) if due(delta) else None,
+                lambda markers: change if due(markers) else None,
                 {group.marker: staged.attempt},
                 generation_fence(group.plan, index),
             )
@@ -197,7 +194,7 @@ def publish_staged(context: Context, store: Store, plan: Plan, applier: Applier,
             continue
         try:
             with moved():
-                why = unfit(context, staged, applier.lineage, context.opener(_SLOT))
+                why = unfit(context, staged, applier.lineage, context.opener(slots.REPLAY))
                 behind = [i for i, attempt in group.markers().items() if attempt < staged.attempt]
                 for index in behind if why is None else ():
                     _publish_table(group, staged, index, applier, job)
@@ -230,20 +227,19 @@ def _said(staged: Staged) -> str:
 
 
 def _publish_table(group: Group, staged: Staged, index: int, applier: Applier, job: StreamJob) -> None:
-    plan, table, target = group.plan, group.plan.tables[index], applier.tables[index]
+    plan, target = group.plan, applier.tables[index]
     listed = read_manifest(group.context, plan, group.number, staged.attempt)
     manifests = [m for m in listed if m["table"] == index]
-    for path, size in ((target.path / m["file"]["path"], m["file"]["size"]) for m in manifests):
-        if path.stat().st_size != size:
-            raise TerminalError(f"the file {path} is damaged")
+    for file in (DataFile(**m["file"]) for m in manifests):
+        if not target.staged(file):
+            raise TerminalError(f"the file {file.path} of the {target.name} is missing or damaged")
     # A run that was killed before it wrote the resume point may have left the table further than that.
-    at = max(applier.lineage.seq(applier.at.at), target.marker(stream_marker(plan.pipeline)) or 0)
+    at = max(applier.lineage.seq(applier.at.at), target.markers().get(stream_marker(plan.pipeline)) or 0)
     files = _replayed(group, staged, index, manifests, replace(applier.at, at=applier.lineage.position(at)), job)
-    with _replacement(group, index) as rows:
+    with _replaced(group, index, files) as change:
 
-        def decide(delta: DeltaTable) -> Actions | None:
-            standing = delta.transaction_version(group.marker)
-            return None if (standing or 0) >= staged.attempt else target.replace(delta, files, rows, table.key or [SEQ])
+        def decide(markers: Markers) -> Replaced | None:
+            return None if (markers.get(group.marker) or 0) >= staged.attempt else change
 
         failpoint("reread.before_commit")
         target.commit(decide, {group.marker: staged.attempt, stream_marker(plan.pipeline): at}, applier.fence)
@@ -278,11 +274,10 @@ def _replayed(
         late = changes.filter(pa.array(newer, pa.bool_()))
         file = DataFile(**entry["file"])
         if late.num_rows or any(marks[i] < emptied for i in mine):
-            home = group.context.layout.table(table)
-            rows = pq.read_table(home / file.path, partitioning=None).cast(table.sink_schema)
+            target = group.tables[index]
+            rows = pa.concat_tables([table.sink_schema.empty_table(), *target.read_staged(file)])
             rows = apply_changes(rows.filter(pc.greater_equal(rows[SEQ], emptied)), late, table.key)
-            name = f"{_home(group, index)}{staged.attempt}/replayed-{uuid.uuid4().hex}.parquet"
-            file = write_file(home, name, rows.schema, [rows], table.integer_key)
+            file = target.stage(_place(group, staged), [rows])
         found.append(file)
     return found
 
@@ -295,35 +290,38 @@ def _recounted(
     change, since = net(after(changes, mark), [c.name for c in table.copied]), emptied if emptied > mark else 0
     if not change and not since:
         return [file]
-    home, name = group.context.layout.table(table), f"{_home(group, index)}{staged.attempt}/replayed-"
-    done = merged(home, table.sink_schema, [(file.path, file.size)], change, since=since, name=name)
-    return done.add if done.remove else [file, *done.add]
+    target = group.tables[index]
+    gone = search([("", target.read_staged(file))], change, since).get("")
+    kept = () if gone is None else remaining(target.read_staged(file), gone)
+    written = portions(chain(kept, [change.added]), _PORTION_BYTES)
+    found = [target.stage(_place(group, staged), portion) for portion in written]
+    return found if gone is not None else [file, *found]
 
 
 def _changes(group: Group, staged: Staged, index: int, end: Offset, job: StreamJob) -> tuple[pa.Table, int]:
     """Changes of one table up to ``end`` that its staged chunks may lack, in binlog order, behind the last TRUNCATE;
     and the ``_cdc_seq`` of that (0 if there is none).
     """
-    table, pipeline, start = group.plan.tables[index], group.context.pipeline, staged.since
+    table, start = group.plan.tables[index], staged.since
     found, emptied = table.sink_schema.empty_table(), 0
     if end.at <= start.at:
         return found, emptied
     # Not the reader of the batches: the next batch may be being read at this moment.
-    reader = pipeline.server_id(_SLOT), pipeline.replica_uuid(_SLOT)
+    reader = group.context.pipeline.replica(slots.REPLAY)
     name = f"reread-{group.number}-{staged.attempt}"
+    staging = job.sink.staging(job.epoch)
     manifest = replace(job, readers=(reader,)).stage(start, replace(end, xa=()), name)
     for entry in manifest["tables"]:
         if entry["table"] == index:
             emptied = entry["emptied"] or 0
-            found = read_changes(entry).cast(table.sink_schema)
-    for path in manifest["files"]:
-        Path(path).unlink(missing_ok=True)
+            found = staging.read(table, entry["staged"]).cast(table.sink_schema)
+    staging.discard(manifest["staged"])
     return found, emptied
 
 
 @contextmanager
-def _replacement(group: Group, index: int) -> Iterator[Replacement]:
-    """The rows of a table that belong to a group; the server says which keys do."""
+def _replaced(group: Group, index: int, files: Sequence[DataFile]) -> Iterator[Replaced]:
+    """Files in the place of the rows of a table that belong to a group; the server says whose keys do."""
     table = group.plan.tables[index]
     chunks = [c for c in group.chunks if c.table == index]
     span = None
@@ -338,12 +336,9 @@ def _replacement(group: Group, index: int) -> Iterator[Replacement]:
                 pa.array(owners(connection, table, chunks, keys_of(table, keys)), pa.int64()), pa.scalar(0)
             )
 
-        home = _home(group, index)
-        yield Replacement(owned, home, home.rpartition(f"{group.number}/")[0], span)
+        yield Replaced(files, (group.plan.generation, group.number), owned, span)
 
 
-def _home(group: Group, index: int) -> str:
-    """Folder of the group's files in a table, relative to the table's own."""
-    layout, table = group.context.layout, group.plan.tables[index]
-    files = layout.files(table, group.plan.generation, group.number)
-    return f"{files.relative_to(layout.table(table))}/"
+def _place(group: Group, staged: Staged) -> str:
+    """Where rows of a table are staged that the binlog was replayed onto."""
+    return f"{group.plan.generation}/{group.number}/{staged.attempt}/replayed-{uuid.uuid4().hex}"

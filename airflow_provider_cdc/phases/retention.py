@@ -11,11 +11,11 @@ import time
 from collections.abc import Iterable
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from pymysql.connections import Connection
 
+from airflow_provider_cdc.core import slots
 from airflow_provider_cdc.core.offset import Offset, Position
 from airflow_provider_cdc.core.plan import CHUNKS_PER_FILE, Plan
 from airflow_provider_cdc.core.progress import ChunkProgress, duration
@@ -25,7 +25,6 @@ from airflow_provider_cdc.mysql.places.binlog_files import (
     binlog_files,
     expire_seconds,
     file_began,
-    open_to_end,
     server_time,
     table_sizes,
 )
@@ -34,7 +33,6 @@ from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.progress import group_progress, snapshot_progress
 from airflow_provider_cdc.sinks.notes import Notes
-from airflow_provider_cdc.sinks.resume_point import ResumePoint
 
 if TYPE_CHECKING:
     from airflow_provider_cdc.store import Store
@@ -42,8 +40,6 @@ if TYPE_CHECKING:
 #: Seconds between two looks, and seconds of reading before an estimate is acted upon.
 LOOK_SECONDS = 60.0
 FOUNDED_SECONDS = 60.0
-#: Replication server ids for the look at the beginning of a file: slots from this one on, by the group's number.
-_FIRST_SLOT, _SLOTS = 3, 90
 _KEEP = "Keep binlogs longer (binlog_expire_logs_seconds, disk space, the retention hours of a managed service)"
 
 
@@ -51,7 +47,7 @@ class PurgeWatch:
     """What a server's binlogs say about how long one position is still there, from one look to the next.
 
     :param offset: the position, and the server that it belongs to.
-    :param slot: slot of the replication server id to look with.
+    :param slot: the slot to look with, one of :mod:`~airflow_provider_cdc.core.slots`.
     """
 
     def __init__(self, offset: Offset, slot: int) -> None:
@@ -96,15 +92,8 @@ class PurgeWatch:
         return self.retention.purge_in(clock, self._ended)
 
     def _began(self, context: Context, file: str) -> float | None:
-        pipeline = context.pipeline
-        open_at = partial(
-            open_to_end,
-            dict(context.connect_args),
-            pipeline.server_id(self._slot),
-            pipeline.replica_uuid(self._slot),
-        )
         with suppress(CdcError):  # then the file counts as in use: in doubt a snapshot goes on
-            return file_began(open_at, file)
+            return file_began(context.opener(self._slot), file)
         return None
 
     def kept(self) -> str:
@@ -152,7 +141,7 @@ def forecast(
     seconds = estimate(count, size, settings.parallelism, settings.max_rows_per_second, settings.max_bytes_per_second)
     if plan is None:
         return Forecast(count, size, seconds, expire_seconds(connection))
-    return Forecast(count, size, seconds, PurgeWatch(plan.p0, _FIRST_SLOT).look(context))
+    return Forecast(count, size, seconds, PurgeWatch(plan.p0, slots.guard(0)).look(context))
 
 
 @dataclass
@@ -181,14 +170,14 @@ class RetentionGuard:
     def __init__(self, context: Context, store: Store, plan: Plan, group: int, notes: Notes) -> None:
         self._context, self._store, self._plan, self._notes = context, store, plan, notes
         known = (str(context.layout.root), plan.pipeline, plan.p0.at)
-        fresh = _Memory(PurgeWatch(plan.p0, _FIRST_SLOT + group % _SLOTS))
+        fresh = _Memory(PurgeWatch(plan.p0, slots.guard(group)))
         self._memory = _memories.setdefault(known, fresh)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="retention-guard", daemon=True)
 
     def __enter__(self) -> Self:
         # Once a stream has begun it needs nothing of the beginning any more.
-        if ResumePoint(self._context.layout.progress, self._plan.pipeline).read() is None:
+        if self._context.sink.resume_point().read() is None:
             self.look()
             self._thread.start()
         return self

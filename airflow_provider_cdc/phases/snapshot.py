@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from deltalake import DeltaTable
-
+from airflow_provider_cdc.core import slots
 from airflow_provider_cdc.core.offset import Lineage, Offset, Position
 from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.exceptions import (
@@ -21,17 +20,16 @@ from airflow_provider_cdc.exceptions import (
     TransientError,
 )
 from airflow_provider_cdc.failpoints import failpoint
+from airflow_provider_cdc.jobs.slices import Runner, SnapshotJob
 from airflow_provider_cdc.mysql.places.binlog_files import OpenAt, open_to_end
 from airflow_provider_cdc.mysql.places.resume import gone
 from airflow_provider_cdc.mysql.server.session import connect, rows
 from airflow_provider_cdc.phases.claims import Claim, claim
 from airflow_provider_cdc.phases.context import Context, record_plan
 from airflow_provider_cdc.phases.groups import (
-    Coverage,
     Group,
     TaskRequest,
     Totals,
-    coverage,
     generation_fence,
     group_marker,
     numbering,
@@ -45,31 +43,11 @@ from airflow_provider_cdc.phases.replan_table import replan_table
 from airflow_provider_cdc.phases.reread import Staged, forget, settle, stage, unfit, waiting
 from airflow_provider_cdc.phases.restarts import note_restart
 from airflow_provider_cdc.phases.retention import RetentionGuard
-from airflow_provider_cdc.sinks.delta import Actions, DeltaTarget
 from airflow_provider_cdc.sinks.files import DataFile
 from airflow_provider_cdc.sinks.layout import write_json
 from airflow_provider_cdc.sinks.notes import Notes
-from airflow_provider_cdc.spark.snapshot_job import COPIES, Runner, SnapshotJob
+from airflow_provider_cdc.sinks.protocol import Markers, Published, SinkTable
 from airflow_provider_cdc.store import Store
-
-__all__ = [
-    "Coverage",
-    "GroupResult",
-    "adopt_published",
-    "coverage",
-    "generation_fence",
-    "group_marker",
-    "publish",
-    "run_group",
-    "run_snapshot",
-    "targets",
-]
-
-#: Replication server ids of workers: their slots follow the stream's and ``verify``'s. Groups that are read at the
-#: same time by processes of their own must not share any, nor an attempt with one before it that still goes on, nor
-#: two copies of a Spark task: the strides are larger than the largest parallelism.
-_FIRST_SLOT, _SLOTS = 200, 800
-_ATTEMPT_STRIDE, _COPY_STRIDE = 66, 199
 
 #: Number of a slice -> attempt that read it, and its manifest.
 Finished = dict[int, tuple[int, dict[str, Any]]]
@@ -133,7 +111,7 @@ def run_group(
     *,
     holder: str,
     requested_by: TaskRequest | None = None,
-    opened: Sequence[DeltaTarget] = (),
+    opened: Sequence[SinkTable] = (),
 ) -> GroupResult:
     """Read one group and publish it. One that is published already is adopted, unless it is to be read again.
 
@@ -145,7 +123,7 @@ def run_group(
     :param holder: who reads it, for people.
     :param requested_by: what a scheduler's task wants. If the group was finished for an earlier request of this very
         task, somebody has cleared it: it is read again under a new attempt, and replaces the first.
-    :param opened: Delta tables of all tables of the plan, if the caller has them open.
+    :param opened: sink tables of all tables of the plan, if the caller has them open.
     :raises NotReadyError: if the plan has no such group.
     :raises TransientError: if another process took the group over while it was read.
     :raises FencedError: if a newer snapshot has taken the tables.
@@ -233,20 +211,19 @@ def publish(
     group: int,
     attempt: int,
     manifests: Sequence[dict[str, Any]],
-    tables: Mapping[int, DeltaTarget],
+    tables: Mapping[int, SinkTable],
 ) -> None:
     """Write the attempt's manifest, then one commit a table. The first attempt whose marker stands has won.
 
-    :param tables: Delta tables by their index in the plan.
+    :param tables: sink tables by their index in the plan.
     """
     manifests = write_manifest(context, plan, group, attempt, manifests)
     marker = group_marker(plan, group)
     for index in sorted({m["table"] for m in manifests}):
         files = [DataFile(**m["file"]) for m in manifests if m["table"] == index]
-        added = Actions(add=[f for f in files if f.rows])
 
-        def decide(table: DeltaTable, added: Actions = added) -> Actions | None:
-            return added if table.transaction_version(marker) is None else None
+        def decide(markers: Markers, files: list[DataFile] = files) -> Published | None:
+            return Published(files) if markers.get(marker) is None else None
 
         failpoint("group.before_commit")
         tables[index].commit(decide, {marker: attempt}, generation_fence(plan, index))
@@ -311,6 +288,7 @@ def _read(work: Group, held: Claim, run: Runner, since: Offset, lineage: Lineage
     job = SnapshotJob(
         connect_args=dict(context.connect_args),
         replicas=_replicas(context, work.number, held.attempt, len(missing)),
+        sink=context.sink,
         root=str(context.layout.root),
         pipeline=plan.pipeline,
         generation=plan.generation,
@@ -340,13 +318,8 @@ def _read(work: Group, held: Claim, run: Runner, since: Offset, lineage: Lineage
 
 def _replicas(context: Context, group: int, attempt: int, missing: int) -> tuple[tuple[tuple[int, str], ...], ...]:
     """Replication server id and uuid of each copy of each worker of an attempt."""
-    pipeline, parallelism = context.pipeline, context.pipeline.snapshot.parallelism
-    found = []
-    for worker in range(max(1, min(parallelism, missing))):
-        first = group * parallelism + worker + _ATTEMPT_STRIDE * (attempt % 3)
-        slots = [_FIRST_SLOT + (first + _COPY_STRIDE * copy) % _SLOTS for copy in range(COPIES)]
-        found.append(tuple((pipeline.server_id(slot), pipeline.replica_uuid(slot)) for slot in slots))
-    return tuple(found)
+    workers = slots.workers(group, attempt, context.pipeline.snapshot.parallelism)
+    return tuple(tuple(map(context.pipeline.replica, copies)) for copies in workers[: max(1, missing)])
 
 
 def _opener(context: Context, group: int, attempt: int) -> OpenAt:
@@ -376,7 +349,7 @@ def _replayable(context: Context, plan: Plan, lineage: Lineage, finished: Finish
     }
 
 
-def _prepare(context: Context, plan: Plan, concerned: Mapping[int, DeltaTarget]) -> None:
+def _prepare(context: Context, plan: Plan, concerned: Mapping[int, SinkTable]) -> None:
     """Make the tables that a group concerns, and those that no group concerns since they were empty.
 
     What an older snapshot has left in them goes.
@@ -385,10 +358,8 @@ def _prepare(context: Context, plan: Plan, concerned: Mapping[int, DeltaTarget])
     empty = {i: t for i, t in enumerate(targets(context, plan)) if not plan.groups_of(i) and (again or not t.exists())}
     for index, target in {**concerned, **empty}.items():
         fence = generation_fence(plan, index)
-        if target.fenced == fence:
-            continue
         if (again or plan.tables[index].revision) and target.exists():
-            target.redefine(fence, [group_marker(plan, g) for g in plan.groups_of(index)])
+            target.begin_anew(fence, [group_marker(plan, g) for g in plan.groups_of(index)])
         target.create(plan.pipeline)
         target.raise_fence(fence)
 

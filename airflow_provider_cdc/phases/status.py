@@ -7,11 +7,11 @@ from typing import Any
 
 from airflow_provider_cdc.exceptions import TransientError
 from airflow_provider_cdc.phases.context import Context
+from airflow_provider_cdc.phases.groups import targets
 from airflow_provider_cdc.phases.lag import changes_per_second, lag_of
 from airflow_provider_cdc.phases.progress import group_progress, snapshot_progress
-from airflow_provider_cdc.phases.snapshot import adopt_published, targets
+from airflow_provider_cdc.phases.snapshot import adopt_published
 from airflow_provider_cdc.processes import tail
-from airflow_provider_cdc.sinks.resume_point import ResumePoint
 from airflow_provider_cdc.store import Store, StreamRow
 from airflow_provider_cdc.store.models import BatchRow
 
@@ -43,7 +43,7 @@ def status(context: Context) -> dict[str, Any]:
         total = sum(r.rows for r in rows)
         groups = group_progress(context, store, plan)
         whole = snapshot_progress(groups)
-        offset = ResumePoint(context.layout.progress, plan.pipeline).read()
+        offset = context.sink.resume_point().read()
         stream, going = _look(context, store)
         totals = store.batch_totals(plan.pipeline)
         recent = store.recent_batches(plan.pipeline, 1000)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pymysql.connections import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
+from airflow_provider_cdc.core import slots
 from airflow_provider_cdc.core.offset import Offset, Position
 from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.exceptions import (
@@ -26,6 +27,7 @@ from airflow_provider_cdc.exceptions import (
     TransientError,
     kind_of,
 )
+from airflow_provider_cdc.jobs.batches import StreamJob, together
 from airflow_provider_cdc.mysql.places.binlog_files import with_beginning
 from airflow_provider_cdc.mysql.places.failover import take_over
 from airflow_provider_cdc.mysql.places.resume import resume
@@ -35,21 +37,17 @@ from airflow_provider_cdc.mysql.server.identity import binlog_end, identity
 from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.phases.apply import Applied, Applier, epoch_fence, highest_epoch
 from airflow_provider_cdc.phases.context import Context
-from airflow_provider_cdc.phases.groups import Coverage
+from airflow_provider_cdc.phases.groups import Coverage, coverage, targets
 from airflow_provider_cdc.phases.liveness import Heart, whoami
 from airflow_provider_cdc.phases.reread import publish_staged
 from airflow_provider_cdc.phases.restarts import note_restart
-from airflow_provider_cdc.phases.snapshot import adopt_published, coverage, targets
+from airflow_provider_cdc.phases.snapshot import adopt_published
 from airflow_provider_cdc.processes import machine
-from airflow_provider_cdc.sinks.resume_point import ResumePoint
-from airflow_provider_cdc.spark.stage import StreamJob, together
 from airflow_provider_cdc.store import Segment, Store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: Replication server ids of the tasks that read a batch: slots from this one on.
-_FIRST_SLOT = 110
 _OTHER = "Point the connection to a server that has the same tables, or start with a fresh sink.path"
 
 
@@ -139,9 +137,9 @@ def begin(context: Context, store: Store, *, catch_up: bool, log: str | None = N
         )
     adopt_published(context, store, plan)
     note_restart(context, store)
-    progress = ResumePoint(context.layout.progress, pipeline.name)
+    progress = context.sink.resume_point()
     progress.create()
-    guarded = [*tables, progress.target]
+    guarded = [*tables, progress]
     highest = highest_epoch(pipeline.name, guarded)
     details: dict[str, str | None] = {"mode": "catch_up" if catch_up else "continuous", "log": log, "ui": ui}
     details["machine"] = machine() or None
@@ -171,15 +169,15 @@ def begin(context: Context, store: Store, *, catch_up: bool, log: str | None = N
     except CdcError as error:
         store.end_stream(pipeline.name, number, "failed", str(error), kind_of(error))
         raise
-    for kind in ("checkpoint", "staging"):
-        # Epochs before this one are fenced: nothing of theirs is needed any more.
-        shutil.rmtree(context.layout.epoch(kind, number).parent, ignore_errors=True)
-    slots = range(_FIRST_SLOT, _FIRST_SLOT + pipeline.stream.parallelism)
+    # Epochs before this one are fenced: nothing of theirs is needed any more.
+    shutil.rmtree(context.layout.epoch("checkpoint", number).parent, ignore_errors=True)
+    context.sink.staging(number).clear()
     job = StreamJob(
         connect_args=dict(context.connect_args),
-        planner=(pipeline.server_id(0), pipeline.replica_uuid(0)),
-        readers=tuple((pipeline.server_id(slot), pipeline.replica_uuid(slot)) for slot in slots),
+        planner=pipeline.replica(slots.STREAM),
+        readers=tuple(map(pipeline.replica, slots.batch_readers(pipeline.stream.parallelism))),
         lineage=applier.lineage,
+        sink=context.sink,
         root=str(context.layout.root),
         pipeline=pipeline.name,
         epoch=number,
@@ -195,12 +193,12 @@ def _same_files(context: Context, applier: Applier, held: Sequence[Coverage]) ->
     at = applier.at
     for base, file, began in sorted({known for table in held for known in table.files}):
         if base == applier.lineage.base and began and at.at.file != file and at.at < Position(file, 0):
-            with_beginning(Offset(at.server, Position(file, 0), "", began=began), context.opener(0))
+            with_beginning(Offset(at.server, Position(file, 0), "", began=began), context.opener(slots.STREAM))
 
 
 def _resume(context: Context, connection: Connection[Any], at: Offset) -> Offset:
     try:
-        return resume(connection, at, context.opener(0))
+        return resume(connection, at, context.opener(slots.STREAM))
     except PurgedError as error:
         way = "" if context.pipeline.stream.on_purged == "reread" else "set stream.on_purged to reread and "
         raise PurgedError(
@@ -213,7 +211,7 @@ def _resume(context: Context, connection: Connection[Any], at: Offset) -> Offset
 def _fail_over(context: Context, store: Store, applier: Applier, connection: Connection[Any]) -> None:
     """Go on at the server that the connection reaches now."""
     pipeline, before = context.pipeline, applier.at
-    open_at = context.opener(0)
+    open_at = context.opener(slots.STREAM)
     after = take_over(connection, open_at, before)
     if (further := applier.ahead()) is not None:
         # What a table holds beyond the resume point comes once more, if the new server has it; else it would stay.

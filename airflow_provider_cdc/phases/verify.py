@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import DeltaTable
 
+from airflow_provider_cdc.core import slots
 from airflow_provider_cdc.core.changes import after, apply_changes, last_changes
 from airflow_provider_cdc.core.multiset import images, numbers, weights
 from airflow_provider_cdc.core.offset import Position
@@ -43,12 +43,16 @@ from airflow_provider_cdc.mysql.snapshot.planner import plan_table
 from airflow_provider_cdc.mysql.snapshot.windows import WindowReader
 from airflow_provider_cdc.phases.apply import stream_marker
 from airflow_provider_cdc.phases.context import Context
-from airflow_provider_cdc.phases.groups import group_marker, numbering, read_manifest, watermarks_of
-from airflow_provider_cdc.phases.snapshot import coverage, targets
-from airflow_provider_cdc.sinks.delta import DeltaTarget
+from airflow_provider_cdc.phases.groups import (
+    coverage,
+    group_marker,
+    numbering,
+    read_manifest,
+    targets,
+    watermarks_of,
+)
+from airflow_provider_cdc.sinks.protocol import Markers, Readable
 
-#: Slots of replication server ids above those of the snapshot's workers.
-_SLOT = 100
 _EXAMPLES, _EXAMPLE_LENGTH = 3, 200
 
 
@@ -110,6 +114,11 @@ def verify(context: Context, *, show_values: bool = False) -> list[TableComparis
         )
     found = []
     for index, target in enumerate(tables):
+        if not isinstance(target, Readable):
+            raise NotReadyError(
+                f"the {target.name} cannot be read back: a sink of kind {context.pipeline.sink.kind} is for writing",
+                "Compare by other means, or use a sink.kind that can be read",
+            )
         verdict = _verify_table(context, plan, index, target)
         if not show_values:
             verdict = replace(verdict, examples=())
@@ -118,7 +127,7 @@ def verify(context: Context, *, show_values: bool = False) -> list[TableComparis
     return found
 
 
-def _verify_table(context: Context, plan: Plan, index: int, target: DeltaTarget) -> TableComparison:
+def _verify_table(context: Context, plan: Plan, index: int, target: Readable) -> TableComparison:
     table = plan.tables[index]
     # The resume point first, the version after it: no change at or before E can be missing from the version.
     progress, lineage = context.stand(plan)
@@ -128,14 +137,12 @@ def _verify_table(context: Context, plan: Plan, index: int, target: DeltaTarget)
             "before",
             "Let it catch up, then run again",
         )
-    delta = target.load()
-    version = delta.version()
-    standing = max(lineage.seq(progress.at), delta.transaction_version(stream_marker(plan.pipeline)) or 0)
+    sink, markers = target.read()
+    standing = max(lineage.seq(progress.at), markers.get(stream_marker(plan.pipeline)) or 0)
     # What is done twice counts twice where there is no key.
-    sink_held = standing if table.key else max(standing, _covered(context, plan, index, delta))
-    sink = target.to_arrow(version)
+    sink_held = standing if table.key else max(standing, _covered(context, plan, index, markers))
     pipeline = context.pipeline
-    replica = pipeline.server_id(_SLOT), pipeline.replica_uuid(_SLOT)
+    replica = pipeline.replica(slots.VERIFY)
 
     def open_at(at: Position) -> BinlogStream:
         return BinlogStream(
@@ -159,7 +166,7 @@ def _verify_table(context: Context, plan: Plan, index: int, target: DeltaTarget)
                 f"the definition of {table.label} changed since the snapshot",
                 "Start with a fresh sink.path (or remove the old one) and run again",
             )
-        progress = resume(connection, progress, context.opener(_SLOT))
+        progress = resume(connection, progress, context.opener(slots.VERIFY))
         p0 = low_watermark(connection, lineage.server).at
         chunks = plan_table(connection, index, table, pipeline.snapshot.chunk_rows)
         reads: list[ChunkRead] = []
@@ -196,11 +203,11 @@ def _verify_table(context: Context, plan: Plan, index: int, target: DeltaTarget)
     return _compare(table, source, sink, common)
 
 
-def _covered(context: Context, plan: Plan, index: int, delta: DeltaTable) -> int:
+def _covered(context: Context, plan: Plan, index: int, markers: Markers) -> int:
     """``_cdc_seq`` of the highest high watermark of the attempts that a version of the sink table holds."""
     marks = [plan.p0_seq]
     for group in plan.groups_of(index):
-        for entry in read_manifest(context, plan, group, delta.transaction_version(group_marker(plan, group)) or 0):
+        for entry in read_manifest(context, plan, group, markers.get(group_marker(plan, group)) or 0):
             if entry["table"] == index:
                 marks += [numbering(plan, entry).seq(watermarks_of(chunk)[1]) for chunk in entry["chunks"]]
     return max(marks)

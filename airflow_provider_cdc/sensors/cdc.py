@@ -100,7 +100,8 @@ class CdcSnapshotSensor(PipelineTemplates, BaseSensorOperator):
             return found
 
     def _look(self, work: Work, plan: Plan) -> tuple[bool, dict[str, Any] | None]:
-        from airflow_provider_cdc.phases.snapshot import adopt_published, coverage, targets
+        from airflow_provider_cdc.phases.groups import coverage, targets
+        from airflow_provider_cdc.phases.snapshot import adopt_published
 
         with closing(work.store()) as store:
             known = store.snapshot(plan.pipeline, plan.generation) is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from deltalake import DeltaTable
 
 #: Bytes in memory of a row group that is put together from small tables.
 _ROW_GROUP_BYTES = 32 << 20
@@ -114,12 +113,29 @@ def _row_groups(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
         yield pa.concat_tables(held)
 
 
-def read_changes(entry: Mapping[str, Any]) -> pa.Table:
-    """Changes of one table in a manifest, in binlog order."""
-    return pa.concat_tables([pq.ParquetFile(path).read() for path in entry["paths"]])
+def row_groups(path: Path, schema: pa.Schema) -> Iterator[pa.Table]:
+    """Rows of a file, row group by row group.
+
+    :param schema: schema of its rows.
+    """
+    with pq.ParquetFile(path) as file:
+        for number in range(file.metadata.num_row_groups):
+            yield file.read_row_group(number).select(schema.names).cast(schema)
 
 
-def files_of(table: DeltaTable) -> list[dict[str, Any]]:
-    """The files of a Delta table as it stands, with their statistics."""
-    # Not pa.table(): it loads pandas, which takes longer than all the rest of a look at a pipeline.
-    return pa.RecordBatchReader.from_stream(table.get_add_actions(flatten=True)).read_all().to_pylist()  # type: ignore[no-any-return]
+def portions(tables: Iterable[pa.Table], size: int) -> Iterator[Iterator[pa.Table]]:
+    """Tables as groups of about a size, each to be read before the next one is asked for. Those without rows go.
+
+    :param size: bytes in memory.
+    """
+    rest = (table for table in tables if table.num_rows)
+    for head in rest:
+
+        def portion(head: pa.Table = head) -> Iterator[pa.Table]:
+            held = head.nbytes
+            yield head
+            while held < size and (table := next(rest, None)) is not None:
+                held += table.nbytes
+                yield table
+
+        yield portion()

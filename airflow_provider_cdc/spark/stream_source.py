@@ -17,7 +17,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 
 from airflow_provider_cdc.core.offset import Offset
 from airflow_provider_cdc.exceptions import CdcError, pack
-from airflow_provider_cdc.spark.stage import StreamJob
+from airflow_provider_cdc.jobs.batches import StreamJob
 
 if TYPE_CHECKING:
     # Not in the processes in which Spark only makes the source or plans its tasks: it loads the compiled decoder.

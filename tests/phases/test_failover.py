@@ -17,8 +17,9 @@ from airflow_provider_cdc.core.schema import SEQ
 from airflow_provider_cdc.exceptions import CdcError, TerminalError, TransientError
 from airflow_provider_cdc.phases.apply import stream_marker
 from airflow_provider_cdc.phases.stream import Epoch, begin, run_in_process
-from airflow_provider_cdc.sinks.delta import Actions, DeltaTarget
-from airflow_provider_cdc.sinks.resume_point import ResumePoint
+from airflow_provider_cdc.sinks.delta.resume_point import DeltaResumePoint
+from airflow_provider_cdc.sinks.delta.table import DeltaTarget
+from airflow_provider_cdc.sinks.protocol import Published
 from tests.support.cli import Cli
 from tests.support.oracle import compare_all
 from tests.support.servers import MySQLServer
@@ -87,7 +88,7 @@ class Pair:
     def refused(self, kind: type[CdcError], text: str, server: MySQLServer | None = None) -> None:
         """The stream does not begin on the new server, and the resume point stays where it was."""
         self.cli.env["AIRFLOW_CONN_CDC_SOURCE"] = (server or self.new).uri()
-        progress = ResumePoint(self.cli.sink / "_cdc_progress" / self.database, self.database)
+        progress = DeltaResumePoint(self.cli.sink / "_cdc_progress" / self.database, self.database)
         before = progress.read()
         with self.cli.opened() as (context, store), pytest.raises(kind, match=text):
             begin(context, store, catch_up=True)
@@ -151,7 +152,7 @@ def test_there_and_back(pair: Pair) -> None:
         assert status.code == 0 and server.execute("SELECT @@server_uuid")[0][0] in status.out
     assert highest == sorted(set(highest))
     with pair.cli.opened() as (context, store):
-        stand = ResumePoint(context.layout.progress, d).stand()
+        stand = DeltaResumePoint(context.layout.progress, d).stand()
         assert stand is not None and len(stand[1].segments) == 4
         assert [s.base_ordinal for s in store.lineage(d)] == [s.base for s in stand[1].segments]
         assert len([e for e in store.events(d, 50) if e.kind == "failover"]) == 3
@@ -380,14 +381,13 @@ def test_a_table_without_a_key_that_is_further_than_the_resume_point(pair: Pair)
     pair.cli.snapshot()
     pair.run(f"INSERT INTO {d}.keyed VALUES (8, 8)")
     pair.copy(pair.old)
-    progress = ResumePoint(pair.cli.sink / "_cdc_progress" / d, d)
+    progress = DeltaResumePoint(pair.cli.sink / "_cdc_progress" / d, d)
     stand = progress.stand()
     assert stand is not None
     table = DeltaTarget(pair.cli.sink / d / "plain", pair.cli.rows(d, "plain").schema)
     marker = stream_marker(d)
     with epoch(pair, pair.old) as found:
-        nothing = Actions(add=[], remove=[])
-        table.commit(lambda _: nothing, {marker: stand[1].seq(stand[0].at) + 1}, found.applier.fence)
+        table.commit(lambda _: Published([]), {marker: stand[1].seq(stand[0].at) + 1}, found.applier.fence)
     pair.refused(TerminalError, rf"{d}.plain has no usable key, and is ahead of the resume point")
 
 

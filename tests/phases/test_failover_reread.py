@@ -15,24 +15,24 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
 
 from airflow_provider_cdc.exceptions import TerminalError, TransientError
+from airflow_provider_cdc.jobs import batches, slices
+from airflow_provider_cdc.jobs.slices import SnapshotJob, run_in_threads
 from airflow_provider_cdc.phases import apply, reread
 from airflow_provider_cdc.phases.groups import Group
 from airflow_provider_cdc.phases.reread import forget, settle, waiting
 from airflow_provider_cdc.phases.snapshot import GroupResult, run_group
 from airflow_provider_cdc.phases.stream import run_in_process
 from airflow_provider_cdc.phases.verify import verify
-from airflow_provider_cdc.sinks.delta import Actions, DeltaTarget, Fence
-from airflow_provider_cdc.sinks.files import write_file
-from airflow_provider_cdc.spark import snapshot_job, stage
-from airflow_provider_cdc.spark.snapshot_job import SnapshotJob, run_in_threads
+from airflow_provider_cdc.sinks.delta.table import DeltaTarget
+from airflow_provider_cdc.sinks.protocol import Fence
 from tests.phases import test_failover, test_failover_mariadb
 from tests.phases.test_failover import Pair, epoch
 from tests.phases.test_failover_mariadb import Domains
 from tests.phases.test_reread import Lost
 from tests.support.cli import asked_by
+from tests.support.delta import as_delta, put
 from tests.support.servers import MySQLServer
 
 ME = "dag/run/snapshot/1"
@@ -117,17 +117,11 @@ def group(pair: Pair) -> Group:
 def break_copy(pair: Pair) -> None:
     """Behind the project's back: a wrong row, one that is missing, one too many; only reading again mends that."""
     for index, wrong in ((0, [1, 2, 10]), (1, ["a", "b", "aa"])):
-        target = group(pair).tables[index]
+        target = as_delta(group(pair).tables[index])
         rows = [row for row in target.to_arrow().to_pylist() if row["id"] not in wrong]
         rows += [{**rows[0], "id": key, "v": -1} for key in (wrong[0], wrong[2])]
-
-        def decide(table: DeltaTable, target: DeltaTarget = target, rows: list[dict[str, Any]] = rows) -> Actions:
-            paths = [Path(uri.removeprefix("file://")).relative_to(target.path).as_posix() for uri in table.file_uris()]
-            written = pa.Table.from_pylist(rows, schema=target.schema)
-            name, stat = f"part-broken-{table.version()}.parquet", "id" if isinstance(rows[0]["id"], int) else None
-            return Actions([write_file(target.path, name, written.schema, [written], stat)], paths)
-
-        assert target.commit(decide, {}, Fence("test", 1))
+        stat = "id" if isinstance(rows[0]["id"], int) else None
+        put(target, pa.Table.from_pylist(rows, schema=target.schema), stat=stat)
     assert pair.differences(pair.old)
 
 
@@ -436,8 +430,8 @@ def test_a_group_that_is_read_again_before_the_fence(fresh: Pair, monkeypatch: p
     raise_fence, done = DeltaTarget.raise_fence, list[str]()
 
     def first(target: DeltaTarget, fence: Fence) -> None:
-        if fence.app_id.endswith("/epoch") and not done:
-            done.append(fence.app_id)
+        if fence.name.endswith("/epoch") and not done:
+            done.append(fence.name)
             change(fresh)
             assert read_again(fresh, fresh.old).outcome == "replaced"
         raise_fence(target, fence)
@@ -485,7 +479,7 @@ def test_whatever_happens(pair: Pair, seed: int, monkeypatch: pytest.MonkeyPatch
         if left[0] == 0:
             raise Killed(name)
 
-    for module in (apply, reread, stage, snapshot_job):
+    for module in (apply, reread, batches, slices):
         monkeypatch.setattr(module, "failpoint", failpoint)
     seen = Counter[str]()
     broken = bool(seed % 3 == 0)

@@ -11,7 +11,7 @@ import pytest
 
 from airflow_provider_cdc.core.gtid import GtidSet
 from airflow_provider_cdc.exceptions import TerminalError
-from airflow_provider_cdc.sinks.resume_point import ResumePoint
+from airflow_provider_cdc.sinks.delta.resume_point import DeltaResumePoint
 from tests.support.cli import Cli
 from tests.support.oracle import compare_all
 from tests.support.servers import MySQLServer
@@ -42,7 +42,7 @@ def test_tagged_writers(tmp_path: Path) -> None:
             cli.catch_up()
             with contextlib.closing(server.connect()) as connection:
                 assert compare_all(connection, "d", cli.sink, ["t"]) == []
-            standing = ResumePoint(cli.context.layout.progress, "p").read()
+            standing = DeltaResumePoint(cli.context.layout.progress, "p").read()
             assert standing is not None
             return GtidSet.parse(standing.gtid_set)
 

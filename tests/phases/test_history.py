@@ -26,7 +26,7 @@ from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.mysql.snapshot import chunk
 from airflow_provider_cdc.phases.stream import begin
 from airflow_provider_cdc.phases.verify import verify
-from airflow_provider_cdc.sinks.resume_point import ResumePoint
+from airflow_provider_cdc.sinks.delta.resume_point import DeltaResumePoint
 from tests.support.cli import Cli
 from tests.support.mariadb import MariaDBServer
 from tests.support.oracle import compare_all
@@ -53,7 +53,7 @@ class World:
 
     @property
     def offset(self) -> Offset:
-        found = ResumePoint(self.cli.context.layout.progress, "p").read()
+        found = DeltaResumePoint(self.cli.context.layout.progress, "p").read()
         assert found is not None
         return found
 

@@ -15,6 +15,7 @@ import pytest
 from deltalake import DeltaTable
 
 from airflow_provider_cdc.exceptions import NotReadyError, TerminalError, TransientError
+from airflow_provider_cdc.jobs.slices import run_in_threads
 from airflow_provider_cdc.mysql.places.watermark import Watermarks, watermarks
 from airflow_provider_cdc.mysql.server.throttle import Throttle
 from airflow_provider_cdc.mysql.snapshot import keyless as whole
@@ -23,10 +24,8 @@ from airflow_provider_cdc.phases import apply
 from airflow_provider_cdc.phases.snapshot import GroupResult, run_group
 from airflow_provider_cdc.phases.stream import begin, run_in_process
 from airflow_provider_cdc.phases.verify import TableComparison, verify
-from airflow_provider_cdc.sinks.delta import Actions, Fence, target_of
-from airflow_provider_cdc.sinks.files import write_file
-from airflow_provider_cdc.spark.snapshot_job import run_in_threads
 from tests.support.cli import Cli, asked_by
+from tests.support.delta import delta_table, put
 from tests.support.heap import HeapWriter
 from tests.support.mariadb import MariaDBServer
 from tests.support.oracle import compare_all
@@ -77,18 +76,11 @@ class World:
         """Take rows out of the copy of ``narrow``, behind the project's back."""
         context = self.cli.context
         schema = next(t for t in context.need_plan().tables if t.name == "narrow")
-        target = target_of(context.layout.table(schema), schema)
+        target = delta_table(context, schema)
         rows = target.to_arrow()
         gone = [i for i, value in enumerate(rows["a"].to_pylist()) if value == a][:times]
         assert len(gone) == times
-        rows = rows.take([i for i in range(rows.num_rows) if i not in gone])
-
-        def decide(table: DeltaTable) -> Actions:
-            paths = [Path(uri).relative_to(target.path).as_posix() for uri in table.file_uris()]
-            name = f"part-test-{table.version()}.parquet"
-            return Actions([write_file(target.path, name, rows.schema, [rows], None)], paths)
-
-        assert target.commit(decide, {}, Fence("test", 1))
+        put(target, rows.take([i for i in range(rows.num_rows) if i not in gone]))
 
     def read_again(self, me: str = "task") -> GroupResult:
         with self.cli.opened() as (context, store):

@@ -8,13 +8,14 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from airflow_provider_cdc.exceptions import TerminalError
+from airflow_provider_cdc.jobs.batches import together
 from airflow_provider_cdc.phases.stream import Epoch, begin
-from airflow_provider_cdc.sinks.files import read_changes
-from airflow_provider_cdc.spark.stage import together
+from airflow_provider_cdc.sinks.staging import FileStaging
 from airflow_provider_cdc.spark.stream_source import BinlogReader
 from tests.support.cli import Cli
 from tests.support.oracle import compare_all
@@ -82,7 +83,12 @@ def test_the_pieces_are_the_batch(cli: Cli, mysql_server: MySQLServer, database:
         end = source.latestOffset(start, None)
         (all_at_once,) = BinlogReader(epoch.job, epoch.start).partitions(start, end)
         whole = read(source, all_at_once)
-        expected = [(entry, read_changes(entry).to_pylist()) for entry in whole["tables"]]  # type: ignore[attr-defined]
+        staging = FileStaging(cli.context.layout.epoch("staging", epoch.number))
+
+        def changes(entry: dict[str, Any]) -> list[dict[str, Any]]:
+            return staging.read(epoch.plan.tables[entry["table"]], entry["staged"]).to_pylist()  # type: ignore[no-any-return]
+
+        expected = [(entry, changes(entry)) for entry in whole["tables"]]  # type: ignore[attr-defined]
         pieces = source.partitions(start, end)
         # In the order in which Spark likes to end them.
         manifests = [read(source, piece) for piece in reversed(pieces)]
@@ -91,14 +97,15 @@ def test_the_pieces_are_the_batch(cli: Cli, mysql_server: MySQLServer, database:
         assert len({epoch.job.readers[piece.reader] for piece in pieces}) == 3  # type: ignore[attr-defined]
         batch = together(manifests)
         assert (batch["start"], batch["end"]) == (whole["start"], whole["end"])
-        for entry, (told, changes) in zip(batch["tables"], expected, strict=True):
-            assert read_changes(entry).to_pylist() == changes
-            assert {**entry, "paths": 0} == {**told, "paths": 0}
-        assert len(batch["files"]) > sum(len(entry["paths"]) for entry in batch["tables"]), (
+        for entry, (told, rows) in zip(batch["tables"], expected, strict=True):
+            assert changes(entry) == rows
+            assert {**entry, "staged": 0} == {**told, "staged": 0}
+        assert all(staging.path(name).exists() for name in batch["staged"])
+        assert len(batch["staged"]) > sum(len(entry["staged"]) for entry in batch["tables"]), (
             "some are of no use any more"
         )
         epoch.apply(batch)
-        assert not any(Path(path).exists() for path in batch["files"])
+        assert not any(staging.path(name).exists() for name in batch["staged"])
     with contextlib.closing(mysql_server.connect()) as connection:
         assert compare_all(connection, database, cli.sink) == []
 
@@ -149,7 +156,7 @@ def test_a_transaction_that_only_unpacked_is_larger_than_a_batch(
     mariadb_server: MySQLServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the open transaction ends MariaDB does not tell: it counts as the last one by its size in the binlog."""
-    monkeypatch.setattr("airflow_provider_cdc.spark.stage._FLUSH_BYTES", 1 << 16)
+    monkeypatch.setattr("airflow_provider_cdc.jobs.batches._FLUSH_BYTES", 1 << 16)
     server = mariadb_server
     with contextlib.ExitStack() as stack:
         server.execute("CREATE DATABASE pieces")

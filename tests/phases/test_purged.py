@@ -14,6 +14,7 @@ import yaml
 
 from airflow_provider_cdc.exceptions import FencedError, NotReadyError, OtherHistoryError, PurgedError
 from airflow_provider_cdc.failpoints import NEXT_SNAPSHOT
+from airflow_provider_cdc.jobs.slices import run_in_threads
 from airflow_provider_cdc.phases import next_snapshot
 from airflow_provider_cdc.phases.groups import Group
 from airflow_provider_cdc.phases.liveness import Heart
@@ -23,7 +24,6 @@ from airflow_provider_cdc.phases.status import status
 from airflow_provider_cdc.phases.stream import begin, run_in_process
 from airflow_provider_cdc.phases.verify import verify
 from airflow_provider_cdc.pipeline import Pipeline
-from airflow_provider_cdc.spark.snapshot_job import run_in_threads
 from tests.phases.test_reread import Lost
 from tests.support.cli import Cli
 from tests.support.mariadb import MariaDBServer

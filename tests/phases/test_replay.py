@@ -14,9 +14,9 @@ from airflow_provider_cdc.exceptions import FencedError, TerminalError
 from airflow_provider_cdc.mysql.server.identity import binlog_end
 from airflow_provider_cdc.mysql.server.session import connect, value
 from airflow_provider_cdc.phases.apply import Applier
-from airflow_provider_cdc.phases.snapshot import coverage, targets
+from airflow_provider_cdc.phases.groups import coverage, targets
 from airflow_provider_cdc.phases.stream import run_in_process
-from airflow_provider_cdc.sinks.resume_point import ResumePoint
+from airflow_provider_cdc.sinks.delta.resume_point import DeltaResumePoint
 from tests.support.cli import Cli
 from tests.support.servers import MySQLServer
 
@@ -102,11 +102,12 @@ def test_a_run_that_was_taken_over_cannot_write(
     mysql_server.execute(f"INSERT INTO `{database}`.t VALUES (7, 1)")
     with cli.epoch() as old, contextlib.closing(old.job.make_planner()) as planner:
         manifest = old.job.stage(old.start, planner.advance(old.start, 1 << 28), "0")
-        for entry in manifest["tables"]:  # as if it had been read already: the next epoch removes what was staged
-            entry["paths"] = [str(shutil.copy(path, tmp_path)) for path in entry["paths"]]
+        staged = cli.context.layout.epoch("staging", old.number)
+        shutil.copytree(staged, tmp_path / "aside")
         old.store.end_stream(database, old.number, "stopped")  # so that the next may begin
         with cli.epoch() as new:
-            assert new.number == old.number + 1
+            assert new.number == old.number + 1 and not staged.exists()
+            shutil.copytree(tmp_path / "aside", staged)  # as if it had been read already
             with pytest.raises(FencedError, match="A newer run has taken over"):
                 old.apply(manifest)
             assert 7 not in held(cli, database)
@@ -123,7 +124,7 @@ def test_a_lost_checkpoint_decides_nothing(cli: Cli, mysql_server: MySQLServer, 
     (cli.sink / "_cdc" / database / "bookkeeping.db").unlink()
     with cli.epoch() as run:
         assert run.number == 2, "an epoch was given out twice"
-        assert run.start == ResumePoint(run.context.layout.progress, database).read()
+        assert run.start == DeltaResumePoint(run.context.layout.progress, database).read()
         run_in_process(run)
     assert held(cli, database) == {1: 1, 2: 1, 7: 1}
 
@@ -139,7 +140,7 @@ def test_the_tables_of_a_batch_are_applied_each_for_itself(cli: Cli, mysql_serve
         manifest = run.job.stage(run.start, end, "0")
         half = {**manifest, "tables": [e for e in manifest["tables"] if run.plan.tables[e["table"]].name == "t"]}
         tables = targets(run.context, run.plan)
-        progress = ResumePoint(run.context.layout.progress, database)
+        progress = DeltaResumePoint(run.context.layout.progress, database)
         Applier(run.context, run.plan, tables, coverage(run.context, run.plan, tables) or [], progress, 1).apply(half)
         before = version(cli, database)
         shutil.rmtree(cli.sink / "_cdc_progress")
@@ -157,7 +158,7 @@ def test_transactions_on_other_tables_count(cli: Cli, mysql_server: MySQLServer,
         mysql_server.execute(f"CREATE TABLE `{database}_x`.t (id INT PRIMARY KEY)")
         mysql_server.execute(f"INSERT INTO `{database}_x`.t VALUES (1)")
         cli.catch_up()
-        reached = ResumePoint(cli.context.layout.progress, database).read()
+        reached = DeltaResumePoint(cli.context.layout.progress, database).read()
         with contextlib.closing(connect(mysql_server.connect_args())) as connection:
             assert reached is not None and reached.at == binlog_end(connection)
             executed = GtidSet.parse(value(connection, "SELECT @@global.gtid_executed") or "")

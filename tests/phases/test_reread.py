@@ -27,6 +27,7 @@ from airflow_provider_cdc.core.progress import ChunkProgress
 from airflow_provider_cdc.core.supervision import LOST_SECONDS
 from airflow_provider_cdc.exceptions import NotReadyError, TransientError
 from airflow_provider_cdc.failpoints import VARIABLE
+from airflow_provider_cdc.jobs.slices import SnapshotJob, run_in_threads
 from airflow_provider_cdc.mysql.server.identity import binlog_end
 from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.phases import claims
@@ -37,13 +38,14 @@ from airflow_provider_cdc.phases.reread import forget, waiting
 from airflow_provider_cdc.phases.snapshot import GroupResult, adopt_published, run_group
 from airflow_provider_cdc.phases.stream import Epoch, begin, run_in_process
 from airflow_provider_cdc.pipeline import Pipeline
-from airflow_provider_cdc.sinks.delta import Actions, DeltaTarget, Fence
-from airflow_provider_cdc.sinks.files import write_file
+from airflow_provider_cdc.sinks.delta.files import files_of
+from airflow_provider_cdc.sinks.delta.resume_point import DeltaResumePoint
+from airflow_provider_cdc.sinks.delta.table import DeltaTarget
 from airflow_provider_cdc.sinks.layout import read_json, write_json
-from airflow_provider_cdc.sinks.resume_point import ResumePoint
-from airflow_provider_cdc.spark.snapshot_job import SnapshotJob, run_in_threads
+from airflow_provider_cdc.sinks.protocol import ResumePoint
 from tests import ROOT
 from tests.support.cli import Cli, asked_by, read_only
+from tests.support.delta import as_delta, put
 from tests.support.harness import KILLED
 from tests.support.oracle import check_ledger, compare_all
 from tests.support.servers import MySQLServer
@@ -142,7 +144,7 @@ class World:
         """Behind the project's back, in each table of a group: a wrong row, one that is missing, one too many."""
         group = self.group(number)
         for index, target in group.tables.items():
-            damage(target, f"snapshot/1/{number}/", group.plan.tables[index].key)
+            damage(as_delta(target), f"snapshot/1/{number}/", group.plan.tables[index].key)
 
     def differences(self) -> str:
         with contextlib.closing(self.server.connect()) as connection:
@@ -150,20 +152,15 @@ class World:
 
 
 def damage(target: DeltaTarget, home: str, key: tuple[str, ...]) -> None:
-    def decide(table: DeltaTable) -> Actions:
-        path = min(p for p in pa.table(table.get_add_actions(flatten=True))["path"].to_pylist() if p.startswith(home))
-        found = pq.read_table(target.path / path, partitioning=None).to_pylist()
-        assert len(found) >= 3
-        wrong, orphan = {**found[1], "v": -1}, dict(found[1])
-        last = key[-1]
-        orphan[last] = orphan[last] + 1 if isinstance(orphan[last], int) else f"{orphan[last]}!"
-        rows = pa.Table.from_pylist([wrong, orphan, *found[2:]], schema=target.schema)
-        stat = key[0] if len(key) == 1 and isinstance(wrong[key[0]], int) else None
-        name = f"part-damaged-{time.monotonic_ns()}.parquet"
-        return Actions(add=[write_file(target.path, name, rows.schema, [rows], stat)], remove=[path])
-
-    fence = Fence("test", 1)
-    assert target.commit(decide, {}, fence)
+    path = min(f["path"] for f in files_of(target.load()) if f["path"].startswith(home))
+    found = pq.read_table(target.path / path, partitioning=None).to_pylist()
+    assert len(found) >= 3
+    wrong, orphan = {**found[1], "v": -1}, dict(found[1])
+    last = key[-1]
+    orphan[last] = orphan[last] + 1 if isinstance(orphan[last], int) else f"{orphan[last]}!"
+    rows = pa.Table.from_pylist([wrong, orphan, *found[2:]], schema=target.schema)
+    stat = key[0] if len(key) == 1 and isinstance(wrong[key[0]], int) else None
+    put(target, rows, instead_of=[path], stat=stat)
 
 
 @pytest.fixture
@@ -319,7 +316,8 @@ def test_between_two_streams(copied: World) -> None:
     copied.write(*CHANGES[:6])
     copied.cli.catch_up()
     for name, key in (("a_int", ("id",)), ("b_text", ("k",)), ("c_two", ("a", "b"))):
-        target = next(t for n in range(5) for t in copied.group(n).tables.values() if t.path.name == name)
+        tables = [as_delta(table) for n in range(5) for table in copied.group(n).tables.values()]
+        target = next(table for table in tables if table.path.name == name)
         damage(target, "", key)
     copied.write(*CHANGES[6:])
     assert [copied.run(n, ME).outcome for n in range(5)] == ["staged"] * 5
@@ -369,23 +367,24 @@ def test_a_table_that_is_ahead_of_the_resume_point(copied: World) -> None:
         with pytest.raises(KeyboardInterrupt):
             epoch.applier.apply(manifest)
         store.end_stream(copied.database, epoch.number, "failed")
-        before = copied.group(0).tables[0].marker(stream_marker(copied.database))
+        before = copied.group(0).tables[0].markers().get(stream_marker(copied.database))
         assert before is not None and before > epoch.plan.lineage.seq(epoch.start.at)
         assert not copied.differences()
         again = begin(context, store, catch_up=True)
         assert again.start == epoch.start
         again.publish()
         assert copied.group(0).markers() == {0: 2}
-        assert copied.group(0).tables[0].marker(stream_marker(copied.database)) == before
+        assert copied.group(0).tables[0].markers().get(stream_marker(copied.database)) == before
         assert not copied.differences()
         run_in_process(again)
     assert not copied.differences()
 
 
-class Lost(ResumePoint):
+class Lost(DeltaResumePoint):
     """A resume point that cannot be written any more."""
 
     def __init__(self, real: ResumePoint) -> None:
+        assert isinstance(real, DeltaResumePoint)
         self.target = real.target
 
     def write(self, *_: object) -> None:
@@ -433,7 +432,7 @@ def test_beside_a_stream_that_has_nothing_to_do(copied: World) -> None:
         while epoch.applier.at.at < end:
             time.sleep(0.05)
         for target, key in ((copied.group(0).tables[0], ("id",)), (copied.group(2).tables[1], ("k",))):
-            damage(target, "", key)
+            damage(as_delta(target), "", key)
         assert copied.differences()
         heard = Heard()
         assert [copied.run(n, ME, heard=heard).outcome for n in range(4)] == ["replaced"] * 4

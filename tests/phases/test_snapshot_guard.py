@@ -13,10 +13,10 @@ import pytest
 
 from airflow_provider_cdc.core.progress import ChunkProgress
 from airflow_provider_cdc.exceptions import TerminalError
+from airflow_provider_cdc.jobs.slices import run_in_threads
 from airflow_provider_cdc.mysql.snapshot import chunk as chunk_module
 from airflow_provider_cdc.phases import retention
 from airflow_provider_cdc.phases.snapshot import run_snapshot
-from airflow_provider_cdc.spark.snapshot_job import run_in_threads
 from tests.support.cli import Cli
 from tests.support.mariadb import MariaDBServer
 from tests.support.servers import MySQLServer

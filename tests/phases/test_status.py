@@ -19,7 +19,7 @@ import pytest
 from airflow_provider_cdc.mysql.server.identity import binlog_end as end_of_log
 from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.phases.lag import Lag, changes_per_second, lag_of
-from airflow_provider_cdc.sinks.resume_point import ResumePoint
+from airflow_provider_cdc.sinks.delta.resume_point import DeltaResumePoint
 from airflow_provider_cdc.store.models import BatchRow
 from tests import ROOT
 from tests.support.cli import Cli
@@ -64,7 +64,7 @@ def lag(cli: Cli) -> Lag:
     """As ``status`` finds it, not rounded."""
     context = cli.context
     plan = context.need_plan()
-    return lag_of(context, ResumePoint(context.layout.progress, plan.pipeline).read() or plan.p0)
+    return lag_of(context, DeltaResumePoint(context.layout.progress, plan.pipeline).read() or plan.p0)
 
 
 @pytest.mark.parametrize("kind", SERVERS)

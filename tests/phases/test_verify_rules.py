@@ -10,9 +10,8 @@ import pytest
 
 from airflow_provider_cdc.mysql.snapshot import chunk
 from airflow_provider_cdc.phases.verify import TableComparison, verify
-from airflow_provider_cdc.sinks.delta import Actions, Fence, target_of
-from airflow_provider_cdc.sinks.files import write_file
 from tests.support.cli import Cli
+from tests.support.delta import delta_table, put
 from tests.support.servers import MySQLServer
 
 
@@ -35,17 +34,8 @@ def verdict(cli: Cli) -> TableComparison:
 
 def damage(cli: Cli, change: Callable[[pa.Table], pa.Table]) -> None:
     """Behind the project's back."""
-    schema = cli.context.need_plan().tables[0]
-    target = target_of(cli.context.layout.table(schema), schema)
-    rows = change(target.to_arrow().sort_by("id"))
-
-    def decide(_: object) -> Actions:
-        old = [Path(uri).relative_to(target.path).as_posix() for uri in target.load().file_uris()]
-        return Actions(
-            [write_file(target.path, f"part-damaged-{rows.num_rows}.parquet", rows.schema, [rows], "id")], old
-        )
-
-    assert target.commit(decide, {}, Fence("test", 1))
+    target = delta_table(cli.context, cli.context.need_plan().tables[0])
+    put(target, change(target.to_arrow().sort_by("id")), stat="id")
 
 
 def test_changes_behind_the_copy_and_behind_the_chunks(

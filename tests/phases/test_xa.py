@@ -22,7 +22,7 @@ from airflow_provider_cdc.mysql.places.watermark import _MariaDB, _MySQL, low_wa
 from airflow_provider_cdc.mysql.snapshot import chunk as chunk_module
 from airflow_provider_cdc.mysql.snapshot import planner, windows
 from airflow_provider_cdc.phases.verify import verify
-from airflow_provider_cdc.sinks.resume_point import ResumePoint
+from airflow_provider_cdc.sinks.delta.resume_point import DeltaResumePoint
 from tests.support.cli import Cli
 from tests.support.mariadb import MariaDBServer
 from tests.support.oracle import compare_all
@@ -99,7 +99,7 @@ def test_in_the_stream(world: World) -> None:
     world.prepare("'d'", "UPDATE t SET id = 102 WHERE id = 6")
     world.run("UPDATE t SET v = 'plain' WHERE id = 5")
     world.exact()
-    standing = ResumePoint(world.cli.context.layout.progress, "p").read()
+    standing = DeltaResumePoint(world.cli.context.layout.progress, "p").read()
     assert standing is not None and [" " in text for text in standing.xa] == [True, True, False, True]
     world.run("FLUSH BINARY LOGS", "UPDATE t SET v = 'later' WHERE id = 5")
     world.exact()
@@ -119,7 +119,7 @@ def test_in_the_stream(world: World) -> None:
     world.finish("COMMIT", "'e'")
     world.run("XA START 'f'", "INSERT INTO t VALUES (7, 'one phase')", "XA END 'f'", "XA COMMIT 'f' ONE PHASE")
     world.exact()
-    standing = ResumePoint(world.cli.context.layout.progress, "p").read()
+    standing = DeltaResumePoint(world.cli.context.layout.progress, "p").read()
     assert standing is not None and standing.xa == ()
     assert len(world.cli.rows("d", "t")) == 32 and all(v.equal for v in verify(world.cli.context))
 

@@ -15,15 +15,19 @@ from deltalake import DeltaTable
 
 from airflow_provider_cdc.core.offset import Offset
 from airflow_provider_cdc.exceptions import FencedError, TerminalError
+from airflow_provider_cdc.jobs.slices import run_in_threads
 from airflow_provider_cdc.phases import apply, groups, snapshot, stream
 from airflow_provider_cdc.phases.apply import epoch_fence
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.stream import Epoch
 from airflow_provider_cdc.pipeline import Pipeline
-from airflow_provider_cdc.sinks.delta import DeltaTarget, Fence
-from airflow_provider_cdc.sinks.resume_point import ResumePoint
-from airflow_provider_cdc.spark.snapshot_job import run_in_threads
+from airflow_provider_cdc.sinks.delta.merge import Merge
+from airflow_provider_cdc.sinks.delta.resume_point import DeltaResumePoint
+from airflow_provider_cdc.sinks.delta.table import DeltaTarget
+from airflow_provider_cdc.sinks.protocol import Fence
+from airflow_provider_cdc.sinks.staging import FileStaging
 from airflow_provider_cdc.store import Store
+from tests.support.delta import as_delta
 from tests.support.harness import KILLED, Lake, Nursery
 from tests.support.oracle import compare_all
 from tests.support.servers import MySQLServer
@@ -58,7 +62,7 @@ class World:
 
     @property
     def targets(self) -> list[DeltaTarget]:
-        return snapshot.targets(self.context, self.context.need_plan())
+        return [as_delta(table) for table in groups.targets(self.context, self.context.need_plan())]
 
     def take_snapshot(self) -> None:
         snapshot.run_snapshot(self.context, self.store, self.context.ensure_plan(self.store), run_in_threads)
@@ -77,8 +81,13 @@ class World:
     def forget_progress(self, epoch: Epoch, at: Offset) -> Epoch:
         """A new epoch that has to begin at an earlier point, as if the resume point had been lost since."""
         fence = epoch_fence(self.context.pipeline.name, epoch.number)
-        ResumePoint(self.context.layout.progress, self.context.pipeline.name).write(at, epoch.plan.lineage, fence)
+        DeltaResumePoint(self.context.layout.progress, self.context.pipeline.name).write(at, epoch.plan.lineage, fence)
         return self.begin()
+
+    def staged(self, epoch: Epoch, manifest: dict[str, Any]) -> list[Path]:
+        """What is there of the files of a batch."""
+        staging = FileStaging(self.context.layout.epoch("staging", epoch.number))
+        return [path for path in map(staging.path, manifest["staged"]) if path.exists()]
 
     def ids(self) -> dict[str, list[int]]:
         """Keys in the sink."""
@@ -227,7 +236,7 @@ def test_an_older_epoch(world: World) -> None:
     staged = old.job.stage(old.start, world.end(old, old.start), "0")
     new = world.begin()
     staged_again = new.job.stage(new.start, world.end(new, new.start), "0")
-    assert not any(Path(path).exists() for path in staged["files"])  # the new epoch has removed what the old one staged
+    assert staged["staged"] and not world.staged(old, staged)  # the new epoch has removed what the old one staged
     before = world.versions()
     with pytest.raises(FencedError):
         old.apply(staged_again)
@@ -248,23 +257,22 @@ def test_overtaken_in_the_middle_of_a_batch(world: World, moment: str, monkeypat
 
     def take_over(name: str) -> None:
         if name == moment and not taken:
-            aside = [Path(path) for path in staged["files"]]
-            contents = {path: path.read_bytes() for path in aside if path.exists()}
+            contents = {path: path.read_bytes() for path in world.staged(old, staged)}
             taken.append(world.begin())
             for path, content in contents.items():  # so that it is the fence that stops the old one, not a lost file
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(content)
             held.append(world.ids())
 
-    whole = DeltaTarget.upsert
+    whole = Merge.of
 
-    def upsert(target: DeltaTarget, *arguments: Any) -> Any:
-        actions = whole(target, *arguments)
+    def merge(merge: Merge, change: Any) -> Any:
+        actions = whole(merge, change)
         take_over("upsert")
         return actions
 
     monkeypatch.setattr(apply, "failpoint", take_over)
-    monkeypatch.setattr(DeltaTarget, "upsert", upsert)
+    monkeypatch.setattr(Merge, "of", merge)
     with pytest.raises(FencedError):
         old.apply(staged)
     assert taken and world.ids() == held[0]
@@ -283,8 +291,8 @@ def test_two_runs_with_one_epoch(world: World, monkeypatch: pytest.MonkeyPatch) 
     older = epoch.job.stage(epoch.start, middle, "0")
     world.write("DELETE FROM a WHERE id = 100", "INSERT INTO a VALUES (101, 1)")
     newer = epoch.job.stage(epoch.start, world.end(epoch, middle), "1")
-    held = snapshot.coverage(world.context, epoch.plan, world.targets) or []
-    progress = ResumePoint(world.context.layout.progress, world.context.pipeline.name)
+    held = groups.coverage(world.context, epoch.plan, world.targets) or []
+    progress = DeltaResumePoint(world.context.layout.progress, world.context.pipeline.name)
     twin = apply.Applier(world.context, epoch.plan, world.targets, held, progress, epoch.number)
     moments: list[str] = []
 
@@ -306,7 +314,7 @@ def test_a_group_that_is_published_twice(world: World) -> None:
     """Of two attempts the first one's files and watermarks stand."""
     world.take_snapshot()
     plan = world.context.need_plan()
-    held = snapshot.coverage(world.context, plan, world.targets)
+    held = groups.coverage(world.context, plan, world.targets)
     world.write("UPDATE a SET v = 99")
     first = json.loads(world.context.layout.attempt(1, 0, 1).read_text())
     late = json.loads(json.dumps(first).replace("slice-", "late-"))
@@ -315,7 +323,7 @@ def test_a_group_that_is_published_twice(world: World) -> None:
     before = [target.load().version() for target in world.targets]
     snapshot.publish(world.context, plan, 0, 2, late, dict(enumerate(world.targets)))
     assert [target.load().version() for target in world.targets] == before
-    assert snapshot.coverage(world.context, plan, world.targets) == held
+    assert groups.coverage(world.context, plan, world.targets) == held
     stream.run_in_process(world.begin())
     assert not world.differences()
 
@@ -334,8 +342,8 @@ def test_an_older_snapshot(world: World) -> None:
     plan = world.context.ensure_plan(world.store)
     for target in world.targets:
         target.create(plan.pipeline)
-        fence = snapshot.generation_fence(plan, 0)
-        target.raise_fence(Fence(fence.app_id, fence.value + 1))
+        fence = groups.generation_fence(plan, 0)
+        target.raise_fence(Fence(fence.name, fence.value + 1))
     with pytest.raises(FencedError):
         world.take_snapshot()
     assert world.ids() == {"a": [], "b": []}
@@ -349,8 +357,8 @@ def test_attempts_go_on_counting_without_the_bookkeeping(world: World, nursery: 
     world.lake.lose("bookkeeping")
     world.take_snapshot()
     assert manifest.stat().st_mtime_ns == before
-    app = snapshot.group_marker(world.context.need_plan(), 0)
-    assert [target.marker(app) for target in world.targets] == [1, 2]
+    app = groups.group_marker(world.context.need_plan(), 0)
+    assert [target.markers().get(app) for target in world.targets] == [1, 2]
     stream.run_in_process(world.begin())
     assert not world.differences()
 

@@ -15,16 +15,17 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
+from airflow_provider_cdc.core import slots
 from airflow_provider_cdc.exceptions import TerminalError
 from airflow_provider_cdc.failpoints import SNAPSHOT
+from airflow_provider_cdc.jobs import slices
+from airflow_provider_cdc.jobs.slices import SnapshotJob, run_in_threads
 from airflow_provider_cdc.mysql.snapshot import chunk as chunk_reader
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.groups import Group
 from airflow_provider_cdc.phases.retention import RetentionGuard
 from airflow_provider_cdc.phases.snapshot import GroupResult, run_group
 from airflow_provider_cdc.pipeline import Pipeline
-from airflow_provider_cdc.spark import snapshot_job
-from airflow_provider_cdc.spark.snapshot_job import SnapshotJob, run_in_threads
 from airflow_provider_cdc.store import Store
 from tests.support.harness import KILLED, Lake, Nursery
 from tests.support.oracle import compare_all
@@ -245,7 +246,7 @@ class Copies:
     def __init__(self, patch: pytest.MonkeyPatch, point: str, at: int) -> None:
         self.standing, self.release = threading.Event(), threading.Event()
         self._point, self._left, self._slow = point, at, -1
-        for module in (snapshot_job, chunk_reader):
+        for module in (slices, chunk_reader):
             patch.setattr(module, "failpoint", self._hit)
 
     def _hit(self, name: str) -> None:
@@ -341,4 +342,4 @@ def test_copies_have_replication_ids_of_their_own(world: World) -> None:
 
     world.run(run)
     of_group = [pair for worker in world.read[0].replicas for pair in worker]
-    assert len(of_group) == len(set(of_group)) == len(world.read[0].replicas) * snapshot_job.COPIES
+    assert len(of_group) == len(set(of_group)) == len(world.read[0].replicas) * slots.COPIES

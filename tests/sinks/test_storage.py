@@ -131,16 +131,20 @@ def test_what_is_written_takes_the_place_of_what_was_there(storage: Storage) -> 
 def test_of_several_processes_one_writes(storage: Storage) -> None:
     """Whoever comes second finds what the first one wrote, all of it."""
     code = (
-        "won, me = [], sys.argv[2] + sys.stdin.readline().strip()\n"
+        "import time\n"
+        "number, begin = json.loads(sys.stdin.readline())\n"
+        "won, me = [], f'{me}{number}'\n"
         "for n in range(300):\n"
+        "    while time.time() < begin + 0.002 * n: pass\n"
         "    text = json.dumps([me, n, 'x' * 5000])\n"
         "    if storage.write_once(f'once/{n}', text.encode()): won.append(n)\n"
         "    else: assert json.loads(storage.read(f'once/{n}'))[0] != me\n"
         "print(json.dumps([me, won]), flush=True)\n"
     )
     with process(storage, code) as a, process(storage, code) as b, process(storage, code) as c:
+        begin = time.time() + 0.2  # each name at the same moment in all of them
         for number, (stdin, _, _) in enumerate((a, b, c)):
-            stdin.write(f"go\n{number}\n".encode())
+            stdin.write(f"go\n{json.dumps([number, begin])}\n".encode())
         for stdin, _, _ in (a, b, c):
             stdin.flush()
         won = dict(json.loads(stdout.readline()) for _, stdout, _ in (a, b, c))

@@ -20,16 +20,16 @@ import yaml
 from sqlalchemy import Connection, event
 
 from airflow_provider_cdc import cli as command_line
+from airflow_provider_cdc.jobs.slices import run_in_threads
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.groups import TaskRequest
 from airflow_provider_cdc.phases.next_snapshot import planned
 from airflow_provider_cdc.phases.snapshot import run_snapshot
 from airflow_provider_cdc.phases.stream import Epoch, begin, run_in_process
 from airflow_provider_cdc.pipeline import Pipeline
-from airflow_provider_cdc.sinks.delta import target_of
-from airflow_provider_cdc.spark.snapshot_job import run_in_threads
 from airflow_provider_cdc.store import Store
 from tests import ROOT
+from tests.support.delta import delta_table
 from tests.support.servers import MySQLServer
 
 #: The environment is the process's: a thread that leaves would take the connections of one that has just entered.
@@ -174,7 +174,7 @@ class Cli:
         """The rows of a sink table, as the project itself reads them."""
         context = self.context
         schema = next(t for t in context.need_plan().tables if t.id == (database, table))
-        return target_of(context.layout.table(schema), schema).to_arrow()
+        return delta_table(context, schema).to_arrow()
 
     @contextlib.contextmanager
     def _environment(self) -> Iterator[None]:

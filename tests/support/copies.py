@@ -25,13 +25,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from airflow_provider_cdc.jobs import slices
+from airflow_provider_cdc.jobs.slices import SnapshotJob
 from airflow_provider_cdc.mysql.snapshot import chunk
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.snapshot import run_group
 from airflow_provider_cdc.pipeline import Pipeline
 from airflow_provider_cdc.sinks.layout import write_json
-from airflow_provider_cdc.spark import session, snapshot_job
-from airflow_provider_cdc.spark.snapshot_job import SnapshotJob, run_on_spark
+from airflow_provider_cdc.spark import session
+from airflow_provider_cdc.spark.snapshot_job import run_on_spark
 
 CASES = ("fails", "speculative", "zombie")
 #: What makes Spark start a second copy of a task that takes long, and leave the first one alone.
@@ -77,7 +79,7 @@ class OddJob(SnapshotJob):
                     self._be_odd(folder)
 
         # A Python process may have run another task before this one.
-        for module in (snapshot_job, chunk):
+        for module in (slices, chunk):
             setattr(module, "failpoint", failpoint)  # noqa: B010 (mypy knows it as a function)
         for manifest in super().read(worker, copy):
             if odd:

@@ -35,11 +35,11 @@ from deltalake import DeltaTable
 
 from airflow_provider_cdc.exceptions import CdcError
 from airflow_provider_cdc.failpoints import VARIABLE
+from airflow_provider_cdc.jobs.slices import run_in_threads
 from airflow_provider_cdc.phases import stream
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.snapshot import run_snapshot
 from airflow_provider_cdc.pipeline import Pipeline
-from airflow_provider_cdc.spark.snapshot_job import run_in_threads
 from tests import ROOT
 from tests.support.processes import members
 

@@ -15,7 +15,7 @@ from airflow_provider_cdc.mysql.binlog.events.judge import DdlError
 from airflow_provider_cdc.mysql.places.resume import resume
 from airflow_provider_cdc.mysql.server.identity import binlog_end
 from airflow_provider_cdc.mysql.server.session import connect
-from airflow_provider_cdc.sinks.resume_point import ResumePoint
+from airflow_provider_cdc.sinks.delta.resume_point import DeltaResumePoint
 from tests.support.cli import Cli
 from tests.support.harness import run
 from tests.support.mariadb import MariaDBServer
@@ -100,7 +100,7 @@ def test_mariadb_whose_binlogs_were_reset(tmp_path: Path) -> None:
         server.execute("INSERT INTO d.t VALUES (1)")
         cli.catch_up()
         context = cli.context
-        offset = ResumePoint(context.layout.progress, "p").read()
+        offset = DeltaResumePoint(context.layout.progress, "p").read()
         assert offset is not None
         resume(connection, offset, context.opener(0))
         at = offset.at.position

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from airflow_provider_cdc.core.plan import Plan, slices
+from airflow_provider_cdc.jobs.slices import SnapshotJob
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.groups import coverage, targets
 from airflow_provider_cdc.phases.snapshot import adopt_published, run_snapshot
 from airflow_provider_cdc.phases.status import status
 from airflow_provider_cdc.pipeline import Pipeline
 from airflow_provider_cdc.sinks.layout import Layout, read_json, write_json_once
-from airflow_provider_cdc.spark.snapshot_job import SnapshotJob
 from tests import ROOT
 
 if TYPE_CHECKING:

@@ -1,16 +1,14 @@
-"""Decode a range of the binlog into typed Parquet files, one a table. Plain Python, run by a Spark task."""
+"""The stream's work: pieces of batches, each a range of the binlog that is decoded and staged in the sink, by table."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from airflow_provider_cdc.core.detours import Detours
 from airflow_provider_cdc.core.gtid import kind_of
@@ -24,6 +22,7 @@ from airflow_provider_cdc.mysql.binlog.events.xa import Prepared, parse_entry, r
 from airflow_provider_cdc.mysql.server.charsets import decoders
 from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.sinks.layout import Layout, read_plan
+from airflow_provider_cdc.sinks.protocol import ChangeWriter, Sink, Staging
 
 if TYPE_CHECKING:
     from airflow_provider_cdc.mysql.stream.batches import BatchPlanner
@@ -40,7 +39,8 @@ class StreamJob:
     :param planner: (server id, replica uuid) of the planner.
     :param readers: the same of each task that reads a piece of a batch.
     :param lineage: numbers the transactions of the server that is read.
-    :param root: ``sink.path``.
+    :param sink: where the changes are staged.
+    :param root: ``sink.path``, where the plan is.
     :param pipeline: name of the pipeline.
     :param epoch: epoch of the stream.
     :param max_batch_bytes: soft limit of a batch in bytes of binlog.
@@ -53,6 +53,7 @@ class StreamJob:
     planner: tuple[int, str]
     readers: tuple[tuple[int, str], ...]
     lineage: Lineage
+    sink: Sink
     root: str
     pipeline: str
     epoch: int
@@ -79,9 +80,7 @@ class StreamJob:
 
     def make_planner(self) -> BatchPlanner:
         """BatchPlanner of this stream."""
-        from airflow_provider_cdc.mysql.stream.batches import (
-            BatchPlanner,  # compiled: not for drivers, see SnapshotJob.read
-        )
+        from airflow_provider_cdc.mysql.stream.batches import BatchPlanner  # compiled: not for drivers, as in slices.py
 
         plan = self.plan()
         tables, connection = {t.id: t for t in plan.tables}, connect(self.connect_args)
@@ -100,10 +99,11 @@ class StreamJob:
 
         The same range gives the same changes, however often it is read.
 
-        :param attempt: makes the files of this attempt differ from those of others.
+        :param attempt: makes what this attempt stages differ from what others do.
         :param reader: which of the ``readers`` this is.
-        :returns: manifest: start, end, and for each table with changes its index, files and number of rows, and the
-            ``_cdc_seq`` of its last TRUNCATE, after which they come; and all files, to be deleted in the end.
+        :returns: manifest: start, end, and for each table with changes its index, the names of what was staged, the
+            number of rows, and the ``_cdc_seq`` of its last TRUNCATE, after which they come; and all names, to be
+            discarded in the end.
         :raises UnknownPrepareError: if an XA transaction is committed whose rows are not in the binlog any more.
         :raises TransientError: if the connection reaches another server now, or the file was purged.
         """
@@ -111,23 +111,13 @@ class StreamJob:
             return self._stage(start, end, attempt, reader)
 
     def _stage(self, start: Offset, end: Offset, attempt: str, reader: int) -> dict[str, Any]:
-        # Compiled: not for drivers, see SnapshotJob.read.
+        # Compiled: not for drivers, as in slices.py.
         from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader
         from airflow_provider_cdc.mysql.places.lookback import look_back
 
         failpoint("batch.before_read")
         plan = self.plan()
-        folder = Layout(self.root, self.pipeline).epoch("staging", self.epoch)
-        folder.mkdir(parents=True, exist_ok=True)
-        numbers = {t.id: i for i, t in enumerate(plan.tables)}
-        outputs: dict[int, _Output] = {}
-
-        def output(table: TableSchema) -> _Output:
-            index = numbers[table.id]
-            if index not in outputs:
-                path = folder / f"{self.lineage.seq(start.at)}-{attempt}-{index}.parquet"
-                outputs[index] = _Output(plan.tables[index], path)
-            return outputs[index]
+        outputs = _Outputs(self.sink.staging(self.epoch), plan, f"{self.lineage.seq(start.at)}-{attempt}")
 
         def write(changes: list[tuple[TableSchema, pa.RecordBatch]]) -> None:
             # What the sink holds already, since the server before this one had committed it earlier.
@@ -135,7 +125,7 @@ class StreamJob:
             for table, batch in changes:
                 rest = batch.filter(pc.invert(pc.is_in(batch[SEQ], pa.array(done, pa.int64())))) if done else batch
                 if rest.num_rows:
-                    output(table).add(rest)
+                    outputs.of(table).add(rest)
 
         def open_at(at: Position) -> BinlogStream:
             return self._open(at, self.readers[reader])
@@ -158,7 +148,7 @@ class StreamJob:
                     seq = self.lineage.seq(Position(step.file, step.position))
                     if step.item.emptied is not None:
                         write(binlog.take())
-                        output(tables[step.item.emptied]).empty(seq)
+                        outputs.of(tables[step.item.emptied]).empty(seq)
                     for _ in binlog.add(prepared.visible(step.item), seq, step.item.commit_us):
                         write(binlog.take())
                 if binlog.held >= _FLUSH_BYTES:
@@ -168,19 +158,9 @@ class StreamJob:
             write(binlog.take())
         finally:
             binlog.close()
-        for written in outputs.values():
-            written.close()
+        outputs.close()
         failpoint("batch.after_read")
-        return {
-            "start": start.to_json(),
-            "end": end.to_json(),
-            "tables": [
-                {"table": i, "paths": [str(o.path)], "rows": o.rows, "emptied": o.emptied}
-                for i, o in sorted(outputs.items())
-                if o.rows or o.emptied
-            ],
-            "files": [str(o.path) for o in outputs.values()],
-        }
+        return {"start": start.to_json(), "end": end.to_json(), **outputs.manifest()}
 
 
 @contextmanager
@@ -217,46 +197,71 @@ def together(manifests: Sequence[dict[str, Any]]) -> dict[str, Any]:
             if before is None or entry["emptied"] is not None:
                 tables[entry["table"]] = entry
             else:
-                added = {"paths": before["paths"] + entry["paths"], "rows": before["rows"] + entry["rows"]}
+                added = {"staged": before["staged"] + entry["staged"], "rows": before["rows"] + entry["rows"]}
                 tables[entry["table"]] = before | added
     return {
         "start": manifests[0]["start"],
         "end": end,
         "tables": [tables[i] for i in sorted(tables)],
-        "files": [file for manifest in manifests for file in manifest["files"]],
+        "staged": [name for manifest in manifests for name in manifest["staged"]],
     }
 
 
 class _Output:
-    """File of a table; small batches are put together to larger ones."""
+    """What a piece has of one table."""
 
-    def __init__(self, table: TableSchema, path: Path) -> None:
-        self.path, self.rows = path, 0
+    def __init__(self, name: str, writer: ChangeWriter) -> None:
+        self.name, self._writer = name, writer
+        self.rows = 0
         self.emptied: int | None = None
-        self._schema, self._held = table.sink_schema, list[pa.RecordBatch]()
-        self._writer = self._open()
 
-    def _open(self) -> pq.ParquetWriter:
-        return pq.ParquetWriter(self.path, self._schema, compression="zstd")
-
-    def add(self, batch: pa.RecordBatch) -> None:
+    def add(self, changes: pa.RecordBatch) -> None:
         """Write changes."""
-        self.rows += batch.num_rows
-        self._held.append(batch)
-        if sum(b.nbytes for b in self._held) >= _FLUSH_BYTES:
-            self._flush()
+        self.rows += changes.num_rows
+        self._writer.add(changes)
 
     def empty(self, seq: int) -> None:
         """The table is empty here: what came before does not count any more."""
-        self._held = []
-        self._writer.close()
-        self._writer, self.rows, self.emptied = self._open(), 0, seq
+        self._writer.empty()
+        self.rows, self.emptied = 0, seq
 
     def close(self) -> None:
-        """Write what is left, and the end of the file."""
-        self._flush()
+        """Write what is left."""
         self._writer.close()
 
-    def _flush(self) -> None:
-        self._writer.write_table(pa.Table.from_batches(self._held, self._schema))
-        self._held = []
+
+class _Outputs:
+    """What a piece has of each table that has changes in it.
+
+    :param name: makes what this attempt at the piece stages differ from everything else.
+    """
+
+    def __init__(self, staging: Staging, plan: Plan, name: str) -> None:
+        self._staging, self._plan, self._name = staging, plan, name
+        self._numbers = {t.id: i for i, t in enumerate(plan.tables)}
+        self._found: dict[int, _Output] = {}
+
+    def of(self, table: TableSchema) -> _Output:
+        """That of one table."""
+        index = self._numbers[table.id]
+        if index not in self._found:
+            name = f"{self._name}-{index}"
+            self._found[index] = _Output(name, self._staging.writer(self._plan.tables[index], name))
+        return self._found[index]
+
+    def close(self) -> None:
+        """Write what is left."""
+        for output in self._found.values():
+            output.close()
+
+    def manifest(self) -> dict[str, Any]:
+        """Its part of the manifest."""
+        found = sorted(self._found.items())
+        return {
+            "tables": [
+                {"table": i, "staged": [o.name], "rows": o.rows, "emptied": o.emptied}
+                for i, o in found
+                if o.rows or o.emptied
+            ],
+            "staged": [o.name for _, o in found],
+        }

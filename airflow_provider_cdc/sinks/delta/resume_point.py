@@ -11,8 +11,10 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from airflow_provider_cdc.core.offset import Lineage, Offset
-from airflow_provider_cdc.sinks.delta import Actions, DeltaTarget, Fence
-from airflow_provider_cdc.sinks.files import files_of, write_file
+from airflow_provider_cdc.sinks.delta.files import Actions, files_of
+from airflow_provider_cdc.sinks.delta.table import DeltaTarget
+from airflow_provider_cdc.sinks.files import write_file
+from airflow_provider_cdc.sinks.protocol import Fence, Markers
 
 _SCHEMA = pa.schema(
     [
@@ -24,11 +26,11 @@ _SCHEMA = pa.schema(
         ("committed_at", pa.timestamp("us", tz="UTC")),
     ]
 )
-#: Commits after which old files are deleted, and hours that they are kept for those who just read them.
-_TIDY_EVERY, _KEEP_HOURS = 200, 1
+#: Commits after which old files are deleted.
+_TIDY_EVERY = 200
 
 
-class ResumePoint:
+class DeltaResumePoint:
     """The resume point of one pipeline: a table with one row.
 
     :param path: its folder.
@@ -41,6 +43,18 @@ class ResumePoint:
         self._pipeline = pipeline
         self._commits = 0
 
+    def exists(self) -> bool:
+        """Whether the table has been created."""
+        return self.target.exists()
+
+    def markers(self) -> Markers:
+        """The markers of the table."""
+        return self.target.markers()
+
+    def raise_fence(self, fence: Fence) -> None:
+        """Raise a fence in the table."""
+        self.target.raise_fence(fence)
+
     def create(self) -> None:
         """Create the table if it does not exist."""
         self.target.create(self._pipeline, {"delta.logRetentionDuration": "interval 1 hours"})
@@ -51,7 +65,7 @@ class ResumePoint:
         :param generation: number of the snapshot.
         """
         if generation > 1 and self.target.exists():
-            self.target.redefine(Fence(f"cdc/{self._pipeline}/generation", generation), [])
+            self.target.begin_anew(Fence(f"cdc/{self._pipeline}/generation", generation), [])
 
     def read(self) -> Offset | None:
         """The resume point, ``None`` before the first batch."""
@@ -92,7 +106,7 @@ class ResumePoint:
             file = write_file(self._path, f"part-{uuid.uuid4().hex}.parquet", _SCHEMA, [rows], None)
             return Actions(add=[file], remove=live)
 
-        self.target.commit(decide, {}, fence)
+        self.target.transact(decide, {}, fence)
         self._commits += 1
         if self._commits % _TIDY_EVERY == 0:
-            self.target.tidy(_KEEP_HOURS)
+            self.target.tidy()

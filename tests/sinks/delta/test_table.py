@@ -14,10 +14,14 @@ from hypothesis import strategies as st
 
 from airflow_provider_cdc.core.schema import OP, SEQ, TS
 from airflow_provider_cdc.exceptions import FencedError, TerminalError, TransientError
-from airflow_provider_cdc.sinks import delta as module
-from airflow_provider_cdc.sinks.delta import Actions, DeltaTarget, Fence
+from airflow_provider_cdc.sinks.delta import merge
+from airflow_provider_cdc.sinks.delta import table as module
+from airflow_provider_cdc.sinks.delta.files import Actions, read_file
+from airflow_provider_cdc.sinks.delta.merge import Merge
+from airflow_provider_cdc.sinks.delta.table import DeltaTarget
 from airflow_provider_cdc.sinks.files import write_file
 from airflow_provider_cdc.sinks.layout import Layout, folder, read_json, write_json
+from airflow_provider_cdc.sinks.protocol import Emptied, Fence, Markers, Published, Upserted
 
 SCHEMA = pa.schema(
     [
@@ -37,7 +41,7 @@ def rows(*listed: tuple[int, str, int, str]) -> pa.Table:
 
 
 def made(folder: Path, stat: str | None = "id") -> DeltaTarget:
-    target = DeltaTarget(folder / "t", SCHEMA, stat)
+    target = DeltaTarget(folder / "t", SCHEMA, ["id"], stat)
     target.create("p")
     return target
 
@@ -45,11 +49,11 @@ def made(folder: Path, stat: str | None = "id") -> DeltaTarget:
 def add(target: DeltaTarget, name: str, table: pa.Table, marker: dict[str, int] | None = None) -> bool:
     """Add a file, as a chunk group does."""
     file = write_file(target.path, f"snapshot/{name}.parquet", table.schema, [table], "id")
-    return target.commit(lambda _: Actions(add=[file]), marker or {}, FENCE)
+    return target.commit(lambda _: Published([file]), marker or {}, FENCE)
 
 
 def upsert(target: DeltaTarget, *listed: tuple[int, str, int, str], fence: Fence = FENCE) -> None:
-    target.commit(lambda table: target.upsert(table, rows(*listed), ["id"]), {}, fence)
+    target.commit(lambda _: Upserted(rows(*listed)), {}, fence)
 
 
 def held(target: DeltaTarget) -> dict[int, tuple[str, int]]:
@@ -68,19 +72,19 @@ def files(target: DeltaTarget) -> int:
 
 def test_a_marker_stands_in_the_same_transaction(tmp_path: Path) -> None:
     target = made(tmp_path)
-    assert target.marker("m") is None
+    assert target.markers().get("m") is None
     version = target.load().version()
     assert add(target, "a", rows((1, "a", 1, "r")), {"m": 7, "n": 2**62})
     assert target.load().version() == version + 1
-    again = DeltaTarget(target.path, SCHEMA, "id")
-    assert (again.marker("m"), again.marker("n"), held(again)) == (7, 2**62, {1: ("a", 1)})
+    again = DeltaTarget(target.path, SCHEMA, ["id"], "id")
+    assert (again.markers().get("m"), again.markers().get("n"), held(again)) == (7, 2**62, {1: ("a", 1)})
 
 
 def test_deciding_for_nothing_commits_nothing(tmp_path: Path) -> None:
     target = made(tmp_path)
     version = target.load().version()
     assert not target.commit(lambda _: None, {"m": 1}, FENCE)
-    assert target.load().version() == version and target.marker("m") is None
+    assert target.load().version() == version and target.markers().get("m") is None
 
 
 def test_an_older_writer_cannot_commit(tmp_path: Path) -> None:
@@ -97,9 +101,9 @@ def test_a_fence_that_is_raised_between_decision_and_commit(tmp_path: Path) -> N
     """The decision was made with the old fence: the commit must not go through."""
     old, new = made(tmp_path), made(tmp_path)
 
-    def decide(table: DeltaTable) -> Actions:
+    def decide(_: Markers) -> Upserted:
         new.raise_fence(Fence("epoch", 2))
-        return old.upsert(table, rows((1, "late", 1, "c")), ["id"])
+        return Upserted(rows((1, "late", 1, "c")))
 
     with pytest.raises(FencedError):
         old.commit(decide, {}, FENCE)
@@ -111,7 +115,7 @@ def test_fences_of_different_names_do_not_meet(tmp_path: Path) -> None:
     target.raise_fence(Fence("epoch", 5))
     target.raise_fence(Fence("generation", 1))
     upsert(target, (1, "a", 1, "c"), fence=Fence("generation", 1))
-    assert target.marker("epoch") == 5
+    assert target.markers().get("epoch") == 5
 
 
 def test_of_two_attempts_the_first_wins(tmp_path: Path) -> None:
@@ -119,37 +123,37 @@ def test_of_two_attempts_the_first_wins(tmp_path: Path) -> None:
     one, two = made(tmp_path), made(tmp_path)
     asked: list[int | None] = []
 
-    def decide(table: DeltaTable) -> Actions | None:
-        asked.append(table.transaction_version("group"))
+    def decide(markers: Markers) -> Published | None:
+        asked.append(markers.get("group"))
         if asked[-1] is not None:
             return None
         if len(asked) == 1:
             assert add(one, "first", rows((1, "first", 1, "r")), {"group": 1})
         second = rows((1, "second", 1, "r"))
-        return Actions(add=[write_file(two.path, "snapshot/second.parquet", second.schema, [second], "id")])
+        return Published([write_file(two.path, "snapshot/second.parquet", second.schema, [second], "id")])
 
     assert not two.commit(decide, {"group": 2}, FENCE)
     assert asked == [None, 1]
-    assert (two.marker("group"), held(two)) == (1, {1: ("first", 1)})
+    assert (two.markers().get("group"), held(two)) == (1, {1: ("first", 1)})
 
 
 def test_a_table_is_begun_anew_once(tmp_path: Path) -> None:
     """Without rows and under a higher fence; who comes second leaves what has been written since."""
     target = made(tmp_path)
     add(target, "a", rows((1, "a", 1, "r")))
-    target.redefine(Fence("generation", 2), ["group"])
-    assert held(target) == {} and target.marker("generation") == 2
+    target.begin_anew(Fence("generation", 2), ["group"])
+    assert held(target) == {} and target.markers().get("generation") == 2
     upsert(target, (2, "b", 2, "c"))
     for value in (1, 2):
-        target.redefine(Fence("generation", value), ["group"])
-        assert held(target) == {2: ("b", 2)} and target.marker("generation") == 2
+        target.begin_anew(Fence("generation", value), ["group"])
+        assert held(target) == {2: ("b", 2)} and target.markers().get("generation") == 2
 
 
 def test_a_table_with_published_rows_is_not_begun_anew(tmp_path: Path) -> None:
     target = made(tmp_path)
     add(target, "a", rows((1, "a", 1, "r")), {"group": 1})
-    with pytest.raises(TerminalError, match=r"an older definition of the source were published .* fresh sink\.path"):
-        target.redefine(Fence("generation", 2), ["other", "group"])
+    with pytest.raises(TerminalError, match=r"an older definition of its source were published .* fresh sink\.path"):
+        target.begin_anew(Fence("generation", 2), ["other", "group"])
     assert held(target) == {1: ("a", 1)}
 
 
@@ -171,10 +175,10 @@ def test_a_truncate_takes_what_is_older(tmp_path: Path) -> None:
     add(target, "old", rows((1, "a", 8, "r"), (2, "b", 9, "r")))
     add(target, "both", rows((3, "c", 9, "r"), (4, "d", 10, "r"), (5, "e", 11, "r")))
     add(target, "new", rows((6, "f", 10, "r")))
-    target.commit(lambda table: target.emptied(table, 10), {}, FENCE)
+    assert target.commit(lambda _: Emptied(10), {}, FENCE)
     assert held(target) == {4: ("d", 10), 5: ("e", 11), 6: ("f", 10)}
     assert "snapshot/new.parquet" in {uri.partition("/t/")[2] for uri in target.load().file_uris()}
-    assert target.emptied(target.load(), 10) is None  # done twice it does nothing more
+    assert not target.commit(lambda _: Emptied(10), {"m": 1}, FENCE)  # done twice it does nothing more
 
 
 @settings(max_examples=15, deadline=None)
@@ -209,18 +213,18 @@ def test_upserts_against_a_dictionary(
 
 
 def test_files_whose_keys_lie_elsewhere_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SMALL_FILE", 0)
+    monkeypatch.setattr(merge, "SMALL_FILE", 0)
     target = made(tmp_path)
     add(target, "low", rows((1, "a", 1, "r"), (5, "b", 1, "r")))
     add(target, "high", rows((10, "c", 1, "r"), (15, "d", 1, "r")))
     read: list[str] = []
-    whole = target._read
+    whole = read_file
 
-    def noted(path: str, *rest: Any) -> Any:
-        read.append(path)
+    def noted(path: Path, *rest: Any) -> Any:
+        read.append(str(path.relative_to(target.path)))
         return whole(path, *rest)
 
-    monkeypatch.setattr(target, "_read", noted)
+    monkeypatch.setattr(merge, "read_file", noted)
     upsert(target, (12, "new", 2, "c"))
     assert read == ["snapshot/high.parquet"]
     for key in (1, 5):  # its smallest and its largest key
@@ -236,7 +240,7 @@ def test_small_files_do_not_pile_up(tmp_path: Path) -> None:
 
 
 def test_large_files_are_not_written_again_for_new_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SMALL_FILE", 0)
+    monkeypatch.setattr(merge, "SMALL_FILE", 0)
     target = made(tmp_path)
     add(target, "a", rows((1, "a", 1, "r")))
     upsert(target, (2, "b", 2, "c"))
@@ -248,14 +252,14 @@ def test_large_files_are_not_written_again_for_new_rows(tmp_path: Path, monkeypa
 def test_keys_are_exact_values(tmp_path: Path) -> None:
     """'a' and 'A' are two keys here: which of them are one row is the server's business."""
     schema = pa.schema([("k", pa.string()), *list(SCHEMA)[2:]])
-    target = DeltaTarget(tmp_path / "t", schema)
+    target = DeltaTarget(tmp_path / "t", schema, ["k"])
     target.create("p")
 
     def change(*listed: tuple[str, int, str]) -> pa.Table:
         return pa.Table.from_pylist([{"k": k, SEQ: s, OP: op, TS: 0} for k, s, op in listed], schema=schema)
 
     for batch in (change(("a", 1, "c"), ("ä", 1, "c")), change(("a", 2, "d"), ("A", 2, "u"))):
-        target.commit(lambda table, batch=batch: target.upsert(table, batch, ["k"]), {}, FENCE)  # type: ignore[misc]
+        target.commit(lambda _, batch=batch: Upserted(batch), {}, FENCE)  # type: ignore[misc]
     assert sorted(target.to_arrow()["k"].to_pylist()) == ["A", "ä"]
 
 
@@ -269,8 +273,9 @@ def test_another_writer_between_reading_and_committing(tmp_path: Path) -> None:
     add(target, "b", rows((2, "b", 1, "r")))
     times: list[int] = []
 
-    def decide(table: DeltaTable) -> Actions:
-        actions = target.upsert(table, rows((1, "new", 2, "u"), (3, "c", 2, "c")), ["id"])
+    def decide(table: DeltaTable) -> Actions | None:
+        change = Upserted(rows((1, "new", 2, "u"), (3, "c", 2, "c")))
+        actions = Merge(table, target.path, SCHEMA, ["id"], "id").of(change)
         times.append(table.version())
         if len(times) == 1:
             DeltaTable(str(target.path)).optimize.compact()
@@ -278,7 +283,7 @@ def test_another_writer_between_reading_and_committing(tmp_path: Path) -> None:
             write_deltalake(str(target.path), rows((9, "other", 1, "r")), mode="append")
         return actions
 
-    assert target.commit(decide, {"m": 2}, FENCE)
+    assert target.transact(decide, {"m": 2}, FENCE)
     assert len(times) == 3
     assert held(target) == {1: ("new", 2), 2: ("b", 1), 3: ("c", 2), 9: ("other", 1)}
     # What the two failed tries wrote is gone again.
@@ -304,13 +309,13 @@ def test_others_who_never_leave_room(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     def decide(table: DeltaTable) -> Actions:
         versions.append(table.version())
-        other.commit(lambda _: Actions(), {}, Fence("else", len(versions)))
+        other.commit(lambda _: Published([]), {}, Fence("else", len(versions)))
         return Actions()
 
     with pytest.raises(TransientError, match="3 tries.*Pause other writers"):
-        target.commit(decide, {"m": 1}, FENCE)
+        target.transact(decide, {"m": 1}, FENCE)
     assert versions == sorted(set(versions)) and len(versions) == 3
-    assert target.marker("m") is None
+    assert target.markers().get("m") is None
 
 
 @pytest.mark.parametrize(
@@ -343,7 +348,7 @@ def test_a_table_with_other_columns(tmp_path: Path) -> None:
 
 def test_a_table_that_is_gone(tmp_path: Path) -> None:
     target = DeltaTarget(tmp_path / "gone", SCHEMA)
-    assert not target.exists() and target.marker("m") is None
+    assert not target.exists() and target.markers().get("m") is None
     with pytest.raises(TerminalError, match="is missing"):
         target.load()
 
@@ -355,7 +360,7 @@ def test_old_files_are_tidied_and_live_ones_stay(tmp_path: Path) -> None:
     before = len(list(target.path.glob("part-*")))
     target.tidy(0)
     assert (before, len(list(target.path.glob("part-*")))) == (3, 1)
-    assert len(held(DeltaTarget(target.path, SCHEMA, "id"))) == 3
+    assert len(held(DeltaTarget(target.path, SCHEMA, ["id"], "id"))) == 3
 
 
 def test_an_empty_table_reads_as_one(tmp_path: Path) -> None:

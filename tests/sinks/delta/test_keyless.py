@@ -12,12 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from airflow_provider_cdc.core.multiset import net
+from airflow_provider_cdc.core.multiset import MissingRowsError, net
 from airflow_provider_cdc.core.schema import OP, SEQ, TS
 from airflow_provider_cdc.sinks import files as data_files
-from airflow_provider_cdc.sinks import multiset
-from airflow_provider_cdc.sinks.delta import Actions
-from airflow_provider_cdc.sinks.multiset import MissingRowsError, merged
+from airflow_provider_cdc.sinks.delta import keyless
+from airflow_provider_cdc.sinks.delta.files import Actions
+from airflow_provider_cdc.sinks.delta.keyless import counted
 
 Row = tuple[int | None, str | None]
 SCHEMA = pa.schema(
@@ -46,7 +46,8 @@ class Files:
 
     def merge(self, insert: Sequence[Row], delete: Sequence[Row], *, since: int = 0) -> Actions:
         change = net(pa.concat_tables([table(delete, "d", 100), table(insert, "u", 200)]), ["a", "v.w"])
-        done = merged(self.root, SCHEMA, [*self.live.items()], change, since=since)
+        live = [{"path": path, "size_bytes": size} for path, size in self.live.items()]
+        done = counted(self.root, SCHEMA, live, change, since)
         for path in done.remove:
             del self.live[path]
         self.live.update({file.path: file.size for file in done.add})
@@ -118,7 +119,7 @@ def test_a_truncate_alone_is_looked_for_in_all_files(tmp_path: Path) -> None:
 def test_files_stay_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A large file is cut up where it is written anew; small ones take new rows in."""
     rows = table([(i, "x" * 100) for i in range(4000)])
-    monkeypatch.setattr(multiset, "LARGE_FILE", rows.nbytes // 4)
+    monkeypatch.setattr(keyless, "LARGE_FILE", rows.nbytes // 4)
     monkeypatch.setattr(data_files, "_ROW_GROUP_BYTES", rows.nbytes // 40)
     files = Files(tmp_path)
     files.add("large", *(rows.slice(i, 100) for i in range(0, 4000, 100)))

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from airflow_provider_cdc.core.offset import Lineage, Offset, Position
-from airflow_provider_cdc.sinks.delta import Fence
-from airflow_provider_cdc.sinks.resume_point import ResumePoint
+from airflow_provider_cdc.sinks.delta.resume_point import DeltaResumePoint
+from airflow_provider_cdc.sinks.protocol import Fence
 
 
 def test_there_is_one(tmp_path: Path) -> None:
     """What is written takes the place of what was there, with all segments."""
-    progress, lineage = ResumePoint(tmp_path / "progress", "p"), Lineage("a", "binlog.000001")
+    progress, lineage = DeltaResumePoint(tmp_path / "progress", "p"), Lineage("a", "binlog.000001")
     progress.create()
     assert progress.stand() is None
     for number in range(3):

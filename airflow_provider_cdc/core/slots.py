@@ -1,0 +1,65 @@
+"""Slots: which of a pipeline's replication server ids each of its binlog readers takes.
+
+A server throws out a reader as soon as another one registers with the same server id. So all readers of a pipeline that
+may be at work at the same time have slots of their own. :meth:`Pipeline.replica` turns a slot into a server id and a
+uuid. Slots 1, 93 to 99, 103 to 109, 174 to 199 and 1000 are free.
+"""
+
+from __future__ import annotations
+
+#: The stream's driver: it looks for the place where the stream begins, then plans its batches.
+STREAM = 0
+#: The stream's driver, while it replays the binlog onto chunk groups that were read again.
+REPLAY = 2
+#: ``verify``.
+VERIFY = 100
+#: ``status``, which asks how far the source is ahead.
+LAG = 101
+#: Whoever plans a snapshot, and looks for the place where the stream is to begin.
+PLAN = 102
+#: The highest slot.
+LAST = 1000
+
+#: Highest ``snapshot.parallelism`` and ``stream.parallelism``.
+MAX_PARALLELISM = 64
+#: Copies of a Spark task that may be at work at the same time.
+COPIES = 4
+
+_GUARDS = range(3, 93)
+_BATCH_READERS = range(110, 110 + MAX_PARALLELISM)
+_WORKERS = range(200, 1000)
+# Both larger than the highest parallelism, and so chosen that no two slots of three attempts in a row are the same.
+_ATTEMPT_STRIDE, _COPY_STRIDE = 66, 199
+
+
+def guard(group: int) -> int:
+    """The retention guard of a chunk group, which looks when binlog files were begun. Groups 90 apart share one.
+
+    :param group: number of the group.
+    """
+    return _GUARDS[group % len(_GUARDS)]
+
+
+def batch_readers(parallelism: int) -> range:
+    """The tasks that read a batch of the stream, one slot each.
+
+    :param parallelism: how many there are.
+    """
+    return _BATCH_READERS[:parallelism]
+
+
+def workers(group: int, attempt: int, parallelism: int) -> list[list[int]]:
+    """The workers that read a chunk group: for each, a slot for each of its :data:`COPIES`.
+
+    Groups that are read at the same time must not share any, nor an attempt with one before it that still goes on, nor
+    two copies of a task. With more than 800 workers in all groups together, two groups may.
+
+    :param group: number of the group.
+    :param attempt: number of the attempt.
+    :param parallelism: workers of each group.
+    """
+    first = group * parallelism + _ATTEMPT_STRIDE * (attempt % 3)
+    return [
+        [_WORKERS[(first + worker + _COPY_STRIDE * copy) % len(_WORKERS)] for copy in range(COPIES)]
+        for worker in range(parallelism)
+    ]

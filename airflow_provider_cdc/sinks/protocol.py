@@ -1,0 +1,281 @@
+"""What a sink is to the phases. Delta is one; how to add another is told in CONTRIBUTING.md.
+
+A sink has a table for each captured table, and the stream's resume point. Tables have **markers**: numbers that are
+written in the same commit as rows and tell what the rows hold. A **fence** is a marker that only grows, and keeps those
+out who have been overtaken. Every write is one commit, which a decision makes: it sees the markers as they stand, and
+says what to change, or that there is nothing to do. What was decided on is still so when the commit stands: if anything
+came between, the sink asks again. Why this makes the copy exact is argued in docs/correctness.md.
+
+Tasks on other hosts write rows into a sink before anybody sees them: slices of the snapshot, and changes of batches.
+So a :class:`Sink` travels with them (pickled), and holds no connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol, runtime_checkable
+
+import pyarrow as pa
+
+from airflow_provider_cdc.core.multiset import Net
+from airflow_provider_cdc.core.offset import Lineage, Offset
+from airflow_provider_cdc.core.schema import TableSchema
+from airflow_provider_cdc.sinks.files import DataFile
+
+
+class Feature(StrEnum):
+    """What a sink need not be able to do. What it cannot do is refused by these names."""
+
+    #: Rows can be taken out again without their key: :class:`Counted`.
+    KEYLESS = "tables without a usable key"
+    #: Chunk groups can be read again: :class:`Replaced`, and :meth:`SinkTable.begin_anew`.
+    REREAD = "reading rows again"
+    #: All rows can be read back: :class:`Readable`.
+    READ = "reading rows back"
+
+
+@dataclass(frozen=True)
+class Fence:
+    """A marker that only grows: a writer with a smaller value must not commit.
+
+    :param name: name of the marker.
+    :param value: the writer's own value.
+    """
+
+    name: str
+    value: int
+
+
+class Markers(Protocol):
+    """The markers of a table at one moment; a dictionary is one."""
+
+    def get(self, name: str, /) -> int | None:
+        """Value of a marker, ``None`` if it was never written."""
+
+
+@dataclass(frozen=True)
+class Upserted:
+    """Changes of a table with a key: rows are put in, replaced and deleted by key.
+
+    A change counts iff its ``_cdc_seq`` is greater than that of the row it meets.
+
+    :param changes: at most one a key, as :mod:`airflow_provider_cdc.core.changes` describes them.
+    """
+
+    changes: pa.Table
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Changes of a table without a key: so many of equal rows go, others are put in.
+
+    If there are fewer than go, nothing is written: the sink raises
+    :class:`~airflow_provider_cdc.core.multiset.MissingRowsError`.
+
+    :param net: what goes and what is put in.
+    :param since: rows with a lower ``_cdc_seq`` go before that, and do not count; 0 if there was no TRUNCATE.
+    """
+
+    net: Net
+    since: int = 0
+
+
+@dataclass(frozen=True)
+class Emptied:
+    """The table was truncated: rows with a lower ``_cdc_seq`` go. Where there are none, the commit may be left out.
+
+    :param seq: ``_cdc_seq`` of the TRUNCATE.
+    """
+
+    seq: int
+
+
+@dataclass(frozen=True)
+class Published:
+    """Slices of a chunk group become rows of the table. None of their keys is there.
+
+    :param slices: what :meth:`SinkTable.stage` returned.
+    """
+
+    slices: Sequence[DataFile]
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """A chunk group was read again: its slices take the place of all rows that belong to it.
+
+    :param slices: what :meth:`SinkTable.stage` returned.
+    :param group: number of the snapshot and of the chunk group, whose earlier slices go as a whole.
+    :param owned: for the key columns of some rows (without a key: ``_cdc_seq``), a mask of those that belong to it.
+    :param span: smallest and largest key of its rows, only for a single integer key.
+    """
+
+    slices: Sequence[DataFile]
+    group: tuple[int, int]
+    owned: Callable[[pa.Table], pa.Array]
+    span: tuple[int, int] | None = None
+
+
+#: What one commit does to the rows of a table.
+Change = Upserted | Counted | Emptied | Published | Replaced
+#: Decides upon a commit: ``None`` leaves the table as it is. It may be asked several times, and has no effect itself.
+Decide = Callable[[Markers], Change | None]
+
+
+class Fenced(Protocol):
+    """What can be fenced: tables, and the resume point."""
+
+    def exists(self) -> bool:
+        """Whether it has been created."""
+
+    def markers(self) -> Markers:
+        """The markers as they stand; none if it was not created."""
+
+    def raise_fence(self, fence: Fence) -> None:
+        """Write a fence's value, if it does not stand there yet; from then on smaller values cannot commit.
+
+        :raises FencedError: if a larger one stands there.
+        """
+
+
+class SinkTable(Fenced, Protocol):
+    """One table of a sink. Several objects, in several processes, may be at work on one table."""
+
+    @property
+    def name(self) -> str:
+        """What messages call the table, such as ``Delta table /lake/shop/orders``."""
+
+    def create(self, pipeline: str) -> None:
+        """Create the table if it does not exist.
+
+        :param pipeline: the pipeline that owns the table: two that wrote to one table would double its rows.
+        :raises TerminalError: if it exists and is another's, or has other columns.
+        """
+
+    def begin_anew(self, fence: Fence, markers: Sequence[str]) -> None:
+        """Take out all rows, once, and give the table the columns of its definition.
+
+        :param fence: raised in the same commit; if it stands already, nothing happens.
+        :param markers: names of the markers that tell that something was published that must stay.
+        :raises TerminalError: if something was.
+        """
+
+    def commit(self, decide: Decide, markers: Mapping[str, int], fence: Fence) -> bool:
+        """Change rows and markers, all or nothing.
+
+        :param decide: says what to do, knowing the markers.
+        :param markers: (name -> value) to write in the same commit.
+        :param fence: checked, and written, in the same commit.
+        :returns: whether something was committed.
+        :raises FencedError: if a writer with a larger fence value has been here.
+        :raises TransientError: if the commit cannot be made now; where that is not known, it may have been made.
+        """
+
+    def tidy(self) -> None:
+        """Delete what nobody needs any more: called now and then, and at the end of a stream.
+
+        :raises CdcError: if that is not possible now.
+        """
+
+    def stage(self, place: str, rows: Iterable[pa.Table]) -> DataFile:
+        """Write rows that become part of the table when they are published. Called in tasks.
+
+        :param place: ``generation/group/attempt/name``, another one each time.
+        :param rows: in the sink's schema, in order of the key. No more than one of them need be held at a time.
+        """
+
+    def staged(self, file: DataFile) -> bool:
+        """Whether what :meth:`stage` returned is still there, and whole."""
+
+    def read_staged(self, file: DataFile) -> Iterator[pa.Table]:
+        """The rows that :meth:`stage` was given, in portions that fit into memory."""
+
+    def discard(self, file: DataFile) -> None:
+        """Remove what was staged and is not published."""
+
+
+@runtime_checkable
+class Readable(Protocol):
+    """A table that can be read back (:attr:`Feature.READ`)."""
+
+    def read(self) -> tuple[pa.Table, Markers]:
+        """All rows in the sink's schema, and the markers that stood when they did."""
+
+
+class ChangeWriter(Protocol):
+    """Takes down the changes of one table in a piece of a batch. Nobody sees them before :meth:`close`."""
+
+    def add(self, changes: pa.RecordBatch) -> None:
+        """Write changes, in binlog order."""
+
+    def empty(self) -> None:
+        """The table was truncated here: what was added before does not count any more."""
+
+    def close(self) -> None:
+        """Write what is left."""
+
+
+class Staging(Protocol):
+    """Changes of one epoch's batches, from the tasks that decode them to the driver that applies them."""
+
+    def writer(self, table: TableSchema, name: str) -> ChangeWriter:
+        """Begin to write. Called in tasks.
+
+        :param name: another one for each table of each piece, and of each attempt at it.
+        """
+
+    def read(self, table: TableSchema, names: Sequence[str]) -> pa.Table:
+        """The changes of some pieces, in this order, with at least the columns of the key and those of the project.
+
+        Whatever other columns it has travel along: what comes back in :class:`Upserted` are rows of this.
+        """
+
+    def discard(self, names: Iterable[str]) -> None:
+        """Remove what is applied."""
+
+    def clear(self) -> None:
+        """Remove what this and all other epochs have staged."""
+
+
+class ResumePoint(Fenced, Protocol):
+    """Up to where the stream has been applied: committed after all tables of a batch."""
+
+    def create(self) -> None:
+        """Create it if it does not exist."""
+
+    def forget_older(self, generation: int) -> None:
+        """Forget the resume point of an older snapshot.
+
+        :param generation: number of the snapshot.
+        """
+
+    def read(self) -> Offset | None:
+        """The resume point, ``None`` before the first batch."""
+
+    def stand(self) -> tuple[Offset, Lineage] | None:
+        """The same with the lineage of its server."""
+
+    def write(self, offset: Offset, lineage: Lineage, fence: Fence) -> None:
+        """Replace the resume point.
+
+        :raises FencedError: if a newer epoch has taken over.
+        """
+
+
+class Sink(Protocol):
+    """Where the copies of one pipeline go."""
+
+    @property
+    def supports(self) -> frozenset[Feature]:
+        """What it can do."""
+
+    def table(self, table: TableSchema) -> SinkTable:
+        """The copy of a captured table, which need not exist yet."""
+
+    def staging(self, epoch: int) -> Staging:
+        """Where the batches of an epoch of the stream wait to be applied."""
+
+    def resume_point(self) -> ResumePoint:
+        """The stream's resume point."""
