@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_cdc.connections import Connection, scrub, strip_environment
-from airflow_provider_cdc.exceptions import REPORT, CdcError, NotReadyError, kind_of
+from airflow_provider_cdc.exceptions import REPORT, CdcError, NotReadyError
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.pipeline import Pipeline
 from airflow_provider_cdc.processes import keep_small, kill_session
@@ -127,7 +127,7 @@ def main() -> int:
         write_json(Path(request.result), {"outcome": outcome})
         return 0
     except CdcError as error:
-        failure = {"kind": kind_of(error), "message": error.message, "remedy": error.remedy}
+        failure = error.to_json()
         code = error.exit_code
     except Exception as error:
         print(scrub(traceback.format_exc(), secrets), file=sys.stderr, flush=True)
@@ -137,7 +137,7 @@ def main() -> int:
             "remedy": "See the lines above",
         }
         code = 1
-    failure = {key: scrub(text, secrets) for key, text in failure.items()}
+    failure = {key: scrub(fact, secrets) if isinstance(fact, str) else fact for key, fact in failure.items()}
     print(f"error: {failure['message']}. {failure['remedy']}", file=sys.stderr, flush=True)
     write_json(Path(request.result), {"error": failure})
     return code

@@ -1,12 +1,20 @@
-"""Errors of the project. Every message says what happened, where, and what to do next.
+"""Errors of the project. Every message says what happened, where, and what to do next; facts stand in fields, too.
 
-The class decides what a caller does: the command line turns it into an exit code, a scheduler into a retry or not.
+The class decides what a caller does: the command line turns it into an exit code, a scheduler into a retry or not. No
+caller looks into the words of a message.
+
+All kinds stand here, so that an error of a Spark task, a driver or a triggerer is the same one in whatever process gets
+it. What somebody else derives from them travels as the nearest class of this module.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from typing import Any, ClassVar
+
+#: The kinds of errors, by name.
+KINDS: dict[str, type[CdcError]] = {}
 
 #: The remedy for what must not happen.
 REPORT = "report it in the project's issue tracker, with this message, the server's version and the package's version"
@@ -17,18 +25,48 @@ class CdcError(Exception):
 
     :param message: one line: what happened and where.
     :param remedy: one line: what to do next.
+    :param facts: values of fields, by name: text or numbers. A class declares its fields as annotated attributes.
+    :raises TypeError: for a field that the class does not have.
     """
 
     #: Exit code of the command line.
-    exit_code = 1
+    exit_code: ClassVar[int] = 1
+    #: Names of the fields that errors of this class have.
+    fields: ClassVar[tuple[str, ...]] = ("table", "place", "code")
 
-    def __init__(self, message: str, remedy: str = "") -> None:
+    #: The table that it concerns, ``database.table``; ``None`` if it concerns more than one, or no table.
+    table: str | None = None
+    #: Where in the binlog, ``file:position``.
+    place: str | None = None
+    #: Number of the server's error.
+    code: int | None = None
+
+    def __init_subclass__(cls) -> None:
+        declared = vars(cls).get("__annotations__", {})
+        cls.fields = (*cls.fields, *(name for name in declared if name not in cls.fields))
+        if cls.__module__ == __name__:
+            KINDS[cls.__name__] = cls
+
+    def __init__(self, message: str, remedy: str = "", **facts: str | int | None) -> None:
         super().__init__(message, remedy)
         self.message = message
         self.remedy = remedy
+        for name, fact in facts.items():
+            if name not in self.fields:
+                raise TypeError(f"{type(self).__name__} has no field {name!r}")
+            setattr(self, name, fact)
 
     def __str__(self) -> str:
         return f"{self.message}. {self.remedy}" if self.remedy else self.message
+
+    @property
+    def facts(self) -> dict[str, str | int]:
+        """The fields that have a value."""
+        return {name: fact for name in self.fields if (fact := getattr(self, name)) is not None}
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON value: ``kind``, ``message``, ``remedy`` and the facts; :func:`error_of` turns it back."""
+        return {"kind": kind_of(self), "message": self.message, "remedy": self.remedy, **self.facts}
 
 
 class NotReadyError(CdcError):
@@ -38,7 +76,7 @@ class NotReadyError(CdcError):
 
 
 class TerminalError(CdcError):
-    """Needs a decision or a fix: data that cannot be understood, a lost position, a difference. Exit code 1."""
+    """Needs a decision: data that cannot be understood, a lost position, a difference found. Exit code 1."""
 
 
 class TransientError(CdcError):
@@ -52,14 +90,15 @@ class UnexpectedError(TransientError):
 
 
 class DamageError(TransientError):
-    """What came from the server cannot be what it sent: another try may do. A fault that stays at a place does not.
+    """What came from the server cannot be what it sent: another try may do. A fault that stays at a place does not."""
 
-    :param place: where in the binlog, if it was read.
-    """
+    def __init__(self, message: str, remedy: str = "", **facts: str | int | None) -> None:
+        remedy = remedy or "Run again; if it stays, look at what stands between the server and here"
+        super().__init__(message, remedy, **facts)
 
-    def __init__(self, message: str, remedy: str = "", place: str = "") -> None:
-        super().__init__(message, remedy or "Run again; if it stays, look at what stands between the server and here")
-        self.place = place
+
+class TableChangedError(TransientError):
+    """The definition of a table changed while it was read: reading it again may do."""
 
 
 class OtherServerError(TerminalError):
@@ -74,31 +113,47 @@ class TornFileError(TerminalError):
     """A binlog file ends in the middle of a transaction, as a server leaves it that was killed."""
 
 
+class UnlistedError(TerminalError):
+    """The server could not list the events of a binlog file."""
+
+
 class OtherHistoryError(TerminalError):
     """The server's binlog is not the one that was read: it was reset, or an older copy of the server was restored.
 
-    :param found: what shows it.
+    :param message: what shows it.
     """
 
-    def __init__(self, found: str, remedy: str = "") -> None:
-        super().__init__(
-            found,
-            remedy
-            or "The server's binlogs were reset, or an older copy of it was restored, so the sink may hold what the "
-            "server does not, and lack what it has: start with a fresh sink.path (or remove the old one)",
+    def __init__(self, message: str, remedy: str = "", **facts: str | int | None) -> None:
+        remedy = remedy or (
+            "The server's binlogs were reset, or an older copy of it was restored, so the sink may hold what the "
+            "server does not, and lack what it has: start with a fresh sink.path (or remove the old one)"
         )
+        super().__init__(message, remedy, **facts)
+
+
+class UnknownPrepareError(TerminalError):
+    """An XA transaction is committed whose rows are not in the binlog, or not any more: no other epoch finds them."""
+
+
+class OtherColumnsError(TerminalError):
+    """The server's columns are not those that were asked for; the connection is closed."""
+
+
+class DdlError(TerminalError):
+    """A statement changed a captured table in a way that the stream cannot follow."""
 
 
 class TableAlteredError(TerminalError):
-    """A table was altered while its snapshot was running. The message begins with :func:`altered`."""
+    """A table was altered while its snapshot was running; ``table`` says which."""
 
 
-def altered(table: str) -> str:
-    """How the message of :class:`TableAlteredError` begins.
+class UnfitError(TerminalError):
+    """A value of the source cannot be carried exactly. See :mod:`airflow_provider_cdc.core.unfit`."""
 
-    :param table: ``database.table``.
-    """
-    return f"table {table} was altered while it was read"
+    #: Name of the column; ``None`` if it cannot be told.
+    column: str | None = None
+    #: What is wrong with the value: ``date``, ``text``, ``key`` or ``damaged``.
+    reason: str | None = None
 
 
 class FencedError(TerminalError):
@@ -110,20 +165,21 @@ def kind_of(error: CdcError) -> str:
     return next(c.__name__ for c in type(error).__mro__ if c.__module__ == __name__)
 
 
+def error_of(kind: str | None, message: str, remedy: str = "", **facts: Any) -> CdcError:
+    """An error by the name of its class; :class:`UnexpectedError` for one that is not the project's own.
+
+    :param facts: its fields; those that the class does not have, as of a newer version, are left out.
+    """
+    found = KINDS.get(kind or "", UnexpectedError)
+    return found(message, remedy, **{name: fact for name, fact in facts.items() if name in found.fields})
+
+
 _MARK = re.compile(r"<<cdc (\{.*?\}) cdc>>", re.DOTALL)
 
 
 def pack(error: CdcError) -> str:
     """An error as text that survives being quoted in somebody else's traceback; :func:`unpack` finds it there."""
-    value = {"kind": kind_of(error), "message": error.message, "remedy": error.remedy}
-    return f"<<cdc {json.dumps(value)} cdc>>"
-
-
-def error_of(kind: str | None, message: str, remedy: str = "") -> CdcError:
-    """An error by the name of its class; :class:`UnexpectedError` for one that is not the project's own."""
-    known = globals().get(kind or "")
-    is_error = isinstance(known, type) and issubclass(known, CdcError)
-    return known(message, remedy) if is_error else UnexpectedError(message, remedy)  # type: ignore[misc]
+    return f"<<cdc {json.dumps(error.to_json())} cdc>>"
 
 
 def unpack(text: str) -> CdcError | None:
@@ -135,4 +191,7 @@ def unpack(text: str) -> CdcError | None:
         value = json.loads(match[1])
     except ValueError:
         return None
-    return error_of(value["kind"], value["message"], value["remedy"])
+    return error_of(**value)
+
+
+KINDS[CdcError.__name__] = CdcError

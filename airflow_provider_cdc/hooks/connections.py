@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 
+from airflow.providers.common.compat.sdk import AirflowNotFoundException
 from airflow.sdk import BaseHook
-from airflow.sdk.exceptions import AirflowNotFoundException, AirflowRuntimeError
+from airflow.sdk.exceptions import AirflowRuntimeError
 
 from airflow_provider_cdc.connections import Connection, variable
 from airflow_provider_cdc.connections import resolve as of_environment

@@ -22,8 +22,9 @@ from airflow_provider_cdc.guarded import where
 from airflow_provider_cdc.mysql.places.watermark import low_watermark
 from airflow_provider_cdc.mysql.server.catalog import find_tables, read_schema, why_no_key
 from airflow_provider_cdc.mysql.server.filters import filters, left_out
-from airflow_provider_cdc.mysql.server.identity import DURABLE, binlog_status, identity, is_mariadb
+from airflow_provider_cdc.mysql.server.identity import DURABLE, binlog_status, identity, is_mariadb, product_of
 from airflow_provider_cdc.mysql.server.key_sql import table_name, text_literal
+from airflow_provider_cdc.mysql.server.product import Product, service_of
 from airflow_provider_cdc.mysql.server.session import connect, pairs, rows, value
 from airflow_provider_cdc.mysql.server.throttle import replica_lag
 from airflow_provider_cdc.phases.context import Context
@@ -145,27 +146,40 @@ def _runtime() -> Iterator[Finding]:
     from airflow_provider_cdc.spark.java import ensure_java_home
 
     version = check_spark_install()
-    yield Finding("ok", f"pyspark and pyspark-client are of version {version}; Java at {ensure_java_home()}")
+    yield Finding("ok", f"pyspark is of version {version}; Java at {ensure_java_home()}")
 
 
 def _server(context: Context, connection: Connection[Any]) -> Iterator[Finding]:
-    mariadb = is_mariadb(connection)
     version = str(value(connection, "SELECT @@version"))
-    place = where(context.connect_args)
-    numbers = [int(n) for n in version.split("-")[0].split(".")[:2]]
-    if numbers < ([10, 11] if mariadb else [8, 4]):
+    product, place = Product.of(version), where(context.connect_args)
+    mariadb = product.mariadb
+    if not product.readable:
         yield Finding(
-            "error", f"server {place} is version {version}", "MySQL 8.4, 9.x, MariaDB 10.11 and newer are read"
+            "error",
+            f"server {place} is {product.name} {version}",
+            "MySQL 8.0.22, MariaDB 10.6 and newer are read",
         )
         return
-    yield Finding("ok", f"server {place} is {'MariaDB' if mariadb else 'MySQL'} {version}")
     found = pairs(connection, "SHOW GLOBAL VARIABLES")
-    persist = "SET GLOBAL" if mariadb else "SET PERSIST"
+    service = service_of(found)
+    at_service = f" of {service.name}" if service else ""
+    if product.tried and service is None:
+        yield Finding("ok", f"server {place} is {product.name} {version}")
+    else:
+        yield Finding(
+            "warning",
+            f"server {place} is {product.name} {version}{at_service}: not tried with this version",
+            "It is read as its documentation says (docs/versions.md): `airflow-cdc verify` proves the copy",
+        )
+
+    def change(setting: str) -> str:
+        return service.set.format(setting) if service else f"SET {'GLOBAL' if mariadb else 'PERSIST'} {setting}"
+
     checks = (
-        ("log_bin", "ON", "Start the server with --log-bin"),
-        ("binlog_format", "ROW", f"{persist} binlog_format = 'ROW'"),
-        ("binlog_row_image", "FULL", f"{persist} binlog_row_image = 'FULL', then reconnect the writers"),
-        ("binlog_row_value_options", "", "SET PERSIST binlog_row_value_options = ''"),
+        ("log_bin", "ON", service.no_binlog if service else "Start the server with --log-bin"),
+        ("binlog_format", "ROW", change("binlog_format = 'ROW'")),
+        ("binlog_row_image", "FULL", change("binlog_row_image = 'FULL'") + ", then reconnect the writers"),
+        ("binlog_row_value_options", "", change("binlog_row_value_options = ''")),
     )
     for name, wanted, remedy in checks:
         if found.get(name, wanted) != wanted:
@@ -176,10 +190,17 @@ def _server(context: Context, connection: Connection[Any]) -> Iterator[Finding]:
         yield Finding(
             "warning",
             f"{' and '.join(weak)}: a server that crashes may lose commits that the copy holds already",
-            f"{persist} {', '.join(f'{name} = 1' for name in DURABLE)}; or run `airflow-cdc verify` after a crash",
+            f"{change(', '.join(f'{name} = 1' for name in DURABLE))}; or run `airflow-cdc verify` after a crash",
         )
     expire = int(found.get("binlog_expire_logs_seconds", "0"))
-    if 0 < expire < 86_400:
+    if service and service.keeps:
+        yield Finding(
+            "warning",
+            f"{service.name} removes binlogs as soon as it can, unless it is told otherwise, and not by "
+            "binlog_expire_logs_seconds: the hours that `status` and `plan` show do not hold there",
+            f"{service.keeps} keeps them for a week; CALL mysql.rds_show_configuration shows what is set",
+        )
+    elif 0 < expire < 86_400:
         yield Finding(
             "warning",
             f"binlogs are kept for {expire / 3600:.1f} h only",
@@ -190,7 +211,7 @@ def _server(context: Context, connection: Connection[Any]) -> Iterator[Finding]:
             "warning",
             f"binlog_row_metadata is {found.get('binlog_row_metadata')!r}: the binary log contains no names and "
             "signs of columns, so a change of a table that leaves them out would not be noticed",
-            "SET GLOBAL binlog_row_metadata = 'FULL'",
+            change("binlog_row_metadata = 'FULL'"),
         )
     at, do, ignore = _granted(lambda: binlog_status(connection), "REPLICATION CLIENT")
     gtids = "gtid_strict_mode" if mariadb else "gtid_mode"
@@ -212,7 +233,7 @@ def _updates(connection: Connection[Any], found: dict[str, str], mariadb: bool) 
     if found.get("log_replica_updates", found.get("log_slave_updates")) == "ON":
         return
     try:
-        if not rows(connection, "SHOW ALL SLAVES STATUS" if mariadb else "SHOW REPLICA STATUS"):
+        if not rows(connection, product_of(connection).replica_status):
             return
     except NotReadyError:  # MariaDB asks for a grant that nothing else needs
         yield Finding(
@@ -232,7 +253,7 @@ def _granted(read: Callable[[], Any], grant: str, scope: str = "*.*") -> Any:
     try:
         return read()
     except NotReadyError as error:
-        if "denied" not in error.message:
+        if error.code is None:  # not denied by the server
             raise
         raise NotReadyError(*_lacks(grant, scope)) from None
 
@@ -245,7 +266,7 @@ def _server_ids(context: Context, connection: Connection[Any]) -> Iterator[Findi
     pipeline = context.pipeline
     mine = {pipeline.server_id(slot): pipeline.replica_uuid(slot) for slot in range(slots.LAST + 1)}
     try:
-        listed = rows(connection, "SHOW SLAVE HOSTS" if is_mariadb(connection) else "SHOW REPLICAS")
+        listed = rows(connection, product_of(connection).replicas)
     except NotReadyError:
         if not is_mariadb(connection):
             raise NotReadyError(*_lacks("REPLICATION SLAVE")) from None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import closing
 
 from airflow_provider_cdc.core.plan import Plan
-from airflow_provider_cdc.exceptions import TableAlteredError, altered
+from airflow_provider_cdc.exceptions import TableAlteredError
 from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.mysql.snapshot.planner import make_amendment
 from airflow_provider_cdc.phases.context import Context
@@ -24,7 +24,7 @@ def replan_table(context: Context, plan: Plan, error: TableAlteredError) -> None
     :raises TableAlteredError: the error, if that is not possible, with the reason.
     :raises NotReadyError: if the table is gone, or cannot be copied any more.
     """
-    index = next((i for i, t in enumerate(plan.tables) if error.message.startswith(f"{altered(t.label)},")), None)
+    index = next((i for i, t in enumerate(plan.tables) if t.label == error.table), None)
     newest = context.need_plan()
     if index is None or newest.generation != plan.generation:
         raise error
@@ -33,7 +33,9 @@ def replan_table(context: Context, plan: Plan, error: TableAlteredError) -> None
         return
     markers = context.sink.table(table).markers()
     if any(markers.get(group_marker(plan, group)) is not None for group in plan.groups_of(index)):
-        raise TableAlteredError(f"{error.message}, when a part of it was published already", error.remedy)
+        raise TableAlteredError(
+            f"{error.message}, when a part of it was published already", error.remedy, **error.facts
+        )
     with closing(connect(context.connect_args)) as connection:
         amendment = make_amendment(connection, plan, index, context.pipeline.keeps)
     if write_json_once(context.layout.amendment(plan.generation, index, table.revision + 1), amendment):

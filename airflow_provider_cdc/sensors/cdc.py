@@ -8,8 +8,8 @@ from contextlib import closing
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from airflow.providers.common.compat.sdk import AirflowException, AirflowSensorTimeout, AirflowSkipException
 from airflow.sdk import BaseSensorOperator, PokeReturnValue
-from airflow.sdk.exceptions import AirflowException, AirflowSensorTimeout, AirflowSkipException
 
 from airflow_provider_cdc.exceptions import TerminalError, TransientError, unpack
 from airflow_provider_cdc.operators.base import (

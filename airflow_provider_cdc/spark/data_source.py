@@ -6,24 +6,26 @@ the binlog. No other part of this project is needed. See docs/data_source.md.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+import pyspark
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
-from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxBytes, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from airflow_provider_cdc.connections import mysql_args, resolve, resolve_file
-from airflow_provider_cdc.core.offset import Offset, Position
-from airflow_provider_cdc.exceptions import CdcError, NotReadyError, TransientError
+from airflow_provider_cdc.core.offset import Offset
+from airflow_provider_cdc.exceptions import CdcError, NotReadyError
 from airflow_provider_cdc.mysql.stream.changes_planner import ChangesPlanner
 from airflow_provider_cdc.mysql.stream.table_changes import TableChanges
+
+if TYPE_CHECKING:
+    from airflow_provider_cdc.spark.data_source_stream import StreamReader
 
 #: Options, and what they are where they are not given.
 _DEFAULTS = {
@@ -155,8 +157,8 @@ def _choice(found: Mapping[str, str], name: str, values: Sequence[str]) -> str:
 
 
 @contextmanager
-def _errors() -> Iterator[None]:
-    """Errors in the words of a reader."""
+def reader_errors() -> Iterator[None]:
+    """Say errors of the layers below in the words of this source."""
     try:
         yield
     except CdcError as error:
@@ -164,22 +166,6 @@ def _errors() -> Iterator[None]:
         for pattern, words in _WORDS:
             texts = [pattern.sub(words, text) for text in texts]
         raise type(error)(*texts) from None
-
-
-def _encode(offset: Offset, parts: Sequence[Offset] = (), piece_bytes: int = 0) -> dict[str, Any]:
-    """An offset as Spark keeps it: a dictionary of simple values.
-
-    :param parts: ends of the pieces of the batch that ends there.
-    :param piece_bytes: with which they were made.
-    """
-    value: dict[str, Any] = {"version": 1, **offset.to_json(), "xa": json.dumps(list(offset.xa))}
-    return value | {"parts": json.dumps([part.to_json() for part in parts]), "piece_bytes": piece_bytes}
-
-
-def _decode(value: dict[str, Any]) -> Offset:
-    if value.get("version") != 1:
-        raise NotReadyError("the checkpoint is of another version of this source", "Begin with a new checkpoint")
-    return Offset.from_json({**value, "xa": json.loads(value["xa"])})
 
 
 class Range(InputPartition):
@@ -194,15 +180,17 @@ class Range(InputPartition):
         self.start, self.end, self.slot, self.piece_bytes = start, end, slot, piece_bytes
 
 
-def _ranges(start: Offset, ends: Sequence[Offset], piece_bytes: int) -> list[InputPartition]:
+def ranges(start: Offset, ends: Sequence[Offset], piece_bytes: int) -> list[InputPartition]:
+    """A partition for each piece of (start, the last of the ends]."""
     pairs = enumerate(zip([start, *ends], ends, strict=False))
     return [Range(a, b, _LOOKING + _TASKS * i, piece_bytes) for i, (a, b) in pairs]
 
 
-def _read(log: TableChanges, schema: pa.Schema, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+def read_range(log: TableChanges, schema: pa.Schema, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    """Read the changes of one piece, as Spark wants them."""
     if not isinstance(partition, Range):  # what Spark makes of no partitions at all
         return
-    with _errors():
+    with reader_errors():
         for batch in log.read(partition.start, partition.end, partition.slot, partition.piece_bytes):
             columns = [a.cast(field.type) for a, field in zip(batch.columns, schema, strict=True)]
             yield pa.RecordBatch.from_arrays(columns, schema=schema)
@@ -221,7 +209,7 @@ class RangeReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """Pieces of the range; each ends with a transaction."""
-        with _errors(), closing(ChangesPlanner(self._log)) as planner:
+        with reader_errors(), closing(ChangesPlanner(self._log)) as planner:
             end = planner.find(self._options.end)
             start = planner.find(self._options.start or "earliest")
             if end.at < start.at:
@@ -230,88 +218,11 @@ class RangeReader(DataSourceReader):
             ends, altered = planner.pieces(start, end.at)
             if altered is not None:
                 raise planner.altered(altered)
-            return _ranges(start, ends, self._log.piece_bytes)
+            return ranges(start, ends, self._log.piece_bytes)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Changes of one piece."""
-        return _read(self._log, self._schema, partition)
-
-
-class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Follows the binlog.
-
-    :param log: what is read.
-    :param options: where it begins, and how much makes a batch.
-    :param schema: Arrow schema, as Spark wants it.
-    """
-
-    def __init__(self, log: TableChanges, options: Options, schema: pa.Schema) -> None:
-        self._log, self._options, self._schema = log, options, schema
-        self._planner: ChangesPlanner | None = None
-        self._checked = False
-        self._target: Position | None = None
-
-    def initialOffset(self) -> dict[str, Any]:
-        """Where a new query begins."""
-        with _errors():
-            return _encode(self._open_planner().find(self._options.start or "latest"))
-
-    def getDefaultReadLimit(self) -> ReadLimit:
-        """The size of a batch."""
-        return ReadMaxBytes(self._options.batch_bytes)
-
-    def prepareForTriggerAvailableNow(self) -> None:
-        """The stream ends where the server stands now."""
-        with _errors():
-            self._target = self._open_planner().end()
-
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """End of the next batch: a transaction's; ``start`` itself if nothing is new."""
-        size = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
-        with _errors():
-            try:
-                return self._latest(start, size)
-            except TransientError:  # a connection that stood idle for long may be gone
-                self.stop()
-                return self._latest(start, size)
-
-    def _latest(self, start: dict[str, Any], size: int | None) -> dict[str, Any]:
-        at = self._check(start)
-        planner = self._open_planner()
-        target = planner.end() if self._target is None else self._target
-        ends, altered = planner.pieces(at, target, size)
-        if not ends and altered is not None:
-            raise planner.altered(altered)
-        return _encode(ends[-1], ends, self._log.piece_bytes) if ends else start
-
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """The pieces of a batch, one a task."""
-        with _errors():
-            at, to = self._check(start), _decode(end)
-            ends = [Offset.from_json(part) for part in json.loads(end["parts"])]
-            return _ranges(at, ends, int(end["piece_bytes"])) if at.at < to.at else []
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Changes of one piece."""
-        return _read(self._log, self._schema, partition)
-
-    def stop(self) -> None:
-        """Close the connections."""
-        if self._planner is not None:
-            self._planner.close()
-            self._planner = None
-
-    def _open_planner(self) -> ChangesPlanner:
-        if self._planner is None:
-            self._planner = ChangesPlanner(self._log)
-        return self._planner
-
-    def _check(self, start: dict[str, Any]) -> Offset:
-        at = _decode(start)
-        if not self._checked:
-            self._open_planner().check(at)
-            self._checked = True
-        return at
+        return read_range(self._log, self._schema, partition)
 
 
 class MySQLCdcDataSource(DataSource):
@@ -324,7 +235,7 @@ class MySQLCdcDataSource(DataSource):
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__({})
-        with _errors():
+        with reader_errors():
             self._options = Options.of(options)
             self._log = self._options.log()
 
@@ -345,6 +256,13 @@ class MySQLCdcDataSource(DataSource):
         """Reader of a stream."""
         if self._options.end != "latest":
             raise NotReadyError("a stream has no end", "Leave the option end out, or read a range")
+        if tuple(map(int, pyspark.__version__.split(".")[:2])) < (4, 2):
+            raise NotReadyError(
+                f"Spark {pyspark.__version__} does not tell a source where a batch begins",
+                "Install pyspark 4.2 or newer to read a stream. Ranges can be read with this one",
+            )
+        from airflow_provider_cdc.spark.data_source_stream import StreamReader
+
         return StreamReader(self._log, self._options, self._arrow(schema))
 
     def _arrow(self, schema: StructType) -> pa.Schema:

@@ -30,14 +30,15 @@ def check_spark_install(
         except metadata.PackageNotFoundError:
             continue
     if "pyspark" not in versions:
-        raise NotReadyError("pyspark is not installed", "Install it: pip install 'pyspark[connect]==4.2.0'")
-    version = versions["pyspark"]
-    remedy = (
-        "Install both of one version: pip uninstall -y pyspark pyspark-client && "
-        f"pip install 'pyspark[connect]=={version}' 'pyspark-client=={version}'"
-    )
-    client = versions.get("pyspark-client", version)
-    if client != version:
+        raise NotReadyError("pyspark is not installed", "Install it: pip install 'pyspark>=4.0,<4.4'")
+    version, client = versions["pyspark"], versions.get("pyspark-client")
+    remedy = f"Install it anew: pip install --force-reinstall --no-deps 'pyspark=={version}'"
+    if client is not None:  # each client has a pyspark of its version, but not the other way round
+        remedy = (
+            "Install both of one version: pip uninstall -y pyspark pyspark-client && "
+            f"pip install 'pyspark=={client}' 'pyspark-client=={client}'"
+        )
+    if client not in (None, version):
         raise NotReadyError(f"pyspark {version} and pyspark-client {client} are installed over each other", remedy)
     of_files = _version_of_files((package_folder or _package_folder)())
     if of_files != version:

@@ -74,13 +74,17 @@ class BinlogReader(DataSourceStreamReader):
         """Where the epoch begins: the sink's resume point."""
         return _encode(self._start)
 
-    def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:
-        """End of the next batch."""
+    def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:
+        """End of the next batch.
+
+        :param start: where the batch begins. Spark before 4.2 does not say it: the batch begins where the last one
+            ended, since a checkpoint serves one epoch, and an epoch one reader.
+        """
         with _packed():
             try:
                 if self._planner is None:
                     self._planner = self._job.make_planner()
-                begin = _decode(start)
+                begin = _decode(start) if start is not None else (self._pieces or [self._start])[-1]
                 self._pieces = [begin, *self._job.pieces(self._planner, begin)]
                 return _encode(self._pieces[-1])
             except CdcError:

@@ -243,9 +243,23 @@ class CdcStreamTrigger(_CdcTrigger):
             supervisor=supervisor,
             poll_seconds=poll_seconds,
         )
+        self._cancelled = False
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Watch until the epoch is over."""
+        try:
+            async for event in self._watch():
+                yield event
+        except asyncio.CancelledError:
+            self._cancelled = True
+            raise
+
+    async def cleanup(self) -> None:
+        """Airflow before 3.3 has no :meth:`on_kill`: there, a task that was marked or cleared cancels its trigger."""
+        if self._cancelled and not hasattr(BaseTrigger, "on_kill"):
+            await self.on_kill()
+
+    async def _watch(self) -> AsyncIterator[TriggerEvent]:
         k = self._kwargs
         watch, what = Watch(k["epoch"]), f"epoch {k['epoch']} of the stream of {k['pipeline']}"
         self._began = said = time.monotonic()

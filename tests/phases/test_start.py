@@ -16,8 +16,7 @@ import pytest
 
 from airflow_provider_cdc.core.gtid import GtidSet, MariadbPosition
 from airflow_provider_cdc.core.offset import Offset, Position
-from airflow_provider_cdc.exceptions import NotReadyError, TerminalError
-from airflow_provider_cdc.mysql.binlog.events.judge import DdlError
+from airflow_provider_cdc.exceptions import DdlError, NotReadyError, TerminalError
 from airflow_provider_cdc.mysql.places import start as start_module
 from airflow_provider_cdc.phases.stream import begin
 from airflow_provider_cdc.phases.verify import verify

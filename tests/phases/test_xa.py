@@ -12,12 +12,11 @@ from pathlib import Path
 import pymysql
 import pytest
 
-from airflow_provider_cdc.exceptions import TransientError
+from airflow_provider_cdc.exceptions import TransientError, UnknownPrepareError
 from airflow_provider_cdc.mysql.binlog.events import transactions
 from airflow_provider_cdc.mysql.binlog.events.spill import spill
 from airflow_provider_cdc.mysql.binlog.walk import binlog_reader
 from airflow_provider_cdc.mysql.places import watermark
-from airflow_provider_cdc.mysql.places.lookback import UnknownPrepareError
 from airflow_provider_cdc.mysql.places.watermark import _MariaDB, _MySQL, low_watermark
 from airflow_provider_cdc.mysql.snapshot import chunk as chunk_module
 from airflow_provider_cdc.mysql.snapshot import planner, windows

@@ -108,7 +108,7 @@ def files_of(folder: Path, version: str) -> Callable[[], Path]:
 
 
 def test_this_installation_is_not_mixed() -> None:
-    assert check_spark_install() == "4.2.0"
+    assert check_spark_install() == metadata.version("pyspark")
 
 
 def test_pyspark_without_client_is_fine(tmp_path: Path) -> None:
@@ -118,7 +118,8 @@ def test_pyspark_without_client_is_fine(tmp_path: Path) -> None:
 def test_client_of_another_version_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NotReadyError, match=r"pyspark-client 4\.1\.1") as refused:
         check_spark_install(versions(pyspark="4.2.0", pyspark_client="4.1.1"), files_of(tmp_path, "4.2.0"))
-    assert "pyspark-client==4.2.0" in refused.value.remedy
+    # The client's version: there is a pyspark of it, while pyspark 4.3.0, for one, has no client.
+    assert "'pyspark==4.1.1' 'pyspark-client==4.1.1'" in refused.value.remedy
 
 
 def test_overwritten_files_are_refused(tmp_path: Path) -> None:

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_cdc.exceptions import TerminalError
-from airflow_provider_cdc.mysql.binlog.events.judge import DdlError
+from airflow_provider_cdc.exceptions import DdlError, TerminalError
 from airflow_provider_cdc.mysql.places.resume import resume
 from airflow_provider_cdc.mysql.server.identity import binlog_end
 from airflow_provider_cdc.mysql.server.session import connect

@@ -27,9 +27,10 @@ from pymysql.connections import Connection
 
 from airflow_provider_cdc.core.plan import Key, even_step
 from airflow_provider_cdc.core.schema import INTEGER_TYPES, TableSchema
-from airflow_provider_cdc.exceptions import TerminalError
+from airflow_provider_cdc.core.unfit import KEY_REMEDY
+from airflow_provider_cdc.exceptions import UnfitError
 from airflow_provider_cdc.mysql.keys.midpoints import Midpoints
-from airflow_provider_cdc.mysql.server.charsets import ONE_WAY_REMEDY, OneWayError
+from airflow_provider_cdc.mysql.server.charsets import OneWayError
 from airflow_provider_cdc.mysql.server.key_sql import canonical, compare, key_list, parse, quote, table_name
 from airflow_provider_cdc.mysql.server.session import named, rows
 
@@ -197,7 +198,10 @@ class Bounds:
             try:
                 key.append(parse(column, str(text)))
             except OneWayError as error:
-                raise TerminalError(f"{error} in column {column.name} of {self._table.label}", ONE_WAY_REMEDY) from None
+                message = f"{error} in column {column.name} of {self._table.label}"
+                raise UnfitError(
+                    message, KEY_REMEDY, table=self._table.label, column=column.name, reason="key"
+                ) from None
         return tuple(key)
 
 

@@ -12,8 +12,9 @@ from pymysql.connections import Connection
 from airflow_provider_cdc.core.gtid import GtidSet
 from airflow_provider_cdc.core.offset import Offset, Position
 from airflow_provider_cdc.core.start import FIRST_POSITION
-from airflow_provider_cdc.mysql.binlog.events.binlog_stream import FORMAT_DESCRIPTION, BinlogStream
-from airflow_provider_cdc.mysql.binlog.events.gtid_event import GTID_EVENTS, read_gtid
+from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
+from airflow_provider_cdc.mysql.binlog.events.event_types import BEGINS, FORMAT_DESCRIPTION
+from airflow_provider_cdc.mysql.binlog.events.gtid_event import read_gtid
 from airflow_provider_cdc.mysql.server.identity import binlog_end, is_mariadb
 from airflow_provider_cdc.mysql.server.key_sql import text_literal
 from airflow_provider_cdc.mysql.server.session import pairs, rows, value
@@ -98,7 +99,7 @@ def with_exact_gtids(connection: Connection[Any], offset: Offset, open_at: OpenA
         return offset
     with closing(open_at(offset.at)) as stream:
         for event in stream:
-            if event.type in GTID_EVENTS:
+            if event.type in BEGINS:
                 behind.append(read_gtid(event).gtid)
             if end <= Position(event.file, event.position):
                 break

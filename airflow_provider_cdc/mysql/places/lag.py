@@ -8,7 +8,8 @@ from typing import Any
 from pymysql.connections import Connection
 
 from airflow_provider_cdc.core.offset import Position
-from airflow_provider_cdc.mysql.binlog.events.gtid_event import GTID_EVENTS, read_gtid
+from airflow_provider_cdc.mysql.binlog.events.event_types import BEGINS
+from airflow_provider_cdc.mysql.binlog.events.gtid_event import read_gtid
 from airflow_provider_cdc.mysql.places.binlog_files import OpenAt
 from airflow_provider_cdc.mysql.server.session import rows
 
@@ -33,6 +34,6 @@ def oldest_unread(open_at: OpenAt, at: Position) -> float | None:
     """
     with closing(open_at(at)) as stream:
         for event in stream:
-            if event.type in GTID_EVENTS:
+            if event.type in BEGINS:
                 return read_gtid(event).commit_us / 1e6
     return None

@@ -11,7 +11,7 @@ from typing import Any
 
 from airflow_provider_cdc.core.offset import Lineage, Position
 from airflow_provider_cdc.core.schema import TableSchema
-from airflow_provider_cdc.exceptions import TerminalError
+from airflow_provider_cdc.exceptions import UnknownPrepareError
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.events.transactions import RowsEvent, Transaction
 from airflow_provider_cdc.mysql.binlog.events.xa import entry, read_prepared
@@ -22,10 +22,6 @@ from airflow_provider_cdc.mysql.server.session import connect
 _HEAD = 4
 _LOWEST_ID, _HIGHEST_ID = 1 << 20, (1 << 32) - 1
 _FRESH = "Its rows are missing: start with a fresh sink.path (or remove the old one) and run again"
-
-
-class UnknownPrepareError(TerminalError):
-    """An XA transaction is committed whose rows are not in the binlog, or not any more: no other epoch finds them."""
 
 
 class LookBack:

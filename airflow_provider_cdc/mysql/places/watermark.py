@@ -23,7 +23,7 @@ from pymysql.connections import Connection
 
 from airflow_provider_cdc.core.gtid import GtidSet, parse_owned
 from airflow_provider_cdc.core.offset import Offset, Position
-from airflow_provider_cdc.exceptions import NotReadyError, OtherHistoryError, TransientError
+from airflow_provider_cdc.exceptions import NotReadyError, OtherHistoryError, TransientError, UnlistedError
 from airflow_provider_cdc.mysql.server.heads import SettledFile, binlog_gtid_pos, settled
 from airflow_provider_cdc.mysql.server.identity import (
     binlog_end,
@@ -33,7 +33,7 @@ from airflow_provider_cdc.mysql.server.identity import (
     open_xa,
     same_server,
 )
-from airflow_provider_cdc.mysql.server.session import UnlistedError, pairs, rows, value
+from airflow_provider_cdc.mysql.server.session import pairs, rows, value
 
 #: Seconds to wait for transactions that stand between binlog and engine.
 BARRIER_SECONDS = 30.0

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 from pymysql.constants import FIELD_TYPE
 
+from airflow_provider_cdc.core.unfit import UnfitValue
 from airflow_provider_cdc.mysql.resultset import kernel
 
 _UNSIGNED = 32  # flag of a column definition
@@ -68,20 +69,6 @@ _WIDTHS = {
 #: Bytes of one column of strings after which a batch is cut: offsets have 31 bits.
 LARGEST = 1 << 30
 _FIRST_ROWS, _FIRST_BYTES = 1024, 1024
-
-
-class UnfitValue(Exception):
-    """A value that its Arrow type cannot hold.
-
-    :param column: number of the column.
-    :param reason: what is wrong with it.
-    :param seq: ``_cdc_seq`` of its row, if it has one.
-    :param remedy: what to do, where that is not what is usual.
-    """
-
-    def __init__(self, column: int, reason: str, seq: int = 0, remedy: str = "") -> None:
-        super().__init__(reason)
-        self.column, self.reason, self.seq, self.remedy = column, reason, seq, remedy
 
 
 def how_to_read(code: int, flags: int, charset: int, scale: int, wanted: pa.DataType) -> tuple[int, int] | None:
@@ -168,10 +155,10 @@ class Columns:
             offsets = self._offsets[i][: rows + 1]
             values = copied(self._values[i][: offsets[-1]])
             if wanted == pa.string() and not is_utf8(values, offsets):
-                raise UnfitValue(i, "there is text that is not UTF-8")
+                raise UnfitValue(i, "text", "there is text that is not UTF-8")
             if pa.types.is_list(wanted):
                 if (offsets % 4).any():
-                    raise UnfitValue(i, "a vector has a part of a number")
+                    raise UnfitValue(i, "damaged", "a vector has a part of a number")
                 floats = pa.Array.from_buffers(wanted.value_type, int(offsets[-1]) // 4, [None, values])
                 numbers = copied(offsets // 4)
                 return pa.Array.from_buffers(wanted, rows, [validity, numbers], children=[floats])
@@ -180,7 +167,7 @@ class Columns:
             try:
                 array.validate(full=True)  # no more digits than declared
             except pa.ArrowInvalid as error:
-                raise UnfitValue(i, str(error)) from None
+                raise UnfitValue(i, "damaged", str(error)) from None
         return array
 
     def _tell(self, i: int) -> None:

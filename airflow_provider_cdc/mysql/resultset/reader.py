@@ -17,22 +17,17 @@ from pymysql.connections import Connection
 from pymysql.constants import CLIENT, COMMAND
 from pymysql.err import MySQLError, raise_mysql_exception
 
-from airflow_provider_cdc.exceptions import DamageError, TerminalError, TransientError
+from airflow_provider_cdc.core.unfit import UnfitValue
+from airflow_provider_cdc.exceptions import DamageError, OtherColumnsError, TransientError
 from airflow_provider_cdc.mysql.resultset import columns, kernel
-from airflow_provider_cdc.mysql.resultset.columns import Columns, UnfitValue, how_to_read
+from airflow_provider_cdc.mysql.resultset.columns import Columns, how_to_read
 from airflow_provider_cdc.mysql.server.session import errors
-
-__all__ = ["OtherColumnsError", "UnfitValue", "read", "read_in_pieces"]
 
 #: Bytes that are asked for at a time. What is read is still in the processor's cache when it is decoded.
 _BLOCK = 256 << 10
 _LARGEST_PACKET = 0xFFFFFF
 #: Space for columns is kept for the next chunk, up to so many bytes.
 _KEPT_BYTES = 64 << 20
-
-
-class OtherColumnsError(TerminalError):
-    """The server's columns are not those that were asked for; the connection is closed."""
 
 
 def read(connection: Connection[Any], sql: str, schema: pa.Schema, nulls: Set[str] = frozenset()) -> pa.Table:
@@ -192,7 +187,7 @@ class _Reader:
             else:
                 space.make_room(column, int(state[kernel.WANTED]))
         elif why == kernel.VALUE:
-            raise UnfitValue(column, f"{_date(self._data, int(state[kernel.WANTED]))} is not a date")
+            raise UnfitValue(column, "date", f"{_date(self._data, int(state[kernel.WANTED]))} is not a date")
         else:
             raise _nonsense("packets out of order" if why == kernel.SEQUENCE else "a row that cannot be understood")
 

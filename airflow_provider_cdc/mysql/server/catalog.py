@@ -18,7 +18,7 @@ from airflow_provider_cdc.core.schema import (
     Column,
     TableSchema,
 )
-from airflow_provider_cdc.exceptions import NotReadyError, TableAlteredError, altered
+from airflow_provider_cdc.exceptions import NotReadyError, TableAlteredError
 from airflow_provider_cdc.mysql.server.identity import is_mariadb
 from airflow_provider_cdc.mysql.server.key_sql import text_literal
 from airflow_provider_cdc.mysql.server.session import rows
@@ -128,7 +128,16 @@ def same_definition(connection: Connection[Any], table: TableSchema, at: Positio
     :raises TableAlteredError: if it is not.
     """
     if definition(connection, table) != table.fingerprint():
-        raise TableAlteredError(f"{altered(table.label)}, at or before {at}", ALTERED)
+        raise altered(table, f"at or before {at}", at)
+
+
+def altered(table: TableSchema, seen: str, at: Position) -> TableAlteredError:
+    """The error for a table that is no longer what it was planned as.
+
+    :param seen: where that was seen, and how.
+    """
+    message = f"table {table.label} was altered while it was read, {seen}"
+    return TableAlteredError(message, ALTERED, table=table.label, place=str(at))
 
 
 def _columns(connection: Connection[Any], database: str, table: str) -> tuple[Column, ...]:

@@ -35,12 +35,6 @@ _PLACES: dict[str, tuple[tuple[range, ...], ...]] = {
 }
 
 
-ONE_WAY_REMEDY = (
-    "Give the row another key in the source, or convert the column to utf8mb4, then start with a fresh sink.path; "
-    "or exclude the table in source.exclude"
-)
-
-
 class OneWayError(ValueError):
     """A key's value that does not come back from Unicode as it was: another one may have the same text.
 

@@ -9,15 +9,23 @@ from pymysql.connections import Connection
 from airflow_provider_cdc.core.ddl import xid_text
 from airflow_provider_cdc.core.offset import Position
 from airflow_provider_cdc.exceptions import NotReadyError, OtherServerError, TerminalError
+from airflow_provider_cdc.mysql.server.product import Product
 from airflow_provider_cdc.mysql.server.session import pairs, raw, rows
 
+#: What the server says to a user without the privilege.
+_XAER_RMERR = 1401
 #: Variables of a server that may lose commits in a crash where one of them is not 1.
 DURABLE = ("sync_binlog", "innodb_flush_log_at_trx_commit")
 
 
+def product_of(connection: Connection[Any]) -> Product:
+    """The server's product and version, by its greeting (no round trip)."""
+    return Product.of(str(connection.get_server_info()))  # type: ignore[no-untyped-call]
+
+
 def is_mariadb(connection: Connection[Any]) -> bool:
     """Whether the server is MariaDB, by its greeting (no round trip)."""
-    return "mariadb" in str(connection.get_server_info()).lower()  # type: ignore[no-untyped-call]
+    return product_of(connection).mariadb
 
 
 def identity(connection: Connection[Any]) -> str:
@@ -58,7 +66,7 @@ def binlog_status(connection: Connection[Any]) -> tuple[Position, str, str]:
 
     :raises NotReadyError: if the server writes no binlog.
     """
-    found = rows(connection, "SHOW MASTER STATUS" if is_mariadb(connection) else "SHOW BINARY LOG STATUS")
+    found = rows(connection, product_of(connection).binlog_status)
     if not found:
         raise NotReadyError("the server writes no binary log", "Start it with --log-bin and binlog_format=ROW")
     file, position, do, ignore = found[0][:4]
@@ -78,7 +86,7 @@ def open_xa(connection: Connection[Any]) -> frozenset[str]:
     try:
         listed = raw(connection, "XA RECOVER")
     except TerminalError as error:
-        if "1401" not in error.message:  # XAER_RMERR: what the server says to a user without the privilege
+        if error.code != _XAER_RMERR:
             raise
         raise NotReadyError(
             "the user may not list XA transactions", "GRANT XA_RECOVER_ADMIN ON *.* TO the user of the connection"

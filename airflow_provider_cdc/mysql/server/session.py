@@ -12,7 +12,15 @@ from pymysql.connections import Connection
 from pymysql.constants import SERVER_STATUS
 from pymysql.converters import conversions
 
-from airflow_provider_cdc.exceptions import CdcError, DamageError, NotReadyError, TerminalError, TransientError
+from airflow_provider_cdc.exceptions import (
+    CdcError,
+    DamageError,
+    NotReadyError,
+    TableChangedError,
+    TerminalError,
+    TransientError,
+    UnlistedError,
+)
 from airflow_provider_cdc.guarded import GuardedConnection, where
 
 #: Keyword arguments of :class:`GuardedConnection`; they hold the password, so they are never printed.
@@ -41,8 +49,9 @@ _MYSQL = {
     "transaction_read_only": "0",
     "information_schema_stats_expiry": "0",  # fresh statistics
     "max_execution_time": "0",
-    "show_gipk_in_create_table_and_information_schema": "1",  # a generated key is a column of the binlog, shown or not
 }
+#: MySQL 8.0.30 began to hide keys that it generated. They are columns of the binlog, shown or not.
+_MYSQL_30 = {"show_gipk_in_create_table_and_information_schema": "1"}
 _MARIADB = {
     "tx_isolation": "'REPEATABLE-READ'",
     "tx_read_only": "0",
@@ -56,10 +65,11 @@ def _assignments(settings: Mapping[str, str]) -> str:
     return ", ".join(f"{name}={text}" for name, text in settings.items())
 
 
-#: The first statement of every session. Only MySQL executes the first comment, only MariaDB the second.
+#: The first statement of every session. Only MySQL of these versions executes the first two comments, only MariaDB the
+#: last one.
 SESSION = (
-    f"SET SESSION {_assignments(_SETTINGS)} /*!80000 , {_assignments(_MYSQL)} */"
-    f"/*M!101100 , {_assignments(_MARIADB)} */"
+    f"SET SESSION {_assignments(_SETTINGS)} /*!80000 , {_assignments(_MYSQL)} *//*!80030 , {_assignments(_MYSQL_30)} */"
+    f"/*M!100600 , {_assignments(_MARIADB)} */"
 )
 #: Access denied (database, user, host, table, column, privilege), account locked, password expired, TLS demanded: a
 #: person has to do something at the server or at the connection.
@@ -76,14 +86,6 @@ _LOST |= {2002, 2003, 2006, 2013, 2055, 3168, 3169, 4031, 1317, 1969, 3024, 1205
 _LOGIN_SECONDS, _ANSWER_SECONDS = 30, 600
 #: What the driver raises of packets that it does not understand.
 _GARBLED = (AssertionError, AttributeError, IndexError, TypeError, ValueError, struct.error)
-
-
-class TableChangedError(TransientError):
-    """The definition of a table changed while it was read: reading it again may do."""
-
-
-class UnlistedError(TerminalError):
-    """The server could not list the events of a binlog file."""
 
 
 def connect(args: ConnectArgs) -> Connection[Any]:
@@ -172,21 +174,23 @@ def errors(doing: str, garbled: tuple[type[Exception], ...] = ()) -> Iterator[No
             raise NotReadyError(
                 f"{doing}: access denied ({code}: {text})",
                 "Check user, password and grants of the connection: REPLICATION SLAVE, REPLICATION CLIENT, SELECT",
+                code=code,
             ) from None
         if not code and isinstance(error, pymysql.err.InternalError | pymysql.err.InterfaceError):
             # The driver's own: packets out of order, or a connection that it has closed because of them.
             raise DamageError(f"{doing}: {text}") from None
         if code == _UNLISTED:
-            raise UnlistedError(f"{doing}: {code}: {text}", "Look at the server's error log") from None
+            raise UnlistedError(f"{doing}: {code}: {text}", "Look at the server's error log", code=code) from None
         if code in _CHANGED:
-            raise TableChangedError(f"{doing}: {code}: {text}", "Run again") from None
+            raise TableChangedError(f"{doing}: {code}: {text}", "Run again", code=code) from None
         if code in _LOST:
             raise TransientError(
                 f"{doing}: the server cannot be reached, or refused ({code}: {text})",
                 "Check host, port, that the server runs, and its limits, then run the command again",
+                code=code,
             ) from None
         remedy = "If a table was altered, start with a fresh sink.path; else look at the server's error log"
-        raise TerminalError(f"{doing}: {code}: {text}", remedy) from None
+        raise TerminalError(f"{doing}: {code}: {text}", remedy, code=code) from None
     except garbled as error:
         what = f"{type(error).__name__} {error}".strip()
         raise DamageError(f"{doing}: the server's answer cannot be understood ({what})") from None

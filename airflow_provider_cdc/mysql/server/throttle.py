@@ -13,7 +13,7 @@ from typing import Any
 from pymysql.connections import Connection
 
 from airflow_provider_cdc.core.limits import Limits, RateLimiter
-from airflow_provider_cdc.mysql.server.identity import is_mariadb
+from airflow_provider_cdc.mysql.server.identity import product_of
 from airflow_provider_cdc.mysql.server.session import named, pairs
 
 #: Seconds between two looks at the server's load.
@@ -95,7 +95,7 @@ def replica_channels(connection: Connection[Any]) -> list[dict[str, str | None]]
 
     :raises NotReadyError: if the user may not look (``REPLICATION CLIENT``; on MariaDB ``REPLICA MONITOR``).
     """
-    return named(connection, "SHOW ALL SLAVES STATUS" if is_mariadb(connection) else "SHOW REPLICA STATUS")
+    return named(connection, product_of(connection).replica_status)
 
 
 def replica_lag(connection: Connection[Any]) -> tuple[bool, int | None]:

@@ -15,15 +15,19 @@ from airflow_provider_cdc.core.changes import apply_changes, last_changes, match
 from airflow_provider_cdc.core.offset import Lineage, Position
 from airflow_provider_cdc.core.plan import Chunk
 from airflow_provider_cdc.core.schema import OP, SEQ, TS, Column, TableSchema
-from airflow_provider_cdc.exceptions import TableAlteredError, TerminalError, altered
+from airflow_provider_cdc.core.unfit import UnfitValue, in_table
+from airflow_provider_cdc.exceptions import (
+    OtherColumnsError,
+    TableChangedError,
+    TerminalError,
+    UnknownPrepareError,
+)
 from airflow_provider_cdc.failpoints import failpoint
-from airflow_provider_cdc.mysql.binlog.plain.rows import ZERO_DATE_REMEDY
 from airflow_provider_cdc.mysql.keys.ownership import owners
-from airflow_provider_cdc.mysql.places.lookback import UnknownPrepareError
 from airflow_provider_cdc.mysql.places.watermark import Watermarks
 from airflow_provider_cdc.mysql.resultset import reader as resultset
-from airflow_provider_cdc.mysql.server.catalog import ALTERED, same_definition
-from airflow_provider_cdc.mysql.server.charsets import ONE_WAY_REMEDY, OneWayError
+from airflow_provider_cdc.mysql.server.catalog import altered, same_definition
+from airflow_provider_cdc.mysql.server.charsets import OneWayError
 from airflow_provider_cdc.mysql.server.identity import binlog_end
 from airflow_provider_cdc.mysql.server.key_sql import (
     comes_back,
@@ -35,12 +39,11 @@ from airflow_provider_cdc.mysql.server.key_sql import (
     quote,
     table_name,
 )
-from airflow_provider_cdc.mysql.server.session import TableChangedError, value
+from airflow_provider_cdc.mysql.server.session import value
 from airflow_provider_cdc.mysql.snapshot.windows import Window, WindowReader
 
 #: Reads of one chunk before giving up on a window that cannot be replayed.
 _ATTEMPTS = 5
-_DATES = ("date", "datetime", "timestamp")
 
 
 @dataclass(frozen=True)
@@ -85,8 +88,8 @@ def read_chunk(
         except TableChangedError:
             _window(reader, low, binlog_end(connection), chunk)  # says so if it was not a TRUNCATE
             continue
-        except resultset.OtherColumnsError as error:
-            raise TableAlteredError(f"{altered(table.label)}, seen at {low}: {error.message}", ALTERED) from None
+        except OtherColumnsError as error:
+            raise altered(table, f"seen at {low}: {error.message}", low) from None
         except TerminalError:
             if connection.open:  # else a value was refused
                 same_definition(connection, table, low)
@@ -130,25 +133,16 @@ def select(connection: Connection[Any], table: TableSchema, condition: str) -> l
         for column in table.key_columns:
             if found[i := table.copied.index(column)].null_count:
                 error = _one_way(connection, table, column, condition)
-                raise resultset.UnfitValue(i, str(error), remedy=ONE_WAY_REMEDY)
+                raise UnfitValue(i, "key", str(error))
         return found
-    except resultset.UnfitValue as error:
-        raise unfit(table, error) from None
+    except UnfitValue as error:
+        raise in_table(table, table.copied[error.column], error) from None
 
 
 def _one_way(connection: Connection[Any], table: TableSchema, column: Column, condition: str) -> OneWayError:
     """The error for the value of a key that does not come back from Unicode, with one of those that are there now."""
     sql = f"SELECT HEX({quote(column.name)}) FROM {table_name(table)} WHERE {condition} AND NOT ({comes_back(column)})"
     return one_way(column, value(connection, f"{sql} LIMIT 1") or "")
-
-
-def unfit(table: TableSchema, error: resultset.UnfitValue) -> TerminalError:
-    """What is said of a value of the source that cannot be carried exactly."""
-    column = table.copied[error.column]
-    return TerminalError(
-        f"table {table.label}, column {column.name} ({column.column_type}): a value cannot be carried: {error}",
-        error.remedy or (ZERO_DATE_REMEDY if column.data_type in _DATES else "Correct the rows, or exclude the table"),
-    )
 
 
 def _window(reader: WindowReader, low: Position, high: Position, chunk: Chunk) -> Window | None:

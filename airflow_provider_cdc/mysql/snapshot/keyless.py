@@ -18,16 +18,23 @@ from pymysql.connections import Connection
 from airflow_provider_cdc.core.offset import Lineage, Position
 from airflow_provider_cdc.core.plan import Chunk
 from airflow_provider_cdc.core.schema import TableSchema
-from airflow_provider_cdc.exceptions import TableAlteredError, TerminalError, TransientError, altered
+from airflow_provider_cdc.core.unfit import UnfitValue, in_table
+from airflow_provider_cdc.exceptions import (
+    OtherColumnsError,
+    TableAlteredError,
+    TableChangedError,
+    TerminalError,
+    TransientError,
+    UnknownPrepareError,
+)
 from airflow_provider_cdc.failpoints import failpoint
-from airflow_provider_cdc.mysql.places.lookback import UnknownPrepareError
 from airflow_provider_cdc.mysql.places.watermark import Watermarks
 from airflow_provider_cdc.mysql.resultset import reader as resultset
-from airflow_provider_cdc.mysql.server.catalog import ALTERED, same_definition
+from airflow_provider_cdc.mysql.server.catalog import altered, same_definition
 from airflow_provider_cdc.mysql.server.identity import binlog_end
 from airflow_provider_cdc.mysql.server.key_sql import quote, table_name
-from airflow_provider_cdc.mysql.server.session import TableChangedError, rows
-from airflow_provider_cdc.mysql.snapshot.chunk import ChunkRead, read_chunk, stamps, unfit
+from airflow_provider_cdc.mysql.server.session import rows
+from airflow_provider_cdc.mysql.snapshot.chunk import ChunkRead, read_chunk, stamps
 from airflow_provider_cdc.mysql.snapshot.windows import WindowReader
 
 #: How many views are opened before giving up, and the longest wait between two (seconds). A minute or so in all.
@@ -128,8 +135,8 @@ def _read(
         if begun:  # what has been handed on cannot be taken back
             raise TransientError(error.message, error.remedy) from None
         raise
-    except resultset.OtherColumnsError as error:
-        raise TableAlteredError(f"{altered(table.label)}, seen at {low}: {error.message}", ALTERED) from None
-    except resultset.UnfitValue as error:
-        raise unfit(table, error) from None
+    except OtherColumnsError as error:
+        raise altered(table, f"seen at {low}: {error.message}", low) from None
+    except UnfitValue as error:
+        raise in_table(table, table.copied[error.column], error) from None
     failpoint("chunk.after_select")

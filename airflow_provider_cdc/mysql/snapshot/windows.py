@@ -10,14 +10,14 @@ import pyarrow.compute as pc
 
 from airflow_provider_cdc.core.offset import Lineage, Position
 from airflow_provider_cdc.core.schema import SEQ, TableSchema
-from airflow_provider_cdc.exceptions import OtherHistoryError, TableAlteredError, altered
+from airflow_provider_cdc.exceptions import OtherHistoryError
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.events.transactions import RowsEvent
 from airflow_provider_cdc.mysql.binlog.events.xa import Prepared
 from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader
 from airflow_provider_cdc.mysql.binlog.walk.space import Only
 from airflow_provider_cdc.mysql.places.lookback import LookBack
-from airflow_provider_cdc.mysql.server.catalog import ALTERED
+from airflow_provider_cdc.mysql.server.catalog import altered
 from airflow_provider_cdc.mysql.server.charsets import UNICODE, Decoders
 
 #: Rather than skip more than this many bytes, connect again at the wanted position.
@@ -111,8 +111,8 @@ class WindowReader:
             if (item := step.item) is not None:
                 seq = self._lineage.seq(Position(step.file, step.position))
                 if table.id in item.altered:
-                    at = f"{item.file}:{item.position}"
-                    raise TableAlteredError(f"{altered(table.label)}, at {at}", ALTERED)
+                    at = Position(item.file, item.position)
+                    raise altered(table, f"at {at}", at)
                 if item.emptied is not None:
                     binlog.take()
                     parts, emptied = [], seq

@@ -12,10 +12,11 @@ import pyarrow as pa
 import pytest
 from pymysql.connections import Connection
 
+from airflow_provider_cdc.core.unfit import UnfitValue
 from airflow_provider_cdc.exceptions import CdcError, TerminalError, TransientError
 from airflow_provider_cdc.mysql.resultset import columns
 from airflow_provider_cdc.mysql.resultset import reader as resultset
-from airflow_provider_cdc.mysql.resultset.reader import UnfitValue, read, read_in_pieces
+from airflow_provider_cdc.mysql.resultset.reader import read, read_in_pieces
 from airflow_provider_cdc.mysql.server.catalog import read_schema
 from airflow_provider_cdc.mysql.server.session import connect, value
 from airflow_provider_cdc.mysql.snapshot.chunk import select

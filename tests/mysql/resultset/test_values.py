@@ -17,8 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pymysql.connections import Connection
 
+from airflow_provider_cdc.core.unfit import UnfitValue
 from airflow_provider_cdc.exceptions import TerminalError
-from airflow_provider_cdc.mysql.resultset.reader import UnfitValue, read
+from airflow_provider_cdc.mysql.resultset.reader import read
 from airflow_provider_cdc.mysql.server.catalog import read_schema
 from airflow_provider_cdc.mysql.server.identity import is_mariadb
 from airflow_provider_cdc.mysql.server.session import connect

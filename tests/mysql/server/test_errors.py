@@ -15,19 +15,13 @@ import pytest
 
 from airflow_provider_cdc.exceptions import (
     CdcError,
-    DamageError,
     NotReadyError,
     TerminalError,
     TransientError,
-    error_of,
-    kind_of,
-    pack,
-    unpack,
 )
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
-from airflow_provider_cdc.mysql.places.lookback import UnknownPrepareError
 from airflow_provider_cdc.mysql.server.identity import binlog_status, is_mariadb
-from airflow_provider_cdc.mysql.server.session import TableChangedError, connect, errors, raw
+from airflow_provider_cdc.mysql.server.session import connect, errors, raw
 from tests.support.proxy import Proxy
 from tests.support.servers import MySQLServer
 
@@ -160,15 +154,3 @@ def test_an_answer_that_is_damaged(server: MySQLServer, wanted: bytes) -> None:
                     raw(connection, "SELECT 'needle' AS a, 2 AS b")
         with contextlib.closing(connect(given)) as connection:
             assert raw(connection, "SELECT 'needle' AS a, 2 AS b") == ((b"needle", b"2"),)
-
-
-def test_kinds_of_errors_that_travel() -> None:
-    """An error of a part of the project is known elsewhere by what it means, not as one that nobody has heard of."""
-    for error, kind in (
-        (UnknownPrepareError("m", "r"), TerminalError),
-        (TableChangedError("m", "r"), TransientError),
-        (DamageError("m", "r", "place"), DamageError),
-        (NotReadyError("m", "r"), NotReadyError),
-    ):
-        for found in (unpack(f"a traceback: {pack(error)}"), error_of(kind_of(error), "m", "r")):
-            assert type(found) is kind and (found.message, found.remedy) == ("m", "r")

@@ -8,11 +8,12 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_provider_cdc.core.schema import TableSchema
+from airflow_provider_cdc.core.unfit import UnfitValue, in_binlog
 from airflow_provider_cdc.mysql.binlog.events.transactions import RowsEvent
 from airflow_provider_cdc.mysql.binlog.kernels import row as kernel
-from airflow_provider_cdc.mysql.binlog.walk.space import Space, failure
+from airflow_provider_cdc.mysql.binlog.walk.space import Space
 from airflow_provider_cdc.mysql.machine.primitives import SLACK
-from airflow_provider_cdc.mysql.resultset.columns import LARGEST, UnfitValue
+from airflow_provider_cdc.mysql.resultset.columns import LARGEST
 from airflow_provider_cdc.mysql.server.charsets import UNICODE, Decoders
 
 _CHANGES = {"insert": kernel.INSERT, "update": kernel.UPDATE, "delete": kernel.DELETE}
@@ -65,8 +66,11 @@ class ChangeBuffer:
                 else:
                     space.make_room(column, int(state[kernel.WANTED]))
             else:
-                reason = space.why(column, self._data, int(state[kernel.WANTED])) if why == kernel.VALUE else ""
-                raise failure(self.table, column, reason or "damaged value", event.where)
+                found = self.table.columns[column] if column >= 0 else None
+                if why == kernel.VALUE:
+                    what = space.why(column, self._data, int(state[kernel.WANTED]))
+                    raise in_binlog(self.table, found, "date", what, event.where)
+                raise in_binlog(self.table, found, "damaged", "damaged value", event.where)
 
     def take(self) -> pa.Table:
         """The changes collected so far as a table of the sink's schema; the buffer is empty afterwards.
@@ -82,7 +86,8 @@ class ChangeBuffer:
             try:
                 self._batches.append(self._space.take())
             except UnfitValue as error:
-                raise failure(self.table, error.column, error.reason, f"_cdc_seq {error.seq}") from None
+                column, place = self.table.columns[error.column], f"_cdc_seq {error.seq}"
+                raise in_binlog(self.table, column, error.reason, error.what, place) from None
 
     def _space_for(self, event: RowsEvent) -> Space:
         space, table = self._space, event.table
@@ -100,5 +105,5 @@ def counted(event: RowsEvent) -> int:
     line, lines, change = space.line.reshape(1, -1), space.lines, _CHANGES[event.kind]
     present = 0 if event.present else -1
     if kernel.read_rows(data, at, end, 0, change, present, False, 7, 9, line, lines, state) != kernel.DONE:
-        raise failure(event.schema, int(state[kernel.COLUMN]), "damaged value", event.where)
+        raise in_binlog(event.schema, None, "damaged", "damaged value", event.where)
     return space.rows

@@ -230,8 +230,8 @@ def _compiled(
     """The rows; of a space that only counts them, how many; ``None`` for rows that were refused."""
     import numpy as np
 
+    from airflow_provider_cdc.core.unfit import UnfitValue
     from airflow_provider_cdc.mysql.binlog.kernels import row as kernel
-    from airflow_provider_cdc.mysql.resultset.columns import UnfitValue
     from tests.support.binlog.reading import rows_of
 
     change = ("insert", "update", "delete").index(kind)

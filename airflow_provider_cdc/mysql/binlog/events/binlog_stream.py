@@ -35,13 +35,17 @@ from airflow_provider_cdc.exceptions import (
     TransientError,
 )
 from airflow_provider_cdc.guarded import GuardedConnection
+from airflow_provider_cdc.mysql.binlog.events.event_types import (
+    FIRST,
+    FORMAT_DESCRIPTION,
+    HEARTBEAT,
+    HEARTBEATS,
+    ROTATE,
+)
 from airflow_provider_cdc.mysql.server.heads import behind_torn_end
 from airflow_provider_cdc.mysql.server.identity import identity, is_mariadb, same_server
 from airflow_provider_cdc.mysql.server.session import DENIED, SESSION, connect
 
-ROTATE, FORMAT_DESCRIPTION, HEARTBEAT, HEARTBEAT_V2, START_ENCRYPTION = 4, 15, 27, 41, 164
-#: What stands at the beginning of a file, and is sent to each reader first wherever it begins; without a position then.
-_FIRST = frozenset({FORMAT_DESCRIPTION, START_ENCRYPTION})
 _HEADER = struct.Struct("<IBIIIH")  # timestamp, type, server id, size, end position (32 bits), flags
 COM_BINLOG_DUMP, _SEND_ANNOTATE_ROWS = 0x12, 2
 _CHECKSUM_SIZE = 4
@@ -307,12 +311,12 @@ class BinlogStream:
         has_room = self._checksum or kind == FORMAT_DESCRIPTION
         body = memoryview(data)[_HEADER.size : len(data) - _CHECKSUM_SIZE if has_room else len(data)]
         start = self.position
-        if kind in (HEARTBEAT, HEARTBEAT_V2):
+        if kind in HEARTBEATS:
             self._heartbeat(kind, body, end, where)
         elif kind == ROTATE and (flags & _ARTIFICIAL or end == 0):
             self._rotate(body, where)
             start = self.position
-        elif not flags & _ARTIFICIAL and (end != 0 or (self._mariadb and kind not in _FIRST)):
+        elif not flags & _ARTIFICIAL and (end != 0 or (self._mariadb and kind not in FIRST)):
             self.position += size
             # MariaDB (from 11.7, binlog_legacy_event_pos=OFF) does not number the events inside of a transaction; its
             # last one shows whether any was missing.
@@ -379,7 +383,7 @@ def _damaged(what: str, where: str) -> DamageError:
         f"{what} at {where}",
         "Run again. If it stays at this place, the binlog is damaged there, or no event begins where the stream began: "
         "start with a fresh sink.path",
-        where,
+        place=where,
     )
 
 

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import Event
+from airflow_provider_cdc.mysql.binlog.events.event_types import ANONYMOUS_GTID, GTID_TAGGED, MARIADB_GTID
 
-GTID, ANONYMOUS_GTID, GTID_TAGGED, MARIADB_GTID = 33, 34, 42, 162
-#: Types of the events that begin a transaction.
-GTID_EVENTS = frozenset({GTID, ANONYMOUS_GTID, GTID_TAGGED, MARIADB_GTID})
 #: Flags of MariaDB's GTID event: a group of one statement, without an end of its own.
 _STANDALONE = 1
 #: A number of a group commit follows.

@@ -8,17 +8,13 @@ from airflow_provider_cdc.core.ddl import Statement, fold, may_name
 from airflow_provider_cdc.core.detours import Detours, stays_inside
 from airflow_provider_cdc.core.offset import Position
 from airflow_provider_cdc.core.schema import TableSchema
-from airflow_provider_cdc.exceptions import TerminalError
+from airflow_provider_cdc.exceptions import DdlError
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import Event
 
 _BY_ROW = "let writers use binlog_format=ROW, then start with a fresh sink.path"
 _SEE = "GRANT SELECT, SHOW VIEW, TRIGGER ON *.* TO the user of the connection and run again"
 #: A flag of statements: it uses a temporary table. In a stored procedure it stays set for those that do not.
 _THREAD_SPECIFIC = 4
-
-
-class DdlError(TerminalError):
-    """A statement changed a captured table in a way that the stream cannot follow."""
 
 
 #: Looks up what leads to captured tables now; ``None``: that may not be seen.

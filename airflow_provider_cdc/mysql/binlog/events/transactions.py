@@ -14,53 +14,42 @@ from typing import Literal, NoReturn
 
 from airflow_provider_cdc.core.ddl import Statement, classify, xid_text
 from airflow_provider_cdc.core.schema import TableSchema
-from airflow_provider_cdc.exceptions import REPORT, TerminalError, TornFileError
-from airflow_provider_cdc.mysql.binlog.events.binlog_stream import (
-    FORMAT_DESCRIPTION,
-    HEARTBEAT,
-    HEARTBEAT_V2,
-    ROTATE,
-    START_ENCRYPTION,
-    Event,
+from airflow_provider_cdc.exceptions import REPORT, DdlError, TerminalError, TornFileError
+from airflow_provider_cdc.mysql.binlog.events.binlog_stream import Event
+from airflow_provider_cdc.mysql.binlog.events.event_types import (
+    BEGINS,
+    BETWEEN,
+    DELETE_ROWS,
+    DELETE_ROWS_V1,
+    EXECUTE_LOAD_QUERY,
+    HEARTBEATS,
+    INCIDENT,
+    PARTIAL_UPDATE_ROWS,
+    QUERY,
+    QUERY_COMPRESSED,
+    ROWS_V1,
+    TABLE_MAP,
+    TRANSACTION_PAYLOAD,
+    UNPACKS_TO,
+    UPDATE_ROWS,
+    UPDATE_ROWS_V1,
+    WITHOUT_ROWS,
+    WRITE_ROWS,
+    WRITE_ROWS_V1,
+    XA_PREPARE,
+    XID,
 )
-from airflow_provider_cdc.mysql.binlog.events.gtid_event import GTID_EVENTS, read_gtid
-from airflow_provider_cdc.mysql.binlog.events.judge import DdlError, Judge, LookUp, is_over
+from airflow_provider_cdc.mysql.binlog.events.gtid_event import read_gtid
+from airflow_provider_cdc.mysql.binlog.events.judge import Judge, LookUp, is_over
 from airflow_provider_cdc.mysql.binlog.events.payload import inner_events
 from airflow_provider_cdc.mysql.binlog.events.query import Query, inflate, read_query
 from airflow_provider_cdc.mysql.binlog.events.spill import spill
 from airflow_provider_cdc.mysql.binlog.events.table_map import TableMap, packed_int, read_table_map, table_of
 
-QUERY, STOP, XID, TABLE_MAP, INCIDENT = 2, 3, 16, 19, 26
-EXECUTE_LOAD_QUERY, PREVIOUS_GTIDS, XA_PREPARE, PARTIAL_UPDATE_ROWS, TRANSACTION_PAYLOAD = 18, 35, 38, 39, 40
-QUERY_COMPRESSED = 165
-_INSERT, _UPDATE, _DELETE = (23, 30), (24, 31), (25, 32)
 _KINDS: dict[int, Literal["insert", "update", "delete"]] = {
-    **dict.fromkeys(_INSERT, "insert"),
-    **dict.fromkeys(_UPDATE, "update"),
-    **dict.fromkeys(_DELETE, "delete"),
-}
-#: MariaDB's compressed row events, and the events that they unpack to.
-_COMPRESSED = {166: 23, 167: 24, 168: 25, 169: 30, 170: 31, 171: 32}
-_ROWS_V1 = frozenset({23, 24, 25})
-_BINLOG_CHECKPOINT, _GTID_LIST = 161, 163
-#: Events that stand between transactions and only show how far the log has been read.
-_BETWEEN = frozenset(
-    # The server decrypts what it sends; the event that says that a file is encrypted comes all the same.
-    {STOP, ROTATE, FORMAT_DESCRIPTION, PREVIOUS_GTIDS, _BINLOG_CHECKPOINT, _GTID_LIST, START_ENCRYPTION}
-)
-#: Events that carry no rows, with what they are for.
-_WITHOUT_ROWS = {
-    5: "INTVAR: value of an AUTO_INCREMENT for the statement that follows; that statement is judged",
-    9: "APPEND_BLOCK: file content of a LOAD DATA by statement; the statement that follows is judged",
-    11: "DELETE_FILE: takes such a file content back",
-    13: "RAND: random seeds for the statement that follows",
-    14: "USER_VAR: a user variable for the statement that follows",
-    17: "BEGIN_LOAD_QUERY: file content, as APPEND_BLOCK",
-    28: "IGNORABLE: by its definition",
-    29: "ROWS_QUERY: the text of the statement whose rows follow",
-    36: "TRANSACTION_CONTEXT: of group replication, for its certification",
-    37: "VIEW_CHANGE: of group replication, membership",
-    160: "ANNOTATE_ROWS: MariaDB's text of the statement whose rows follow",
+    **dict.fromkeys((WRITE_ROWS_V1, WRITE_ROWS), "insert"),
+    **dict.fromkeys((UPDATE_ROWS_V1, UPDATE_ROWS), "update"),
+    **dict.fromkeys((DELETE_ROWS_V1, DELETE_ROWS), "delete"),
 }
 _STMT_END = 1
 #: Bytes of rows of an XA transaction that are held in memory.
@@ -218,10 +207,10 @@ class Assembler:
             self._table_map(event)
         elif kind in _KINDS:
             self._rows(event, _KINDS[kind])
-        elif kind in GTID_EVENTS:
+        elif kind in BEGINS:
             self._gtid(event)
-        elif kind in _COMPRESSED:
-            self._rows(event, _KINDS[_COMPRESSED[kind]])
+        elif kind in UNPACKS_TO:
+            self._rows(event, _KINDS[UNPACKS_TO[kind]])
         elif kind == QUERY:
             yield from self._statement(event, read_query(event))
         elif kind == EXECUTE_LOAD_QUERY:
@@ -232,17 +221,17 @@ class Assembler:
             yield self._end(event)
         elif kind == XA_PREPARE:
             yield self._xa_prepare(event)
-        elif kind in (HEARTBEAT, HEARTBEAT_V2):
+        elif kind in HEARTBEATS:
             if self.open is None:
                 yield Reached(event.file, event.position)
-        elif kind in _BETWEEN:
+        elif kind in BETWEEN:
             if self.open is not None:
                 raise TornFileError(
                     f"transaction {self.open.gtid} is cut off, at {event.where} (event type {event.type})",
                     "nothing proves that what follows goes on with what lies before: start with a fresh sink.path",
                 )
             yield Reached(event.file, event.position)
-        elif kind not in _WITHOUT_ROWS:
+        elif kind not in WITHOUT_ROWS:
             self._refuse(event)
 
     def _refuse(self, event: Event) -> None:
@@ -408,8 +397,8 @@ class Assembler:
     def _captured_rows(self, event: Event, kind: Literal["insert", "update", "delete"], table: TableMap) -> RowsEvent:
         body, label = event.body, table.schema.label
         try:
-            written = _COMPRESSED.get(event.type, event.type)
-            at = 8 if written in _ROWS_V1 else 8 + int.from_bytes(body[8:10], "little")
+            written = UNPACKS_TO.get(event.type, event.type)
+            at = 8 if written in ROWS_V1 else 8 + int.from_bytes(body[8:10], "little")
             count, at = packed_int(body, at)
         except IndexError:
             _stop(event, f"a cut off rows event of {label}")
@@ -427,7 +416,7 @@ class Assembler:
         if all(bitmap & all_columns == all_columns for bitmap in bitmaps):
             present = b""
         data = body[at + size * len(needs) :]
-        if event.type in _COMPRESSED:
+        if event.type in UNPACKS_TO:
             data = memoryview(inflate(data, event))
         return RowsEvent(table, kind, data, event.where, present)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from airflow_provider_cdc.mysql.binlog.events.event_types import GTID, GTID_TAGGED, MARIADB_GTID
 from airflow_provider_cdc.mysql.binlog.kernels.row import DONE
 from airflow_provider_cdc.mysql.binlog.kernels.walk_state import (
     ANONYMOUS,
@@ -29,7 +30,6 @@ from airflow_provider_cdc.mysql.binlog.kernels.walk_state import (
 )
 from airflow_provider_cdc.mysql.machine.primitives import called, inlined, take16, take32, take64
 
-_GTID, TAGGED, _MARIADB_GTID = 33, 42, 162
 _STANDALONE, _PLAIN_FLAGS = 1, 0x3F
 # Fields of a tagged GTID event by their numbers; those behind the last one are not known.
 _UUID, _GNO, _TAG, _COMMIT, _LENGTH, _LAST = 1, 2, 3, 6, 8, 11
@@ -146,12 +146,12 @@ def read_gtid(data: Any, event: Any, at: Any, end: Any, kind: Any, state: Any) -
     state[EXPECTED], state[BEGUN] = 0, 0
     for i in range(4):
         state[TAG + i] = 0
-    if kind == TAGGED:
+    if kind == GTID_TAGGED:
         if _tagged(data, at, end, state) != DONE:
             return EVENT
         if state[COMMIT] == 0:
             state[COMMIT] = seconds
-    elif kind == _MARIADB_GTID:
+    elif kind == MARIADB_GTID:
         # XA is for Python, and so are statements that stand alone.
         if end - at < 13 or data[at + 12] & _STANDALONE or data[at + 12] & ~_PLAIN_FLAGS:
             return EVENT
@@ -163,7 +163,7 @@ def read_gtid(data: Any, event: Any, at: Any, end: Any, kind: Any, state: Any) -
     else:
         if end - at < 49:
             return EVENT
-        state[KIND] = OF_MYSQL if kind == _GTID else ANONYMOUS
+        state[KIND] = OF_MYSQL if kind == GTID else ANONYMOUS
         state[HIGH], state[LOW] = _big64(data, at + 1), _big64(data, at + 9)
         state[GNO] = np.int64(take64(data, at + 17))
         if state[GNO] < 0:

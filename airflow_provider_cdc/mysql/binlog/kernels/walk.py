@@ -14,11 +14,28 @@ from typing import Any
 
 import numpy as np
 
+from airflow_provider_cdc.mysql.binlog.events import event_types
+from airflow_provider_cdc.mysql.binlog.events.event_types import (
+    ANONYMOUS_GTID,
+    DELETE_ROWS,
+    DELETE_ROWS_V1,
+    GTID,
+    GTID_TAGGED,
+    MARIADB_GTID,
+    QUERY,
+    TABLE_MAP,
+    UPDATE_ROWS,
+    UPDATE_ROWS_V1,
+    WITHOUT_ROWS,
+    WRITE_ROWS,
+    WRITE_ROWS_V1,
+    XID,
+)
 from airflow_provider_cdc.mysql.binlog.kernels import checksum, packed, walk_state
 from airflow_provider_cdc.mysql.binlog.kernels import gtid as gtid_kernel
 from airflow_provider_cdc.mysql.binlog.kernels import row as row_kernel
 from airflow_provider_cdc.mysql.binlog.kernels.checksum import crc32
-from airflow_provider_cdc.mysql.binlog.kernels.gtid import TAGGED, read_gtid
+from airflow_provider_cdc.mysql.binlog.kernels.gtid import read_gtid
 from airflow_provider_cdc.mysql.binlog.kernels.row import AT as IMAGE_AT
 from airflow_provider_cdc.mysql.binlog.kernels.row import (
     COUNT,
@@ -94,7 +111,9 @@ from airflow_provider_cdc.mysql.machine.primitives import (
     take64,
 )
 
-_QUERY, _XID, _TABLE_MAP, _GTID, _ANONYMOUS_GTID, _MARIADB_GTID = 2, 16, 19, 33, 34, 162
+#: By event type, whether it carries no rows.
+_WITHOUT_ROWS: Any = np.zeros(256, np.bool_)
+_WITHOUT_ROWS[list(WITHOUT_ROWS)] = True
 _ARTIFICIAL, _STMT_END = 0x20, 1
 _NO_TABLE = 0xFF_FFFF
 _BEGIN = int.from_bytes(b"BEGIN", "little")
@@ -146,7 +165,7 @@ def _table_map(data: Any, at: Any, end: Any, state: Any, maps: Any) -> Any:
 def _images_at(data: Any, at: Any, end: Any, kind: Any, columns: Any) -> Any:
     """Where the images of a rows event begin; -1 if it is for Python."""
     at += 8
-    if kind >= 30:
+    if kind >= WRITE_ROWS:
         if end - at < 2:
             return -1
         extra = np.int64(take16(data, at))
@@ -164,7 +183,7 @@ def _images_at(data: Any, at: Any, end: Any, kind: Any, columns: Any) -> Any:
         return -1
     if count != columns:
         return -1
-    for _ in range(2 if kind == 24 or kind == 31 else 1):
+    for _ in range(2 if kind == UPDATE_ROWS or kind == UPDATE_ROWS_V1 else 1):
         size = (count + 7) >> 3
         if end - at < size:
             return -1
@@ -210,7 +229,10 @@ def _rows(
                 tables[slot, TAKEN] = 0
                 touched[state[TOUCHED]] = slot
                 state[TOUCHED] += 1
-        change = UPDATE if kind == 24 or kind == 31 else (DELETE if kind == 25 or kind == 32 else INSERT)
+        if kind == UPDATE_ROWS or kind == UPDATE_ROWS_V1:
+            change = UPDATE
+        else:
+            change = DELETE if kind == DELETE_ROWS or kind == DELETE_ROWS_V1 else INSERT
         seq = state[BASE] + state[EXPECTED]
         why = read_images(
             data, at, end, slot, change, None, None, state[BOTH], seq, state[COMMIT], tables, lines, inner
@@ -278,6 +300,7 @@ def _query(data: Any, at: Any, end: Any, position: Any, state: Any, tables: Any,
     "int64[:, ::1], uint32[::1])",
     __file__,
     walk_state.__file__,
+    event_types.__file__,
     gtid_kernel.__file__,
     row_kernel.__file__,
     checksum.__file__,
@@ -345,32 +368,20 @@ def walk(
             if state[INSIDE] == 0 and crc32(crc, data, event, stop) != take32(data, stop):
                 return EVENT
         is_end = False
-        if (kind >= 30 and kind <= 32) or (kind >= 23 and kind <= 25):
+        if (kind >= WRITE_ROWS and kind <= DELETE_ROWS) or (kind >= WRITE_ROWS_V1 and kind <= DELETE_ROWS_V1):
             why = _rows(data, packet, at, stop, kind, state, inner, maps, tables, lines, touched)
-        elif kind == _TABLE_MAP:
+        elif kind == TABLE_MAP:
             why = _table_map(data, at, stop, state, maps)
-        elif kind == _XID:
+        elif kind == XID:
             why, is_end = _end(position, state, tables, touched, runs), True
-        elif kind == _QUERY:
+        elif kind == QUERY:
             why = _query(data, at, stop, position, state, tables, touched, runs)
             is_end = state[OPEN] == 0
-        elif kind == _GTID or kind == _ANONYMOUS_GTID or kind == TAGGED or kind == _MARIADB_GTID:
+        elif kind == GTID or kind == ANONYMOUS_GTID or kind == GTID_TAGGED or kind == MARIADB_GTID:
             if state[RUNS] + 1 >= runs.shape[0]:
                 return PAUSE
             why = read_gtid(data, event, at, stop, kind, state)
-        elif (
-            kind == 29
-            or kind == 160
-            or kind == 5
-            or kind == 9
-            or kind == 11
-            or kind == 13
-            or kind == 14
-            or kind == 17
-            or kind == 28
-            or kind == 36
-            or kind == 37
-        ):  # those without rows
+        elif _WITHOUT_ROWS[kind]:
             why = DONE
         else:
             why = EVENT

@@ -23,7 +23,8 @@ from airflow_provider_cdc.core.schema import (
     TEXT_TYPES,
     Column,
 )
-from airflow_provider_cdc.exceptions import TerminalError
+from airflow_provider_cdc.core.unfit import Reason, in_binlog
+from airflow_provider_cdc.exceptions import TerminalError, UnfitError
 from airflow_provider_cdc.mysql.binlog.events.table_map import (
     BLOB,
     BLOB_COMPRESSED,
@@ -46,7 +47,7 @@ from airflow_provider_cdc.mysql.binlog.plain.values import (
     unpack_old_timestamp,
     unpack_time,
 )
-from airflow_provider_cdc.mysql.server.charsets import ONE_WAY_REMEDY, UNICODE, Decode, Decoders, OneWayError
+from airflow_provider_cdc.mysql.server.charsets import UNICODE, Decode, Decoders, OneWayError
 
 Image = tuple[Any, ...]
 #: Reads one value: (event data, offset) -> (value, offset behind it).
@@ -99,10 +100,6 @@ def decode_rows(event: RowsEvent, texts: Decoders = UNICODE) -> list[tuple[Image
     return list(zip(images[::2], images[1::2], strict=True))
 
 
-ZERO_DATE_REMEDY = (
-    "Set source.zero_dates: null to copy such dates as NULL (not in a key), or correct the rows; then run again. "
-    "A change that is in the binlog already can only be copied as NULL"
-)
 _DAMAGED = "run again; if it stays, start with a fresh sink.path"
 
 
@@ -131,21 +128,20 @@ def _image(
     return tuple(values), at
 
 
-def _failure(error: Exception, event: RowsEvent, column: Column) -> TerminalError:
-    place = f"column {column.name} of {event.schema.label}, at {event.where}"
+def _failure(error: Exception, event: RowsEvent, column: Column) -> UnfitError:
+    reason, what = _reason(error)
+    return in_binlog(event.schema, column, reason, what, event.where)
+
+
+def _reason(error: Exception) -> tuple[Reason, str]:
+    """What is wrong with a value; the same in words."""
     if isinstance(error, _NoValue):
-        return TerminalError(
-            f"{error} in {place}, cannot be carried",
-            ZERO_DATE_REMEDY,
-        )
+        return "date", str(error)
     if isinstance(error, OneWayError):
-        return TerminalError(f"{error} in {place}", ONE_WAY_REMEDY)
+        return "key", str(error)
     if isinstance(error, UnicodeDecodeError):
-        return TerminalError(
-            f"bytes that are not valid text in {place}",
-            "correct the row in the source, then start with a fresh sink.path",
-        )
-    return TerminalError(f"damaged value in {place}", _DAMAGED)
+        return "text", "bytes that are not valid text"
+    return "damaged", "damaged value"
 
 
 @lru_cache(maxsize=1024)

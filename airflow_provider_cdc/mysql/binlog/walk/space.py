@@ -17,9 +17,8 @@ from airflow_provider_cdc.core.schema import (
     TEXT_TYPES,
     UTF8_CHARSETS,
     Column,
-    TableSchema,
 )
-from airflow_provider_cdc.exceptions import TerminalError
+from airflow_provider_cdc.core.unfit import UnfitValue
 from airflow_provider_cdc.mysql.binlog.events.table_map import (
     BLOB,
     BLOB_COMPRESSED,
@@ -30,11 +29,10 @@ from airflow_provider_cdc.mysql.binlog.events.table_map import (
 )
 from airflow_provider_cdc.mysql.binlog.kernels import row as kernel
 from airflow_provider_cdc.mysql.binlog.plain.mariadb_values import inet_text, uncompressed, uuid_texts
-from airflow_provider_cdc.mysql.binlog.plain.rows import ZERO_DATE_REMEDY
 from airflow_provider_cdc.mysql.binlog.plain.values import OLD_SIZES, decimal_size, unpack_moment, unpack_old_moment
 from airflow_provider_cdc.mysql.machine.primitives import SLACK
-from airflow_provider_cdc.mysql.resultset.columns import LARGEST, UnfitValue, copied, enlarged, is_utf8
-from airflow_provider_cdc.mysql.server.charsets import ONE_WAY_REMEDY, Decoders, OneWayError
+from airflow_provider_cdc.mysql.resultset.columns import LARGEST, copied, enlarged, is_utf8
+from airflow_provider_cdc.mysql.server.charsets import Decoders, OneWayError
 
 _INTEGERS = {
     "tinyint": (1, kernel.COPY_1, kernel.WIDEN_1),
@@ -59,6 +57,7 @@ _WIDTHS = {
     **dict.fromkeys(_OLD.values(), 8),
     **dict.fromkeys((kernel.WIDEN_8, kernel.DECIMAL), 16),
 }
+_NOT_TEXT = "bytes that are not valid text"
 _ANY_LENGTH = 1 << 40
 _NOTHING = pa.null()
 _FIRST_ROWS, _FIRST_BYTES = 64, 256
@@ -378,7 +377,7 @@ class Space:
             array = pa.Array.from_buffers(plan.raw, rows, [validity, copied(offsets), content])
             if plan.raw == pa.string() and not is_utf8(content, offsets):
                 bad = _bad(array.cast(pa.binary()), _each(bytes.decode))
-                raise UnfitValue(i, "bytes that are not valid text", int(self._seqs[bad]))
+                raise UnfitValue(i, "text", _NOT_TEXT, int(self._seqs[bad]))
         if plan.finish is None:
             return array
         try:
@@ -386,9 +385,10 @@ class Space:
         except (UnicodeDecodeError, ValueError) as error:
             seq = int(self._seqs[_bad(array, plan.finish)])
             if isinstance(error, OneWayError):
-                raise UnfitValue(i, str(error), seq, ONE_WAY_REMEDY) from None
-            what = "bytes that are not valid text" if isinstance(error, UnicodeDecodeError) else "damaged value"
-            raise UnfitValue(i, what, seq) from None
+                raise UnfitValue(i, "key", str(error), seq) from None
+            if isinstance(error, UnicodeDecodeError):
+                raise UnfitValue(i, "text", _NOT_TEXT, seq) from None
+            raise UnfitValue(i, "damaged", "damaged value", seq) from None
 
     def _tell(self, i: int) -> None:
         self.lines[i, kernel.VALUES] = self._values[i].ctypes.data
@@ -404,22 +404,3 @@ def _bad(values: pa.Array, finish: Callable[[pa.Array], pa.Array]) -> int:
         except (UnicodeDecodeError, ValueError):
             return row
     return 0
-
-
-def failure(table: TableSchema, column: int, reason: str, where: str, remedy: str = "") -> TerminalError:
-    """The error for a value that cannot be carried.
-
-    :param column: number of the column; negative if it cannot be told.
-    :param where: place for messages.
-    :param remedy: what to do, where that does not follow from the reason.
-    """
-    name = f"column {table.columns[column].name}" if column >= 0 else "a row"
-    if remedy:
-        return TerminalError(f"{reason} in {name} of {table.label}, at {where}", remedy)
-    if "date" in reason or "timestamp" in reason:
-        return TerminalError(f"{reason} in {name} of {table.label}, at {where}, cannot be carried", ZERO_DATE_REMEDY)
-    if "text" in reason:
-        remedy = "correct the row in the source, then start with a fresh sink.path"
-    else:
-        remedy = "run again; if it stays, start with a fresh sink.path"
-    return TerminalError(f"{reason} in {name} of {table.label}, at {where}", remedy)

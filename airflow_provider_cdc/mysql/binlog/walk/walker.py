@@ -20,13 +20,13 @@ from zstandard import ZstdDecompressor
 from airflow_provider_cdc.core.changes import in_order
 from airflow_provider_cdc.core.offset import Position
 from airflow_provider_cdc.core.schema import TableSchema
+from airflow_provider_cdc.core.unfit import UnfitValue, in_binlog
 from airflow_provider_cdc.exceptions import REPORT, TerminalError, TornFileError, TransientError
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream, Event
+from airflow_provider_cdc.mysql.binlog.events.event_types import TABLE_MAP, TRANSACTION_PAYLOAD
 from airflow_provider_cdc.mysql.binlog.events.judge import LookUp
 from airflow_provider_cdc.mysql.binlog.events.table_map import TableMap, table_of
 from airflow_provider_cdc.mysql.binlog.events.transactions import (
-    TABLE_MAP,
-    TRANSACTION_PAYLOAD,
     Assembler,
     OpenTransaction,
     Reached,
@@ -38,10 +38,9 @@ from airflow_provider_cdc.mysql.binlog.kernels import walk as walk_kernel
 from airflow_provider_cdc.mysql.binlog.kernels import walk_state
 from airflow_provider_cdc.mysql.binlog.kernels.checksum import crc_tables
 from airflow_provider_cdc.mysql.binlog.walk.blocks import Blocks
-from airflow_provider_cdc.mysql.binlog.walk.space import Only, Space, failure
+from airflow_provider_cdc.mysql.binlog.walk.space import Only, Space
 from airflow_provider_cdc.mysql.binlog.walk.unpacked import Unpacked
 from airflow_provider_cdc.mysql.machine.primitives import SLACK
-from airflow_provider_cdc.mysql.resultset.columns import UnfitValue
 from airflow_provider_cdc.mysql.server.charsets import UNICODE, Decoders
 
 _RUNS = 4096
@@ -305,9 +304,12 @@ class Walker:
                 REPORT,
             )
         else:
-            reason = space.why(column, data, wanted) if why == row_kernel.VALUE else "damaged value"
             place = f"{self._stream.file}:{int(self._state[walk_state.POSITION])}"
-            raise failure(space.table.schema, column if self._inner[row_kernel.COLUMN] >= 0 else -1, reason, place)
+            schema = space.table.schema
+            found = schema.columns[column] if self._inner[row_kernel.COLUMN] >= 0 else None
+            if why == row_kernel.VALUE:
+                raise in_binlog(schema, found, "date", space.why(column, data, wanted), place)
+            raise in_binlog(schema, found, "damaged", "damaged value", place)
 
     def _lay_out(self) -> None:
         """One array for the lines of all tables, and one for the lines of all their columns."""
@@ -557,8 +559,9 @@ class Walker:
         try:
             return space.take()
         except UnfitValue as error:
-            where = f"_cdc_seq {error.seq}"
-            raise failure(space.table.schema, error.column, error.reason, where, error.remedy) from None
+            schema = space.table.schema
+            place = f"_cdc_seq {error.seq}"
+            raise in_binlog(schema, schema.columns[error.column], error.reason, error.what, place) from None
 
 
 def _together(table: TableSchema, batches: list[pa.RecordBatch]) -> pa.RecordBatch:

@@ -13,9 +13,9 @@ import pytest
 import zstandard
 
 from airflow_provider_cdc.core.gtid import GtidSet
-from airflow_provider_cdc.exceptions import TerminalError
+from airflow_provider_cdc.exceptions import DdlError, TerminalError
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import Event
-from airflow_provider_cdc.mysql.binlog.events.judge import DdlError
+from airflow_provider_cdc.mysql.binlog.events.event_types import QUERY, TABLE_MAP, TRANSACTION_PAYLOAD, WRITE_ROWS, XID
 from airflow_provider_cdc.mysql.binlog.events.transactions import Reached, RowsEvent, Transaction, read_transactions
 from airflow_provider_cdc.mysql.binlog.events.xa import Prepared
 from airflow_provider_cdc.mysql.binlog.plain.rows import decode_rows
@@ -81,8 +81,8 @@ def test_rolled_back_rows_are_dropped(table: Table) -> None:
     table.run("BEGIN", "INSERT INTO t (a) VALUES (1)", "ROLLBACK", "INSERT INTO t (a) VALUES (2)")
     assert table.keys() == [2]
     events = table.events()
-    (begin,) = (e for e in events if e.type == 2)
-    undone = [text_instead(begin, b"BEGIN", b"ROLLBACK") if e.type == 16 else e for e in events]
+    (begin,) = (e for e in events if e.type == QUERY)
+    undone = [text_instead(begin, b"BEGIN", b"ROLLBACK") if e.type == XID else e for e in events]
     (found,) = read(undone, table.captured)
     assert found.rows == ()
 
@@ -97,7 +97,7 @@ def test_rollback_to_in_the_binlog_stops(table: Table) -> None:
     """The server writes ROLLBACK TO only for mixed engines; here it is put where the server would write it."""
     table.run("BEGIN", "INSERT INTO t (a) VALUES (1)", "SAVEPOINT s", "INSERT INTO t (a) VALUES (2)", "COMMIT")
     events = table.events()
-    (savepoint,) = (e for e in events if e.type == 2 and bytes(e.body).endswith(b"SAVEPOINT `s`"))
+    (savepoint,) = (e for e in events if e.type == QUERY and bytes(e.body).endswith(b"SAVEPOINT `s`"))
     back = text_instead(savepoint, b"SAVEPOINT `s`", b"ROLLBACK TO `s`")
     with pytest.raises(TerminalError, match=f"ROLLBACK TO a savepoint .*{table.database}.t"):
         read([back if e is savepoint else e for e in events], table.captured)
@@ -108,7 +108,7 @@ def test_compressed_transactions(table: Table, compression: str) -> None:
     table.run("SET SESSION binlog_transaction_compression = ON")
     table.run("BEGIN", *(f"INSERT INTO t VALUES ({i}, 'x', '{{}}')" for i in range(300)), "COMMIT")
     events = table.events()
-    (outer,) = (e for e in events if e.type == 40)
+    (outer,) = (e for e in events if e.type == TRANSACTION_PAYLOAD)
     if compression == "none":
         body = bytes(outer.body)
         at = body.index(b"\x28\xb5\x2f\xfd")
@@ -127,7 +127,7 @@ def test_damaged_compression_stops(table: Table) -> None:
     table.run("SET SESSION binlog_transaction_compression = ON")
     table.run("BEGIN", *(f"INSERT INTO t VALUES ({i}, 'x', '{{}}')" for i in range(300)), "COMMIT")
     events = table.events()
-    (outer,) = (e for e in events if e.type == 40)
+    (outer,) = (e for e in events if e.type == TRANSACTION_PAYLOAD)
     for size in range(1, len(outer.body), 7):
         bad = Event(40, outer.timestamp, outer.body[:size], outer.file, outer.position, outer.start)
         with pytest.raises(TerminalError):
@@ -434,7 +434,7 @@ def test_names_in_another_character_set(table: Table) -> None:
 
 def test_one_transaction_inside_another_is_cut_off(table: Table) -> None:
     table.run("INSERT INTO t (a) VALUES (1)", "INSERT INTO t (a) VALUES (2)")
-    events = [event for event in table.events() if event.type != 16]
+    events = [event for event in table.events() if event.type != XID]
     with pytest.raises(TerminalError, match="is cut off"):
         read(events, table.captured)
 
@@ -450,6 +450,6 @@ def test_rows_in_the_middle_of_a_transaction(table: Table) -> None:
     table.run("INSERT INTO t (a) VALUES (1)")
     events = table.events()
     with pytest.raises(TerminalError, match="outside of a transaction"):
-        read([event for event in events if event.type == 30], table.captured)
+        read([event for event in events if event.type == WRITE_ROWS], table.captured)
     with pytest.raises(TerminalError, match="unannounced table id"):
-        read([event for event in events if event.type != 19], table.captured)
+        read([event for event in events if event.type != TABLE_MAP], table.captured)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from airflow_provider_cdc.exceptions import TerminalError
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import Event
+from airflow_provider_cdc.mysql.binlog.events.event_types import DELETE_ROWS, UPDATE_ROWS, WRITE_ROWS
 from airflow_provider_cdc.mysql.binlog.events.transactions import RowsEvent
 from airflow_provider_cdc.mysql.binlog.plain.rows import decode_rows
 from tests.support.binlog.reading import capture, changes, events_since, here, read, server_says, transactions, we_say
@@ -204,7 +205,7 @@ def test_first_version_of_row_events(mysql_server: MySQLServer, database: str) -
     mysql_server.execute(f"DELETE FROM {database}.t")
     old = []
     for event in events_since(mysql_server, start):
-        if event.type in (30, 31, 32):
+        if event.type in (WRITE_ROWS, UPDATE_ROWS, DELETE_ROWS):
             extra = int.from_bytes(event.body[8:10], "little")
             body = memoryview(bytes(event.body[:8]) + bytes(event.body[8 + extra :]))
             event = Event(event.type - 7, event.timestamp, body, event.file, event.position, event.start)

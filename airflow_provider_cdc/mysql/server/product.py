@@ -1,0 +1,112 @@
+"""Which statements a server knows, by its product and version, and which service runs it. No I/O."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+#: The oldest versions that are read.
+_OLDEST = {"MySQL": (8, 0, 22), "MariaDB": (10, 6)}
+#: Versions (major, minor) that this project's tests have run with; docs/versions.md.
+TRIED = {"MySQL": ((9, 7),), "MariaDB": ((10, 11), (11, 8))}
+
+
+@dataclass(frozen=True)
+class Product:
+    """A server's product and version.
+
+    :param name: ``MySQL`` or ``MariaDB``.
+    :param version: three numbers; two where the third is not told, as by Aurora (``8.0.mysql_aurora.3.04.0``).
+    """
+
+    name: str
+    version: tuple[int, ...]
+
+    @classmethod
+    def of(cls, version: str) -> Product:
+        """Read what ``SELECT VERSION()`` or the greeting says. Some greetings of MariaDB begin with ``5.5.5-``."""
+        mariadb = "mariadb" in version.lower()
+        found = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", version.removeprefix("5.5.5-") if mariadb else version)
+        numbers = found.groups() if found else ()
+        return cls("MariaDB" if mariadb else "MySQL", tuple(int(number) for number in numbers if number is not None))
+
+    @property
+    def mariadb(self) -> bool:
+        """Whether it is MariaDB."""
+        return self.name == "MariaDB"
+
+    @property
+    def readable(self) -> bool:
+        """Whether the version is new enough. Where the third number is not told, it is not held against a server."""
+        oldest = _OLDEST[self.name]
+        return len(self.version) > 1 and self.version >= oldest[: len(self.version)]
+
+    @property
+    def tried(self) -> bool:
+        """Whether this project's tests have run with this version."""
+        return self.version[:2] in TRIED[self.name]
+
+    @property
+    def binlog_status(self) -> str:
+        """Where the binlog ends: file, position, the databases it is restricted to, those it leaves out."""
+        return "SHOW BINARY LOG STATUS" if not self.mariadb and self.version >= (8, 2) else "SHOW MASTER STATUS"
+
+    @property
+    def replica_status(self) -> str:
+        """What the server replicates, a row a channel."""
+        return "SHOW ALL SLAVES STATUS" if self.mariadb else "SHOW REPLICA STATUS"
+
+    @property
+    def replicas(self) -> str:
+        """Who replicates from the server."""
+        return "SHOW SLAVE HOSTS" if self.mariadb else "SHOW REPLICAS"
+
+
+@dataclass(frozen=True)
+class Service:
+    """A managed service: how settings are made there, and how long it keeps binlogs.
+
+    :param set: how a server's setting is changed, for people, with ``{}`` for ``name = value``.
+    :param keeps: what sets how long binlogs are kept; empty if that is the server's own setting.
+    :param no_binlog: what to do where there is no binary log.
+    """
+
+    name: str
+    set: str
+    keeps: str
+    no_binlog: str
+
+
+_RDS_KEEPS = "CALL mysql.rds_set_configuration('binlog retention hours', 168)"
+RDS = Service(
+    "Amazon RDS",
+    "set {} in the DB parameter group",
+    _RDS_KEEPS,
+    "Switch automated backups on: without them Amazon RDS writes no binary log",
+)
+AURORA = Service(
+    "Amazon Aurora",
+    "set {} in the DB cluster parameter group, then reboot the writer",
+    _RDS_KEEPS,
+    "Set binlog_format = ROW in the DB cluster parameter group and reboot the writer. Connect to the cluster's own "
+    "(writer) endpoint: a reader, which is what the read-only endpoint leads to, has no binary log",
+)
+CLOUD_SQL = Service(
+    "Google Cloud SQL",
+    "set the database flag {}",
+    "",
+    "Switch point-in-time recovery on: it is what makes Cloud SQL write a binary log",
+)
+
+
+def service_of(variables: Mapping[str, str]) -> Service | None:
+    """The managed service that a server belongs to, by its global variables; ``None`` if nothing tells of one."""
+    version = variables.get("version", "").lower()
+    if "aurora_version" in variables or "aurora" in version:
+        return AURORA
+    if variables.get("basedir", "").startswith("/rdsdbbin/"):
+        return RDS
+    return (
+        CLOUD_SQL if version.endswith("-google") or "(google)" in variables.get("version_comment", "").lower() else None
+    )

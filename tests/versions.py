@@ -1,0 +1,114 @@
+"""The oldest and the newest Airflow and Spark: an environment for each, and a share of the tests in it.
+
+``python -m tests.versions [oldest|newest] [demo|examples|life|kills]...``; without arguments everything. uv makes the
+environments in the cache folder, from ``requirements/oldest.txt`` and ``requirements/newest.txt``, and makes them anew
+when their file changes. ``python -m tests.versions lock`` compiles these files. docs/versions.md lists what was tried.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import re
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+from tests import ROOT
+from tests.support.packages import cache_folder, locked
+
+#: What is tried at both ends. All else in an environment is the newest that goes with it.
+VERSIONS = {
+    "oldest": {"apache-airflow": "3.1.8", "pyspark": "4.0.0"},
+    "newest": {"apache-airflow": "3.3.2", "pyspark": "4.3.0"},
+}
+_PYTHON = "3.11"
+#: Of the development tools only what the steps need.
+_TOOLS = ("editables", "hatchling", "httpx", "hypothesis", "jpype1", "jsonschema", "pytest", "pytest-timeout")
+_PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
+STEPS = {
+    "demo": ("-m", "bench.demo", "--customers", "20000", "--seconds", "10"),
+    "examples": (*_PYTEST, "-m", "not long", "tests/in_airflow/test_examples.py"),
+    "life": (*_PYTEST, "tests/in_airflow/test_life.py::test_the_life_of_a_stream"),
+    "kills": (*_PYTEST, "-m", "not long", "tests/restart/test_kill_spark.py"),
+}
+_UV = Path(sys.executable).with_name("uv")
+
+
+def requirements(name: str) -> Path:
+    """The file with the versions and hashes of an environment."""
+    return ROOT / "requirements" / f"{name}.txt"
+
+
+def lock() -> None:
+    """Resolve both environments anew."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *extras["java"], *extras["postgres"], *_TOOLS]
+    environ = {key: text for key, text in os.environ.items() if not key.endswith("_FIND_LINKS")}
+    for name, versions in VERSIONS.items():
+        text = "\n".join([*wanted, *(f"{package}=={version}" for package, version in versions.items())])
+        options = ["--upgrade", "--generate-hashes", "--no-header", "--no-annotate", "--universal"]
+        options += ["--no-emit-index-url", "--no-emit-find-links", "--python-version", _PYTHON]
+        command: list[str | Path] = [_UV, "pip", "compile", "-q", *options, "-", "-o", requirements(name)]
+        subprocess.run(command, cwd=ROOT, env=environ, input=text, text=True, check=True, stdout=subprocess.DEVNULL)
+
+
+def environment(name: str) -> Path:
+    """Make an environment, or find the one that was made, and return its Python."""
+    file = requirements(name)
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()[:12]
+    folder = cache_folder() / f"versions-{name}-{digest}"
+    python, done = folder / "bin" / "python", folder / ".complete"
+    with locked(f"versions-{name}"):
+        if not done.exists():
+            print(f"making {folder} ...", flush=True)
+            subprocess.run([_UV, "venv", "-q", "--clear", "-p", _PYTHON, folder], check=True)
+            install: list[str | Path] = [_UV, "pip", "install", "-q", "-p", python]
+            subprocess.run([*install, "--require-hashes", "-r", file], check=True)
+            done.touch()
+        # The code is that of this folder, whichever was here before.
+        subprocess.run(
+            [_UV, "pip", "install", "-q", "-p", python, "--no-deps", "--no-build-isolation", "-e", ROOT], check=True
+        )
+    return python
+
+
+def installed(name: str) -> dict[str, str]:
+    """Packages of an environment and their versions."""
+    return dict(re.findall(r"^([a-z0-9.-]+)(?:\[[^]]*\])?==(\S+)", requirements(name).read_text(), re.M))
+
+
+def main() -> int:
+    """Run the steps asked for and return how many failed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    words = (*VERSIONS, *STEPS, "lock")
+    parser.add_argument("what", nargs="*", metavar="|".join(words))
+    options = parser.parse_args()
+    if unknown := set(options.what) - set(words):
+        parser.error(f"{', '.join(sorted(unknown))}: not one of {', '.join(words)}")
+    if "lock" in options.what:
+        lock()
+        return 0
+    names = [name for name in VERSIONS if name in options.what] or list(VERSIONS)
+    steps = [step for step in STEPS if step in options.what] or list(STEPS)
+    failed = 0
+    for name in names:
+        python = environment(name)
+        title = ", ".join(f"{package} {version}" for package, version in VERSIONS[name].items())
+        for step in steps:
+            print(f"=== {name} ({title}): {step}", flush=True)
+            began = time.monotonic()
+            environ = {**os.environ, "CDC_SCHEDULES": os.environ.get("CDC_SCHEDULES", "5")}
+            code = subprocess.run([python, *STEPS[step]], cwd=ROOT, env=environ).returncode
+            said = "ok" if code == 0 else f"FAILED (repeat: {sys.executable} -m tests.versions {name} {step})"
+            print(f"=== {name}: {step}: {said}, {time.monotonic() - began:.0f} s", flush=True)
+            failed += code != 0
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
