@@ -362,7 +362,7 @@ def test_spark_connections_are_read_as_the_spark_provider_reads_them() -> None:
         (Connection("c", "spark", "spark://u:hunter2@h:1"), "the master of connection c is not the address"),
         (
             Connection("c", "spark", "yarn", extra={"deploy-mode": "cluster"}),
-            "extra 'deploy-mode' is not client. Use client: the driver is handed its passwords on standard input",
+            "extra 'deploy-mode' is not client. Use client: the driver receives its passwords on standard input",
         ),
         (Connection("c", "spark", "yarn", extra={"keytab": "hunter2"}), "extra 'keytab' is not supported"),
         (Connection("c", "spark", "yarn", extra={"principal": "p"}), "extra 'principal' is not supported"),
