@@ -90,7 +90,7 @@ def test_the_map_is_that_of_the_code() -> None:
     small = text.partition("Small modules that several rooms share:")[2].partition("\n\n")[0]
     shared = set(re.findall(r"`(\w+)`", small))
     table = text.partition("| Room | What is in it | Imports |")[2].partition("\n\n")[0]
-    told = {}
+    told: dict[str, str] = {}
     for line in table.splitlines()[2:]:
         rooms, _, imports = (cell.strip() for cell in line.strip("|").split("|"))
         told |= dict.fromkeys(re.findall(r"`(\w+)`", rooms), imports)
