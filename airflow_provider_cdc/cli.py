@@ -63,7 +63,7 @@ def check(path: str, as_json: bool) -> None:
 @_FILE
 @_JSON
 def plan(path: str, as_json: bool) -> None:
-    """Show the chunk plan and what it would cost; read nothing else, write nothing."""
+    """Show the chunk plan and what it would cost; write nothing."""
     from airflow_provider_cdc.core.start import SNAPSHOT, start_text
     from airflow_provider_cdc.mysql.server.session import connect
     from airflow_provider_cdc.phases.preflight import require
@@ -109,7 +109,7 @@ def snapshot(path: str) -> None:
 @_FILE
 @_CATCH_UP
 def stream(path: str, catch_up: bool) -> None:
-    """Follow the binlog from where the snapshot or the last stream ended."""
+    """Follow the binlog from where the last run ended."""
     with _work(path, need_snapshot=True) as (context, store, spark):
         _stream(context, store, spark, catch_up)
 
@@ -118,7 +118,7 @@ def stream(path: str, catch_up: bool) -> None:
 @_FILE
 @_CATCH_UP
 def run(path: str, catch_up: bool) -> None:
-    """All phases in order: preflight, plan, snapshot, stream."""
+    """Run all phases in order: preflight, plan, snapshot, stream."""
     with _work(path) as (context, store, spark):
         _snapshot(context, store, spark)
         _stream(context, store, spark, catch_up)
@@ -130,7 +130,7 @@ def run(path: str, catch_up: bool) -> None:
 @click.option("--show-values", is_flag=True, help="Show what differs: keys or, for tables without one, whole rows.")
 @click.option("--repair", is_flag=True, help="Not built yet.")
 def verify(path: str, as_json: bool, show_values: bool, repair: bool) -> None:
-    """Compare source and sink at one position; exit 1 on a difference."""
+    """Compare source and sink; exit with 1 on a difference."""
     if repair:
         raise NotReadyError("verify --repair is not built yet", "Run verify without it to see what differs")
     from airflow_provider_cdc.phases.verify import verify as compare
@@ -154,7 +154,7 @@ def verify(path: str, as_json: bool, show_values: bool, repair: bool) -> None:
 @_FILE
 @_JSON
 def status(path: str, as_json: bool) -> None:
-    """Phases, chunks, rates, lag and offset."""
+    """Show phases, chunks, rates, lag and offset."""
     from airflow_provider_cdc.core.start import SNAPSHOT, start_text
     from airflow_provider_cdc.phases.status import status as look
 

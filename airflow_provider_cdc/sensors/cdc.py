@@ -87,7 +87,7 @@ class CdcSnapshotSensor(PipelineTemplates, BaseSensorOperator):
         """Look once.
 
         :returns: pipeline, plan, whether the bookkeeping knows the snapshot, and its result if it is complete;
-            ``None`` if not even the plan could be had now.
+            ``None`` if not even the plan could be read now.
         """
         found = None
         try:

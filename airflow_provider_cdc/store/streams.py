@@ -13,7 +13,7 @@ from airflow_provider_cdc.store.models import BatchRow, BatchTotals, EpochTotals
 
 #: So many batches of a pipeline are kept at least: about 5 MB. One that is looked for in status is much younger.
 KEPT_BATCHES = 10_000
-#: How often old ones are removed (batches), and how many at once: also what an older version has left goes by and by.
+#: How often old ones are removed (batches), and how many at once: those of an older version go step by step.
 _PRUNE_EVERY, _PRUNE_MOST = 100, 1000
 
 
