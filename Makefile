@@ -9,9 +9,11 @@ BIN := $(VENV)/bin
 LOCK := requirements/dev.txt
 STAMP := $(VENV)/.complete
 # STAY=1 make demo: Airflow, writers and stream go on after the proof, until Ctrl-C.
-# CDC_SCHEDULES=n: how many kill schedules the restart tests run.
-PYTEST := $(BIN)/python -m pytest
-# Two files of tests at a time: most of a test's time is waiting for servers. Airflow and the demo need both processors.
+# SHARE=k/n make test-long: the k-th of n shares of the long tests.
+SHARE := 1/1
+LINT := $(BIN)/ruff check .; $(BIN)/ruff format --check .; $(BIN)/mypy
+PYTEST := $(BIN)/python -m pytest --durations=30
+# Two files of tests at a time: most of a test's time is waiting for servers.
 BESIDE := -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: help setup demo demo-core bench-snapshot bench-stream bench-binlog bench-memory jvm test test-fast test-airflow test-long mutations lint lock clean
@@ -56,26 +58,27 @@ bench-binlog: setup ## Time reading the binlog beside mysqlbinlog, mysql-replica
 jvm: setup
 	@$(BIN)/python -m tests.support.jvm
 
-test: lint jvm ## Lint, then the whole test suite against a real MySQL server
-	CDC_SCHEDULES=$${CDC_SCHEDULES:-50} $(PYTEST) $(BESIDE) -m "not long and not airflow" --durations=30
-	$(PYTEST) -m "airflow and not long" --durations=30
+test: jvm ## Lint, then all tests but the long ones, against real servers, in a real Airflow, with real Spark
+	@$(LINT); lint=$$SECONDS; \
+	$(PYTEST) $(BESIDE) -m "not long and not airflow" || failed=1; first=$$((SECONDS - lint)); \
+	$(PYTEST) -m "airflow and not long" || failed=1; \
+	echo "make test: lint $$lint s, tests without Airflow $$first s, with Airflow $$((SECONDS - lint - first)) s"; \
+	exit $${failed:-0}
 
-test-airflow: jvm ## Only the tests that start Airflow's own processes: the example DAGs, outages, retries
+test-airflow: jvm ## Of these, the ones that start Airflow's own processes: the example DAGs, outages, retries
 	$(PYTEST) -m "airflow and not long"
 
-test-fast: jvm ## The tests that start no Spark
-	CDC_SCHEDULES=$${CDC_SCHEDULES:-50} $(PYTEST) $(BESIDE) -m "not long and not spark and not airflow"
+test-fast: jvm ## Of these, the ones that start neither Spark nor Airflow
+	$(PYTEST) $(BESIDE) -m "not long and not spark and not airflow"
 
-test-long: jvm ## The whole suite with ten times as many kill schedules (or CDC_SCHEDULES=n), and all of `make mutations`
-	CDC_SCHEDULES=$${CDC_SCHEDULES:-500} $(PYTEST)
+test-long: jvm ## The long tests: kill schedules by chance, more seeds, and all of `make mutations`; SHARE=3/20: some of them
+	$(PYTEST) $(BESIDE) --share=$(SHARE)
 
-mutations: jvm ## Take each rule of docs/rules.md out of the code and see its test fail
-	@$(BIN)/python -m tests.mutate
+mutations: jvm ## Take each rule of docs/rules.md out of the code and see its test fail; SHARE=3/20: some of them
+	@$(BIN)/python -m tests.mutate --share=$(SHARE)
 
 lint: setup ## Check style and types
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	@$(LINT)
 
 lock: $(STAMP) ## Compile requirements/dev.txt anew from pyproject.toml: versions and hashes, no addresses
 	env -u PIP_FIND_LINKS -u UV_FIND_LINKS $(BIN)/uv pip compile -q --upgrade --generate-hashes --no-emit-index-url \

@@ -26,6 +26,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from uuid import uuid4
 
+from airflow_provider_cdc.core.definitions import Definitions
 from airflow_provider_cdc.core.offset import Lineage, Offset, Position
 from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.core.schema import TableSchema
@@ -65,7 +66,8 @@ def own(server: MySQLServer, stretch: Stretch) -> tuple[float, int]:
         server.connect_args(), server_id=77_000_001, replica_uuid=str(uuid4()), file=low.file, position=low.position
     )
     with stream:
-        walker, changes, began = Walker(stream, captured, lambda f: lineage.seq(Position(f, 0))), 0, time.monotonic()
+        over_time = {name: Definitions.of(table) for name, table in captured.items()}
+        walker, changes, began = Walker(stream, over_time, lambda f: lineage.seq(Position(f, 0))), 0, time.monotonic()
         for _ in walker.steps(high):
             if walker.held >= _FLUSH_BYTES and walker.can_take:
                 changes += sum(batch.num_rows for _, batch in walker.take())
@@ -79,7 +81,9 @@ def staged(server: MySQLServer, stretch: Stretch, pool: ProcessPoolExecutor) -> 
     ((uuid,),) = server.execute("SELECT @@server_uuid")
     with tempfile.TemporaryDirectory() as folder:
         start = Offset(str(uuid), low, "")
-        plan = Plan("bench", 1, start, Lineage(str(uuid), low.file), (), tuple(captured.values()), ())
+        plan = Plan(
+            "bench", 1, start, Lineage(str(uuid), low.file), (), tuple(map(Definitions.of, captured.values())), ()
+        )
         write_json(Layout(folder, "bench").plan, plan.to_json())
         replicas = tuple((77_000_003 + i, str(uuid4())) for i in range(3))
         source, sink = server.connect_args(), DeltaSink(folder, "bench")

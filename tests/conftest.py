@@ -1,4 +1,4 @@
-"""Fixtures that every test may use: a real MySQL server, a database and a user in it."""
+"""Fixtures that every test may use (a real MySQL server, a database and a user in it), and how the suite is run."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import os
 import secrets
 import signal
 from collections.abc import Iterator
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
-from tests.support import jvm
+from tests.support import jvm, running
 from tests.support.mariadb import MariaDBServer, NewestMariaDBServer
 from tests.support.servers import MySQLServer, ServerUnavailable
 
@@ -18,6 +18,36 @@ from tests.support.servers import MySQLServer, ServerUnavailable
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ.setdefault("SPARK_SUBMIT_OPTS", jvm.options())
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    text = "of the tests that are marked long, and only of these, the K-th of N shares"
+    parser.addoption("--share", metavar="K/N", type=running.share_of, help=text)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: running.turn(item.nodeid))
+    share = config.getoption("--share")
+    if share is not None:
+        taken = [item for item in items if item.get_closest_marker("long") and running.in_share(item.nodeid, *share)]
+        config.hook.pytest_deselected(items=[item for item in items if item not in taken])
+        items[:] = taken
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    report = cast(pytest.TestReport, (yield))
+    if report.failed:
+        report.sections.append(("To repeat it", running.repeat(item.nodeid)))
+    return report  # type: ignore[return-value]
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    found = [report for reports in terminalreporter.stats.values() for report in reports if hasattr(report, "duration")]
+    if found:
+        terminalreporter.section("seconds by folder")
+    for folder, (tests, seconds) in running.seconds_by_folder(found).items():
+        terminalreporter.write_line(f"{seconds:8.1f} s {tests:5} tests  {folder}")
 
 
 @pytest.fixture(scope="session")

@@ -8,11 +8,12 @@ types. What compares them is the server alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from airflow_provider_cdc.core.definitions import Captured, Definitions, by_table
 from airflow_provider_cdc.core.offset import Lineage, Offset
 from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.core.start import SNAPSHOT, Start
@@ -84,7 +85,7 @@ class Plan:
     :param p0: where the stream will begin.
     :param lineage: how positions become ``_cdc_seq``.
     :param patterns: the patterns of the pipeline's source that it was made with.
-    :param tables: captured tables.
+    :param definitions: captured tables, each with its definitions over time.
     :param chunks: chunks in key order, table by table. A table without chunks was empty.
     :param costs: what planning each table cost; empty in a plan that was made before.
     :param start: what P0 is: ``snapshot``, or the place in the binlog where a stream without a snapshot begins. Such a
@@ -96,7 +97,7 @@ class Plan:
     p0: Offset
     lineage: Lineage
     patterns: tuple[tuple[str, ...], ...]
-    tables: tuple[TableSchema, ...]
+    definitions: tuple[Definitions, ...]
     chunks: tuple[Chunk, ...]
     costs: tuple[PlanCost, ...] = field(default=(), compare=False)
     start: Start = field(default=SNAPSHOT, hash=False)
@@ -106,29 +107,48 @@ class Plan:
         """``_cdc_seq`` of P0."""
         return self.lineage.seq(self.p0.at)
 
+    @cached_property
+    def tables(self) -> tuple[TableSchema, ...]:
+        """The newest definition of each table."""
+        return tuple(found.newest for found in self.definitions)
+
+    @cached_property
+    def captured(self) -> Captured:
+        """The definitions of the captured tables, for those who read the binlog."""
+        return by_table(self.definitions)
+
     def start_seq(self, table: int) -> int:
-        """``_cdc_seq`` up to which nothing outside of a table's chunks is in the binlog's changes: P0, or ``since``."""
-        since = self.tables[table].since
+        """``_cdc_seq`` up to which nothing outside of a table's chunks is in the binlog's changes: P0, or where the
+        table was planned again.
+        """
+        since = self.definitions[table].since
         return self.p0_seq if since is None else self.lineage.seq(since)
 
-    def amended(self, amendment: dict[str, Any]) -> Plan:
-        """The plan with one table planned again: under its new definition, its outermost bounds moved outwards.
+    def amended(self, amendments: Iterable[Mapping[str, Any]]) -> Plan:
+        """The plan with tables planned again: under new definitions, their outermost bounds moved outwards.
 
-        :param amendment: ``table`` (index), ``schema``, ``lower`` and ``upper`` (``None`` for a table without chunks).
+        :param amendments: ``table`` (index), ``definitions``, ``lower`` and ``upper`` (``None`` for a table without
+            chunks). The newest one of a table counts.
         """
-        index, schema = amendment["table"], TableSchema.from_json(amendment["schema"])
+        plan = self
+        read = [(a["table"], Definitions.from_json(a.get("definitions") or a["schema"]), a) for a in amendments]
+        for index, definitions, amendment in sorted(read, key=lambda found: (found[0], found[1].revision)):
+            plan = plan._amended(index, definitions, amendment["lower"], amendment["upper"])
+        return plan
+
+    def _amended(self, index: int, definitions: Definitions, lower: Sequence[Any], upper: Sequence[Any]) -> Plan:
         mine = [c for c in self.chunks if c.table == index]
         moved = {}
         if mine:
-            moved[mine[0].no] = replace(mine[0], lower=tuple(amendment["lower"]))
+            moved[mine[0].no] = replace(mine[0], lower=tuple(lower))
             last = moved.get(mine[-1].no, mine[-1])
-            moved[last.no] = replace(last, upper=tuple(amendment["upper"]))
-        tables = tuple(schema if i == index else t for i, t in enumerate(self.tables))
-        return replace(self, tables=tables, chunks=tuple(moved.get(c.no, c) for c in self.chunks))
+            moved[last.no] = replace(last, upper=tuple(upper))
+        found = tuple(definitions if i == index else d for i, d in enumerate(self.definitions))
+        return replace(self, definitions=found, chunks=tuple(moved.get(c.no, c) for c in self.chunks))
 
     def with_zero_dates(self, policy: str) -> Plan:
         """The plan with the pipeline's ``source.zero_dates``, which is not written down with it."""
-        return replace(self, tables=tuple(t.with_zero_dates(policy) for t in self.tables))
+        return replace(self, definitions=tuple(d.with_zero_dates(policy) for d in self.definitions))
 
     def groups(self) -> dict[int, list[Chunk]]:
         """Chunks by group number."""
@@ -186,7 +206,7 @@ class Plan:
             "p0": self.p0.to_json(),
             "lineage": self.lineage.to_json(),
             "patterns": [list(p) for p in self.patterns],
-            "tables": [t.to_json() for t in self.tables],
+            "tables": [d.to_json() for d in self.definitions],
             "chunks": [c.to_json() for c in self.chunks],
             "start": self.start,
         }
@@ -200,7 +220,7 @@ class Plan:
             Offset.from_json(value["p0"]),
             Lineage.from_json(value["lineage"]),
             tuple(tuple(p) for p in value["patterns"]),
-            tuple(TableSchema.from_json(t) for t in value["tables"]),
+            tuple(Definitions.from_json(t) for t in value["tables"]),
             tuple(Chunk.from_json(c) for c in value["chunks"]),
             start=value.get("start", SNAPSHOT),
         )

@@ -14,7 +14,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from airflow_provider_cdc.core.offset import Position
 from airflow_provider_cdc.exceptions import NotReadyError
 
 #: Charsets whose bytes are UTF-8 as they stand in the binlog and in the result set.
@@ -199,9 +198,6 @@ class TableSchema:
         pipeline, and no part of the definition.
     :param whole_rows: whether the old rows of updates and deletes are wanted whole; else their key is enough, if there
         is one. Of the reader, too.
-    :param since: of a table that was altered during its snapshot and planned again: the low watermark that stands in
-        for P0. What the binlog says of the table up to there is passed over.
-    :param revision: how often that has happened.
     :param key_index: name of the index that is the key; ``None`` where that was not written down, or there is none. No
         part of the definition.
     """
@@ -213,8 +209,6 @@ class TableSchema:
     left_out: tuple[str, ...] = ()
     zero_dates: str = "error"
     whole_rows: bool = False
-    since: Position | None = None
-    revision: int = 0
     key_index: str | None = None
 
     @property
@@ -282,8 +276,7 @@ class TableSchema:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON value; :meth:`from_json` turns it back."""
-        since = self.since.to_json() if self.since is not None else None
-        return {**self._definition(), "since": since, "revision": self.revision, "key_index": self.key_index}
+        return {**self._definition(), "key_index": self.key_index}
 
     def _definition(self) -> dict[str, Any]:
         columns = [asdict(c) for c in self.columns]
@@ -294,13 +287,9 @@ class TableSchema:
     def from_json(cls, value: dict[str, Any]) -> TableSchema:
         """Inverse of :meth:`to_json`."""
         columns = tuple(Column(**{**c, "members": tuple(c["members"])}) for c in value["columns"])
-        since = Position.from_json(value["since"]) if value.get("since") else None
         key, left_out = tuple(value["key"]), tuple(value.get("left_out", ()))
-        revision = value.get("revision", 0)
         index = value.get("key_index")
-        return cls(
-            value["database"], value["name"], columns, key, left_out, since=since, revision=revision, key_index=index
-        )
+        return cls(value["database"], value["name"], columns, key, left_out, key_index=index)
 
     def fingerprint(self) -> str:
         """Hash of everything that decides how rows are read; equal fingerprints read alike."""

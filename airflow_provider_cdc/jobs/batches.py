@@ -83,7 +83,7 @@ class StreamJob:
         from airflow_provider_cdc.mysql.stream.batches import BatchPlanner  # compiled: not for drivers, as in slices.py
 
         plan = self.plan()
-        tables, connection = {t.id: t for t in plan.tables}, connect(self.connect_args)
+        tables, connection = plan.captured, connect(self.connect_args)
         return BatchPlanner(connection, lambda at: self._open(at, self.planner), tables, self.lineage)
 
     def pieces(self, planner: BatchPlanner, start: Offset) -> list[Offset]:
@@ -130,12 +130,12 @@ class StreamJob:
         def open_at(at: Position) -> BinlogStream:
             return self._open(at, self.readers[reader])
 
-        tables = {t.id: t for t in plan.tables}
+        tables = plan.captured
         texts = decoders(lambda: closing(connect(self.connect_args)), plan.tables)
         # One without rows may end here and be prepared again under its name: both offsets list it, and look the same.
         ending = sorted(text for text in start.xa if text not in end.xa or parse_entry(text)[1] is None)
         before = look_back(self.connect_args, start.server, tables, start.at)
-        prepared = Prepared(read_prepared(ending, open_at, tables), before.rows)
+        prepared = Prepared(read_prepared(ending, open_at, tables), before.rows, tables)
         held = kind_of(start.server).parse(start.held)
         # What leads to captured tables the planner has looked up, which has walked here before.
         binlog = BinlogReader(open_at, tables, self.lineage, texts, named=bool(held), detours=Detours)
@@ -148,7 +148,7 @@ class StreamJob:
                     seq = self.lineage.seq(Position(step.file, step.position))
                     if step.item.emptied is not None:
                         write(binlog.take())
-                        outputs.of(tables[step.item.emptied]).empty(seq)
+                        outputs.of(tables[step.item.emptied].newest).empty(seq)
                     for _ in binlog.add(prepared.visible(step.item), seq, step.item.commit_us):
                         write(binlog.take())
                 if binlog.held >= _FLUSH_BYTES:

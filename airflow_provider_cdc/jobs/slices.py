@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_cdc.core.definitions import by_table
 from airflow_provider_cdc.core.limits import Limits
 from airflow_provider_cdc.core.offset import Lineage, Offset, Position
 from airflow_provider_cdc.core.plan import Chunk, Plan, slices
@@ -116,12 +117,12 @@ class _Worker:
         share = job.limits.share(len(job.replicas))
         self._throttle = Throttle(self._connection, share, lambda why: notes.pause(worker, why))
         self._marks = watermarks(self._connection, job.lineage.server)
-        self._backlog: WindowReader | None = None
+        self._windows: WindowReader | None = None
         self._begun: dict[str, int] = {}
 
     def close(self) -> None:
         """Close all connections."""
-        self._close_backlog()
+        self._close_windows()
         self._connection.close()
 
     def slice(self, no: int) -> dict[str, Any]:
@@ -178,7 +179,9 @@ class _Worker:
 
     def _chunk(self, table: TableSchema, chunk: Chunk, done: list[dict[str, Any]]) -> Iterator[pa.Table]:
         count, began = 0, time.monotonic()
-        parts = self._pieces(self._connection, self._backlog_of(table), table, chunk, self._job.lineage, self._marks)
+        parts = self._pieces(
+            self._connection, self._windows_of(chunk.table), table, chunk, self._job.lineage, self._marks
+        )
         with closing(parts):
             for part in parts:
                 self._throttle.used(began, part.rows.num_rows, part.rows.nbytes)
@@ -209,26 +212,27 @@ class _Worker:
             server=self._job.lineage.server,
         )
 
-    def _backlog_of(self, table: TableSchema) -> WindowReader:
+    def _windows_of(self, index: int) -> WindowReader:
         from airflow_provider_cdc.mysql.places.lookback import look_back
         from airflow_provider_cdc.mysql.snapshot.windows import WindowReader
 
-        if self._backlog is None or self._backlog.table is not table:
-            self._close_backlog()
-            lineage = self._job.lineage
+        table = self._plan.tables[index]
+        if self._windows is None or self._windows.table is not table:
+            self._close_windows()
+            definitions, lineage = self._plan.definitions[index], self._job.lineage
             texts = decoders(lambda: nullcontext(self._connection), [table])
-            before = partial(look_back, self._job.connect_args, lineage.server, {table.id: table})
-            self._backlog = WindowReader(self._open, table, lineage, before, texts)
-        return self._backlog
+            before = partial(look_back, self._job.connect_args, lineage.server, by_table([definitions]))
+            self._windows = WindowReader(self._open, definitions, lineage, before, texts)
+        return self._windows
 
-    def _close_backlog(self) -> None:
-        if self._backlog is not None:
-            self._backlog.close()
+    def _close_windows(self) -> None:
+        if self._windows is not None:
+            self._windows.close()
 
     def _when_begun(self, file: str) -> int:
         """When the server began a binlog file."""
         if file not in self._begun:
-            self._close_backlog()
+            self._close_windows()
             at = Offset(self._job.lineage.server, Position(file, 0), "")
             self._begun[file] = with_beginning(at, self._open).began
         return self._begun[file]

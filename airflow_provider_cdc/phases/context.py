@@ -140,7 +140,7 @@ class Context:
     def newest(self, plan: Plan) -> Plan:
         """The plan as it is now: itself, unless a table was planned again since it was read."""
         amended = self.layout.amendment(plan.generation, 0, 0).parent.glob("*.json")
-        return plan if len([*amended]) == sum(table.revision for table in plan.tables) else self.need_plan()
+        return plan if len([*amended]) == sum(found.revision for found in plan.definitions) else self.need_plan()
 
     def need_plan(self) -> Plan:
         """The plan in the sink.

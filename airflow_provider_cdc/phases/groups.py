@@ -54,7 +54,7 @@ def generation_fence(plan: Plan, table: int) -> Fence:
 
     :param table: index of the table.
     """
-    return Fence(f"cdc/{plan.pipeline}/generation", plan.generation * 1_000_000 + plan.tables[table].revision)
+    return Fence(f"cdc/{plan.pipeline}/generation", plan.generation * 1_000_000 + plan.definitions[table].revision)
 
 
 def group_marker(plan: Plan, group: int) -> str:

@@ -28,8 +28,8 @@ def replan_table(context: Context, plan: Plan, error: TableAlteredError) -> None
     newest = context.need_plan()
     if index is None or newest.generation != plan.generation:
         raise error
-    table = plan.tables[index]
-    if newest.tables[index].revision > table.revision:
+    table, revision = plan.tables[index], plan.definitions[index].revision
+    if newest.definitions[index].revision > revision:
         return
     markers = context.sink.table(table).markers()
     if any(markers.get(group_marker(plan, group)) is not None for group in plan.groups_of(index)):
@@ -38,5 +38,5 @@ def replan_table(context: Context, plan: Plan, error: TableAlteredError) -> None
         )
     with closing(connect(context.connect_args)) as connection:
         amendment = make_amendment(connection, plan, index, context.pipeline.keeps)
-    if write_json_once(context.layout.amendment(plan.generation, index, table.revision + 1), amendment):
+    if write_json_once(context.layout.amendment(plan.generation, index, revision + 1), amendment):
         context.reporter.line(f"{error.message}: the table is read again under its new definition")

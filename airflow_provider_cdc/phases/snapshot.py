@@ -358,7 +358,7 @@ def _prepare(context: Context, plan: Plan, concerned: Mapping[int, SinkTable]) -
     empty = {i: t for i, t in enumerate(targets(context, plan)) if not plan.groups_of(i) and (again or not t.exists())}
     for index, target in {**concerned, **empty}.items():
         fence = generation_fence(plan, index)
-        if (again or plan.tables[index].revision) and target.exists():
+        if (again or plan.definitions[index].revision) and target.exists():
             target.begin_anew(fence, [group_marker(plan, g) for g in plan.groups_of(index)])
         target.create(plan.pipeline)
         target.raise_fence(fence)

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 
 from airflow_provider_cdc.core import slots
 from airflow_provider_cdc.core.changes import after, apply_changes, last_changes
+from airflow_provider_cdc.core.definitions import by_table
 from airflow_provider_cdc.core.multiset import images, numbers, weights
 from airflow_provider_cdc.core.offset import Position
 from airflow_provider_cdc.core.plan import Chunk, Plan
@@ -154,11 +155,13 @@ def _verify_table(context: Context, plan: Plan, index: int, target: Readable) ->
             server=lineage.server,
         )
 
-    before = partial(look_back, context.connect_args, lineage.server, {table.id: table})
+    over_time = plan.definitions[index]
+    captured = by_table([over_time])
+    before = partial(look_back, context.connect_args, lineage.server, captured)
     with (
         closing(connect(context.connect_args)) as connection,
         closing(
-            WindowReader(open_at, table, lineage, before, decoders(lambda: nullcontext(connection), [table]))
+            WindowReader(open_at, over_time, lineage, before, decoders(lambda: nullcontext(connection), [table]))
         ) as log,
     ):
         if definition(connection, table) != table.fingerprint():
@@ -189,7 +192,7 @@ def _verify_table(context: Context, plan: Plan, index: int, target: Readable) ->
         log.close()  # XA transactions are read again with the same replication server id
         common = max([p0, lineage.position(standing), *(r.high for r in reads)])
         low = min(p0, lineage.position(standing))
-        prepared = read_prepared(progress.xa, open_at, {table.id: table}) if low == progress.at else {}
+        prepared = read_prepared(progress.xa, open_at, captured) if low == progress.at else {}
         tail = log.window(low, common, prepared)
         changes = tail.changes
         source, sink = (side.filter(pc.greater_equal(side[SEQ], tail.emptied)) for side in (source, sink))

@@ -105,9 +105,7 @@ def read_plan(layout: Layout) -> Plan | None:
         return None
     plan = Plan.from_json(found)
     amendments = layout.amendment(plan.generation, 0, 0).parent.glob("*.json")
-    for value in sorted(map(read_json, amendments), key=lambda a: (a["table"], a["schema"]["revision"])):
-        plan = plan.amended(value)
-    return plan
+    return plan.amended(map(read_json, amendments))
 
 
 def write_json(path: Path, value: Any) -> None:

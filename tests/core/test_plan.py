@@ -8,6 +8,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from airflow_provider_cdc.core.definitions import Definitions
 from airflow_provider_cdc.core.offset import Lineage, Offset, Position
 from airflow_provider_cdc.core.plan import (
     CHUNKS_PER_FILE,
@@ -81,11 +82,13 @@ def test_a_plan_survives_json() -> None:
         generation=2,
         p0=offset,
         lineage=Lineage("server", "binlog.000003"),
-        tables=(table,),
+        definitions=(Definitions.of(table),),
         chunks=(Chunk(0, 0, 0, ("61",), ("7a",), True),),
         patterns=((r"d.*",), ("x",)),
     )
     assert Plan.from_json(plan.to_json()) == plan
+    # As plans were written before: bare definitions.
+    assert Plan.from_json({**plan.to_json(), "tables": [{**table.to_json(), "since": None, "revision": 0}]}) == plan
     assert plan.p0_seq == plan.lineage.seq(offset.at)
     assert plan.groups_of(0) == {0} and plan.groups_of(1) == set()
     assert plan.start_seq(0) == plan.p0_seq
@@ -97,11 +100,12 @@ def test_an_amended_plan() -> None:
     offset = Offset("server", Position("binlog.000003", 77), "")
     listed = [*chunks_of(0, [(1,), (5,)], (9,)), *chunks_of(1, [(1,), (5,), (7,)], (9,))]
     chunks_, lineage = number_and_group(listed, 1000, 10), Lineage("server", "binlog.000003")
-    plan = Plan("p", 1, offset, lineage, (("d.*",), ()), tables, chunks_)
+    plan = Plan("p", 1, offset, lineage, (("d.*",), ()), tuple(map(Definitions.of, tables)), chunks_)
     later = Position("binlog.000004", 5)
-    schema = replace(tables[1], columns=(*tables[1].columns, Column("w", "int", "int", True)), since=later, revision=1)
-    value = json.loads(json.dumps({"table": 1, "schema": schema.to_json(), "lower": (-3,), "upper": (20,)}))
-    found = plan.amended(value)
+    schema = replace(tables[1], columns=(*tables[1].columns, Column("w", "int", "int", True)))
+    again = plan.definitions[1].planned_again(later, schema)
+    value = json.loads(json.dumps({"table": 1, "definitions": again.to_json(), "lower": (-3,), "upper": (20,)}))
+    found = plan.amended([value])
     assert found.tables == (tables[0], schema) and found.chunks[:2] == chunks_[:2]
     assert [(c.lower, c.upper, c.last) for c in found.chunks[2:]] == [
         ((-3,), (5,), False),
@@ -112,9 +116,15 @@ def test_an_amended_plan() -> None:
     assert found.start_seq(0) == plan.p0_seq and found.start_seq(1) == lineage.seq(later)
     # A table of one chunk, and one of none.
     one = replace(plan, chunks=(chunks_[0], replace(chunks_[1], table=1, last=True)))
-    assert [(c.lower, c.upper) for c in one.amended(value).chunks] == [((1,), (5,)), ((-3,), (20,))]
-    none = replace(plan, chunks=chunks_[:2]).amended({**value, "lower": None, "upper": None})
+    assert [(c.lower, c.upper) for c in one.amended([value]).chunks] == [((1,), (5,)), ((-3,), (20,))]
+    none = replace(plan, chunks=chunks_[:2]).amended([{**value, "lower": None, "upper": None}])
     assert none.chunks == chunks_[:2] and none.tables[1] == schema
-    # Neither setting nor revision is part of the definition.
-    assert replace(schema, since=None, revision=0).with_zero_dates("null").fingerprint() == schema.fingerprint()
+    # As they were written before: the place and the revision in the definition. The newest one counts.
+    before = {**value, "schema": {**schema.to_json(), "since": later.to_json(), "revision": 1}}
+    del before["definitions"]
+    assert plan.amended([before]) == found
+    newer = {**value, "definitions": again.planned_again(later, tables[1]).to_json()}
+    assert plan.amended([newer, value]).tables == tables and plan.amended([value, newer]).tables == tables
+    # A setting is no part of the definition.
+    assert schema.with_zero_dates("null").fingerprint() == schema.fingerprint()
     assert schema.fingerprint() != tables[1].fingerprint()

@@ -375,7 +375,7 @@ def test_open_while_a_table_is_planned_again(world: World, monkeypatch: pytest.M
         with contextlib.suppress(TransientError):  # the attempt; the next one has the new plan
             world.cli.snapshot()
         world.cli.snapshot()
-    assert world.cli.context.need_plan().tables[0].revision == 1
+    assert world.cli.context.need_plan().definitions[0].revision == 1
     world.finish("COMMIT", "'x'")
     world.exact()
     world.finish("COMMIT", "'y'")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -60,6 +61,21 @@ ALLOWED = {
     "launch": {"driver", "sinks", "connections", "exceptions", "processes", "scratch"},
 }
 
+#: What each room of ``mysql/`` may import of its other rooms. No circle: a room stands below all that may import it.
+ROOMS = {
+    "machine": set(),
+    "server": set(),
+    "keys": {"server"},
+    "resultset": {"machine", "server"},
+    "binlog.events": {"server"},
+    "binlog.plain": {"binlog.events", "server"},
+    "binlog.kernels": {"binlog.plain", "binlog.events", "machine"},
+    "binlog.walk": {"binlog.kernels", "binlog.plain", "binlog.events", "machine", "server"},
+    "places": {"binlog.walk", "binlog.events", "server"},
+    "snapshot": {"places", "binlog.walk", "binlog.events", "keys", "resultset", "server"},
+    "stream": {"places", "binlog.walk", "binlog.events", "server"},
+}
+
 #: The Airflow face, which may import everything; nothing else may import Airflow.
 AIRFLOW = {"operators", "sensors", "triggers", "hooks", "links", "task_group", "provider"}
 
@@ -92,6 +108,30 @@ def test_direction(path: Path) -> None:
         if name.split(".")[0] == PACKAGE and name != PACKAGE:
             assert part(name) in allowed | {part(here)}, f"{here} imports {name}"
         assert name.split(".")[0] != "airflow", f"{here} imports {name}: the core works without Airflow"
+
+
+def room(module: str) -> str:
+    """The room of ``mysql/`` that a module stands in; empty for one elsewhere."""
+    names = module.split(".")
+    if names[:2] != [PACKAGE, "mysql"] or len(names) < 4:
+        return ""
+    return ".".join(names[2:4]) if names[2] == "binlog" else names[2]
+
+
+def test_rooms_of_mysql() -> None:
+    seen = set()
+    for path in (ROOT / PACKAGE / "mysql").rglob("*.py"):
+        here = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        if path.name != "__init__.py":
+            assert room(here) in ROOMS, f"{here} stands in no room of its own"
+            seen.add(room(here))
+        for name in imported(path):
+            assert room(name) in ROOMS.get(room(here), set()) | {"", room(here)}, f"{here} imports {name}"
+    assert seen == set(ROOMS)
+
+
+def test_rooms_stand_one_above_the_other() -> None:
+    graphlib.TopologicalSorter(ROOMS).prepare()  # raises CycleError
 
 
 def test_core_does_no_io() -> None:

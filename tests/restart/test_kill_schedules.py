@@ -1,12 +1,11 @@
 """Killed at any moment and started again, while writers go on: in the end the sink equals the source.
 
-Each schedule follows from one number. ``CDC_SEED=n`` replays the schedule of a failed test alone; ``CDC_SCHEDULES``
-says how many there are.
+Every run of the tests has a few schedules that die at each failpoint once between them (``chain-0`` ...). The long
+suite has many more (``seed-0`` ...), of which each follows from one number.
 """
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from collections import Counter
@@ -22,9 +21,8 @@ from tests.support.oracle import check_ledger, compare_all
 from tests.support.servers import MySQLServer
 from tests.support.workload import Writers, make_foreign, make_shop
 
-#: As many as are needed to die at every failpoint twice and more; fewer are run only when asked for.
-SCHEDULES = int(os.environ.get("CDC_SCHEDULES", 50))
-SEEDS = [int(os.environ["CDC_SEED"])] if "CDC_SEED" in os.environ else range(SCHEDULES)
+#: Schedules of every run of the tests, and of the long suite.
+CHAINS, SEEDS = 4, 500
 
 #: Up to which time at a failpoint a fresh run dies for certain; once where nothing is said.
 _CERTAIN = {"chunk": 12, "file": 3, "manifest": 3, "group": 3, "table": 2}
@@ -38,17 +36,21 @@ class Step:
     :param failpoint: where, as ``name:n``; empty: at any moment.
     :param seconds: then after so many seconds.
     :param lose: what is removed before the next start.
+    :param certain: whether it must die there. A later failpoint may lie behind what there is left to do, and the run
+        then ends in good order.
     """
 
     failpoint: str
     seconds: float
     lose: tuple[str, ...]
+    certain: bool = False
 
 
 @dataclass(frozen=True)
 class Schedule:
     """Everything about one test but the clock."""
 
+    seed: int
     tables: str
     chunk_rows: int
     group_rows: int
@@ -56,20 +58,31 @@ class Schedule:
     steps: tuple[Step, ...]
 
     @classmethod
+    def chain(cls, number: int) -> Schedule:
+        """Every fourth failpoint, one run after the other, in the order in which a run comes by."""
+        steps = [
+            Step(f"{name}:1", 0, (("bookkeeping", "staging")[i % 2],) if (i + number) % 2 else (), certain=True)
+            for i, name in enumerate(NAMES[number::CHAINS])
+        ]
+        return cls(
+            number, ("shop", "foreign")[number % 2], 400, 400 * (8, 1000)[number % 2], 64 << 10 << number, (*steps,)
+        )
+
+    @classmethod
     def of(cls, seed: int) -> Schedule:
+        """A schedule by chance."""
         draw = random.Random(seed)
         # The first run dies at each failpoint in turn, so that every one is met; what follows is chance.
         first = NAMES[seed % len(NAMES)]
         certain = _CERTAIN.get(first.partition(".")[0], 1)
-        steps = [Step(f"{first}:{draw.randint(1, certain)}", 0, _losses(draw))]
+        steps = [Step(f"{first}:{draw.randint(1, certain)}", 0, _losses(draw), certain=True)]
         for _ in range(draw.choice((0, 1, 1, 2))):
             failpoint = f"{draw.choice(NAMES)}:{draw.randint(1, 4)}" if draw.random() < 0.6 else ""
             steps.append(Step(failpoint, draw.uniform(0.05, 1.5), _losses(draw)))
         chunk_rows = draw.choice((300, 400, 500))
         group_rows = chunk_rows * draw.choice((8, 24, 1000))
-        return cls(
-            draw.choice(("shop", "foreign")), chunk_rows, group_rows, draw.choice((64, 256, 1024)) << 10, (*steps,)
-        )
+        tables, batch_bytes = draw.choice(("shop", "foreign")), draw.choice((64, 256, 1024)) << 10
+        return cls(seed, tables, chunk_rows, group_rows, batch_bytes, (*steps,))
 
 
 def _losses(draw: random.Random) -> tuple[str, ...]:
@@ -84,12 +97,23 @@ def _make(server: MySQLServer, tables: str, database: str) -> None:
             make_foreign(connection, database, 0.02)
 
 
-@pytest.mark.parametrize("seed", SEEDS, ids=lambda seed: f"seed-{seed}")
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        *(pytest.param(Schedule.chain(n), id=f"chain-{n}") for n in range(CHAINS)),
+        *(pytest.param(Schedule.of(n), marks=pytest.mark.long, id=f"seed-{n}") for n in range(SEEDS)),
+    ],
+)
 def test_killed_and_started_again(
-    seed: int, nursery: Nursery, mysql_server: MySQLServer, cdc_user: dict[str, str], database: str, tmp_path: Path
+    schedule: Schedule,
+    nursery: Nursery,
+    mysql_server: MySQLServer,
+    cdc_user: dict[str, str],
+    database: str,
+    tmp_path: Path,
 ) -> None:
-    schedule = Schedule.of(seed)
-    print(f"replay with CDC_SEED={seed}: {schedule}")
+    seed = schedule.seed
+    print(schedule)
     lake, log = Lake(tmp_path / "lake", f"kill-{seed}"), tmp_path / "log"
     file = lake.write_pipeline(database, chunk_rows=schedule.chunk_rows, group_rows=schedule.group_rows, parallelism=2)
     connections = {"AIRFLOW_CONN_CDC_SOURCE": mysql_server.uri(**cdc_user)}
@@ -108,16 +132,15 @@ def test_killed_and_started_again(
         HeapWriter(args, database, seed) as heap,
         Writers(args, schedule.tables, database=database, rate=25, seed=seed) as writers,
     ):
-        for number, step in enumerate(schedule.steps):
+        for step in schedule.steps:
             code = go(step.failpoint) if step.failpoint else go(seconds=step.seconds)
-            for _ in range(0 if number else 9):
+            for _ in range(9 if step.certain else 0):
                 if code == 0:  # the writers had not come to so many changes yet
                     time.sleep(0.3)
                     code = go(step.failpoint)
             if code == KILLED and step.failpoint:
                 _deaths[step.failpoint.partition(":")[0]] += 1
-            # A later failpoint may lie behind what there is left to do: the run then ends in good order.
-            assert code == KILLED or (number > 0 and code == 0), log.read_text()
+            assert code == KILLED or (code == 0 and not step.certain), log.read_text()
             finished |= lake.finished_files()
             for what in step.lose:
                 lake.lose(what)
@@ -134,11 +157,9 @@ def test_killed_and_started_again(
     lake.check_files(finished)
 
 
-@pytest.mark.skipif(len(SEEDS) < 40, reason="too few schedules were asked for")
 def test_every_failpoint_has_killed(request: pytest.FixtureRequest) -> None:
     """A schedule counts only if it died where it was to die."""
-    ran = [item for item in request.session.items if "test_killed_and_started_again" in item.name]
-    if len(ran) < len(SEEDS):
+    if sum("[chain-" in item.name for item in request.session.items if item.path == request.path) < CHAINS:
         pytest.skip("only some of the schedules were selected")
     print(", ".join(f"{name} {_deaths[name]}" for name in NAMES))
     assert not [name for name in NAMES if not _deaths[name]]

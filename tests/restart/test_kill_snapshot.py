@@ -1,7 +1,7 @@
 """The snapshot killed at every one of its failpoints, with writers that go on, on servers of every kind.
 
-Each schedule follows from one number: ``CDC_SEED=n python -m pytest tests/restart/test_kill_snapshot.py`` replays one.
-``CDC_SCHEDULES=n`` says how many there are, at most 500.
+Every run of the tests has a few schedules that die at each failpoint once between them (``chain-0`` ...). The long
+suite has many more (``seed-0`` ...), of which each follows from one number.
 
 What makes them cheap: the snapshot's own code in forked processes without a JVM, small tables, and one database with
 writers for many schedules. Writers are not stopped for the comparison but held by the server's global read lock.
@@ -9,7 +9,6 @@ writers for many schedules. Writers are not stopped for the comparison but held 
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from collections import Counter
@@ -27,11 +26,11 @@ from tests.support.oracle import check_ledger, compare_all
 from tests.support.servers import MySQLServer
 from tests.support.workload import Writers, make_foreign, make_shop
 
-SCHEDULES = min(500, int(os.environ.get("CDC_SCHEDULES", 50)))
-SEEDS = [int(os.environ["CDC_SEED"])] if "CDC_SEED" in os.environ else range(SCHEDULES)
-#: So many schedules in a row share tables; so many of them on each kind of server.
-BLOCK = 25
+#: Schedules of the long suite. So many in a row share tables; so many of them are on each kind of server.
+SEEDS, BLOCK = 500, 25
 KINDS = ("GTID",) * 19 + ("MariaDB",) * 3 + ("no GTID",) * 3
+#: Schedules of every run of the tests: the kind of server, and the tables.
+CHAINS = (("GTID", "shop"), ("MariaDB", "foreign"), ("no GTID", "shop"))
 
 #: Up to which time at a failpoint a fresh run dies for certain; once where nothing is said.
 _CERTAIN = {"chunk": 12, "file": 3, "manifest": 3, "group": 3}
@@ -46,18 +45,22 @@ class Step:
     :param seconds: then after so many seconds.
     :param rival: whether another run of the same pipeline begins at the same time, which nobody kills.
     :param forget: whether the bookkeeping is lost before the next start.
+    :param certain: whether it must die there. A later failpoint may lie behind what there is left to do, and so may an
+        early one beside a rival; the run then ends in good order.
     """
 
     failpoint: str
     seconds: float
     rival: bool
     forget: bool
+    certain: bool = False
 
 
 @dataclass(frozen=True)
 class Schedule:
     """Everything about one test but the clock."""
 
+    block: str
     kind: str
     tables: str
     chunk_rows: int
@@ -65,18 +68,31 @@ class Schedule:
     steps: tuple[Step, ...]
 
     @classmethod
+    def chain(cls, number: int) -> Schedule:
+        """Every third failpoint, one run after the other, in the order in which a run comes by."""
+        names = enumerate(SNAPSHOT[number :: len(CHAINS)])
+        steps = [Step(f"{name}:1", 0, False, forget=(i + number) % 3 == 1, certain=True) for i, name in names]
+        # At the end beside another run, which may be faster.
+        steps.append(Step(f"{SNAPSHOT[-1 - number]}:1", 0, True, forget=False))
+        return cls("chains", *CHAINS[number], 50, 50 * (9, 1000)[number % 2], (*steps,))
+
+    @classmethod
     def of(cls, seed: int) -> Schedule:
+        """A schedule by chance."""
         draw = random.Random(seed)
         # The first run dies at each failpoint in turn, so that every one is met; what follows is chance.
         first = SNAPSHOT[seed % len(SNAPSHOT)]
         certain = _CERTAIN.get(first.partition(".")[0], 1)
-        steps = [Step(f"{first}:{draw.randint(1, certain)}", 0, draw.random() < 0.15, draw.random() < 0.25)]
+        at, rival, forget = draw.randint(1, certain), draw.random() < 0.15, draw.random() < 0.25
+        steps = [Step(f"{first}:{at}", 0, rival, forget, certain=not rival)]
         for _ in range(draw.choice((0, 1, 1, 2))):
             failpoint = f"{draw.choice(SNAPSHOT)}:{draw.randint(1, 4)}" if draw.random() < 0.7 else ""
             steps.append(Step(failpoint, draw.uniform(0.02, 0.6), draw.random() < 0.15, draw.random() < 0.25))
         chunk_rows = draw.choice((40, 50, 60))
-        tables = ("shop", "foreign")[seed // BLOCK % 2]
-        return cls(KINDS[seed % BLOCK], tables, chunk_rows, chunk_rows * draw.choice((9, 1000)), tuple(steps))
+        block, tables = seed // BLOCK, ("shop", "foreign")[seed // BLOCK % 2]
+        return cls(
+            str(block), KINDS[seed % BLOCK], tables, chunk_rows, chunk_rows * draw.choice((9, 1000)), tuple(steps)
+        )
 
 
 class Sources:
@@ -86,7 +102,7 @@ class Sources:
         self._servers: dict[str, MySQLServer] = {"GTID": gtid}
         self._users: dict[str, dict[str, str]] = {}
         self._all, self._present = ExitStack(), ExitStack()
-        self._at: tuple[str, int] | None = None
+        self._at: tuple[str, str] | None = None
 
     def __enter__(self) -> Sources:
         return self
@@ -95,9 +111,9 @@ class Sources:
         self._present.close()
         self._all.close()
 
-    def get(self, schedule: Schedule, block: int) -> tuple[MySQLServer, dict[str, str]]:
+    def get(self, schedule: Schedule) -> tuple[MySQLServer, dict[str, str]]:
         """The server of a schedule and the project's user on it; its writers are at work."""
-        kind = schedule.kind
+        kind, block = schedule.kind, schedule.block
         if self._at != (kind, block):
             self._present.close()
             if kind not in self._servers:
@@ -115,7 +131,7 @@ class Sources:
                 else:
                     make_foreign(connection, DATABASE, 0.002)
             self._present.callback(server.execute, f"DROP DATABASE {DATABASE}")
-            writers = Writers(server.connect_args(), schedule.tables, database=DATABASE, rate=30, seed=block)
+            writers = Writers(server.connect_args(), schedule.tables, database=DATABASE, rate=30, seed=len(block))
             self._present.enter_context(writers)
             self._at = kind, block
         return self._servers[kind], self._users[kind]
@@ -130,17 +146,22 @@ def sources(mysql_server: MySQLServer) -> Iterator[Sources]:
         yield found
 
 
-@pytest.mark.parametrize("seed", SEEDS, ids=lambda seed: f"seed-{seed}")
-def test_killed_and_started_again(seed: int, nursery: Nursery, sources: Sources, tmp_path: Path) -> None:
-    schedule = Schedule.of(seed)
-    print(f"replay with: CDC_SEED={seed} python -m pytest tests/restart/test_kill_snapshot.py\n{schedule}")
-    lake, log = Lake(tmp_path / "lake", f"kill-{seed}"), tmp_path / "log"
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        *(pytest.param(Schedule.chain(n), id=f"chain-{n}") for n in range(len(CHAINS))),
+        *(pytest.param(Schedule.of(n), marks=pytest.mark.long, id=f"seed-{n}") for n in range(SEEDS)),
+    ],
+)
+def test_killed_and_started_again(schedule: Schedule, nursery: Nursery, sources: Sources, tmp_path: Path) -> None:
+    print(schedule)
+    lake, log = Lake(tmp_path / "lake", "kill"), tmp_path / "log"
     file = lake.write_pipeline(DATABASE, chunk_rows=schedule.chunk_rows, group_rows=schedule.group_rows, parallelism=2)
-    server, user = sources.get(schedule, seed // BLOCK)
+    server, user = sources.get(schedule)
     connections = {"AIRFLOW_CONN_CDC_SOURCE": server.uri(**user)}
     finished: dict[Path, tuple[int, int]] = {}
 
-    for number, step in enumerate(schedule.steps):
+    for step in schedule.steps:
         children = [
             nursery.start(file, connections, failpoint, only="snapshot", log=log)
             for failpoint in [step.failpoint, *[""] * step.rival]
@@ -151,8 +172,7 @@ def test_killed_and_started_again(seed: int, nursery: Nursery, sources: Sources,
         code, *others = [child.wait() for child in children]
         if code == KILLED and step.failpoint:
             _deaths[step.failpoint.partition(":")[0]] += 1
-        # A later failpoint may lie behind what there is left to do, and so may an early one beside a rival.
-        assert code == KILLED or (code == 0 and (number or step.rival)), log.read_text()
+        assert code == KILLED or (code == 0 and not step.certain), log.read_text()
         assert others == [0] * step.rival, log.read_text()
         finished |= lake.finished_files()
         if (lake.private / "bookkeeping.db").exists():
@@ -172,11 +192,9 @@ def test_killed_and_started_again(seed: int, nursery: Nursery, sources: Sources,
     lake.check_files(finished)
 
 
-@pytest.mark.skipif(len(SEEDS) < 3 * len(SNAPSHOT), reason="too few schedules were asked for")
 def test_every_failpoint_has_killed(request: pytest.FixtureRequest) -> None:
     """A schedule counts only if it died where it was to die."""
-    ran = [item for item in request.session.items if item.path == request.path]
-    if len(ran) <= len(SEEDS):
+    if sum("[chain-" in item.name for item in request.session.items if item.path == request.path) < len(CHAINS):
         pytest.skip("only some of the schedules were selected")
     print(", ".join(f"{name} {_deaths[name]}" for name in SNAPSHOT))
     assert not [name for name in SNAPSHOT if not _deaths[name]]

@@ -21,7 +21,7 @@ from airflow_provider_cdc.guarded import GuardedConnection
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader
 from airflow_provider_cdc.mysql.server import session
-from tests.support.binlog.reading import capture, here
+from tests.support.binlog.reading import capture, here, lasting
 from tests.support.cli import Cli
 from tests.support.mariadb import MariaDBServer
 from tests.support.oracle import compare_all
@@ -71,7 +71,7 @@ def test_a_half_open_connection(mysql_server: MySQLServer, database: str) -> Non
             )
 
         lineage = Lineage("here", start[0])
-        with closing(BinlogReader(open_at, captured, lineage)) as binlog:
+        with closing(BinlogReader(open_at, lasting(captured), lineage)) as binlog:
             at, seen = Position(*start), list[int]()
             for number in range(6):
                 mysql_server.execute(f"INSERT INTO {database}.t VALUES ({number})")

@@ -9,8 +9,8 @@ from contextlib import closing
 from functools import partial
 from typing import Any
 
+from airflow_provider_cdc.core.definitions import Captured
 from airflow_provider_cdc.core.offset import Lineage, Position
-from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.exceptions import UnknownPrepareError
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.events.transactions import RowsEvent, Transaction
@@ -41,7 +41,7 @@ class LookBack:
         at: Position,
         files: Callable[[], Mapping[str, int]],
         open_at: Callable[[Position], BinlogStream],
-        captured: Mapping[tuple[str, str], TableSchema],
+        captured: Captured,
         remedy: str = _FRESH,
     ) -> None:
         self.at, self._files, self._open_at, self._captured, self._remedy = at, files, open_at, captured, remedy
@@ -99,9 +99,7 @@ class LookBack:
         return ended | found
 
 
-def look_back(
-    connect_args: Mapping[str, Any], server: str, captured: Mapping[tuple[str, str], TableSchema], at: Position
-) -> LookBack:
+def look_back(connect_args: Mapping[str, Any], server: str, captured: Captured, at: Position) -> LookBack:
     """A :class:`LookBack` with connections of its own, as any number of readers may need at any time.
 
     :param connect_args: pymysql.connect keyword arguments.

@@ -10,6 +10,7 @@ from typing import Any
 
 from pymysql.connections import Connection
 
+from airflow_provider_cdc.core.definitions import Definitions, by_table
 from airflow_provider_cdc.core.offset import Offset
 from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.exceptions import NotReadyError, TransientError
@@ -47,7 +48,7 @@ def with_open_xa(
     """
     if not xids:
         return p0
-    before = LookBack(p0.at, lambda: binlog_sizes(connection), open_at, {t.id: t for t in tables})
+    before = LookBack(p0.at, lambda: binlog_sizes(connection), open_at, by_table(map(Definitions.of, tables)))
     found = {xid: before.entry(xid) for xid in sorted(xids)}
     if lost := [xid for xid, text in found.items() if text is None and xid in open_xa(connection)]:
         raise TransientError(

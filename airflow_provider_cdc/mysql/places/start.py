@@ -16,6 +16,7 @@ from typing import Any
 
 from pymysql.connections import Connection
 
+from airflow_provider_cdc.core.definitions import Definitions
 from airflow_provider_cdc.core.gtid import GtidSet, MariadbPosition
 from airflow_provider_cdc.core.offset import Lineage, Offset, Position, split_file
 from airflow_provider_cdc.core.plan import Plan
@@ -99,7 +100,8 @@ def plan_from(
             "Give it a key, leave it out with source.exclude, or begin with a snapshot",
         )
     p0 = with_open_xa(connection, p0, left, tables, open_at)
-    return Plan(pipeline, generation, p0, Lineage(p0.server, p0.at.file), patterns, tables, (), start=start)
+    over_time, lineage = tuple(map(Definitions.of, tables)), Lineage(p0.server, p0.at.file)
+    return Plan(pipeline, generation, p0, lineage, patterns, over_time, (), start=start)
 
 
 def start_offset(connection: Connection[Any], start: Start, open_at: OpenAt) -> Offset:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
 from pymysql.constants import FIELD_TYPE
 
 from airflow_provider_cdc.core.unfit import UnfitValue
+from airflow_provider_cdc.mysql.machine import buffers
+from airflow_provider_cdc.mysql.machine.buffers import copied, enlarged, is_utf8
 from airflow_provider_cdc.mysql.resultset import kernel
 
 _UNSIGNED = 32  # flag of a column definition
@@ -66,8 +66,6 @@ _WIDTHS = {
     kernel.DECIMAL: 16,
 }
 
-#: Bytes of one column of strings after which a batch is cut: offsets have 31 bits.
-LARGEST = 1 << 30
 _FIRST_ROWS, _FIRST_BYTES = 1024, 1024
 
 
@@ -128,7 +126,7 @@ class Columns:
 
     def make_room(self, column: int, size: int) -> None:
         """Make space for so many bytes in a column of strings, or for twice as many as there is space for."""
-        size = max(size, min(2 * int(self.lines[column, kernel.CAPACITY]), LARGEST))
+        size = max(size, min(2 * int(self.lines[column, kernel.CAPACITY]), buffers.LARGEST))
         self._values[column] = enlarged(self._values[column], size + kernel.SLACK)
         self.lines[column, kernel.CAPACITY] = size
         self._tell(column)
@@ -174,33 +172,3 @@ class Columns:
         self.lines[i, kernel.VALUES] = self._values[i].ctypes.data
         self.lines[i, kernel.OFFSETS] = self._offsets[i].ctypes.data
         self.lines[i, kernel.VALIDITY] = self._validity[i].ctypes.data
-
-
-def copied(array: Any) -> pa.Buffer:
-    """The bytes of an array, in memory of Arrow's pool: it keeps for the next time what is given back."""
-    buffer = pa.allocate_buffer(array.nbytes)
-    if array.nbytes:
-        np.frombuffer(buffer, np.uint8)[:] = array.view(np.uint8)
-    return buffer
-
-
-def is_utf8(content: pa.Buffer, offsets: Any) -> bool:
-    """Whether all strings of a column are UTF-8: the whole is, and none of them begins inside of a character."""
-    data: Any = np.frombuffer(content, np.uint8) if content.size else np.zeros(1, np.uint8)
-    if data.max() < 0x80:
-        return True
-    whole = pa.py_buffer(np.array([0, content.size], np.int64))
-    try:
-        pa.Array.from_buffers(pa.large_string(), 1, [None, whole, content]).validate(full=True)
-    except pa.ArrowInvalid:
-        return False
-    starts = offsets[offsets < content.size]
-    return not ((data[starts] & 0xC0) == 0x80).any()
-
-
-def enlarged(array: Any, size: int, fill: int = 0) -> Any:
-    """A larger array that begins like another one."""
-    larger = np.empty(size, array.dtype)
-    larger[: len(array)] = array
-    larger[len(array) :] = fill
-    return larger

@@ -19,7 +19,8 @@ from pymysql.err import MySQLError, raise_mysql_exception
 
 from airflow_provider_cdc.core.unfit import UnfitValue
 from airflow_provider_cdc.exceptions import DamageError, OtherColumnsError, TransientError
-from airflow_provider_cdc.mysql.resultset import columns, kernel
+from airflow_provider_cdc.mysql.machine import buffers
+from airflow_provider_cdc.mysql.resultset import kernel
 from airflow_provider_cdc.mysql.resultset.columns import Columns, how_to_read
 from airflow_provider_cdc.mysql.server.session import errors
 
@@ -181,7 +182,7 @@ class _Reader:
         if why == kernel.ROWS and not full:
             space.more_rows()
         elif why in (kernel.ROWS, kernel.ROOM):
-            if full or (state[kernel.WANTED] > columns.LARGEST and state[kernel.ROW]):
+            if full or (state[kernel.WANTED] > buffers.LARGEST and state[kernel.ROW]):
                 batches.append(space.take(int(state[kernel.ROW])))
                 state[kernel.ROW] = 0
             else:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from pymysql.connections import Connection
 
+from airflow_provider_cdc.core.definitions import Definitions
 from airflow_provider_cdc.core.offset import Lineage
 from airflow_provider_cdc.core.plan import Chunk, Plan, PlanCost, chunks_of, number_and_group
 from airflow_provider_cdc.core.schema import TableSchema
@@ -60,7 +60,7 @@ def make_plan(
     costs = [PlanCost(b.statements - a.statements - 1, b.rows - a.rows) for a, b in itertools.pairwise(meter)]
     lineage = Lineage(p0.server, p0.at.file)
     grouped = number_and_group(chunks, group_rows, chunk_rows)
-    return Plan(pipeline, generation, p0, lineage, patterns, tuple(tables), grouped, tuple(costs))
+    return Plan(pipeline, generation, p0, lineage, patterns, tuple(map(Definitions.of, tables)), grouped, tuple(costs))
 
 
 def make_amendment(
@@ -93,8 +93,8 @@ def make_amendment(
         ranks = rows(connection, passed(found, keys, [(key, False) for key in keys]))
         order = sorted((int(str(rank)), int(str(number))) for number, rank in ranks)
         lower, upper = keys[order[0][1]], keys[order[-1][1]]
-    schema = replace(found, since=since, revision=old.revision + 1)
-    return {"table": index, "schema": schema.to_json(), "lower": lower, "upper": upper}
+    again = plan.definitions[index].planned_again(since, found)
+    return {"table": index, "definitions": again.to_json(), "lower": lower, "upper": upper}
 
 
 def plan_table(connection: Connection[Any], index: int, table: TableSchema, chunk_rows: int) -> list[Chunk]:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from airflow_provider_cdc.core.definitions import Definitions, by_table
 from airflow_provider_cdc.core.offset import Lineage, Position
-from airflow_provider_cdc.core.schema import SEQ, TableSchema
+from airflow_provider_cdc.core.schema import SEQ
 from airflow_provider_cdc.exceptions import OtherHistoryError
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.events.transactions import RowsEvent
@@ -45,7 +46,7 @@ class WindowReader:
     left out. Those that were prepared before that are looked up.
 
     :param open_at: opens a blocking binlog stream at a position.
-    :param table: the table.
+    :param definitions: the table's definitions; its rows are those of the newest one.
     :param lineage: numbers the transactions.
     :param look_back: finds XA transactions of the table that are prepared at a place.
     :param texts: how its text is decoded.
@@ -54,15 +55,16 @@ class WindowReader:
     def __init__(
         self,
         open_at: Callable[[Position], BinlogStream],
-        table: TableSchema,
+        definitions: Definitions,
         lineage: Lineage,
         look_back: Callable[[Position], LookBack],
         texts: Decoders = UNICODE,
     ) -> None:
-        self.table, self._lineage, self._look_back = table, lineage, look_back
+        self.table, self._lineage, self._look_back = definitions.newest, lineage, look_back
+        self._captured = by_table([definitions])
         self._before: LookBack | None = None
         self._prepared: Prepared
-        self._binlog = BinlogReader(open_at, {table.id: table}, lineage, texts, tell_ddl=True)
+        self._binlog = BinlogReader(open_at, self._captured, lineage, texts, tell_ddl=True)
 
     def window(
         self,
@@ -106,7 +108,7 @@ class WindowReader:
         if binlog.at != low:
             if self._before is None or self._before.at != low:
                 self._before = self._look_back(low)
-            self._prepared = Prepared(known, self._before.rows)
+            self._prepared = Prepared(known, self._before.rows, self._captured)
         for step in binlog.steps(low, high) if low < high else ():
             if (item := step.item) is not None:
                 seq = self._lineage.seq(Position(step.file, step.position))

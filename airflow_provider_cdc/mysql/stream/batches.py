@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from pymysql.connections import Connection
 
+from airflow_provider_cdc.core.definitions import Captured
 from airflow_provider_cdc.core.gtid import kind_of
 from airflow_provider_cdc.core.offset import Lineage, Offset, Position
-from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.exceptions import OtherHistoryError
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction
@@ -33,7 +33,7 @@ class BatchPlanner:
         self,
         connection: Connection[Any],
         open_at: Callable[[Position], BinlogStream],
-        captured: Mapping[tuple[str, str], TableSchema],
+        captured: Captured,
         lineage: Lineage,
     ) -> None:
         self._connection = connection

@@ -50,7 +50,7 @@ class ChangesPlanner:
                 tell_ddl=True,
                 detours=lambda: look_up(self._connection, [log.table.id]),
             )
-            for open_at, captured in ((self._opener(0), {log.table.id: log.table}), (self._opener(1), {}))
+            for open_at, captured in ((self._opener(0), log.captured), (self._opener(1), {}))
         )
 
     def _opener(self, slot: int) -> OpenAt:

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_provider_cdc.core.changes import in_order
+from airflow_provider_cdc.core.definitions import Captured, Definitions, by_table
 from airflow_provider_cdc.core.detours import Detours
 from airflow_provider_cdc.core.offset import POSITION_BITS, Lineage, Offset, Position
 from airflow_provider_cdc.core.schema import OP, SEQ, TS, TableSchema
@@ -88,6 +89,11 @@ class TableChanges:
         return cls(login, replace(table, zero_dates=zero_dates, whole_rows=True), **how)
 
     @property
+    def captured(self) -> Captured:
+        """The table by its definition as it is now, which holds for all that is read."""
+        return by_table([Definitions.of(self.table)])
+
+    @property
     def schema(self) -> pa.Schema:
         """Arrow schema of the changes."""
         return pa.schema([*self.table.arrow_schema, *_ADDED])
@@ -116,7 +122,7 @@ class TableChanges:
         :param piece_bytes: with which the piece was made, if it was another size.
         :raises TerminalError: for what cannot be understood or followed.
         """
-        args, captured = self.login(), {self.table.id: self.table}
+        args, captured = self.login(), self.captured
         lineage = Lineage(start.server, start.at.file)
         shape = _Shape(self, lineage)
 
@@ -134,7 +140,7 @@ class TableChanges:
         # One without a position has no rows of the table, and costs nothing.
         ending = sorted(text for text in start.xa if text not in end.xa or parse_entry(text)[1] is None)
         before = LookBack(start.at, sizes, open_beside, captured, "Start behind it")
-        prepared = Prepared(read_prepared(ending, open_at, captured), before.rows)
+        prepared = Prepared(read_prepared(ending, open_at, captured), before.rows, captured)
         # What leads to the table the planner has looked up, which has walked here before.
         how: dict[str, Any] = {"both": self.before_images, "named": True, "detours": Detours}
         with closing(BinlogReader(open_at, captured, lineage, texts, **how)) as binlog:

@@ -13,6 +13,7 @@ from uuid import uuid4
 import pyarrow as pa
 import pytest
 
+from airflow_provider_cdc.core.definitions import Definitions, by_table
 from airflow_provider_cdc.core.offset import Lineage, Position
 from airflow_provider_cdc.core.schema import BOTH_WAYS, TableSchema
 from airflow_provider_cdc.exceptions import TerminalError
@@ -98,8 +99,8 @@ def window(server: MySQLServer, connection: Any, statement: str) -> Any:
         return BinlogStream(args, server_id=number, replica_uuid=str(uuid4()), file=at.file, position=at.position)
 
     texts = decoders(lambda: contextlib.nullcontext(connection), [table])
-    look = partial(look_back, server.connect_args(), identity(connection), {table.id: table})
-    with contextlib.closing(WindowReader(open_at, table, Lineage("", before.file), look, texts)) as log:
+    look = partial(look_back, server.connect_args(), identity(connection), by_table([Definitions.of(table)]))
+    with contextlib.closing(WindowReader(open_at, Definitions.of(table), Lineage("", before.file), look, texts)) as log:
         return log.window(before, binlog_end(connection)).changes
 
 

@@ -14,7 +14,7 @@ from pymysql.connections import Connection
 
 from airflow_provider_cdc.core.unfit import UnfitValue
 from airflow_provider_cdc.exceptions import CdcError, TerminalError, TransientError
-from airflow_provider_cdc.mysql.resultset import columns
+from airflow_provider_cdc.mysql.machine import buffers
 from airflow_provider_cdc.mysql.resultset import reader as resultset
 from airflow_provider_cdc.mysql.resultset.reader import read, read_in_pieces
 from airflow_provider_cdc.mysql.server.catalog import read_schema
@@ -107,7 +107,7 @@ def test_rows_of_several_packets(connection: Connection[Any], mysql_server: MySQ
 
 
 def test_much_text_comes_in_pieces(connection: Connection[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns, "LARGEST", 5000)
+    monkeypatch.setattr(buffers, "LARGEST", 5000)
     sql = f"SELECT n, REPEAT('x', n MOD 700), IF(n MOD 3, n, NULL) FROM {NUMBERS.format(999)}"
     found = read(connection, sql, one(pa.int64(), pa.string(), pa.int64()))
     assert found["1"].num_chunks > 50 and max(c.nbytes for c in found["1"].chunks) < 20_000
@@ -117,7 +117,7 @@ def test_much_text_comes_in_pieces(connection: Connection[Any], monkeypatch: pyt
 
 
 def test_a_value_larger_than_a_piece(connection: Connection[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns, "LARGEST", 100)
+    monkeypatch.setattr(buffers, "LARGEST", 100)
     found = read(connection, f"SELECT REPEAT('y', 150 * n) FROM {NUMBERS.format(4)}", one(pa.string()))
     assert found["0"].to_pylist() == ["y" * (150 * n) for n in range(5)]
 

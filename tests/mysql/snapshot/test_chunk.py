@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from pymysql.connections import Connection
 
+from airflow_provider_cdc.core.definitions import Definitions, by_table
 from airflow_provider_cdc.core.offset import Lineage, Position
 from airflow_provider_cdc.core.plan import Chunk
 from airflow_provider_cdc.core.schema import OP, SEQ, TS, TableSchema
@@ -77,9 +78,9 @@ class Reading:
                 position=at.position,
             )
 
-        before = partial(look_back, self.server.connect_args(), self.lineage.server, {table.id: table})
+        before = partial(look_back, self.server.connect_args(), self.lineage.server, by_table([Definitions.of(table)]))
         texts = decoders(lambda: contextlib.nullcontext(self.connection), [table])
-        return WindowReader(open_at, table, self.lineage, before, texts)
+        return WindowReader(open_at, Definitions.of(table), self.lineage, before, texts)
 
     def read(self, table: TableSchema, chunk: Chunk, **meanwhile: Callable[[], None] | list[str]) -> ChunkRead:
         """Read a chunk; keywords ``after_lw`` and ``after_select`` say what is written there."""

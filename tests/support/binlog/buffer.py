@@ -12,8 +12,8 @@ from airflow_provider_cdc.core.unfit import UnfitValue, in_binlog
 from airflow_provider_cdc.mysql.binlog.events.transactions import RowsEvent
 from airflow_provider_cdc.mysql.binlog.kernels import row as kernel
 from airflow_provider_cdc.mysql.binlog.walk.space import Space
+from airflow_provider_cdc.mysql.machine.buffers import LARGEST
 from airflow_provider_cdc.mysql.machine.primitives import SLACK
-from airflow_provider_cdc.mysql.resultset.columns import LARGEST
 from airflow_provider_cdc.mysql.server.charsets import UNICODE, Decoders
 
 _CHANGES = {"insert": kernel.INSERT, "update": kernel.UPDATE, "delete": kernel.DELETE}

@@ -11,7 +11,7 @@ from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.mysql.binlog.events.transactions import RowsEvent, Transaction, read_transactions
 from airflow_provider_cdc.mysql.binlog.plain.rows import decode_rows
 from airflow_provider_cdc.mysql.binlog.walk.walker import Step, Walker
-from tests.support.binlog.reading import Captured
+from tests.support.binlog.reading import Captured, lasting
 from tests.support.binlog.replay import Recording, Replay
 
 LINEAGE = Lineage("server", "binlog.000001")
@@ -52,7 +52,7 @@ def by_plain(recording: Recording, captured: Captured, both: bool = False) -> tu
     """(changes by table, GTIDs, the end)."""
     buffers = {name: PlainBuffer(schema, both) for name, schema in captured.items()}
     gtids, end = [], (recording.file, recording.position)
-    for item in read_transactions(recording.events(), captured):
+    for item in read_transactions(recording.events(), lasting(captured)):
         end = item.file, item.position
         if isinstance(item, Transaction):
             gtids += [item.gtid] if item.gtid else []
@@ -65,7 +65,7 @@ def by_walker(
     recording: Recording, captured: Captured, replay: Replay | None = None, both: bool = False, budget: int = 1 << 16
 ) -> tuple[Tables, list[str], tuple[str, int]]:
     """The same by the walker, whose changes are taken as soon as they may be."""
-    walker = Walker(replay or Replay(recording), captured, seq_of, budget=budget, both=both)
+    walker = Walker(replay or Replay(recording), lasting(captured), seq_of, budget=budget, both=both)
     taken: dict[tuple[str, str], list[pa.RecordBatch]] = {name: [] for name in captured}
     gtids, end = list[str](), (recording.file, recording.position)
     for step in walker.steps():

@@ -10,6 +10,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 
+from airflow_provider_cdc.core.definitions import Definitions
 from airflow_provider_cdc.core.schema import Column, TableSchema
 from airflow_provider_cdc.exceptions import TerminalError
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream, Event
@@ -53,8 +54,13 @@ def events_since(server: MySQLServer, start: tuple[str, int]) -> list[Event]:
         return list(stream)
 
 
+def lasting(captured: Captured) -> dict[tuple[str, str], Definitions]:
+    """Definitions that hold everywhere."""
+    return {name: Definitions.of(schema) for name, schema in captured.items()}
+
+
 def read(events: Iterable[Event], captured: Captured) -> list[Transaction]:
-    return [item for item in read_transactions(events, captured) if isinstance(item, Transaction)]
+    return [item for item in read_transactions(events, lasting(captured)) if isinstance(item, Transaction)]
 
 
 def transactions(server: MySQLServer, start: tuple[str, int], captured: Captured) -> list[Transaction]:
@@ -62,7 +68,7 @@ def transactions(server: MySQLServer, start: tuple[str, int], captured: Captured
 
 
 def everything(events: Iterable[Event], captured: Captured) -> list[Transaction | Reached]:
-    return list(read_transactions(events, captured))
+    return list(read_transactions(events, lasting(captured)))
 
 
 def changes(found: Iterable[Transaction]) -> list[Change]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from airflow_provider_cdc.core.ddl import Statement, fold, may_name
+from airflow_provider_cdc.core.definitions import Captured
 from airflow_provider_cdc.core.detours import Detours, stays_inside
 from airflow_provider_cdc.core.offset import Position
 from airflow_provider_cdc.core.schema import TableSchema
@@ -24,13 +25,13 @@ LookUp = Callable[[], Detours | None]
 class Judge:
     """Judges the statements of a binlog, one after the other.
 
-    :param captured: captured tables by (database, table).
+    :param captured: the definitions of captured tables.
     :param detours: looks up what leads to them. Without it a change by statement is judged by its own words alone: for
         those who read behind one that has judged.
     """
 
-    def __init__(self, captured: Mapping[tuple[str, str], TableSchema], detours: LookUp | None) -> None:
-        self._folded = {(fold(database), fold(table)): schema for (database, table), schema in captured.items()}
+    def __init__(self, captured: Captured, detours: LookUp | None) -> None:
+        self._folded = {(fold(database), fold(table)): found for (database, table), found in captured.items()}
         self._look_up = detours
         self._seen: Detours | None = None
 
@@ -39,7 +40,8 @@ class Judge:
 
         :raises DdlError: if their rows may be changed by a statement. Its text stays unsaid: it may hold secrets.
         """
-        live = {name: schema for name, schema in self._folded.items() if not is_over(schema, event)}
+        here = Position(event.file, event.start)
+        live = {name: schema for name, found in self._folded.items() if (schema := found.at(here)) is not None}
         dropped = {(database, table) for database in found.databases for _, table in live}
         hit = [
             schema
@@ -88,11 +90,6 @@ class Judge:
                 f"trigger, function or foreign key), at {event.where}",
                 f"its rows are not in the binlog: {_BY_ROW}",
             )
-
-
-def is_over(schema: TableSchema, event: Event) -> bool:
-    """Whether an event is of no concern, since the table was planned again behind it."""
-    return schema.since is not None and Position(event.file, event.start) < schema.since
 
 
 def _keeps_key(schema: TableSchema, index: str) -> bool:

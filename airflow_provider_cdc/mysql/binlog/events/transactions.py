@@ -8,11 +8,13 @@ id is looked at.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NoReturn
 
 from airflow_provider_cdc.core.ddl import Statement, classify, xid_text
+from airflow_provider_cdc.core.definitions import Captured
+from airflow_provider_cdc.core.offset import Position
 from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.exceptions import REPORT, DdlError, TerminalError, TornFileError
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import Event
@@ -40,7 +42,7 @@ from airflow_provider_cdc.mysql.binlog.events.event_types import (
     XID,
 )
 from airflow_provider_cdc.mysql.binlog.events.gtid_event import read_gtid
-from airflow_provider_cdc.mysql.binlog.events.judge import Judge, LookUp, is_over
+from airflow_provider_cdc.mysql.binlog.events.judge import Judge, LookUp
 from airflow_provider_cdc.mysql.binlog.events.payload import inner_events
 from airflow_provider_cdc.mysql.binlog.events.query import Query, inflate, read_query
 from airflow_provider_cdc.mysql.binlog.events.spill import spill
@@ -124,12 +126,12 @@ class Reached:
 
 
 def read_transactions(
-    events: Iterable[Event], captured: Mapping[tuple[str, str], TableSchema], *, tell_ddl: bool = False
+    events: Iterable[Event], captured: Captured, *, tell_ddl: bool = False
 ) -> Iterator[Transaction | Reached]:
     """Assemble events into whole transactions.
 
     :param events: events from the start of a transaction on.
-    :param captured: captured tables by (database, table), spelled as the server spells them.
+    :param captured: the definitions of captured tables.
     :param tell_ddl: say in ``Transaction.altered`` that a definition changed, instead of stopping.
     :returns: every transaction, also those without captured rows, and every place reached between them.
     :raises TerminalError: for anything that cannot be understood or followed.
@@ -187,7 +189,7 @@ class Assembler:
 
     def __init__(
         self,
-        captured: Mapping[tuple[str, str], TableSchema],
+        captured: Captured,
         tell_ddl: bool = False,
         detours: LookUp | None = None,
     ) -> None:
@@ -359,9 +361,12 @@ class Assembler:
             table_id, name, at = table_of(event.body)
         except IndexError:
             _stop(event, "a cut off table map")
-        schema = self.captured.get(name)
-        over = schema is not None and is_over(schema, event)
-        if schema is None or (over and not tx.xa):
+        schema, over = None, False
+        if found := self.captured.get(name):
+            schema = found.at(Position(event.file, event.start))
+            if schema is None and tx.xa:  # it may become visible where the table is of concern
+                schema, over = found.steps[0][1], True
+        if schema is None:
             tx.tables[table_id] = None
             return
         known = bytes(event.body[8:])

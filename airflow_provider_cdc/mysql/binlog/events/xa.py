@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 
+from airflow_provider_cdc.core.definitions import Captured
 from airflow_provider_cdc.core.offset import Position
-from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.exceptions import TransientError
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.events.transactions import RowsEvent, Transaction, read_transactions
@@ -17,14 +17,16 @@ class Prepared:
 
     :param known: rows of those that are prepared where the reading begins, by name.
     :param look_back: finds the rows of one that is committed and was prepared before the reading began.
+    :param captured: the definitions of captured tables.
     """
 
     def __init__(
         self,
         known: Mapping[str, tuple[RowsEvent, ...]],
         look_back: Callable[[Transaction], tuple[RowsEvent, ...]],
+        captured: Captured,
     ) -> None:
-        self._rows, self._look_back = dict(known), look_back
+        self._rows, self._look_back, self._captured = dict(known), look_back, captured
 
     def visible(self, transaction: Transaction) -> tuple[RowsEvent, ...]:
         """The row events that become visible with a transaction, to be read in the order of the binlog."""
@@ -37,8 +39,8 @@ class Prepared:
         if rows is None:
             rows = self._look_back(transaction)
         # A table that was planned again lacks nothing that became visible before; when it was written does not matter.
-        end = Position(transaction.file, transaction.position)
-        return tuple(event for event in rows if event.schema.since is None or event.schema.since < end)
+        here = Position(transaction.file, transaction.start_position)
+        return tuple(event for event in rows if self._captured[event.schema.id].at(here) is not None)
 
     def follow(self, transaction: Transaction) -> None:
         """Go past a transaction whose changes are of no concern."""
@@ -63,7 +65,7 @@ def parse_entry(text: str) -> tuple[str, Position | None]:
 def read_prepared(
     entries: Iterable[str],
     open_at: Callable[[Position], BinlogStream],
-    captured: Mapping[tuple[str, str], TableSchema],
+    captured: Captured,
 ) -> dict[str, tuple[RowsEvent, ...]]:
     """Read the rows of prepared XA transactions again, from the place of each.
 

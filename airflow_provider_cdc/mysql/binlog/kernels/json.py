@@ -17,9 +17,9 @@ from numba.extending import intrinsic
 
 from airflow_provider_cdc.mysql.binlog.plain.jsonb import MAX_DEPTH, json_text
 from airflow_provider_cdc.mysql.machine import primitives
+from airflow_provider_cdc.mysql.machine.buffers import copied, is_utf8
 from airflow_provider_cdc.mysql.machine.compiled import compiled
 from airflow_provider_cdc.mysql.machine.primitives import SLACK, called, inlined, take16, take32, take64
-from airflow_provider_cdc.mysql.resultset.columns import copied, is_utf8
 
 _intrinsic: Any = intrinsic
 

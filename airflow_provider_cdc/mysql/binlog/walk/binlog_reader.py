@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
 
+from airflow_provider_cdc.core.definitions import Captured
 from airflow_provider_cdc.core.offset import Lineage, Offset, Position
 from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.exceptions import CdcError, DamageError, TerminalError, TornFileError, TransientError
@@ -30,7 +31,7 @@ class BinlogReader:
     """Reads stretches of the binlog one after the other, mostly over one connection.
 
     :param open_at: opens a blocking binlog stream at a position.
-    :param captured: captured tables by (database, table).
+    :param captured: the definitions of captured tables.
     :param lineage: numbers the transactions.
     :param texts: see :class:`~airflow_provider_cdc.mysql.binlog.walk.space.Space`.
     :param count_only: whether rows are only counted.
@@ -43,7 +44,7 @@ class BinlogReader:
     def __init__(
         self,
         open_at: Callable[[Position], BinlogStream],
-        captured: Mapping[tuple[str, str], TableSchema],
+        captured: Captured,
         lineage: Lineage,
         texts: Decoders = UNICODE,
         *,

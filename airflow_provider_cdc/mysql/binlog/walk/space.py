@@ -30,8 +30,9 @@ from airflow_provider_cdc.mysql.binlog.events.table_map import (
 from airflow_provider_cdc.mysql.binlog.kernels import row as kernel
 from airflow_provider_cdc.mysql.binlog.plain.mariadb_values import inet_text, uncompressed, uuid_texts
 from airflow_provider_cdc.mysql.binlog.plain.values import OLD_SIZES, decimal_size, unpack_moment, unpack_old_moment
+from airflow_provider_cdc.mysql.machine import buffers
+from airflow_provider_cdc.mysql.machine.buffers import copied, enlarged, is_utf8
 from airflow_provider_cdc.mysql.machine.primitives import SLACK
-from airflow_provider_cdc.mysql.resultset.columns import LARGEST, copied, enlarged, is_utf8
 from airflow_provider_cdc.mysql.server.charsets import Decoders, OneWayError
 
 _INTEGERS = {
@@ -317,7 +318,7 @@ class Space:
 
     def make_room(self, column: int, size: int) -> None:
         """Make space for so many bytes in a column, or for twice as many as there is space for."""
-        size = max(size, min(2 * int(self.lines[column, kernel.CAPACITY]), LARGEST))
+        size = max(size, min(2 * int(self.lines[column, kernel.CAPACITY]), buffers.LARGEST))
         self._values[column] = enlarged(self._values[column], size + SLACK)
         self.lines[column, kernel.CAPACITY] = size
         self._tell(column)

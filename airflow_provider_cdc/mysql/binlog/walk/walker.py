@@ -8,7 +8,7 @@ share one state, so they take turns in the middle of a transaction, too.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
@@ -18,6 +18,7 @@ import pyarrow as pa
 from zstandard import ZstdDecompressor
 
 from airflow_provider_cdc.core.changes import in_order
+from airflow_provider_cdc.core.definitions import Captured
 from airflow_provider_cdc.core.offset import Position
 from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.core.unfit import UnfitValue, in_binlog
@@ -89,7 +90,7 @@ class Walker:
     """Walks a binlog stream; the changes are kept until they are taken.
 
     :param stream: an open stream, from the start of a transaction on; nothing else may read from it.
-    :param captured: captured tables by (database, table).
+    :param captured: the definitions of captured tables.
     :param seq_of: ``_cdc_seq`` of position 0 of a binlog file.
     :param texts: see :class:`~airflow_provider_cdc.mysql.binlog.walk.space.Space`.
     :param budget: bytes of rows after which a step is made, also inside of a transaction.
@@ -103,7 +104,7 @@ class Walker:
     def __init__(
         self,
         stream: BinlogStream,
-        captured: Mapping[tuple[str, str], TableSchema],
+        captured: Captured,
         seq_of: Callable[[str], int],
         texts: Decoders = UNICODE,
         *,

@@ -16,7 +16,16 @@ from airflow_provider_cdc.exceptions import DamageError, NotReadyError, Terminal
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream, Event
 from airflow_provider_cdc.mysql.binlog.events.transactions import Reached, read_transactions
 from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader
-from tests.support.binlog.reading import capture, changes, events_since, everything, here, open_stream, transactions
+from tests.support.binlog.reading import (
+    capture,
+    changes,
+    events_since,
+    everything,
+    here,
+    lasting,
+    open_stream,
+    transactions,
+)
 from tests.support.servers import MySQLServer
 
 
@@ -79,7 +88,7 @@ def test_a_start_that_the_protocol_cannot_say(
     at = [Position(*start), Position(*end)]
     lineage = Lineage("here", at[0].file)
     with closing(
-        BinlogReader(lambda at: open_stream(mysql_server, (at.file, at.position)), captured, lineage)
+        BinlogReader(lambda at: open_stream(mysql_server, (at.file, at.position)), lasting(captured), lineage)
     ) as binlog:
         assert sum(step.ended for step in binlog.steps(at[0], at[1])) == 1
         assert [batch["a"].to_pylist() for _, batch in binlog.take()] == [[2]]
@@ -138,7 +147,7 @@ def test_events_come_as_they_are_written(mysql_server: MySQLServer, database: st
     mysql_server.execute(f"CREATE TABLE {database}.t (a INT PRIMARY KEY)")
     captured = capture(mysql_server, database, "t")
     with open_stream(mysql_server, here(mysql_server), blocking=True) as stream:
-        items = (item for item in read_transactions(stream, captured) if not isinstance(item, Reached))
+        items = (item for item in read_transactions(stream, lasting(captured)) if not isinstance(item, Reached))
         for i in range(3):
             mysql_server.execute(f"INSERT INTO {database}.t VALUES ({i})")
             assert changes([next(items)]) == [(None, (i,))]

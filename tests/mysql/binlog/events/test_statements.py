@@ -19,7 +19,7 @@ from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader
 from airflow_provider_cdc.mysql.server.detours import look_up
 from airflow_provider_cdc.mysql.server.identity import binlog_end
 from airflow_provider_cdc.mysql.server.session import connect
-from tests.support.binlog.reading import capture, events_since, open_stream, read
+from tests.support.binlog.reading import capture, events_since, lasting, open_stream, read
 from tests.support.mariadb import MariaDBServer
 from tests.support.servers import MySQLServer
 
@@ -55,7 +55,7 @@ class Log:
 
             binlog = BinlogReader(
                 open_at,
-                self.captured,
+                lasting(self.captured),
                 Lineage("", self.start.file),
                 count_only=True,
                 tell_ddl=tell,
@@ -289,7 +289,7 @@ def test_a_way_that_is_made_while_the_log_is_read(log: Log) -> None:
             return look_up(connection, log.captured)
 
         with contextlib.closing(
-            BinlogReader(open_at, log.captured, Lineage("", log.start.file), detours=look)
+            BinlogReader(open_at, lasting(log.captured), Lineage("", log.start.file), detours=look)
         ) as binlog:
             at = binlog_end(connection)
             list(binlog.steps(log.start, at))

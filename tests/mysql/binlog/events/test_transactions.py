@@ -19,7 +19,17 @@ from airflow_provider_cdc.mysql.binlog.events.event_types import QUERY, TABLE_MA
 from airflow_provider_cdc.mysql.binlog.events.transactions import Reached, RowsEvent, Transaction, read_transactions
 from airflow_provider_cdc.mysql.binlog.events.xa import Prepared
 from airflow_provider_cdc.mysql.binlog.plain.rows import decode_rows
-from tests.support.binlog.reading import Captured, capture, changes, events_since, everything, here, read, transactions
+from tests.support.binlog.reading import (
+    Captured,
+    capture,
+    changes,
+    events_since,
+    everything,
+    here,
+    lasting,
+    read,
+    transactions,
+)
 from tests.support.servers import MySQLServer
 
 OTHER = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
@@ -171,7 +181,7 @@ def test_ddl_on_a_captured_table_stops(table: Table, sql: str, what: str) -> Non
     with pytest.raises(
         DdlError, match=rf"{what} on captured table {table.database}\.t, at .*fresh sink\.path"
     ) as error:
-        seen.extend(read_transactions(table.events(), table.captured))
+        seen.extend(read_transactions(table.events(), lasting(table.captured)))
     assert "hunter2" not in str(error.value)
 
 
@@ -298,11 +308,11 @@ def test_xa_on_a_captured_table(table: Table) -> None:
         unknown.append(end)
         return found[0].prepared
 
-    prepared = Prepared({}, look_back)
+    prepared = Prepared({}, look_back, lasting(table.captured))
     visible = [prepared.visible(t) for t in found]
     assert [decode_rows(event) for events in visible for event in events] == [[(None, (1, None, None))]]
     assert unknown == []
-    prepared = Prepared({}, look_back)
+    prepared = Prepared({}, look_back, lasting(table.captured))
     assert [len(prepared.visible(t)) for t in (found[1], found[3])] == [1, 0] and unknown == [found[1]]
 
 
@@ -414,7 +424,7 @@ def test_odd_names(table: Table) -> None:
     table.run(f"TRUNCATE {quoted}", f"DROP TABLE {quoted}")
     with pytest.raises(DdlError):
         transactions(table.server, start, captured)
-    told = read_transactions(events_since(table.server, start), captured, tell_ddl=True)
+    told = read_transactions(events_since(table.server, start), lasting(captured), tell_ddl=True)
     found = [(t.emptied, set(t.altered)) for t in told if isinstance(t, Transaction)]
     assert found == [(None, set()), ((table.database, name), set()), (None, {(table.database, name)})]
 

@@ -21,7 +21,7 @@ from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader
 from airflow_provider_cdc.mysql.server.identity import binlog_end
 from airflow_provider_cdc.mysql.server.session import connect
 from tests.support.binlog.plain import LINEAGE, Tables, by_plain, gtids_of
-from tests.support.binlog.reading import Captured, capture, here, rows_of
+from tests.support.binlog.reading import Captured, capture, here, lasting, rows_of
 from tests.support.binlog.replay import Recording, Replay, record
 from tests.support.proxy import Proxy
 from tests.support.servers import MySQLServer
@@ -74,7 +74,7 @@ def read(recording: Recording, captured: Captured, end: Position, seed: int, hur
     def open_at(at: Position) -> Breaking:
         return Breaking(recording.since(at.position), pick.choice(sizes))
 
-    binlog, low = BinlogReader(open_at, captured, LINEAGE), Position(recording.file, recording.position)
+    binlog, low = BinlogReader(open_at, lasting(captured), LINEAGE), Position(recording.file, recording.position)
     taken: dict[tuple[str, str], list[pa.RecordBatch]] = {name: [] for name in captured}
     gtids: list[str] = []
 
@@ -134,7 +134,7 @@ def test_stretch_after_stretch(recorded: tuple[Recording, Captured, Position]) -
     expected, _, _ = by_plain(recording, captured)
     seqs = sorted({s for table in expected.values() for s in table["_cdc_seq"].to_pylist()})
     ends = [LINEAGE.position(s) for s in seqs[:-1:3]] + [end]
-    binlog, at = BinlogReader(open_at, captured, LINEAGE), Position(recording.file, recording.position)
+    binlog, at = BinlogReader(open_at, lasting(captured), LINEAGE), Position(recording.file, recording.position)
     for high in ends:
         steps = list(binlog.steps(at, high))
         assert Position(steps[-1].file, steps[-1].position) == high
@@ -164,7 +164,7 @@ def test_so_many_rows(recorded: tuple[Recording, Captured, Position], monkeypatc
             return Breaking(recording.since(at.position), pick.choice([400, 3000, 1 << 20]))
 
         binlog, at = (
-            BinlogReader(open_at, captured, LINEAGE, count_only=True),
+            BinlogReader(open_at, lasting(captured), LINEAGE, count_only=True),
             Position(recording.file, recording.position),
         )
         while at < end:
@@ -184,7 +184,7 @@ def test_rows_that_are_not_read(recorded: tuple[Recording, Captured, Position]) 
         name: replace(schema, columns=tuple(replace(c, charset=c.charset and "latin1") for c in schema.columns))
         for name, schema in captured.items()
     }
-    binlog = BinlogReader(lambda at: Replay(recording.since(at.position)), latin, LINEAGE, count_only=True)
+    binlog = BinlogReader(lambda at: Replay(recording.since(at.position)), lasting(latin), LINEAGE, count_only=True)
     steps = list(binlog.steps(Position(recording.file, recording.position), end))
     assert [g for step in steps for g in gtids_of(step)] == by_plain(recording, captured)[1]
     assert Position(steps[-1].file, steps[-1].position) == end and not binlog.take()
@@ -209,7 +209,9 @@ def test_damage_on_the_way_is_read_again(server: MySQLServer, instead: bytes) ->
                 )
 
             def walk() -> list[int]:
-                with contextlib.closing(BinlogReader(open_at, captured, Lineage("here", start.file))) as binlog:
+                with contextlib.closing(
+                    BinlogReader(open_at, lasting(captured), Lineage("here", start.file))
+                ) as binlog:
                     for _ in binlog.steps(start, end):
                         pass
                     return [a for _, batch in binlog.take() for a in batch["a"].to_pylist()]

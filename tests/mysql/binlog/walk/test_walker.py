@@ -26,7 +26,7 @@ from tests import ROOT
 from tests.mysql.binlog.plain.test_rows import NAMES, ROW, TYPES, insert
 from tests.support.binlog.fuzz import opened, shifted
 from tests.support.binlog.plain import by_plain, by_walker, gtids_of, seq_of
-from tests.support.binlog.reading import Captured, capture, here, open_stream, read, rows_of
+from tests.support.binlog.reading import Captured, capture, here, lasting, open_stream, read, rows_of
 from tests.support.binlog.replay import Recording, Replay, record, sealed
 from tests.support.servers import MySQLServer
 
@@ -117,7 +117,7 @@ def agree(recording: Recording, captured: Captured, replay: Replay | None = None
     for name, table in expected[0].items():
         assert repr(rows_of(made[0][name])) == repr(rows_of(table)), name
     changes = [op for table in by_plain(recording, captured, True)[0].values() for op in table["_cdc_op"].to_pylist()]
-    counting = Walker(Replay(recording), captured, seq_of, count_only=True)
+    counting = Walker(Replay(recording), lasting(captured), seq_of, count_only=True)
     assert sum(step.rows for step in counting.steps()) == len(changes) - changes.count("b")
     return sum(table.num_rows for table in expected[0].values())
 
@@ -145,7 +145,7 @@ def test_a_large_compressed_transaction(mysql_server: MySQLServer, database: str
         recording = record(mysql_server, start)
     rows, budget = 1 << 14, 1 << 17
     assert len(recording.data) < rows * 20, "it is compressed"
-    walker, most, found = Walker(Replay(recording), captured, seq_of, budget=budget), 0, list[int]()
+    walker, most, found = Walker(Replay(recording), lasting(captured), seq_of, budget=budget), 0, list[int]()
     steps = 0
     for step in walker.steps():
         assert walker.can_take
@@ -238,7 +238,7 @@ def test_layouts_that_alternate(mysql_server: MySQLServer, database: str) -> Non
 def test_rows_that_become_visible_later(mixed: tuple[Recording, Captured]) -> None:
     """Rows of a prepared XA transaction are handed out as they are; a TRUNCATE is told."""
     recording, captured = mixed
-    walker = Walker(Replay(recording), captured, seq_of)
+    walker = Walker(Replay(recording), lasting(captured), seq_of)
     items = [step.item for step in walker.steps() if step.item is not None]
     plain = [
         t
@@ -267,7 +267,7 @@ def test_the_live_stream(mixed: tuple[Recording, Captured], mysql_server: MySQLS
     ((database, _), *_) = captured
     place = recording.file, recording.position
     with open_stream(mysql_server, place, blocking=True, heartbeat_seconds=0.2) as stream:
-        walker = Walker(stream, captured, seq_of)
+        walker = Walker(stream, lasting(captured), seq_of)
         end = Position(*here(mysql_server))
         for step in walker.steps(end):
             last = step
@@ -314,7 +314,7 @@ def test_tagged_transactions_are_ordinary(
     monkeypatch.setattr(Walker, "_event", event)
     assert agree(recording, captured) == 30
     assert 19 in taken and not {2, 16, 30, 42} & set(taken), taken
-    walker = Walker(Replay(recording), captured, seq_of, budget=1)
+    walker = Walker(Replay(recording), lasting(captured), seq_of, budget=1)
     assert [walker.can_take for step in walker.steps() if step.open] == [True] * 30
 
 

@@ -1,0 +1,41 @@
+"""Arrays that machine code fills, and what becomes of them in Arrow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+#: Bytes of one column of strings after which a batch is cut: offsets have 31 bits.
+LARGEST = 1 << 30
+
+
+def copied(array: Any) -> pa.Buffer:
+    """The bytes of an array, in memory of Arrow's pool: it keeps for the next time what is given back."""
+    buffer = pa.allocate_buffer(array.nbytes)
+    if array.nbytes:
+        np.frombuffer(buffer, np.uint8)[:] = array.view(np.uint8)
+    return buffer
+
+
+def is_utf8(content: pa.Buffer, offsets: Any) -> bool:
+    """Whether all strings of a column are UTF-8: the whole is, and none of them begins inside of a character."""
+    data: Any = np.frombuffer(content, np.uint8) if content.size else np.zeros(1, np.uint8)
+    if data.max() < 0x80:
+        return True
+    whole = pa.py_buffer(np.array([0, content.size], np.int64))
+    try:
+        pa.Array.from_buffers(pa.large_string(), 1, [None, whole, content]).validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    starts = offsets[offsets < content.size]
+    return not ((data[starts] & 0xC0) == 0x80).any()
+
+
+def enlarged(array: Any, size: int, fill: int = 0) -> Any:
+    """A larger array that begins like another one."""
+    larger = np.empty(size, array.dtype)
+    larger[: len(array)] = array
+    larger[len(array) :] = fill
+    return larger

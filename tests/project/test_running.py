@@ -1,0 +1,91 @@
+"""How the suite is run: shares of the long tests, what is said at the end, and what a failing test says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests import ROOT
+from tests.support.running import in_share, share_of
+
+#: Tests as they are found below ``tests/``, of which one fails.
+PROGRAM = """
+import pytest
+
+@pytest.mark.parametrize("seed", [pytest.param(n, marks=pytest.mark.long) for n in range(40)])
+def test_of_chance(seed):
+    pass
+
+def test_of_every_run():
+    pass
+
+@pytest.mark.parametrize("seed", ["it's 7"])
+def test_that_fails(seed):
+    raise AssertionError
+"""
+
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Run these tests with the suite's own conftest.py."""
+    file = tmp_path / "test_program.py"
+    file.write_text(PROGRAM)
+
+    def found(*options: str) -> str:
+        command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider"]
+        command += ["-c", str(ROOT / "pyproject.toml"), f"--rootdir={tmp_path}", str(file), *options]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+
+    return found
+
+
+def names(output: str) -> list[str]:
+    return [line.partition("::")[2] for line in output.splitlines() if "::" in line]
+
+
+def test_each_long_test_is_in_one_share(run: Run) -> None:
+    shares = [names(run("--collect-only", "-q", f"--share={k}/3")) for k in (1, 2, 3)]
+    assert all(shares) and sorted(name for share in shares for name in share) == sorted(
+        f"test_of_chance[{n}]" for n in range(40)
+    )
+    assert names(run("--collect-only", "-q", "--share=2/3")) == shares[1]
+
+
+def test_shares_are_about_the_same() -> None:
+    sizes = [sum(in_share(f"tests/a.py::test[seed-{n}]", k, 20) for n in range(2000)) for k in range(1, 21)]
+    assert sum(sizes) == 2000 and min(sizes) > 60 and max(sizes) < 140
+
+
+@pytest.mark.parametrize("text", ["0/3", "4/3", "3", "a/b", "1/0"])
+def test_what_is_no_share_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        share_of(text)
+
+
+def test_a_test_that_fails_says_how_to_repeat_it(run: Run) -> None:
+    said = run("-m", "not long")
+    command = next(line for line in said.splitlines() if line.startswith(".venv/bin/python -m pytest "))
+    assert command.partition(" pytest ")[2] == """'test_program.py::test_that_fails[it'"'"'s 7]'"""
+    assert "seconds by folder" in said and "2 tests" in said
+
+
+def test_the_share_of_a_commit_is_the_same_each_time(tmp_path: Path) -> None:
+    """.ci/run with a make that only says what it was asked for."""
+
+    def asked() -> list[str]:
+        path = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+        done = subprocess.run([str(ROOT / ".ci/run")], env=path, capture_output=True, text=True, check=True)
+        return [line.removeprefix("asked: ") for line in done.stdout.splitlines() if line.startswith("asked: ")]
+
+    make = tmp_path / "make"
+    make.write_text("#!/bin/sh\necho asked: $*\n")
+    make.chmod(0o700)
+    first, second = asked(), asked()
+    assert first == second and first[0] == "test" and first[1].startswith("test-long SHARE=")
+    share_of(first[1].partition("=")[2])

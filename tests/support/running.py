@@ -1,0 +1,59 @@
+"""How the suite is run: which tests stay together, which share of the long ones is run, and what is said at the end."""
+
+from __future__ import annotations
+
+import shlex
+from collections import defaultdict
+from collections.abc import Iterable
+from hashlib import sha256
+from pathlib import PurePosixPath
+from typing import Any
+
+#: Folders and files whose tests take longest, the longest first: a worker that begins them last keeps all waiting.
+FIRST = (
+    "tests/in_airflow/",
+    "tests/docker/",
+    "tests/restart/",
+    "tests/system/",
+    "tests/mysql/keys/",
+    "tests/spark/",
+)
+
+
+def turn(nodeid: str) -> int:
+    """When the turn of a test comes, compared to those of other files."""
+    return next((number for number, start in enumerate(FIRST) if nodeid.startswith(start)), len(FIRST))
+
+
+def share_of(text: str) -> tuple[int, int]:
+    """``K/N`` as two numbers.
+
+    :raises ValueError: if it is not the K-th of N shares.
+    """
+    share, shares = map(int, text.split("/"))
+    if not 1 <= share <= shares:
+        raise ValueError(f"{text} is no share: give K/N with K from 1 to N")
+    return share, shares
+
+
+def in_share(nodeid: str, share: int, shares: int) -> bool:
+    """Whether a test belongs to a share. It depends on its name alone, so each is in one share, today and tomorrow."""
+    return int.from_bytes(sha256(nodeid.encode()).digest()[:8]) % shares == share - 1
+
+
+def repeat(nodeid: str) -> str:
+    """The command that runs one test again, with the seed that stands in its name."""
+    return f".venv/bin/python -m pytest {shlex.quote(nodeid)}"
+
+
+def seconds_by_folder(reports: Iterable[Any]) -> dict[str, tuple[int, float]]:
+    """Number of tests and seconds that they took, by folder, the longest first.
+
+    :param reports: pytest's, of set-up, call and tear-down.
+    """
+    names, seconds = defaultdict[str, set[str]](set), defaultdict[str, float](float)
+    for report in reports:
+        folder = str(PurePosixPath(report.nodeid.partition("::")[0]).parent)
+        names[folder].add(report.nodeid)
+        seconds[folder] += report.duration
+    return {name: (len(names[name]), seconds[name]) for name in sorted(seconds, key=lambda n: -seconds[n])}
