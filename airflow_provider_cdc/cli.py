@@ -1,6 +1,6 @@
 """The command line ``airflow-cdc``: every phase of a pipeline without Airflow.
 
-Exit codes: 0 done, 1 a result that needs a person, 2 usage or not ready, 3 a transient failure worth a retry.
+Exit codes: 0 done, 1 needs a decision or a fix, 2 usage or not ready, 3 a transient failure worth a retry.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from airflow_provider_cdc import __version__
-from airflow_provider_cdc.exceptions import CdcError, NotReadyError, TerminalError, TransientError
+from airflow_provider_cdc.exceptions import REPORT, CdcError, NotReadyError, TerminalError, TransientError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,14 +37,14 @@ _CATCH_UP = click.option("--catch-up", is_flag=True, help="End at the position t
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="airflow-cdc")
 def cli() -> None:
-    """Copy a live MySQL database into Delta tables and keep it in step."""
+    """Copy a live MySQL database into Delta tables and keep the copy up to date."""
 
 
 @cli.command()
 @_FILE
 @_JSON
 def check(path: str, as_json: bool) -> None:
-    """Look at server, grants, tables, sink and runtime; write nothing."""
+    """Check server, grants, tables, sink and runtime; write nothing."""
     from airflow_provider_cdc.phases.preflight import preflight
 
     with _context(path) as context:
@@ -63,7 +63,7 @@ def check(path: str, as_json: bool) -> None:
 @_FILE
 @_JSON
 def plan(path: str, as_json: bool) -> None:
-    """Show the chunk plan and what it would cost; read nothing else, write nothing."""
+    """Show the chunk plan and what it would cost; write nothing."""
     from airflow_provider_cdc.core.start import SNAPSHOT, start_text
     from airflow_provider_cdc.mysql.server.session import connect
     from airflow_provider_cdc.phases.preflight import require
@@ -109,7 +109,7 @@ def snapshot(path: str) -> None:
 @_FILE
 @_CATCH_UP
 def stream(path: str, catch_up: bool) -> None:
-    """Follow the binlog from where the snapshot or the last stream ended."""
+    """Follow the binlog from where the last run ended."""
     with _work(path, need_snapshot=True) as (context, store, spark):
         _stream(context, store, spark, catch_up)
 
@@ -118,7 +118,7 @@ def stream(path: str, catch_up: bool) -> None:
 @_FILE
 @_CATCH_UP
 def run(path: str, catch_up: bool) -> None:
-    """All phases in order: preflight, plan, snapshot, stream."""
+    """Run all phases in order: preflight, plan, snapshot, stream."""
     with _work(path) as (context, store, spark):
         _snapshot(context, store, spark)
         _stream(context, store, spark, catch_up)
@@ -127,10 +127,10 @@ def run(path: str, catch_up: bool) -> None:
 @cli.command()
 @_FILE
 @_JSON
-@click.option("--show-values", is_flag=True, help="Show keys (of tables without one, rows) that differ.")
+@click.option("--show-values", is_flag=True, help="Show what differs: keys or, for tables without one, whole rows.")
 @click.option("--repair", is_flag=True, help="Not built yet.")
 def verify(path: str, as_json: bool, show_values: bool, repair: bool) -> None:
-    """Compare source and sink at one position; exit 1 on a difference."""
+    """Compare source and sink; exit with 1 on a difference."""
     if repair:
         raise NotReadyError("verify --repair is not built yet", "Run verify without it to see what differs")
     from airflow_provider_cdc.phases.verify import verify as compare
@@ -143,8 +143,8 @@ def verify(path: str, as_json: bool, show_values: bool, repair: bool) -> None:
         if unequal:
             raise TerminalError(
                 f"{len(unequal)} of {len(verdicts)} tables differ ({'; '.join(map(str, unequal))})",
-                "Start with a fresh sink.path (or remove the old one) and run again, and report how it came about"
-                + ("" if show_values else ". With --show-values it is said which rows"),
+                f"Start with a fresh sink.path (or remove the old one) and run again, and {REPORT}"
+                + ("" if show_values else ". --show-values shows which rows"),
             )
         if not as_json:
             click.echo(f"all {len(verdicts)} tables are equal")
@@ -154,7 +154,7 @@ def verify(path: str, as_json: bool, show_values: bool, repair: bool) -> None:
 @_FILE
 @_JSON
 def status(path: str, as_json: bool) -> None:
-    """Phases, chunks, rates, lag and offset."""
+    """Show phases, chunks, rates, lag and offset."""
     from airflow_provider_cdc.core.start import SNAPSHOT, start_text
     from airflow_provider_cdc.phases.status import status as look
 
@@ -181,9 +181,9 @@ def status(path: str, as_json: bool) -> None:
                 f"{flow['changes']} changes, {flow['changes_per_second']:,} changes/s{_applied(flow)}"
             )
             if flow["supervisor"]:
-                click.echo(f"    looked after by {flow['supervisor']}, {flow['supervised_seconds_ago']} s ago")
+                click.echo(f"    supervised by {flow['supervisor']}, {flow['supervised_seconds_ago']} s ago")
             elif flow["log"] and flow["state"] == "running":
-                click.echo("    nobody looks after it")
+                click.echo("    no task supervises it")
             if flow["error"]:
                 click.echo(f"    {flow['error']}")
             if flow["state"] in ("failed", "lost"):
@@ -359,7 +359,7 @@ def main() -> None:
     except Exception as error:
         if os.environ.get("CDC_DEBUG"):
             click.echo(scrub(traceback.format_exc(), _secrets), err=True)
-        text = f"error: unexpected {type(error).__name__}: {error}. Set CDC_DEBUG=1 to see where, and report it"
+        text = f"error: unexpected {type(error).__name__}: {error}. Set CDC_DEBUG=1 to see where, and {REPORT}"
         click.echo(scrub(text.replace("\n", " "), _secrets), err=True)
         sys.exit(1)
 

@@ -127,7 +127,7 @@ def resolve_file(path: str) -> Connection:
     except (OSError, ValueError) as error:
         raise NotReadyError(
             f"connection file {path} cannot be read ({type(error).__name__})",
-            "It must hold an address such as mysql://user:password@host:3306/, and be there on every host",
+            "It must contain a URI such as mysql://user:password@host:3306/, and exist on every host",
         ) from None
     return _parse(path, text, "its content")
 
@@ -279,9 +279,7 @@ def database_url(conn: Connection) -> URL:
             f"connection {conn.conn_id} is of type {conn.conn_type}", "Bookkeeping is kept in sqlite, postgres or mysql"
         )
     if not conn.schema:
-        raise NotReadyError(
-            f"connection {conn.conn_id} names no database", "Add it behind the last slash of the address"
-        )
+        raise NotReadyError(f"connection {conn.conn_id} names no database", "Add it after the last slash of the URI")
     return URL.create(drivername, conn.login, conn.password, conn.host or "127.0.0.1", port, conn.schema, query)
 
 
@@ -320,13 +318,14 @@ def spark_settings(conn: Connection) -> tuple[str, dict[str, str]]:
                 f"{what}: extra {key!r} is not supported", "Give the driver's user a Kerberos ticket (kinit) instead"
             )
     if conn.login or conn.password:
-        raise NotReadyError(f"{what} has a login or password, which no Spark master asks for", "Remove them")
+        raise NotReadyError(f"{what} has a login or password, but no Spark master asks for one", "Remove them")
     extra = {key: value for key, value in conn.extra.items() if value not in (None, "")}
     _refuse_unknown(dataclasses.replace(conn, extra=extra), _SPARK_EXTRA)
     if extra.get("deploy-mode", "client") != "client":
         raise NotReadyError(
             f"{what}: extra 'deploy-mode' is not client",
-            "Use client: the driver is handed its passwords on standard input, which a driver in the cluster lacks",
+            "Use client: the driver receives its passwords on standard input, which a driver in the cluster does not "
+            "have",
         )
     if extra.get("spark-binary", "spark-submit") != "spark-submit":
         raise NotReadyError(f"{what}: extra 'spark-binary' is not supported", "Leave it out: pyspark starts its own")

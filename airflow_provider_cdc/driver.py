@@ -6,7 +6,7 @@ else it has to say are lines on standard error.
 
 A driver lives as long as its task: the pipe stays open, and when it closes the whole session ends. A stream's driver is
 let go by :data:`RELEASE` when its task has found its epoch in the bookkeeping database; from there on it lives on its
-own, and who looks after it does so through that database.
+own, and a task supervises it through that database.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_cdc.connections import Connection, scrub, strip_environment
-from airflow_provider_cdc.exceptions import CdcError, NotReadyError
+from airflow_provider_cdc.exceptions import REPORT, CdcError, NotReadyError
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.pipeline import Pipeline
 from airflow_provider_cdc.processes import keep_small, kill_session
@@ -60,7 +60,7 @@ class Request:
         :class:`~airflow_provider_cdc.phases.groups.TaskRequest`.
     :param catch_up: whether the stream ends at the position that the source has now.
     :param log: file that a stream's driver writes to, and ``log_bytes`` from which size on a new part is begun.
-    :param lease: seconds for which a stream goes on without a task that looks after it; ``None``: for ever.
+    :param lease: seconds for which a stream continues without a task that supervises it; ``None``: for ever.
     """
 
     pipeline: dict[str, Any]
@@ -152,7 +152,7 @@ def _write_result(request: Request, value: dict[str, Any]) -> None:
 def _finder(known: dict[str, Connection]) -> Callable[[str], Connection]:
     def find(conn_id: str) -> Connection:
         if conn_id not in known:
-            raise NotReadyError(f"connection {conn_id} was not handed to the driver", "Report this")
+            raise NotReadyError(f"connection {conn_id} was not passed to the driver", f"This must not happen: {REPORT}")
         return known[conn_id]
 
     return find

@@ -16,6 +16,9 @@ from typing import Any, ClassVar
 #: The kinds of errors, by name.
 KINDS: dict[str, type[CdcError]] = {}
 
+#: The remedy for what must not happen.
+REPORT = "report it in the project's issue tracker, with this message, the server's version and the package's version"
+
 
 class CdcError(Exception):
     """Base of all errors of this project.
@@ -77,13 +80,13 @@ class TerminalError(CdcError):
 
 
 class TransientError(CdcError):
-    """Worth another try: the server is away, a lock was not had in time. Exit code 3."""
+    """Worth a retry: the server is unavailable, a lock was not obtained in time. Exit code 3."""
 
     exit_code = 3
 
 
 class UnexpectedError(TransientError):
-    """A process ended in a way that nobody has foreseen, or without a word: worth another try, but not for long."""
+    """A process ended in an unforeseen way, or without a message: worth a retry, but not for long."""
 
 
 class DamageError(TransientError):
@@ -163,7 +166,7 @@ def kind_of(error: CdcError) -> str:
 
 
 def error_of(kind: str | None, message: str, remedy: str = "", **facts: Any) -> CdcError:
-    """An error by the name of its class; :class:`UnexpectedError` for one that is none of the project's own.
+    """An error by the name of its class; :class:`UnexpectedError` for one that is not the project's own.
 
     :param facts: its fields; those that the class does not have, as of a newer version, are left out.
     """

@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 else:
     _Connection = Connection
 
-_OWN_CA = "MySQL keeps the authority that it makes itself as ca.pem in its data folder: ssl_mode VERIFY_CA, since its "
-_OWN_CA += "certificate holds no name"
+_OWN_CA = (
+    "MySQL keeps the authority that it creates itself as ca.pem in its data folder: use ssl_mode VERIFY_CA, since its "
+    "certificate has no name"
+)
 
 
 class GuardedConnection(_Connection):
@@ -70,7 +72,7 @@ class GuardedConnection(_Connection):
         except (OSError, ValueError) as error:
             raise NotReadyError(
                 f"the connection to {self._place}: {name} {texts.get(name, '')} cannot be used ({error})",
-                "It must be there, and readable, on every host that runs a part of the pipeline",
+                "It must exist and be readable on every host that runs a part of the pipeline",
             ) from None
         return context
 
@@ -96,7 +98,7 @@ class GuardedConnection(_Connection):
             cause = getattr(error, "original_exception", None)
             if isinstance(cause, ssl.SSLCertVerificationError):
                 raise NotReadyError(
-                    f"the server at {self._place} does not prove who it is: certificate verify failed: "
+                    f"the server at {self._place} does not prove its identity: certificate verify failed: "
                     f"{cause.verify_message.rstrip('.')} (ssl_mode {self._tls.mode})",
                     f"Set ssl_ca to the authority that signed its certificate. {_OWN_CA}. ssl_mode REQUIRED gives up "
                     "the check",
@@ -104,7 +106,7 @@ class GuardedConnection(_Connection):
             if error.args[0] == CR.CR_SSL_CONNECTION_ERROR:
                 raise NotReadyError(
                     f"the server at {self._place} offers no TLS, which ssl_mode {self._tls.mode} demands",
-                    "Switch TLS on at the server; where the way to it is safe, set ssl_mode to DISABLED",
+                    "Enable TLS on the server; if the network to it is safe, set ssl_mode to DISABLED",
                 ) from None
             raise
 
@@ -116,7 +118,7 @@ class GuardedConnection(_Connection):
             self._force_close()  # type: ignore[attr-defined]
             raise NotReadyError(
                 f"the server at {self._place} asks for a file of this host instead of answering",
-                "It got none. Find out what it is: no server does so unasked",
+                "It got none. Find out what it is: a genuine server does not do so unasked",
             ) from None
 
 
@@ -132,8 +134,8 @@ class _Sealed(bytes):
 
     def _refuse(self, *_: object) -> NoReturn:
         raise NotReadyError(
-            f"the server at {self._place} asks for the password itself, and has not proved who it is",
-            f"Let it do so: set ssl_ca to the authority that signed its certificate. {_OWN_CA}",
+            f"the server at {self._place} asks for the password itself, and has not proved its identity",
+            f"Let it prove its identity: set ssl_ca to the authority that signed its certificate. {_OWN_CA}",
         )
 
     __add__ = __radd__ = __iter__ = __getitem__ = decode = join = _refuse  # type: ignore[assignment]

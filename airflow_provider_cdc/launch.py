@@ -147,7 +147,7 @@ def outcome_of(result: Path, code: int) -> dict[str, Any]:
         how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
         raise UnexpectedError(
             f"the Spark driver ended {how} and left no result",
-            "Run it again; if it recurs, look at its last lines and at the memory of the host",
+            "Run it again; if that recurs, look at its last lines and at the memory of the host",
         )
     if "error" in found:
         raise error_of(**found["error"])

@@ -132,7 +132,7 @@ class Source:
     :param include_columns: anchored regular expressions ``database.table.column`` of the columns to copy; all if empty.
         The key's columns are always copied.
     :param exclude_columns: columns to leave out, in the same form; only one of the two lists may be given.
-    :param zero_dates: what becomes of a date that is none, such as 0000-00-00: ``error`` stops; ``null`` (or ``None``,
+    :param zero_dates: what becomes of an invalid date such as 0000-00-00: ``error`` stops; ``null`` (or ``None``,
         which is how YAML reads the bare word) makes it NULL.
     """
 

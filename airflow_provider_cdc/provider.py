@@ -22,7 +22,7 @@ def get_provider_info() -> dict[str, Any]:
     return {
         "package-name": "airflow-provider-cdc",
         "name": _NAME,
-        "description": "Copies a live MySQL database into Delta tables with Spark and keeps it in step.",
+        "description": "Copies a live MySQL database into Delta tables with Spark and keeps the copy up to date.",
         "integrations": [{"integration-name": _NAME, "tags": ["software"]}],
         "hooks": [{"integration-name": _NAME, "python-modules": ["airflow_provider_cdc.hooks.mysql"]}],
         "operators": [{"integration-name": _NAME, "python-modules": ["airflow_provider_cdc.operators.cdc"]}],
@@ -42,8 +42,8 @@ def get_provider_info() -> dict[str, Any]:
                 "conn-fields": {
                     "ssl_mode": {
                         "label": "TLS",
-                        "description": "Empty: a server on another host proves who it is by its certificate, name "
-                        "included. REQUIRED and less give that up",
+                        "description": "Empty: a server on another host proves its identity by its certificate, name "
+                        "included. REQUIRED and below give that up",
                         "schema": {"type": ["string", "null"], "enum": [None, *_MODES]},
                     },
                     "ssl_ca": _file("CA file", "Authority that signed the server's certificate; empty: the system's"),
@@ -51,12 +51,12 @@ def get_provider_info() -> dict[str, Any]:
                     "ssl_key": _file("Client key file", "Key of the client certificate"),
                     "ssl_key_password": {
                         "label": "Client key password",
-                        "description": "Where the key is encrypted",
+                        "description": "If the key is encrypted",
                         "schema": {"type": ["string", "null"], "format": "password"},
                     },
-                    "ssl_verify_cert": _flag("Check the certificate", "Of older connections: TLS says it"),
-                    "ssl_verify_identity": _flag("Check the host name", "Of older connections: TLS says it"),
-                    "ssl_disabled": _flag("No encryption", "Of older connections: TLS says it"),
+                    "ssl_verify_cert": _flag("Check the certificate", "For older connections; use TLS instead"),
+                    "ssl_verify_identity": _flag("Check the host name", "For older connections; use TLS instead"),
+                    "ssl_disabled": _flag("No encryption", "For older connections; use TLS instead"),
                     "unix_socket": _file("Socket file", "Instead of host and port"),
                 },
             }

@@ -26,7 +26,7 @@ def scratch(parent: str | Path | None = None) -> Iterator[Path]:
     parent = Path(parent or tempfile.gettempdir())
     remove_left(parent)
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-    # Under its name only when it is locked: a lock that can be had is that of a dead process.
+    # Under its name only when it is locked: a lock that can be taken is that of a dead process.
     lock = os.open(folder / f"{_LOCK}.new", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -35,10 +35,10 @@ def cdc_pipeline(
     map_published: bool = False,
     default_args: Mapping[str, Any] | None = None,
 ) -> TaskGroup:
-    """The whole of a pipeline: preflight, plan, snapshot (one mapped task a chunk group), sensor, stream.
+    """A whole pipeline: preflight, plan, snapshot (one mapped task per chunk group), sensor, stream.
 
-    The sensor hangs on the plan and not on the mapped tasks, so a group that failed does not fail what follows, and
-    clearing it does not touch the stream.
+    The sensor depends on the plan and not on the mapped tasks, so a failed group does not fail the tasks downstream,
+    and clearing it does not touch the stream.
 
     :param pipeline: a :class:`~airflow_provider_cdc.Pipeline`, its plain values, or YAML.
     :param group_id: id of the task group; by default the pipeline's name.

@@ -256,7 +256,7 @@ def test_empty_sections_have_their_defaults() -> None:
         (changed("spark.conf", {"spark.a": None}), "spark.conf: spark.a is None. It must be a text, a number, true or"),
         (changed("spark.conf", {"spark.a": ["b"]}), "spark.conf: spark.a is ['b']"),
         (changed("spark.conf", {"spark.a": "b\nc"}), "spark.conf: spark.a is 'b\\nc'"),
-        (changed("spark.conf", {"spark.authenticate.secret": "hunter2"}), "would carry a secret, and settings can be"),
+        (changed("spark.conf", {"spark.authenticate.secret": "hunter2"}), "would carry a secret, and everyone"),
         (changed("spark.conf", {"spark.ssl.keyPassword": "hunter2"}), "spark.conf: spark.ssl.keyPassword would carry"),
         (changed("spark.conf", {"spark.hadoop.fs.s3a.access.key": "hunter2"}), "would carry a secret"),
         (changed("spark.conf", {"spark.hadoop.fs.azure.account.key.x": "hunter2"}), "would carry a secret"),

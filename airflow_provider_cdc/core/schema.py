@@ -210,7 +210,7 @@ class TableSchema:
     :param key: names of the columns of the primary key (or of the NOT NULL unique key that stands in), in key order;
         empty for a table without a usable key, whose rows are then told apart by all their values, and counted.
     :param left_out: names of the columns that the pipeline does not copy; never one of the key.
-    :param zero_dates: what becomes of a date that is none, such as 0000-00-00: ``error`` or ``null``; a setting of the
+    :param zero_dates: what becomes of an invalid date such as 0000-00-00: ``error`` or ``null``; a setting of the
         pipeline, and no part of the definition.
     :param whole_rows: whether the old rows of updates and deletes are wanted whole; else their key is enough, if there
         is one. Of the reader, too.
@@ -266,7 +266,7 @@ class TableSchema:
 
     @cached_property
     def may_be_null(self) -> frozenset[str]:
-        """Names of the columns in which a date that is none becomes NULL: never of the key's."""
+        """Names of the columns in which an invalid date becomes NULL: never of the key's."""
         return frozenset(c.name for c in self.columns) - {*self.key} if self.zero_dates == "null" else frozenset()
 
     def with_zero_dates(self, policy: str) -> TableSchema:

@@ -91,7 +91,7 @@ def _key(what: str, key: object) -> str:
         raise NotReadyError(f"{what}: {key} cannot be set", DECIDED[key])
     if _SECRET.search(key):  # the value is not shown
         raise NotReadyError(
-            f"{what}: {key} would carry a secret, and settings can be read by everybody on the host",
+            f"{what}: {key} would carry a secret, and everyone on the host can read settings",
             SECRET_PLACE,
         )
     return key

@@ -20,7 +20,7 @@ LOSSES, LOSS_SECONDS = 5, 600.0
 
 
 def next_try(mine: str, newest: str | None) -> bool:
-    """Whether another try of the same task looks after the stream now.
+    """Whether another try of the same task supervises the stream now.
 
     :param mine: a try, as the bookkeeping names supervisors: ``<task>, try <number>``.
     :param newest: who looked last.

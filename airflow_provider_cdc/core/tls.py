@@ -106,7 +106,7 @@ class Tls:
                 "Set ssl_ca to the authority of this server, or leave the check of the name on",
             )
         if "ssl_key" in texts and "ssl_cert" not in texts:
-            raise NotReadyError(f"{what}: ssl_key is of no use without ssl_cert", "Give both, or none")
+            raise NotReadyError(f"{what}: ssl_key has no effect without ssl_cert", "Give both, or none")
         return cls(mode, here, {name: text for name, text in texts.items() if name not in unused})
 
     @property
@@ -203,8 +203,8 @@ def postgres_settings(what: str, host: str | None, given: Mapping[str, str]) -> 
         methods = [method.strip() for method in found["require_auth"].split(",")]
         if "!password" not in methods and (methods[0].startswith("!") or "password" in methods):
             raise NotReadyError(
-                f"{what}: its require_auth gives the password to whoever answers",
-                "Leave it out (scram-sha-256), or let the server prove itself: sslmode=verify-full",
+                f"{what}: its require_auth gives the password to any server that answers",
+                "Leave it out (scram-sha-256), or let the server prove its identity: sslmode=verify-full",
             )
     return found
 

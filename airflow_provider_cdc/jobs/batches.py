@@ -170,10 +170,10 @@ def moved() -> Iterator[None]:
     try:
         yield
     except PurgedError as error:
-        raise TransientError(error.message, "Run again: the next epoch goes on if nothing is missing") from None
+        raise TransientError(error.message, "Run again: the next epoch continues if nothing is missing") from None
     except OtherServerError as error:
         raise TransientError(
-            error.message, "Run again: the next epoch goes on there, if GTIDs prove that it can"
+            error.message, "Run again: the next epoch continues there if GTIDs prove that it can"
         ) from None
 
 

@@ -17,7 +17,7 @@ def show_page(context: Context, address: str, log: Any) -> None:
     try:
         context["ti"].xcom_push(SparkUiLink().xcom_key, address)
     except Exception as error:
-        log.warning("there is no link to Spark's page, %s, as Airflow did not take it: %s", address, error)
+        log.warning("there is no link to Spark's page, %s, because Airflow rejected it: %s", address, error)
 
 
 class SparkUiLink(BaseOperatorLink):

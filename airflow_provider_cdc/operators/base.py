@@ -142,7 +142,7 @@ def request_of(pipeline: Pipeline, **what: Any) -> Request:
 
 @contextmanager
 def task_errors(log: Any) -> Iterator[None]:
-    """Errors that a retry may mend go on as they are; those that need a person fail the task at once."""
+    """Errors that a retry may cure pass unchanged; those that need a decision or a fix fail the task at once."""
     try:
         yield
     except TransientError as error:

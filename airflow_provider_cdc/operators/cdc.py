@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_cdc.exceptions import NotReadyError, TerminalError
+from airflow_provider_cdc.exceptions import REPORT, NotReadyError, TerminalError
 from airflow_provider_cdc.links.cdc import SparkUiLink, show_page
 from airflow_provider_cdc.operators.base import (
     PipelineLike,
@@ -39,7 +39,7 @@ __all__ = [
 
 
 class CdcPreflightOperator(PipelineOperator):
-    """Look at server, grants, tables, sink and runtime before anything is written, and set up the bookkeeping.
+    """Check server, grants, tables, sink and runtime before anything is written, and set up the bookkeeping.
 
     Fails, without a retry, at the first finding that is an error; warnings are logged.
 
@@ -206,7 +206,7 @@ class CdcVerifyOperator(PipelineOperator):
             if unequal:
                 raise TerminalError(
                     f"{len(unequal)} of {len(verdicts)} tables differ: {'; '.join(map(str, unequal))}",
-                    "Clear the snapshot tasks of the groups concerned, which reads them again, and report how it came. "
-                    "With show_values=True the task shows which rows",
+                    f"Clear the snapshot tasks of the groups concerned, which reads them again, and {REPORT}. "
+                    "show_values=True shows which rows",
                 )
         return [v.to_json() for v in verdicts]

@@ -1,4 +1,4 @@
-"""Asking a stream to end when the task that looks after it is about to be killed."""
+"""Asking a stream to end when the task that supervises it is about to be killed."""
 
 from __future__ import annotations
 

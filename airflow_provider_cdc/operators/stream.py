@@ -1,7 +1,7 @@
-"""The stream's operator: it sees to it that exactly one stream runs, and looks after it until it ends.
+"""The stream's operator: it makes sure that exactly one stream runs, and supervises it until it ends.
 
 The Spark driver is a process of its own session. It belongs to no task: a task that is retried, cleared or run a
-second time finds it through the bookkeeping database and looks after it from there on.
+second time finds it through the bookkeeping database and supervises it from then on.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow_provider_cdc.core.supervision import LOSS_SECONDS, LOSSES, Restarts, Verdict, Watch
 from airflow_provider_cdc.exceptions import (
+    REPORT,
     CdcError,
     NotReadyError,
     TerminalError,
@@ -66,12 +67,12 @@ class CdcStreamOperator(PipelineOperator):
     """Follow the binlog from the smallest low watermark of the snapshot, or from where the last stream stopped.
 
     The Spark driver is started in a session of its own and outlives the task's process; the task defers and watches it
-    through the bookkeeping database. A stream that ends for a passing reason (the source is away, the driver was lost)
-    is started again, without using up a retry: after a second at first, then after twice as long each time, up to a
-    minute, and at once again when it has got further. A retry, a clear or a second DAG run never starts a second
-    stream: it looks after the one that runs. Marking the task failed or successful stops its stream at a transaction
-    boundary; clearing it starts the next one after that.
-    The task succeeds when the stream has caught up or somebody stopped it with ``airflow-cdc stop``.
+    through the bookkeeping database. A stream that ends for a passing reason (the source is unavailable, the driver was
+    lost) is started again without using up a retry: first after a second, then after twice as long each time, up to a
+    minute. These waits start over once the stream has made progress. A retry, a clear or a second DAG run never starts
+    a second stream: it supervises the one that runs. Marking the task failed or successful stops its stream at a
+    transaction boundary; clearing it starts the next one after that.
+    The task succeeds when the stream has caught up or was stopped with ``airflow-cdc stop``.
 
     XCom: ``epoch``, ``state``, ``start`` (the seed), ``end``, ``batches``, ``changes``.
 
@@ -79,11 +80,11 @@ class CdcStreamOperator(PipelineOperator):
     :param catch_up: end at the position that the source has now; by default as ``stream.mode`` of the pipeline says.
     :param deferrable: wait in the triggerer; otherwise the task keeps its worker slot. By default it defers wherever
         the driver outlives that: not in a pod of KubernetesExecutor, where ``True`` is refused.
-    :param poll_seconds: seconds between two looks at the stream.
-    :param restart_timeout: for how long a stream that does not get further is started again after passing failures
+    :param poll_seconds: seconds between two checks of the stream.
+    :param restart_timeout: for how long a stream without progress is started again after passing failures
         before the try fails. Zero: not at all.
-    :param lease_seconds: a stream that no task has looked after for so long ends itself at a transaction boundary; one
-        that is merely lost to a triggerer's outage is started again afterwards. By default it runs on.
+    :param lease_seconds: a stream that no task has supervised for so long ends itself at a transaction boundary; one
+        that is merely lost to a triggerer's outage is started again afterwards. By default it continues.
     """
 
     operator_extra_links = (SparkUiLink(),)
@@ -102,18 +103,20 @@ class CdcStreamOperator(PipelineOperator):
     ) -> None:
         super().__init__(pipeline=pipeline, **kwargs)
         if lease_seconds is not None and lease_seconds < 3 * poll_seconds:
-            raise ValueError(f"lease_seconds={lease_seconds:g} is less than three looks of {poll_seconds:g} s")
+            raise ValueError(
+                f"lease_seconds={lease_seconds:g} is less than three times poll_seconds={poll_seconds:g} s"
+            )
         self.catch_up = catch_up
         self.deferrable = deferrable
         self.poll_seconds = poll_seconds
         self.restart_timeout = restart_timeout
         self.lease_seconds = lease_seconds
         self._killed = False
-        #: What this process looks after, for :meth:`on_kill`.
+        #: What this process supervises, for :meth:`on_kill`.
         self._watched: tuple[Work, StreamRow, str] | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Find the stream, or start it, and look after it."""
+        """Find the stream, or start it, and supervise it."""
         return self._look_after(context, Restarts())
 
     def resume(
@@ -186,7 +189,7 @@ class CdcStreamOperator(PipelineOperator):
             )
         if pod and self.deferrable is None:
             self.log.info(
-                "a pod of KubernetesExecutor ends when its task defers: this one looks after the stream itself"
+                "a pod of KubernetesExecutor ends when its task defers: this one supervises the stream itself"
             )
         return not pod if self.deferrable is None else self.deferrable
 
@@ -205,7 +208,7 @@ class CdcStreamOperator(PipelineOperator):
             )
         if not lost and restarts.seconds + restarts.delay > self.restart_timeout.total_seconds():
             if self.restart_timeout:
-                self.log.error("the stream has not got further for %s (restart_timeout)", self.restart_timeout)
+                self.log.error("the stream has made no progress for %s (restart_timeout)", self.restart_timeout)
             raise error
         return restarts
 
@@ -242,7 +245,7 @@ class CdcStreamOperator(PipelineOperator):
 
         :returns: what the triggerer would have said, if the epoch is over.
         :raises CdcError: the triggerer's own reason, if the bookkeeping is all right. The stream is asked to stop: a
-            task that fails leaves none behind that nobody looks after.
+            task that fails leaves no unsupervised stream behind.
         """
         with task_errors(self.log):
             work, epoch = context_of(self.pipeline, self.log), int(event["epoch"])
@@ -253,7 +256,7 @@ class CdcStreamOperator(PipelineOperator):
                     if run is not None and (run.epoch, run.state) == (epoch, "running"):
                         store.request_stop(work.pipeline.name, epoch, by=label)
             except TransientError as error:
-                self.log.warning("%s; the stream goes on", error)
+                self.log.warning("%s; the stream continues", error)
             if run is None or run.epoch < epoch:  # away for all, or just being made anew: so the triggerer waits on
                 self._defer(context, work, epoch, bool(event["found"]), restarts)
             if run.epoch == epoch and run.state == "running":
@@ -285,11 +288,11 @@ class CdcStreamOperator(PipelineOperator):
             elif run.desired_state == "run" and lives:
                 if self._catches_up(work) and run.mode == "continuous":
                     raise NotReadyError(
-                        f"a continuous stream of {run.pipeline} is running (epoch {run.epoch}, looked after by "
+                        f"a continuous stream of {run.pipeline} is running (epoch {run.epoch}, supervised by "
                         f"{run.supervisor or 'nobody'}), so there is nothing to catch up with",
                         "Stop it with `airflow-cdc stop`, or leave the catch-up out",
                     )
-                self.log.info("looking after epoch %s, which runs on %s", run.epoch, run.host)
+                self.log.info("supervising epoch %s, which runs on %s", run.epoch, run.host)
                 self._note(context, store, work, run)
                 return run.epoch, True
             elif run.desired_state == "stop" and not told:
@@ -299,7 +302,9 @@ class CdcStreamOperator(PipelineOperator):
         raise TransientError("the task was stopped", "Clear it to run it again")
 
     def _note(self, context: Context, store: Store, work: Work, run: StreamRow) -> None:
-        """Say that this task looks after a run, unless it was marked or cleared: its process is told seconds later."""
+        """Record that this task supervises a run, unless it was marked or cleared: its process learns that seconds "
+        "later.
+        """
         from airflow_provider_cdc.triggers.cdc import task_state
 
         if run.ui:
@@ -310,13 +315,13 @@ class CdcStreamOperator(PipelineOperator):
         if state not in (None, "running"):
             self._killed = True
             raise TransientError(
-                f"the task is {state} meanwhile, so it looks after no stream", "Clear it to run it again"
+                f"the task is {state} meanwhile, so it supervises no stream", "Clear it to run it again"
             )
         store.supervise(work.pipeline.name, run.epoch, task_label(context))
         self._watched = work, run, task_label(context)
 
     def _start(self, context: Context, work: Work, store: Store) -> StreamRow | None:
-        """Start a driver and look after it when it has its epoch; ``None`` if another stream was faster.
+        """Start a driver and supervise it once it has its epoch; ``None`` if another stream was faster.
 
         :raises CdcError: what made it end before.
         """
@@ -356,7 +361,7 @@ class CdcStreamOperator(PipelineOperator):
                         for path in (log, result_of(log)):
                             path.unlink(missing_ok=True)
                         raise
-                    raise TerminalError("the Spark driver ended without a stream", "See its log above, and report it")
+                    raise TerminalError("the Spark driver ended without a stream", f"See its log above, and {REPORT}")
                 time.sleep(_PAUSE)
             raise TransientError("the task was stopped while the stream was starting", "Clear it to run it again")
         finally:
@@ -400,7 +405,7 @@ class CdcStreamOperator(PipelineOperator):
         """What the end of an epoch means for the task.
 
         :returns: the task's result; ``None`` if a stream must run on.
-        :raises CdcError: what the stream failed with, if a person is needed.
+        :raises CdcError: what the stream failed with, if that needs a decision or a fix.
         :raises _Setback: if it is to be started again.
         """
         epoch, verdict = int(event["epoch"]), Verdict(event["verdict"])
@@ -419,7 +424,7 @@ class CdcStreamOperator(PipelineOperator):
             error = UnexpectedError(
                 f"the Spark driver of epoch {epoch} on {run.host} was lost",
                 f"Look at the end of its log {run.log}, at the memory of {run.host}, and whether that host or pod was "
-                "ended",
+                "shut down",
             )
         else:
             error = None

@@ -16,7 +16,7 @@ from airflow_provider_cdc.core.multiset import MissingRowsError, net
 from airflow_provider_cdc.core.offset import Lineage, Offset
 from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.core.schema import SEQ, TS, TableSchema
-from airflow_provider_cdc.exceptions import CdcError, TerminalError
+from airflow_provider_cdc.exceptions import REPORT, CdcError, TerminalError
 from airflow_provider_cdc.failpoints import failpoint
 from airflow_provider_cdc.mysql.keys.ownership import uncovered
 from airflow_provider_cdc.mysql.server.session import connect
@@ -84,8 +84,7 @@ def found_rows(table: TableSchema, lineage: Lineage) -> Iterator[None]:
         raise TerminalError(
             f"table {table.label}, which has no usable key: of the rows that were deleted or updated up to {at}, "
             f"{error.count} with the same values are not in its copy, so the copy is not what the source was",
-            "Copy it again: start with a fresh sink.path (or remove the old one) and run again, and report how it "
-            "came about",
+            f"Copy it again: start with a fresh sink.path (or remove the old one) and run again, and {REPORT}",
         ) from None
 
 
@@ -140,7 +139,7 @@ class Applier:
             self._at = offset
 
     def ahead(self) -> Offset | None:
-        """What the copy holds at most where a run that was killed has left a table further than the resume point;
+        """What the copy holds at most where a killed run has left a table ahead of the resume point;
         ``None`` if none is.
 
         :raises TerminalError: if that is not known, or cannot be dealt with at another server.
@@ -150,10 +149,10 @@ class Applier:
             if marker <= reached:
                 continue
             if not table.key:
-                raise TerminalError(f"{table.label} has no usable key, and stands behind the resume point", self._back)
+                raise TerminalError(f"{table.label} has no usable key, and is ahead of the resume point", self._back)
             if marker > self._said["seq"]:
                 raise TerminalError(
-                    f"{table.label} is further than the resume point, and nothing says which transactions it holds",
+                    f"{table.label} is ahead of the resume point, and nothing says which transactions it holds",
                     self._back,
                 )
             found = Offset.from_json(self._said["end"])

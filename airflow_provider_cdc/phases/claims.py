@@ -79,7 +79,7 @@ class Claim:
             raise TransientError(
                 f"group {self._group.number} was taken over by {_name(row.holder)} (attempt {row.attempt}) while "
                 f"attempt {self.attempt} was read",
-                "Run again: the result of that one is adopted then",
+                "Run again to adopt its result",
             )
 
     def begin(self, used: Iterable[tuple[int, dict[str, Any]]]) -> None:
@@ -113,7 +113,7 @@ class Claim:
         if paused and not before:
             reporter.line(f"{self._progress.label}: paused: {paused}")
         elif before and not paused:
-            reporter.line(f"{self._progress.label}: goes on")
+            reporter.line(f"{self._progress.label}: continues")
         reporter.progress(self._progress)
         if fresh and self.published is None:  # until it is published again the bookkeeping tells of what is
             with suppress(CdcError, SQLAlchemyError):  # an outage of the bookkeeping hides progress, no more than that

@@ -146,14 +146,14 @@ class Context:
             if now != before:
                 raise NotReadyError(
                     f"source.{name} of {plan.pipeline} changed since its snapshot (it was {list(before)})",
-                    "Adding and removing tables or columns is not built yet: put it back, or start with a fresh "
+                    "Adding and removing tables or columns is not built yet: undo the change, or start with a fresh "
                     "sink.path",
                 )
         if plan.start != self.pipeline.stream.start:
             raise NotReadyError(
                 f"stream.start of {plan.pipeline} is {start_text(self.pipeline.stream.start)}, and it began with "
                 f"{start_text(plan.start)}",
-                "A pipeline begins once: put it back, or start with a fresh sink.path",
+                "A pipeline begins only once: undo the change, or start with a fresh sink.path",
             )
         return plan
 

@@ -36,8 +36,8 @@ class Heart:
     :param details: what else the bookkeeping knows of it, in case that it loses it.
     :param stop: set when somebody wants it to stop.
     :param moved: whether it has got further since the last beat.
-    :param lease: seconds for which it goes on without a task that looks after it; ``None``: for ever. Time in which the
-        bookkeeping could not be asked does not count: the task could not write to it either.
+    :param lease: seconds for which it continues without a task that supervises it; ``None``: for ever. Time in which
+        the bookkeeping could not be queried does not count: the task could not write to it either.
     """
 
     def __init__(
@@ -79,13 +79,13 @@ class Heart:
             elif row is not None and looks and looks.see((row.supervised_at,), time.monotonic()) is False:
                 self._stop.set()
                 with suppress(CdcError, SQLAlchemyError):
-                    by = f"its lease: for {self._lease:g} s no task has looked after it"
+                    by = f"its lease: no task has supervised it for {self._lease:g} s"
                     self._store.request_stop(self._pipeline, self._epoch, by=by)
             if self._over.wait(HEARTBEAT_SECONDS):
                 return
 
     def _looks(self) -> Pulse | None:
-        """Whether somebody looks after the stream is told like its own life: by looks that follow one another."""
+        """Whether a task supervises the stream is decided like its own life: by checks that follow one another."""
         return Pulse(self._lease) if self._lease else None
 
 

@@ -71,7 +71,7 @@ def _begin_again(context: Context, store: Store) -> None:
     same_server(made.p0.server, lineage.server)
     # Numbers go on from those of the old snapshot: no marker that it has left is ahead of a new one.
     made = replace(made, lineage=lineage)
-    # Where a run died the tables may be further than the resume point.
+    # Where a run died the tables may be ahead of the resume point.
     read = max([lineage.seq(at.at), *(table.markers().get(stream_marker(name)) or 0 for table in written)])
     if lineage.seq(made.p0.at) < read:
         raise OtherHistoryError(
@@ -86,6 +86,6 @@ def _begin_again(context: Context, store: Store) -> None:
     left = sorted({t.label for t in plan.tables} - {t.label for t in made.tables})
     context.reporter.line(f"{why}: all tables are read again (snapshot {made.generation})")
     if left:
-        context.reporter.line(f"not read again, since the source has them no more: {', '.join(left)}")
+        context.reporter.line(f"not read again, because the source no longer has them: {', '.join(left)}")
     with suppress(CdcError, SQLAlchemyError):  # for people only
         store.event(name, "reread", why)

@@ -213,12 +213,12 @@ def _server(context: Context, connection: Connection[Any]) -> Iterator[Finding]:
         yield Finding(
             "warning",
             f"binlogs are kept for {expire / 3600:.1f} h only",
-            "Raise binlog_expire_logs_seconds: a stream that stands still longer loses its position",
+            "Raise binlog_expire_logs_seconds: a stream that stands still for longer loses its position",
         )
     if mariadb and found.get("binlog_row_metadata") != "FULL":
         yield Finding(
             "warning",
-            f"binlog_row_metadata is {found.get('binlog_row_metadata')!r}: the binary log does not tell names and "
+            f"binlog_row_metadata is {found.get('binlog_row_metadata')!r}: the binary log contains no names and "
             "signs of columns, so a change of a table that leaves them out would not be noticed",
             change("binlog_row_metadata = 'FULL'"),
         )
@@ -248,7 +248,7 @@ def _updates(connection: Connection[Any], found: dict[str, str], mariadb: bool) 
         yield Finding(
             "warning",
             "log_slave_updates is OFF, and the user may not see whether the server is a replica",
-            "If it is one, start it with --log-slave-updates; GRANT REPLICA MONITOR ON *.* lets this be seen",
+            "If it is one, start it with --log-slave-updates; GRANT REPLICA MONITOR ON *.* allows this check",
         )
         return
     yield Finding(
@@ -282,7 +282,7 @@ def _server_ids(context: Context, connection: Connection[Any]) -> Iterator[Findi
         yield Finding(
             "warning",
             f"whether the replication server ids {min(mine)} to {max(mine)} are free cannot be seen",
-            "GRANT REPLICATION MASTER ADMIN ON *.* TO the user of the connection lets this be seen",
+            "GRANT REPLICATION MASTER ADMIN ON *.* TO the user of the connection allows this check",
         )
         return
     taken = {int(str(row[0])): str(row[-1]) for row in listed}
@@ -407,7 +407,7 @@ def _retention(context: Context, connection: Connection[Any], matched: list[tupl
     except TerminalError as error:
         if plan is None or context.pipeline.stream.on_purged != "reread":
             raise
-        yield Finding("warning", error.message, "The snapshot begins again, since stream.on_purged is reread")
+        yield Finding("warning", error.message, "The snapshot starts over, because stream.on_purged is reread")
         return
     yield Finding(
         "ok" if found.verdict == "fine" else "warning",

@@ -42,4 +42,4 @@ def replan_table(context: Context, plan: Plan, error: TableAlteredError) -> None
         amendment = make_amendment(connection, plan, index, context.pipeline.keeps)
     name = context.layout.amendment(plan.generation, index, revision + 1)
     if write_json_once(context.storage, name, amendment):
-        context.reporter.line(f"{error.message}: it is read again under its new definition")
+        context.reporter.line(f"{error.message}: the table is read again under its new definition")

@@ -151,7 +151,9 @@ def settle(group: Group, store: Store, staged: Staged) -> bool:
     while (group.published() or 0) < staged.attempt:
         asked = any(found.group == staged.group for found in waiting(group.context, group.plan))
         if not asked and (group.published() or 0) < staged.attempt:
-            raise TransientError(f"{_said(staged)}, which cannot be published", "Run again: it is read once more")
+            raise TransientError(
+                f"{_said(staged)}, which cannot be published", "Run again: the group is then read once more"
+            )
         run = store.current_stream(group.plan.pipeline)
         if run is None or run.state != "running" or died_here(run.host, run.machine, run.pid, run.pid_started):
             return False
@@ -223,7 +225,7 @@ def _drop(group: Group, store: Store, staged: Staged, why: str) -> None:
     with suppress(CdcError, SQLAlchemyError):  # the line says it, too
         store.event(group.plan.pipeline, "reread_dropped", detail)
     forget(group, staged.attempt)
-    group.context.reporter.line(f"{detail}. Clear its task to have it read once more")
+    group.context.reporter.line(f"{detail}. Clear its task to read it once more")
 
 
 def _said(staged: Staged) -> str:

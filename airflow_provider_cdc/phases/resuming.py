@@ -25,7 +25,7 @@ from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.groups import Coverage
 from airflow_provider_cdc.store import Segment, Store
 
-_OTHER = "Point the connection at a server that has the same tables, or start with a fresh sink.path"
+_OTHER = "Point the connection to a server that has the same tables, or start with a fresh sink.path"
 
 
 def find_place(context: Context, store: Store, applier: Applier, held: Sequence[Coverage]) -> Position:
@@ -99,5 +99,5 @@ def _fail_over(context: Context, store: Store, applier: Applier, connection: Con
         store.set_lineage(pipeline.name, [*known, added])
         store.event(pipeline.name, "failover", f"{before.server} at {before.at} to {last.server} at {applier.at.at}")
     context.reporter.line(
-        f"going on at server {applier.at.server}, {applier.at.at} (before: {before.server}, {before.at})"
+        f"continuing on server {applier.at.server}, {applier.at.at} (before: {before.server}, {before.at})"
     )

@@ -129,8 +129,8 @@ def run_group(
     note_restart(context, store)
     if group not in plan.groups():
         raise NotReadyError(
-            f"snapshot {plan.generation} of {plan.pipeline} has no chunk group {group}: it was planned anew",
-            "Clear the planner and all behind it, so that the groups are those of the plan",
+            f"snapshot {plan.generation} of {plan.pipeline} has no chunk group {group}: the snapshot was planned again",
+            "Clear the planner and everything downstream, so that the groups are those of the plan",
         )
     for last in (*[False] * _REPLANS, True):
         try:
@@ -222,13 +222,13 @@ def _again(work: Group, store: Store, held: Claim, run: Runner) -> tuple[str, in
             manifests = _read(work, held, run, since, lineage)
             if work.context.stand(work.plan)[1].newest != lineage.newest:
                 raise TransientError(
-                    f"the stream went on at another server while group {work.number} was read", "Run again"
+                    f"the stream moved to another server while group {work.number} was read", "Run again"
                 )
             staged = stage(work, held.attempt, manifests)
     except OtherServerError as error:
         if since == work.plan.p0:
             raise
-        raise TransientError(error.message, "Run again when the stream has gone on at that server") from None
+        raise TransientError(error.message, "Run again when the stream has continued on that server") from None
     if settle(work, store, staged):
         return "replaced", staged.attempt
     work.context.reporter.line(

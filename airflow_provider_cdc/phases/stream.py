@@ -35,7 +35,7 @@ from airflow_provider_cdc.store import Store
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_OTHER = "Point the connection at a server that has the same tables, or start with a fresh sink.path"
+_OTHER = "Point the connection to a server that has the same tables, or start with a fresh sink.path"
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Epoch:
     :param start: where it begins.
     :param target: position at which a catch-up ends, ``None`` for a continuous stream.
     :param details: what else the bookkeeping knows of it.
-    :param lease: seconds for which it goes on without a task that looks after it.
+    :param lease: seconds for which it continues without a task that supervises it.
     """
 
     context: Context

@@ -105,7 +105,7 @@ def verify(context: Context, *, show_values: bool = False) -> list[TableComparis
         raise NotReadyError(
             f"pipeline {plan.pipeline} began without a snapshot (stream.start: {start_text(plan.start)}): its tables "
             "hold only rows that were changed since, so they need not equal the source",
-            "For a copy that is whole, use stream.start: snapshot with a fresh sink.path",
+            "For a complete copy, use stream.start: snapshot with a fresh sink.path",
         )
     tables = targets(context, plan)
     if coverage(context, plan, tables) is None:
@@ -134,7 +134,8 @@ def _verify_table(context: Context, plan: Plan, index: int, target: Readable) ->
     progress, lineage = context.stand(plan)
     if progress.held:  # the copy is not that of any one place yet
         raise TransientError(
-            f"the stream went on at server {progress.server} and has not passed all yet that it had applied before",
+            f"the stream moved to server {progress.server} and has not yet passed everything that it had applied "
+            "before",
             "Let it catch up, then run again",
         )
     sink, markers = target.read()

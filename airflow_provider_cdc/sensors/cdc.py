@@ -34,8 +34,8 @@ class CdcSnapshotSensor(PipelineTemplates, BaseSensorOperator):
 
     :param pipeline: as in :class:`~airflow_provider_cdc.operators.cdc.CdcPreflightOperator`. (templated)
     :param deferrable: wait in the triggerer; otherwise in the worker, as ``mode`` says.
-    :param poke_interval: seconds between two looks.
-    :param kwargs: as in Airflow's sensors. ``timeout`` is counted from the first look of a try, over all deferrals.
+    :param poke_interval: seconds between two checks.
+    :param kwargs: as in Airflow's sensors. ``timeout`` counts from the first check of a try, over all deferrals.
     """
 
     ui_color = "#e0f7fa"
@@ -87,7 +87,7 @@ class CdcSnapshotSensor(PipelineTemplates, BaseSensorOperator):
         """Look once.
 
         :returns: pipeline, plan, whether the bookkeeping knows the snapshot, and its result if it is complete;
-            ``None`` if not even the plan could be had now.
+            ``None`` if not even the plan could be read now.
         """
         found = None
         try:
@@ -96,7 +96,7 @@ class CdcSnapshotSensor(PipelineTemplates, BaseSensorOperator):
             found = work, plan, False, None
             return work, plan, *self._look(work, plan)
         except TransientError as error:
-            self.log.warning("%s; looking again", error)
+            self.log.warning("%s; checking again", error)
             return found
 
     def _look(self, work: Work, plan: Plan) -> tuple[bool, dict[str, Any] | None]:

@@ -104,10 +104,10 @@ class Options:
         for name in sorted(options):
             if name.lower() not in _DEFAULTS:  # its value is not shown: it may be a password
                 hint = "A login is never an option: see conn_id and conn_file. " if _is_login(name) else ""
-                raise NotReadyError(f"option {name} is not known", f"{hint}There are {', '.join(_DEFAULTS)}")
+                raise NotReadyError(f"option {name} is not known", f"{hint}Known options: {', '.join(_DEFAULTS)}")
         found = _DEFAULTS | {name.lower(): value.strip() for name, value in options.items()}
         if bool(found["conn_id"]) == bool(found["conn_file"]):
-            raise NotReadyError("give conn_id or conn_file, one of them", "It names the connection to the server")
+            raise NotReadyError("give exactly one of conn_id and conn_file", "It names the connection to the server")
         database, _, table = found["table"].partition(".")
         if not table:
             raise NotReadyError(f"option table is {found['table']!r}", "Give database.table")

@@ -88,7 +88,7 @@ def start(name: str, master: str, conf: Mapping[str, str] | None = None, ui: boo
     if missing and not is_loopback(master):
         spark.stop()
         raise NotReadyError(
-            f"executors of {master} would be sent passwords in the clear: not switched on: {', '.join(missing)}",
+            f"passwords would travel to the executors of {master} in clear text: not enabled: {', '.join(missing)}",
             f"Set {' and '.join(ENCRYPTION)} to true, in spark.conf and at the cluster",
         )
     return spark
@@ -124,7 +124,7 @@ def _own_folders(setting: str | None) -> None:
     if not made:
         raise NotReadyError(
             f"Spark has no folder for its temporary files: {', '.join(failed)}",
-            "Let SPARK_LOCAL_DIRS (or spark.local.dir in spark.conf, or TMPDIR) name one that can be written",
+            "Set SPARK_LOCAL_DIRS (or spark.local.dir in spark.conf, or TMPDIR) to a writable folder",
         )
     os.environ["SPARK_LOCAL_DIRS"] = ",".join(made)
     _made.add(os.environ["SPARK_LOCAL_DIRS"])
@@ -160,7 +160,7 @@ def _not_started(master: str, error: Exception) -> CdcError:
         found = of_spark(error)
         return TerminalError(found.message, found.remedy) if isinstance(found, UnexpectedError) else found
     if "spark.authenticate.secret" in text:
-        return NotReadyError("spark.authenticate is on, but Spark was given no spark.authenticate.secret", SECRET_PLACE)
+        return NotReadyError("spark.authenticate is on, but Spark has no spark.authenticate.secret", SECRET_PLACE)
     # The text of the second is about the session, which was stopped while it was being made.
     told = "it does not answer, or does not take the application" if "stopped SparkContext" in text else _told(text)
     return TransientError(

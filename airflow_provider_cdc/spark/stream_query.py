@@ -69,7 +69,7 @@ class StreamQuery:
             if self._failure is not None or failed is not None:
                 raise self._failure or of_spark(failed)  # type: ignore[arg-type]
             if not self._over():
-                raise TransientError("the stream ended by itself", "Run again: it goes on where it stopped")
+                raise TransientError("the stream ended by itself", "Run again: it continues where it stopped")
         finally:
             with self._working:  # a batch that is being applied is finished first
                 self._ended = True

@@ -64,16 +64,15 @@ class Database:
             database.close()
             if engine.dialect.name == "sqlite" and "locked" not in str(error.orig):
                 message = f"bookkeeping file {url.database} is not usable: {error.orig}"
-                raise NotReadyError(
-                    message, "Give a file that can be written; one that is removed is made again"
-                ) from None
+                raise NotReadyError(message, "Give a writable file; a file that is removed is created again") from None
             if not isinstance(error, _OUTAGES):
                 raise
             if said := next(filter(_UNPROVEN.search, str(error.orig).splitlines()), ""):
                 raise NotReadyError(
                     f"bookkeeping database {database.label}: {said.strip()}",
-                    "Let the server prove who it is: TLS, and sslrootcert for the authority that signed its "
-                    "certificate. sslmode=require gives up the check; where the way to it is safe, sslmode=disable",
+                    "Let the server prove its identity: TLS, and sslrootcert for the authority that signed its "
+                    "certificate. sslmode=require disables the check; if the network to it is safe, use "
+                    "sslmode=disable",
                 ) from None
             raise database._away(error) from None
         except BaseException:
@@ -155,14 +154,14 @@ def _version(connection: Connection) -> str | None:
 def _prepare_file(path: Path, migrate: bool) -> None:
     if not path.is_absolute():
         raise NotReadyError(
-            f"bookkeeping file {str(path)!r} is not an absolute path", "Give the whole path of the file"
+            f"bookkeeping file {str(path)!r} is not an absolute path", "Give the absolute path of the file"
         )
     if migrate:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             message = f"cannot make the folder of the bookkeeping file {path}: {error.strerror}"
-            raise NotReadyError(message, "Give a file in a folder that can be written") from None
+            raise NotReadyError(message, "Give a file in a writable folder") from None
         with suppress(OSError):  # SQLite says better what is wrong
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, FILE))
             for companion in ("", "-wal", "-shm"):  # SQLite gives new ones the rights of the file

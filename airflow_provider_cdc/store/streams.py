@@ -13,7 +13,7 @@ from airflow_provider_cdc.store.models import BatchRow, BatchTotals, EpochTotals
 
 #: So many batches of a pipeline are kept at least: about 5 MB. One that is looked for in status is much younger.
 KEPT_BATCHES = 10_000
-#: How often old ones are removed (batches), and how many at once: also what an older version has left goes by and by.
+#: How often old ones are removed (batches), and how many at once: those of an older version go step by step.
 _PRUNE_EVERY, _PRUNE_MOST = 100, 1000
 
 
@@ -78,7 +78,7 @@ class StreamStore(Database):
             return session.get(StreamRow, (pipeline, epoch))
 
     def supervise(self, pipeline: str, epoch: int, supervisor: str) -> StreamRow | None:
-        """Say that a task looks after the stream, and look.
+        """Record that a task supervises the stream, and read its state.
 
         :param supervisor: the task, as people know it.
         :return: as :meth:`seen`.

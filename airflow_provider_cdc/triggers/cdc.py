@@ -147,7 +147,7 @@ class _CdcTrigger(BaseTrigger):
         missing: CdcError | None
         try:
             found = await self._books.answer(question)
-            missing = None if found is not None else NotReadyError(f"the bookkeeping does not know of {what}")
+            missing = None if found is not None else NotReadyError(f"the bookkeeping has no {what}")
             self._lost = found is None and self._seen
         except CdcError as error:
             found, missing = None, error
@@ -178,7 +178,7 @@ class CdcSnapshotTrigger(_CdcTrigger):
     :param generation: number of the snapshot.
     :param state_conn_id: connection of the bookkeeping database, ``None`` for the SQLite file ``state_path``.
     :param state_path: that file.
-    :param poll_seconds: seconds between two looks.
+    :param poll_seconds: seconds between two checks.
     """
 
     def __init__(
@@ -228,7 +228,7 @@ class CdcStreamTrigger(_CdcTrigger):
     :param state_conn_id: connection of the bookkeeping database, ``None`` for the SQLite file ``state_path``.
     :param state_path: that file.
     :param supervisor: the task, as people know it.
-    :param poll_seconds: seconds between two looks.
+    :param poll_seconds: seconds between two checks.
     """
 
     def __init__(
@@ -300,7 +300,7 @@ class CdcStreamTrigger(_CdcTrigger):
         try:
             state = await in_thread(task_state, self.task_instance)
             if state == "deferred" and not await self._followed():
-                self.log.info("the task is still deferred: another triggerer looks after the stream")
+                self.log.info("the task is still deferred: another triggerer supervises the stream")
                 return
             # A list, so that none to be stopped differs from no answer.
             while (asked := await self._books.ask(self._request_stop)) is None:

@@ -292,7 +292,7 @@ def test_a_sink_that_is_a_file(make: Make, tmp_path: Path) -> None:
     ("definition", "words"),
     [
         ("id INT PRIMARY KEY, _cdc_x INT", ("column _cdc_x", "Rename")),
-        ("id INT PRIMARY KEY) ENGINE=MyISAM COMMENT=('')", ("engine MyISAM", "convert it or exclude it")),
+        ("id INT PRIMARY KEY) ENGINE=MyISAM COMMENT=('')", ("engine MyISAM", "convert the table or exclude it")),
     ],
 )
 def test_tables_that_cannot_be_copied(
@@ -392,7 +392,7 @@ def test_tables_are_fixed_by_the_snapshot(make: Make, mysql_server: MySQLServer,
     changed = make(source={"exclude": [rf"{table}\.late"]})
     for command in ("check", "plan", "snapshot", "stream", "run", "verify", "status", "stop"):
         assert changed.call(command).code == 2
-    refused(changed, "changed since its snapshot", "put it back")
+    refused(changed, "changed since its snapshot", "undo the change")
 
 
 def test_two_pipelines_with_one_sink(make: Make, table: str) -> None:

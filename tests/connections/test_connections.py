@@ -252,7 +252,7 @@ def test_what_is_demanded_of_a_server(extra: dict[str, Any], here: str, away: st
         ({"ssl": {"verify_mode": "perhaps"}}, "ssl.verify_mode is neither true nor false"),
         ({"ssl": {"ca": "/x"}, "ssl_ca": "/y"}, "ssl.ca and ssl_ca contradict each other"),
         ({"ssl": {"mode": "x"}}, "ssl.mode is not known"),
-        ({"ssl_key": "/k"}, "ssl_key is of no use without ssl_cert"),
+        ({"ssl_key": "/k"}, "ssl_key has no effect without ssl_cert"),
     ],
 )
 def test_contradictions_are_refused_by_name(extra: dict[str, Any], words: str) -> None:
@@ -362,7 +362,7 @@ def test_spark_connections_are_read_as_the_spark_provider_reads_them() -> None:
         (Connection("c", "spark", "spark://u:hunter2@h:1"), "the master of connection c is not the address"),
         (
             Connection("c", "spark", "yarn", extra={"deploy-mode": "cluster"}),
-            "extra 'deploy-mode' is not client. Use client: the driver is handed its passwords on standard input",
+            "extra 'deploy-mode' is not client. Use client: the driver receives its passwords on standard input",
         ),
         (Connection("c", "spark", "yarn", extra={"keytab": "hunter2"}), "extra 'keytab' is not supported"),
         (Connection("c", "spark", "yarn", extra={"principal": "p"}), "extra 'principal' is not supported"),

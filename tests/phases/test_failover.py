@@ -389,7 +389,7 @@ def test_a_table_without_a_key_that_is_further_than_the_resume_point(pair: Pair)
     marker = stream_marker(d)
     with epoch(pair, pair.old) as found:
         table.commit(lambda _: Published([]), {marker: stand[1].seq(stand[0].at) + 1}, found.applier.fence)
-    pair.refused(TerminalError, rf"{d}.plain has no usable key, and stands behind the resume point")
+    pair.refused(TerminalError, rf"{d}.plain has no usable key, and is ahead of the resume point")
 
 
 def test_in_the_middle_of_an_epoch(pair: Pair) -> None:

@@ -153,7 +153,7 @@ def test_a_server_that_has_purged_what_comes_next(pair: Domains) -> None:
     pair.copy(pair.old)
     gap = pair.run("INSERT INTO d.keyed VALUES (9, 9)")
     pair.new.purge()
-    pair.refused(TerminalError, rf"whose binlog begins behind {gap}; the copy ends at 0-1-\d+, and what lies between")
+    pair.refused(TerminalError, rf"whose binlog begins after {gap}; the copy ends at 0-1-\d+, and what lies in between")
 
 
 @pytest.mark.parametrize("more", [0, 2], ids=["the same number", "others behind it"])

@@ -301,7 +301,7 @@ def test_a_request_that_is_left_behind_is_read_again(pair: Pair) -> None:
         pair.cli.env["AIRFLOW_CONN_CDC_SOURCE"] = pair.old.uri()
         return found
 
-    with pytest.raises(TransientError, match="the stream went on at another server while group 0 was read"):
+    with pytest.raises(TransientError, match="the stream moved to another server while group 0 was read"):
         read_again(pair, pair.old, run)
     with pytest.raises(TransientError, match="the connection reaches server .* Run again when the stream"):
         read_again(pair, pair.old)

@@ -109,7 +109,7 @@ def test_the_binlog_of_another_server_is_not_read(mysql_server: MySQLServer) -> 
     }
     with BinlogStream(mysql_server.connect_args(), server=low.server, **options):
         pass
-    with pytest.raises(TerminalError, match="Point the connection at the original server"):
+    with pytest.raises(TerminalError, match="Point the connection to the original server"):
         BinlogStream(mysql_server.connect_args(), server=str(uuid4()), **options)
 
 

@@ -470,7 +470,7 @@ def test_a_domain_that_is_taken_out(mariadb_server: MySQLServer, tmp_path: Path)
             # The planner may have to connect again, where its file is gone: that is for the next epoch.
             with contextlib.suppress(TransientError):
                 epoch.job.pieces(planner, end)
-            with pytest.raises(TransientError, match="the next epoch goes on if nothing is missing"):
+            with pytest.raises(TransientError, match="the next epoch continues if nothing is missing"):
                 epoch.job.stage(end, replace(end, at=Position(*world.at)), "1")
         store.end_stream("p", epoch.number, "stopped", "", "")
     write(105, 8)

@@ -184,7 +184,7 @@ def test_drivers_that_are_lost_are_counted_by_their_own_clocks(tmp_path: Path) -
         for lived in (9, 9, 9, 600, 1, 1, 1, 1):
             restarts = lost(lived, restarts)
         with pytest.raises(
-            TransientError, match="was lost 5 times within 10 minutes of running.* host or pod was ended"
+            TransientError, match="was lost 5 times within 10 minutes of running.* host or pod was shut down"
         ):
             lost(1, restarts)
 

@@ -347,7 +347,7 @@ def test_what_verify_finds(world: World) -> None:
         result = world.cli.call("verify", *more)
         assert result.code == 1 and "'x'" not in result.out + result.err
         assert "d.narrow: 6 rows, 3 missing, 0 extra, 0 different" in result.err or more
-        assert "With --show-values it is said which rows" in result.err.splitlines()[-1]
+        assert "--show-values shows which rows" in result.err.splitlines()[-1]
 
 
 def test_it_is_read_in_pieces(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

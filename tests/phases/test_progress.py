@@ -51,7 +51,7 @@ def test_why_a_group_waits(tmp_path: Path) -> None:
             assert found["snapshot"]["chunks_done"] == 0, "nothing is read"
             assert "paused: Threads_running is" in cli.call("status").out
             end()
-        assert failed == [] and "group 0: d.t: goes on" in heard.lines
+        assert failed == [] and "group 0: d.t: continues" in heard.lines
         assert cli.rows("d", "t").num_rows == 2000
         assert status(cli)["snapshot"]["paused"] is None
         assert not list(cli.sink.glob("_cdc/**/notes-*")), "nothing is left of what was only said"

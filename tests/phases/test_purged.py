@@ -173,7 +173,7 @@ def test_before_the_stream_has_begun(server: MySQLServer, tmp_path: Path) -> Non
         world = World(server, cli)
         world.run("DELETE FROM t WHERE id = 3", "INSERT INTO t VALUES (4, 'c')")
         world.server.purge()
-        assert "The snapshot begins again" in cli.call("check").out
+        assert "The snapshot starts over" in cli.call("check").out
         cli.snapshot()
         world.exact(generation=2)
     finally:

@@ -249,7 +249,7 @@ BAD = {
     "option tabel is not known. There are conn_id": {"tabel": "d.t"},
     "option password is not known. A login is never an option": {"password": "hunter2"},
     "option table is 't'. Give database.table": {"table": "t"},
-    "give conn_id or conn_file, one of them": {"conn_file": "/x"},
+    "give exactly one of conn_id and conn_file": {"conn_file": "/x"},
     "connection nobody is not defined. Set the environment variable AIRFLOW_CONN_NOBODY": {"conn_id": "nobody"},
     "option max_bytes_per_batch is '1 MB'. Give a whole number": {"max_bytes_per_batch": "1 MB"},
     "option before_images is 'yes'. Give true or false": {"before_images": "yes"},

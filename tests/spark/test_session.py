@@ -241,7 +241,7 @@ def test_secrets_go_to_other_hosts_encrypted_only(tmp_path: Path) -> None:
     )
     both = " and ".join(ENCRYPTION)
     assert run.stdout.splitlines() == [
-        f"NotReadyError executors of local[1] would be sent passwords in the clear: not switched on: {name}. "
+        f"NotReadyError passwords would travel to the executors of local[1] in clear text: not enabled: {name}. "
         f"Set {both} to true, in spark.conf and at the cluster"
         for name in (", ".join(ENCRYPTION), ENCRYPTION[1])
     ] + ["started None"], run.stderr[-3000:]

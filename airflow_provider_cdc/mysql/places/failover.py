@@ -44,8 +44,8 @@ def take_over(connection: Connection[Any], open_at: OpenAt, offset: Offset) -> O
     for xid, at in map(parse_entry, offset.xa):
         if at is not None:
             raise TerminalError(
-                f"XA transaction {xid} is open, and its rows are in the binlog of server {offset.server} only, at {at}",
-                f"Point the connection at that server until it has ended, or {_FRESH}",
+                f"XA transaction {xid} is open, and only the binlog of server {offset.server} has its rows, at {at}",
+                f"Point the connection to that server until it has ended, or {_FRESH}",
             )
     place, held = (_in_domains if is_mariadb(connection) else _in_sets)(connection, server, open_at, offset)
     # Those without captured rows may have been prepared in a file before the one that was read.
@@ -66,9 +66,10 @@ def _in_sets(connection: Connection[Any], server: str, open_at: OpenAt, offset: 
     wanted = GtidSet.parse(offset.gtid_set).union(GtidSet.parse(offset.held))
     if not offset.numbered:
         raise TerminalError(
-            f"the copy may hold transactions without GTIDs, as gtid_mode of server {offset.server} was not known to be "
-            f"ON where the stream stands: nothing tells whether server {server} has them",
-            f"Point the connection at the server before until the stream has reached its end with gtid_mode=ON, or "
+            f"the copy may hold transactions without GTIDs, because gtid_mode of server {offset.server} was not "
+            "known to be "
+            f"ON where the stream stands: whether server {server} has them cannot be known",
+            f"Point the connection to the previous server until the stream has reached its end with gtid_mode=ON, or "
             f"{_FRESH}",
         )
     _has_all(connection, server, wanted)
@@ -93,13 +94,13 @@ def _has_all(connection: Connection[Any], server: str, wanted: GtidSet) -> None:
         time.sleep(0.2)
     if missing:
         raise TransientError(
-            f"the connection reaches server {server} now, and that has not executed {missing}, which the copy holds",
+            f"the connection reaches server {server} now, which has not executed {missing}, which the copy holds",
             f"Run again when it has caught up; if it never will, the copy holds what it does not: {_FRESH}",
         )
     if gap := GtidSet.parse(purged or "").subtract(wanted):
         raise TerminalError(
-            f"the connection reaches server {server} now, and that has purged {gap}, which was never read",
-            f"Point the connection at a server that still has them in its binlog, or {_FRESH}",
+            f"the connection reaches server {server} now, which has purged {gap}, which was never read",
+            f"Point the connection to a server that still has them in its binlog, or {_FRESH}",
         )
 
 
@@ -124,9 +125,9 @@ def _in_domains(
     if file is None:
         first = finder.beginning(finder.files[0]).gtids
         raise TerminalError(
-            f"the connection reaches server {server} now, whose binlog begins behind {first}; the copy ends at "
-            f"{wanted}, and what lies between was never read",
-            f"Point the connection at a server that still has it in its binlog, or {_FRESH}",
+            f"the connection reaches server {server} now, whose binlog begins after {first}; the copy ends at "
+            f"{wanted}, and what lies in between was never read",
+            f"Point the connection to a server that still has it in its binlog, or {_FRESH}",
         )
     found: Place | None = None
     met = set[int]()
@@ -141,7 +142,7 @@ def _in_domains(
                 raise TerminalError(
                     f"the connection reaches server {server} now, which ran {_gtid(domain, reached)}, and never "
                     f"{_gtid(domain, newest)}, which the copy holds",
-                    f"Point the connection at a server that did, or {_FRESH}",
+                    f"Point the connection to a server that did, or {_FRESH}",
                 )
 
     def is_over(place: Place, item: Transaction | Reached) -> bool:
@@ -150,9 +151,9 @@ def _in_domains(
         if isinstance(item, Transaction):
             if item.gtid in place.gtids:
                 raise TerminalError(
-                    f"the connection reaches server {server} now, where {item.gtid} comes behind {place.gtids}, at "
+                    f"the connection reaches server {server} now, where {item.gtid} comes after {place.gtids}, at "
                     f"{item.file}:{item.start_position}",
-                    f"Its binlog has no order that GTIDs would tell: {_FRESH}",
+                    f"Its binlog has no order that GTIDs show: {_FRESH}",
                 )
             if found is None and item.gtid not in wanted:
                 found = replace(place, xa=dict(place.xa))

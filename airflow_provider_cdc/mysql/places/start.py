@@ -164,7 +164,7 @@ class PlaceFinder:
         if index < 0 and (split_file(self.files[0])[1] != 1 or str(first.gtids)):
             began = datetime.fromtimestamp(self._began(self.files[0]), UTC)
             raise NotReadyError(
-                f"{_KEY}: {wanted.isoformat()} is before the first binlog that is left, {self.files[0]}",
+                f"{_KEY}: {wanted.isoformat()} is before the first remaining binlog, {self.files[0]}",
                 f"It was begun at {began.isoformat()}; use a later time, or earliest",
             )
         micros = round(seconds * 1e6)
@@ -179,7 +179,7 @@ class PlaceFinder:
             wanted = (MariadbPosition if self.mariadb else GtidSet).parse(text)
         except ValueError:
             raise NotReadyError(
-                f"{_KEY}: {text[:80]} is not the GTIDs of this kind of server",
+                f"{_KEY}: {text[:80]} is not in the GTID format of this kind of server",
                 "Give a position such as 0-1-100" if self.mariadb else "Give a GTID set such as uuid:1-100",
             ) from None
         if isinstance(wanted, GtidSet):
@@ -190,8 +190,8 @@ class PlaceFinder:
             if isinstance(wanted, GtidSet) and isinstance(first.gtids, GtidSet):
                 gap = f"; the set lacks {first.gtids.subtract(wanted)} of that"
             raise NotReadyError(
-                f"{_KEY}: transactions behind {text[:80]} are no longer on the server",
-                f"The first binlog that is left, {self.files[0]}, begins behind {first.gtids}{gap}",
+                f"{_KEY}: transactions after {text[:80]} are no longer on the server",
+                f"The first remaining binlog, {self.files[0]}, begins after {first.gtids}{gap}",
             )
 
         def complete(place: Place, item: Transaction | Reached) -> bool:
@@ -200,8 +200,9 @@ class PlaceFinder:
             # What is not in the set may not come before what is: it would never be read.
             if isinstance(item, Transaction) and item.gtid and not _held(place.gtids.add(item.gtid), wanted):
                 raise NotReadyError(
-                    f"{_KEY}: {item.gtid} is not in the set, and stands before the last ones of it in the binlog",
-                    f"Give a set that the server's binlog has up to one place, such as {place.gtids} at {place.at}",
+                    f"{_KEY}: {item.gtid} is not in the set, but stands before the last transactions of the set in "
+                    "the binlog",
+                    f"Give a set that ends at one place in the server's binlog, such as {place.gtids} at {place.at}",
                 )
             return False
 
@@ -249,7 +250,7 @@ class PlaceFinder:
     def _began(self, file: str) -> float:
         began = file_began(self.open_at, file)
         if began is None:
-            raise NotReadyError(f"{_KEY}: binlog file {file} does not tell when it was begun", "Use file and position")
+            raise NotReadyError(f"{_KEY}: binlog file {file} does not say when it was begun", "Use file and position")
         return began
 
 

@@ -202,7 +202,7 @@ class _MySQL(Watermarks):
         return TransientError(
             f"{', '.join(named)} stood between binlog and engine for {timeout:g} s at {at}",
             "Look for a stalled commit (semi-sync, disk) or a session with gtid_next set (SHOW PROCESSLIST has the "
-            f"connection), then run again. To go on in spite of it: {_GRANTS.rpartition(', or set')[0]}",
+            f"connection), then run again. To continue in spite of it: {_GRANTS.rpartition(', or set')[0]}",
         )
 
     def _locked(self) -> Position | None:
@@ -283,7 +283,8 @@ class _MariaDB(Watermarks):
         while (found := self._look_for_settled()) is None:
             if time.monotonic() > end:
                 raise TransientError(
-                    "the server has not noted in its newest binlog file that the transactions of the files before are "
+                    "the server has not recorded in its newest binlog file that the transactions of the files before "
+                    "are "
                     "committed (SHOW BINLOG EVENTS has a Binlog_checkpoint then)",
                     "Look for a stalled commit (semi-sync, disk), and set max_binlog_size to more, then run again",
                 )
@@ -299,7 +300,8 @@ class _MariaDB(Watermarks):
             if _flush(self.connection):
                 return None
             raise TransientError(
-                f"the events of binlog file {file} cannot be listed, as one of them is larger than max_allowed_packet "
+                f"the events of binlog file {file} cannot be listed, because one of them is larger than "
+                "max_allowed_packet "
                 f"({error.message})",
                 "Run FLUSH BINARY LOGS, GRANT RELOAD ON *.* TO the user of the connection, or SET GLOBAL "
                 "max_allowed_packet to more than the largest row, old and new, then run again",

@@ -51,7 +51,7 @@ def read(connection: Connection[Any], sql: str, schema: pa.Schema, nulls: Set[st
 def read_in_pieces(
     connection: Connection[Any], sql: str, schema: pa.Schema, nulls: Set[str] = frozenset(), size: int | None = None
 ) -> Generator[pa.RecordBatch, None, None]:
-    """Like :func:`read`, piece by piece, at least one. The connection is busy until the last one has been had; whoever
+    """Like :func:`read`, piece by piece, at least one. The connection is busy until the last one is consumed; whoever
     needs no more closes the iterator, which closes the connection.
 
     :param size: bytes that a piece has about; a row is never split.

@@ -83,11 +83,12 @@ def read_schema(
     label = f"{database}.{table}"
     if engine != "InnoDB":
         raise NotReadyError(
-            f"table {label} uses engine {engine}", "Only InnoDB can be read at a watermark: convert it or exclude it"
+            f"table {label} uses engine {engine}",
+            "Only InnoDB tables can be read at a watermark: convert the table or exclude it",
         )
     columns = _columns(connection, database, table)
     if not columns:
-        raise NotReadyError(f"table {label} is gone", "Plan again, or exclude it")
+        raise NotReadyError(f"table {label} no longer exists", "Plan again, or exclude it")
     for column in columns:
         reason = column.refusal()
         if reason:

@@ -55,7 +55,7 @@ def same_server(found: str, expected: str | None) -> None:
     if expected is not None and found != expected:
         raise OtherServerError(
             f"the connection reaches server {found}, but this pipeline began on {expected}",
-            "Point the connection at the original server (no load balancer), or start with a fresh sink.path",
+            "Point the connection to the original server (no load balancer), or start with a fresh sink.path",
         )
 
 
@@ -89,7 +89,7 @@ def open_xa(connection: Connection[Any]) -> frozenset[str]:
         if error.code != _XAER_RMERR:
             raise
         raise NotReadyError(
-            "the user may not look at XA transactions", "GRANT XA_RECOVER_ADMIN ON *.* TO the user of the connection"
+            "the user may not list XA transactions", "GRANT XA_RECOVER_ADMIN ON *.* TO the user of the connection"
         ) from None
     found = ((int(row[0] or 0), int(row[1] or 0), bytes(row[3] or b"")) for row in listed)
     return frozenset(xid_text(format_id, name[:size], name[size:]) for format_id, size, name in found)

@@ -79,7 +79,7 @@ _CHANGED = {1412, 1615}
 #: SHOW BINLOG EVENTS met an event that the session may not have: it is larger than max_allowed_packet.
 _UNLISTED = 1220
 #: Too many connections or questions (of all, of a user), out of memory or threads; offline or going down; the
-#: connection broke, or was killed; the statement was killed, or took too long; locks that were not had in time.
+#: connection broke, or was killed; the statement was killed, or took too long; locks that were not obtained in time.
 _LOST = frozenset({1037, 1040, 1041, 1135, 1203, 1226, 3032, 1053, 1129, 1152, 1158, 1159, 1160, 1161, 1184, 1927})
 _LOST |= {2002, 2003, 2006, 2013, 2055, 3168, 3169, 4031, 1317, 1969, 3024, 1205, 1213}
 #: Seconds without a word from the server after which it counts as lost: while logging in, and in a statement.
@@ -158,7 +158,7 @@ def value(connection: Connection[Any], sql: str) -> str | None:
 
 @contextmanager
 def errors(doing: str, garbled: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-    """Turn driver errors into the project's: what was denied, what is worth a retry, what needs a person.
+    """Turn driver errors into the project's: what was denied, what is worth a retry, what needs a decision.
 
     :param doing: what was going on, for the message.
     :param garbled: what is raised only if the server's words cannot be understood.
@@ -185,8 +185,8 @@ def errors(doing: str, garbled: tuple[type[Exception], ...] = ()) -> Iterator[No
             raise TableChangedError(f"{doing}: {code}: {text}", "Run again", code=code) from None
         if code in _LOST:
             raise TransientError(
-                f"{doing}: the server cannot be reached, or gave up ({code}: {text})",
-                "Check host, port, that the server runs and what it limits, then run the command again",
+                f"{doing}: the server cannot be reached, or refused ({code}: {text})",
+                "Check host, port, that the server runs, and its limits, then run the command again",
                 code=code,
             ) from None
         remedy = "If a table was altered, start with a fresh sink.path; else look at the server's error log"

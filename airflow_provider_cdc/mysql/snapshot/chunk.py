@@ -116,7 +116,7 @@ def read_chunk(
     raise TerminalError(
         f"in each of {_ATTEMPTS} reads of chunk {chunk.no} of {table.label} the table was truncated, or an XA "
         "transaction was committed whose rows are no longer in the binlog",
-        "Run again when that is over",
+        "Run again when that has stopped",
     )
 
 

@@ -77,7 +77,7 @@ def read_keyless(
         failpoint("chunk.after_lw")
         try:
             marks.hold()
-            # The table is opened in the view's transaction, so what follows is the same table: a DDL waits, or was.
+            # The table is opened in the view's transaction, so what follows is the same table: a DDL waits, or is done.
             rows(connection, f"SELECT 1 FROM {table_name(table)} LIMIT 0")
             high, clock = marks.bound()
             window += time.monotonic() - opened

@@ -84,7 +84,7 @@ class ChangesPlanner:
                 return self._behind(GtidSet.parse(text))
             except ValueError:
                 kinds += " or a GTID set"
-        raise NotReadyError(f"{text!r} names no place in the binlog of this server", f"Give {kinds}")
+        raise NotReadyError(f"{text!r} is not a place in the binlog of this server", f"Give {kinds}")
 
     def check(self, start: Offset) -> None:
         """Make sure that reading can begin, or go on, at a place.
@@ -128,7 +128,7 @@ class ChangesPlanner:
         return TerminalError(
             f"table {self._log.table.label} is altered at {item.file}:{item.start_position}, or its rows there have "
             "another layout than the table has now",
-            f"Begin behind it: with {item.file}:{item.position} as `start`, and a new checkpoint",
+            f"Begin after it: with {item.file}:{item.position} as `start`, and a new checkpoint",
         )
 
     # ------------------------------------------------------------ places
@@ -145,7 +145,7 @@ class ChangesPlanner:
         found = self._to(self._head(at.file), at)
         if found.at != at:
             raise NotReadyError(
-                f"binlog position {at} is inside of a transaction", f"Give the end of one, such as {found.at}"
+                f"binlog position {at} is inside a transaction", f"Give the end of one, such as {found.at}"
             )
         return found
 
@@ -174,7 +174,7 @@ class ChangesPlanner:
         else:
             raise NotReadyError(
                 f"the binlog of this server no longer has all that follows the GTID set {wanted}",
-                f"It begins behind {at.gtid_set}",
+                f"It begins after {at.gtid_set}",
             )
         end, size = self.end(), _FAR
         while at.at < end and GtidSet.parse(at.gtid_set) != wanted:
@@ -190,7 +190,7 @@ class ChangesPlanner:
             more, less = found.subtract(wanted), wanted.subtract(found)
             told = f"{more} comes before its last one" if more else f"{less} is not there yet"
             raise NotReadyError(
-                f"the GTID set {wanted} is no place in the binlog of this server: {told}",
+                f"the GTID set {wanted} is not a place in the binlog of this server: {told}",
                 "Give file:position, or a set such as @@global.gtid_executed of this server",
             )
         return at

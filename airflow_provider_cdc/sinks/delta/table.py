@@ -93,7 +93,7 @@ class DeltaTarget:
         if self.load().metadata().description != owner:
             raise TerminalError(
                 f"the {self.name} was not made by pipeline {pipeline}",
-                "Choose another sink.path: a table has one pipeline that writes to it",
+                "Choose another sink.path: only one pipeline may write to a table",
             )
         found = pa.schema(self.load().schema().to_arrow())
         if found.names != self.schema.names:
@@ -183,7 +183,7 @@ class DeltaTarget:
             if standing is not None and standing > fence.value:
                 raise FencedError(
                     f"{fence.name} stands at {standing} in {self.storage.location()}, this run has {fence.value}",
-                    "A newer run has taken over; let it work and end this one",
+                    "A newer run has taken over; leave it running and stop this one",
                 )
             actions = decide(table)
             if actions is None:

@@ -267,10 +267,10 @@ class BinlogStream:
         if code in DENIED:
             return NotReadyError(
                 f"the server denies the binlog to this user: {text}",
-                "see user, password and the grant REPLICATION SLAVE",
+                "Check user, password and the grant REPLICATION SLAVE",
             )
         if code != _ER_SOURCE_FATAL:
-            return TransientError(f"no binlog stream at {where}: {text}", "see that the server is up, and try again")
+            return TransientError(f"no binlog stream at {where}: {text}", "Check that the server is up, and run again")
         if "server_uuid/server_id" in text:
             remedy = "another reader has the same replica server id or uuid: stop it, or give this pipeline another id"
         elif "purged" in text or "Could not find first log file" in text:

@@ -86,7 +86,7 @@ class Judge:
             )
         if taken := self._seen.taken(found):
             raise DdlError(
-                f"{found.what} logged by statement may change captured tables by way of {'.'.join(taken[0])} (a view, "
+                f"{found.what} logged by statement may change captured tables through {'.'.join(taken[0])} (a view, "
                 f"trigger, function or foreign key), at {event.where}",
                 f"its rows are not in the binlog: {_BY_ROW}",
             )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pymysql.charset import charset_by_id
 
 from airflow_provider_cdc.core.ddl import Quoting
-from airflow_provider_cdc.exceptions import TerminalError
+from airflow_provider_cdc.exceptions import REPORT, TerminalError
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import Event
 
 _HEADER_SIZE = 13  # thread, duration, length of the database name, error code, length of the status variables
@@ -80,13 +80,13 @@ def read_query(event: Event, extra: int = 0, compressed: bool = False) -> Query:
     body = event.body
     at = _HEADER_SIZE + extra
     if len(body) < at:
-        raise TerminalError(f"cut off statement at {event.where}", "report this")
+        raise TerminalError(f"cut off statement at {event.where}", REPORT)
     database_size = body[8]
     status_size = int.from_bytes(body[11:13], "little")
     status = _status(body[at : at + status_size])
     at += status_size
     if at + database_size + 1 > len(body):
-        raise TerminalError(f"cut off statement at {event.where}", "report this")
+        raise TerminalError(f"cut off statement at {event.where}", REPORT)
     database = bytes(body[at : at + database_size]).decode("utf-8", "surrogateescape")
     rest = body[at + database_size + 1 :]
     text = inflate(rest, event) if compressed else bytes(rest)

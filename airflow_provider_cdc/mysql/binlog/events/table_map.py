@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, NoReturn
 
 from airflow_provider_cdc.core.schema import ADDRESS_TYPES, GEOMETRY_TYPES, INTEGER_TYPES, Column, TableSchema
-from airflow_provider_cdc.exceptions import TerminalError
+from airflow_provider_cdc.exceptions import REPORT, TerminalError
 from airflow_provider_cdc.mysql.server.charsets import Decoders
 
 # Column types of the binlog.
@@ -145,7 +145,7 @@ def read_table_map(body: memoryview, at: int, schema: TableSchema, where: str) -
             _compare_layout(column, wire, schema, where)
         members = _compare_metadata(body[at:], columns, schema, where)
     except (IndexError, ValueError):
-        raise TerminalError(f"cut off table map of {schema.label} at {where}", "report this") from None
+        raise TerminalError(f"cut off table map of {schema.label} at {where}", REPORT) from None
     return TableMap(schema, columns, members, where)
 
 

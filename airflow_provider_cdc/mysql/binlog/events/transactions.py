@@ -16,7 +16,7 @@ from airflow_provider_cdc.core.ddl import Statement, classify, xid_text
 from airflow_provider_cdc.core.definitions import Captured
 from airflow_provider_cdc.core.offset import Position
 from airflow_provider_cdc.core.schema import TableSchema
-from airflow_provider_cdc.exceptions import DdlError, TerminalError, TornFileError
+from airflow_provider_cdc.exceptions import REPORT, DdlError, TerminalError, TornFileError
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import Event
 from airflow_provider_cdc.mysql.binlog.events.event_types import (
     BEGINS,
@@ -256,7 +256,7 @@ class Assembler:
                 )
             self._statement_end(event, tx)
             return
-        _stop(event, f"event type {event.type}, which is not known", "report this with the server's version")
+        _stop(event, f"event type {event.type}, which is not known", REPORT)
 
     def _transaction(self, event: Event) -> OpenTransaction:
         if self.open is None:
@@ -439,5 +439,5 @@ def _complete(event: Event, schema: TableSchema, found: Sequence[str], needed: f
         )
 
 
-def _stop(event: Event, what: str, remedy: str = "report this with the server's version") -> NoReturn:
+def _stop(event: Event, what: str, remedy: str = REPORT) -> NoReturn:
     raise TerminalError(f"{what}, at {event.where} (event type {event.type})", remedy)

@@ -78,7 +78,7 @@ _FIRST_IN_BYTES, _FIRST_VARIABLE = LONG_DECIMAL, PADDED
 
 # The fields of a column's line. SIZE: bytes on the wire, or of the length in front of bytes. LIMIT: most bytes, digits
 # of a decimal, members of an ENUM or SET. SCALE: digits behind the point, bytes of a fraction of a second
-# (its digits in the old format), bytes to pad to. RULES: a sum of NULLABLE, NULL_DATES (one that is none is NULL),
+# (its digits in the old format), bytes to pad to. RULES: a sum of NULLABLE, NULL_DATES (an invalid one is NULL),
 # ZEROFILL and LEFT_OUT (not stored). KEY: whether it is part of the key.
 KIND, SIZE, LIMIT, SCALE, VALUES, OFFSETS, VALIDITY, NULLS, CAPACITY, RULES, KEY = range(11)
 FIELDS = 11

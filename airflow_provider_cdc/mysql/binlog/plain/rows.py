@@ -62,7 +62,7 @@ _SECOND = 1_000_000
 
 
 class _NoValue(Exception):
-    """A stored date that is none; the text says which."""
+    """A stored date that is invalid; the text says which."""
 
 
 def decode_rows(event: RowsEvent, texts: Decoders = UNICODE) -> list[tuple[Image | None, Image | None]]:
@@ -74,7 +74,7 @@ def decode_rows(event: RowsEvent, texts: Decoders = UNICODE) -> list[tuple[Image
         no before, a delete no after. Integers and YEAR are int, DECIMAL is Decimal (str above 38 digits), FLOAT and
         DOUBLE are float, text, ENUM, SET and JSON are str, binary, BIT and geometry are bytes, VECTOR is a list of
         float, DATE is int days since 1970-01-01, DATETIME and TIMESTAMP are int microseconds since 1970-01-01 00:00:00
-        (of no zone, and UTC), TIME is int microseconds. A date that is none is ``None`` if the table says so, and so is
+        (of no zone, and UTC), TIME is int microseconds. An invalid date is ``None`` if the table says so, and so is
         what an image does not have.
     :raises TerminalError: for other zero dates, bytes that are not valid text, and damaged data; it names table,
         column and place.

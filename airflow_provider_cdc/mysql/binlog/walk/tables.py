@@ -11,7 +11,7 @@ import pyarrow as pa
 from airflow_provider_cdc.core.changes import in_order
 from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.core.unfit import UnfitValue, in_binlog
-from airflow_provider_cdc.exceptions import TerminalError
+from airflow_provider_cdc.exceptions import REPORT, TerminalError
 from airflow_provider_cdc.mysql.binlog.events.table_map import TableMap
 from airflow_provider_cdc.mysql.binlog.events.transactions import RowsEvent
 from airflow_provider_cdc.mysql.binlog.kernels import row as row_kernel
@@ -134,7 +134,7 @@ class Tables:
         elif why == row_kernel.ROOM:
             raise TerminalError(
                 f"an event of {schema.label} with more than 2 GiB in one column",
-                "report this with the server's version",
+                REPORT,
                 table=schema.label,
                 place=place,
             )

@@ -18,7 +18,7 @@ from zstandard import ZstdDecompressor
 from airflow_provider_cdc.core.definitions import Captured
 from airflow_provider_cdc.core.offset import Position
 from airflow_provider_cdc.core.schema import TableSchema
-from airflow_provider_cdc.exceptions import TerminalError, TornFileError, TransientError
+from airflow_provider_cdc.exceptions import REPORT, TerminalError, TornFileError, TransientError
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream, Event
 from airflow_provider_cdc.mysql.binlog.events.event_types import TABLE_MAP, TRANSACTION_PAYLOAD
 from airflow_provider_cdc.mysql.binlog.events.judge import LookUp
@@ -273,7 +273,7 @@ class Walker:
         state = self._state
         if state[walk_state.OPEN]:
             place = f"{self._stream.file}:{self._stream.position}"
-            raise TerminalError(f"a compressed transaction without its end, before {place}", "report this")
+            raise TerminalError(f"a compressed transaction without its end, before {place}", REPORT)
         self._unpacked, state[walk_state.AT], state[walk_state.PACKED] = None, self._outside, False
 
     def _assemble(self, event: Event) -> Transaction | None:
@@ -330,9 +330,7 @@ class Walker:
         seq = self._seq_of(found.file) + found.position
         if found.xa_prepared is not None and state[walk_state.TOUCHED] and not state[walk_state.COUNT_ONLY]:
             # Its rows would have to wait for XA COMMIT, and they have not been kept.
-            raise TerminalError(
-                f"an XA PREPARE of what did not begin as XA, at {found.file}:{found.position}", "report this"
-            )
+            raise TerminalError(f"an XA PREPARE of what did not begin as XA, at {found.file}:{found.position}", REPORT)
         for space in self._tables.changed():
             first, is_gone = int(space.line[row_kernel.OPEN_ROW]), bool(space.line[row_kernel.TAKEN])
             wrong = state[walk_state.EXPECTED] != found.position or not found.rows

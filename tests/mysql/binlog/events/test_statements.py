@@ -270,7 +270,7 @@ def test_ways_to_a_captured_table(log: Log, setup: list[str], sql: str, way: str
     log.server.execute("SET GLOBAL log_bin_trust_function_creators = ON")
     log.begin(*setup, f"INSERT INTO t VALUES ({1 if way == 'd.up' else 7}, 'b')")
     log.run("SET SESSION binlog_format = STATEMENT", sql)
-    with pytest.raises(DdlError, match=rf"logged by statement may change .*by way of {way} .*binlog\.\d+:\d+"):
+    with pytest.raises(DdlError, match=rf"logged by statement may change .*through {way} .*binlog\.\d+:\d+"):
         log.walk()
 
 
@@ -297,7 +297,7 @@ def test_a_way_that_is_made_while_the_log_is_read(log: Log) -> None:
             list(binlog.steps(at, at := binlog_end(connection)))
             assert len(looked) == 1
             log.run("CREATE VIEW v AS SELECT * FROM t", "UPDATE v SET b = 'x'")
-            with pytest.raises(DdlError, match=r"by way of d\.v"):
+            with pytest.raises(DdlError, match=r"through d\.v"):
                 list(binlog.steps(at, binlog_end(connection)))
             assert len(looked) == 2
 
