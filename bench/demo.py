@@ -37,18 +37,22 @@ sink:
 class Command:
     """The command ``airflow-cdc`` for one pipeline file.
 
-    :param folder: working folder; ``pipeline.yaml`` lies in it, and Spark's own files go there.
+    :param folder: working folder; ``pipeline.yaml`` lies in it, and temporary files go there: they go with it even
+        when the command is killed.
     :param uri: the source, as an Airflow connection; handed over in the environment, never on a command line.
     """
 
     def __init__(self, screen: Screen, folder: Path, uri: str) -> None:
         self._screen, self._folder = screen, folder
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        temporary = folder / "tmp"
+        temporary.mkdir()
         self._environment = {
             **os.environ,
             f"AIRFLOW_CONN_{CONN_ID.upper()}": uri,
             "PYTHONPATH": os.pathsep.join(paths),
-            "SPARK_LOCAL_DIRS": str(folder / "spark"),
+            "TMPDIR": str(temporary),
+            "SPARK_LOCAL_DIRS": str(temporary),
         }
         self.running: subprocess.Popen[str] | None = None
 

@@ -51,7 +51,8 @@ def test_a_log_is_emptied_under_those_who_write_to_it(tmp_path: Path) -> None:
     """Two processes, as the driver and its JVM: no line is torn, and no hole is left."""
     log = tmp_path / "log"
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    program = "import sys\nfor line in sys.stdin: print(line.strip(), flush=True)"
+    # As logging does, each line in one write; `print` makes two where PYTHONUNBUFFERED is set.
+    program = "import sys\nfor line in sys.stdin: sys.stdout.write(line), sys.stdout.flush()"
     writers = [
         subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=out, text=True) for _ in "ab"
     ]
