@@ -45,7 +45,7 @@ def site(
             },
             env={"CDC_LAKE": str(lake), "PYTHONPATH": str(ROOT)},
             config={
-                "core": {"parallelism": 2},  # a Spark driver needs a core to start in reasonable time
+                "core": {"parallelism": 3},  # a Spark driver needs a core to start in reasonable time
                 "triggerer": {"triggerer_health_check_threshold": 6},
             },
         )

@@ -18,7 +18,7 @@ from airflow_provider_cdc.processes import kill_session
 from airflow_provider_cdc.sinks.layout import Layout
 from tests.in_airflow.site import Site
 
-pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.airflow, pytest.mark.timeout(2400)]
 
 
 #: Outcomes of a group that was read again.

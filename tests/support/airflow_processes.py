@@ -58,7 +58,7 @@ CONFIG: Config = {
     "dag_processor": {
         "refresh_interval": 2,
         "bundle_refresh_check_interval": 1,
-        "min_file_process_interval": 30,
+        "min_file_process_interval": 600,
         "parsing_processes": 1,
     },
     "triggerer": {"job_heartbeat_sec": 2},

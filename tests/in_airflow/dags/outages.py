@@ -6,6 +6,9 @@ from datetime import timedelta
 from airflow.sdk import DAG
 
 from airflow_provider_cdc import CdcStreamOperator, Pipeline, Sink, Source, State, cdc_pipeline
+from tests.support import driver_without_spark
+
+driver_without_spark.use()
 
 OUTAGES = Pipeline(
     name="outages",
@@ -34,8 +37,8 @@ with DAG("outages_in_worker", schedule=None, max_active_runs=1):
         task_id="stream",
         pipeline=OUTAGES,
         deferrable=False,
-        poll_seconds=30,
-        execution_timeout=timedelta(seconds=120),
+        poll_seconds=60,
+        execution_timeout=timedelta(seconds=30),
     )
 
 with DAG("outages_in_pod", schedule=None, max_active_runs=1):

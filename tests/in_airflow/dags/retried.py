@@ -17,6 +17,9 @@ from airflow_provider_cdc import (
     Stream,
     cdc_pipeline,
 )
+from tests.support import driver_without_spark
+
+driver_without_spark.use()
 
 
 def pipeline(name: str, table: str, group_rows: int = 1_000_000) -> Pipeline:
@@ -42,6 +45,9 @@ with DAG("nightly", schedule="@daily", start_date=datetime(2026, 1, 1), catchup=
 with DAG("purged", schedule=None, default_args=RETRIES):
     again = replace(pipeline("purged", "customer_address", 2000), stream=Stream(on_purged="reread"))
     cdc_pipeline(again, catch_up=True, verify=True)
+
+with DAG("life", schedule=None, max_active_runs=1, default_args=RETRIES):
+    cdc_pipeline(pipeline("life", "customer"))
 
 with DAG("shared", schedule=None, max_active_runs=1):
     cdc_pipeline(pipeline("shared", "customer"))

@@ -1,0 +1,59 @@
+"""A driver that does all that a driver does, but without Spark: no JVM, and the tasks of Spark as threads of its own.
+
+Whether Airflow, a task and its driver find each other, and who ends whom, does not depend on Spark. A driver without it
+begins in a few seconds. ``use()`` in a DAG file makes the tasks of that file start it.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from airflow_provider_cdc import launch
+
+#: Seconds between two batches of a stream, and those that Spark would take to end: a test may kill a driver then.
+_TRIGGER, _END = 1.0, 2.0
+
+
+def use() -> None:
+    """Let the tasks of the calling process start this driver."""
+    launch._COMMAND = [sys.executable, "-P", "-m", __name__]
+
+
+class _NoSpark:
+    def stop(self) -> None:
+        """There is nothing to stop."""
+        time.sleep(_END)
+
+
+def _stream(epoch: Any, _: _NoSpark) -> None:
+    from airflow_provider_cdc.phases.stream import run_in_process
+
+    apply: Callable[[Any], Any] = epoch.apply
+
+    def apply_and_wait(manifest: Any) -> Any:
+        applied = apply(manifest)
+        time.sleep(_TRIGGER)
+        return applied
+
+    epoch.apply = apply_and_wait
+    run_in_process(epoch)
+
+
+def main() -> int:
+    """As the driver's own."""
+    from airflow_provider_cdc import driver
+    from airflow_provider_cdc.jobs.slices import run_in_threads
+    from airflow_provider_cdc.phases import stream
+    from airflow_provider_cdc.spark import snapshot_job
+
+    driver._start = lambda _: (_NoSpark(), None)  # type: ignore[assignment,return-value]
+    stream.run_on_spark = _stream  # type: ignore[assignment]
+    snapshot_job.run_on_spark = lambda *_: run_in_threads
+    return driver.main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
