@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -66,6 +67,23 @@ def test_files_share_an_airflow() -> None:
     """One that is forgotten would start an Airflow of its own."""
     found = {str(file.relative_to(ROOT)) for file in (ROOT / "tests/in_airflow").glob("test_*.py")}
     assert found == TOGETHER.keys()
+
+
+def test_each_airflow_belongs_to_one_worker(tmp_path: Path) -> None:
+    program = "import os\ndef test_it():\n    line = f'{__file__} {os.environ[\"PYTEST_XDIST_WORKER\"]} '\n"
+    program += "    open('ran', 'a').write(line)\n"
+    for name in TOGETHER:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(program)
+    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider", "-n", "2"]
+    command += ["--dist", "loadfile", "-c", str(ROOT / "pyproject.toml"), f"--rootdir={tmp_path}", str(tmp_path)]
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    words = (tmp_path / "ran").read_text().split()
+    workers = dict(zip(words[::2], words[1::2], strict=True))
+    groups = {(TOGETHER[str(Path(file).relative_to(tmp_path))], worker) for file, worker in workers.items()}
+    assert len(workers) == len(TOGETHER) and len(groups) == 2, done.stdout
 
 
 @pytest.mark.parametrize("text", ["0/3", "4/3", "3", "a/b", "1/0"])
