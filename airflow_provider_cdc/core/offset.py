@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -177,3 +178,16 @@ class Lineage:
         :param before: the segments before it.
         """
         return cls(str(value["server"]), str(value["start_file"]), int(value["base"]), before)
+
+    def segments_to_json(self) -> list[dict[str, Any]]:
+        """All segments as a plain JSON value; :meth:`from_segments` turns it back."""
+        return [segment.to_json() for segment in self.segments]
+
+    @classmethod
+    def from_segments(cls, values: Sequence[dict[str, Any]]) -> Lineage:
+        """Inverse of :meth:`segments_to_json`.
+
+        :param values: at least one.
+        """
+        *before, newest = values
+        return cls.from_json(newest, cls.from_segments(before) if before else None)

@@ -23,7 +23,7 @@ _SAMPLE_ROWS = 2048
 
 @dataclass(frozen=True)
 class DataFile:
-    """A Parquet file inside the table's folder.
+    """A file of rows inside the table's folder: Parquet, where this module has written it.
 
     :param path: path relative to the table's folder.
     :param size: bytes.

@@ -26,11 +26,12 @@ from airflow_provider_cdc.sinks.files import DataFile
 
 
 class Feature(StrEnum):
-    """What a sink need not be able to do. What it cannot do is refused by these names."""
+    """What a sink need not be able to do. It is never asked to: that is refused by these names."""
 
     #: Rows can be taken out again without their key: :class:`Counted`.
     KEYLESS = "tables without a usable key"
-    #: Chunk groups can be read again: :class:`Replaced`, and :meth:`SinkTable.begin_anew`.
+    #: Rows can be read again: :class:`Replaced`, :meth:`SinkTable.begin_anew`, :meth:`SinkTable.read_staged` and
+    #: :meth:`ResumePoint.forget_older`.
     REREAD = "reading rows again"
     #: All rows can be read back: :class:`Readable`.
     READ = "reading rows back"
@@ -59,7 +60,8 @@ class Markers(Protocol):
 class Upserted:
     """Changes of a table with a key: rows are put in, replaced and deleted by key.
 
-    A change counts iff its ``_cdc_seq`` is greater than that of the row it meets.
+    A change counts iff its ``_cdc_seq`` is greater than that of the row it meets. A sink that keeps changes and not
+    rows leaves the comparison to those who read it, and says so in its documentation.
 
     :param changes: at most one a key, as :mod:`airflow_provider_cdc.core.changes` describes them.
     """
@@ -125,7 +127,11 @@ Decide = Callable[[Markers], Change | None]
 
 
 class Fenced(Protocol):
-    """What can be fenced: tables, and the resume point."""
+    """What can be fenced: tables, and the resume point.
+
+    ``create`` makes it, and nothing else does: whatever writes to what is not there raises
+    :class:`~airflow_provider_cdc.exceptions.TerminalError`. A table that somebody removed must not come back empty.
+    """
 
     def exists(self) -> bool:
         """Whether it has been created."""
@@ -148,7 +154,7 @@ class SinkTable(Fenced, Protocol):
         """What messages call the table, such as ``Delta table /lake/shop/orders``."""
 
     def create(self, pipeline: str) -> None:
-        """Create the table if it does not exist.
+        """Create the table if it does not exist; one that exists is left as it is, with its markers.
 
         :param pipeline: the pipeline that owns the table: two that wrote to one table would double its rows.
         :raises TerminalError: if it exists and is another's, or has other columns.
@@ -168,19 +174,23 @@ class SinkTable(Fenced, Protocol):
         :param decide: says what to do, knowing the markers.
         :param markers: (name -> value) to write in the same commit.
         :param fence: checked, and written, in the same commit.
-        :returns: whether something was committed.
-        :raises FencedError: if a writer with a larger fence value has been here.
+        :returns: whether something was committed; ``True`` only if it is known to stand.
+        :raises FencedError: if a writer with a larger fence value has been here, whatever ``decide`` says.
         :raises TransientError: if the commit cannot be made now; where that is not known, it may have been made.
         """
 
     def tidy(self) -> None:
         """Delete what nobody needs any more: called now and then, and at the end of a stream.
 
+        What is staged may still be published.
+
         :raises CdcError: if that is not possible now.
         """
 
     def stage(self, place: str, rows: Iterable[pa.Table]) -> DataFile:
         """Write rows that become part of the table when they are published. Called in tasks.
+
+        Where, and in which format, is up to the sink; the :class:`DataFile` that comes back says where.
 
         :param place: ``generation/group/attempt/name``, another one each time.
         :param rows: in the sink's schema, in order of the key. No more than one of them need be held at a time.
@@ -190,7 +200,7 @@ class SinkTable(Fenced, Protocol):
         """Whether what :meth:`stage` returned is still there, and whole."""
 
     def read_staged(self, file: DataFile) -> Iterator[pa.Table]:
-        """The rows that :meth:`stage` was given, in portions that fit into memory."""
+        """The rows that :meth:`stage` was given, in portions that fit into memory (:attr:`Feature.REREAD`)."""
 
     def discard(self, file: DataFile) -> None:
         """Remove what was staged and is not published."""
@@ -246,9 +256,9 @@ class ResumePoint(Fenced, Protocol):
         """Create it if it does not exist."""
 
     def forget_older(self, generation: int) -> None:
-        """Forget the resume point of an older snapshot.
+        """Forget the resume point of an older snapshot, if there is one (:attr:`Feature.REREAD`).
 
-        :param generation: number of the snapshot.
+        :param generation: number of the snapshot; nothing happens for the first one.
         """
 
     def read(self) -> Offset | None:

@@ -88,6 +88,8 @@ class States:
     def change(self, decide: Callable[[State], State | None], markers: Mapping[str, int], fence: Fence) -> bool:
         while True:
             number, state = self.newest()
+            if not number:
+                raise TerminalError(f"{self.storage.location()} is missing", "It was removed: restore it")
             standing = state["markers"].get(fence.name)
             if standing is not None and standing > fence.value:
                 raise FencedError(f"{fence.name} stands at {standing}", "A newer run has taken over")
@@ -212,12 +214,8 @@ class PlainResumePoint(States):
         state = self.newest()[1]
         if not state.get("offset"):
             return None
-        lineage: Lineage | None = None
-        for segment in state["lineage"]:
-            lineage = Lineage.from_json(segment, lineage)
-        assert lineage is not None
-        return Offset.from_json(state["offset"]), lineage
+        return Offset.from_json(state["offset"]), Lineage.from_segments(state["lineage"])
 
     def write(self, offset: Offset, lineage: Lineage, fence: Fence) -> None:
-        state = {"offset": offset.to_json(), "lineage": [segment.to_json() for segment in lineage.segments]}
+        state = {"offset": offset.to_json(), "lineage": lineage.segments_to_json()}
         self.change(lambda _: dict(state), {}, fence)

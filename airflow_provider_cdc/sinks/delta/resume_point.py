@@ -80,11 +80,8 @@ class DeltaResumePoint:
         rows = self.target.to_arrow().select(["offset", "lineage"]).to_pylist()
         if not rows:
             return None
-        lineage: Lineage | None = None
-        for segment in json.loads(rows[0]["lineage"]):
-            lineage = Lineage.from_json(segment, lineage)
-        assert lineage is not None
-        return Offset.from_json(json.loads(rows[0]["offset"])), lineage
+        found = rows[0]
+        return Offset.from_json(json.loads(found["offset"])), Lineage.from_segments(json.loads(found["lineage"]))
 
     def write(self, offset: Offset, lineage: Lineage, fence: Fence) -> None:
         """Replace the resume point.
@@ -96,7 +93,7 @@ class DeltaResumePoint:
             "epoch": fence.value,
             "_cdc_seq": lineage.seq(offset.at),
             "offset": json.dumps(offset.to_json()),
-            "lineage": json.dumps([segment.to_json() for segment in lineage.segments]),
+            "lineage": json.dumps(lineage.segments_to_json()),
             "committed_at": datetime.now(UTC),
         }
 
