@@ -163,4 +163,4 @@ def test_a_link_that_airflow_does_not_take_ends_nothing() -> None:
     told: list[str] = []
     context: Any = {"ti": Ti()}
     show_page(context, "http://h:1", Log())
-    assert told == ["there is no link to Spark's page, http://h:1, as Airflow did not take it: spark_ui was not taken"]
+    assert told == ["there is no link to Spark's page, http://h:1, because Airflow rejected it: spark_ui was not taken"]

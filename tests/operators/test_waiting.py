@@ -137,7 +137,7 @@ def test_a_trigger_that_never_sees_the_bookkeeping(tmp_path: Path, monkeypatch: 
 
     for path, whys in (
         (missing, [f"there is no bookkeeping file {missing}"] * 2),
-        (other, ["does not know of snapshot 1 of p", "does not know of epoch 1 of the stream of p"]),
+        (other, ["has no snapshot 1 of p", "has no epoch 1 of the stream of p"]),
     ):
         for event, why in zip(asyncio.run(main(path)), whys, strict=True):
             assert why in event["unseen"] and "state.conn_id" in event["unseen"]

@@ -11,7 +11,7 @@ import pytest
 
 from airflow_provider_cdc.exceptions import CdcError, TableAlteredError, TerminalError
 from airflow_provider_cdc.mysql.snapshot import chunk as chunk_module
-from airflow_provider_cdc.phases import snapshot as snapshot_module
+from airflow_provider_cdc.phases import groups
 from airflow_provider_cdc.phases.verify import verify
 from tests.support.cli import Cli
 from tests.support.mariadb import MariaDBServer
@@ -149,7 +149,7 @@ def test_a_part_that_is_published_stops(
             if done[0] == 1 and name == "group.after_commit":
                 cursor.execute("ALTER TABLE t ADD COLUMN w INT")
 
-        monkeypatch.setattr(snapshot_module, "failpoint", failpoint)
+        monkeypatch.setattr(groups, "failpoint", failpoint)
         for _ in range(2):
             with pytest.raises(TableAlteredError, match=r"table d\.t was altered.*at .*binlog\..*published") as caught:
                 cli.snapshot()

@@ -210,7 +210,7 @@ def test_nobody_knows_what_a_table_holds(pair: Pair) -> None:
     pair.run("INSERT INTO d.keyed VALUES (9, 9)")
     die_in_a_batch(pair, pair.old)
     pair.cli.context.storage.delete(pair.cli.context.layout.batch)
-    pair.refused(TerminalError, r"d\.keyed is further than the resume point, and nothing says which transactions")
+    pair.refused(TerminalError, r"d\.keyed is ahead of the resume point, and nothing says which transactions")
     pair.copy(pair.old)
     exact(pair, pair.new)
 

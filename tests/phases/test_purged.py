@@ -221,7 +221,7 @@ def test_who_belongs_to_the_old_snapshot_cannot_write(world: World) -> None:
     group = Group(context, old, 0)
     entries = [entry for entry in group.totals(group.markers()).files if entry["file"]["rows"]]
     with pytest.raises(FencedError):
-        Group(context, old, 90).publish(1, entries)
+        group.publish(1, entries)
     # A task that was mapped over the groups of the old plan, of which the new one has fewer.
     with (
         world.cli.opened() as (context, store),

@@ -246,7 +246,7 @@ def test_a_table_that_is_altered_ends_the_stream(source: Source) -> None:
 
 
 BAD = {
-    "option tabel is not known. There are conn_id": {"tabel": "d.t"},
+    "option tabel is not known. Known options: conn_id": {"tabel": "d.t"},
     "option password is not known. A login is never an option": {"password": "hunter2"},
     "option table is 't'. Give database.table": {"table": "t"},
     "give exactly one of conn_id and conn_file": {"conn_file": "/x"},
@@ -254,7 +254,7 @@ BAD = {
     "option max_bytes_per_batch is '1 MB'. Give a whole number": {"max_bytes_per_batch": "1 MB"},
     "option before_images is 'yes'. Give true or false": {"before_images": "yes"},
     "there is no table d.none": {"table": "d.none"},
-    "'yesterday' names no place in the binlog": {"start": "yesterday"},
+    "'yesterday' is not a place in the binlog": {"start": "yesterday"},
     "there is no position binlog.000001:99999999999 in": {"end": "binlog.000001:99999999999"},
 }
 
