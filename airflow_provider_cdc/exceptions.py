@@ -75,6 +75,10 @@ class NotReadyError(CdcError):
     exit_code = 2
 
 
+class AlreadyRunningError(NotReadyError):
+    """Another stream of the pipeline is running, and there can only be one."""
+
+
 class TerminalError(CdcError):
     """Needs a decision: data that cannot be understood, a lost position, a difference found. Exit code 1."""
 

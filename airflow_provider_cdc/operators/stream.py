@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from airflow_provider_cdc.core.supervision import LOSS_SECONDS, LOSSES, Restarts, Verdict, Watch
 from airflow_provider_cdc.exceptions import (
     REPORT,
+    AlreadyRunningError,
     CdcError,
     NotReadyError,
     TerminalError,
@@ -355,6 +356,8 @@ class CdcStreamOperator(PipelineOperator):
                     self._show(str(log))
                     try:
                         outcome_of(result_of(log), code)
+                    except AlreadyRunningError:  # when the driver looked; it has ended since
+                        return None
                     except UnexpectedError:
                         raise
                     except TransientError:  # the task's log has it; in a long outage it would push out older ones

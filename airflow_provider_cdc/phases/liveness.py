@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from airflow_provider_cdc.core.supervision import HEARTBEAT_SECONDS, LOST_SECONDS, Pulse
-from airflow_provider_cdc.exceptions import CdcError, NotReadyError
+from airflow_provider_cdc.exceptions import AlreadyRunningError, CdcError
 from airflow_provider_cdc.processes import died_here, start_time
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class Watcher:
     def refuse(self, store: Store, pipeline: str) -> None:
         """Refuse to start beside a run that is alive.
 
-        :raises NotReadyError: naming it.
+        :raises AlreadyRunningError: naming it.
         """
         run, lives = self.watch(store, pipeline)
         if run is not None and lives:
@@ -144,14 +144,14 @@ class Watcher:
     def confirm(self, run: StreamRow | None) -> None:
         """Refuse to take over, in the transaction that does so, any run that is not still as it was when it was over.
 
-        :raises NotReadyError: naming it.
+        :raises AlreadyRunningError: naming it.
         """
         if run is not None and self.lives(run) is not False:
             raise _running(run)
 
 
-def _running(run: StreamRow) -> NotReadyError:
-    return NotReadyError(
+def _running(run: StreamRow) -> AlreadyRunningError:
+    return AlreadyRunningError(
         f"a stream of {run.pipeline} is running (epoch {run.epoch}, process {run.pid} on {run.host})",
         "Stop it with `airflow-cdc stop`, and run this again when it has ended",
     )

@@ -107,7 +107,8 @@ class Site:
     def equal(self, *tables: str, lake: Path | None = None) -> None:
         """Whether the tables, that nobody writes to now, are the same in the lake."""
         with contextlib.closing(self.server.connect()) as connection:
-            assert [str(d) for d in compare_all(connection, "shop", lake or self.lake, tables)] == []
+            found = [str(d) for d in compare_all(connection, "shop", lake or self.lake, tables)]
+        assert not found, found
 
     @contextlib.contextmanager
     def written(self, *only: str) -> Iterator[None]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -15,7 +17,8 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout, A
 
 from airflow_provider_cdc import CdcSnapshotSensor, CdcStreamOperator
 from airflow_provider_cdc.exceptions import NotReadyError, pack
-from airflow_provider_cdc.store import Store
+from airflow_provider_cdc.phases.liveness import Heart, whoami
+from airflow_provider_cdc.store import Store, StreamRow
 from airflow_provider_cdc.triggers import cdc
 from airflow_provider_cdc.triggers.cdc import CdcSnapshotTrigger, CdcStreamTrigger
 from tests.support.cli import Cli
@@ -166,3 +169,22 @@ def test_a_trigger_whose_bookkeeping_is_lost_later(tmp_path: Path, monkeypatch: 
     with closing(Store.open(f"sqlite:///{path}", migrate=True)) as store:
         store.write_plan("p", 1, {}, [], [], [])
     assert asyncio.run(main()) == {"complete": False}
+
+
+def test_a_stream_that_was_in_the_way_and_has_ended(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two tasks start the stream at once. The driver of one refuses, and when its task looks, the other is done."""
+    operator = CdcStreamOperator(task_id="stream", pipeline=cli.value)
+    with cli.opened() as (context, store):
+        number = store.new_epoch("p", 0, *whoami(), refuse=lambda _: None)
+        real = store.current_stream
+
+        def current(name: str) -> StreamRow | None:
+            if list(context.local.logs.glob("*.json")):
+                store.end_stream("p", number, "caught_up", None, None)
+            return real(name)
+
+        with Heart(store, "p", number, {}, threading.Event(), lambda: False):
+            monkeypatch.setattr(store, "current_stream", current)
+            assert operator._start(CONTEXT, context, store) is None
+        (refused,) = context.local.logs.glob("*.json")
+        assert json.loads(refused.read_text())["error"]["kind"] == "AlreadyRunningError"
