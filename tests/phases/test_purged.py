@@ -225,7 +225,7 @@ def test_who_belongs_to_the_old_snapshot_cannot_write(world: World) -> None:
     # A task that was mapped over the groups of the old plan, of which the new one has fewer.
     with (
         world.cli.opened() as (context, store),
-        pytest.raises(NotReadyError, match="has no chunk group 90: it was planned"),
+        pytest.raises(NotReadyError, match="has no chunk group 90: the snapshot was planned again"),
     ):
         run_group(context, store, planned(context, store), 90, run_in_threads, holder="old")
     world.exact(generation=2)
