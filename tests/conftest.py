@@ -30,6 +30,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: running.turn(item.nodeid))
+    for item in running.repetitions(items):
+        item.add_marker(pytest.mark.long)
     share = config.getoption("--share")
     if share is not None:
         taken = [item for item in items if item.get_closest_marker("long") and running.in_share(item.nodeid, *share)]

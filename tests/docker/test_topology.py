@@ -30,7 +30,8 @@ from tests.support.workload import Writers
 from tests.support.workload_tables import make_shop
 from tests.system.test_secrets import leaks
 
-pytestmark = [pytest.mark.airflow, pytest.mark.spark]
+# The example DAGs, once more, with everything that the compose file has.
+pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.long]
 
 DAG, STREAM = "shop", "shop.stream"
 TABLES = {"customer", "customer_address", "ledger", "orders"}

@@ -18,6 +18,9 @@ from tests.support.mariadb import MariaDBServer
 from tests.support.oracle import compare_all
 from tests.support.servers import MySQLServer
 
+# The servers have their turn: each test with each of them would be a product.
+pytestmark = pytest.mark.one_of("server")
+
 #: What happens to table ``t`` (60 rows, 20 chunks). Tables ``spare`` and ``part`` have other rows.
 STATEMENTS: dict[str, tuple[str, ...]] = {
     "truncate": ("TRUNCATE TABLE t",),

@@ -35,6 +35,9 @@ from tests.support.cli import asked_by
 from tests.support.delta import as_delta, put
 from tests.support.servers import MySQLServer
 
+# The servers have their turn: each test with each of them would be a product.
+pytestmark = pytest.mark.one_of("servers")
+
 ME = "dag/run/snapshot/1"
 
 

@@ -31,6 +31,9 @@ from tests.support.mariadb import MariaDBServer
 from tests.support.oracle import compare_all
 from tests.support.servers import MySQLServer
 
+# The servers have their turn: each test with each of them would be a product.
+pytestmark = pytest.mark.one_of("server")
+
 WITHOUT = {"gtid_mode": "OFF", "enforce_gtid_consistency": "OFF"}
 
 

@@ -31,6 +31,9 @@ from tests.support.mariadb import MariaDBServer
 from tests.support.oracle import compare_all
 from tests.support.servers import MySQLServer
 
+# The servers have their turn: each test with each of them would be a product.
+pytestmark = pytest.mark.one_of("server")
+
 #: Awkward values, a key that allows NULL, columns that are hidden or computed.
 WIDE = """CREATE TABLE wide (
     a INT, s VARCHAR(20) COLLATE utf8mb4_general_ci, f FLOAT, d DOUBLE, n DECIMAL(12,3), j JSON, g POINT,

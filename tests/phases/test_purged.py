@@ -30,6 +30,9 @@ from tests.support.mariadb import MariaDBServer
 from tests.support.oracle import compare_all
 from tests.support.servers import MySQLServer
 
+# The servers have their turn: each test with each of them would be a product.
+pytestmark = pytest.mark.one_of("server")
+
 _NUMBERS = itertools.count(10)
 
 

@@ -21,6 +21,9 @@ from tests.support.cli import Cli
 from tests.support.mariadb import MariaDBServer
 from tests.support.servers import MySQLServer
 
+# The servers have their turn: each test with each of them would be a product.
+pytestmark = pytest.mark.one_of("server")
+
 SERVERS: dict[str, type[MySQLServer]] = {"MySQL": MySQLServer, "MariaDB": MariaDBServer}
 ROWS = 8000
 

@@ -25,6 +25,9 @@ from tests.support.cli import Cli
 from tests.support.mariadb import MariaDBServer
 from tests.support.servers import MySQLServer
 
+# The servers have their turn: each test with each of them would be a product.
+pytestmark = pytest.mark.one_of("history")
+
 SERVERS: dict[str, type[MySQLServer]] = {"MySQL": MySQLServer, "MariaDB": MariaDBServer}
 
 

@@ -26,6 +26,9 @@ from tests.support.mariadb import MariaDBServer
 from tests.support.oracle import compare_all
 from tests.support.servers import MySQLServer
 
+# The servers have their turn: each test with each of them would be a product.
+pytestmark = pytest.mark.one_of("server")
+
 
 @pytest.fixture(scope="module", params=["MySQL", "MySQL compressed", "MySQL without GTIDs", "MariaDB"])
 def server(request: pytest.FixtureRequest) -> Iterator[MySQLServer]:

@@ -24,6 +24,15 @@ def test_of_chance(seed):
 def test_of_every_run():
     pass
 
+@pytest.fixture(params=["A", "B", "C"])
+def server(request):
+    pass
+
+@pytest.mark.one_of("server")
+@pytest.mark.parametrize("n", range(10))
+def test_on_several(server, n):
+    pass
+
 @pytest.mark.parametrize("seed", ["it's 7"])
 def test_that_fails(seed):
     raise AssertionError
@@ -52,10 +61,17 @@ def names(output: str) -> list[str]:
 
 def test_each_long_test_is_in_one_share(run: Run) -> None:
     shares = [names(run("--collect-only", "-q", f"--share={k}/3")) for k in (1, 2, 3)]
-    assert all(shares) and sorted(name for share in shares for name in share) == sorted(
-        f"test_of_chance[{n}]" for n in range(40)
-    )
+    found = sorted(name for share in shares for name in share if "chance" in name)
+    assert all(shares) and found == sorted(f"test_of_chance[{n}]" for n in range(40))
     assert names(run("--collect-only", "-q", "--share=2/3")) == shares[1]
+
+
+def test_each_value_has_its_turn(run: Run) -> None:
+    kept = [name for name in names(run("--collect-only", "-q", "-m", "not long")) if "several" in name]
+    assert sorted(name[-2] for name in kept) == [str(n) for n in range(10)]
+    assert {name.partition("[")[2][0] for name in kept} == {"A", "B", "C"}
+    left = [name for name in names(run("--collect-only", "-q", "--share=1/1")) if "several" in name]
+    assert len(left) == 20 and not set(left) & set(kept)
 
 
 def test_shares_are_about_the_same() -> None:

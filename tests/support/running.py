@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from hashlib import sha256
 from pathlib import PurePosixPath
 from typing import Any
@@ -52,6 +52,21 @@ def share_of(text: str) -> tuple[int, int]:
 def in_share(nodeid: str, share: int, shares: int) -> bool:
     """Whether a test belongs to a share. It depends on its name alone, so each is in one share, today and tomorrow."""
     return int.from_bytes(sha256(nodeid.encode()).digest()[:8]) % shares == share - 1
+
+
+def repetitions(items: Iterable[Any]) -> Iterator[Any]:
+    """Of tests that are marked ``one_of(parameter)``, those with the values of the parameter that are left to the long
+    tests. Which value is kept depends on the test's name and its other parameters: all values have their turn.
+    """
+    groups = defaultdict[tuple[str, frozenset[tuple[str, int]]], list[Any]](list)
+    for item in items:
+        marker = item.get_closest_marker("one_of")
+        if marker and hasattr(item, "callspec") and not item.get_closest_marker("long"):
+            others = {(name, id(value)) for name, value in item.callspec.params.items() if name != marker.args[0]}
+            groups[item.nodeid.partition("[")[0], frozenset(others)].append(item)
+    for variants in groups.values():
+        kept = int.from_bytes(sha256(variants[0].nodeid.encode()).digest()[:8]) % len(variants)
+        yield from (item for number, item in enumerate(variants) if number != kept)
 
 
 def repeat(nodeid: str) -> str:

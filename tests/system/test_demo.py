@@ -128,6 +128,7 @@ def test_interrupted_it_leaves_nothing(
 
 
 @pytest.mark.airflow
+@pytest.mark.long
 def test_it_stays_until_interrupted(start: Start, tmp_path: Path) -> None:
     """The address and the login that are shown work, and nothing else does; the comparison is made once more."""
     process = start(AIRFLOW, "--stay")

@@ -28,6 +28,9 @@ from tests.support.oracle import compare_all
 from tests.support.proxy import Proxy
 from tests.support.servers import MySQLServer
 
+# The servers have their turn: each test with each of them would be a product.
+pytestmark = pytest.mark.one_of("own")
+
 
 def test_clocks_that_step(tmp_path: Path) -> None:
     """Times are only ever told: the order of changes is that of the binlog, whatever a clock says of them.
