@@ -412,6 +412,10 @@ class CdcStreamOperator(PipelineOperator):
         :raises _Setback: if it is to be started again.
         """
         epoch, verdict = int(event["epoch"]), Verdict(event["verdict"])
+        own = None if event["found"] else store.epoch(work.pipeline.name, epoch)
+        if own is not None and own.state == Verdict.CAUGHT_UP:  # whoever has begun another one since
+            self._show(own.log)
+            return self._summary(store, own)
         if verdict is Verdict.SUPERSEDED:
             self.log.info("epoch %s was taken over by a newer one", epoch)
             return None

@@ -131,6 +131,11 @@ class StreamStore(Database):
         with self._read() as session:
             return session.scalars(_newest(pipeline)).first()
 
+    def epoch(self, pipeline: str, epoch: int) -> StreamRow | None:
+        """One run, in whatever state, or ``None`` if the bookkeeping does not have it."""
+        with self._read() as session:
+            return session.get(StreamRow, (pipeline, epoch))
+
     def record_batch(
         self,
         pipeline: str,

@@ -188,3 +188,16 @@ def test_a_stream_that_was_in_the_way_and_has_ended(cli: Cli, monkeypatch: pytes
             assert operator._start(CONTEXT, context, store) is None
         (refused,) = context.local.logs.glob("*.json")
         assert json.loads(refused.read_text())["error"]["kind"] == "AlreadyRunningError"
+
+
+@pytest.mark.parametrize("verdict", ["caught_up", "superseded"])
+def test_a_catch_up_is_done_though_another_one_has_begun_since(cli: Cli, verdict: str) -> None:
+    """Two tasks that each began another one when they saw the other's would never end."""
+    cli.value["stream"] = {"mode": "catch_up"}
+    operator = CdcStreamOperator(task_id="stream", pipeline=cli.value)
+    with cli.opened() as (_, store):
+        for number in (1, 2):
+            assert store.new_epoch("p", 0, *whoami()) == number
+            store.end_stream("p", number, "caught_up")
+    event = {"epoch": 1, "found": False, "verdict": verdict}
+    assert operator.resume(CONTEXT, event)["epoch"] == 1
