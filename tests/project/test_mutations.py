@@ -29,6 +29,7 @@ def cases(*, quick: bool) -> list[object]:
     return [pytest.param(mutation, id=mutation.id) for mutation in LISTED if mutation.quick is quick]
 
 
+@pytest.mark.one_of("mutation")
 @pytest.mark.parametrize("mutation", cases(quick=True))
 def test_a_rule_that_is_quickly_tried(place: Workshop, mutation: Mutation) -> None:
     place.attempt(mutation)

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.spark
 
 ROWS, CHUNK_ROWS = 640, 5
 #: Cases of which the long run alone has the other failpoint.
-POINT_OF = {"fails": "file.after_write", "speculative": "chunk.after_select"}
+POINT_OF = {"fails": "file.after_write", "speculative": "chunk.after_select", "zombie": "file.after_write"}
 SLICES = 8
 
 
