@@ -136,7 +136,7 @@ def test_killed_and_started_again(
                 lake.lose(draw.choice(("bookkeeping", "checkpoint")))
         # What was left to do may have ended before the moment, or a place that other workers have been at, came.
         assert set(codes) <= {KILLED, 0}, f"{codes}\n{log.read_text()}"
-        assert codes[:-1].count(KILLED) >= len(codes) - 2, f"{codes}\n{log.read_text()}"
+        assert codes[:-1].count(KILLED) >= max(len(codes) - 2, 1), f"{codes}\n{log.read_text()}"
         assert _run(run, connection, "", log) == 0, log.read_text()
         w.stop()
     # The last steps once through Spark, else through the same code without it, which takes a tenth of the time.
