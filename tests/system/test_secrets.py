@@ -194,11 +194,12 @@ def _kept(folder: Path, secret: str) -> Iterator[Kept]:
 
     def look() -> None:
         while not over.wait(0.05):
-            for path in folder.rglob("*"):
-                with contextlib.suppress(OSError):
-                    if path.is_file():
-                        kept.found.update(leaks(str(path), path.read_bytes(), secret))
-                        kept.folders.add(path.relative_to(folder).parts[0])
+            for parent, _, names in os.walk(folder):  # not rglob(), which fails where a folder goes meanwhile
+                for path in map(Path(parent).joinpath, names):
+                    with contextlib.suppress(OSError):
+                        if path.is_file():
+                            kept.found.update(leaks(str(path), path.read_bytes(), secret))
+                            kept.folders.add(path.relative_to(folder).parts[0])
 
     thread = threading.Thread(target=look)
     thread.start()
