@@ -13,8 +13,8 @@ STAMP := $(VENV)/.complete
 SHARE := 1/1
 LINT := $(BIN)/ruff check .; $(BIN)/ruff format --check .; $(BIN)/mypy
 PYTEST := $(BIN)/python -m pytest --durations=30
-# WORKERS=n: how many files of tests run at a time. Much of a test's time is waiting for servers.
-WORKERS := 3
+# WORKERS=n: how many files of tests run at a time. Two of them have an Airflow, and most of a test's time is waiting.
+WORKERS := 5
 BESIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: help setup demo demo-core bench-snapshot bench-stream bench-binlog bench-memory jvm test test-fast test-airflow test-long test-versions mutations lint lock clean
@@ -61,10 +61,8 @@ jvm: setup
 
 test: jvm ## Lint, then all tests but the long ones, against real servers, in a real Airflow, with real Spark
 	@$(LINT); lint=$$SECONDS; \
-	$(PYTEST) $(BESIDE) -m "not long and not airflow" || failed=1; first=$$((SECONDS - lint)); \
-	$(PYTEST) $(BESIDE) -m "airflow and not long" || failed=1; \
-	echo "make test: lint $$lint s, tests without Airflow $$first s, with Airflow $$((SECONDS - lint - first)) s"; \
-	exit $${failed:-0}
+	$(PYTEST) $(BESIDE) -m "not long" || failed=1; \
+	echo "make test: lint $$lint s, tests $$((SECONDS - lint)) s"; exit $${failed:-0}
 
 test-airflow: jvm ## Of these, the ones that start Airflow's own processes: the example DAGs, outages, retries
 	$(PYTEST) $(BESIDE) -m "airflow and not long"

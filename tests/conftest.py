@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 import pytest
-from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 from tests.support import jvm, running
 from tests.support.mariadb import MariaDBServer, NewestMariaDBServer
@@ -41,6 +40,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]  # not where versions are tried
+
     scheduler = LoadScopeScheduling(config, log)
     scheduler._split_scope = running.together
     return scheduler

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 import tomllib
 from importlib import metadata
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
@@ -75,3 +77,14 @@ def test_every_step_names_what_there_is() -> None:
             if word.startswith("tests/"):
                 file, _, test = word.partition("::")
                 assert f"def {test}(" in (ROOT / file).read_text() if test else (ROOT / file).exists()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)  # the first step in an environment makes it
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("name", VERSIONS)
+def test_a_step(name: str, step: str) -> None:
+    """A part of ``make test-versions``: each share of the long tests has some."""
+    command = [sys.executable, "-m", "tests.versions", name, step]
+    run = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert run.returncode == 0, run.stdout
