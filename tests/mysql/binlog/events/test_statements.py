@@ -12,7 +12,7 @@ import pytest
 from airflow_provider_cdc.core.ddl import classify, fold, may_name
 from airflow_provider_cdc.core.offset import Lineage
 from airflow_provider_cdc.exceptions import DdlError, TerminalError
-from airflow_provider_cdc.mysql.binlog.events.binlog_stream import Event
+from airflow_provider_cdc.mysql.binlog.events.event import Event
 from airflow_provider_cdc.mysql.binlog.events.query import read_query
 from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction
 from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader
