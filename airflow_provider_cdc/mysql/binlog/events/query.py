@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pymysql.charset import charset_by_id
 
-from airflow_provider_cdc.core.ddl import Quoting
+from airflow_provider_cdc.core.sql_words import Quoting
 from airflow_provider_cdc.exceptions import REPORT, TerminalError
 from airflow_provider_cdc.mysql.binlog.events.event import Event
 
