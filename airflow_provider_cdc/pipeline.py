@@ -7,23 +7,30 @@ found is reported in one line that names the key, the value and what is allowed.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import hashlib
-import itertools
 import os
 import re
 import reprlib
 import uuid
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
-from functools import lru_cache
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import yaml
 
 from airflow_provider_cdc.core import slots
+from airflow_provider_cdc.core.checks import (
+    check_choice,
+    check_conn_id,
+    check_keys,
+    check_whole,
+    key_names,
+    refused,
+    unbuilt,
+)
 from airflow_provider_cdc.core.limits import Limits
+from airflow_provider_cdc.core.patterns import check_patterns, matches
 from airflow_provider_cdc.core.spark_conf import check_conf, check_master
 from airflow_provider_cdc.core.start import SNAPSHOT, Start, check_start
 from airflow_provider_cdc.core.strict_yaml import parse
@@ -34,7 +41,6 @@ from airflow_provider_cdc.sinks.registry import KINDS
 MAX_SERVER_ID = 2**32 - 1 - slots.LAST
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
-_CONN_ID = re.compile(r"[A-Za-z0-9_.\-]{1,250}")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*):/")
 # A derived server id is far above the small numbers people give to their own servers.
 _FIRST_DERIVED_ID, _ID_STRIDE = 2**20, 1024
@@ -43,82 +49,6 @@ _UUIDS = uuid.uuid5(uuid.NAMESPACE_URL, "airflow-provider-cdc")
 _SCHEMA_CHANGES = ("exception", "evolve", "try_evolve", "lenient", "ignore")
 _ZERO_DATES = ("error", "null")
 _SINK_KINDS = ("delta", "iceberg", "jdbc", "kafka", "changelog")
-
-
-def _bad(key: str, value: object, allowed: str) -> NoReturn:
-    raise NotReadyError(f"{key} is {reprlib.repr(value)}", f"It must be {allowed}")
-
-
-def _unbuilt(key: str, value: object, remedy: str) -> NoReturn:
-    raise NotReadyError(f"{key}: {reprlib.repr(value)} is not supported yet", remedy)
-
-
-def _whole(key: str, value: object, low: int, high: int | None = None) -> None:
-    fits = isinstance(value, int) and not isinstance(value, bool) and value >= low and (high is None or value <= high)
-    if not fits:
-        _bad(
-            key, value, f"a whole number of at least {low}" if high is None else f"a whole number from {low} to {high}"
-        )
-
-
-def _choice(key: str, value: object, built: tuple[str, ...], contract: tuple[str, ...], remedy: str) -> None:
-    if value in built:
-        return
-    if value in contract:
-        _unbuilt(key, value, remedy)
-    _bad(key, value, f"one of {', '.join(built)}" if len(built) > 1 else built[0])
-
-
-def _conn_id(key: str, value: object) -> None:
-    if not isinstance(value, str) or not _CONN_ID.fullmatch(value):
-        # The value is not shown: people paste whole addresses here, with the password.
-        raise NotReadyError(
-            f"{key} is not the id of a connection", "It must be a name such as cdc_source, not an address"
-        )
-
-
-def _patterns(key: str, value: object, dots: int = 1) -> tuple[str, ...]:
-    """Check a list of patterns of tables, or with two dots of columns."""
-    example = "shop.order_.*" if dots == 1 else "shop.customer.phone_.*"
-    if isinstance(value, str) or not isinstance(value, list | tuple):
-        _bad(key, value, f"a list of regular expressions such as {example}")
-    for pattern in value:
-        if not isinstance(pattern, str) or not pattern:
-            _bad(key, pattern, f"a list of regular expressions such as {example}")
-        try:
-            compiled = _compile(pattern, dots)
-        except re.error as error:
-            _bad(key, pattern, f"a list of valid regular expressions ({error})")
-        if not compiled:
-            between = "a dot between database and table" if dots == 1 else "dots between database, table and column"
-            _bad(key, pattern, f"a regular expression with {between}, such as {example}")
-    return tuple(value)
-
-
-# A dot in any of its spellings that is not repeated (only such a one can stand between database and table), or else an
-# escaped character, a character class, or any other character.
-_PARTS = re.compile(r"(?P<dot>(?:\\\.|\[\.\]|\.)(?![*+?{]))|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
-
-
-@lru_cache(maxsize=4096)
-def _compile(pattern: str, count: int) -> tuple[re.Pattern[str], ...]:
-    """One compiled pattern for every dot (or pair of dots) that may stand between database and table (and column).
-
-    Names may hold dots, and an unescaped dot matches any character: ``shop.order_.*`` against the joined name would
-    also take table ``x`` of a database ``shop1order_``. The dot therefore becomes NUL, which no name can hold.
-    """
-    re.compile(pattern)
-    found = []
-    for dots in itertools.combinations([m.span() for m in _PARTS.finditer(pattern) if m["dot"]], count):
-        starts, ends = [0, *(end for _, end in dots)], [*(start for start, _ in dots), len(pattern)]
-        parts = (pattern[start:end] for start, end in zip(starts, ends, strict=True))
-        found.append(re.compile("\0".join(parts), re.DOTALL))
-    return tuple(found)
-
-
-def _matches(patterns: Iterable[str], *names: str) -> bool:
-    name = "\0".join(names)
-    return any(compiled.fullmatch(name) for pattern in patterns for compiled in _compile(pattern, len(names) - 1))
 
 
 @dataclass(frozen=True)
@@ -148,20 +78,20 @@ class Source:
         zero_dates: object = self.zero_dates
         if zero_dates is None:
             object.__setattr__(self, "zero_dates", "null")
-        _choice("source.zero_dates", self.zero_dates, _ZERO_DATES, (), "")
-        _conn_id("source.conn_id", self.conn_id)
-        object.__setattr__(self, "tables", _patterns("source.tables", self.tables))
-        object.__setattr__(self, "exclude", _patterns("source.exclude", self.exclude))
+        check_choice("source.zero_dates", self.zero_dates, _ZERO_DATES, (), "")
+        check_conn_id("source.conn_id", self.conn_id)
+        object.__setattr__(self, "tables", check_patterns("source.tables", self.tables))
+        object.__setattr__(self, "exclude", check_patterns("source.exclude", self.exclude))
         for key in ("include_columns", "exclude_columns"):
-            object.__setattr__(self, key, _patterns(f"source.{key}", getattr(self, key), dots=2))
+            object.__setattr__(self, key, check_patterns(f"source.{key}", getattr(self, key), dots=2))
         if self.include_columns and self.exclude_columns:
             raise NotReadyError(
                 "source.include_columns and source.exclude_columns are both set", "Leave one of them out"
             )
         if not self.tables:
-            _bad("source.tables", [], "at least one regular expression such as shop.order_.*")
+            raise refused("source.tables", [], "at least one regular expression such as shop.order_.*")
         if self.server_id is not None:
-            _whole("source.server_id", self.server_id, 1, MAX_SERVER_ID)
+            check_whole("source.server_id", self.server_id, 1, MAX_SERVER_ID)
 
     @property
     def patterns(self) -> dict[str, tuple[str, ...]]:
@@ -191,17 +121,17 @@ class Snapshot:
     max_replica_lag_seconds: int | None = None
 
     def __post_init__(self) -> None:
-        _whole("snapshot.chunk_rows", self.chunk_rows, 1, 1_000_000)
-        _whole("snapshot.group_rows", self.group_rows, 1)
+        check_whole("snapshot.chunk_rows", self.chunk_rows, 1, 1_000_000)
+        check_whole("snapshot.group_rows", self.group_rows, 1)
         if self.group_rows < self.chunk_rows:
-            _bad("snapshot.group_rows", self.group_rows, f"at least snapshot.chunk_rows ({self.chunk_rows})")
-        _whole("snapshot.parallelism", self.parallelism, 1, slots.MAX_PARALLELISM)
+            raise refused("snapshot.group_rows", self.group_rows, f"at least snapshot.chunk_rows ({self.chunk_rows})")
+        check_whole("snapshot.parallelism", self.parallelism, 1, slots.MAX_PARALLELISM)
         for name in ("max_rows_per_second", "max_bytes_per_second", "max_replica_lag_seconds"):
             if getattr(self, name) is not None:
-                _whole(f"snapshot.{name}", getattr(self, name), 1)
+                check_whole(f"snapshot.{name}", getattr(self, name), 1)
         if self.max_threads_running is not None:
             # Each reader is up to two running threads of the server itself, and one of them asks for the number.
-            _whole("snapshot.max_threads_running", self.max_threads_running, 2 * self.parallelism + 1)
+            check_whole("snapshot.max_threads_running", self.max_threads_running, 2 * self.parallelism + 1)
 
     @property
     def limits(self) -> Limits:
@@ -239,19 +169,21 @@ class Stream:
     on_purged: str = "stop"
 
     def __post_init__(self) -> None:
-        _choice("stream.mode", self.mode, ("continuous", "catch_up"), (), "")
+        check_choice("stream.mode", self.mode, ("continuous", "catch_up"), (), "")
         seconds: object = self.trigger_seconds
         if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 0 <= seconds <= 3600:
-            _bad("stream.trigger_seconds", seconds, "a number from 0 to 3600")
+            raise refused("stream.trigger_seconds", seconds, "a number from 0 to 3600")
         remedy = "Use exception: this version stops at every DDL of a captured table"
-        _choice("stream.schema_changes", self.schema_changes, ("exception",), _SCHEMA_CHANGES, remedy)
-        _whole("stream.max_batch_bytes", self.max_batch_bytes, 1024 * 1024)
-        _whole("stream.max_batch_rows", self.max_batch_rows, 1000)
-        _whole("stream.parallelism", self.parallelism, 1, slots.MAX_PARALLELISM)
+        check_choice("stream.schema_changes", self.schema_changes, ("exception",), _SCHEMA_CHANGES, remedy)
+        check_whole("stream.max_batch_bytes", self.max_batch_bytes, 1024 * 1024)
+        check_whole("stream.max_batch_rows", self.max_batch_rows, 1000)
+        check_whole("stream.parallelism", self.parallelism, 1, slots.MAX_PARALLELISM)
         object.__setattr__(self, "start", check_start("stream.start", self.start))
-        _choice("stream.on_purged", self.on_purged, ("stop", "reread"), (), "")
+        check_choice("stream.on_purged", self.on_purged, ("stop", "reread"), (), "")
         if self.on_purged == "reread" and self.start != SNAPSHOT:
-            _bad("stream.on_purged", self.on_purged, "stop: a pipeline without a snapshot has nothing to read again")
+            raise refused(
+                "stream.on_purged", self.on_purged, "stop: a pipeline without a snapshot has nothing to read again"
+            )
 
 
 @dataclass(frozen=True)
@@ -268,18 +200,20 @@ class Sink:
     deletes: str = "hard"
 
     def __post_init__(self) -> None:
-        _choice("sink.kind", self.kind, tuple(KINDS), _SINK_KINDS, f"Use {' or '.join(KINDS)}")
+        check_choice("sink.kind", self.kind, tuple(KINDS), _SINK_KINDS, f"Use {' or '.join(KINDS)}")
         path: object = self.path
         if not isinstance(path, str):
-            _bad("sink.path", path, "the absolute path of a folder, such as /data/lake")
+            raise refused("sink.path", path, "the absolute path of a folder, such as /data/lake")
         if scheme := _SCHEME.match(path):
             # The rest is not shown: storage addresses can carry keys.
-            _unbuilt(
+            raise unbuilt(
                 "sink.path", f"{scheme[1]}://", "Use the plain path of a folder that the driver and all executors share"
             )
         if not path.startswith("/") or not path.isprintable():
-            _bad("sink.path", path, "the absolute path of a folder, such as /data/lake")
-        _choice("sink.deletes", self.deletes, ("hard",), ("soft",), "Use hard: a deleted row is removed from the sink")
+            raise refused("sink.path", path, "the absolute path of a folder, such as /data/lake")
+        check_choice(
+            "sink.deletes", self.deletes, ("hard",), ("soft",), "Use hard: a deleted row is removed from the sink"
+        )
 
 
 @dataclass(frozen=True)
@@ -293,7 +227,7 @@ class State:
 
     def __post_init__(self) -> None:
         if self.conn_id is not None:
-            _conn_id("state.conn_id", self.conn_id)
+            check_conn_id("state.conn_id", self.conn_id)
 
 
 @dataclass(frozen=True)
@@ -311,7 +245,7 @@ class Spark:
 
     def __post_init__(self) -> None:
         if self.conn_id is not None:
-            _conn_id("spark.conn_id", self.conn_id)
+            check_conn_id("spark.conn_id", self.conn_id)
             if self.master is not None:
                 raise NotReadyError("spark.conn_id and spark.master are both set", "Leave one of them out")
         else:
@@ -343,10 +277,10 @@ class Pipeline:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
-            _bad("name", self.name, "1 to 63 letters, digits, '_', '.' or '-', with a letter or digit first")
+            raise refused("name", self.name, "1 to 63 letters, digits, '_', '.' or '-', with a letter or digit first")
         for key, section in _SECTIONS.items():
             if not isinstance(getattr(self, key), section):
-                _bad(key, getattr(self, key), f"a {section.__name__}; Pipeline.from_dict takes plain mappings")
+                raise refused(key, getattr(self, key), f"a {section.__name__}; Pipeline.from_dict takes plain mappings")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Pipeline:
@@ -389,13 +323,13 @@ class Pipeline:
                 f"a pipeline is not {reprlib.repr(value)}", "It is a mapping with name, source and sink"
             )
         values = dict(value)
-        _check_keys("", values, cls)
+        check_keys("", values, cls)
         for key, section in _SECTIONS.items():
             if values.get(key) is None:
                 values[key] = {}
             if not isinstance(values[key], Mapping):
-                _bad(key, values[key], f"a mapping with the keys {_key_names(section)}")
-            _check_keys(f"{key}.", values[key], section)
+                raise refused(key, values[key], f"a mapping with the keys {key_names(section)}")
+            check_keys(f"{key}.", values[key], section)
             values[key] = section(**values[key])
         return cls(**values)
 
@@ -412,14 +346,14 @@ class Pipeline:
     def captures(self, database: str, table: str) -> bool:
         """Whether a table is one of the pipeline's."""
         source = self.source
-        return _matches(source.tables, database, table) and not _matches(source.exclude, database, table)
+        return matches(source.tables, database, table) and not matches(source.exclude, database, table)
 
     def keeps(self, database: str, table: str, column: str) -> bool:
         """Whether a column of a captured table is copied, unless it is one of the key: those always are."""
         included, excluded = self.source.include_columns, self.source.exclude_columns
         if included:
-            return _matches(included, database, table, column)
-        return not _matches(excluded, database, table, column)
+            return matches(included, database, table, column)
+        return not matches(excluded, database, table, column)
 
     def server_id(self, slot: int) -> int:
         """Replication server id of one of the pipeline's binlog readers.
@@ -443,26 +377,3 @@ class Pipeline:
     def replica(self, slot: int) -> tuple[int, str]:
         """Server id and UUID with which the reader of a slot registers at the server."""
         return self.server_id(slot), self.replica_uuid(slot)
-
-
-def _key_names(section: type[Any]) -> str:
-    return ", ".join(f.name for f in fields(section))
-
-
-def _check_keys(prefix: str, value: Mapping[Any, Any], section: type[Any]) -> None:
-    """Refuse unknown and missing keys.
-
-    :param prefix: dotted path of the section, with its dot at the end.
-    """
-    known = {f.name: f for f in fields(section)}
-    for key in value:
-        if key not in known:
-            # The value is not shown: a key that does not belong here may well be a password.
-            name = key if isinstance(key, str) and key.isprintable() else repr(key)
-            near = difflib.get_close_matches(str(key), known, n=1)
-            hint = f"Did you mean {prefix}{near[0]}? " if near else ""
-            raise NotReadyError(f"unknown key {prefix}{name[:80]}", f"{hint}The keys here are {_key_names(section)}")
-    for key, spec in known.items():
-        required = spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING
-        if required and value.get(key) is None and (prefix or key == "name"):
-            raise NotReadyError(f"{prefix}{key} is missing", "It has no default; docs/pipeline.md describes every key")

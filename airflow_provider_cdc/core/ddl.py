@@ -13,11 +13,12 @@ What a statement changes through views, triggers, stored functions and cascades 
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
-from typing import Literal, NamedTuple
+from typing import Literal
+
+from airflow_provider_cdc.core.sql_words import DEFAULT_QUOTING, Quoting, Word, executed, words_of
+from airflow_provider_cdc.core.table_names import Table, fold
 
 Kind = Literal[
     "begin",
@@ -33,7 +34,6 @@ Kind = Literal[
     "ddl",
     "harmless",
 ]
-Table = tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -61,91 +61,6 @@ class Statement:
     index: str = ""
     what: str = ""
     emptied: Table | None = None
-
-
-class _Word(NamedTuple):
-    """A word of the text: a keyword or name, or one sign."""
-
-    text: str
-    #: Quote character of a quoted name or string, or the empty text.
-    quote: str = ""
-
-    @property
-    def key(self) -> str:
-        """The word as a keyword: upper case, nothing for quoted ones."""
-        return "" if self.quote else self.text.upper()
-
-    @property
-    def is_name(self) -> bool:
-        # A double-quoted word is a string, or with ANSI_QUOTES a name: both readings are kept.
-        if self.quote:
-            return self.quote != "'"
-        return self.text[0] in "_$" or self.text[0].isalnum() or not self.text[0].isascii()
-
-
-_LEXER = r"""
-      (?P<tick>`(?:[^`]|``)*`)
-    | (?P<string>%s | %s)
-    | (?P<version>/\*M?!\d*)             # the content of a version comment is executed
-    | (?P<comment>/\*.*?\*/ | --(?=\s|\Z)[^\n]* | \#[^\n]*)
-    | (?P<word>[0-9A-Za-z_$\u0080-\U0010ffff]+)
-    | (?P<sign>\*/|\S)
-    """
-_ESCAPED, _PLAIN = r"%s(?:[^%s\\]|\\.|%s)*%s", r"%s(?:[^%s]|%s)*%s"
-
-
-@dataclass(frozen=True)
-class Quoting:
-    """How the session that wrote a statement quotes.
-
-    :param backslash: whether a backslash in a string hides the sign behind it: not under ``NO_BACKSLASH_ESCAPES``.
-    :param ansi: whether a double-quoted word is a name (``ANSI_QUOTES``), in which a backslash is a sign like others.
-    """
-
-    backslash: bool = True
-    ansi: bool = False
-
-
-@cache
-def _lexer(quoting: Quoting) -> re.Pattern[str]:
-    single = (_ESCAPED if quoting.backslash else _PLAIN) % ("'", "'", "''", "'")
-    double = (_ESCAPED if quoting.backslash and not quoting.ansi else _PLAIN) % ('"', '"', '""', '"')
-    return re.compile(_LEXER % (single, double), re.VERBOSE | re.DOTALL)
-
-
-@lru_cache(1 << 14)
-def fold(name: str) -> str:
-    """A name as it is compared: two that a server takes for one are equal, whatever its lower_case_table_names.
-
-    Servers turn each character by itself into one lower-case one. So ``lower()`` will not do, which looks at the
-    character's neighbours, and makes two of some. A few that servers tell apart are equal here.
-    """
-    return name.lower() if name.isascii() else "".join(map(_fold, name))
-
-
-def _fold(character: str) -> str:
-    folded = character.casefold()
-    return folded if len(folded) == 1 else character.lower()[0]
-
-
-def may_name(found: Collection[Table], table: Table) -> bool:
-    """Whether one of the names in a statement may be that of a table.
-
-    A name that could not be decoded has lone surrogates, and may be any name that is not ASCII.
-
-    :param table: as :func:`fold` writes it.
-    """
-    if table in found:
-        return True
-    if all(part.isascii() for part in table):
-        return False
-    return any(
-        all(a == b or (_is_unknown(a) and not b.isascii()) for a, b in zip(f, table, strict=True)) for f in found
-    )
-
-
-def _is_unknown(name: str) -> bool:
-    return not name.isascii() and any("\ud800" <= c <= "\udfff" for c in name)
 
 
 # Statements that change no rows and no row layout. OPTIMIZE and REPAIR keep every row as it is.
@@ -205,7 +120,7 @@ _INSERT_MODIFIERS = frozenset(["LOW_PRIORITY", "DELAYED", "HIGH_PRIORITY", "IGNO
 _ANALYZED = frozenset(["TABLE", "TABLES", "LOCAL", "NO_WRITE_TO_BINLOG"])
 
 
-def classify(sql: str, default_database: str, quoting: Quoting = Quoting()) -> Statement:
+def classify(sql: str, default_database: str, quoting: Quoting = DEFAULT_QUOTING) -> Statement:
     """Say what a statement of the binlog changes. Never raises, however odd the text.
 
     :param sql: text of the statement.
@@ -213,7 +128,7 @@ def classify(sql: str, default_database: str, quoting: Quoting = Quoting()) -> S
     :param quoting: how the session quotes.
     :returns: see :class:`Statement`; names are as :func:`fold` writes them.
     """
-    words = list(_words(sql, quoting))
+    words = list(words_of(sql, quoting))
     while [word.key for word in words[:2]] == ["SET", "STATEMENT"]:
         words = _set_for(words)
     keys = [word.key for word in words[:40]]
@@ -258,12 +173,12 @@ def classify(sql: str, default_database: str, quoting: Quoting = Quoting()) -> S
     return Statement("ddl", frozenset(_mentioned(words, default)), what=verb if verb.isalpha() else "unknown statement")
 
 
-def mentions(sql: str, default_database: str, quoting: Quoting = Quoting()) -> frozenset[Table]:
+def mentions(sql: str, default_database: str, quoting: Quoting = DEFAULT_QUOTING) -> frozenset[Table]:
     """Everything that the words of a text could name, as :func:`fold` writes it."""
-    return frozenset(_mentioned(list(_words(sql, quoting)), fold(default_database)))
+    return frozenset(_mentioned(list(words_of(sql, quoting)), fold(default_database)))
 
 
-def _set_for(words: list[_Word]) -> list[_Word]:
+def _set_for(words: list[Word]) -> list[Word]:
     """MariaDB's SET STATEMENT variable = value, ... FOR what is executed: the latter."""
     depth = 0
     for i, word in enumerate(words):
@@ -278,7 +193,7 @@ def xid_text(format_id: int, gtrid: bytes, bqual: bytes) -> str:
     return f"X'{gtrid.hex()}',X'{bqual.hex()}',{format_id}"
 
 
-def _xa(verb: str, rest: Sequence[_Word]) -> Statement:
+def _xa(verb: str, rest: Sequence[Word]) -> Statement:
     kinds: dict[str, Kind] = {
         "START": "xa_start",
         "BEGIN": "xa_start",
@@ -304,9 +219,7 @@ def _xa(verb: str, rest: Sequence[_Word]) -> Statement:
     return Statement(kinds[verb], xid=xid_text(format_id, gtrid, bqual), what=f"XA {verb}")
 
 
-def _ddl(
-    verb: str, sql: str, words: list[_Word], keys: list[str], default_database: str, quoting: Quoting
-) -> Statement:
+def _ddl(verb: str, sql: str, words: list[Word], keys: list[str], default_database: str, quoting: Quoting) -> Statement:
     default = fold(default_database)
     at = next((i for i, key in enumerate(keys) if key in _OBJECTS), None)
     if at is None:
@@ -343,7 +256,7 @@ def _ddl(
     return Statement("ddl", frozenset(tables), what=what)
 
 
-def _drop_index(rest: list[_Word], default: str, what: str) -> Statement:
+def _drop_index(rest: list[Word], default: str, what: str) -> Statement:
     """A DROP INDEX, or MariaDB's CREATE OR REPLACE INDEX, which drops the index that has the name."""
     on = next((i for i, word in enumerate(rest) if word.key == "ON"), len(rest))
     named = [word for word in rest[:on] if word.is_name and word.key not in {"IF", "EXISTS"}]
@@ -353,7 +266,7 @@ def _drop_index(rest: list[_Word], default: str, what: str) -> Statement:
     return Statement("ddl", tables, index=fold(named[0].text), what=what)
 
 
-def _is_filled(rest: list[_Word]) -> bool:
+def _is_filled(rest: list[Word]) -> bool:
     """Whether a CREATE TABLE fills the table with rows, which by statement are nowhere in the binlog.
 
     Otherwise the server leaves out where they come from: they follow as rows.
@@ -370,9 +283,9 @@ def _altered(sql: str, default: str, quoting: Quoting) -> set[Table] | None:
     import sqlglot
     from sqlglot import exp
 
-    if quoting != Quoting():
+    if quoting != DEFAULT_QUOTING:
         return None
-    text = "".join(_executed(sql))
+    text = "".join(executed(sql))
     logger = logging.getLogger("sqlglot")
     disabled, logger.disabled = logger.disabled, True  # it would log the statement, which may hold secrets
     try:
@@ -390,28 +303,7 @@ def _altered(sql: str, default: str, quoting: Quoting) -> set[Table] | None:
         logger.disabled = disabled
 
 
-def _words(sql: str, quoting: Quoting) -> Iterator[_Word]:
-    for match in _lexer(quoting).finditer(sql):
-        text = match[0]
-        if match["tick"]:
-            yield _Word(text[1:-1].replace("``", "`"), "`")
-        elif match["string"]:
-            yield _Word(text[1:-1].replace(text[0] * 2, text[0]), text[0])
-        elif match["word"] or (match["sign"] and text != "*/"):
-            yield _Word(text)
-
-
-def _executed(sql: str) -> Iterator[str]:
-    """The text with version comments opened and other comments taken out."""
-    for match in _lexer(Quoting()).finditer(sql):
-        if match["version"] or match["comment"] or match[0] == "*/":
-            yield " "
-        else:
-            yield match[0]
-            yield " " if match["word"] else ""
-
-
-def _chains(words: Sequence[_Word]) -> Iterator[tuple[int, list[str]]]:
+def _chains(words: Sequence[Word]) -> Iterator[tuple[int, list[str]]]:
     """Names joined by dots, with the index of the word behind each."""
     at = 0
     while at < len(words):
@@ -430,26 +322,26 @@ def _table(chain: list[str], default: str) -> Table:
     return (fold(chain[0]), fold(chain[1])) if len(chain) > 1 else (default, fold(chain[0]))
 
 
-def _spelled(words: Sequence[_Word], default_database: str) -> Table:
+def _spelled(words: Sequence[Word], default_database: str) -> Table:
     """The table that the words begin with, spelled as there."""
     chain = next((chain for _, chain in _chains(words)), [""])
     return (chain[0], chain[1]) if len(chain) > 1 else (default_database, chain[0])
 
 
-def _first(words: Sequence[_Word], default: str) -> Iterator[Table]:
+def _first(words: Sequence[Word], default: str) -> Iterator[Table]:
     """The table that the words begin with."""
     for _, chain in _chains(words):
         yield _table(chain, default)
         return
 
 
-def _listed(words: Sequence[_Word], default: str) -> Iterator[Table]:
+def _listed(words: Sequence[Word], default: str) -> Iterator[Table]:
     """Every name of a list of tables (keywords between them do no harm)."""
     for _, chain in _chains(words):
         yield _table(chain, default)
 
 
-def _mentioned(words: Sequence[_Word], default: str) -> Iterator[Table]:
+def _mentioned(words: Sequence[Word], default: str) -> Iterator[Table]:
     """Every table that the words could name: of ``a.b`` both table b of a, and table a with a column b."""
     for _, chain in _chains(words):
         yield _table(chain, default)

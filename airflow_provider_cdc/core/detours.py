@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from airflow_provider_cdc.core.ddl import Statement, Table, fold, mentions
+from airflow_provider_cdc.core.ddl import Statement, mentions
+from airflow_provider_cdc.core.table_names import Table, fold
 
 #: Databases that are the server's own. What they hold is taken to lead nowhere: the server accepts no triggers there.
 SYSTEM = ("mysql", "sys", "information_schema", "performance_schema")
@@ -35,7 +36,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class Detours:
-    """Names that lead to captured tables, as :func:`~airflow_provider_cdc.core.ddl.fold` writes them.
+    """Names that lead to captured tables, as :func:`~airflow_provider_cdc.core.table_names.fold` writes them.
 
     :param written: tables and views: what changes their rows may change a captured table.
     :param called: routines, and what calls them: already to read from it may change one.

@@ -6,6 +6,7 @@ import re
 import reprlib
 from collections.abc import Mapping
 
+from airflow_provider_cdc.core.checks import refused
 from airflow_provider_cdc.exceptions import NotReadyError
 
 #: What a master may be, for people.
@@ -66,7 +67,7 @@ def check_master(what: str, master: object) -> str:
             return master
         if "@" in master:  # user and password of an address: not shown
             raise NotReadyError(f"{what} is not the address of a Spark master", f"It must be {MASTERS}")
-    raise NotReadyError(f"{what} is {reprlib.repr(master)}", f"It must be {MASTERS}")
+    raise refused(what, master, MASTERS)
 
 
 def check_conf(what: str, conf: object) -> dict[str, str]:
@@ -76,9 +77,7 @@ def check_conf(what: str, conf: object) -> dict[str, str]:
     :raises NotReadyError: for what is not a setting, would carry a secret, or is decided by the project.
     """
     if not isinstance(conf, Mapping):
-        raise NotReadyError(
-            f"{what} is {reprlib.repr(conf)}", "It must be a mapping such as {spark.executor.memory: 4g}"
-        )
+        raise refused(what, conf, "a mapping such as {spark.executor.memory: 4g}")
     return {_key(what, key): _text(f"{what}: {key}", value) for key, value in conf.items()}
 
 
@@ -104,4 +103,4 @@ def _text(what: str, value: object) -> str:
         return value
     if isinstance(value, int | float):
         return str(value)
-    raise NotReadyError(f"{what} is {reprlib.repr(value)}", "It must be a text, a number, true or false")
+    raise refused(what, value, "a text, a number, true or false")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from airflow_provider_cdc.core.checks import refused
 from airflow_provider_cdc.core.gtid import GtidSet, MariadbPosition
 from airflow_provider_cdc.core.offset import POSITION_BITS, split_file
-from airflow_provider_cdc.exceptions import CdcError, NotReadyError
+from airflow_provider_cdc.exceptions import CdcError
 
 #: One of :data:`WORDS`, or a mapping with the keys of one of :data:`PLACES`; always plain JSON values.
 Start = str | Mapping[str, Any]
@@ -29,10 +29,8 @@ def check_start(key: str, value: object) -> str | dict[str, Any]:
     if isinstance(value, str) and value in WORDS:
         return value
     if not isinstance(value, Mapping) or set(value) not in PLACES:
-        raise NotReadyError(
-            f"{key} is {reprlib.repr(value)}",
-            f"It must be {', '.join(WORDS)}, or a mapping with gtid_set, with file and position, or with timestamp",
-        )
+        places = "a mapping with gtid_set, with file and position, or with timestamp"
+        raise refused(key, value, f"{', '.join(WORDS)}, or {places}")
     checks = {"gtid_set": _gtid_set, "file": _file, "position": _position, "timestamp": _timestamp}
     return {name: checks[name](f"{key}.{name}", value[name]) for name in sorted(value)}
 
@@ -49,10 +47,6 @@ def moment_of(start: Mapping[str, Any]) -> datetime:
     return datetime.fromisoformat(start["timestamp"])
 
 
-def _refuse(key: str, value: object, allowed: str) -> NotReadyError:
-    return NotReadyError(f"{key} is {reprlib.repr(value)}", f"It must be {allowed}")
-
-
 def _gtid_set(key: str, value: object) -> str:
     text = "".join(value.split()) if isinstance(value, str) else ""
     for kind in (GtidSet, MariadbPosition):
@@ -62,20 +56,20 @@ def _gtid_set(key: str, value: object) -> str:
         except ValueError:
             continue
     allowed = "a GTID set such as uuid:1-100, on MariaDB a position such as 0-1-100"
-    raise _refuse(key, value, f"{allowed}; to start before the first one, use earliest")
+    raise refused(key, value, f"{allowed}; to start before the first one, use earliest")
 
 
 def _file(key: str, value: object) -> str:
     try:
         split_file(value if isinstance(value, str) else "")
     except CdcError:
-        raise _refuse(key, value, "the name of a binlog file such as binlog.000017") from None
+        raise refused(key, value, "the name of a binlog file such as binlog.000017") from None
     return str(value)
 
 
 def _position(key: str, value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not FIRST_POSITION <= value < 1 << POSITION_BITS:
-        raise _refuse(key, value, f"a whole number of at least {FIRST_POSITION}: the end of a transaction in the file")
+        raise refused(key, value, f"a whole number of at least {FIRST_POSITION}: the end of a transaction in the file")
     return value
 
 
@@ -85,5 +79,5 @@ def _timestamp(key: str, value: object) -> str:
     except ValueError:
         found = None
     if found is None or found.tzinfo is None:
-        raise _refuse(key, value, "a date and time with its zone, such as 2026-11-21T08:30:00Z")
+        raise refused(key, value, "a date and time with its zone, such as 2026-11-21T08:30:00Z")
     return found.astimezone(UTC).isoformat()

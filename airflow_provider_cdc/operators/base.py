@@ -12,6 +12,7 @@ from airflow.sdk import BaseOperator
 
 from airflow_provider_cdc.exceptions import CdcError, NotReadyError, TransientError
 from airflow_provider_cdc.pipeline import Pipeline
+from airflow_provider_cdc.processes import tail
 from airflow_provider_cdc.progress_bar import Sparingly
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 PipelineLike = Pipeline | Mapping[str, Any] | str
 
 _FILES = (".yaml", ".yml")
+_TAIL = 40
 
 
 class _Checked(dict[str, Any]):
@@ -138,6 +140,13 @@ def request_of(pipeline: Pipeline, **what: Any) -> Request:
     wanted = {pipeline.source.conn_id, pipeline.state.conn_id, pipeline.spark.conn_id} - {None}
     known = {conn_id: resolve(conn_id).to_json() for conn_id in wanted if conn_id}
     return Request(pipeline.to_dict(), known, **what)
+
+
+def show_driver_log(log: Any, path: str | None) -> None:
+    """Show the last lines of a driver's log in that of the task."""
+    lines = tail(path, _TAIL)
+    if lines:
+        log.info("the end of the driver's log %s:\n%s", path, "\n".join(lines))
 
 
 @contextmanager

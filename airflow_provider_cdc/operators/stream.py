@@ -16,14 +16,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow_provider_cdc.core.supervision import LOSS_SECONDS, LOSSES, Restarts, Verdict, Watch
 from airflow_provider_cdc.exceptions import (
-    REPORT,
-    AlreadyRunningError,
     CdcError,
     NotReadyError,
     TerminalError,
     TransientError,
     UnexpectedError,
-    error_of,
     unpack,
 )
 from airflow_provider_cdc.links.cdc import SparkUiLink, show_page
@@ -31,12 +28,12 @@ from airflow_provider_cdc.operators.base import (
     PipelineLike,
     PipelineOperator,
     context_of,
-    request_of,
     task_errors,
     task_label,
 )
+from airflow_provider_cdc.operators.ending import Setback, outcome
+from airflow_provider_cdc.operators.starting import started
 from airflow_provider_cdc.operators.stopping import ask_to_stop
-from airflow_provider_cdc.processes import tail
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -44,24 +41,11 @@ if TYPE_CHECKING:
     from airflow_provider_cdc.phases.context import Context as Work
     from airflow_provider_cdc.store import Store, StreamRow
 
-_TAIL, _PAUSE = 40, 1.0
+_PAUSE = 1.0
 #: A wait that is shorter than this (seconds) stays in the worker: a deferral takes as long.
 _SHORT = 10.0
 #: Set by KubernetesExecutor in the pod of each task.
 _POD = "AIRFLOW_IS_K8S_EXECUTOR_POD"
-
-
-class _Setback(Exception):
-    """An epoch has ended as nobody wanted, and the next one may do better.
-
-    :param error: why.
-    :param lived: how many seconds it ran.
-    :param moved: whether it has applied a batch.
-    """
-
-    def __init__(self, error: TransientError, lived: float, moved: bool) -> None:
-        super().__init__(str(error))
-        self.error, self.lived, self.moved = error, lived, moved
 
 
 class CdcStreamOperator(PipelineOperator):
@@ -161,7 +145,7 @@ class CdcStreamOperator(PipelineOperator):
                 try:
                     with self._open() as (work, store):
                         if event is not None:
-                            ended = self._ended(work, store, event)
+                            ended = outcome(work.pipeline.name, store, event, self.log)
                             if ended is not None:
                                 return ended
                             event = None
@@ -170,7 +154,7 @@ class CdcStreamOperator(PipelineOperator):
                             self._defer(context, work, epoch, found, restarts)
                         event = {"epoch": epoch, "found": found, "verdict": self._watch(context, store, work, epoch)}
                     continue
-                except _Setback as setback:
+                except Setback as setback:
                     error, lived, moved, event = setback.error, setback.lived, setback.moved, None
                 except TransientError as failure:
                     error, lived, moved = failure, time.monotonic() - began, False
@@ -303,9 +287,7 @@ class CdcStreamOperator(PipelineOperator):
         raise TransientError("the task was stopped", "Clear it to run it again")
 
     def _note(self, context: Context, store: Store, work: Work, run: StreamRow) -> None:
-        """Record that this task supervises a run, unless it was marked or cleared: its process learns that seconds "
-        "later.
-        """
+        """Record that this task supervises a run, unless it was marked or cleared: its process learns that later."""
         from airflow_provider_cdc.triggers.cdc import task_state
 
         if run.ui:
@@ -322,54 +304,12 @@ class CdcStreamOperator(PipelineOperator):
         self._watched = work, run, task_label(context)
 
     def _start(self, context: Context, work: Work, store: Store) -> StreamRow | None:
-        """Start a driver and supervise it once it has its epoch; ``None`` if another stream was faster.
-
-        :raises CdcError: what made it end before.
-        """
-        from airflow_provider_cdc.launch import detach, new_log, outcome_of, release, result_of
-
-        log = new_log(work.local.logs)
-        request = request_of(
-            work.pipeline,
-            result=str(result_of(log)),
-            log=str(log),
-            catch_up=self._catches_up(work),
-            lease=self.lease_seconds,
-        )
-        process = detach(request, log)
-        assert process.stdin is not None
-        try:
-            self.log.info("started the Spark driver, process %s, log %s", process.pid, log)
-            while not self._killed:
-                code = process.poll()  # before the look, so that an epoch that ended at once is not missed
-                run = None
-                with suppress(TransientError):  # the driver lives: an outage of the bookkeeping is no reason to give up
-                    run = store.current_stream(work.pipeline.name)
-                if run is not None and run.log == str(log):
-                    self.log.info("stream epoch %s has begun; its page: %s", run.epoch, run.ui or "none")
-                    self._note(context, store, work, run)
-                    release(process)
-                    return run
-                if code is not None:
-                    if run is not None and work.watcher.lives(run) is not False:
-                        return None
-                    self._show(str(log))
-                    try:
-                        outcome_of(result_of(log), code)
-                    except AlreadyRunningError:  # when the driver looked; it has ended since
-                        return None
-                    except UnexpectedError:
-                        raise
-                    except TransientError:  # the task's log has it; in a long outage it would push out older ones
-                        for path in (log, result_of(log)):
-                            path.unlink(missing_ok=True)
-                        raise
-                    raise TerminalError("the Spark driver ended without a stream", f"See its log above, and {REPORT}")
-                time.sleep(_PAUSE)
-            raise TransientError("the task was stopped while the stream was starting", "Clear it to run it again")
-        finally:
-            with suppress(OSError):  # one that was not let go ends with its standard input
-                process.stdin.close()
+        """Start a stream and supervise it; ``None`` if another one was faster."""
+        lease, catch_up = self.lease_seconds, self._catches_up(work)
+        with started(work, store, self.log, lambda: self._killed, catch_up=catch_up, lease=lease) as run:
+            if run is not None:
+                self._note(context, store, work, run)
+        return run
 
     def _defer(self, context: Context, work: Work, epoch: int, found: bool, restarts: Restarts) -> NoReturn:
         from airflow_provider_cdc.triggers.cdc import CdcStreamTrigger
@@ -403,58 +343,6 @@ class CdcStreamOperator(PipelineOperator):
             if self._killed:
                 time.sleep(_PAUSE)
             self._sleep(self.poll_seconds)
-
-    def _ended(self, work: Work, store: Store, event: Mapping[str, Any]) -> dict[str, Any] | None:
-        """What the end of an epoch means for the task.
-
-        :returns: the task's result; ``None`` if a stream must run on.
-        :raises CdcError: what the stream failed with, if that needs a decision or a fix.
-        :raises _Setback: if it is to be started again.
-        """
-        epoch, verdict = int(event["epoch"]), Verdict(event["verdict"])
-        own = None if event["found"] else store.epoch(work.pipeline.name, epoch)
-        if own is not None and own.state == Verdict.CAUGHT_UP:  # whoever has begun another one since
-            self._show(own.log)
-            return self._summary(store, own)
-        if verdict is Verdict.SUPERSEDED:
-            self.log.info("epoch %s was taken over by a newer one", epoch)
-            return None
-        run = store.current_stream(work.pipeline.name)
-        if run is None or run.epoch != epoch:
-            return None
-        self._show(run.log)
-        # By the driver's own clock from first to last: each try of this task may be on a host with another one.
-        lived = (run.heartbeat_at - run.started_at).total_seconds()
-        if verdict is Verdict.FAILED:
-            error = error_of(run.error_kind, run.error or f"epoch {epoch} failed")
-        elif verdict is Verdict.LOST or (verdict is Verdict.STOPPED and run.desired_state == "run"):
-            error = UnexpectedError(
-                f"the Spark driver of epoch {epoch} on {run.host} was lost",
-                f"Look at the end of its log {run.log}, at the memory of {run.host}, and whether that host or pod was "
-                "shut down",
-            )
-        else:
-            error = None
-        if isinstance(error, TransientError):
-            moved = store.epoch_totals(run.pipeline, epoch).batches > 0
-            raise _Setback(error, lived, moved)
-        if error is not None:
-            raise error
-        if verdict is Verdict.STOPPED and run.stop_by is not None:
-            self.log.info("epoch %s was stopped by %s; the next begins", epoch, run.stop_by)
-            return None
-        if verdict is Verdict.CAUGHT_UP and event["found"]:
-            self.log.info("epoch %s, which was running before, has caught up; this task's own catch-up begins", epoch)
-            return None
-        return self._summary(store, run)
-
-    def _show(self, log: str | None) -> None:
-        lines = tail(log, _TAIL)
-        if lines:
-            self.log.info("the end of the driver's log %s:\n%s", log, "\n".join(lines))
-
-    def _summary(self, store: Store, run: StreamRow) -> dict[str, Any]:
-        return {"epoch": run.epoch, "state": run.state, **store.epoch_totals(run.pipeline, run.epoch)._asdict()}
 
 
 def _plain(restarts: Restarts) -> dict[str, Any]:

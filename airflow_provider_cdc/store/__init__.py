@@ -10,7 +10,8 @@ from airflow_provider_cdc.store.models import (
     TableProgress,
     now,
 )
-from airflow_provider_cdc.store.repository import ChunkResult, Store
+from airflow_provider_cdc.store.repository import Store
+from airflow_provider_cdc.store.snapshots import ChunkResult
 
 __all__ = [
     "BatchTotals",

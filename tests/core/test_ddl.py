@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_cdc.core.ddl import Kind, Quoting, Statement, classify, fold, may_name, xid_text
+from airflow_provider_cdc.core.ddl import Kind, Statement, classify, xid_text
+from airflow_provider_cdc.core.sql_words import Quoting
+from airflow_provider_cdc.core.table_names import fold, may_name
 
 
 def tables(*names: str) -> frozenset[tuple[str, str]]:

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from sqlalchemy import text, update
@@ -162,7 +161,8 @@ def test_it_is_alive_while_it_begins(opened: tuple[Context, Store], monkeypatch:
 
 def test_drivers_that_are_lost_are_counted_by_their_own_clocks(tmp_path: Path) -> None:
     """Each try of the task may be on a host with another clock, so the driver's own time is what counts."""
-    from airflow_provider_cdc.operators.stream import CdcStreamOperator, _Setback
+    from airflow_provider_cdc.operators.ending import Setback, outcome
+    from airflow_provider_cdc.operators.stream import CdcStreamOperator
 
     operator = CdcStreamOperator(task_id="stream", pipeline={"name": "p"})
     with contextlib.closing(Store.open(f"sqlite:///{tmp_path}/books.db", migrate=True)) as store:
@@ -174,9 +174,8 @@ def test_drivers_that_are_lost_are_counted_by_their_own_clocks(tmp_path: Path) -
             assert row is not None
             beat(store, number, row.started_at - datetime.now(UTC) + timedelta(seconds=lived))
             event = {"epoch": number, "found": False, "verdict": "lost"}
-            work = SimpleNamespace(pipeline=SimpleNamespace(name="p"))
-            with pytest.raises(_Setback) as found:
-                operator._ended(work, store, event)  # type: ignore[arg-type]
+            with pytest.raises(Setback) as found:
+                outcome("p", store, event, operator.log)
             assert not found.value.moved
             return operator._count(restarts, found.value.error, found.value.lived, found.value.moved)
 

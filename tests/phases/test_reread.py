@@ -557,7 +557,7 @@ def test_a_reader_elsewhere_is_followed_when_its_heart_stands_still(
     with world.cli.opened() as (context, store):
         plan = context.ensure_plan(store)
         key = plan.pipeline, 1, 0
-        monkeypatch.setattr("airflow_provider_cdc.store.repository.now", skewed)
+        monkeypatch.setattr("airflow_provider_cdc.store.snapshots.now", skewed)
         assert store.claim_group(*key, holder="a task [elsewhere 1 1]") == 1
         with ThreadPoolExecutor(1) as pool:
             second = pool.submit(world.run, 0)

@@ -70,7 +70,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class _Connection(pymysql.connections.Connection):
-    """The driver loads the authorities of the system for each connection: 30 ms, of which tests have thousands."""
+    """The driver loads the authorities of the system for each connection, of which tests have thousands."""
 
     def _create_ssl_ctx(self, sslp: Any) -> ssl.SSLContext:
         return _any_server() if sslp == {} else super()._create_ssl_ctx(sslp)  # type: ignore[misc]

@@ -13,7 +13,8 @@ from airflow_provider_cdc.core.definitions import Captured
 from airflow_provider_cdc.core.offset import Lineage, Position
 from airflow_provider_cdc.exceptions import UnknownPrepareError
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
-from airflow_provider_cdc.mysql.binlog.events.transactions import RowsEvent, Transaction
+from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent
+from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction
 from airflow_provider_cdc.mysql.binlog.events.xa import entry, read_prepared
 from airflow_provider_cdc.mysql.places.binlog_files import binlog_sizes
 from airflow_provider_cdc.mysql.server.session import connect

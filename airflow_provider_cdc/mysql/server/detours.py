@@ -8,8 +8,8 @@ from typing import Any
 
 from pymysql.connections import Connection
 
-from airflow_provider_cdc.core.ddl import Table
 from airflow_provider_cdc.core.detours import SYSTEM, Detours, Stored, find_detours
+from airflow_provider_cdc.core.table_names import Table
 from airflow_provider_cdc.mysql.server.session import rows
 
 _SYSTEM = str(SYSTEM)

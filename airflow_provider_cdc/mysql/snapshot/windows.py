@@ -13,7 +13,7 @@ from airflow_provider_cdc.core.offset import Lineage, Position
 from airflow_provider_cdc.core.schema import SEQ
 from airflow_provider_cdc.exceptions import OtherHistoryError
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
-from airflow_provider_cdc.mysql.binlog.events.transactions import RowsEvent
+from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent
 from airflow_provider_cdc.mysql.binlog.events.xa import Prepared
 from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader
 from airflow_provider_cdc.mysql.binlog.walk.space import Only

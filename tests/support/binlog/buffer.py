@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.core.unfit import UnfitValue, in_binlog
-from airflow_provider_cdc.mysql.binlog.events.transactions import RowsEvent
+from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent
 from airflow_provider_cdc.mysql.binlog.kernels import row as kernel
 from airflow_provider_cdc.mysql.binlog.walk.space import Space
 from airflow_provider_cdc.mysql.machine.buffers import LARGEST

@@ -17,8 +17,8 @@ from typing import Any, Literal
 from airflow_provider_cdc.core.schema import Column, TableSchema
 from airflow_provider_cdc.exceptions import TerminalError
 from airflow_provider_cdc.mysql.binlog.events import table_map as wire
+from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent
 from airflow_provider_cdc.mysql.binlog.events.table_map import TableMap, WireColumn
-from airflow_provider_cdc.mysql.binlog.events.transactions import RowsEvent
 from airflow_provider_cdc.mysql.binlog.plain.rows import decode_rows
 from airflow_provider_cdc.mysql.binlog.plain.values import OLD_SIZES, decimal_size
 from airflow_provider_cdc.mysql.server.charsets import UNICODE

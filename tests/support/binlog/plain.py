@@ -8,7 +8,8 @@ import pyarrow as pa
 
 from airflow_provider_cdc.core.offset import Lineage, Position
 from airflow_provider_cdc.core.schema import TableSchema
-from airflow_provider_cdc.mysql.binlog.events.transactions import RowsEvent, Transaction, read_transactions
+from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent
+from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction, read_transactions
 from airflow_provider_cdc.mysql.binlog.plain.rows import decode_rows
 from airflow_provider_cdc.mysql.binlog.walk.step import Step
 from airflow_provider_cdc.mysql.binlog.walk.walker import Walker

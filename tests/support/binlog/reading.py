@@ -13,8 +13,10 @@ import pyarrow as pa
 from airflow_provider_cdc.core.definitions import Definitions
 from airflow_provider_cdc.core.schema import Column, TableSchema
 from airflow_provider_cdc.exceptions import TerminalError
-from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream, Event
-from airflow_provider_cdc.mysql.binlog.events.transactions import Reached, RowsEvent, Transaction, read_transactions
+from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
+from airflow_provider_cdc.mysql.binlog.events.event import Event
+from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent
+from airflow_provider_cdc.mysql.binlog.events.transactions import Reached, Transaction, read_transactions
 from airflow_provider_cdc.mysql.binlog.plain.rows import Image, decode_rows
 from airflow_provider_cdc.mysql.server.catalog import read_schema
 from airflow_provider_cdc.mysql.server.charsets import UNICODE, Decoders

@@ -7,7 +7,8 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream, Event
+from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
+from airflow_provider_cdc.mysql.binlog.events.event import Event
 from tests.support.binlog.reading import open_stream
 from tests.support.servers import MySQLServer
 

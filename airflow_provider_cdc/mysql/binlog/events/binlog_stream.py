@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import io
-import re
 import socket
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from types import TracebackType
@@ -26,15 +24,11 @@ from pymysqlreplication import BinLogStreamReader
 from airflow_provider_cdc.core.offset import Position
 from airflow_provider_cdc.exceptions import (
     CdcError,
-    DamageError,
-    NotReadyError,
     OtherHistoryError,
-    PurgedError,
     TerminalError,
-    TornFileError,
-    TransientError,
 )
-from airflow_provider_cdc.guarded import GuardedConnection
+from airflow_provider_cdc.mysql.binlog.events.dump_session import open_session
+from airflow_provider_cdc.mysql.binlog.events.event import Event
 from airflow_provider_cdc.mysql.binlog.events.event_types import (
     FIRST,
     FORMAT_DESCRIPTION,
@@ -42,54 +36,20 @@ from airflow_provider_cdc.mysql.binlog.events.event_types import (
     HEARTBEATS,
     ROTATE,
 )
+from airflow_provider_cdc.mysql.binlog.events.stream_errors import damaged, failure
 from airflow_provider_cdc.mysql.server.heads import behind_torn_end
-from airflow_provider_cdc.mysql.server.identity import identity, is_mariadb, same_server
-from airflow_provider_cdc.mysql.server.session import DENIED, SESSION, connect
+from airflow_provider_cdc.mysql.server.identity import is_mariadb
+from airflow_provider_cdc.mysql.server.session import connect
 
 _HEADER = struct.Struct("<IBIIIH")  # timestamp, type, server id, size, end position (32 bits), flags
-COM_BINLOG_DUMP, _SEND_ANNOTATE_ROWS = 0x12, 2
 _CHECKSUM_SIZE = 4
 _ARTIFICIAL = 0x20
 _IN_USE = 0x01
-_ER_SOURCE_FATAL = 1236
 #: Headers of events have 32 bits for a position.
 _BITS = 0xFFFF_FFFF
 #: So has the request for a stream.
 _FARTHEST_START = _BITS
 _FIRST_EVENT = 4
-_TORN = "nothing proves that the next file goes on with what lies before: start with a fresh sink.path"
-#: The server drops a reader that takes nothing for this long; a slow sink must not lose its stream.
-_NET_TIMEOUT = 3600
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """One event of the binlog.
-
-    :param type: event type code.
-    :param timestamp: seconds since the epoch, as the header says: when the statement started.
-    :param body: what follows the header, without checksum.
-    :param file: binlog file.
-    :param position: where the event ends in the file. Events that the server makes up (heartbeats, the rotate and
-        format events at the start of a stream) stand where the stream stands.
-    :param start: where it starts.
-    :param server_id: id of the server that wrote it first.
-    :param flags: of its header.
-    """
-
-    type: int
-    timestamp: int
-    body: memoryview
-    file: str
-    position: int
-    start: int
-    server_id: int = 0
-    flags: int = 0
-
-    @property
-    def where(self) -> str:
-        """The place for messages: ``file:start``."""
-        return f"{self.file}:{self.start}"
 
 
 class BinlogStream:
@@ -144,13 +104,13 @@ class BinlogStream:
             log_file=file,
             log_pos=self.position,
             enable_logging=False,  # it would log the connection settings
-            pymysql_wrapper=partial(_connect, server),
+            pymysql_wrapper=partial(open_session, server),
         )
         try:
             self._reader._BinLogStreamReader__connect_to_stream()
         except (pymysql.MySQLError, OSError) as error:
             self._drop()
-            raise self._failure(error) from None
+            raise self._failed(error) from None
         self._connection = self._reader._stream_connection
         self._mariadb = is_mariadb(self._connection)
         if self.position < position:
@@ -198,7 +158,7 @@ class BinlogStream:
         except (pymysql.MySQLError, OSError, AttributeError, ValueError) as error:
             if self._closed:  # by another thread, while this one waited
                 return None
-            raise self._failure(error) from None
+            raise self._failed(error) from None
         return self._event_in(packet)
 
     def _event_in(self, packet: bytes) -> bytes | None:
@@ -206,7 +166,7 @@ class BinlogStream:
             self.close()
             return None
         if packet[:1] != b"\x00":
-            raise _damaged("unknown packet in the binlog stream", f"{self.file}:{self.position}")
+            raise damaged("unknown packet in the binlog stream", f"{self.file}:{self.position}")
         return packet[1:]
 
     @property
@@ -237,9 +197,9 @@ class BinlogStream:
         except (pymysql.MySQLError, OSError, AttributeError, ValueError) as error:
             if self._closed:
                 return 0
-            raise self._failure(error) from None
+            raise self._failed(error) from None
         if not got and not self._closed:
-            raise self._failure(pymysql.err.OperationalError(2013, "Lost connection to MySQL server during query"))
+            raise self._failed(pymysql.err.OperationalError(2013, "Lost connection to MySQL server during query"))
         return got
 
     def _receive(self, into: memoryview) -> int:
@@ -257,52 +217,25 @@ class BinlogStream:
             try:
                 pymysql.err.raise_mysql_exception(packet)
             except pymysql.MySQLError as error:
-                raise self._failure(error) from None
+                raise self._failed(error) from None
         data = self._event_in(packet)
         return None if data is None else self._event(data)
 
-    def _failure(self, error: Exception) -> CdcError:
-        where, text = f"{self.file}:{self.position}", _text(error)
-        code = error.args[0] if error.args else None
-        if code in DENIED:
-            return NotReadyError(
-                f"the server denies the binlog to this user: {text}",
-                "Check user, password and the grant REPLICATION SLAVE",
-            )
-        if code != _ER_SOURCE_FATAL:
-            return TransientError(f"no binlog stream at {where}: {text}", "Check that the server is up, and run again")
-        if "server_uuid/server_id" in text:
-            remedy = "another reader has the same replica server id or uuid: stop it, or give this pipeline another id"
-        elif "purged" in text or "Could not find first log file" in text:
-            return PurgedError(
-                f"the server refuses the binlog at {where}: {text}",
-                "the server has removed this part of its binlog: start again with a fresh sink.path, "
-                "and raise binlog_expire_logs_seconds",
-            )
-        elif "truncated in the middle of event" in text:
-            return TornFileError(f"the binlog at {where} is cut off: {text}", _TORN)
-        elif "max_allowed_packet" in text:
-            remedy = "raise max_allowed_packet above the largest row event; if it is, the position is wrong"
-        elif mode := re.search("GTID_MODE = (ON|OFF)", text):  # it was switched before this was read
-            remedy = f"SET GLOBAL gtid_mode = {mode[1]}_PERMISSIVE until the stream has reached the end of the binlog"
-        elif "checksum" in text:
-            remedy = "see that the server can send binlog checksums (binlog_checksum=CRC32)"
-        else:
-            remedy = "see that this position exists in this server's binlog; if not, start again with a fresh sink.path"
-        return TerminalError(f"the server refuses the binlog at {where}: {text}", remedy)
+    def _failed(self, error: Exception) -> CdcError:
+        return failure(error, f"{self.file}:{self.position}")
 
     def _event(self, data: bytes) -> Event:
         where = f"{self.file}:{self.position}"
         if len(data) < _HEADER.size:
-            raise _damaged(f"cut off event of {len(data)} bytes", where)
+            raise damaged(f"cut off event of {len(data)} bytes", where)
         timestamp, kind, server_id, size, end, flags = _HEADER.unpack_from(data)
         if size != len(data):
-            raise _damaged(f"event of type {kind} with {len(data)} bytes that claims {size}", where)
+            raise damaged(f"event of type {kind} with {len(data)} bytes that claims {size}", where)
         if kind == FORMAT_DESCRIPTION:
             # One byte for the algorithm and room for a checksum end this event, whatever the algorithm is.
             algorithm = data[-_CHECKSUM_SIZE - 1]
             if algorithm not in (0, 1):
-                raise _damaged(f"unknown checksum algorithm {algorithm}", where)
+                raise damaged(f"unknown checksum algorithm {algorithm}", where)
             self._checksum = algorithm == 1
         if self._checksum:
             self._verify(data, kind, where)
@@ -322,7 +255,7 @@ class BinlogStream:
             # last one shows whether any was missing.
             if end != 0 and self.position & _BITS != end:
                 expected = self.position & _BITS
-                raise _damaged(f"event of type {kind} that ends at {end}, {expected} expected,", where)
+                raise damaged(f"event of type {kind} that ends at {end}, {expected} expected,", where)
         event = Event(kind, timestamp, body, self.file, self.position, start, server_id, flags)
         if kind == ROTATE and not flags & _ARTIFICIAL and end != 0:
             self._rotate(body, where)
@@ -357,11 +290,11 @@ class BinlogStream:
             # "File in use" is not part of what the checksum was taken of.
             covered = data[:17] + bytes([data[17] & ~_IN_USE]) + data[18:-_CHECKSUM_SIZE]
         if zlib.crc32(covered) != int.from_bytes(data[-_CHECKSUM_SIZE:], "little"):
-            raise _damaged(f"wrong checksum of the event of type {kind}", where)
+            raise damaged(f"wrong checksum of the event of type {kind}", where)
 
     def _rotate(self, body: memoryview, where: str) -> None:
         if len(body) < 9:
-            raise _damaged("cut off rotate event", where)
+            raise damaged("cut off rotate event", where)
         self.position = int.from_bytes(body[:8], "little")
         self.file = bytes(body[8:]).decode("utf-8", "replace")
 
@@ -375,16 +308,7 @@ class BinlogStream:
         else:
             file, position = _heartbeat_v2(body)
         if file != self.file or position != self.position:
-            raise _damaged(f"the server is at {file}:{position}, events are missing: its stream stands", where)
-
-
-def _damaged(what: str, where: str) -> DamageError:
-    return DamageError(
-        f"{what} at {where}",
-        "Run again. If it stays at this place, the binlog is damaged there, or no event begins where the stream began: "
-        "start with a fresh sink.path",
-        place=where,
-    )
+            raise damaged(f"the server is at {file}:{position}, events are missing: its stream stands", where)
 
 
 def _heartbeat_v2(body: memoryview) -> tuple[str, int]:
@@ -402,37 +326,5 @@ def _heartbeat_v2(body: memoryview) -> tuple[str, int]:
     return file, position
 
 
-def _connect(server: str | None, **settings: Any) -> pymysql.Connection[Any]:
-    """Open the connection and prepare its session for the dump; replaces ``pymysql.connect`` in the library."""
-    connection = GuardedConnection(**settings, init_command=SESSION)
-    try:
-        same_server(identity(connection), server)
-    except CdcError:
-        connection.close()
-        raise
-    if is_mariadb(connection):
-        connection._write_bytes = partial(_with_annotations, connection._write_bytes)  # type: ignore[attr-defined]
-    with connection.cursor() as cursor:
-        cursor.execute(f"SET SESSION net_write_timeout = {_NET_TIMEOUT}, SESSION net_read_timeout = {_NET_TIMEOUT}")
-        # A reader that knows checksums can read files with and without; the server's present setting says nothing
-        # about older files.
-        cursor.execute("SET @source_binlog_checksum = 'CRC32', @master_binlog_checksum = 'CRC32'")
-        # To MariaDB: a reader that understands its GTIDs. Others get events that are made up and end elsewhere.
-        cursor.execute("SET @mariadb_slave_capability = 4")
-    return connection
-
-
-def _with_annotations(send: Callable[[bytes], None], data: bytes) -> None:
-    """Set the flag of the dump command by which MariaDB sends all events: without it some are left out silently."""
-    if data[4] == COM_BINLOG_DUMP:
-        data = data[:9] + bytes([data[9] | _SEND_ANNOTATE_ROWS]) + data[10:]
-    send(data)
-
-
 def _moment(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat()
-
-
-def _text(error: Exception) -> str:
-    """The error's own words; pymysql's never hold the password."""
-    return str(error.args[-1]) if error.args else type(error).__name__

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from uuid import UUID
 
-from airflow_provider_cdc.mysql.binlog.events.binlog_stream import Event
+from airflow_provider_cdc.mysql.binlog.events.event import Event
 from airflow_provider_cdc.mysql.binlog.events.event_types import ANONYMOUS_GTID, GTID_TAGGED, MARIADB_GTID
 
 #: Flags of MariaDB's GTID event: a group of one statement, without an end of its own.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from airflow_provider_cdc.core.ddl import Statement, fold, may_name
+from airflow_provider_cdc.core.ddl import Statement
 from airflow_provider_cdc.core.definitions import Captured
 from airflow_provider_cdc.core.detours import Detours, stays_inside
 from airflow_provider_cdc.core.offset import Position
 from airflow_provider_cdc.core.schema import TableSchema
+from airflow_provider_cdc.core.table_names import fold, may_name
 from airflow_provider_cdc.exceptions import DdlError
-from airflow_provider_cdc.mysql.binlog.events.binlog_stream import Event
+from airflow_provider_cdc.mysql.binlog.events.event import Event
 
 _BY_ROW = "let writers use binlog_format=ROW, then start with a fresh sink.path"
 _SEE = "GRANT SELECT, SHOW VIEW, TRIGGER ON *.* TO the user of the connection and run again"

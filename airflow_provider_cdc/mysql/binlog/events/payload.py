@@ -10,7 +10,7 @@ from typing import IO
 import zstandard
 
 from airflow_provider_cdc.exceptions import TerminalError
-from airflow_provider_cdc.mysql.binlog.events.binlog_stream import Event
+from airflow_provider_cdc.mysql.binlog.events.event import Event
 from airflow_provider_cdc.mysql.binlog.events.table_map import packed_int
 
 _END, _COMPRESSION, _UNCOMPRESSED_SIZE = 0, 2, 3

@@ -8,80 +8,43 @@ id is looked at.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Literal, NoReturn
 
 from airflow_provider_cdc.core.ddl import Statement, classify, xid_text
 from airflow_provider_cdc.core.definitions import Captured
 from airflow_provider_cdc.core.offset import Position
-from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.exceptions import REPORT, DdlError, TerminalError, TornFileError
-from airflow_provider_cdc.mysql.binlog.events.binlog_stream import Event
+from airflow_provider_cdc.mysql.binlog.events.event import Event, stop
 from airflow_provider_cdc.mysql.binlog.events.event_types import (
     BEGINS,
     BETWEEN,
-    DELETE_ROWS,
-    DELETE_ROWS_V1,
     EXECUTE_LOAD_QUERY,
     HEARTBEATS,
     INCIDENT,
     PARTIAL_UPDATE_ROWS,
     QUERY,
     QUERY_COMPRESSED,
-    ROWS_V1,
     TABLE_MAP,
     TRANSACTION_PAYLOAD,
     UNPACKS_TO,
-    UPDATE_ROWS,
-    UPDATE_ROWS_V1,
     WITHOUT_ROWS,
-    WRITE_ROWS,
-    WRITE_ROWS_V1,
     XA_PREPARE,
     XID,
 )
 from airflow_provider_cdc.mysql.binlog.events.gtid_event import read_gtid
 from airflow_provider_cdc.mysql.binlog.events.judge import Judge, LookUp
 from airflow_provider_cdc.mysql.binlog.events.payload import inner_events
-from airflow_provider_cdc.mysql.binlog.events.query import Query, inflate, read_query
+from airflow_provider_cdc.mysql.binlog.events.query import Query, read_query
+from airflow_provider_cdc.mysql.binlog.events.rows_event import KINDS, RowsEvent, RowsKind, read_rows_event
 from airflow_provider_cdc.mysql.binlog.events.spill import spill
-from airflow_provider_cdc.mysql.binlog.events.table_map import TableMap, packed_int, read_table_map, table_of
+from airflow_provider_cdc.mysql.binlog.events.table_map import TableMap, read_table_map, table_of
 
-_KINDS: dict[int, Literal["insert", "update", "delete"]] = {
-    **dict.fromkeys((WRITE_ROWS_V1, WRITE_ROWS), "insert"),
-    **dict.fromkeys((UPDATE_ROWS_V1, UPDATE_ROWS), "update"),
-    **dict.fromkeys((DELETE_ROWS_V1, DELETE_ROWS), "delete"),
-}
 _STMT_END = 1
 #: Bytes of rows of an XA transaction that are held in memory.
 _HELD_BYTES = 16 << 20
 _NO_TABLE = 0xFF_FFFF  # "dummy" rows event that only closes a statement
 FRESH = "to take the new definition, start with a fresh sink.path (or remove the old one) and run again"
-
-
-@dataclass(frozen=True, slots=True)
-class RowsEvent:
-    """Changed rows of one captured table, not decoded yet.
-
-    :param table: schema and layout.
-    :param kind: what happened to the rows.
-    :param data: row images one after the other; for updates before and after in turn.
-    :param where: place for messages.
-    :param present: bitmaps of the columns that the images have, of an update one for the old images and one for the
-        new ones; empty if they have all.
-    """
-
-    table: TableMap
-    kind: Literal["insert", "update", "delete"]
-    data: memoryview
-    where: str
-    present: bytes = b""
-
-    @property
-    def schema(self) -> TableSchema:
-        """The captured table."""
-        return self.table.schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +106,7 @@ def read_transactions(
             for inner in inner_events(event):
                 yield from assembler.take(inner)
             if assembler.open is not None:
-                _stop(event, "a compressed transaction without its end")
+                stop(event, "a compressed transaction without its end")
         else:
             yield from assembler.take(event)
 
@@ -207,12 +170,12 @@ class Assembler:
         kind = event.type
         if kind == TABLE_MAP:
             self._table_map(event)
-        elif kind in _KINDS:
-            self._rows(event, _KINDS[kind])
+        elif kind in KINDS:
+            self._rows(event, KINDS[kind])
         elif kind in BEGINS:
             self._gtid(event)
         elif kind in UNPACKS_TO:
-            self._rows(event, _KINDS[UNPACKS_TO[kind]])
+            self._rows(event, KINDS[UNPACKS_TO[kind]])
         elif kind == QUERY:
             yield from self._statement(event, read_query(event))
         elif kind == EXECUTE_LOAD_QUERY:
@@ -238,7 +201,7 @@ class Assembler:
 
     def _refuse(self, event: Event) -> None:
         if event.type == INCIDENT:
-            _stop(
+            stop(
                 event,
                 "the server reports lost events (INCIDENT)",
                 "rows are missing from the binlog: start with a fresh sink.path",
@@ -247,29 +210,29 @@ class Assembler:
             tx = self._transaction(event)
             table_id = int.from_bytes(event.body[:6], "little")
             if table_id not in tx.tables:
-                _stop(event, f"rows of an unannounced table id {table_id}")
+                stop(event, f"rows of an unannounced table id {table_id}")
             if table := tx.tables[table_id]:
-                _stop(
+                stop(
                     event,
                     f"a partial JSON update of {table.schema.label}",
                     "set binlog_row_value_options='' in the sessions that write, then start with a fresh sink.path",
                 )
             self._statement_end(event, tx)
             return
-        _stop(event, f"event type {event.type}, which is not known", REPORT)
+        stop(event, f"event type {event.type}, which is not known", REPORT)
 
     def _transaction(self, event: Event) -> OpenTransaction:
         if self.open is None:
-            _stop(event, "an event outside of a transaction", "start at a transaction's start")
+            stop(event, "an event outside of a transaction", "start at a transaction's start")
         return self.open
 
     def _gtid(self, event: Event) -> None:
         if self.open is not None:
-            _stop(event, f"transaction {self.open.gtid} is cut off")
+            stop(event, f"transaction {self.open.gtid} is cut off")
         try:
             begin = read_gtid(event)
         except ValueError as error:
-            _stop(event, f"a GTID event that cannot be read ({error})")
+            stop(event, f"a GTID event that cannot be read ({error})")
         self.open = OpenTransaction(
             begin.gtid, begin.commit_us, event.file, event.start, begin.begun, begin.xa, begin.idle
         )
@@ -303,7 +266,7 @@ class Assembler:
         try:
             one_phase, format_id, gtrid_size, bqual_size = struct.unpack_from("<Biii", event.body)
         except struct.error:
-            _stop(event, "a cut off XA_PREPARE event")
+            stop(event, "a cut off XA_PREPARE event")
         if one_phase:
             return self._end(event)
         name = bytes(event.body[13 : 13 + gtrid_size + bqual_size])
@@ -318,7 +281,7 @@ class Assembler:
             tx.begun, tx.xa = True, found.kind == "xa_start"
         elif found.kind == "commit":
             if tx.rows:
-                _stop(
+                stop(
                     event,
                     f"a transaction that changed {tx.rows[0].schema.label} ends with COMMIT instead of an XID. It also "
                     "changed a table of an engine without two-phase commit, such as Aria, so the server commits its "
@@ -332,7 +295,7 @@ class Assembler:
             yield self._end(event, finished=found.xid, committed=found.kind == "xa_commit")
         elif found.kind == "rollback_to":
             if tx.rows:
-                _stop(
+                stop(
                     event,
                     f"ROLLBACK TO a savepoint in a transaction that changed {tx.rows[0].schema.label} and a "
                     "non-transactional table",
@@ -360,7 +323,7 @@ class Assembler:
         try:
             table_id, name, at = table_of(event.body)
         except IndexError:
-            _stop(event, "a cut off table map")
+            stop(event, "a cut off table map")
         schema, over = None, False
         if found := self.captured.get(name):
             schema = found.at(Position(event.file, event.start))
@@ -384,60 +347,17 @@ class Assembler:
                 return
         tx.tables[table_id] = self.checked[known]
 
-    def _rows(self, event: Event, kind: Literal["insert", "update", "delete"]) -> None:
+    def _rows(self, event: Event, kind: RowsKind) -> None:
         tx = self._transaction(event)
         body = event.body
         table_id = int.from_bytes(body[:6], "little")
         if table_id in tx.tables:
             if table := tx.tables[table_id]:
-                tx.add(self._captured_rows(event, kind, table))
+                tx.add(read_rows_event(event, kind, table))
         elif table_id != _NO_TABLE:
-            _stop(event, f"rows of an unannounced table id {table_id}", "start at a transaction's start")
+            stop(event, f"rows of an unannounced table id {table_id}", "start at a transaction's start")
         self._statement_end(event, tx)
 
     def _statement_end(self, event: Event, tx: OpenTransaction) -> None:
         if int.from_bytes(event.body[6:8], "little") & _STMT_END:
             tx.tables.clear()
-
-    def _captured_rows(self, event: Event, kind: Literal["insert", "update", "delete"], table: TableMap) -> RowsEvent:
-        body, label = event.body, table.schema.label
-        try:
-            written = UNPACKS_TO.get(event.type, event.type)
-            at = 8 if written in ROWS_V1 else 8 + int.from_bytes(body[8:10], "little")
-            count, at = packed_int(body, at)
-        except IndexError:
-            _stop(event, f"a cut off rows event of {label}")
-        if count != len(table.columns):
-            _stop(event, f"rows of {label} with {count} columns, {len(table.columns)} expected")
-        size, all_columns = (count + 7) // 8, (1 << count) - 1
-        needs = {"insert": "a", "update": "ba", "delete": "b"}[kind]
-        present = bytes(body[at : at + size * len(needs)])
-        bitmaps = [int.from_bytes(present[i * size : (i + 1) * size], "little") for i in range(len(needs))]
-        for need, bitmap in zip(needs, bitmaps, strict=True):
-            needed = table.schema.needed_before if need == "b" else table.schema.needed_after
-            _complete(
-                event, table.schema, [c.name for i, c in enumerate(table.schema.columns) if bitmap >> i & 1], needed
-            )
-        if all(bitmap & all_columns == all_columns for bitmap in bitmaps):
-            present = b""
-        data = body[at + size * len(needs) :]
-        if event.type in UNPACKS_TO:
-            data = memoryview(inflate(data, event))
-        return RowsEvent(table, kind, data, event.where, present)
-
-
-def _complete(event: Event, schema: TableSchema, found: Sequence[str], needed: frozenset[str]) -> None:
-    """Stop unless images have all columns that are needed."""
-    missing = [c.name for c in schema.columns if c.name in needed.difference(found)]
-    if missing:
-        _stop(
-            event,
-            f"row images of {schema.label} are not full: they lack {', '.join(missing)}",
-            "set binlog_row_image=FULL in the sessions that write (it can differ from the global value); if these are "
-            "generated columns, which MariaDB leaves out of updates from 11.8 on even so, do not copy them "
-            "(source.exclude_columns); then start with a fresh sink.path",
-        )
-
-
-def _stop(event: Event, what: str, remedy: str = REPORT) -> NoReturn:
-    raise TerminalError(f"{what}, at {event.where} (event type {event.type})", remedy)

@@ -9,7 +9,8 @@ from airflow_provider_cdc.core.definitions import Captured
 from airflow_provider_cdc.core.offset import Position
 from airflow_provider_cdc.exceptions import TransientError
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
-from airflow_provider_cdc.mysql.binlog.events.transactions import RowsEvent, Transaction, read_transactions
+from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent
+from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction, read_transactions
 
 
 class Prepared:

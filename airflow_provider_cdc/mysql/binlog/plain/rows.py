@@ -26,6 +26,7 @@ from airflow_provider_cdc.core.schema import (
 )
 from airflow_provider_cdc.core.unfit import Reason, in_binlog
 from airflow_provider_cdc.exceptions import TerminalError, UnfitError
+from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent
 from airflow_provider_cdc.mysql.binlog.events.table_map import (
     BLOB,
     BLOB_COMPRESSED,
@@ -34,7 +35,6 @@ from airflow_provider_cdc.mysql.binlog.events.table_map import (
     WireColumn,
     with_members,
 )
-from airflow_provider_cdc.mysql.binlog.events.transactions import RowsEvent
 from airflow_provider_cdc.mysql.binlog.plain.jsonb import json_text
 from airflow_provider_cdc.mysql.binlog.plain.mariadb_values import inet_text, uncompressed
 from airflow_provider_cdc.mysql.binlog.plain.values import (

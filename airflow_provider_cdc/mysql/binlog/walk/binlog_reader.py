@@ -14,7 +14,7 @@ from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.exceptions import CdcError, DamageError, TerminalError, TornFileError, TransientError
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.events.judge import LookUp
-from airflow_provider_cdc.mysql.binlog.events.transactions import RowsEvent
+from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent
 from airflow_provider_cdc.mysql.binlog.walk.space import Only
 from airflow_provider_cdc.mysql.binlog.walk.step import NEVER, Step
 from airflow_provider_cdc.mysql.binlog.walk.walker import Walker

@@ -12,8 +12,8 @@ from airflow_provider_cdc.core.changes import in_order
 from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.core.unfit import UnfitValue, in_binlog
 from airflow_provider_cdc.exceptions import REPORT, TerminalError
+from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent
 from airflow_provider_cdc.mysql.binlog.events.table_map import TableMap
-from airflow_provider_cdc.mysql.binlog.events.transactions import RowsEvent
 from airflow_provider_cdc.mysql.binlog.kernels import row as row_kernel
 from airflow_provider_cdc.mysql.binlog.kernels import walk_state
 from airflow_provider_cdc.mysql.binlog.walk.space import Only, Space

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import zstandard
 
-from airflow_provider_cdc.mysql.binlog.events.binlog_stream import Event
+from airflow_provider_cdc.mysql.binlog.events.event import Event
 from airflow_provider_cdc.mysql.binlog.events.payload import HEADER, damaged, unpack
 from airflow_provider_cdc.mysql.binlog.kernels import walk_state
 from airflow_provider_cdc.mysql.machine.primitives import SLACK

@@ -19,17 +19,13 @@ from airflow_provider_cdc.core.definitions import Captured
 from airflow_provider_cdc.core.offset import Position
 from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.exceptions import REPORT, TerminalError, TornFileError, TransientError
-from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream, Event
+from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
+from airflow_provider_cdc.mysql.binlog.events.event import Event
 from airflow_provider_cdc.mysql.binlog.events.event_types import TABLE_MAP, TRANSACTION_PAYLOAD
 from airflow_provider_cdc.mysql.binlog.events.judge import LookUp
+from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent
 from airflow_provider_cdc.mysql.binlog.events.table_map import table_of
-from airflow_provider_cdc.mysql.binlog.events.transactions import (
-    Assembler,
-    OpenTransaction,
-    Reached,
-    RowsEvent,
-    Transaction,
-)
+from airflow_provider_cdc.mysql.binlog.events.transactions import Assembler, OpenTransaction, Reached, Transaction
 from airflow_provider_cdc.mysql.binlog.kernels import row as row_kernel
 from airflow_provider_cdc.mysql.binlog.kernels import walk as walk_kernel
 from airflow_provider_cdc.mysql.binlog.kernels import walk_state

@@ -13,7 +13,8 @@ import pytest
 
 from airflow_provider_cdc.core.offset import Lineage, Position
 from airflow_provider_cdc.exceptions import DamageError, NotReadyError, TerminalError, TransientError
-from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream, Event
+from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
+from airflow_provider_cdc.mysql.binlog.events.event import Event
 from airflow_provider_cdc.mysql.binlog.events.transactions import Reached, read_transactions
 from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader
 from tests.support.binlog.reading import (

@@ -9,10 +9,11 @@ from typing import Any
 import pymysql
 import pytest
 
-from airflow_provider_cdc.core.ddl import classify, fold, may_name
+from airflow_provider_cdc.core.ddl import classify
 from airflow_provider_cdc.core.offset import Lineage
+from airflow_provider_cdc.core.table_names import fold, may_name
 from airflow_provider_cdc.exceptions import DdlError, TerminalError
-from airflow_provider_cdc.mysql.binlog.events.binlog_stream import Event
+from airflow_provider_cdc.mysql.binlog.events.event import Event
 from airflow_provider_cdc.mysql.binlog.events.query import read_query
 from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction
 from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader

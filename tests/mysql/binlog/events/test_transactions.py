@@ -14,9 +14,10 @@ import zstandard
 
 from airflow_provider_cdc.core.gtid import GtidSet
 from airflow_provider_cdc.exceptions import DdlError, TerminalError
-from airflow_provider_cdc.mysql.binlog.events.binlog_stream import Event
+from airflow_provider_cdc.mysql.binlog.events.event import Event
 from airflow_provider_cdc.mysql.binlog.events.event_types import QUERY, TABLE_MAP, TRANSACTION_PAYLOAD, WRITE_ROWS, XID
-from airflow_provider_cdc.mysql.binlog.events.transactions import Reached, RowsEvent, Transaction, read_transactions
+from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent
+from airflow_provider_cdc.mysql.binlog.events.transactions import Reached, Transaction, read_transactions
 from airflow_provider_cdc.mysql.binlog.events.xa import Prepared
 from airflow_provider_cdc.mysql.binlog.plain.rows import decode_rows
 from tests.support.binlog.reading import (

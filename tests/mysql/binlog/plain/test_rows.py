@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from airflow_provider_cdc.exceptions import TerminalError
-from airflow_provider_cdc.mysql.binlog.events.binlog_stream import Event
+from airflow_provider_cdc.mysql.binlog.events.event import Event
 from airflow_provider_cdc.mysql.binlog.events.event_types import DELETE_ROWS, UPDATE_ROWS, WRITE_ROWS
-from airflow_provider_cdc.mysql.binlog.events.transactions import RowsEvent
+from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent
 from airflow_provider_cdc.mysql.binlog.plain.rows import decode_rows
 from tests.support.binlog.reading import capture, changes, events_since, here, read, server_says, transactions, we_say
 from tests.support.servers import MySQLServer

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from airflow_provider_cdc.core.offset import Position
 from airflow_provider_cdc.exceptions import DamageError, TerminalError, TransientError
-from airflow_provider_cdc.mysql.binlog.events.binlog_stream import Event
+from airflow_provider_cdc.mysql.binlog.events.event import Event
 from airflow_provider_cdc.mysql.binlog.kernels import walk_state
 from airflow_provider_cdc.mysql.binlog.walk.unpacked import Unpacked
 from airflow_provider_cdc.mysql.binlog.walk.walker import Walker

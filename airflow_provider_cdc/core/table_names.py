@@ -1,0 +1,44 @@
+"""Names of databases, tables and columns as servers compare them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import lru_cache
+
+#: Database and table.
+Table = tuple[str, str]
+
+
+@lru_cache(1 << 14)
+def fold(name: str) -> str:
+    """A name as it is compared: two that a server takes for one are equal, whatever its lower_case_table_names.
+
+    Servers turn each character by itself into one lower-case one. So ``lower()`` will not do, which looks at the
+    character's neighbours, and makes two of some. A few that servers tell apart are equal here.
+    """
+    return name.lower() if name.isascii() else "".join(map(_fold, name))
+
+
+def _fold(character: str) -> str:
+    folded = character.casefold()
+    return folded if len(folded) == 1 else character.lower()[0]
+
+
+def may_name(found: Collection[Table], table: Table) -> bool:
+    """Whether one of the names in a statement may be that of a table.
+
+    A name that could not be decoded has lone surrogates, and may be any name that is not ASCII.
+
+    :param table: as :func:`fold` writes it.
+    """
+    if table in found:
+        return True
+    if all(part.isascii() for part in table):
+        return False
+    return any(
+        all(a == b or (_is_unknown(a) and not b.isascii()) for a, b in zip(f, table, strict=True)) for f in found
+    )
+
+
+def _is_unknown(name: str) -> bool:
+    return not name.isascii() and any("\ud800" <= c <= "\udfff" for c in name)

@@ -1,0 +1,49 @@
+"""The session in which a server sends its binlog: what it is told before, and how it is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pymysql
+
+from airflow_provider_cdc.exceptions import CdcError
+from airflow_provider_cdc.guarded import GuardedConnection
+from airflow_provider_cdc.mysql.server.identity import identity, is_mariadb, same_server
+from airflow_provider_cdc.mysql.server.session import SESSION
+
+_COM_BINLOG_DUMP, _SEND_ANNOTATE_ROWS = 0x12, 2
+#: The server drops a reader that takes nothing for this long; a slow sink must not lose its stream.
+_NET_TIMEOUT = 3600
+
+
+def open_session(server: str | None, **settings: Any) -> pymysql.Connection[Any]:
+    """Open the connection and prepare its session for the dump; replaces ``pymysql.connect`` in the library.
+
+    :param server: identity of the server that it must be; ``None`` accepts any.
+    :param settings: keyword arguments of ``pymysql.connect``.
+    """
+    connection = GuardedConnection(**settings, init_command=SESSION)
+    try:
+        same_server(identity(connection), server)
+    except CdcError:
+        connection.close()
+        raise
+    if is_mariadb(connection):
+        connection._write_bytes = partial(_with_annotations, connection._write_bytes)  # type: ignore[attr-defined]
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET SESSION net_write_timeout = {_NET_TIMEOUT}, SESSION net_read_timeout = {_NET_TIMEOUT}")
+        # A reader that knows checksums can read files with and without; the server's present setting says nothing
+        # about older files.
+        cursor.execute("SET @source_binlog_checksum = 'CRC32', @master_binlog_checksum = 'CRC32'")
+        # To MariaDB: a reader that understands its GTIDs. Others get events that are made up and end elsewhere.
+        cursor.execute("SET @mariadb_slave_capability = 4")
+    return connection
+
+
+def _with_annotations(send: Callable[[bytes], None], data: bytes) -> None:
+    """Set the flag of the dump command by which MariaDB sends all events: without it some are left out silently."""
+    if data[4] == _COM_BINLOG_DUMP:
+        data = data[:9] + bytes([data[9] | _SEND_ANNOTATE_ROWS]) + data[10:]
+    send(data)

@@ -1,0 +1,97 @@
+"""The rows event: changed rows of one captured table, and which of their columns it has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from airflow_provider_cdc.core.schema import TableSchema
+from airflow_provider_cdc.mysql.binlog.events.event import Event, stop
+from airflow_provider_cdc.mysql.binlog.events.event_types import (
+    DELETE_ROWS,
+    DELETE_ROWS_V1,
+    ROWS_V1,
+    UNPACKS_TO,
+    UPDATE_ROWS,
+    UPDATE_ROWS_V1,
+    WRITE_ROWS,
+    WRITE_ROWS_V1,
+)
+from airflow_provider_cdc.mysql.binlog.events.query import inflate
+from airflow_provider_cdc.mysql.binlog.events.table_map import TableMap, packed_int
+
+RowsKind = Literal["insert", "update", "delete"]
+
+#: What the rows of an event type tell, compressed ones aside.
+KINDS: dict[int, RowsKind] = {
+    **dict.fromkeys((WRITE_ROWS_V1, WRITE_ROWS), "insert"),
+    **dict.fromkeys((UPDATE_ROWS_V1, UPDATE_ROWS), "update"),
+    **dict.fromkeys((DELETE_ROWS_V1, DELETE_ROWS), "delete"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RowsEvent:
+    """Changed rows of one captured table, not decoded yet.
+
+    :param table: schema and layout.
+    :param kind: what happened to the rows.
+    :param data: row images one after the other; for updates before and after in turn.
+    :param where: place for messages.
+    :param present: bitmaps of the columns that the images have, of an update one for the old images and one for the
+        new ones; empty if they have all.
+    """
+
+    table: TableMap
+    kind: RowsKind
+    data: memoryview
+    where: str
+    present: bytes = b""
+
+    @property
+    def schema(self) -> TableSchema:
+        """The captured table."""
+        return self.table.schema
+
+
+def read_rows_event(event: Event, kind: RowsKind, table: TableMap) -> RowsEvent:
+    """Read what stands in front of the row images.
+
+    :raises TerminalError: if the event is cut off, or its images lack columns that are needed.
+    """
+    body, label = event.body, table.schema.label
+    try:
+        written = UNPACKS_TO.get(event.type, event.type)
+        at = 8 if written in ROWS_V1 else 8 + int.from_bytes(body[8:10], "little")
+        count, at = packed_int(body, at)
+    except IndexError:
+        stop(event, f"a cut off rows event of {label}")
+    if count != len(table.columns):
+        stop(event, f"rows of {label} with {count} columns, {len(table.columns)} expected")
+    size, all_columns = (count + 7) // 8, (1 << count) - 1
+    needs = {"insert": "a", "update": "ba", "delete": "b"}[kind]
+    present = bytes(body[at : at + size * len(needs)])
+    bitmaps = [int.from_bytes(present[i * size : (i + 1) * size], "little") for i in range(len(needs))]
+    for need, bitmap in zip(needs, bitmaps, strict=True):
+        needed = table.schema.needed_before if need == "b" else table.schema.needed_after
+        _complete(event, table.schema, [c.name for i, c in enumerate(table.schema.columns) if bitmap >> i & 1], needed)
+    if all(bitmap & all_columns == all_columns for bitmap in bitmaps):
+        present = b""
+    data = body[at + size * len(needs) :]
+    if event.type in UNPACKS_TO:
+        data = memoryview(inflate(data, event))
+    return RowsEvent(table, kind, data, event.where, present)
+
+
+def _complete(event: Event, schema: TableSchema, found: Sequence[str], needed: frozenset[str]) -> None:
+    """Stop unless images have all columns that are needed."""
+    missing = [c.name for c in schema.columns if c.name in needed.difference(found)]
+    if missing:
+        stop(
+            event,
+            f"row images of {schema.label} are not full: they lack {', '.join(missing)}",
+            "set binlog_row_image=FULL in the sessions that write (it can differ from the global value); if these are "
+            "generated columns, which MariaDB leaves out of updates from 11.8 on even so, do not copy them "
+            "(source.exclude_columns); then start with a fresh sink.path",
+        )
