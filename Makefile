@@ -14,7 +14,7 @@ SHARE := 1/1
 LINT := $(BIN)/ruff check .; $(BIN)/ruff format --check .; $(BIN)/mypy
 PYTEST := $(BIN)/python -m pytest --durations=30
 # WORKERS=n: how many files of tests run at a time. Two of them have an Airflow, and most of a test's time is waiting.
-WORKERS := 5
+WORKERS := 4
 BESIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: help setup demo demo-core bench-snapshot bench-stream bench-binlog bench-memory jvm test test-fast test-airflow test-long test-versions mutations lint lock clean

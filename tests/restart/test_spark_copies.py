@@ -25,8 +25,8 @@ from tests.support.spark_cluster import SparkCluster
 pytestmark = pytest.mark.spark
 
 ROWS, CHUNK_ROWS = 640, 5
-#: Cases of which the long run alone has the other failpoint.
-POINT_OF = {"fails": "file.after_write", "speculative": "chunk.after_select", "zombie": "file.after_write"}
+#: What every run tries; the others are long.
+QUICK = {("speculative", "chunk.after_select"), ("zombie", "file.after_write")}
 SLICES = 8
 
 
@@ -40,7 +40,7 @@ def cluster() -> Iterator[SparkCluster]:
 @pytest.mark.parametrize(
     ("case", "point"),
     [
-        pytest.param(case, point, marks=[] if point == POINT_OF.get(case, point) else [pytest.mark.long])
+        pytest.param(case, point, marks=[] if (case, point) in QUICK else [pytest.mark.long])
         for case in CASES
         for point in ("chunk.after_select", "file.after_write")
     ],

@@ -49,7 +49,7 @@ CONFIG: Config = {
     "scheduler": {
         "scheduler_heartbeat_sec": 2,
         "job_heartbeat_sec": 2,
-        "scheduler_idle_sleep_time": 0.3,
+        "scheduler_idle_sleep_time": 0.5,
         "trigger_timeout_check_interval": 3,
         "task_instance_heartbeat_timeout_detection_interval": 3,
         "enable_health_check": False,

@@ -11,7 +11,7 @@ from bench.memory import MB, make_large, rows_of, take
 from tests.support.servers import MySQLServer
 from tests.support.workload_tables import make_shop
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 ROWS, LARGE = 1_000_000, 300
 

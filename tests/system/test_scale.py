@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tests.support.servers import MySQLServer
 
 #: Rows, which are chunks: few ones and many. The bound of the memory is that of 100,000, reckoned on from fewer.
-SIZES = [(10_000, 40_000), pytest.param((20_000, 100_000), marks=pytest.mark.long)]
+SIZES = [pytest.param(sizes, marks=pytest.mark.long) for sizes in ((10_000, 40_000), (20_000, 100_000))]
 #: Chunks of a group: as many as with the default settings.
 IN_GROUP = 494
 

@@ -211,6 +211,7 @@ def _kept(folder: Path, secret: str) -> Iterator[Kept]:
 
 
 @pytest.mark.spark
+@pytest.mark.long
 def test_a_server_that_dies_in_the_middle(tmp_path: Path) -> None:
     """The errors of drivers, Spark and Python that follow hold no secret; the command asks for another try."""
     with MySQLServer() as server:
