@@ -33,7 +33,7 @@ STEPS = {
     "demo": ("-m", "bench.demo", "--customers", "20000", "--seconds", "10"),
     "examples": (*_PYTEST, "-m", "not long", "tests/in_airflow/test_examples.py"),
     "life": (*_PYTEST, "tests/in_airflow/test_life.py::test_the_life_of_a_stream"),
-    "kills": (*_PYTEST, "-m", "not long", "tests/restart/test_kill_spark.py"),
+    "kills": (*_PYTEST, "tests/restart/test_kill_spark.py::test_killed_and_started_again[0]"),
 }
 _UV = Path(sys.executable).with_name("uv")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, TypeGuard
 
 #: Seconds between two heartbeats, and after how many without one a stream counts as lost.
 HEARTBEAT_SECONDS, LOST_SECONDS = 1.0, 15.0
@@ -19,15 +19,15 @@ FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS = 1, 60
 LOSSES, LOSS_SECONDS = 5, 600.0
 
 
-def next_try(mine: str, newest: str | None) -> bool:
-    """Whether another try of the same task supervises the stream now.
+def later_try(mine: str, newest: str | None) -> TypeGuard[str]:
+    """Whether a later try of the same task supervises the stream now.
 
     :param mine: a try, as the bookkeeping names supervisors: ``<task>, try <number>``.
     :param newest: who looked last.
     """
     task, _, number = mine.rpartition(", try ")
     other, _, newer = (newest or "").rpartition(", try ")
-    return other == task and newer != number
+    return other == task and number.isdecimal() and newer.isdecimal() and int(newer) > int(number)
 
 
 class Run(Protocol):

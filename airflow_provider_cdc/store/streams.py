@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import delete, func, select, update
 
+from airflow_provider_cdc.core.supervision import later_try
 from airflow_provider_cdc.exceptions import NotReadyError
 from airflow_provider_cdc.store.database import Database, changed
 from airflow_provider_cdc.store.models import BatchRow, BatchTotals, EpochTotals, PipelineRow, StreamRow, clean, now
@@ -80,12 +81,17 @@ class StreamStore(Database):
     def supervise(self, pipeline: str, epoch: int, supervisor: str) -> StreamRow | None:
         """Record that a task supervises the stream, and read its state.
 
+        The trigger of a task that was cleared may go on for a moment beside the next try: that one stays recorded.
+
         :param supervisor: the task, as people know it.
         :return: as :meth:`seen`.
         """
         with self._write() as session:
+            row = session.scalars(_newest(pipeline)).first()
+            if row is not None and later_try(supervisor, row.supervisor):
+                supervisor = row.supervisor
             changed(session, _stream(pipeline, epoch).values(supervisor=supervisor, supervised_at=now()))
-            return session.scalars(_newest(pipeline)).first()
+            return session.scalars(_newest(pipeline).execution_options(populate_existing=True)).first()
 
     def seen(self, pipeline: str) -> StreamRow | None:
         """The newest run, or ``None``, as somebody sees it who can write: so could the run write its heartbeat.

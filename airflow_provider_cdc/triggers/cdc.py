@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from airflow_provider_cdc.core.supervision import Verdict, Watch, next_try
+from airflow_provider_cdc.core.supervision import Verdict, Watch, later_try
 from airflow_provider_cdc.exceptions import CdcError, NotReadyError, TransientError, error_of, kind_of, pack
 
 if TYPE_CHECKING:
@@ -327,7 +327,7 @@ class CdcStreamTrigger(_CdcTrigger):
         """Whether the task was cleared, and its next try has deferred already."""
         k = self._kwargs
         run = await self._books.ask(lambda store: store.current_stream(k["pipeline"]))
-        return run is not None and next_try(k["supervisor"], run.supervisor)
+        return run is not None and later_try(k["supervisor"], run.supervisor)
 
     async def _say(self) -> None:
         k = self._kwargs

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from airflow_provider_cdc.core.supervision import LOSS_SECONDS, LOST_SECONDS, Pulse, Restarts, Verdict, Watch, next_try
+from airflow_provider_cdc.core.supervision import LOSS_SECONDS, LOST_SECONDS, Pulse, Restarts, Verdict, Watch, later_try
 
 MINE = "shop.stream, run manual, try 1"
 
@@ -16,14 +16,16 @@ MINE = "shop.stream, run manual, try 1"
     ("newest", "followed"),
     [
         ("shop.stream, run manual, try 2", True),
+        ("shop.stream, run manual, try 10", True),
         (MINE, False),  # the trigger moved to another triggerer
         ("shop.stream, run other, try 2", False),  # another run looks after the same stream
         ("shop.stream, run manual, try 1, try 2", False),  # a run with a strange name
         (None, False),
+        ("shop.stream, run manual, try x", False),
     ],
 )
-def test_next_try(newest: str | None, followed: bool) -> None:
-    assert next_try(MINE, newest) == followed
+def test_later_try(newest: str | None, followed: bool) -> None:
+    assert later_try(MINE, newest) == followed
 
 
 def test_a_pulse() -> None:

@@ -132,6 +132,7 @@ def entry(test: str, **changes: object) -> Mutation:
     return mutate._mutation("list", "Section", 1, {**ENTRY, "test": f"{HERE}::{test}", **changes})
 
 
+@pytest.mark.one_of("test")
 @pytest.mark.parametrize("test", ["test_here", "test_module", "test_script", "test_elsewhere"])
 def test_every_process_runs_the_code_without_the_rule(bench: Workshop, test: str) -> None:
     assert test in bench.attempt(entry(test))
@@ -143,12 +144,12 @@ def test_every_process_runs_the_code_without_the_rule(bench: Workshop, test: str
     [
         ("test_that_cannot_fail", {}, "did not fail without the rule"),
         ("test_that_fails_anyway", {}, "does not pass, although"),
-        ("test_that_needs_what_fails", {}, "could not be run"),
-        ("test_that_is_not_there", {}, "could not be run"),
-        ("test_that_hangs", {"timeout": 0.0}, "ran into the time limit"),
+        pytest.param("test_that_needs_what_fails", {}, "could not be run", marks=pytest.mark.long),
+        pytest.param("test_that_is_not_there", {}, "could not be run", marks=pytest.mark.long),
+        pytest.param("test_that_hangs", {"timeout": 0.0}, "ran into the time limit", marks=pytest.mark.long),
         ("test_that_is_broken", {"find": "__version__ =", "replace": "_version_ ="}, "does not run"),
         ("test_here", {"find": "no such text"}, "stale"),
-        ("test_here", {"find": "_"}, "stale"),
+        pytest.param("test_here", {"find": "_"}, "stale", marks=pytest.mark.long),
     ],
 )
 def test_what_proves_nothing_is_said(

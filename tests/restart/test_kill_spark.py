@@ -45,11 +45,11 @@ STREAM = (
     "progress.before_commit:1",
     "progress.after_commit:1",
 )
-#: One copy is killed so often. The one that is in every run dies once in a worker and once in the driver: where code is
-#: killed does not depend on Spark, and the schedules without it meet every failpoint.
+#: One copy is killed so often. The first dies once in a worker and once in the driver. All of them are long: where code
+#: is killed does not depend on Spark, and the schedules without it meet every failpoint.
 KILLS = 5
 FEW = ("chunk.after_select:5", "table.after_commit:2")
-SEEDS = [pytest.param(seed, marks=[pytest.mark.long] if seed else []) for seed in range(40)]
+SEEDS = range(40)
 
 
 def _deaths(draw: random.Random) -> list[str | float]:
@@ -102,6 +102,7 @@ def _assert_none_left(session: int) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", SEEDS)
 def test_killed_and_started_again(
     seed: int,

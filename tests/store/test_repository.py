@@ -305,6 +305,18 @@ def test_epochs_only_rise_and_end_older_runs(store: Store) -> None:
     assert store.heartbeat("lost", 1, progress=True) is None
 
 
+def test_a_later_try_stays_the_supervisor(store: Store) -> None:
+    """The trigger of a task that was cleared goes on for moments beside the next try, and has to find it then."""
+    store.register(P, "server")
+    store.new_epoch(P, 0, "host", 1, 1.0)
+    task = "shop.stream, run manual, try"
+    for by, supervisor in ((1, 1), (2, 2), (1, 2), (10, 10), (9, 10)):
+        run = store.supervise(P, 1, f"{task} {by}")
+        assert run is not None and run.supervisor == f"{task} {supervisor}"
+    run = store.supervise(P, 1, "shop.stream, run other, try 1")  # another run is no earlier try
+    assert run is not None and run.supervisor == "shop.stream, run other, try 1"
+
+
 def test_batches(store: Store) -> None:
     assert store.batch_totals(P) == BatchTotals(0, 0, 0, 0.0, None)
     store.register(P, "uuid")

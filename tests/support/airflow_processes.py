@@ -49,15 +49,15 @@ CONFIG: Config = {
     "scheduler": {
         "scheduler_heartbeat_sec": 2,
         "job_heartbeat_sec": 2,
-        "scheduler_idle_sleep_time": 0.5,
+        "scheduler_idle_sleep_time": 0.8,
         "trigger_timeout_check_interval": 3,
         "task_instance_heartbeat_timeout_detection_interval": 3,
         "enable_health_check": False,
     },
     # A file that changes is read again at once, whatever the second interval; the others need not be.
     "dag_processor": {
-        "refresh_interval": 2,
-        "bundle_refresh_check_interval": 1,
+        "refresh_interval": 5,
+        "bundle_refresh_check_interval": 3,
         "min_file_process_interval": 600,
         "parsing_processes": 1,
     },

@@ -9,9 +9,11 @@ from hashlib import sha256
 from pathlib import PurePosixPath
 from typing import Any
 
-#: Folders and files whose tests take longest, the longest first: a worker that begins them last keeps all waiting.
+#: Folders whose tests come first: those that take longest, so that no worker begins them last and keeps all waiting;
+#: and beside those with an Airflow, which need much of the machine, what waits for servers most of the time.
 FIRST = (
     "tests/in_airflow/",
+    "tests/phases/",
     "tests/docker/",
     "tests/restart/",
     "tests/system/",

@@ -159,6 +159,7 @@ def ended(process: subprocess.Popen[str]) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.long
 def test_a_stream_runs_until_it_is_told_to_stop(cli: Cli, mysql_server: MySQLServer, foreign: str) -> None:
     cli.snapshot()
     with writers(mysql_server, foreign, rate=30) as load:
