@@ -13,7 +13,8 @@ STAMP := $(VENV)/.complete
 SHARE := 1/1
 LINT := $(BIN)/ruff check .; $(BIN)/ruff format --check .; $(BIN)/mypy
 PYTEST := $(BIN)/python -m pytest --durations=30
-# WORKERS=n: how many files of tests run at a time. Two of them have an Airflow, and most of a test's time is waiting.
+# WORKERS=n: how many files of tests run at a time. Two of them have an Airflow. With more than four on two cores, tests
+# run into their time limits.
 WORKERS := 4
 BESIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 

@@ -85,7 +85,7 @@ def test_every_step_names_what_there_is() -> None:
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("name", VERSIONS)
 def test_a_step(name: str, step: str) -> None:
-    """A part of ``make test-versions``: each share of the long tests has some."""
+    """A part of ``make test-versions``, so that some of the shares of the long tests have one."""
     command = [sys.executable, "-m", "tests.versions", name, step]
     run = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert run.returncode == 0, run.stdout
