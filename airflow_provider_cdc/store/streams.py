@@ -87,7 +87,7 @@ class StreamStore(Database):
         :return: as :meth:`seen`.
         """
         with self._write() as session:
-            row = session.scalars(_newest(pipeline)).first()
+            row = session.scalars(_newest(pipeline).with_for_update()).first()  # no other try between read and write
             if row is not None and later_try(supervisor, row.supervisor):
                 supervisor = row.supervisor
             changed(session, _stream(pipeline, epoch).values(supervisor=supervisor, supervised_at=now()))

@@ -294,6 +294,10 @@ def test_what_lies_before_a_file_was_read(world: World) -> None:
         world.server.execute("FLUSH BINARY LOGS")
         if not old.gtid_set:
             return  # only the file tells there
+        give_up = time.monotonic() + 60
+        while Position(*world.at) < old.at:  # MariaDB adds an event of its own, some time later
+            assert time.monotonic() < give_up
+            time.sleep(0.05)
         with pytest.raises(OtherHistoryError, match=r"before binlog file|stands for"):
             resume(connection, old, opener)
 

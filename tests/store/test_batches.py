@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import URL, create_engine, event, insert, text
+from sqlalchemy import URL, create_engine, event, insert, text, update
 
 from airflow_provider_cdc.store import BatchTotals, EpochTotals, Store, now, streams
 from airflow_provider_cdc.store.migrate import upgrade
-from airflow_provider_cdc.store.models import BatchRow
+from airflow_provider_cdc.store.models import BatchRow, StreamRow
 from tests.store.conftest import server_url
 
 P = "shop"
 #: Three names as long as Airflow takes them.
-LABEL = f"{'d' * 250}.{'t' * 250}, run {'r' * 250}, try 1"
+TASK = f"{'d' * 250}.{'t' * 250}, run {'r' * 250}, try"
+LABEL = f"{TASK} 1"
 
 
 @pytest.fixture(params=["sqlite", "postgres", "mysql"])
@@ -149,3 +151,22 @@ def test_a_million_batches(books: URL) -> None:
         print(f"{books.get_backend_name()}: {(time.monotonic() - began) / 300 * 1000:.1f} ms a batch")
         with store._read() as session:
             assert session.execute(text("SELECT COUNT(*) FROM batches")).scalar() == 1_000_300 - 3_000
+
+
+def test_an_earlier_try_waits_for_the_later_one(url: URL) -> None:
+    """Two triggers look at the same moment: the one of the earlier try does not overwrite the other by what it read."""
+    with (
+        closing(Store.open(url, migrate=True)) as store,
+        ThreadPoolExecutor(1) as pool,
+        create_engine(url).connect() as later,
+    ):
+        store.register(P, "server")
+        store.new_epoch(P, 0, "host", 1, 1.0)
+        store.supervise(P, 1, f"{TASK} 1")
+        later.execute(update(StreamRow).values(supervisor=f"{TASK} 2"))
+        earlier = pool.submit(store.supervise, P, 1, f"{TASK} 1")
+        with pytest.raises(TimeoutError):
+            earlier.result(timeout=1)
+        later.commit()
+        run = earlier.result(timeout=60)
+        assert run is not None and run.supervisor == f"{TASK} 2"

@@ -26,9 +26,12 @@ from airflow_provider_cdc.core.schema import (
 from airflow_provider_cdc.mysql.server.charsets import OneWayError
 
 #: Types whose canonical key value is a number. An ENUM's is the index of its member, by which it is sorted.
+_NUMBERS = INTEGER_TYPES | {"year", "enum"}
 #: Keywords in front of literals.
 _KEYWORDS = {"date": "DATE", "time": "TIME", "datetime": "TIMESTAMP", "timestamp": "TIMESTAMP"}
-_NUMBERS = INTEGER_TYPES | {"year", "enum"}
+#: Collations with a smaller table to Unicode than their character set has, and one with the whole table: the server
+#: shows what the smaller one lacks as question marks.
+_WHOLE_TABLE = {"latin2_czech_cs": "latin2_bin"}
 
 
 def quote(name: str) -> str:
@@ -75,10 +78,16 @@ def comes_back(column: Column) -> str | None:
 
 def copied_value(table: TableSchema, column: Column) -> str:
     """SQL expression of what is copied of a column: NULL for a key's value that does not come back from Unicode."""
-    condition, name = comes_back(column) if column.name in table.key else None, quote(column.name)
+    condition, name = comes_back(column) if column.name in table.key else None, _shown(column)
     # MySQL sends an ENUM out of IF under a type of its own.
     text = f"CAST({name} AS CHAR)" if column.data_type == "enum" else name
     return name if condition is None else f"IF({condition}, {text}, NULL)"
+
+
+def _shown(column: Column) -> str:
+    """SQL expression that the server turns into Unicode as it does the character set of the column."""
+    whole = _WHOLE_TABLE.get(str(column.collation)) if column.data_type in TEXT_TYPES else None
+    return f"{quote(column.name)} COLLATE {whole}" if whole else quote(column.name)
 
 
 def one_way(column: Column, code: str) -> OneWayError:
@@ -95,7 +104,7 @@ def canonical(column: Column) -> str:
     if column.data_type in BINARY_TYPES:
         return f"LOWER(HEX({name}))"
     if column.data_type in TEXT_TYPES:
-        utf8 = name if column.charset in UTF8_CHARSETS else f"CONVERT({name} USING utf8mb4)"
+        utf8 = name if column.charset in UTF8_CHARSETS else f"CONVERT({_shown(column)} USING utf8mb4)"
         found = f"LOWER(HEX({utf8}))"
     else:
         found = f"CAST({name}{' + 0' if column.data_type == 'enum' else ''} AS CHAR)"

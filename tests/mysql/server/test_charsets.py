@@ -11,6 +11,7 @@ import pytest
 from airflow_provider_cdc.exceptions import TerminalError
 from airflow_provider_cdc.phases.verify import verify
 from tests.support.cli import Cli
+from tests.support.mariadb import MariaDBServer
 from tests.support.oracle import compare
 from tests.support.servers import MySQLServer
 
@@ -89,6 +90,55 @@ def test_every_character_of_every_charset(server: MySQLServer, database: str, tm
             for name in ("v", "c", "e", "s"):
                 assert rows[name].slice(0, half).equals(rows[name].slice(half)), (charset, name)
     assert all(v.equal for v in verify(cli.context))
+
+
+def test_collations_with_a_smaller_table(server: MySQLServer, database: str, tmp_path: Path) -> None:
+    """Of one collation the server shows codes as question marks that its character set has: here they stay."""
+    kinds = "VARCHAR(9)", "CHAR(9)", "TINYTEXT", "TEXT", "LONGTEXT"
+    columns = ", ".join(f"`{kind}` {kind} COLLATE latin2_czech_cs" for kind in kinds)
+    server.execute(f"CREATE TABLE d.t (k VARCHAR(9) COLLATE latin2_czech_cs PRIMARY KEY, n INT, {columns})")
+    codes = ("3F", "41", "7F", "80", "9F", "A5", "FE")
+
+    def fill(first: str) -> None:
+        for code in codes:
+            texts = f", _latin2 x'{code}'" * len(kinds)
+            server.execute(f"INSERT INTO d.t VALUES (_latin2 x'{first}{code}', 0{texts})")
+
+    shown = "SELECT HEX(CONVERT(CONVERT(x'80' USING latin2) COLLATE latin2_czech_cs USING utf8mb4))"
+    assert server.execute(shown)[0][0] == "3F"
+    cli = Cli(tmp_path, server, r"d\.t", snapshot={"chunk_rows": 2})
+    fill("41")
+    cli.snapshot()
+    server.execute("UPDATE d.t SET n = 1 WHERE k IN (_latin2 x'417F', _latin2 x'4180')")
+    fill("42")
+    cli.catch_up()
+    expected = {
+        (bytes.fromhex(first + code).decode("iso8859_2"), first == "41" and code in ("7F", "80"))
+        for first in ("41", "42")
+        for code in codes
+    }
+    rows = cli.rows("d", "t").to_pylist()
+    assert len(rows) == len(expected) and {(row["k"], row["n"] == 1) for row in rows} == expected
+    assert all(row[kind] == row["k"][1:] for row in rows for kind in kinds)
+    assert all(v.equal for v in verify(cli.context))
+
+
+def test_no_other_collation_has_a_smaller_table(server: MySQLServer) -> None:
+    name = "full_collation_name" if isinstance(server, MariaDBServer) else "collation_name"
+    known = server.execute(
+        f"SELECT {name}, character_set_name FROM information_schema.collation_character_set_applicability "
+        "WHERE character_set_name IN (SELECT character_set_name FROM information_schema.character_sets "
+        "WHERE character_set_name NOT LIKE 'u%' AND character_set_name <> 'binary')"
+    )
+    assert len(known) > 50
+    every = " UNION ALL ".join(f"SELECT x'{byte:02x}' AS b" for byte in range(256))
+    other = set()
+    for collation, charset in known:
+        shown = f"CONVERT(b USING {charset})"
+        differ = f"HEX(CONVERT({shown} USING utf8mb4)) <> HEX(CONVERT({shown} COLLATE {collation} USING utf8mb4))"
+        if server.execute(f"SELECT COUNT(*) FROM ({every}) AS l WHERE {differ}")[0][0]:
+            other.add(collation)
+    assert other == {"latin2_czech_cs"}
 
 
 def test_text_that_is_none_stops(server: MySQLServer, database: str, tmp_path: Path) -> None:

@@ -379,7 +379,8 @@ def test_an_alter_that_fails_changes_nothing(log: Log) -> None:
     assert log.walk() == [] and len(log.read()) == 2
     log.run("ALTER TABLE t ADD UNIQUE (a, b)")
     (item,) = log.walk(tell=True)
-    assert item.altered == {("d", "t")} and item.gtid == log.server.execute("SELECT @@gtid_binlog_pos")[0][0]
+    # Tests of replication leave other domains in that position.
+    assert item.altered == {("d", "t")} and item.gtid in log.server.execute("SELECT @@gtid_binlog_pos")[0][0].split(",")
     log.stops(r"ALTER TABLE on captured table d\.t")
 
 
