@@ -17,6 +17,8 @@ PYTEST := $(BIN)/python -m pytest --durations=30
 # run into their time limits.
 WORKERS := 4
 BESIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# Some container images set it. Each of the thousand processes of a test run would then compile all that it imports anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup demo demo-core bench-snapshot bench-stream bench-binlog bench-memory jvm test test-fast test-airflow test-long test-versions mutations lint lock clean
 
