@@ -31,9 +31,9 @@ from airflow_provider_cdc.operators.base import (
     task_errors,
     task_label,
 )
-from airflow_provider_cdc.operators.ending import Setback, outcome
-from airflow_provider_cdc.operators.starting import started
-from airflow_provider_cdc.operators.stopping import ask_to_stop
+from airflow_provider_cdc.operators.stream_end import Setback, outcome
+from airflow_provider_cdc.operators.stream_start import started
+from airflow_provider_cdc.operators.stream_stop import ask_to_stop
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

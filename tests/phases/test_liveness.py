@@ -161,8 +161,8 @@ def test_it_is_alive_while_it_begins(opened: tuple[Context, Store], monkeypatch:
 
 def test_drivers_that_are_lost_are_counted_by_their_own_clocks(tmp_path: Path) -> None:
     """Each try of the task may be on a host with another clock, so the driver's own time is what counts."""
-    from airflow_provider_cdc.operators.ending import Setback, outcome
     from airflow_provider_cdc.operators.stream import CdcStreamOperator
+    from airflow_provider_cdc.operators.stream_end import Setback, outcome
 
     operator = CdcStreamOperator(task_id="stream", pipeline={"name": "p"})
     with contextlib.closing(Store.open(f"sqlite:///{tmp_path}/books.db", migrate=True)) as store:
