@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pyarrow as pa
@@ -38,7 +39,8 @@ class Tables:
     def __init__(self, state: Any, texts: Decoders, count_only: bool) -> None:
         self._state, self._texts, self._count_only = state, texts, count_only
         self._spaces: list[Space] = []
-        self._slots: dict[int, int] = {}  # by the identity of the table map
+        # Not by id(): table maps of other readings go, and another table's may get the memory of one.
+        self._slots: WeakKeyDictionary[TableMap, int] = WeakKeyDictionary()
         self._told: dict[int, tuple[Any, int]] = {}  # by table id: body of the table map, slot
         self.inner: Any = np.zeros(row_kernel.STATE, np.int64)
         self.touched: Any = np.zeros(1, np.int64)
@@ -50,14 +52,14 @@ class Tables:
 
     def slot(self, table: TableMap) -> int:
         """The slot of a table in a layout."""
-        if id(table) not in self._slots:
+        if table not in self._slots:
             same = [i for i, s in enumerate(self._spaces) if s.fits(table)]
             if not same:
                 self._spaces.append(Space(table, self._texts, count_only=self._count_only))
                 self._lay_out()
                 same = [len(self._spaces) - 1]
-            self._slots[id(table)] = same[0]
-        return self._slots[id(table)]
+            self._slots[table] = same[0]
+        return self._slots[table]
 
     def announce(self, table_id: int, body: Any, table: TableMap | None) -> None:
         """Let the machine code know a table map: what follows it in this statement is of this table.
