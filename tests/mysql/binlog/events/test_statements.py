@@ -78,6 +78,7 @@ class Log:
 
 @pytest.fixture
 def log(server: MySQLServer) -> Iterator[Log]:
+    server.execute("DROP DATABASE IF EXISTS d")  # whatever other tests have left
     server.execute("CREATE DATABASE d")
     with contextlib.closing(server.connect(database="d")) as connection, connection.cursor() as cursor:
         cursor.execute("CREATE TABLE t (a INT PRIMARY KEY, b VARCHAR(20))")
