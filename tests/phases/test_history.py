@@ -110,6 +110,16 @@ def world(server: MySQLServer, tmp_path: Path) -> World:
     return make(server, tmp_path)
 
 
+@pytest.fixture(autouse=True)
+def shared_servers_are_left_clean(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tests in other files expect no database ``d`` there."""
+    used = {"mysql_server", "mariadb_server"} & set(request.fixturenames)
+    servers = [request.getfixturevalue(name) for name in used]
+    yield
+    for shared in servers:
+        shared.execute("DROP DATABASE IF EXISTS d")
+
+
 # ------------------------------------------------------------ resets
 
 

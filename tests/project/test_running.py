@@ -41,12 +41,6 @@ def test_that_fails(seed):
 Run = Callable[..., str]
 
 
-@pytest.fixture(autouse=True)
-def without_options_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever runs the suite with options of their own gets them in the suite, not in the runs that it looks at."""
-    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
-
-
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     """Run these tests with the suite's own conftest.py."""

@@ -78,7 +78,7 @@ class Log:
 
 @pytest.fixture
 def log(server: MySQLServer) -> Iterator[Log]:
-    server.execute("DROP DATABASE IF EXISTS d")  # whatever other tests have left
+    server.execute("DROP DATABASE IF EXISTS d")  # a run that was killed may have left it
     server.execute("CREATE DATABASE d")
     with contextlib.closing(server.connect(database="d")) as connection, connection.cursor() as cursor:
         cursor.execute("CREATE TABLE t (a INT PRIMARY KEY, b VARCHAR(20))")
