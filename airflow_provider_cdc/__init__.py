@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from airflow_provider_cdc.operators.cdc import (
+        CdcMaintainOperator,
         CdcPlanChunksOperator,
         CdcPreflightOperator,
         CdcSnapshotOperator,
@@ -28,11 +29,13 @@ _HOMES = {
         "CdcSnapshotOperator",
         "CdcStreamOperator",
         "CdcVerifyOperator",
+        "CdcMaintainOperator",
     ),
     "sensors.cdc": ("CdcSnapshotSensor",),
     "task_group": ("cdc_pipeline",),
 }
 __all__ = [
+    "CdcMaintainOperator",
     "CdcPlanChunksOperator",
     "CdcPreflightOperator",
     "CdcSnapshotOperator",

@@ -127,6 +127,19 @@ def run(path: str, catch_up: bool) -> None:
 @cli.command()
 @_FILE
 @_JSON
+def maintain(path: str, as_json: bool) -> None:
+    """Compact the sink's tables and delete old files; a stream may run."""
+    from airflow_provider_cdc.driver import kept_up
+
+    with _context(path, quiet=as_json) as context:
+        found = kept_up(context)
+        if as_json:
+            click.echo(json.dumps(found, indent=2))
+
+
+@cli.command()
+@_FILE
+@_JSON
 @click.option("--show-values", is_flag=True, help="Show what differs: keys or, for tables without one, whole rows.")
 @click.option("--repair", is_flag=True, help="Not built yet.")
 def verify(path: str, as_json: bool, show_values: bool, repair: bool) -> None:

@@ -1,4 +1,4 @@
-"""The process that runs Spark for a scheduler's task: one chunk group, or the stream.
+"""The process that runs Spark for a scheduler's task: one chunk group, the stream, or the upkeep of the sink.
 
 The request, with the connections in it, comes as one line of JSON on standard input, so that no secret is ever on a
 command line, in the environment or in a file. How it ended is written to a file that the request names; everything
@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from airflow_provider_cdc.jobs.slices import Runner, SnapshotJob
+    from airflow_provider_cdc.sinks.files import DataFile
+    from airflow_provider_cdc.sinks.protocol import Compaction
     from airflow_provider_cdc.store import Store
 
 #: Bytes of a stream's log from which on its older part is put aside, and seconds between two looks.
@@ -55,6 +57,7 @@ class Request:
     :param connections: (id -> :meth:`Connection.to_json`); they hold the secrets.
     :param result: file that is written at the end: ``{"outcome": ...}`` or ``{"error": {kind, message, remedy}}``.
     :param group: number of the chunk group to read; ``None`` for the stream.
+    :param maintain: compact and tidy the sink's tables, and nothing else.
     :param holder: who reads the group, for people.
     :param task: identity of the task that wants the group, and ``task_request`` the number of its request: see
         :class:`~airflow_provider_cdc.phases.groups.TaskRequest`.
@@ -67,6 +70,7 @@ class Request:
     connections: dict[str, dict[str, Any]] = field(repr=False)
     result: str = ""
     group: int | None = None
+    maintain: bool = False
     holder: str = ""
     task: str = ""
     task_request: int = 0
@@ -123,7 +127,7 @@ def main() -> int:
         threading.Thread(target=_keep_small, args=log, name="log", daemon=True).start()
     try:
         context = Context.of(Pipeline.from_dict(request.pipeline), Lines(), _finder(known))
-        outcome = _stream(context, request) if request.group is None else _group(context, request)
+        outcome = _outcome(context, request)
         _write_result(request, {"outcome": outcome})
         return 0
     except CdcError as error:
@@ -141,6 +145,12 @@ def main() -> int:
     print(f"error: {failure['message']}. {failure['remedy']}", file=sys.stderr, flush=True)
     _write_result(request, {"error": failure})
     return code
+
+
+def _outcome(context: Context, request: Request) -> dict[str, Any]:
+    if request.maintain:
+        return kept_up(context)
+    return _stream(context, request) if request.group is None else _group(context, request)
 
 
 def _write_result(request: Request, value: dict[str, Any]) -> None:
@@ -217,6 +227,26 @@ def _when_needed(context: Context, session: list[SparkSession]) -> Runner:
         return run_on_spark(session[0], context.reporter.line)(job)
 
     return run
+
+
+def kept_up(context: Context) -> dict[str, Any]:
+    """Compact and tidy the sink's tables; Spark is started only if there is something to compact."""
+    from airflow_provider_cdc.phases.upkeep import maintain
+
+    session: list[SparkSession] = []
+
+    def run(work: Sequence[Compaction]) -> Sequence[Sequence[DataFile]]:
+        from airflow_provider_cdc.spark.upkeep_job import run_compactions
+
+        if not session:
+            session.append(_start(context)[0])
+        return run_compactions(session[0])(work)
+
+    try:
+        return maintain(context, run)
+    finally:
+        for spark in session:
+            spark.stop()
 
 
 def _stream(context: Context, request: Request) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import os
 import re
 import reprlib
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,7 @@ _UUIDS = uuid.uuid5(uuid.NAMESPACE_URL, "airflow-provider-cdc")
 _SCHEMA_CHANGES = ("exception", "evolve", "try_evolve", "lenient", "ignore")
 _ZERO_DATES = ("error", "null")
 _SINK_KINDS = ("delta", "iceberg", "jdbc", "kafka", "changelog")
+_MERGES = ("deletion_vectors", "copy_on_write")
 
 
 @dataclass(frozen=True)
@@ -193,11 +194,18 @@ class Sink:
     :param path: absolute folder; one table a folder: ``<path>/<database>/<table>``.
     :param kind: ``delta``; one of :data:`airflow_provider_cdc.sinks.registry.KINDS`.
     :param deletes: ``hard``: a deleted row is gone.
+    :param merge: how rows that are replaced or deleted go: ``deletion_vectors`` or ``copy_on_write``; or, for some
+        tables, ``{"copy_on_write": [patterns]}``.
+    :param index_bytes: what the index of a table's keys may take in memory.
+    :param compaction: whether the stream compacts the tables beside its work; else only ``airflow-cdc maintain`` does.
     """
 
     path: str
     kind: str = "delta"
     deletes: str = "hard"
+    merge: str | Mapping[str, Sequence[str]] = field(default="deletion_vectors", hash=False)
+    index_bytes: int = 268_435_456
+    compaction: bool = True
 
     def __post_init__(self) -> None:
         check_choice("sink.kind", self.kind, tuple(KINDS), _SINK_KINDS, f"Use {' or '.join(KINDS)}")
@@ -214,6 +222,31 @@ class Sink:
         check_choice(
             "sink.deletes", self.deletes, ("hard",), ("soft",), "Use hard: a deleted row is removed from the sink"
         )
+        self._check_merge()
+        check_whole("sink.index_bytes", self.index_bytes, 1 << 20)
+        compaction: object = self.compaction
+        if not isinstance(compaction, bool):
+            raise refused("sink.compaction", compaction, "true or false")
+
+    def _check_merge(self) -> None:
+        merge: object = self.merge
+        if not isinstance(merge, Mapping):
+            check_choice("sink.merge", merge, _MERGES, (), "")
+        elif list(merge) != ["copy_on_write"]:
+            raise refused("sink.merge", merge, f"{' or '.join(_MERGES)}, or {{copy_on_write: [patterns of tables]}}")
+        else:
+            patterns = check_patterns("sink.merge.copy_on_write", merge["copy_on_write"])
+            object.__setattr__(self, "merge", {"copy_on_write": patterns})
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the class of the sink takes beside path and pipeline, as far as it is not the default."""
+        found: dict[str, Any] = {}
+        if self.merge != "deletion_vectors":
+            found["copies"] = (".*[.].*",) if isinstance(self.merge, str) else tuple(self.merge["copy_on_write"])
+        if self.index_bytes != type(self).index_bytes:
+            found["index_bytes"] = self.index_bytes
+        return found
 
 
 @dataclass(frozen=True)
@@ -337,6 +370,8 @@ class Pipeline:
         """Plain values in the order of the contract; :meth:`from_dict` turns them back."""
         value = dataclasses.asdict(self)
         value["source"].update({key: list(patterns) for key, patterns in self.source.patterns.items()})
+        if isinstance(self.sink.merge, Mapping):
+            value["sink"]["merge"] = {mode: list(patterns) for mode, patterns in self.sink.merge.items()}
         return value
 
     def to_yaml(self) -> str:

@@ -204,17 +204,21 @@ def report(rows: int, taken: dict[str, list[dict[str, float]]], mysql: str) -> N
     machine(mysql, f"Debezium {debezium.VERSION}, ")
 
 
-def machine(mysql: str, more: str = "") -> None:
-    """Print what was measured on."""
+def machine(mysql: str = "", more: str = "") -> None:
+    """Print what was measured on.
+
+    :param mysql: version of the server, if there was one.
+    """
     with contextlib.suppress(OSError):
         models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
         print(f"\n{len(models)} x {models[0].partition(':')[2].strip()}")
     listed = []
-    for package in ("numba", "pyarrow", "pyspark", "connectorx"):
+    for package in ("numba", "pyarrow", "pyspark", "connectorx", "deltalake"):
         with contextlib.suppress(PackageNotFoundError):
             listed.append(f"{package} {version(package)}")
     today = datetime.datetime.now(datetime.UTC).date()
-    print(f"MySQL {mysql}, {more}Python {platform.python_version()}, {', '.join(listed)}; {today}")
+    server = f"MySQL {mysql}, " if mysql else ""
+    print(f"{server}{more}Python {platform.python_version()}, {', '.join(listed)}; {today}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The operators spelled out, with a comparison of source and sink at the end."""
+"""The operators spelled out, with upkeep of the sink and a comparison of source and sink at the end."""
 
 import os
 from datetime import timedelta
@@ -6,6 +6,7 @@ from datetime import timedelta
 from airflow.sdk import DAG
 
 from airflow_provider_cdc import (
+    CdcMaintainOperator,
     CdcPlanChunksOperator,
     CdcPreflightOperator,
     CdcSnapshotOperator,
@@ -19,7 +20,8 @@ pipeline = {
     "name": "orders",
     "source": {"conn_id": "cdc_source", "tables": ["shop.orders"]},
     "snapshot": {"chunk_rows": 1000, "group_rows": 6000},
-    "sink": {"path": os.environ.get("CDC_LAKE", "/data/lake")},
+    # The stream does not compact its tables: the task `maintain` does.
+    "sink": {"path": os.environ.get("CDC_LAKE", "/data/lake"), "compaction": False},
 }
 
 tasks = {"pipeline": pipeline, "retries": 3, "retry_delay": timedelta(minutes=1)}
@@ -32,8 +34,9 @@ with DAG("cdc_operators", schedule=None, max_active_runs=1, default_args=tasks):
     ).expand(group=plan.output)
     complete = CdcSnapshotSensor(task_id="snapshot_complete")
     stream = CdcStreamOperator(task_id="stream", catch_up=True)
+    maintain = CdcMaintainOperator(task_id="maintain")
     verify = CdcVerifyOperator(task_id="verify")
 
     # The sensor hangs on the plan: a group that failed does not fail what follows, and clearing it harms nothing.
     preflight >> plan >> [snapshot, complete]
-    complete >> stream >> verify
+    complete >> stream >> maintain >> verify

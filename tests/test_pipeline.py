@@ -54,7 +54,14 @@ FULL: dict[str, Any] = {
         "start": {"file": "binlog.000017", "position": 157},
         "on_purged": "stop",
     },
-    "sink": {"path": "/data/lake", "kind": "delta", "deletes": "hard"},
+    "sink": {
+        "path": "/data/lake",
+        "kind": "delta",
+        "deletes": "hard",
+        "merge": {"copy_on_write": ["shop.customer"]},
+        "index_bytes": 1 << 20,
+        "compaction": False,
+    },
     "state": {"conn_id": "cdc_state"},
     "spark": {"conn_id": None, "master": "local[4]", "conf": {"spark.executor.memory": "4g"}},
 }
@@ -82,7 +89,7 @@ def test_defaults_are_those_of_the_contract() -> None:
     pipeline = Pipeline.from_dict(MINIMAL)
     assert pipeline.snapshot == Snapshot(8096, 4_000_000, 2, None)
     assert pipeline.stream == Stream("continuous", 1, "exception", 268_435_456)
-    assert pipeline.sink == Sink("/data/lake", "delta", "hard")
+    assert pipeline.sink == Sink("/data/lake", "delta", "hard", "deletion_vectors", 268_435_456, True)
     assert pipeline.state == State(None)
     assert pipeline.spark == Spark(None, "local[2]", {})
     assert pipeline.source == Source("cdc_source", ("shop.customer", "shop.order_.*"), (), None, (), (), "error")
@@ -227,6 +234,12 @@ def test_empty_sections_have_their_defaults() -> None:
         (changed("sink.kind", "iceberg"), "sink.kind: 'iceberg' is not supported yet. Use delta"),
         (changed("sink.kind", "csv"), "sink.kind is 'csv'. It must be "),
         (changed("sink.deletes", "soft"), "sink.deletes: 'soft' is not supported yet"),
+        (changed("sink.merge", "vectors"), "sink.merge is 'vectors'. It must be one of deletion_vectors,"),
+        (changed("sink.merge", {"deletion_vectors": ["a.b"]}), "or {copy_on_write: [patterns of tables]}"),
+        (changed("sink.merge", {"copy_on_write": "a.b"}), "sink.merge.copy_on_write is 'a.b'"),
+        (changed("sink.merge", {"copy_on_write": ["customer"]}), "sink.merge.copy_on_write"),
+        (changed("sink.index_bytes", 1000), "sink.index_bytes is 1000"),
+        (changed("sink.compaction", "no"), "sink.compaction is 'no'. It must be true or false"),
         (changed("sink.path", "s3://key:hunter2@lake"), "sink.path: 's3://' is not supported yet. Use the plain path"),
         (changed("sink.path", "file:/data"), "sink.path: 'file://' is not supported yet"),
         (changed("sink.path", "lake"), "sink.path is 'lake'. It must be the absolute path"),

@@ -27,6 +27,7 @@ VERSIONS = {
 }
 _PYTHON = "3.11"
 #: Of the development tools only what the steps need.
+_READERS = ("duckdb", "duckdb-extension-delta", "polars")
 _TOOLS = ("editables", "hatchling", "httpx", "hypothesis", "jpype1", "jsonschema", "pytest", "pytest-timeout")
 _PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
 STEPS = {
@@ -47,7 +48,7 @@ def lock() -> None:
     """Resolve both environments anew."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    wanted = [*project["dependencies"], *extras["java"], *extras["postgres"], *_TOOLS]
+    wanted = [*project["dependencies"], *extras["java"], *extras["postgres"], *_READERS, *_TOOLS]
     environ = {key: text for key, text in os.environ.items() if not key.endswith("_FIND_LINKS")}
     for name, versions in VERSIONS.items():
         text = "\n".join([*wanted, *(f"{package}=={version}" for package, version in versions.items())])

@@ -103,8 +103,8 @@ class StreamJob:
         :param attempt: makes what this attempt stages differ from what others do.
         :param reader: which of the ``readers`` this is.
         :returns: manifest: start, end, and for each table with changes its index, the names of what was staged, the
-            number of rows, and the ``_cdc_seq`` of its last TRUNCATE, after which they come; and all names, to be
-            discarded in the end.
+            number of rows, and the ``_cdc_seq`` of its last TRUNCATE, after which they come; and all that was staged,
+            as index and name.
         :raises UnknownPrepareError: if an XA transaction is committed whose rows are not in the binlog any more.
         :raises TransientError: if the connection reaches another server now, or the file was purged.
         """
@@ -264,5 +264,5 @@ class _Outputs:
                 for i, o in found
                 if o.rows or o.emptied
             ],
-            "staged": [o.name for _, o in found],
+            "staged": [[i, o.name] for i, o in found],
         }

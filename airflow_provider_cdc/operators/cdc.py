@@ -27,9 +27,11 @@ from airflow_provider_cdc.operators.stream import CdcStreamOperator
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+    from airflow_provider_cdc.driver import Request
     from airflow_provider_cdc.launch import Driver
 
 __all__ = [
+    "CdcMaintainOperator",
     "CdcPlanChunksOperator",
     "CdcPreflightOperator",
     "CdcSnapshotOperator",
@@ -146,9 +148,6 @@ class CdcSnapshotOperator(PipelineOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Run the group's driver and relay what it says."""
-        from airflow_provider_cdc.driver import UI_LINE
-        from airflow_provider_cdc.launch import attached
-
         with task_errors(self.log):
             found = context_of(self.pipeline, self.log)
             request = request_of(
@@ -158,12 +157,7 @@ class CdcSnapshotOperator(PipelineOperator):
                 task=task_identity(context),
                 task_request=task_request(context),
             )
-            with attached(request) as self._driver:
-                for line in self._driver.lines():
-                    self.log.info("%s", line)
-                    if UI_LINE in line:
-                        show_page(context, line.partition(UI_LINE)[2], self.log)
-                return self._driver.outcome()
+            return _attended(self, request, context)
 
     def on_kill(self) -> None:
         """End the driver: what it has finished is used again by the next try."""
@@ -178,6 +172,36 @@ class CdcSnapshotOperator(PipelineOperator):
             raise NotReadyError(
                 f"group is {value!r}", "Give the number of a chunk group, or what CdcPlanChunksOperator returns of it"
             ) from None
+
+
+class CdcMaintainOperator(PipelineOperator):
+    """Compact the sink's tables and delete files that nobody needs; a stream may run.
+
+    The stream does that itself, unless ``sink.compaction`` is ``false``: for those who want it at night. The source is
+    not asked.
+
+    XCom: ``tables``, each with ``table`` and ``compactions``, how many there were.
+
+    :param pipeline: as in :class:`CdcPreflightOperator`. (templated)
+    """
+
+    operator_extra_links = (SparkUiLink(),)
+    ui_color = "#e0f2f1"
+
+    def __init__(self, *, pipeline: PipelineLike, **kwargs: Any) -> None:
+        super().__init__(pipeline=pipeline, **kwargs)
+        self._driver: Driver | None = None
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Run a driver and relay what it says."""
+        with task_errors(self.log):
+            found = context_of(self.pipeline, self.log)
+            return _attended(self, request_of(found.pipeline, maintain=True), context)
+
+    def on_kill(self) -> None:
+        """End the driver: nothing is lost but its work."""
+        if self._driver is not None:
+            self._driver.end()
 
 
 class CdcVerifyOperator(PipelineOperator):
@@ -210,3 +234,19 @@ class CdcVerifyOperator(PipelineOperator):
                     "show_values=True shows which rows",
                 )
         return [v.to_json() for v in verdicts]
+
+
+def _attended(
+    operator: CdcSnapshotOperator | CdcMaintainOperator, request: Request, context: Context
+) -> dict[str, Any]:
+    """Run a driver, relay what it says, and return how it ended."""
+    from airflow_provider_cdc.driver import UI_LINE
+    from airflow_provider_cdc.launch import attached
+
+    with attached(request) as driver:
+        operator._driver = driver
+        for line in driver.lines():
+            operator.log.info("%s", line)
+            if UI_LINE in line:
+                show_page(context, line.partition(UI_LINE)[2], operator.log)
+        return driver.outcome()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from airflow_provider_cdc.core.multiset import MissingRowsError, net
 from airflow_provider_cdc.core.offset import Lineage, Offset
 from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.core.schema import SEQ, TS, TableSchema
-from airflow_provider_cdc.exceptions import REPORT, CdcError, TerminalError
+from airflow_provider_cdc.exceptions import REPORT, TerminalError
 from airflow_provider_cdc.failpoints import failpoint
 from airflow_provider_cdc.mysql.keys.ownership import uncovered
 from airflow_provider_cdc.mysql.server.session import connect
@@ -35,9 +35,6 @@ from airflow_provider_cdc.sinks.protocol import (
     Upserted,
 )
 from airflow_provider_cdc.sinks.storage import read_json, write_json
-
-#: How often a table is tidied, in seconds.
-_TIDY_SECONDS = 600
 
 
 @dataclass(frozen=True)
@@ -97,6 +94,7 @@ class Applier:
     :param coverage: what the snapshot holds, in the plan's order.
     :param progress: the resume point.
     :param epoch: epoch of this stream.
+    :param changed: hears the index of each table that was written to.
 
     ``lineage`` numbers the transactions of the server that the resume point is of.
     """
@@ -109,6 +107,7 @@ class Applier:
         coverage: Sequence[Coverage],
         progress: ResumePoint,
         epoch: int,
+        changed: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._context, self._plan, self._coverage = context, plan, coverage
         self.tables = tables
@@ -118,7 +117,7 @@ class Applier:
         self._marker = stream_marker(plan.pipeline)
         self._at, self.lineage = context.stand(plan)
         self._said: dict[str, Any] = read_json(context.storage, context.layout.batch) or {"seq": 0}
-        self._tidied = [time.monotonic()] * len(tables)
+        self._changed = changed
 
     @property
     def at(self) -> Offset:
@@ -203,27 +202,27 @@ class Applier:
                 self._said = {"seq": end_seq, "end": end.to_json()}
                 write_json(self._context.storage, self._context.layout.batch, self._said)
             for entry in manifest["tables"]:
-                changes = self._staging.read(self._plan.tables[entry["table"]], entry["staged"])
+                changes = self._staging.changes(self._plan.tables[entry["table"]], entry["staged"])
                 stamps.append(changes[TS].cast(pa.int64()).to_numpy())
                 self._apply_table(entry["table"], changes, end_seq, entry.get("emptied"))
             failpoint("progress.before_commit")
             self._progress.write(end, self.lineage, self.fence)
             failpoint("progress.after_commit")
             self._at = end
-        self._staging.discard(manifest["staged"])
+        self._clean(manifest)
         # Not below 0: the clocks of two machines differ.
         lags = np.maximum(time.time() * 1000 - np.concatenate(stamps) / 1000, 0) if stamps else np.empty(0)
         return Applied(len(lags), lags)
 
-    def tidy(self) -> None:
-        """Tidy all tables; called at the end of an epoch. What fails now is done the next time."""
-        for target in self.tables:
-            with suppress(CdcError):
-                target.tidy()
+    def _clean(self, manifest: dict[str, Any]) -> None:
+        """Remove what is not needed any more of what was staged."""
+        used = {name for entry in manifest["tables"] for name in entry["staged"]}
+        for index, name in manifest["staged"]:
+            clean = self._staging.applied if name in used else self._staging.discard
+            clean(self._plan.tables[index], [name])
 
     def _apply_table(self, index: int, changes: pa.Table, end_seq: int, emptied: int | None) -> None:
         table, target, held = self._plan.tables[index], self.tables[index], self._coverage[index]
-        changes = changes.cast(table.sink_schema)
         if not table.key:
             self._count(index, changes, end_seq, emptied)
             return
@@ -266,6 +265,4 @@ class Applier:
         failpoint("table.before_commit")
         target.commit(due, {self._marker: reached}, self.fence)
         failpoint("table.after_commit")
-        if time.monotonic() - self._tidied[index] > _TIDY_SECONDS:
-            target.tidy()
-            self._tidied[index] = time.monotonic()
+        self._changed(index)

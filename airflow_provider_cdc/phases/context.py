@@ -108,7 +108,8 @@ class Context:
     @property
     def sink(self) -> Sink:
         """The sink; its module is loaded now."""
-        return open_sink(self.pipeline.sink.kind, self.pipeline.sink.path, self.pipeline.name)
+        settings = self.pipeline.sink
+        return open_sink(settings.kind, settings.path, self.pipeline.name, **settings.settings)
 
     def need(self, feature: Feature, what: str) -> None:
         """Refuse what the sink does not support.

@@ -319,8 +319,9 @@ def _changes(group: Group, staged: Staged, index: int, end: Offset, job: StreamJ
     for entry in manifest["tables"]:
         if entry["table"] == index:
             emptied = entry["emptied"] or 0
-            found = staging.read(table, entry["staged"]).cast(table.sink_schema)
-    staging.discard(manifest["staged"])
+            found = staging.read(table, entry["staged"])
+    for number, staged_name in manifest["staged"]:
+        staging.discard(group.plan.tables[number], [staged_name])
     return found, emptied
 
 

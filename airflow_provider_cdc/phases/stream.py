@@ -21,6 +21,7 @@ from airflow_provider_cdc.exceptions import (
     kind_of,
 )
 from airflow_provider_cdc.jobs.batches import StreamJob, together
+from airflow_provider_cdc.jobs.compactions import run_in_threads
 from airflow_provider_cdc.phases.apply import Applied, Applier, epoch_fence, highest_epoch
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.groups import coverage, targets
@@ -29,6 +30,7 @@ from airflow_provider_cdc.phases.reread import publish_staged
 from airflow_provider_cdc.phases.restarts import note_restart
 from airflow_provider_cdc.phases.resuming import find_place
 from airflow_provider_cdc.phases.snapshot import adopt_published
+from airflow_provider_cdc.phases.upkeep import Upkeep
 from airflow_provider_cdc.processes import machine
 from airflow_provider_cdc.store import Store
 
@@ -47,6 +49,7 @@ class Epoch:
     :param start: where it begins.
     :param target: position at which a catch-up ends, ``None`` for a continuous stream.
     :param details: what else the bookkeeping knows of it.
+    :param upkeep: looks after the tables while it runs.
     :param lease: seconds for which it continues without a task that supervises it.
     """
 
@@ -59,6 +62,7 @@ class Epoch:
     applier: Applier
     target: Position | None
     details: dict[str, str | None]
+    upkeep: Upkeep
     stop: threading.Event = field(default_factory=threading.Event)
     batches: int = 0
     idle: Callable[[], bool] = lambda: False
@@ -143,14 +147,15 @@ def begin(context: Context, store: Store, *, catch_up: bool, log: str | None = N
             for target in guarded:
                 target.raise_fence(epoch_fence(pipeline.name, number))
             held = coverage(context, plan, tables) or held  # up to the fence a group may have been read again
-            applier = Applier(context, plan, tables, held, progress, number)
+            upkeep = Upkeep(targets(context, plan), run_in_threads, context.reporter.line)
+            applier = Applier(context, plan, tables, held, progress, number, upkeep.changed)
             end = find_place(context, store, applier, held)
     except CdcError as error:
         store.end_stream(pipeline.name, number, "failed", str(error), kind_of(error))
         raise
     # Epochs before this one are fenced: nothing of theirs is needed any more.
     context.local.clear_checkpoints()
-    context.sink.staging().clear()
+    context.sink.staging().clear(plan.tables)
     job = StreamJob(
         connect_args=dict(context.connect_args),
         planner=pipeline.replica(slots.STREAM),
@@ -164,7 +169,8 @@ def begin(context: Context, store: Store, *, catch_up: bool, log: str | None = N
         max_batch_rows=pipeline.stream.max_batch_rows,
         zero_dates=pipeline.source.zero_dates,
     )
-    return Epoch(context, store, plan, number, job, applier.at, applier, end if catch_up else None, details, stop)
+    ends = end if catch_up else None
+    return Epoch(context, store, plan, number, job, applier.at, applier, ends, details, upkeep, stop)
 
 
 def run_in_process(epoch: Epoch) -> None:
@@ -189,7 +195,9 @@ def run_on_spark(epoch: Epoch, spark: SparkSession) -> None:
     """
     from airflow_provider_cdc.spark.session import told_of_waiting
     from airflow_provider_cdc.spark.stream_query import StreamQuery
+    from airflow_provider_cdc.spark.upkeep_job import run_compactions
 
+    epoch.upkeep.run = run_compactions(spark)
     with _Life(epoch), told_of_waiting(spark, epoch.context.reporter.line):
         epoch.publish()
         if epoch.over():
@@ -218,12 +226,14 @@ class _Life:
 
     def __enter__(self) -> None:
         self._heart.__enter__()
+        if not self._epoch.context.pipeline.sink.compaction:
+            self._epoch.upkeep.run = None
+        self._epoch.upkeep.__enter__()
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._heart.__exit__()
         epoch = self._epoch
-        if error is None and epoch.batches:
-            epoch.applier.tidy()
+        epoch.upkeep.__exit__()
+        self._heart.__exit__()
         with suppress(CdcError, SQLAlchemyError):  # an outage of the bookkeeping must not hide how it ended
             epoch.store.end_stream(
                 epoch.plan.pipeline,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from airflow_provider_cdc.core.schema import SEQ
 from airflow_provider_cdc.sinks.storage import Storage
 
 #: Bytes in memory of a row group that is put together from small tables.
@@ -30,6 +32,8 @@ class DataFile:
     :param rows: rows.
     :param low: smallest key, only for a single integer key.
     :param high: largest key, likewise.
+    :param oldest: smallest ``_cdc_seq``.
+    :param newest: largest ``_cdc_seq``.
     """
 
     path: str
@@ -37,6 +41,8 @@ class DataFile:
     rows: int
     low: int | None = None
     high: int | None = None
+    oldest: int | None = None
+    newest: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON value; the keyword arguments of the class."""
@@ -62,27 +68,46 @@ def write_file(
     :param key: name of the single integer key column, for statistics.
     :param ordered_by: columns by which the rows are ordered.
     """
-    low: list[int] = []
-    high: list[int] = []
+    spans = {name: _Span() for name in (key, SEQ) if name is not None and name in schema.names}
     rows = 0
     groups = _row_groups(tables)
     first = next(groups, None)
     if first is None:
-        first = schema.empty_table()
+        first = without_rows(schema)
     with storage.open(name, "wb") as file:
         with pq.ParquetWriter(file, schema, compression=_COMPRESSION, **_encoding(first, ordered_by)) as writer:
             while first is not None:
                 group, first = first, None  # not held while the next one is made
                 writer.write_table(group, row_group_size=max(1, group.num_rows))
                 rows += group.num_rows
-                if key is not None and group.num_rows:
-                    span = pc.min_max(group[key]).as_py()
-                    low.append(int(span["min"]))
-                    high.append(int(span["max"]))
+                for column, span in spans.items():
+                    span.add(group[column])
                 del group
                 first = next(groups, None)
         size = file.tell()
-    return DataFile(name, size, rows, min(low, default=None), max(high, default=None))
+    return DataFile(name, size, rows, *_bounds(spans, key))
+
+
+class _Span:
+    """Smallest and largest value of a column."""
+
+    def __init__(self) -> None:
+        self.low: int | None = None
+        self.high: int | None = None
+
+    def add(self, column: pa.ChunkedArray) -> None:
+        """Take in values."""
+        found = pc.min_max(column).as_py()
+        if found["min"] is not None:
+            low, high = int(found["min"]), int(found["max"])
+            self.low = low if self.low is None else min(low, self.low)
+            self.high = high if self.high is None else max(high, self.high)
+
+
+def _bounds(spans: Mapping[str, _Span], key: str | None) -> tuple[int | None, ...]:
+    """What :class:`DataFile` says of a file's values."""
+    found = [spans.get(name or "", _Span()) for name in (key, SEQ)]
+    return tuple(bound for span in found for bound in (span.low, span.high))
 
 
 def _encoding(sample: pa.Table, ordered_by: Collection[str]) -> dict[str, list[str]]:
@@ -117,6 +142,18 @@ def _row_groups(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
         yield pa.concat_tables(held)
 
 
+def without_rows(schema: pa.Schema) -> pa.Table:
+    """A table without rows. Not ``empty_table()`` of the schema: that loads pandas where it has timestamps."""
+    return pa.Table.from_batches([], schema)
+
+
+@contextmanager
+def parquet(storage: Storage, name: str) -> Iterator[pq.ParquetFile]:
+    """A file, open to be read."""
+    with storage.open(name, "rb") as opened, pq.ParquetFile(opened) as file:
+        yield file
+
+
 def row_groups(
     storage: Storage, name: str, schema: pa.Schema, columns: Sequence[str] | None = None
 ) -> Iterator[pa.Table]:
@@ -126,7 +163,7 @@ def row_groups(
     :param columns: only these columns.
     """
     wanted = schema if columns is None else pa.schema([schema.field(c) for c in columns])
-    with storage.open(name, "rb") as opened, pq.ParquetFile(opened) as file:
+    with parquet(storage, name) as file:
         # Not read_row_group(columns=...): it takes a dot in a column's name for a path into a struct.
         indices = [file.schema_arrow.get_field_index(c) for c in wanted.names] if columns is not None else None
         for number in range(file.metadata.num_row_groups):
@@ -137,10 +174,28 @@ def row_groups(
 def read_file(storage: Storage, name: str, schema: pa.Schema, columns: Sequence[str] | None = None) -> pa.Table:
     """Likewise, all rows at once."""
     if columns is None:  # all row groups at the same time
-        with storage.open(name, "rb") as opened, pq.ParquetFile(opened) as file:
+        with parquet(storage, name) as file:
             return file.read().select(schema.names).cast(schema)
     wanted = pa.schema([schema.field(c) for c in columns])
-    return pa.concat_tables([wanted.empty_table(), *row_groups(storage, name, schema, columns)])
+    return pa.concat_tables([without_rows(wanted), *row_groups(storage, name, schema, columns)])
+
+
+def described(
+    storage: Storage, name: str, schema: pa.Schema, columns: Sequence[str], key: str | None
+) -> tuple[DataFile, pa.Table]:
+    """A file that was written elsewhere, and some of its columns.
+
+    :param key: as for :func:`write_file`.
+    """
+    wanted = pa.schema([schema.field(c) for c in columns])
+    with storage.open(name, "rb") as opened, pq.ParquetFile(opened) as file:
+        indices = [file.schema_arrow.get_field_index(c) for c in wanted.names]
+        found = file.reader.read_all(column_indices=indices).select(wanted.names).cast(wanted)
+        size = opened.size()
+    spans = {column: _Span() for column in (key, SEQ) if column is not None}
+    for column, span in spans.items():
+        span.add(found[column])
+    return DataFile(name, size, found.num_rows, *_bounds(spans, key)), found
 
 
 class ChangeFile:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import pyarrow as pa
 
@@ -214,6 +214,28 @@ class Readable(Protocol):
         """All rows in the sink's schema, and the markers that stood when they did."""
 
 
+class Compaction(Protocol):
+    """A piece of work that makes a table cheaper to read, and changes no row. It travels to a task, pickled."""
+
+    def run(self) -> Sequence[DataFile]:
+        """Do it: what comes back goes to :meth:`Compactable.compacted`. It may be run twice, or in vain."""
+
+
+@runtime_checkable
+class Compactable(Protocol):
+    """A table that is compacted while others write to it."""
+
+    def compactions(self) -> Sequence[Compaction]:
+        """What there is to do now."""
+
+    def compacted(self, done: Sequence[tuple[Any, Sequence[DataFile]]]) -> bool:
+        """Put what compactions have written into the place of what they have read.
+
+        :param done: compactions, and what each has returned.
+        :returns: whether it stands; if not, somebody was faster, and nothing has changed.
+        """
+
+
 class ChangeWriter(Protocol):
     """Takes down the changes of one table in a piece of a batch. Nobody sees them before :meth:`close`."""
 
@@ -237,16 +259,26 @@ class Staging(Protocol):
         """
 
     def read(self, table: TableSchema, names: Sequence[str]) -> pa.Table:
-        """The changes of some pieces, in this order, with at least the columns of the key and those of the project.
+        """The changes of some pieces, in this order, in the sink's schema."""
 
-        Whatever other columns it has travel along: what comes back in :class:`Upserted` are rows of this.
+    def changes(self, table: TableSchema, names: Sequence[str]) -> pa.Table:
+        """The same to be applied, with at least the columns of the key and those of the project.
+
+        Whatever other columns it has travel along, and what its schema says: what comes back in :class:`Upserted` are
+        rows of this. Those that do not come back do not count.
         """
 
-    def discard(self, names: Iterable[str]) -> None:
-        """Remove what is applied."""
+    def applied(self, table: TableSchema, names: Iterable[str]) -> None:
+        """Remove of what has been applied what is not needed any more. It may have become part of the table."""
 
-    def clear(self) -> None:
-        """Remove everything: what earlier epochs have staged nobody needs any more."""
+    def discard(self, table: TableSchema, names: Iterable[str]) -> None:
+        """Remove what is not to be applied."""
+
+    def clear(self, tables: Iterable[TableSchema]) -> None:
+        """Remove everything that was not applied: what earlier epochs have staged nobody needs any more.
+
+        :param tables: all that were staged for.
+        """
 
 
 class ResumePoint(Fenced, Protocol):

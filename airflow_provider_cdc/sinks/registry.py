@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import inspect
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_cdc.exceptions import NotReadyError
 
 if TYPE_CHECKING:
     from airflow_provider_cdc.sinks.protocol import Sink
 
-#: ``sink.kind`` -> module and class; the class is called with ``sink.path`` and the name of the pipeline.
+#: ``sink.kind`` -> module and class; the class is called with ``sink.path``, the name of the pipeline, and settings.
 KINDS = {
     "delta": "airflow_provider_cdc.sinks.delta.sink:DeltaSink",
 }
 
 
-def open_sink(kind: str, path: str, pipeline: str) -> Sink:
+def open_sink(kind: str, path: str, pipeline: str, **settings: Any) -> Sink:
     """The sink of a pipeline; nothing is looked at yet.
 
     :param kind: ``sink.kind``.
     :param path: ``sink.path``.
     :param pipeline: name of the pipeline.
+    :param settings: of this kind, as far as they are not the default.
+    :raises NotReadyError: if this kind does not have such settings.
     """
     module, _, name = KINDS[kind].partition(":")
-    found: Sink = getattr(import_module(module), name)(path, pipeline)
+    made = getattr(import_module(module), name)
+    if unknown := sorted(settings.keys() - inspect.signature(made).parameters.keys()):
+        raise NotReadyError(f"a sink of kind {kind} has no setting {', '.join(unknown)}", "Leave it out")
+    found: Sink = made(path, pipeline, **settings)
     return found

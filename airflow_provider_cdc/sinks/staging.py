@@ -29,11 +29,19 @@ class FileStaging:
         """The changes of some pieces, in this order."""
         return pa.concat_tables([read_file(self._storage, self._file(name), table.sink_schema) for name in names])
 
-    def discard(self, names: Iterable[str]) -> None:
+    def changes(self, table: TableSchema, names: Sequence[str]) -> pa.Table:
+        """The same: they have no other form."""
+        return self.read(table, names)
+
+    def applied(self, table: TableSchema, names: Iterable[str]) -> None:
         """Remove what is applied."""
+        self.discard(table, names)
+
+    def discard(self, table: TableSchema, names: Iterable[str]) -> None:
+        """Remove what is not to be applied."""
         self._storage.delete(*map(self._file, names))
 
-    def clear(self) -> None:
+    def clear(self, tables: Iterable[TableSchema]) -> None:
         """Remove everything."""
         self._storage.clear(self._folder)
 

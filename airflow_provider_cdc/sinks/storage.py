@@ -44,6 +44,9 @@ class Storage(Protocol):
     def size(self, name: str) -> int | None:
         """Size of a file in bytes; ``None`` if there is none of this name."""
 
+    def modified(self, name: str) -> float | None:
+        """When a file was written, in seconds since 1970 by the storage's clock; ``None`` if there is none."""
+
     def list(self, folder: str) -> Iterator[tuple[str, int]]:
         """Names and sizes (bytes) of all files in a folder and below, in any order; none if there is no such folder.
 
@@ -79,6 +82,9 @@ class Storage(Protocol):
 
     def uri(self, name: str = "") -> str:
         """The same for libraries that find files by themselves."""
+
+    def options(self) -> dict[str, str]:
+        """What such libraries need to know besides; it may hold secrets."""
 
 
 def storage_at(path: str | Path) -> Storage:
@@ -131,6 +137,13 @@ class LocalStorage:
         except (FileNotFoundError, NotADirectoryError):
             return None
 
+    def modified(self, name: str) -> float | None:
+        """See :class:`Storage`."""
+        try:
+            return self._path(name).stat().st_mtime
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
     def list(self, folder: str) -> Iterator[tuple[str, int]]:
         """See :class:`Storage`."""
         root = self._path(folder) if folder else self._root
@@ -175,6 +188,10 @@ class LocalStorage:
     def uri(self, name: str = "") -> str:
         """See :class:`Storage`."""
         return (self._path(name) if name else self._root).as_uri()
+
+    def options(self) -> dict[str, str]:
+        """See :class:`Storage`."""
+        return {}
 
     def _path(self, name: str) -> Path:
         if not all(part not in ("", ".", "..") for part in name.split("/")):

@@ -52,6 +52,8 @@ def test_the_operators_spelled_out(site: Site, runs: dict[str, str]) -> None:
     assert stream["state"] == "caught_up"
     assert [stream["start"]["file"], stream["start"]["position"]] == seed, "it begins at the smallest low watermark"
     assert all(t["equal"] for t in client.xcom(dag, run, "verify"))
+    assert [t["table"] for t in client.xcom(dag, run, "maintain")["tables"]] == ["shop.orders"]
+    assert "shop.orders: " in client.log(dag, run, "maintain")
     mapped = client.task_instances(dag, run, "snapshot")
     assert [t.rendered_map_index for t in mapped] == [g["label"] for g in groups]
     log = client.log(dag, run, "snapshot", map_index=0)

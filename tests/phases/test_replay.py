@@ -101,12 +101,13 @@ def test_a_run_that_was_taken_over_cannot_write(
     mysql_server.execute(f"INSERT INTO `{database}`.t VALUES (7, 1)")
     with cli.epoch() as old, contextlib.closing(old.job.make_planner()) as planner:
         manifest = old.job.stage(old.start, planner.advance(old.start, 1 << 28), "0")
-        staged = Path(cli.context.storage.location(f"{cli.context.layout.staging}/epoch-{old.number}"))
+        table = cli.context.layout.table(next(t for t in old.plan.tables if t.name == "t"))
+        staged = Path(cli.context.storage.location(f"{table}/changes/epoch-{old.number}"))
         shutil.copytree(staged, tmp_path / "aside")
         old.store.end_stream(database, old.number, "stopped")  # so that the next may begin
         with cli.epoch() as new:
-            assert new.number == old.number + 1 and not staged.exists()
-            shutil.copytree(tmp_path / "aside", staged)  # as if it had been read already
+            assert new.number == old.number + 1 and not any(staged.iterdir())
+            shutil.copytree(tmp_path / "aside", staged, dirs_exist_ok=True)  # as if it had been read already
             with pytest.raises(FencedError, match="A newer run has taken over"):
                 old.apply(manifest)
             assert 7 not in held(cli, database)

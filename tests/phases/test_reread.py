@@ -38,7 +38,6 @@ from airflow_provider_cdc.phases.reread import forget, waiting
 from airflow_provider_cdc.phases.snapshot import GroupResult, adopt_published, run_group
 from airflow_provider_cdc.phases.stream import Epoch, begin, run_in_process
 from airflow_provider_cdc.pipeline import Pipeline
-from airflow_provider_cdc.sinks.delta.files import files_of
 from airflow_provider_cdc.sinks.delta.resume_point import DeltaResumePoint
 from airflow_provider_cdc.sinks.delta.table import DeltaTarget
 from airflow_provider_cdc.sinks.protocol import ResumePoint
@@ -152,7 +151,7 @@ class World:
 
 
 def damage(target: DeltaTarget, home: str, key: tuple[str, ...]) -> None:
-    path = min(f["path"] for f in files_of(target.load()) if f["path"].startswith(home))
+    path = min(path for path in target.load().files if path.startswith(home))
     found = pq.read_table(target.storage.location(path), partitioning=None).to_pylist()
     assert len(found) >= 3
     wrong, orphan = {**found[1], "v": -1}, dict(found[1])

@@ -84,8 +84,9 @@ class World:
 
     def staged(self, manifest: dict[str, Any]) -> list[Path]:
         """What is there of the files of a batch."""
-        storage, folder = self.context.storage, self.context.layout.staging
-        paths = [Path(storage.location(f"{folder}/{name}.parquet")) for name in manifest["staged"]]
+        storage, layout, tables = self.context.storage, self.context.layout, self.context.need_plan().tables
+        found = [f"{layout.table(tables[index])}/changes/{name}.parquet" for index, name in manifest["staged"]]
+        paths = [Path(storage.location(name)) for name in found]
         return [path for path in paths if path.exists()]
 
     def ids(self) -> dict[str, list[int]]:
@@ -319,9 +320,9 @@ def test_a_group_that_is_published_twice(world: World) -> None:
     late = json.loads(json.dumps(first).replace("slice-", "late-"))
     for chunk in (chunk for entry in late for chunk in entry["chunks"]):
         chunk["hw"][1] += 1
-    before = [target.load().version() for target in world.targets]
+    before = [target.load().version for target in world.targets]
     groups.Group(world.context, plan, 0, world.targets).publish(2, late)
-    assert [target.load().version() for target in world.targets] == before
+    assert [target.load().version for target in world.targets] == before
     assert groups.coverage(world.context, plan, world.targets) == held
     stream.run_in_process(world.begin())
     assert not world.differences()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from pathlib import Path
 
 import pyarrow as pa
-from deltalake import DeltaTable
+from pyroaring import BitMap
 
 from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.phases.context import Context
-from airflow_provider_cdc.sinks.delta.files import Actions
+from airflow_provider_cdc.sinks.delta.edit import Edit
+from airflow_provider_cdc.sinks.delta.log import Log
 from airflow_provider_cdc.sinks.delta.sink import DeltaSink
 from airflow_provider_cdc.sinks.delta.table import DeltaTarget
 from airflow_provider_cdc.sinks.files import write_file
@@ -38,13 +38,9 @@ def put(
     :param stat: column to keep statistics for.
     """
 
-    def decide(table: DeltaTable) -> Actions:
-        paths = [
-            Path(uri.removeprefix("file://")).relative_to(target.storage.location()).as_posix()
-            for uri in table.file_uris()
-        ]
+    def decide(log: Log) -> Edit:
+        gone = set(log.files) if instead_of is None else set(instead_of)
         name = f"part-damaged-{uuid.uuid4().hex}.parquet"
-        file = write_file(target.storage, name, rows.schema, [rows], stat)
-        return Actions([file], paths if instead_of is None else list(instead_of))
+        return Edit(gone=gone, new=[(write_file(target.storage, name, rows.schema, [rows], stat), BitMap())])
 
     assert target.transact(decide, {}, Fence("test", 1))

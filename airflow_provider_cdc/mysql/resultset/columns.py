@@ -7,8 +7,8 @@ import pyarrow as pa
 from pymysql.constants import FIELD_TYPE
 
 from airflow_provider_cdc.core.unfit import UnfitValue
-from airflow_provider_cdc.mysql.machine import buffers
-from airflow_provider_cdc.mysql.machine.buffers import copied, enlarged, is_utf8
+from airflow_provider_cdc.machine import buffers
+from airflow_provider_cdc.machine.buffers import copied, enlarged, is_utf8
 from airflow_provider_cdc.mysql.resultset import kernel
 
 _UNSIGNED = 32  # flag of a column definition

@@ -19,7 +19,7 @@ from pymysql.err import MySQLError, raise_mysql_exception
 
 from airflow_provider_cdc.core.unfit import UnfitValue
 from airflow_provider_cdc.exceptions import DamageError, OtherColumnsError, TransientError
-from airflow_provider_cdc.mysql.machine import buffers
+from airflow_provider_cdc.machine import buffers
 from airflow_provider_cdc.mysql.resultset import kernel
 from airflow_provider_cdc.mysql.resultset.columns import Columns, how_to_read
 from airflow_provider_cdc.mysql.server.session import errors

@@ -1,169 +1,253 @@
-"""What changes mean for the data files of a Delta table: which ones go, and which ones take their place.
+"""What changes mean for the files of a Delta table: which of their rows die, and which files are added.
 
-Copy on write: a file that loses rows is written anew without them. The argument for it is decision 0001.
+Where a key is, the index says; what is alive, the log says. Decision 0001 has the argument.
 """
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import DeltaTable
+from pyroaring import BitMap
 
 from airflow_provider_cdc.core.changes import upserts
-from airflow_provider_cdc.core.schema import SEQ
-from airflow_provider_cdc.sinks.delta.files import LARGE_FILE, SMALL_FILE, Actions, files_of
-from airflow_provider_cdc.sinks.delta.keyless import counted
-from airflow_provider_cdc.sinks.files import DataFile, read_file, write_file
+from airflow_provider_cdc.core.multiset import MissingRowsError, first
+from airflow_provider_cdc.core.schema import META_COLUMNS, OP, SEQ
+from airflow_provider_cdc.sinks.delta.edit import SLICES, Edit, alive, write_part
+from airflow_provider_cdc.sinks.delta.key_index import Facts, Found, KeyIndex
+from airflow_provider_cdc.sinks.delta.log import LiveFile, Log
+from airflow_provider_cdc.sinks.delta.words import Worder, Words
+from airflow_provider_cdc.sinks.files import DataFile, read_file, row_groups, without_rows
 from airflow_provider_cdc.sinks.protocol import Change, Counted, Emptied, Published, Replaced, Upserted
-from airflow_provider_cdc.sinks.storage import Storage
 
-#: Folder of the snapshot's slices in that of the table.
-SLICES = "snapshot"
+#: Columns that changes have beside their own: number of the file that has them, and the row in it.
+FILE, ROW = "__file", "__row"
+_FILES = b"files"
+#: Files whose keys are read at the same time.
+_READERS = 4
 
 
 @dataclass(frozen=True)
+class Keys:
+    """What tells the rows of a table apart.
+
+    :param schema: schema of its rows.
+    :param names: the key columns; none if rows are told by all their values.
+    :param stat: the key column if it is a single integer, which file statistics are kept for.
+    """
+
+    schema: pa.Schema
+    names: Sequence[str] = ()
+    stat: str | None = None
+
+    @property
+    def told_by(self) -> list[str]:
+        """Columns that tell rows apart."""
+        return list(self.names) or [name for name in self.schema.names if name not in META_COLUMNS]
+
+
+def placed(changes: pa.Table, files: Sequence[DataFile]) -> pa.Table:
+    """Changes that stand in files already, with the file and row of each.
+
+    :param changes: rows of the files, one file after the other.
+    """
+    number = np.repeat(np.arange(len(files)), [file.rows for file in files])
+    row = np.concatenate([np.arange(file.rows) for file in files]) if files else np.empty(0, np.int64)
+    found = changes.append_column(FILE, pa.array(number, pa.int64())).append_column(ROW, pa.array(row, pa.int64()))
+    return found.replace_schema_metadata({_FILES: json.dumps([file.to_json() for file in files])})
+
+
 class Merge:
     """Merges into one version of a table.
 
-    :param table: the table as it stands.
-    :param storage: that of its folder.
-    :param schema: schema of its rows.
-    :param key: names of the key columns.
-    :param stat: column that file statistics are kept for.
+    :param log: the table as it stands.
+    :param keys: what tells its rows apart.
+    :param index: where they are.
+    :param worder: makes the words of the index.
     """
 
-    table: DeltaTable
-    storage: Storage
-    schema: pa.Schema
-    key: Sequence[str]
-    stat: str | None
+    def __init__(self, log: Log, keys: Keys, index: KeyIndex, worder: Worder) -> None:
+        self._log, self._keys, self._index, self._worder = log, keys, index, worder
+        self._storage = log.storage
 
-    @cached_property
-    def live(self) -> list[dict[str, Any]]:
-        """Its files."""
-        return files_of(self.table)
-
-    def of(self, change: Change) -> Actions | None:
-        """Actions of a change; ``None`` for nothing."""
+    def of(self, change: Change) -> Edit | None:
+        """What a change comes to; ``None`` for nothing."""
         match change:
             case Upserted(changes):
                 return self._upserted(changes)
-            case Counted(net, since):
-                return counted(self.storage, self.schema, self.live, net, since)
+            case Counted():
+                return self._counted(change)
             case Emptied(seq):
-                return self._emptied(seq)
+                edit = self._emptied(seq)
+                return edit if edit.gone or edit.dead else None
             case Published(slices):
-                return _published(slices)
+                return Edit(new=_published(slices))
             case Replaced():
                 return self._replaced(change)
 
-    def _upserted(self, changes: pa.Table) -> Actions:
-        """Actions that bring the table up to date: rows are replaced or deleted by key, new ones added."""
-        actions, stat = Actions(), self.stat
-        live = self.live
-        span = pc.min_max(changes[stat]).as_py() if stat else None
-        current = np.ones(changes.num_rows, dtype=bool)
-        rewritten: list[tuple[dict[str, Any], Any]] = []
-        for file in live:
-            if stat and span and _apart(file, stat, int(span["min"]), int(span["max"])):
-                continue
-            replaced, outdated = self._hits(file["path"], changes)
-            current[outdated] = False
-            if len(replaced):
-                rewritten.append((file, replaced))
-        fresh = upserts(changes.filter(pa.array(current)))
-        if fresh.num_rows and not any(f["size_bytes"] < SMALL_FILE for f, _ in rewritten):
-            names = {f["path"] for f, _ in rewritten}
-            small = next((f for f in live if f["size_bytes"] < SMALL_FILE and f["path"] not in names), None)
-            if small is not None:
-                rewritten.append((small, np.empty(0, dtype=np.int64)))
-        rewritten.sort(key=lambda pair: pair[0]["size_bytes"], reverse=True)
-        for i, (file, replaced) in enumerate(rewritten):
-            rows = self._read(file["path"])
-            kept = np.ones(rows.num_rows, dtype=bool)
-            kept[replaced] = False
-            rows = rows.filter(pa.array(kept))
-            if i == len(rewritten) - 1 and fresh.num_rows and file["size_bytes"] < LARGE_FILE:
-                rows, fresh = pa.concat_tables([rows, fresh]), fresh.slice(0, 0)
-            actions.remove.append(file["path"])
+    def _upserted(self, changes: pa.Table) -> Edit:
+        words, seqs = self._worder(changes), changes[SEQ].to_numpy()
+        edit, current = Edit(), np.ones(changes.num_rows, bool)
+        if changes.num_rows:
+            stat = self._keys.stat
+            span = pc.min_max(changes[stat]).as_py() if stat else None
+            found = self._find(words, (int(span["min"]), int(span["max"])) if span else None)
+            lowest = int(seqs.min())
+            for file, asked, rows in self._by_file(found):
+                newer = np.ones(len(rows), bool)
+                if self._index.newest(self._index.number(file.path)) >= lowest:
+                    newer = seqs[asked] > self._column(file, SEQ)[rows]
+                current[asked[~newer]] = False
+                if newer.any():
+                    edit.dead[file.path] = BitMap(rows[newer].astype(np.uint32))
+        current &= pc.not_equal(changes[OP], "d").to_numpy()
+        self._add(edit, changes, words, current)
+        return edit
+
+    def _add(self, edit: Edit, changes: pa.Table, words: Words, current: Any) -> None:
+        """Add the rows of changes: from the files in which they stand, or written now."""
+        if FILE not in changes.column_names:
+            rows = upserts(changes.filter(pa.array(current)))
             if rows.num_rows:
-                actions.add.append(self._write(rows))
-        if fresh.num_rows:
-            actions.add.append(self._write(fresh))
-        return actions
+                self._written(edit, rows, words.take(np.flatnonzero(current)))
+            return
+        files = [DataFile(**value) for value in json.loads(changes.schema.metadata[_FILES])]
+        number, row = changes[FILE].to_numpy(), changes[ROW].to_numpy()
+        newest = int(pc.max(changes[SEQ]).as_py() or 0)
+        for n, file in enumerate(files):
+            mine = np.flatnonzero(current & (number == n))
+            dead = BitMap(range(file.rows)) - BitMap(row[mine].astype(np.uint32))
+            edit.new.append((file, dead))
+            edit.facts[file.path] = Facts(words.take(mine), newest, row[mine].astype(np.uint32))
 
-    def _emptied(self, seq: int) -> Actions | None:
-        """Actions that take out all rows whose ``_cdc_seq`` is below ``seq``; ``None`` if there are none."""
-        actions = Actions()
-        for file in self.live:
-            old = pc.less(self._read(file["path"], [SEQ])[SEQ], seq)
-            if not pc.any(old).as_py():
+    def _written(self, edit: Edit, rows: pa.Table, words: Words) -> None:
+        file = write_part(self._storage, self._keys.schema, [rows.select(self._keys.schema.names)], self._keys.stat)
+        edit.new.append((file, BitMap()))
+        edit.facts[file.path] = Facts(words, file.newest or 0)
+
+    def _counted(self, change: Counted) -> Edit:
+        net = change.net
+        edit = self._emptied(change.since) if change.since else Edit()
+        if net.removed.num_rows:
+            found = self._find(self._worder(net.removed), None)
+            left = net.counts.copy()
+            for file, asked, rows in self._by_file(found):
+                if file.path in edit.gone:
+                    continue
+                free = np.ones(len(rows), bool)
+                if file.path in edit.dead:
+                    free = ~np.isin(rows, np.asarray(edit.dead[file.path].to_array(), np.int64))
+                candidates = np.flatnonzero(free)
+                taken = first(candidates, asked, left)
+                left -= np.bincount(asked[taken], minlength=len(left))
+                if len(taken):
+                    edit.dead[file.path] = edit.dead.get(file.path, BitMap()) | BitMap(rows[taken].astype(np.uint32))
+            if left.any():
+                missing = int(np.flatnonzero(left)[0])
+                raise MissingRowsError(net.removed.slice(missing, 1), int(left[missing]))
+        if net.added.num_rows:
+            self._written(edit, net.added, self._worder(net.added))
+        return edit
+
+    def _emptied(self, seq: int) -> Edit:
+        """All rows with a lower ``_cdc_seq`` die."""
+        edit = Edit()
+        for file in self._log.files.values():
+            bounds = file.bounds(SEQ)
+            if bounds is not None and bounds[0] >= seq:
                 continue
-            actions.remove.append(file["path"])
-            if not pc.all(old).as_py():
-                actions.add.append(self._write(self._read(file["path"]).filter(pc.invert(old))))
-        return actions if actions.remove else None
+            if bounds is not None and bounds[1] < seq:
+                edit.gone.add(file.path)
+                continue
+            old = BitMap(np.flatnonzero(self._column(file, SEQ) < seq).astype(np.uint32)) - self._log.dead(file)
+            if old:
+                edit.dead[file.path] = old
+        return edit
 
-    def _replaced(self, change: Replaced) -> Actions:
-        """Actions that put slices in the place of all rows of a chunk group.
+    def _replaced(self, change: Replaced) -> Edit:
+        """Slices take the place of all rows of a chunk group.
 
-        Files of the snapshot hold rows of one chunk group alone, and are never changed: they go or stay as they are.
-        All other files were written by merges, and only their rows that belong to the group go.
+        Files of the snapshot hold rows of one chunk group alone: they go or stay as they are. All other files were
+        written by merges and compactions, and only their rows that belong to the group go.
         """
         generation, group = change.group
         snapshot, home = f"{SLICES}/{generation}/", f"{SLICES}/{generation}/{group}/"
-        actions, stat = _published(change.slices), self.stat
-        for file in self.live:
-            path = str(file["path"])
-            if path.startswith(home):
-                actions.remove.append(path)
-                continue
-            if path.startswith(snapshot):
-                continue
-            if stat and change.span and _apart(file, stat, *change.span):
-                continue
-            leaves = change.owned(self._read(path, self.key or [SEQ]))
-            if not pc.any(leaves).as_py():
-                continue
-            rows = self._read(path).filter(pc.invert(leaves))
-            actions.remove.append(path)
-            if rows.num_rows:
-                actions.add.append(self._write(rows))
-        return actions
+        edit = Edit(new=_published(change.slices))
+        for file in self._log.files.values():
+            if file.path.startswith(home):
+                edit.gone.add(file.path)
+            elif not file.path.startswith(snapshot) and not file.apart(self._keys.stat, change.span):
+                keys = read_file(self._storage, file.path, self._keys.schema, self._keys.names or [SEQ])
+                leaves = np.flatnonzero(change.owned(keys).to_numpy(zero_copy_only=False))
+                rows = BitMap(leaves.astype(np.uint32)) - self._log.dead(file)
+                if rows:
+                    edit.dead[file.path] = rows
+        return edit
 
-    def _hits(self, path: str, changes: pa.Table) -> tuple[Any, Any]:
-        """Indices of the rows of a file that changes replace, and of the changes that the row they meet outdates."""
-        mine = _indexed(self._read(path, [*self.key, SEQ]), self.key, "row")
-        theirs = _indexed(changes, self.key, "change")
-        met = mine.join(theirs, [str(i) for i in range(len(self.key))], join_type="inner")
-        newer = pc.greater(met["change_seq"], met["row_seq"])
-        return met["row"].filter(newer).to_numpy(), met["change"].filter(pc.invert(newer)).to_numpy()
+    # ------------------------------------------------------------ looking up
 
-    def _read(self, path: str, columns: Sequence[str] | None = None) -> pa.Table:
-        return read_file(self.storage, path, self.schema, columns)
+    def _find(self, words: Words, span: tuple[int, int] | None) -> Found:
+        """Where rows with such words are, after the files that may have them were indexed."""
+        files = [f for f in self._log.files.values() if not f.apart(self._keys.stat, span)]
+        missing = [f for f in files if f.path not in self._index]
+        if len(missing) > 1:
+            with ThreadPoolExecutor(_READERS) as pool:
+                known = list(pool.map(self._facts, missing))
+        else:
+            known = [self._facts(f) for f in missing]
+        for file, facts in zip(missing, known, strict=True):
+            self._index.add(file.path, facts)
+        self._index.follow(self._log.files, lambda path: self._log.dead(self._log.files[path]))
+        return self._index.find(words)
 
-    def _write(self, rows: pa.Table) -> DataFile:
-        return write_file(self.storage, f"part-{uuid.uuid4().hex}.parquet", rows.schema, [rows], self.stat)
+    def _facts(self, file: LiveFile) -> Facts:
+        names = self._keys.told_by
+        bounds = file.bounds(SEQ)
+        columns = names if bounds else [*names, SEQ]
+        # Portions: values of a table without a key may be many times what is kept of them.
+        parts, newest = [], bounds[1] if bounds else 0
+        for rows in row_groups(self._storage, file.path, self._keys.schema, columns):
+            parts.append(self._worder(rows))
+            if bounds is None and rows.num_rows:
+                newest = max(newest, int(pc.max(rows[SEQ]).as_py()))
+        return Facts.of(parts, newest)
+
+    def _by_file(self, found: Found) -> Iterator[tuple[LiveFile, Any, Any]]:
+        """What was found alive, file by file: the file, what was asked for, and the rows."""
+        order = np.argsort(found.file, kind="stable")
+        numbers, starts = np.unique(found.file[order], return_index=True)
+        for number, mine in zip(numbers, np.split(order, starts[1:]), strict=False):
+            file = self._log.files[self._index.name(int(number))]
+            asked, rows = found.asked[mine], found.row[mine]
+            if dead := self._log.dead(file):
+                living = BitMap(rows.astype(np.uint32)) - dead
+                kept = np.isin(rows, np.asarray(living.to_array(), np.int64))
+                asked, rows = asked[kept], rows[kept]
+            if len(rows):
+                yield file, asked, rows
+
+    def _column(self, file: LiveFile, name: str) -> Any:
+        return read_file(self._storage, file.path, self._keys.schema, [name])[name].to_numpy()
 
 
-def _published(slices: Sequence[DataFile]) -> Actions:
-    return Actions(add=[file for file in slices if file.rows])
+def living_rows(log: Log, schema: pa.Schema, names: Collection[str] | None = None) -> pa.Table:
+    """All rows of a version.
+
+    :param names: only these files.
+    """
+    parts = [
+        next(alive([read_file(log.storage, f.path, schema)], log.dead(f)))
+        for f in log.files.values()
+        if names is None or f.path in names
+    ]
+    return pa.concat_tables([without_rows(schema), *parts])
 
 
-def _apart(file: Mapping[str, Any], stat: str, low: int, high: int) -> bool:
-    smallest, largest = file.get(f"min.{stat}"), file.get(f"max.{stat}")
-    return smallest is not None and largest is not None and (int(smallest) > high or int(largest) < low)
-
-
-def _indexed(rows: pa.Table, key: Sequence[str], name: str) -> pa.Table:
-    columns = {str(i): rows[k] for i, k in enumerate(key)}
-    columns[name] = pa.array(np.arange(rows.num_rows))
-    columns[f"{name}_seq"] = rows[SEQ]
-    return pa.table(columns)
+def _published(slices: Sequence[DataFile]) -> list[tuple[DataFile, BitMap]]:
+    return [(file, BitMap()) for file in slices if file.rows]

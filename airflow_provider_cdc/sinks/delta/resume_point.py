@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import uuid
 from datetime import UTC, datetime
 
 import pyarrow as pa
-from deltalake import DeltaTable
+from pyroaring import BitMap
 
 from airflow_provider_cdc.core.offset import Lineage, Offset
-from airflow_provider_cdc.sinks.delta.files import Actions, files_of
-from airflow_provider_cdc.sinks.delta.table import DeltaTarget
-from airflow_provider_cdc.sinks.files import write_file
+from airflow_provider_cdc.sinks.delta.edit import Edit, write_part
+from airflow_provider_cdc.sinks.delta.log import Log
+from airflow_provider_cdc.sinks.delta.table import DeltaTarget, Options
 from airflow_provider_cdc.sinks.protocol import Fence, Markers
 from airflow_provider_cdc.sinks.storage import Storage
 
@@ -38,7 +37,7 @@ class DeltaResumePoint:
     """
 
     def __init__(self, storage: Storage, pipeline: str) -> None:
-        self.target = DeltaTarget(storage, _SCHEMA)
+        self.target = DeltaTarget(storage, _SCHEMA, options=Options(vectors=False))
         self._storage = storage
         self._pipeline = pipeline
         self._commits = 0
@@ -97,11 +96,10 @@ class DeltaResumePoint:
             "committed_at": datetime.now(UTC),
         }
 
-        def decide(table: DeltaTable) -> Actions:
-            live = [str(f["path"]) for f in files_of(table)]
+        def decide(log: Log) -> Edit:
             rows = pa.Table.from_pylist([row], schema=_SCHEMA)
-            file = write_file(self._storage, f"part-{uuid.uuid4().hex}.parquet", _SCHEMA, [rows], None)
-            return Actions(add=[file], remove=live)
+            file = write_part(self._storage, _SCHEMA, [rows], None)
+            return Edit(gone=set(log.files), new=[(file, BitMap())])
 
         self.target.transact(decide, {}, fence)
         self._commits += 1

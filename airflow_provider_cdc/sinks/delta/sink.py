@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from airflow_provider_cdc.core.patterns import matches
 from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.sinks.delta.resume_point import DeltaResumePoint
-from airflow_provider_cdc.sinks.delta.table import DeltaTarget
+from airflow_provider_cdc.sinks.delta.staging import DeltaStaging
+from airflow_provider_cdc.sinks.delta.table import DeltaTarget, Options
 from airflow_provider_cdc.sinks.layout import Layout
 from airflow_provider_cdc.sinks.protocol import Feature
 from airflow_provider_cdc.sinks.staging import FileStaging
@@ -20,24 +22,31 @@ class DeltaSink:
 
     :param path: ``sink.path``.
     :param pipeline: name of the pipeline.
+    :param copies: patterns ``database.table`` of the tables that are merged by copies.
+    :param index_bytes: what the index of a table's keys may take in memory.
     """
 
     path: str
     pipeline: str
+    copies: tuple[str, ...] = ()
+    index_bytes: int = Options.index_bytes
     supports: ClassVar[frozenset[Feature]] = frozenset(Feature)
 
     def table(self, table: TableSchema) -> DeltaTarget:
         """Delta table of a captured table."""
-        folder = self._storage.within(self._layout.table(table))
-        return DeltaTarget(folder, table.sink_schema, table.key, table.integer_key)
+        options = Options(not matches(self.copies, table.database, table.name), self.index_bytes)
+        return DeltaTarget(self._folder(table), table.sink_schema, table.key, table.integer_key, options)
 
-    def staging(self) -> FileStaging:
-        """Folder in which batches wait."""
-        return FileStaging(self._storage, self._layout.staging)
+    def staging(self) -> DeltaStaging:
+        """Beside the rows of the tables, and a folder for what does not become part of them."""
+        return DeltaStaging(self._folder, FileStaging(self._storage, self._layout.staging))
 
     def resume_point(self) -> DeltaResumePoint:
         """The table ``_cdc_progress``."""
         return DeltaResumePoint(self._storage.within(self._layout.progress), self.pipeline)
+
+    def _folder(self, table: TableSchema) -> Storage:
+        return self._storage.within(self._layout.table(table))
 
     @property
     def _layout(self) -> Layout:

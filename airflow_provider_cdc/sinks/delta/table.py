@@ -1,47 +1,56 @@
 """One Delta table: every write is one idempotent commit that carries its own markers.
 
-Commits are compare-and-set on the table's version: what a commit was decided on (markers, fence, live files) is read at
-version ``v`` and the commit succeeds only as ``v + 1``; otherwise everything is read and decided again. So a marker can
+Commits are compare-and-set on the table's version: what a commit was decided on (markers, fence, live files) is that of
+version ``v``, and the commit stands only as ``v + 1``; otherwise everything is read and decided again. So a marker can
 never be written twice and a writer that has been overtaken can never commit.
 """
 
 from __future__ import annotations
 
 import json
+import random
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Transaction
-from deltalake._internal import RemoveAction
-from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
-from deltalake.transaction import AddAction
+from deltalake import Schema
 
-from airflow_provider_cdc.exceptions import FencedError, TerminalError, TransientError
-from airflow_provider_cdc.sinks.delta.files import Actions, files_of
-from airflow_provider_cdc.sinks.delta.merge import SLICES, Merge
-from airflow_provider_cdc.sinks.files import DataFile, read_file, row_groups, write_file
+from airflow_provider_cdc.core.multiset import MissingRowsError
+from airflow_provider_cdc.exceptions import CdcError, FencedError, TerminalError, TransientError
+from airflow_provider_cdc.sinks.delta.compaction import Compaction, committed, plan
+from airflow_provider_cdc.sinks.delta.edit import SLICES, Edit, Written, by_copies, by_vectors
+from airflow_provider_cdc.sinks.delta.features import ENABLED, protocol_for, switched, uses_vectors
+from airflow_provider_cdc.sinks.delta.key_index import KeyIndex
+from airflow_provider_cdc.sinks.delta.log import NEWEST, Log
+from airflow_provider_cdc.sinks.delta.merge import Keys, Merge, living_rows
+from airflow_provider_cdc.sinks.delta.upkeep import checkpoint, sweep
+from airflow_provider_cdc.sinks.delta.words import Worder
+from airflow_provider_cdc.sinks.files import DataFile, row_groups, write_file
 from airflow_provider_cdc.sinks.protocol import Decide, Fence, Markers
 from airflow_provider_cdc.sinks.storage import Storage
 
 _TRIES = 50
-#: Hours for which files are kept that only older versions refer to.
-_KEEP_HOURS = 1
-#: Table features under which a data file alone does not tell its live rows or its columns.
-_FOREIGN_FEATURES = {"deletionVectors", "columnMapping"}
+#: Properties of a new table. Checkpoints keep tombstones for longer than files are kept: else nobody would delete these.
+_PROPERTIES = {
+    "delta.logRetentionDuration": "interval 1 days",
+    "delta.deletedFileRetentionDuration": "interval 2 hours",
+    "delta.checkpointInterval": "100",
+}
 
 
 @dataclass(frozen=True)
-class _Markers:
-    """The markers of one version."""
+class Options:
+    """How a table is kept.
 
-    table: DeltaTable
+    :param vectors: rows die by deletion vectors; else files are written anew.
+    :param index_bytes: what the index of its keys may take in memory.
+    """
 
-    def get(self, name: str, /) -> int | None:
-        """Value of a marker."""
-        return self.table.transaction_version(name)
+    vectors: bool = True
+    index_bytes: int = 1 << 28
 
 
 class DeltaTarget:
@@ -53,84 +62,70 @@ class DeltaTarget:
     :param stat: column that file statistics are kept for (a single integer key).
     """
 
-    def __init__(self, storage: Storage, schema: pa.Schema, key: Sequence[str] = (), stat: str | None = None) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        schema: pa.Schema,
+        key: Sequence[str] = (),
+        stat: str | None = None,
+        options: Options = Options(),
+    ) -> None:
         self.storage = storage
         self.schema = schema
-        self._key = key
-        self._stat = stat
-        self._table: DeltaTable | None = None
+        self.options = options
+        self._keys = Keys(schema, key, stat)
+        self._log = Log(storage)
+        self._index = KeyIndex(options.index_bytes)
+        self._worder = Worder(self._keys.told_by, schema)
 
     @property
     def name(self) -> str:
         """What messages call the table."""
-        return f"Delta table {self.storage.location()}"
+        return self._log.name
 
     def exists(self) -> bool:
         """Whether the table has been created."""
-        return DeltaTable.is_deltatable(self.storage.uri())
+        return Log(self.storage).exists()
 
-    def create(self, pipeline: str, configuration: Mapping[str, str | None] | None = None) -> None:
+    def create(self, pipeline: str, configuration: Mapping[str, str] | None = None) -> None:
         """Create the table if it does not exist.
 
         :param pipeline: the pipeline that owns the table: two that wrote to one table would double its rows.
+        :param configuration: properties that a new table has beside, or in the place of, the usual ones.
         :raises TerminalError: if it exists and is another's, or has other columns.
         """
         owner = f"airflow-cdc pipeline {pipeline}"
         if not self.exists():
-            try:
-                DeltaTable.create(
-                    self.storage.uri(),
-                    self.schema,
-                    mode="ignore",
-                    description=owner,
-                    configuration={"delta.logRetentionDuration": "interval 1 days", **(configuration or {})},
-                )
-            except DeltaError as error:
-                if not self.exists():  # else another process was faster
-                    raise TransientError(
-                        f"the {self.name} could not be created: {error}", "Look at the disk, then run again"
-                    ) from None
-        if self.load().metadata().description != owner:
+            properties = {**_PROPERTIES, **({ENABLED: "true"} if self.options.vectors else {}), **(configuration or {})}
+            protocol = protocol_for(self.schema, vectors=self.options.vectors)
+            self._log.commit([{"protocol": protocol}, self._metadata(properties, owner)], "CREATE TABLE")
+        log = self.load()
+        if log.metadata.get("description") != owner:
             raise TerminalError(
                 f"the {self.name} was not made by pipeline {pipeline}",
                 "Choose another sink.path: only one pipeline may write to a table",
             )
-        found = pa.schema(self.load().schema().to_arrow())
-        if found.names != self.schema.names:
+        if _columns(log.metadata) != _columns(self._metadata({}, owner)["metaData"]):
             raise TerminalError(
                 f"the {self.name} has other columns than its source table",
                 "It was written by something else or under another definition: use a fresh sink.path, or remove it",
             )
 
-    def load(self) -> DeltaTable:
+    def load(self) -> Log:
         """The table at its newest version.
 
-        :raises TerminalError: if it is missing.
+        :raises TerminalError: if it is missing, or has features that are not understood.
         """
-        try:
-            if self._table is None:
-                self._table = DeltaTable(self.storage.uri())
-            else:
-                self._table.update_incremental()
-        except TableNotFoundError:
-            raise TerminalError(f"the {self.name} is missing", "Start with a fresh sink.path, or restore it") from None
-        features = set(self._table.protocol().reader_features or ()) & _FOREIGN_FEATURES
-        if features:
-            raise TerminalError(
-                f"the {self.name} uses {', '.join(sorted(features))}",
-                "Something else enabled it; this version cannot merge into such a table: use a fresh sink.path",
-            )
-        return self._table
+        self._log.refresh()
+        return self._log
 
     def markers(self) -> Markers:
         """The markers of the newest version; none if the table does not exist."""
-        return _Markers(self.load()) if self.exists() else {}
+        return dict(self.load().markers) if self._log.version >= 0 or self.exists() else {}
 
     def raise_fence(self, fence: Fence) -> None:
         """Write a fence's value, if it does not stand there yet; from then on smaller values cannot commit."""
-        self.transact(
-            lambda table: None if table.transaction_version(fence.name) == fence.value else Actions(), {}, fence
-        )
+        self.transact(lambda log: None if log.markers.get(fence.name) == fence.value else Edit(), {}, fence)
 
     def begin_anew(self, fence: Fence, markers: Sequence[str]) -> None:
         """Begin the table anew, once: without rows, with the columns of this target.
@@ -139,36 +134,37 @@ class DeltaTarget:
         :param markers: names of the markers that tell that something was published that must stay.
         :raises TerminalError: if something was.
         """
-        for _ in range(_TRIES):
-            table = self.load()
-            if (table.transaction_version(fence.name) or 0) >= fence.value:
+        for attempt in range(_TRIES):
+            log = self.load()
+            if log.markers.get(fence.name, 0) >= fence.value:
                 return
-            if any(table.transaction_version(marker) is not None for marker in markers):
+            if any(marker in log.markers for marker in markers):
                 raise TerminalError(
                     f"rows under an older definition of its source were published to the {self.name}",
                     "Start with a fresh sink.path (or remove the old one) and run again",
                 )
-            written = CommitProperties(max_commit_retries=0, app_transactions=[Transaction(fence.name, fence.value)])
-            try:
-                table.create_write_transaction([], "overwrite", self.schema, commit_properties=written)
-            except CommitFailedError:
-                continue
-        raise TransientError(f"the {self.name} could not be committed", "Run again")
+            needed = protocol_for(self.schema, vectors=uses_vectors(log.protocol, log.configuration))
+            features = set(needed.get("readerFeatures", ())) - set(log.protocol.get("readerFeatures") or ())
+            actions: list[dict[str, Any]] = [{"protocol": needed}] if features else []
+            renewed = self._metadata(log.configuration, log.metadata["description"])["metaData"]
+            actions.append({"metaData": {**renewed, "id": log.metadata["id"]}})
+            actions += [file.removed(change=True) for file in log.files.values()]
+            if log.commit([*actions, _marker(fence.name, fence.value)], "OVERWRITE"):
+                return
+            _wait(attempt)
+        raise self._never("others were always faster")
 
     def commit(self, decide: Decide, markers: Mapping[str, int], fence: Fence) -> bool:
         """Change rows and markers, all or nothing; see :class:`~airflow_provider_cdc.sinks.protocol.SinkTable`."""
 
-        def actions(table: DeltaTable) -> Actions | None:
-            change = decide(_Markers(table))
-            merge = Merge(table, self.storage, self.schema, self._key, self._stat)
-            return None if change is None else merge.of(change)
+        def edit(log: Log) -> Edit | None:
+            change = decide(dict(log.markers))
+            return None if change is None else Merge(log, self._keys, self._index, self._worder).of(change)
 
-        return self.transact(actions, markers, fence)
+        return self.transact(edit, markers, fence)
 
-    def transact(
-        self, decide: Callable[[DeltaTable], Actions | None], markers: Mapping[str, int], fence: Fence
-    ) -> bool:
-        """Commit files and markers in one transaction.
+    def transact(self, decide: Callable[[Log], Edit | None], markers: Mapping[str, int], fence: Fence) -> bool:
+        """Commit rows and markers in one transaction.
 
         :param decide: called with the table as it stands; returns what to do, or ``None`` to leave it as it is.
         :param markers: (name -> value) to write in the same transaction.
@@ -176,60 +172,85 @@ class DeltaTarget:
         :returns: whether something was committed.
         :raises FencedError: if a writer with a larger fence value has been here.
         """
-        failed = ""
+        log = self._log
         for attempt in range(_TRIES):
-            table = self.load()
-            standing = table.transaction_version(fence.name)
-            if standing is not None and standing > fence.value:
-                raise FencedError(
-                    f"{fence.name} stands at {standing} in {self.storage.location()}, this run has {fence.value}",
-                    "A newer run has taken over; leave it running and stop this one",
-                )
-            actions = decide(table)
-            if actions is None:
-                return False
-            written = [Transaction(k, v) for k, v in {**markers, fence.name: fence.value}.items()]
+            # Optimistic at first: a commit finds out whether this is the newest version. That nothing is to be done, or
+            # that it cannot be, only the newest version tells.
+            newest = attempt > 0 or log.version < 0 or log.age > NEWEST
+            if newest:
+                log.refresh()
             try:
-                table.create_write_transaction(
-                    self._delta_actions(actions),
-                    "append",
-                    self.schema,
-                    commit_properties=CommitProperties(max_commit_retries=0, app_transactions=written),
-                )
+                edit = self._decided(decide, fence)
+            except (
+                CdcError,
+                MissingRowsError,
+                FileNotFoundError,
+            ):  # perhaps of an old version
+                if newest:
+                    raise
+                continue
+            if edit is None:
+                if newest:
+                    return False
+                continue
+            if self._commit(edit, {**markers, fence.name: fence.value}):
                 return True
-            except CommitFailedError as error:
-                failed = str(error)
-                self.storage.delete(*(file.path for file in actions.add if file.path.startswith("part-")))
-                time.sleep(min(1.0, 0.01 * 2**attempt))
-        raise TransientError(
-            f"the {self.name} could not be committed in {_TRIES} tries: {failed}",
-            "Pause other writers of the table and look at the disk, then run again",
-        )
+            _wait(attempt)
+        raise self._never("others were always faster")
 
-    def read(self) -> tuple[pa.Table, _Markers]:
+    def read(self) -> tuple[pa.Table, Markers]:
         """All rows of the newest version, in the sink's schema, and its markers."""
-        self._table = None  # the one that later loads bring up to date is another
-        table, self._table = self.load(), None
-        return self._rows(table), _Markers(table)
+        log = Log(self.storage)  # of its own: it must not go on while it is read
+        log.refresh()
+        return living_rows(log, self.schema), dict(log.markers)
 
     def to_arrow(self) -> pa.Table:
         """All rows of the newest version, in the sink's schema."""
-        return self._rows(self.load())
+        return living_rows(self.load(), self.schema)
 
-    def tidy(self, retention_hours: int = _KEEP_HOURS) -> None:
-        """Delete files that no version of the last hours refers to."""
-        try:
-            self.load().vacuum(retention_hours=retention_hours, dry_run=False, enforce_retention_duration=False)
-        except DeltaError as error:
-            raise TransientError(
-                f"old files of the {self.name} could not be deleted: {error}", "They are the next time"
-            ) from None
+    # ------------------------------------------------------------ upkeep
+
+    def tidy(self) -> None:
+        """Delete files that nobody needs, and write a checkpoint of the log if one is due."""
+        log = self.load()
+        ended = not self.options.vectors and uses_vectors(log.protocol, log.configuration)
+        if ended and not any(file.vector for file in log.files.values()):
+            log.commit(switched(log.protocol, log.metadata, vectors=False), "DROP FEATURE")  # else the next time
+            log.checkpointed = None
+        sweep(log)
+        checkpoint(log)
+
+    def compactions(self) -> list[Compaction]:
+        """What there is to do so that files are neither many nor small, and dead rows few: each can be run anywhere."""
+        return plan(self.load(), self.schema, self._keys.stat, vectors=self.options.vectors)
+
+    def compacted(self, done: Sequence[tuple[Compaction, Sequence[DataFile]]]) -> bool:
+        """Put what compactions have written into the place of what they have read.
+
+        Rows that have died meanwhile are dead in the new files, too.
+
+        :param done: compactions, and the files that each has written.
+        :returns: whether it stands; if not, somebody has written the same files anew, and nothing is lost.
+        """
+        for attempt in range(_TRIES):
+            log = self.load()
+            written = committed(log, done, self._keys.stat)
+            if written is None:
+                break
+            if log.commit(written.actions, "OPTIMIZE"):
+                return True
+            log.storage.delete(*written.files)
+            _wait(attempt)
+        self.storage.delete(*(file.path for _, files in done for file in files))
+        return False
+
+    # ------------------------------------------------------------ the snapshot
 
     def stage(self, place: str, rows: Iterable[pa.Table]) -> DataFile:
         """Write a slice of the snapshot, beside the files of the table."""
         name = f"{SLICES}/{place}.parquet"
         try:
-            return write_file(self.storage, name, self.schema, rows, self._stat, ordered_by=self._key)
+            return write_file(self.storage, name, self.schema, rows, self._keys.stat, ordered_by=self._keys.names)
         except BaseException:
             self.storage.delete(name)
             raise
@@ -246,17 +267,71 @@ class DeltaTarget:
         """Remove the file of a slice."""
         self.storage.delete(file.path)
 
-    def _rows(self, table: DeltaTable) -> pa.Table:
-        found = [read_file(self.storage, str(f["path"]), self.schema) for f in files_of(table)]
-        return pa.concat_tables(found) if found else self.schema.empty_table()
+    # ------------------------------------------------------------ parts
 
-    def _delta_actions(self, actions: Actions) -> list[AddAction | RemoveAction]:
-        now = int(time.time() * 1000)
-        found: list[AddAction | RemoveAction] = []
-        for file in actions.add:
-            stats: dict[str, Any] = {"numRecords": file.rows}
-            if self._stat and file.low is not None:
-                stats |= {"minValues": {self._stat: file.low}, "maxValues": {self._stat: file.high}}
-            found.append(AddAction(file.path, file.size, {}, now, True, json.dumps(stats)))
-        found += [RemoveAction(path, data_change=True, deletion_timestamp=now) for path in actions.remove]
-        return found
+    def _decided(self, decide: Callable[[Log], Edit | None], fence: Fence) -> Edit | None:
+        standing = self._log.markers.get(fence.name)
+        if standing is not None and standing > fence.value:
+            raise FencedError(
+                f"{fence.name} stands at {standing} in {self.storage.location()}, this run has {fence.value}",
+                "A newer run has taken over; leave it running and stop this one",
+            )
+        self._index.forget(self._log.revived)
+        self._log.revived.clear()
+        return decide(self._log)
+
+    def _commit(self, edit: Edit, markers: Mapping[str, int]) -> bool:
+        log, storage = self._log, self.storage
+        if self.options.vectors:
+            written = by_vectors(log, edit, self._keys.stat)
+            if not uses_vectors(log.protocol, log.configuration):  # until now it was merged by copies
+                written.actions = [*switched(log.protocol, log.metadata, vectors=True), *written.actions]
+        else:
+            written = by_copies(log, edit, self._keys.stat, self.schema)
+        ours = [*written.files, *(file.path for file, _ in edit.new if file.path.startswith("part-"))]
+        if not log.commit([*written.actions, *(_marker(k, v) for k, v in markers.items())], "MERGE"):
+            storage.delete(*ours)
+            return False
+        self._stands(edit, written)
+        return True
+
+    def _stands(self, edit: Edit, written: Written) -> None:
+        log = self._log
+        for path, rows in written.vectors.items():
+            if (file := log.files.get(path)) is not None and file.vector is not None:
+                log.learn(path, file.vector, rows)
+        for path, facts in edit.facts.items():
+            if path in log.files:
+                self._index.add(path, facts)
+        self.storage.delete(*written.spare)
+
+    def _metadata(self, configuration: Mapping[str, str], owner: str) -> dict[str, Any]:
+        return {
+            "metaData": {
+                "id": str(uuid.uuid4()),
+                "description": owner,
+                "format": {"provider": "parquet", "options": {}},
+                "schemaString": Schema.from_arrow(self.schema).to_json(),
+                "partitionColumns": [],
+                "configuration": dict(configuration),
+                "createdTime": int(time.time() * 1000),
+            }
+        }
+
+    def _never(self, why: str) -> TransientError:
+        return TransientError(
+            f"the {self.name} could not be committed in {_TRIES} tries: {why}",
+            "Pause other writers of the table and look at the storage, then run again",
+        )
+
+
+def _marker(name: str, value: int) -> dict[str, Any]:
+    return {"txn": {"appId": name, "version": value, "lastUpdated": int(time.time() * 1000)}}
+
+
+def _columns(metadata: Mapping[str, Any]) -> list[str]:
+    return [field["name"] for field in json.loads(metadata["schemaString"])["fields"]]
+
+
+def _wait(attempt: int) -> None:
+    time.sleep(min(1.0, 0.01 * 2 ** min(attempt, 10)) * random.uniform(0.5, 1))

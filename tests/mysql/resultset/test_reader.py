@@ -14,7 +14,7 @@ from pymysql.connections import Connection
 
 from airflow_provider_cdc.core.unfit import UnfitValue
 from airflow_provider_cdc.exceptions import CdcError, TerminalError, TransientError
-from airflow_provider_cdc.mysql.machine import buffers
+from airflow_provider_cdc.machine import buffers
 from airflow_provider_cdc.mysql.resultset import reader as resultset
 from airflow_provider_cdc.mysql.resultset.reader import read, read_in_pieces
 from airflow_provider_cdc.mysql.server.catalog import read_schema

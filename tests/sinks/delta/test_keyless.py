@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import uuid
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from airflow_provider_cdc.core.multiset import MissingRowsError, net
+from airflow_provider_cdc.core.multiset import MissingRowsError, net, remaining, search
 from airflow_provider_cdc.core.schema import OP, SEQ, TS
 from airflow_provider_cdc.sinks import files as data_files
-from airflow_provider_cdc.sinks.delta import keyless
-from airflow_provider_cdc.sinks.delta.files import Actions
-from airflow_provider_cdc.sinks.delta.keyless import counted
+from airflow_provider_cdc.sinks.delta import edit
+from airflow_provider_cdc.sinks.delta.table import DeltaTarget, Options
+from airflow_provider_cdc.sinks.files import write_file
+from airflow_provider_cdc.sinks.protocol import Counted, Fence, Published
 from airflow_provider_cdc.sinks.storage import LocalStorage
 
 Row = tuple[int | None, str | None]
@@ -33,34 +34,42 @@ def table(rows: Sequence[Row], op: str = "c", seq: int = 0) -> pa.Table:
     return pa.Table.from_pylist(listed, SCHEMA)
 
 
-class Files:
-    """A folder of files that merges change, as a Delta table would have them."""
+FENCE = Fence("epoch", 1)
 
-    def __init__(self, root: Path) -> None:
-        self.root, self.live = root, dict[str, int]()
+
+class Table:
+    """A table without a key."""
+
+    def __init__(self, root: Path, vectors: bool) -> None:
+        self.target = DeltaTarget(LocalStorage(root / uuid.uuid4().hex), SCHEMA, options=Options(vectors))
+        self.target.create("p")
 
     def add(self, name: str, *groups: pa.Table) -> None:
-        with pq.ParquetWriter(self.root / name, SCHEMA) as writer:
-            for group in groups:
-                writer.write_table(group)
-        self.live[name] = (self.root / name).stat().st_size
+        file = write_file(self.target.storage, f"snapshot/{name}.parquet", SCHEMA, groups, None)
+        assert self.target.commit(lambda _: Published([file]), {}, FENCE)
 
-    def merge(self, insert: Sequence[Row], delete: Sequence[Row], *, since: int = 0) -> Actions:
+    def merge(self, insert: Sequence[Row], delete: Sequence[Row], *, since: int = 0) -> None:
         change = net(pa.concat_tables([table(delete, "d", 100), table(insert, "u", 200)]), ["a", "v.w"])
-        live = [{"path": path, "size_bytes": size} for path, size in self.live.items()]
-        done = counted(LocalStorage(self.root), SCHEMA, live, change, since)
-        for path in done.remove:
-            del self.live[path]
-        self.live.update({file.path: file.size for file in done.add})
-        return done
+        self.target.commit(lambda _: Counted(change, since), {}, FENCE)
 
     def rows(self) -> Counter[Row]:
-        read = [pq.read_table(self.root / path, partitioning=None) for path in self.live]
-        return Counter((r["a"], r["v.w"]) for part in read for r in part.to_pylist())
+        return Counter((r["a"], r["v.w"]) for r in self.target.to_arrow().to_pylist())
+
+    @property
+    def live(self) -> set[str]:
+        return {*self.target.load().files}
 
 
-def test_exactly_so_many(tmp_path: Path) -> None:
-    files = Files(tmp_path)
+Make = Callable[[], Table]
+
+
+@pytest.fixture(params=[True, False], ids=["vectors", "copies"])
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
+    return lambda: Table(tmp_path, request.param)
+
+
+def test_exactly_so_many(make: Make) -> None:
+    files = make()
     files.add("one", table([(1, "x")] * 3 + [(None, None)]), table([(1, "x")] * 2))
     files.add("two", table([(1, "x"), (1, "X"), (None, None)]))
     files.merge([], [(1, "x")])
@@ -75,11 +84,12 @@ def test_exactly_so_many(tmp_path: Path) -> None:
     assert files.rows() == Counter() and not files.live
 
 
-def test_more_than_there_are(tmp_path: Path) -> None:
+def test_more_than_there_are(make: Make) -> None:
     """Nothing is written, though other rows were found."""
-    files = Files(tmp_path)
+    files = make()
     files.add("one", table([(1, "x"), (2, "y"), (None, "x")]))
-    before = [*tmp_path.iterdir()]
+    root = Path(files.target.storage.location())
+    before = {*root.rglob("*")}
     cases: list[tuple[list[Row], int]] = [
         ([(1, "x"), (1, "x"), (2, "y"), (1, "x")], 2),
         ([(2, "y"), (None, None)], 1),
@@ -88,19 +98,31 @@ def test_more_than_there_are(tmp_path: Path) -> None:
         with pytest.raises(MissingRowsError) as caught:
             files.merge([(7, "z")], gone)
         assert caught.value.count == count and caught.value.row["a"].to_pylist() == [gone[-1][0]]
-    assert [*tmp_path.iterdir()] == before
+    assert {*root.rglob("*")} == before
 
 
-def test_put_in_and_taken_out_again(tmp_path: Path) -> None:
+def test_rows_that_somebody_else_has_put_in(make: Make) -> None:
+    """What an old version lacks need not be missing."""
+    files = make()
+    other = DeltaTarget(files.target.storage, SCHEMA, options=files.target.options)
+    other.load()
+    files.add("one", table([(1, "x"), (2, "y")]))
+    gone = net(table([(1, "x")], "d", 100), ["a", "v.w"])
+    assert other.commit(lambda _: Counted(gone), {}, FENCE)
+    assert files.rows() == Counter({(2, "y"): 1})
+
+
+def test_put_in_and_taken_out_again(make: Make) -> None:
     """What is not there need not be looked for, if it came and went."""
-    files = Files(tmp_path)
+    files = make()
     files.add("one", table([(1, "x")]))
-    done = files.merge([(9, "z")], [(9, "z")])
-    assert not done.add and not done.remove
+    before = files.live
+    files.merge([(9, "z")], [(9, "z")])
+    assert files.live == before
 
 
-def test_a_truncate_takes_what_is_older(tmp_path: Path) -> None:
-    files = Files(tmp_path)
+def test_a_truncate_takes_what_is_older(make: Make) -> None:
+    files = make()
     files.add("old", table([(1, "x")] * 4, seq=5))
     files.add("both", table([(1, "x")] * 4, seq=7), table([(2, "y")], seq=30))
     files.merge([(3, "z")], [(1, "x")], since=9)  # of the two that are left one goes
@@ -109,37 +131,64 @@ def test_a_truncate_takes_what_is_older(tmp_path: Path) -> None:
         files.merge([], [(2, "y")], since=50)
 
 
-def test_a_truncate_alone_is_looked_for_in_all_files(tmp_path: Path) -> None:
-    files = Files(tmp_path)
+def test_a_truncate_alone_is_looked_for_in_all_files(make: Make) -> None:
+    files = make()
     for name in ("a", "b", "c"):
         files.add(name, table([(1, name)], seq=5))
     files.merge([(3, "z")], [], since=9)
     assert files.rows() == Counter({(3, "z"): 1})
 
 
-def test_files_stay_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_stay_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A large file is cut up where it is written anew; small ones take new rows in."""
     rows = table([(i, "x" * 100) for i in range(4000)])
-    monkeypatch.setattr(keyless, "LARGE_FILE", rows.nbytes // 4)
+    monkeypatch.setattr(edit, "LARGE_FILE", rows.nbytes // 4)
     monkeypatch.setattr(data_files, "_ROW_GROUP_BYTES", rows.nbytes // 40)
-    files = Files(tmp_path)
+    files = Table(tmp_path, vectors=False)
     files.add("large", *(rows.slice(i, 100) for i in range(0, 4000, 100)))
     files.merge([], [(1999, "x" * 100)])
     assert 4 <= len(files.live) <= 5 and files.rows().total() == 3999
-    before = dict(files.live)
+    before = files.live
     files.merge([], [(2500, "x" * 100)])
-    assert len(files.live.keys() - before.keys()) == 1, "one piece was written again"
-    files = Files(tmp_path)
+    assert len(files.live - before) == 1, "one piece was written again"
+    files = Table(tmp_path, vectors=False)
     for i in range(5):
         files.merge([(i, "new")], [])
     assert len(files.live) == 1
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+# ---------------------------------------------------------------- files that are staged, when rows are read again
+
+
+def left(*groups: pa.Table, delete: Sequence[Row], since: int = 0) -> Counter[Row]:
+    """What is left of a file."""
+    lost = search([("file", groups)], net(table(delete, "d", 100), ["a", "v.w"]), since)
+    kept = pa.concat_tables(remaining(groups, lost.get("file", {})))
+    return Counter((r["a"], r["v.w"]) for r in kept.to_pylist())
+
+
+def test_exactly_so_many_of_a_file() -> None:
+    groups = table([(1, "x")] * 3 + [(None, None)]), table([(1, "x"), (1, "X"), (None, None)])
+    assert left(*groups, delete=[(1, "x")]) == Counter({(1, "x"): 3, (1, "X"): 1, (None, None): 2})
+    assert left(*groups, delete=[(1, "x")] * 4 + [(None, None)]) == Counter({(1, "X"): 1, (None, None): 1})
+    with pytest.raises(MissingRowsError) as caught:
+        left(*groups, delete=[(1, "x")] * 6)
+    assert caught.value.count == 2
+
+
+def test_a_truncate_takes_what_is_older_of_a_file() -> None:
+    groups = table([(1, "x")] * 4, seq=7), table([(1, "x"), (2, "y")], seq=30)
+    assert left(*groups, delete=[(1, "x")], since=9) == Counter({(1, "x"): 2, (2, "y"): 1})
+    assert left(*groups, delete=[], since=9) == Counter({(1, "x"): 3, (2, "y"): 1})
+    with pytest.raises(MissingRowsError):  # what the TRUNCATE takes cannot be taken again
+        left(*groups, delete=[(1, "x")] * 4, since=9)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
-def test_as_a_counter(tmp_path: Path, data: st.DataObject) -> None:
+def test_as_a_counter(make: Make, data: st.DataObject) -> None:
     rows = st.lists(st.sampled_from(ROWS), max_size=8)
-    files, model = Files(tmp_path), Counter[Row]()
+    files, model = make(), Counter[Row]()
     for name in ("a", "b"):
         start = data.draw(st.lists(rows, max_size=3))
         files.add(name, *map(table, start))

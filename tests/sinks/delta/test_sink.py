@@ -1,26 +1,39 @@
-"""Delta is a sink."""
+"""Delta is a sink, however its rows die."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
-from deltalake import DeltaTable
 
 from airflow_provider_cdc.sinks.delta.sink import DeltaSink
 from airflow_provider_cdc.sinks.protocol import Sink
+from airflow_provider_cdc.sinks.storage import LocalStorage
 from tests.sinks.conformance import SinkConformance, failing
 
 
 class TestDeltaSink(SinkConformance):
+    copies: tuple[str, ...] = ()
+
     def open(self, folder: Path) -> Sink:
-        return DeltaSink(str(folder), "p")
+        return DeltaSink(str(folder), "p", self.copies)
 
     @contextmanager
     def broken(self, monkeypatch: pytest.MonkeyPatch, *, made: bool) -> Iterator[None]:
+        """Also what has happened cannot be found out."""
+        real, fails = LocalStorage.write_once, failing(LocalStorage.write_once, made=made)
+
+        def write_once(self: LocalStorage, name: str, data: bytes) -> Any:
+            return (fails if name.startswith("_delta_log/") else real)(self, name, data)
+
         with monkeypatch.context() as patch:
-            real = DeltaTable.create_write_transaction
-            patch.setattr(DeltaTable, "create_write_transaction", failing(real, made=made))
+            patch.setattr(LocalStorage, "write_once", write_once)
+            patch.setattr(LocalStorage, "read", failing(LocalStorage.read, made=False))
             yield
+
+
+class TestDeltaSinkByCopies(TestDeltaSink):
+    copies = (".*[.].*",)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +14,21 @@ from deltalake import DeltaTable, write_deltalake
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airflow_provider_cdc.core.schema import OP, SEQ, TS
+from airflow_provider_cdc.core.changes import last_changes
+from airflow_provider_cdc.core.schema import OP, SEQ, TS, Column, TableSchema
 from airflow_provider_cdc.exceptions import FencedError, TerminalError, TransientError
-from airflow_provider_cdc.sinks.delta import merge
+from airflow_provider_cdc.sinks.delta import edit as by
+from airflow_provider_cdc.sinks.delta import key_index, merge
 from airflow_provider_cdc.sinks.delta import table as module
-from airflow_provider_cdc.sinks.delta.files import Actions
-from airflow_provider_cdc.sinks.delta.merge import Merge
-from airflow_provider_cdc.sinks.delta.table import DeltaTarget
-from airflow_provider_cdc.sinks.files import read_file, write_file
+from airflow_provider_cdc.sinks.delta.edit import Edit
+from airflow_provider_cdc.sinks.delta.log import Log, added
+from airflow_provider_cdc.sinks.delta.staging import DeltaStaging
+from airflow_provider_cdc.sinks.delta.table import DeltaTarget, Options
+from airflow_provider_cdc.sinks.delta.upkeep import sweep
+from airflow_provider_cdc.sinks.files import row_groups, write_file
 from airflow_provider_cdc.sinks.layout import folder
 from airflow_provider_cdc.sinks.protocol import Emptied, Fence, Markers, Published, Upserted
+from airflow_provider_cdc.sinks.staging import FileStaging
 from airflow_provider_cdc.sinks.storage import LocalStorage, Storage
 
 SCHEMA = pa.schema(
@@ -32,6 +39,12 @@ SCHEMA = pa.schema(
         (OP, pa.string()),
         (TS, pa.timestamp("us", tz="UTC")),
     ]
+)
+TABLE = TableSchema(
+    "shop",
+    "t",
+    (Column("id", "bigint", "bigint", nullable=False), Column("v.w", "varchar", "varchar(9)", True, charset="utf8mb4")),
+    ("id",),
 )
 FENCE = Fence("epoch", 1)
 
@@ -45,8 +58,12 @@ def rows(*listed: tuple[int, str, int, str]) -> pa.Table:
     return pa.Table.from_pylist(data, schema=SCHEMA)
 
 
-def made(folder: Path, stat: str | None = "id") -> DeltaTarget:
-    target = DeltaTarget(LocalStorage(folder / "t"), SCHEMA, ["id"], stat)
+def opened(folder: Path, stat: str | None = "id", *, vectors: bool = True) -> DeltaTarget:
+    return DeltaTarget(LocalStorage(folder / "t"), SCHEMA, ["id"], stat, Options(vectors))
+
+
+def made(folder: Path, stat: str | None = "id", *, vectors: bool = True) -> DeltaTarget:
+    target = opened(folder, stat, vectors=vectors)
     target.create("p")
     return target
 
@@ -61,6 +78,22 @@ def upsert(target: DeltaTarget, *listed: tuple[int, str, int, str], fence: Fence
     target.commit(lambda _: Upserted(rows(*listed)), {}, fence)
 
 
+def staging(target: DeltaTarget) -> DeltaStaging:
+    return DeltaStaging(lambda _: target.storage, FileStaging(target.storage, "aside"))
+
+
+def staged(target: DeltaTarget, name: str, *listed: tuple[int, str, int, str]) -> pa.Table:
+    """Changes that a task has written."""
+    writer = staging(target).writer(TABLE, name)
+    writer.add(rows(*listed).to_batches()[0])
+    writer.close()
+    return staging(target).changes(TABLE, [name])
+
+
+def apply(target: DeltaTarget, changes: pa.Table) -> None:
+    target.commit(lambda _: Upserted(last_changes(changes, TABLE.key)), {}, FENCE)
+
+
 def held(target: DeltaTarget) -> dict[int, tuple[str, int]]:
     found = target.to_arrow()
     values = {r["id"]: (r["v.w"], r[SEQ]) for r in found.to_pylist()}
@@ -69,7 +102,11 @@ def held(target: DeltaTarget) -> dict[int, tuple[str, int]]:
 
 
 def files(target: DeltaTarget) -> int:
-    return len(target.load().file_uris())
+    return len(target.load().files)
+
+
+def vector_files(target: DeltaTarget) -> set[str]:
+    return {name for name, _ in target.storage.list("_dv")}
 
 
 # ---------------------------------------------------------------- markers and fences
@@ -78,24 +115,26 @@ def files(target: DeltaTarget) -> int:
 def test_a_marker_stands_in_the_same_transaction(tmp_path: Path) -> None:
     target = made(tmp_path)
     assert target.markers().get("m") is None
-    version = target.load().version()
+    version = target.load().version
     assert add(target, "a", rows((1, "a", 1, "r")), {"m": 7, "n": 2**62})
-    assert target.load().version() == version + 1
+    assert target.load().version == version + 1
     again = DeltaTarget(target.storage, SCHEMA, ["id"], "id")
     assert (again.markers().get("m"), again.markers().get("n"), held(again)) == (7, 2**62, {1: ("a", 1)})
 
 
 def test_deciding_for_nothing_commits_nothing(tmp_path: Path) -> None:
     target = made(tmp_path)
-    version = target.load().version()
+    version = target.load().version
     assert not target.commit(lambda _: None, {"m": 1}, FENCE)
-    assert target.load().version() == version and target.markers().get("m") is None
+    assert target.load().version == version and target.markers().get("m") is None
 
 
 def test_an_older_writer_cannot_commit(tmp_path: Path) -> None:
     old, new = made(tmp_path), made(tmp_path)
     upsert(old, (1, "old", 1, "c"))
     new.raise_fence(Fence("epoch", 2))
+    with pytest.raises(FencedError):  # that there is nothing to do, an old version does not tell
+        old.commit(lambda _: None, {}, FENCE)
     with pytest.raises(FencedError, match="stands at 2 in .*, this run has 1"):
         upsert(old, (2, "late", 2, "c"))
     upsert(new, (3, "new", 3, "c"), fence=Fence("epoch", 2))
@@ -162,6 +201,13 @@ def test_a_table_with_published_rows_is_not_begun_anew(tmp_path: Path) -> None:
     assert held(target) == {1: ("a", 1)}
 
 
+def test_new_columns_may_need_a_feature(tmp_path: Path) -> None:
+    target = made(tmp_path)
+    schema = SCHEMA.append(pa.field("at", pa.timestamp("us")))
+    DeltaTarget(target.storage, schema, ["id"], "id").begin_anew(Fence("generation", 2), [])
+    assert set(target.load().protocol["readerFeatures"]) == {"deletionVectors", "timestampNtz"}
+
+
 # ---------------------------------------------------------------- upserts
 
 
@@ -170,8 +216,46 @@ def test_a_change_wins_only_with_a_greater_seq(tmp_path: Path) -> None:
     add(target, "a", rows((1, "a", 10, "r"), (2, "b", 10, "r"), (3, "c", 10, "r")))
     upsert(target, (1, "same", 10, "u"), (2, "older", 9, "u"), (3, "newer", 11, "u"))
     assert held(target) == {1: ("a", 10), 2: ("b", 10), 3: ("newer", 11)}
+    upsert(target, (3, "same", 11, "u"))
+    assert held(target)[3] == ("newer", 11)
     upsert(target, (1, "", 10, "d"), (2, "", 11, "d"), (9, "", 99, "d"))
     assert held(target) == {1: ("a", 10), 3: ("newer", 11)}
+
+
+@pytest.mark.parametrize("how", ["published", "without statistics", "merged", "staged"])
+def test_an_older_change_of_a_file_with_newer_rows(tmp_path: Path, how: str) -> None:
+    """Rows need not be read if all of them are older than the batch; here one is not."""
+    target, listed = made(tmp_path), ((1, "a", 5, "c"), (2, "b", 9, "c"))
+    match how:
+        case "published":
+            add(target, "a", rows(*listed))
+        case "without statistics":
+            action = added(write_file(target.storage, "other.parquet", SCHEMA, [rows(*listed)], "id"), None, None)
+            assert target.load().commit([{"add": {**action["add"], "stats": None}}], "WRITE")
+        case "merged":
+            upsert(target, *listed)
+        case "staged":
+            apply(target, staged(target, "one", *listed))
+    upsert(target, (1, "newer", 7, "u"), (2, "older", 7, "u"))
+    assert held(target) == {1: ("newer", 7), 2: ("b", 9)}
+
+
+def test_what_is_dead_stays_dead(tmp_path: Path) -> None:
+    target = made(tmp_path)
+    add(target, "a", rows(*((n, "a", 1, "r") for n in range(4))))
+    for n in range(3):
+        upsert(target, (n, "", n + 2, "d"))
+        assert {*held(target)} == {*held(opened(tmp_path))} == {*range(n + 1, 4)}
+    [file] = target.load().files.values()
+    assert file.dead == 3
+
+
+def test_the_old_row_dies_with_the_commit_of_the_new_one(tmp_path: Path) -> None:
+    target = made(tmp_path)
+    add(target, "a", rows((1, "a", 1, "r"), (2, "b", 1, "r")))
+    version = target.load().version
+    upsert(target, (1, "new", 2, "u"))
+    assert target.load().version == version + 1 and held(target) == {1: ("new", 2), 2: ("b", 1)}
 
 
 def test_a_truncate_takes_what_is_older(tmp_path: Path) -> None:
@@ -182,7 +266,7 @@ def test_a_truncate_takes_what_is_older(tmp_path: Path) -> None:
     add(target, "new", rows((6, "f", 10, "r")))
     assert target.commit(lambda _: Emptied(10), {}, FENCE)
     assert held(target) == {4: ("d", 10), 5: ("e", 11), 6: ("f", 10)}
-    assert "snapshot/new.parquet" in {uri.partition("/t/")[2] for uri in target.load().file_uris()}
+    assert "snapshot/new.parquet" in target.load().files
     assert not target.commit(lambda _: Emptied(10), {"m": 1}, FENCE)  # done twice it does nothing more
 
 
@@ -193,13 +277,15 @@ def test_a_truncate_takes_what_is_older(tmp_path: Path) -> None:
         max_size=5,
     ),
     stat=st.sampled_from(["id", None]),
+    vectors=st.booleans(),
 )
 def test_upserts_against_a_dictionary(
     tmp_path_factory: pytest.TempPathFactory,
     batches: list[dict[int, tuple[str, bool]]],
     stat: str | None,
+    vectors: bool,
 ) -> None:
-    target = made(tmp_path_factory.mktemp("d"), stat)
+    target = made(tmp_path_factory.mktemp("d"), stat, vectors=vectors)
     add(target, "low", rows(*((i, "r", 100, "r") for i in range(5))))
     add(target, "high", rows(*((i, "r", 100, "r") for i in range(7, 10))))
     expected = dict.fromkeys((0, 1, 2, 3, 4, 7, 8, 9), ("r", 100))
@@ -217,41 +303,153 @@ def test_upserts_against_a_dictionary(
         assert held(target) == expected
 
 
-def test_files_whose_keys_lie_elsewhere_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merge, "SMALL_FILE", 0)
+def test_files_whose_keys_lie_elsewhere_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = made(tmp_path)
     add(target, "low", rows((1, "a", 1, "r"), (5, "b", 1, "r")))
     add(target, "high", rows((10, "c", 1, "r"), (15, "d", 1, "r")))
     read: list[str] = []
-    whole = read_file
 
     def noted(storage: Storage, name: str, *rest: Any) -> Any:
         read.append(name)
-        return whole(storage, name, *rest)
+        return row_groups(storage, name, *rest)
 
-    monkeypatch.setattr(merge, "read_file", noted)
+    monkeypatch.setattr(merge, "row_groups", noted)
     upsert(target, (12, "new", 2, "c"))
     assert read == ["snapshot/high.parquet"]
     for key in (1, 5):  # its smallest and its largest key
         upsert(target, (key, "newer", 3, "u"))
         assert held(target)[key] == ("newer", 3)
+    assert read == ["snapshot/high.parquet", "snapshot/low.parquet"], "no file is read twice"
 
 
-def test_small_files_do_not_pile_up(tmp_path: Path) -> None:
-    target = made(tmp_path)
+def test_copies_do_not_pile_up(tmp_path: Path) -> None:
+    target = made(tmp_path, vectors=False)
     for n in range(20):
         upsert(target, (n, "x", n + 1, "c"))
     assert files(target) == 1 and len(held(target)) == 20
 
 
-def test_large_files_are_not_written_again_for_new_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merge, "SMALL_FILE", 0)
-    target = made(tmp_path)
+def test_large_files_are_not_copied_for_new_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(by, "SMALL_FILE", 0)
+    target = made(tmp_path, vectors=False)
     add(target, "a", rows((1, "a", 1, "r")))
     upsert(target, (2, "b", 2, "c"))
     assert files(target) == 2
     upsert(target, (1, "", 3, "d"))
     assert files(target) == 1 and set(held(target)) == {2}
+
+
+# ---------------------------------------------------------------- changes that tasks have written
+
+
+@pytest.mark.parametrize("vectors", [True, False])
+def test_a_row_is_written_once(tmp_path: Path, vectors: bool) -> None:
+    """The file of a task becomes part of the table. What does not count is dead in it from the start."""
+    target = made(tmp_path, vectors=vectors)
+    upsert(target, (3, "newer", 50, "c"), (4, "x", 1, "c"))
+    changes = staged(
+        target,
+        "one",
+        *((1, "a", 10, "c"), (2, "b", 10, "c"), (1, "c", 11, "u")),  # outdated by a later one of the batch
+        *((2, "", 12, "d"), (3, "older", 13, "u"), (4, "y", 14, "u")),
+    )
+    apply(target, changes)
+    assert held(target) == held(opened(tmp_path)) == {1: ("c", 11), 3: ("newer", 50), 4: ("y", 14)}
+    assert [f.dead for p, f in target.load().files.items() if p == "changes/one.parquet"] == ([4] if vectors else [])
+    upsert(target, (1, "", 15, "d"), (4, "z", 15, "u"))
+    assert held(target) == held(opened(tmp_path)) == {3: ("newer", 50), 4: ("z", 15)}
+
+
+@pytest.mark.parametrize("vectors", [True, False])
+def test_a_file_of_which_nothing_counts(tmp_path: Path, vectors: bool) -> None:
+    target = made(tmp_path, vectors=vectors)
+    add(target, "a", rows((1, "a", 1, "r"), (2, "b", 1, "r")))
+    apply(target, staged(target, "one", (1, "", 10, "d"), (9, "", 10, "d")))
+    assert held(opened(tmp_path)) == {2: ("b", 1)}
+    assert target.storage.size("changes/one.parquet") is None
+
+
+def test_what_a_try_that_failed_has_left(tmp_path: Path) -> None:
+    """No vectors. What tasks have written is needed again."""
+    target, other = made(tmp_path), opened(tmp_path)
+    add(target, "a", rows((1, "a", 1, "r"), (2, "b", 1, "r")))
+    changes, tries = staged(target, "one", (1, "new", 2, "u")), 0
+
+    def decide(_: Markers) -> Upserted:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            upsert(other, (9, "other", 1, "c"))
+        return Upserted(changes)
+
+    assert target.commit(decide, {}, FENCE) and tries == 2
+    assert held(opened(tmp_path)) == {1: ("new", 2), 2: ("b", 1), 9: ("other", 1)}
+    assert vector_files(target) == {f.vector.file for f in target.load().files.values() if f.vector}
+
+
+def test_what_was_not_applied_is_cleared(tmp_path: Path) -> None:
+    """Not what is, or was until recently, part of the table."""
+    target = made(tmp_path)
+    for name, row in (("one", (1, "a", 1, "c")), ("two", (1, "b", 2, "u"))):
+        apply(target, staged(target, name, row))
+    staged(target, "three", (1, "late", 3, "u"))
+    staging(target).clear([TABLE])
+    assert {*target.load().files} == {"changes/two.parquet"}
+    assert {name for name, _ in target.storage.list("changes")} == {"changes/one.parquet", "changes/two.parquet"}
+
+
+# ---------------------------------------------------------------- vectors or copies
+
+
+def said(target: DeltaTarget) -> tuple[bool, bool]:
+    """Whether feature and property say that rows may die by vectors: readers differ in what they go by."""
+    log = target.load()
+    names = [set(log.protocol.get(f"{who}Features") or ()) for who in ("reader", "writer")]
+    found = {"deletionVectors" in listed for listed in names}
+    assert len(found) == 1
+    return found == {True}, log.configuration.get("delta.enableDeletionVectors") == "true"
+
+
+@pytest.mark.parametrize("vectors", [True, False])
+def test_a_new_table_says_whether_it_has_vectors(tmp_path: Path, vectors: bool) -> None:
+    assert said(made(tmp_path, vectors=vectors)) == (vectors, vectors)
+
+
+def test_copies_need_no_vectors(tmp_path: Path) -> None:
+    target = made(tmp_path, vectors=False)
+    add(target, "a", rows((1, "a", 1, "r"), (2, "b", 1, "r")))
+    upsert(target, (1, "", 2, "d"), (2, "c", 2, "u"))
+    assert said(target) == (False, False) and not vector_files(target)
+    assert DeltaTable(folder_of(target)).to_pyarrow_table()["id"].to_pylist() == [2]
+
+
+def test_the_first_vectors_of_a_table(tmp_path: Path) -> None:
+    copies = made(tmp_path, vectors=False)
+    add(copies, "a", rows((1, "a", 1, "r"), (2, "b", 1, "r")))
+    upsert(opened(tmp_path), (1, "", 2, "d"))
+    assert said(copies) == (True, True) and vector_files(copies) and held(copies) == {2: ("b", 1)}
+
+
+@pytest.mark.parametrize("row", [(3, "new", 3, "u"), (9, "new", 3, "c")], ids=["beside it", "another file"])
+def test_what_died_by_vectors_is_not_copied(tmp_path: Path, row: tuple[int, str, int, str]) -> None:
+    target = made(tmp_path)
+    add(target, "a", rows(*((n, "a", 1, "r") for n in range(5))))
+    upsert(target, (1, "", 2, "d"), (2, "", 2, "d"))
+    copies = opened(tmp_path, vectors=False)
+    upsert(copies, row)
+    assert held(copies) == {0: ("a", 1), 3: ("a", 1), 4: ("a", 1), row[0]: ("new", 3)}
+
+
+def test_as_long_as_there_are_vectors_the_table_says_so(tmp_path: Path) -> None:
+    target = made(tmp_path)
+    add(target, "a", rows((1, "a", 1, "r"), (2, "b", 1, "r")))
+    upsert(target, (1, "", 2, "d"))
+    copies = opened(tmp_path, vectors=False)
+    copies.tidy()
+    assert said(copies) == (True, True)
+    upsert(copies, (2, "c", 3, "u"))
+    copies.tidy()
+    assert said(copies) == (False, False) and held(copies) == {2: ("c", 3)}
 
 
 def test_keys_are_exact_values(tmp_path: Path) -> None:
@@ -278,22 +476,20 @@ def test_another_writer_between_reading_and_committing(tmp_path: Path) -> None:
     add(target, "b", rows((2, "b", 1, "r")))
     times: list[int] = []
 
-    def decide(table: DeltaTable) -> Actions | None:
-        change = Upserted(rows((1, "new", 2, "u"), (3, "c", 2, "c")))
-        actions = Merge(table, target.storage, SCHEMA, ["id"], "id").of(change)
-        times.append(table.version())
+    def decide(markers: Markers) -> Upserted:
+        times.append(target.load().version)
         if len(times) == 1:
             DeltaTable(target.storage.location()).optimize.compact()
         elif len(times) == 2:
             write_deltalake(target.storage.location(), rows((9, "other", 1, "r")), mode="append")
-        return actions
+        return Upserted(rows((1, "new", 2, "u"), (3, "c", 2, "c")))
 
-    assert target.transact(decide, {"m": 2}, FENCE)
+    assert target.commit(decide, {"m": 2}, FENCE)
     assert len(times) == 3
     assert held(target) == {1: ("new", 2), 2: ("b", 1), 3: ("c", 2), 9: ("other", 1)}
     # What the two failed tries wrote is gone again.
-    live = {Path(uri).name for uri in target.load().file_uris()}
-    assert {p.name for p in folder_of(target).glob("part-*.parquet")} - live == _removed(target)
+    live = {*target.load().files}
+    assert {p.name for p in folder_of(target).glob("part-*.parquet")} - live == _removed(target) - live
 
 
 def _removed(target: DeltaTarget) -> set[str]:
@@ -307,15 +503,54 @@ def _removed(target: DeltaTarget) -> set[str]:
     return {n for n in names if n.startswith("part-") and (folder_of(target) / n).exists()}
 
 
+def restored(folder: Path, version: int) -> None:
+    DeltaTable(folder).restore(version)
+
+
+def log_gone_and_restored(folder: Path, version: int) -> None:
+    """The same long ago: what was before is not in the log any more."""
+    restored(folder, version)
+    DeltaTable(folder).create_checkpoint()
+    newest = DeltaTable(folder).version()
+    for number in range(newest + 1):
+        (folder / "_delta_log" / f"{number:020}.json").unlink()
+
+
+@pytest.mark.parametrize("how", [restored, log_gone_and_restored])
+def test_rows_that_came_back_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: Callable[[Path, int], None]
+) -> None:
+    """Somebody has restored an older version. The index has dropped them when they were dead."""
+    monkeypatch.setattr(key_index, "_MERGED", 2)
+    target = made(tmp_path)
+    add(target, "a", rows((1, "a", 1, "r"), (2, "a", 1, "r")))
+    version = target.load().version
+    for seq in range(2, 5):
+        upsert(target, (1, "b", seq, "u"))
+    how(folder_of(target), version)
+    monkeypatch.setattr("airflow_provider_cdc.sinks.delta.log.NEWEST", -1)
+    assert held(target) == {1: ("a", 1), 2: ("a", 1)}
+    upsert(target, (1, "c", 9, "u"))
+    assert held(target) == {1: ("c", 9), 2: ("a", 1)}
+
+
+def test_a_vacuum_leaves_vectors_alone(tmp_path: Path) -> None:
+    target = made(tmp_path)
+    add(target, "a", rows((1, "a", 1, "r"), (2, "b", 1, "r")))
+    upsert(target, (1, "", 2, "d"))
+    DeltaTable(folder_of(target)).vacuum(0, dry_run=False, enforce_retention_duration=False, full=True)
+    assert held(opened(tmp_path)) == {2: ("b", 1)}
+
+
 def test_others_who_never_leave_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_TRIES", 3)
     target, other = made(tmp_path), made(tmp_path)
     versions: list[int] = []
 
-    def decide(table: DeltaTable) -> Actions:
-        versions.append(table.version())
+    def decide(log: Log) -> Edit:
+        versions.append(log.version)
         other.commit(lambda _: Published([]), {}, Fence("else", len(versions)))
-        return Actions()
+        return Edit()
 
     with pytest.raises(TransientError, match="3 tries.*Pause other writers"):
         target.transact(decide, {"m": 1}, FENCE)
@@ -324,19 +559,26 @@ def test_others_who_never_leave_room(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    "configuration",
-    [{"delta.enableDeletionVectors": "true"}, {"delta.columnMapping.mode": "name"}],
+    ("feature", "properties"),
+    [
+        ("columnMapping", {"delta.columnMapping.mode": "name"}),
+        ("rowTracking", {"delta.enableRowTracking": "true"}),
+        ("changeDataFeed", {"delta.enableChangeDataFeed": "true"}),
+        ("checkConstraints", {"delta.constraints.positive": "id > 0"}),
+        ("something new", {}),
+    ],
 )
-def test_features_under_which_a_file_does_not_tell_its_rows(tmp_path: Path, configuration: dict[str, str]) -> None:
+def test_features_that_are_not_understood(tmp_path: Path, feature: str, properties: dict[str, str]) -> None:
     target = made(tmp_path)
+    names = ["deletionVectors", feature]
+    protocol = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": names, "writerFeatures": names}
+    metadata = {**target.load().metadata, "configuration": properties}
     log = folder_of(target) / "_delta_log" / "00000000000000000001.json"
-    feature = "deletionVectors" if "Deletion" in next(iter(configuration)) else "columnMapping"
-    log.write_text(
-        f'{{"protocol":{{"minReaderVersion":3,"minWriterVersion":7,"readerFeatures":["{feature}"],'
-        f'"writerFeatures":["{feature}"]}}}}\n'
-    )
+    log.write_text(json.dumps({"protocol": protocol}) + "\n" + json.dumps({"metaData": metadata}) + "\n")
     with pytest.raises(TerminalError, match=f"uses {feature}.*fresh sink.path"):
-        DeltaTarget(target.storage, SCHEMA).load()
+        opened(tmp_path).load()
+    with pytest.raises(TerminalError, match=f"uses {feature}"):
+        upsert(target, (1, "a", 1, "c"))
 
 
 def test_a_table_of_another_pipeline(tmp_path: Path) -> None:
@@ -358,14 +600,19 @@ def test_a_table_that_is_gone(tmp_path: Path) -> None:
         target.load()
 
 
-def test_old_files_are_tidied_and_live_ones_stay(tmp_path: Path) -> None:
-    target = made(tmp_path)
+@pytest.mark.parametrize("vectors", [True, False])
+def test_old_files_are_tidied_and_live_ones_stay(tmp_path: Path, vectors: bool) -> None:
+    target = made(tmp_path, vectors=vectors)
     for n in range(3):
-        upsert(target, (n, "x", n + 1, "c"))
-    before = len(list(folder_of(target).glob("part-*")))
-    target.tidy(0)
-    assert (before, len(list(folder_of(target).glob("part-*")))) == (3, 1)
-    assert len(held(DeltaTarget(target.storage, SCHEMA, ["id"], "id"))) == 3
+        upsert(target, (n, "x", n + 1, "c"), (0, "y", n + 1, "u"))
+    for path in folder_of(target).rglob("*"):
+        os.utime(path, (0, 0))  # that a file is old does not count if it is live
+    target.tidy()
+    before = {p.name for p in folder_of(target).rglob("*") if p.is_file() and "_delta_log" not in p.parts}
+    sweep(target.load(), 0)
+    after = {p.name for p in folder_of(target).rglob("*") if p.is_file() and "_delta_log" not in p.parts}
+    assert after < before
+    assert held(opened(tmp_path)) == {0: ("y", 3), 1: ("x", 2), 2: ("x", 3)}
 
 
 def test_an_empty_table_reads_as_one(tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ import pyarrow as pa
 
 from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.core.unfit import UnfitValue, in_binlog
+from airflow_provider_cdc.machine.buffers import LARGEST
+from airflow_provider_cdc.machine.primitives import SLACK
 from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent
 from airflow_provider_cdc.mysql.binlog.kernels import row as kernel
 from airflow_provider_cdc.mysql.binlog.walk.space import Space
-from airflow_provider_cdc.mysql.machine.buffers import LARGEST
-from airflow_provider_cdc.mysql.machine.primitives import SLACK
 from airflow_provider_cdc.mysql.server.charsets import UNICODE, Decoders
 
 _CHANGES = {"insert": kernel.INSERT, "update": kernel.UPDATE, "delete": kernel.DELETE}

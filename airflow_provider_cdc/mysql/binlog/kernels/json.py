@@ -15,11 +15,11 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from airflow_provider_cdc.machine import primitives
+from airflow_provider_cdc.machine.buffers import copied, is_utf8
+from airflow_provider_cdc.machine.compiled import compiled
+from airflow_provider_cdc.machine.primitives import SLACK, called, inlined, take16, take32, take64
 from airflow_provider_cdc.mysql.binlog.plain.jsonb import MAX_DEPTH, json_text
-from airflow_provider_cdc.mysql.machine import primitives
-from airflow_provider_cdc.mysql.machine.buffers import copied, is_utf8
-from airflow_provider_cdc.mysql.machine.compiled import compiled
-from airflow_provider_cdc.mysql.machine.primitives import SLACK, called, inlined, take16, take32, take64
 
 _intrinsic: Any = intrinsic
 

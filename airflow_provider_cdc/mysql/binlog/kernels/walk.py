@@ -14,6 +14,18 @@ from typing import Any
 
 import numpy as np
 
+from airflow_provider_cdc.machine import primitives
+from airflow_provider_cdc.machine.compiled import compiled
+from airflow_provider_cdc.machine.primitives import (
+    SLACK,
+    called,
+    inlined,
+    load64,
+    store64,
+    take16,
+    take32,
+    take64,
+)
 from airflow_provider_cdc.mysql.binlog.events import event_types
 from airflow_provider_cdc.mysql.binlog.events.event_types import (
     ANONYMOUS_GTID,
@@ -97,18 +109,6 @@ from airflow_provider_cdc.mysql.binlog.kernels.walk_state import (
     TRANSACTION,
     WANTED,
     XA,
-)
-from airflow_provider_cdc.mysql.machine import primitives
-from airflow_provider_cdc.mysql.machine.compiled import compiled
-from airflow_provider_cdc.mysql.machine.primitives import (
-    SLACK,
-    called,
-    inlined,
-    load64,
-    store64,
-    take16,
-    take32,
-    take64,
 )
 
 #: By event type, whether it carries no rows.

@@ -20,6 +20,7 @@ from airflow_provider_cdc.core.schema import (
     Column,
     unknown_type,
 )
+from airflow_provider_cdc.machine.buffers import copied
 from airflow_provider_cdc.mysql.binlog.events.table_map import (
     BLOB,
     BLOB_COMPRESSED,
@@ -31,7 +32,6 @@ from airflow_provider_cdc.mysql.binlog.events.table_map import (
 from airflow_provider_cdc.mysql.binlog.kernels import row as kernel
 from airflow_provider_cdc.mysql.binlog.plain.mariadb_values import inet_text, uncompressed, uuid_texts
 from airflow_provider_cdc.mysql.binlog.plain.values import OLD_SIZES, decimal_size
-from airflow_provider_cdc.mysql.machine.buffers import copied
 from airflow_provider_cdc.mysql.server.charsets import Decoders, OneWayError
 
 _INTEGERS = {

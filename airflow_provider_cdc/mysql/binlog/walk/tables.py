@@ -13,12 +13,12 @@ from airflow_provider_cdc.core.changes import in_order
 from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.core.unfit import UnfitValue, in_binlog
 from airflow_provider_cdc.exceptions import REPORT, TerminalError
+from airflow_provider_cdc.machine.primitives import SLACK
 from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent
 from airflow_provider_cdc.mysql.binlog.events.table_map import TableMap
 from airflow_provider_cdc.mysql.binlog.kernels import row as row_kernel
 from airflow_provider_cdc.mysql.binlog.kernels import walk_state
 from airflow_provider_cdc.mysql.binlog.walk.space import Only, Space
-from airflow_provider_cdc.mysql.machine.primitives import SLACK
 from airflow_provider_cdc.mysql.server.charsets import Decoders
 
 _MOST = (1 << 31) - 64  # offsets have 31 bits

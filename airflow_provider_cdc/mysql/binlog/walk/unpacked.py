@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import zstandard
 
+from airflow_provider_cdc.machine.primitives import SLACK
 from airflow_provider_cdc.mysql.binlog.events.event import Event
 from airflow_provider_cdc.mysql.binlog.events.payload import HEADER, damaged, unpack
 from airflow_provider_cdc.mysql.binlog.kernels import walk_state
-from airflow_provider_cdc.mysql.machine.primitives import SLACK
 
 #: Bytes to begin with: most transactions are small. A large one is unpacked bit by bit.
 _BLOCK, _LARGE_BLOCK = 4 << 10, 1 << 20

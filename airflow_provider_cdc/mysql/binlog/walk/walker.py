@@ -19,6 +19,7 @@ from airflow_provider_cdc.core.definitions import Captured
 from airflow_provider_cdc.core.offset import Position
 from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.exceptions import REPORT, TerminalError, TornFileError, TransientError
+from airflow_provider_cdc.machine.primitives import SLACK
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.events.event import Event
 from airflow_provider_cdc.mysql.binlog.events.event_types import TABLE_MAP, TRANSACTION_PAYLOAD
@@ -36,7 +37,6 @@ from airflow_provider_cdc.mysql.binlog.walk.space import Only
 from airflow_provider_cdc.mysql.binlog.walk.step import NEVER, Step
 from airflow_provider_cdc.mysql.binlog.walk.tables import Tables
 from airflow_provider_cdc.mysql.binlog.walk.unpacked import Unpacked
-from airflow_provider_cdc.mysql.machine.primitives import SLACK
 from airflow_provider_cdc.mysql.server.charsets import UNICODE, Decoders
 
 _CRC = crc_tables()

@@ -10,7 +10,7 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from airflow_provider_cdc.mysql.machine.compiled import BORROWED
+from airflow_provider_cdc.machine.compiled import BORROWED
 
 #: Bytes behind the end of the data, in the input and in each column, that may be read or written as rubbish: short
 #: strings are copied in two words, however long they are.

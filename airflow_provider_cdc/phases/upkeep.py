@@ -1,0 +1,120 @@
+"""Upkeep of the sink's tables: compaction, checkpoints, old files. It goes on beside a stream, and never holds it up.
+
+It writes no row and no marker, so it needs no fence: a stream that commits at the same time is always right, and a
+compaction that comes too late is thrown away.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from airflow_provider_cdc.exceptions import CdcError
+from airflow_provider_cdc.jobs.compactions import Runner
+from airflow_provider_cdc.phases.context import Context
+from airflow_provider_cdc.phases.groups import targets
+from airflow_provider_cdc.sinks.protocol import Compactable, SinkTable
+
+#: Compactions whose results are committed together.
+_TOGETHER = 8
+#: Seconds between two looks at the tables that have changed, and between two times that old files are looked for.
+_LOOK_SECONDS, _TIDY_SECONDS = 1.0, 600.0
+#: Seconds for which the end of a stream waits for upkeep.
+_END_SECONDS = 60.0
+
+
+def compact(table: SinkTable, run: Runner, over: Callable[[], bool] = lambda: False) -> int:
+    """Compact a table until there is nothing to do.
+
+    :param over: whether to leave the rest.
+    :returns: how many compactions stand.
+    """
+    count = 0
+    while isinstance(table, Compactable) and not over() and (work := table.compactions()):
+        stood = 0
+        for at in range(0, len(work), _TOGETHER):
+            if over():
+                return count
+            portion = work[at : at + _TOGETHER]
+            if table.compacted(list(zip(portion, run(portion), strict=True))):
+                stood += len(portion)
+        count += stood
+        if not stood:
+            break  # others are writing the same files anew
+    return count
+
+
+def maintain(context: Context, run: Runner) -> dict[str, Any]:
+    """Compact and tidy all tables of a pipeline, once; beside a stream, or without one. The source is not asked.
+
+    :returns: JSON value: ``tables``, each with ``table`` and ``compactions``.
+    """
+    plan, found = context.need_plan(), []
+    for schema, table in zip(plan.tables, targets(context, plan), strict=True):
+        count = compact(table, run)
+        table.tidy()
+        context.reporter.line(f"{schema.label}: {count or 'no'} compaction{'' if count == 1 else 's'}")
+        found.append({"table": schema.label, "compactions": count})
+    return {"tables": found}
+
+
+class Upkeep:
+    """Looks after the tables of a stream in a thread of its own.
+
+    :param tables: objects that nobody else uses.
+    :param run: runs compactions; ``None`` for no compaction.
+    :param tell: gets a line for each problem.
+    """
+
+    def __init__(self, tables: Sequence[SinkTable], run: Runner | None, tell: Callable[[str], None]) -> None:
+        self._tables, self.run, self._tell = tables, run, tell
+        self._changed: set[int] = set()
+        self._since_tidied: set[int] = set()
+        self._tidied = time.monotonic()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._go, name="upkeep", daemon=True)
+
+    def changed(self, index: int) -> None:
+        """Hear of a table that was written to."""
+        self._changed.add(index)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join(_END_SECONDS)
+        if not self._thread.is_alive():
+            self._tidy()
+
+    def _go(self) -> None:
+        while not self._over.wait(_LOOK_SECONDS):
+            now, self._changed = self._changed, set()
+            self._since_tidied |= now
+            for index in sorted(now):
+                self._do(index, self._compact)
+            if time.monotonic() - self._tidied > _TIDY_SECONDS:
+                self._tidy()
+
+    def _compact(self, table: SinkTable) -> None:
+        if self.run is not None:
+            compact(table, self.run, self._over.is_set)
+
+    def _tidy(self) -> None:
+        self._tidied = time.monotonic()
+        changed, self._since_tidied = self._since_tidied | self._changed, set()
+        for index in sorted(changed):
+            self._do(index, lambda table: table.tidy())
+
+    def _do(self, index: int, work: Callable[[SinkTable], None]) -> None:
+        """What fails is done the next time: the stream needs none of it to be right."""
+        table = self._tables[index]
+        try:
+            work(table)
+        except Exception as error:  # whatever it is: it must not end the thread, and Spark may be ending
+            if self._over.is_set():
+                return
+            text = str(error) if isinstance(error, CdcError) else f"{type(error).__name__}: {error}"
+            self._tell(f"upkeep of the {table.name} failed, and is tried again after its next change: {text}")

@@ -1,0 +1,158 @@
+"""What a change comes to for the files of a Delta table, and how the log says it: by deletion vectors or by copies."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyroaring import BitMap
+
+from airflow_provider_cdc.sinks.delta.key_index import Facts
+from airflow_provider_cdc.sinks.delta.log import LiveFile, Log, added
+from airflow_provider_cdc.sinks.delta.vectors import write_vectors
+from airflow_provider_cdc.sinks.files import DataFile, parquet, portions, row_groups, write_file
+from airflow_provider_cdc.sinks.storage import Storage
+
+#: Folder of the snapshot's slices, and of changes as tasks have written them, in that of the table.
+SLICES, CHANGES = "snapshot", "changes"
+#: By copies, a live file below the one size is written anew together with new rows, so that small files do not pile up;
+#: none is written above the other size, so that no file grows without end.
+SMALL_FILE, LARGE_FILE = 4 << 20, 64 << 20
+
+
+@dataclass
+class Edit:
+    """What one commit does to the rows of a table.
+
+    :param dead: rows of live files that die.
+    :param gone: live files that go as a whole.
+    :param new: files that are added, with the rows of them that are dead already.
+    :param facts: what is known of the rows of new files.
+    """
+
+    dead: dict[str, BitMap] = field(default_factory=dict)
+    gone: set[str] = field(default_factory=set)
+    new: list[tuple[DataFile, BitMap]] = field(default_factory=list)
+    facts: dict[str, Facts] = field(default_factory=dict)
+
+
+@dataclass
+class Written:
+    """What is to be committed.
+
+    :param actions: of the log.
+    :param files: files that were written for it and are nobody's if it does not stand.
+    :param spare: files that nobody needs if it stands.
+    :param vectors: the dead rows of files from then on.
+    """
+
+    actions: list[dict[str, Any]] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
+    spare: list[str] = field(default_factory=list)
+    vectors: dict[str, BitMap] = field(default_factory=dict)
+
+
+def by_vectors(log: Log, edit: Edit, key: str | None) -> Written:
+    """Nothing is written again: rows that die become bits.
+
+    :param key: name of the single integer key column, for statistics.
+    """
+    found = Written(actions=[log.files[path].removed(change=True) for path in sorted(edit.gone)])
+    for path, rows in edit.dead.items():
+        file = log.files[path]
+        total = log.dead(file) | rows
+        found.actions.append(file.removed(change=True))
+        if len(total) < rows_of(log.storage, file):
+            found.vectors[path] = total
+    for made, rows in edit.new:
+        if len(rows) == made.rows:
+            found.spare.append(made.path)
+        elif rows:
+            found.vectors[made.path] = rows
+    vectors = write_vectors(log.storage, found.vectors)
+    found.files += {v.file for v in vectors.values() if v.file}
+    new = {file.path: file for file, rows in edit.new if len(rows) < file.rows}
+    found.actions += [log.files[p].with_vector(v, change=True) for p, v in vectors.items() if p not in new]
+    found.actions += [added(file, key, vectors.get(path)) for path, file in new.items()]
+    return found
+
+
+def by_copies(log: Log, edit: Edit, key: str | None, schema: pa.Schema) -> Written:
+    """Files that lose rows are written anew without them.
+
+    :param schema: of the table's rows.
+    """
+    found = Written()
+    hit = [(log.files[path], log.dead(log.files[path]) | rows) for path, rows in edit.dead.items()]
+    new = [(file, rows) for file, rows in edit.new if not file.path.startswith(f"{SLICES}/")]
+    if any(len(rows) < file.rows for file, rows in new) and not any(f.size < SMALL_FILE for f, _ in hit):
+        touched = {f.path for f, _ in hit} | edit.gone
+        small = next((f for f in log.files.values() if f.size < SMALL_FILE and f.path not in touched), None)
+        if small is not None:
+            hit.append((small, log.dead(small)))
+    together = [(f.path, rows) for f, rows in hit if f.size < SMALL_FILE] + [(f.path, rows) for f, rows in new]
+    apart = [[(f.path, rows)] for f, rows in hit if f.size >= SMALL_FILE]
+    found.actions = [log.files[path].removed(change=True) for path in sorted(edit.gone)]
+    found.actions += [file.removed(change=True) for file, _ in hit]
+    if len(together) == 1 and new and not new[0][1]:  # as it is
+        together, kept = [], [new[0][0]]
+    else:
+        kept, found.spare = [], [file.path for file, _ in new]
+    written = [file for sources in (*apart, together) for file in copied(log.storage, schema, sources, key)]
+    found.files = [file.path for file in written]
+    slices = [file for file, rows in edit.new if file.path.startswith(f"{SLICES}/") and not rows]
+    found.actions += [added(file, key, None) for file in (*slices, *kept, *written) if file.rows]
+    return found
+
+
+def rows_of(storage: Storage, file: LiveFile) -> int:
+    """How many rows a file has, dead ones as well."""
+    found = file.stats.get("numRecords")
+    if isinstance(found, int):
+        return found
+    with parquet(storage, file.path) as opened:
+        return int(opened.metadata.num_rows)
+
+
+def alive(groups: Iterable[pa.Table], dead: BitMap) -> Iterator[pa.Table]:
+    """Row groups of a file without its dead rows."""
+    start = 0
+    gone = np.asarray(dead.to_array(), np.int64) if dead else None
+    for rows in groups:
+        end = start + rows.num_rows
+        if gone is not None:
+            low, high = np.searchsorted(gone, [start, end])
+            if low < high:
+                mask = np.ones(rows.num_rows, bool)
+                mask[gone[low:high] - start] = False
+                rows = rows.filter(pa.array(mask))
+        start = end
+        yield rows
+
+
+def copied(
+    storage: Storage, schema: pa.Schema, sources: Sequence[tuple[str, BitMap]], key: str | None
+) -> list[DataFile]:
+    """Write the living rows of files into new ones, of which none is too large.
+
+    :param sources: paths, and their dead rows.
+    """
+    rows = chain.from_iterable(alive(row_groups(storage, path, schema), dead) for path, dead in sources)
+    return [write_part(storage, schema, part, key) for part in portions(rows, LARGE_FILE)]
+
+
+def write_part(storage: Storage, schema: pa.Schema, rows: Iterable[pa.Table], key: str | None) -> DataFile:
+    """Write rows as a file of the table."""
+    return write_file(storage, f"part-{uuid.uuid4().hex}.parquet", schema, rows, key)
+
+
+def vectors_of(actions: Iterable[Mapping[str, Any]]) -> Iterator[LiveFile]:
+    """The files with vectors that actions add."""
+    for action in actions:
+        if (add := action.get("add")) and add.get("deletionVector"):
+            yield LiveFile(add)

@@ -1,0 +1,374 @@
+"""The log of a Delta table: what the newest version holds, and how the next one is written.
+
+A commit is a file that only one writer can create: what was decided on version ``v`` stands as ``v + 1`` or not at all.
+Nothing else about a table is true but what its log says; what is kept here of it may be old, but never wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
+from typing import Any
+from urllib.parse import quote, unquote
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyroaring import BitMap
+
+from airflow_provider_cdc import __version__
+from airflow_provider_cdc.exceptions import TerminalError, TransientError
+from airflow_provider_cdc.sinks.delta.features import check_protocol
+from airflow_provider_cdc.sinks.delta.vectors import Vector, read_vector
+from airflow_provider_cdc.sinks.files import DataFile, parquet
+from airflow_provider_cdc.sinks.storage import Storage
+
+FOLDER = "_delta_log"
+_CHECKPOINT = re.compile(rf"{FOLDER}/(\d{{20}})\.checkpoint(?:\.(\d{{10}})\.(\d{{10}}))?\.parquet")
+_COMMIT = re.compile(rf"{FOLDER}/(\d{{20}})\.json")
+#: Data files that this project has written: the statistics of others are not exact where numbers are large.
+_OWN = re.compile(r"(snapshot|changes)/.*|part-[0-9a-f]{32}\.parquet")
+_EXACT = 1 << 53
+#: Seconds for which a version is taken for the newest one until a commit shows that it is not.
+NEWEST = 60
+#: Seconds for which it is known what was removed: what is gone for longer was deleted, or is nobody's.
+_REMEMBER = 7 * 86400
+
+
+@dataclass(frozen=True)
+class LiveFile:
+    """A data file of a version.
+
+    :param action: what the log says of it.
+    """
+
+    action: Mapping[str, Any]
+
+    @cached_property
+    def path(self) -> str:
+        """Name in the table's folder."""
+        return unquote(str(self.action["path"]))
+
+    @cached_property
+    def size(self) -> int:
+        """Bytes."""
+        return int(self.action["size"])
+
+    @cached_property
+    def stats(self) -> Mapping[str, Any]:
+        """Its statistics; none of them need be there."""
+        return json.loads(self.action.get("stats") or "{}") or {}
+
+    @cached_property
+    def vector(self) -> Vector | None:
+        """Its deletion vector."""
+        found = self.action.get("deletionVector")
+        return Vector.from_json(found) if found else None
+
+    @property
+    def dead(self) -> int:
+        """How many of its rows are dead."""
+        return self.vector.rows if self.vector else 0
+
+    def bounds(self, column: str) -> tuple[int, int] | None:
+        """Lowest and highest value of a column of integers, ``None`` if they are not known exactly."""
+        low, high = ((self.stats.get(name) or {}).get(column) for name in ("minValues", "maxValues"))
+        if not isinstance(low, int) or not isinstance(high, int) or isinstance(low, bool):
+            return None
+        exact = _OWN.fullmatch(self.path) or max(abs(low), abs(high)) < _EXACT
+        return (low, high) if exact else None
+
+    def apart(self, column: str | None, span: tuple[int, int] | None) -> bool:
+        """Whether it is known that no value of a column lies within a span."""
+        bounds = self.bounds(column) if column and span else None
+        return bounds is not None and span is not None and (bounds[0] > span[1] or bounds[1] < span[0])
+
+    def with_vector(self, vector: Vector, *, change: bool) -> dict[str, Any]:
+        """Action that adds it again with other dead rows."""
+        stats = json.dumps({**self.stats, "tightBounds": False})
+        return {"add": {**self.action, "dataChange": change, "stats": stats, "deletionVector": vector.to_json()}}
+
+    def removed(self, *, change: bool) -> dict[str, Any]:
+        """Action that removes it."""
+        found = {
+            "path": self.action["path"],
+            "deletionTimestamp": _now(),
+            "dataChange": change,
+            "extendedFileMetadata": True,
+            "partitionValues": self.action.get("partitionValues") or {},
+            "size": self.size,
+        }
+        if self.vector:
+            found["deletionVector"] = self.vector.to_json()
+        return {"remove": found}
+
+
+def added(file: DataFile, key: str | None, vector: Vector | None, *, change: bool = True) -> dict[str, Any]:
+    """Action that adds a new file.
+
+    :param key: name of the single integer key column.
+    """
+    bounds = {key: (file.low, file.high)} if key and file.low is not None else {}
+    if file.oldest is not None:
+        bounds["_cdc_seq"] = (file.oldest, file.newest)
+    stats: dict[str, Any] = {"numRecords": file.rows}
+    if bounds:
+        stats["minValues"] = {name: low for name, (low, _) in bounds.items()}
+        stats["maxValues"] = {name: high for name, (_, high) in bounds.items()}
+        stats["nullCount"] = dict.fromkeys(bounds, 0)
+    if vector:
+        stats["tightBounds"] = False
+    found = {
+        "path": quote(file.path, safe="/="),
+        "partitionValues": {},
+        "size": file.size,
+        "modificationTime": _now(),
+        "dataChange": change,
+        "stats": json.dumps(stats),
+    }
+    return {"add": found | ({"deletionVector": vector.to_json()} if vector else {})}
+
+
+def _now() -> int:
+    return int(time.time() * 1000)
+
+
+@dataclass
+class Log:
+    """The log of one table. Not for several threads at once.
+
+    :param storage: that of the table's folder.
+    """
+
+    storage: Storage
+    version: int = -1
+    files: dict[str, LiveFile] = field(default_factory=dict)
+    markers: dict[str, int] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    protocol: Mapping[str, Any] = field(default_factory=dict)
+    #: What was removed, data files and files of vectors, and when (milliseconds).
+    removed: dict[str, int] = field(default_factory=dict)
+    #: Files of which a row may have come back to life, as after a RESTORE: what was known of their rows does not hold.
+    revived: set[str] = field(default_factory=set)
+    #: Version of the newest checkpoint that was seen.
+    checkpointed: int | None = None
+    _dead: dict[str, tuple[Vector, BitMap]] = field(default_factory=dict)
+    _read_at: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """What messages call the table."""
+        return f"Delta table {self.storage.location()}"
+
+    @property
+    def age(self) -> float:
+        """Seconds since the newest version was looked for."""
+        return abs(time.time() - self._read_at)
+
+    @property
+    def configuration(self) -> Mapping[str, str]:
+        """Properties of the table."""
+        return self.metadata.get("configuration") or {}
+
+    def exists(self) -> bool:
+        """Whether there is a table."""
+        return self.version >= 0 or any(map(_COMMIT.fullmatch, self._listed())) or bool(self._checkpoint())
+
+    def refresh(self) -> None:
+        """Read what was committed since.
+
+        :raises TerminalError: if there is no table, or it cannot be understood.
+        """
+        if self.version >= 0 and self.age > NEWEST and self.storage.size(self._commit_name(self.version)) is None:
+            # The log was cleaned up to a version behind this one, into which nobody must commit; or the table is gone.
+            self._forget()
+        if self.version < 0:
+            self._load()
+        else:
+            self._follow()
+        if self.version < 0:
+            raise TerminalError(f"the {self.name} is missing", "Start with a fresh sink.path, or restore it")
+        check_protocol(self.name, self.protocol, self.metadata)
+
+    def dead(self, file: LiveFile) -> BitMap:
+        """The dead rows of a file; not to be changed."""
+        if file.vector is None:
+            return BitMap()
+        vector, rows = self._dead.get(file.path, (None, None))
+        if rows is None or vector != file.vector:
+            rows = read_vector(self.storage, file.vector)
+            self.learn(file.path, file.vector, rows)
+        return rows
+
+    def learn(self, path: str, vector: Vector, rows: BitMap) -> None:
+        """Take note of what a vector holds."""
+        self._dead[path] = (vector, rows)
+
+    def commit(self, actions: Sequence[dict[str, Any]], operation: str) -> bool:
+        """Write the next version.
+
+        :returns: whether it stands; if not, somebody else has written that version.
+        :raises TransientError: if it is not known, or cannot be written now.
+        """
+        number = uuid.uuid4().hex
+        info = {
+            "timestamp": _now(),
+            "operation": operation,
+            "operationParameters": {},
+            "engineInfo": f"airflow-provider-cdc/{__version__}",
+            "txnId": number,
+        }
+        lines = [{"commitInfo": info}, *actions]
+        data = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode()
+        name = self._commit_name(self.version + 1)
+        problem: OSError | None = None
+        try:
+            stands = self.storage.write_once(name, data)
+        except OSError as error:
+            stands, problem = False, error
+        # It may be there by this very commit: its first answer was lost.
+        if not stands and not (stands := self._is_ours(name, number)) and problem is not None:
+            raise TransientError(
+                f"the {self.name} could not be committed: {problem}", "Look at the storage, then run again"
+            ) from problem
+        if stands:
+            self._replay(lines)
+            self.version += 1
+            self._read_at = time.time()
+        return stands
+
+    # ------------------------------------------------------------ reading
+
+    @staticmethod
+    def _commit_name(version: int) -> str:
+        return f"{FOLDER}/{version:020d}.json"
+
+    def _is_ours(self, name: str, number: str) -> bool:
+        try:
+            found = self.storage.read(name)
+            return found is not None and json.loads(found.split(b"\n", 1)[0])["commitInfo"]["txnId"] == number
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+
+    def _forget(self) -> None:
+        self.revived |= self.files.keys()
+        self.version, self.markers, self.metadata, self.protocol = -1, {}, {}, {}
+        self.files, self.removed = {}, {}
+
+    def _listed(self) -> list[str]:
+        return [name for name, _ in self.storage.list(FOLDER)]
+
+    def _checkpoint(self) -> list[str]:
+        """Files of the newest whole checkpoint."""
+        found: dict[tuple[str, str], list[str]] = {}
+        for match in filter(None, map(_CHECKPOINT.fullmatch, self._listed())):
+            found.setdefault((match[1], match[3] or ""), []).append(match[0])
+        whole = [key for key, names in found.items() if len(names) == int(key[1] or 1)]
+        return sorted(found[max(whole)]) if whole else []
+
+    def _load(self) -> None:
+        names = self._checkpoint()
+        # As one: a file with a vector stands beside its tombstones with older ones, which may be in another part.
+        self._replay(chain.from_iterable(map(self._actions_of, names)))
+        if names and (match := _CHECKPOINT.fullmatch(names[0])):
+            self.version = self.checkpointed = int(match[1])
+        self._follow()
+        beyond = [int(m[1]) for m in filter(None, map(_COMMIT.fullmatch, self._listed())) if int(m[1]) > self.version]
+        if beyond:  # unless somebody has committed right now
+            self._follow()
+            if min(beyond) > self.version:
+                raise TerminalError(
+                    f"the log of the {self.name} lacks version {self.version + 1}",
+                    "Restore the file, or start with a fresh sink.path",
+                )
+
+    def _follow(self) -> None:
+        while (data := self.storage.read(self._commit_name(self.version + 1))) is not None:
+            self._replay([json.loads(line) for line in data.splitlines() if line.strip()])
+            self.version += 1
+        self._read_at = time.time()
+
+    def _actions_of(self, name: str) -> Iterator[dict[str, Any]]:
+        """What a file of a checkpoint says. Not the tombstones as Python objects: they may be many."""
+        kinds = ("protocol", "metaData", "txn", "add")
+        with parquet(self.storage, name) as file:
+            known = set(file.schema_arrow.names)
+            for number in range(file.num_row_groups):
+                rows = file.read_row_group(number, columns=_wanted(file.schema_arrow))
+                for kind in (k for k in kinds if k in known):
+                    for value in rows[kind].filter(pc.is_valid(rows[kind])).to_pylist():
+                        yield {kind: _plain(value)}
+                if "remove" in known:
+                    gone = rows["remove"].filter(pc.is_valid(rows["remove"])).combine_chunks()
+                    yield from self._tombstones(gone)
+
+    def _tombstones(self, gone: pa.StructArray) -> Iterator[dict[str, Any]]:
+        since = _now() - _REMEMBER * 1000
+        names = {f.name for f in gone.type}
+        if "deletionTimestamp" in names:
+            recent = pc.greater(pc.fill_null(pc.struct_field(gone, "deletionTimestamp"), 0), since)
+            for value in gone.filter(recent).to_pylist():
+                yield {"remove": _plain(value)}
+
+    def _replay(self, actions: Iterable[Mapping[str, Any]]) -> None:
+        adds, before = [], dict[str, LiveFile]()
+        for action in actions:
+            if remove := action.get("remove"):
+                if (old := self._remove(remove)) is not None:
+                    before[old.path] = old
+            elif add := action.get("add"):
+                adds.append(LiveFile(add))
+            elif txn := action.get("txn"):
+                self.markers[txn["appId"]] = int(txn["version"])
+            elif metadata := action.get("metaData"):
+                self.metadata = metadata
+            elif protocol := action.get("protocol"):
+                self.protocol = protocol
+        for file in adds:  # last: a file whose dead rows change is removed and added in one commit
+            old = before.pop(file.path, None) or self.files.get(file.path)
+            if old is not None and file.dead < old.dead:
+                self.revived.add(file.path)
+            self.files[file.path] = file
+            self.removed.pop(file.path, None)
+            if file.vector and file.vector.file:
+                self.removed.pop(file.vector.file, None)
+        self.revived |= before.keys()  # gone, but may be added again
+
+    def _remove(self, remove: Mapping[str, Any]) -> LiveFile | None:
+        path, at = unquote(str(remove["path"])), int(remove.get("deletionTimestamp") or 0)
+        self.removed[path] = at
+        if found := remove.get("deletionVector"):
+            place = Vector.from_json(found).file
+            if place is not None:
+                self.removed[place] = at
+        self._dead.pop(path, None)
+        return self.files.pop(path, None)
+
+
+def _wanted(schema: pa.Schema) -> list[str]:
+    """Columns of a checkpoint: not the statistics a second time, in columns of their own."""
+    found = []
+    for column in schema:
+        if column.name in ("protocol", "metaData", "txn", "remove"):
+            found.append(column.name)
+        elif column.name == "add":
+            found += [f"add.{f.name}" for f in column.type if f.name not in ("stats_parsed", "partitionValues_parsed")]
+    return found
+
+
+#: What is a map in the log.
+_MAPS = {"partitionValues", "tags", "configuration", "options"}
+
+
+def _plain(value: Any) -> Any:
+    """A value of a checkpoint as it would stand in a commit: there maps are lists of pairs, and what is missing is
+    there as ``None``.
+    """
+    if isinstance(value, dict):
+        return {k: dict(v) if k in _MAPS else _plain(v) for k, v in value.items() if v is not None}
+    return value

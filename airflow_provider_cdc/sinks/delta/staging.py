@@ -1,0 +1,79 @@
+"""Changes of batches, written by tasks where they stay: in files that become part of the table.
+
+A row is written once. What a later change of the same batch has outdated, and what deletes, is dead in the file when it
+becomes part of the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import pyarrow as pa
+
+from airflow_provider_cdc.core.schema import META_COLUMNS, TableSchema
+from airflow_provider_cdc.sinks.delta.edit import CHANGES
+from airflow_provider_cdc.sinks.delta.log import Log
+from airflow_provider_cdc.sinks.delta.merge import placed
+from airflow_provider_cdc.sinks.files import ChangeFile, described, read_file
+from airflow_provider_cdc.sinks.staging import FileStaging
+from airflow_provider_cdc.sinks.storage import Storage
+
+
+class DeltaStaging:
+    """Staging of one pipeline.
+
+    :param folder: the storage of a table.
+    :param aside: for tables without a key, of whose changes only a sum is applied.
+    """
+
+    def __init__(self, folder: Callable[[TableSchema], Storage], aside: FileStaging) -> None:
+        self._folder, self._aside = folder, aside
+
+    def writer(self, table: TableSchema, name: str) -> ChangeFile:
+        """Begin to write; see :class:`~airflow_provider_cdc.sinks.protocol.Staging`."""
+        if not table.key:
+            return self._aside.writer(table, name)
+        return ChangeFile(self._folder(table), _file(name), table.sink_schema)
+
+    def read(self, table: TableSchema, names: Sequence[str]) -> pa.Table:
+        """The changes of some pieces, in this order."""
+        if not table.key:
+            return self._aside.read(table, names)
+        storage = self._folder(table)
+        return pa.concat_tables([read_file(storage, _file(name), table.sink_schema) for name in names])
+
+    def changes(self, table: TableSchema, names: Sequence[str]) -> pa.Table:
+        """The same without the values, and with the place of each."""
+        if not table.key:
+            return self._aside.changes(table, names)
+        columns = [c for c in table.sink_schema.names if c in table.key or c in META_COLUMNS]
+        storage = self._folder(table)
+        found = [described(storage, _file(n), table.sink_schema, columns, table.integer_key) for n in names]
+        return placed(pa.concat_tables([rows for _, rows in found]), [file for file, _ in found])
+
+    def applied(self, table: TableSchema, names: Iterable[str]) -> None:
+        """They are part of the table, and if not, the commit has removed them."""
+        if not table.key:
+            self._aside.applied(table, names)
+
+    def discard(self, table: TableSchema, names: Iterable[str]) -> None:
+        """Remove what is not to be applied."""
+        if not table.key:
+            self._aside.discard(table, names)
+        else:
+            self._folder(table).delete(*map(_file, names))
+
+    def clear(self, tables: Iterable[TableSchema]) -> None:
+        """Remove everything that is not, and was not until recently, part of a table."""
+        self._aside.clear(())
+        for table in tables:
+            storage = self._folder(table)
+            names = [name for name, _ in storage.list(CHANGES)]
+            if names:
+                log = Log(storage)
+                log.refresh()
+                storage.delete(*(name for name in names if name not in log.files and name not in log.removed))
+
+
+def _file(name: str) -> str:
+    return f"{CHANGES}/{name}.parquet"

@@ -1,0 +1,170 @@
+"""Upkeep beside a stream, and by itself: tables are compacted, nothing of them changes, and a stream never waits."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_cdc.phases.groups import targets
+from airflow_provider_cdc.phases.stream import run_in_process
+from airflow_provider_cdc.phases.upkeep import Upkeep, compact
+from airflow_provider_cdc.phases.verify import verify
+from airflow_provider_cdc.sinks.delta import compaction
+from airflow_provider_cdc.sinks.delta.table import DeltaTarget
+from tests.support.cli import Cli
+from tests.support.delta import as_delta
+from tests.support.servers import MySQLServer
+
+
+@pytest.fixture
+def cli(mysql_server: MySQLServer, database: str, tmp_path: Path) -> Iterator[Cli]:
+    mysql_server.session(
+        database,
+        "CREATE TABLE a (id INT PRIMARY KEY, v INT)",
+        "CREATE TABLE b (v INT, w INT)",
+        "INSERT INTO a VALUES " + ",".join(f"({n}, 0)" for n in range(60)),
+        "INSERT INTO b VALUES (1, 1), (1, 1), (2, 2)",
+    )
+    found = Cli(tmp_path, mysql_server, rf"{database}\..*", name=database, snapshot={"chunk_rows": 10})
+    found.snapshot()
+    yield found
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compaction, "SMALLS", 3)
+
+
+def change(cli: Cli, server: MySQLServer, database: str, times: int) -> None:
+    """So many batches, each with files of its own."""
+    for n in range(times):
+        server.session(
+            database,
+            f"UPDATE a SET v = v + 1 WHERE id < 60 AND id % 7 = {n % 7}",
+            f"INSERT INTO a VALUES ({1000 + n}, 0)",
+            f"DELETE FROM a WHERE id = {n}",
+            f"INSERT INTO b VALUES ({n}, 3), ({n}, 3)",
+            f"DELETE FROM b WHERE v = {n} LIMIT 1",
+        )
+        cli.catch_up()
+
+
+def tables(cli: Cli) -> list[DeltaTarget]:
+    return [as_delta(table) for table in targets(cli.context, cli.context.need_plan())]
+
+
+def equal(cli: Cli) -> bool:
+    return all(found.equal for found in verify(cli.context))
+
+
+def test_a_stream_compacts_beside_its_work(
+    soon: None, cli: Cli, mysql_server: MySQLServer, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches go on while it works: in one epoch, with writers."""
+    monkeypatch.setattr("airflow_provider_cdc.phases.upkeep._LOOK_SECONDS", 0.05)
+    stood: list[int] = []
+    done = DeltaTarget.compacted
+
+    def compacted(table: DeltaTarget, work: Sequence[Any]) -> bool:
+        found = done(table, work)
+        stood.append(len(work) if found else 0)
+        return found
+
+    monkeypatch.setattr(DeltaTarget, "compacted", compacted)
+    with cli.epoch() as epoch:
+        epoch.target = None
+        running = threading.Thread(target=run_in_process, args=[epoch])
+        running.start()
+        for n in range(60):
+            mysql_server.session(
+                database,
+                f"UPDATE a SET v = v + 1 WHERE id % 7 = {n % 7}",
+                f"REPLACE INTO a VALUES ({n}, {n}), ({1000 + n}, 0)",
+                f"INSERT INTO b VALUES ({n}, 3), ({n}, 3)",
+                "DELETE FROM b WHERE w = 3 LIMIT 1",
+            )
+            time.sleep(0.05)
+        until = time.monotonic() + 60
+        while sum(stood) < 3 and time.monotonic() < until:
+            time.sleep(0.1)
+        epoch.stop.set()
+        running.join(60)
+    assert not running.is_alive() and sum(stood) >= 3
+    cli.catch_up()
+    assert equal(cli)
+    assert all(len(table.load().files) < 40 for table in tables(cli))
+
+
+def test_not_if_the_pipeline_says_so(soon: None, cli: Cli, mysql_server: MySQLServer, database: str) -> None:
+    cli.value["sink"]["compaction"] = False
+    cli.write()
+    with cli.epoch() as epoch:
+        mysql_server.execute(f"INSERT INTO `{database}`.a VALUES (999, 0)")
+        run_in_process(epoch)
+        assert epoch.upkeep.run is None
+    change(cli, mysql_server, database, 4)
+    assert all(len(table.load().files) > 3 for table in tables(cli))
+
+
+def test_what_fails_is_told_and_the_stream_goes_on(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr("airflow_provider_cdc.phases.upkeep._LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(DeltaTarget, "compactions", lambda _: 1 / 0)
+    upkeep = Upkeep(tables(cli), lambda work: [], told.append)
+    with upkeep:
+        for _ in range(2):
+            upkeep.changed(0)
+            until = time.monotonic() + 30
+            while not told and time.monotonic() < until:
+                time.sleep(0.01)
+            [line] = told
+            assert line.startswith("upkeep of the Delta table ") and line.endswith(
+                "ZeroDivisionError: division by zero"
+            )
+            told.clear()
+
+
+def test_others_who_are_always_faster(soon: None, cli: Cli, mysql_server: MySQLServer, database: str) -> None:
+    """It gives up for now, and does not go on in a circle."""
+    change(cli, mysql_server, database, 4)
+    table = tables(cli)[0]
+    assert table.compactions()
+    assert compact(table, lambda work: [[] for _ in work], over=lambda: True) == 0
+
+    def late(work: Sequence[Any]) -> Any:
+        other = tables(cli)[0]
+        assert other.compacted([(c, c.run()) for c in other.compactions()])
+        return [c.run() for c in work]
+
+    assert compact(table, late) == 0
+    assert not table.compactions()
+
+
+@pytest.mark.spark
+def test_maintain(cli: Cli, mysql_server: MySQLServer, database: str) -> None:
+    """The command, whose compactions are Spark tasks; a table with nothing to do needs no Spark."""
+    cli.value["sink"]["compaction"] = False
+    cli.write()
+    assert json.loads(cli.call("maintain", "--json").out) == {
+        "tables": [{"table": f"{database}.a", "compactions": 0}, {"table": f"{database}.b", "compactions": 0}]
+    }
+    change(cli, mysql_server, database, compaction.SMALLS)
+    before = [len(table.load().files) for table in tables(cli)]
+    assert min(before) >= compaction.SMALLS
+    found = cli.run("maintain")
+    assert found.code == 0, found.err
+    assert f"{database}.a: 1 compaction\n" in found.err and f"{database}.b: 1 compaction\n" in found.err
+    assert [len(table.load().files) for table in tables(cli)] == [1, 1]
+    assert equal(cli)
+
+
+def test_maintain_without_a_plan(mysql_server: MySQLServer, database: str, tmp_path: Path) -> None:
+    cli = Cli(tmp_path / "other", mysql_server, f"{database}.a", name=f"{database}x")
+    found = cli.call("maintain")
+    assert found.code == 2 and "has no snapshot in" in found.problem

@@ -1,0 +1,273 @@
+"""Compaction: no row changes, whatever happens between reading and committing, and files stay few."""
+
+from __future__ import annotations
+
+import random
+from itertools import chain
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+from pyroaring import BitMap
+
+from airflow_provider_cdc.sinks.delta import compaction as module
+from airflow_provider_cdc.sinks.delta.compaction import chosen
+from airflow_provider_cdc.sinks.delta.log import LiveFile
+from airflow_provider_cdc.sinks.delta.table import DeltaTarget, Options
+from airflow_provider_cdc.sinks.delta.vectors import Vector
+from airflow_provider_cdc.sinks.protocol import Emptied
+from airflow_provider_cdc.sinks.storage import LocalStorage
+from tests.sinks.delta.test_table import FENCE, SCHEMA, add, files, folder_of, held, made, opened, rows, upsert
+
+MB = 1 << 20
+
+
+def compact(target: DeltaTarget) -> int:
+    """One round; how many compactions stand."""
+    work = target.compactions()
+    return len(work) if work and target.compacted([(c, c.run()) for c in work]) else 0
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two small files are too many, and one dead row in ten."""
+    monkeypatch.setattr(module, "SMALLS", 2)
+    monkeypatch.setattr(module, "DEAD", 0.1)
+
+
+# ---------------------------------------------------------------- what is compacted
+
+
+def file(name: str, size: int, dead: int = 0, count: int = 100) -> LiveFile:
+    vector = Vector("u", "place", 1, dead, 1).to_json() if dead else None
+    stats = f'{{"numRecords": {count}}}'
+    return LiveFile({"path": name, "size": size, "stats": stats, **({"deletionVector": vector} if vector else {})})
+
+
+def groups(listed: list[LiveFile], *, vectors: bool = True) -> list[list[str]]:
+    found = chosen(listed, lambda f: f.stats["numRecords"], vectors=vectors)
+    return [[f.path for f in group] for group in found]
+
+
+def test_small_files_are_put_together() -> None:
+    small = [file(f"s{n}", MB) for n in range(32)]
+    assert groups([*small[:31], file("large", 100 * MB)]) == []
+    assert groups([*small, file("large", 100 * MB)]) == [[f.path for f in small]]
+
+
+def test_none_becomes_too_large() -> None:
+    found = groups([file(f"s{n}", 3 * MB) for n in range(50)])
+    assert [len(group) for group in found] == [21, 21, 8]
+    large = [file(f"l{n}", 1000 * MB) for n in range(40)]  # files grow with the table
+    assert [len(group) for group in groups([*large, *(file(f"s{n}", 3 * MB) for n in range(60))])] == [52, 8]
+
+
+def test_files_of_a_middle_size_are_put_together_later() -> None:
+    middle = [file(f"m{n}", 5 * MB) for n in range(16)]
+    assert groups(middle[:15]) == []
+    assert [len(group) for group in groups(middle)] == [12, 4]
+
+
+def test_files_with_dead_rows_are_written_anew() -> None:
+    assert groups([file("a", 50 * MB, 20), file("b", 50 * MB, 21)]) == [["b"]]
+
+
+def test_a_small_file_with_dead_rows_waits_for_others() -> None:
+    assert groups([file("a", MB, 99)]) == []
+
+
+def test_files_are_never_too_many() -> None:
+    """Some readers hang above 510 files with vectors."""
+    listed = [file(f"l{n}", (20 + n) * MB, 1) for n in range(401)]
+    assert groups(listed[:400]) == []
+    found = groups(listed)
+    assert sum(map(len, found)) >= 199 and found[0][0] == "l0" and len(found) < 60
+    found = groups([file(f"l{n}", 900 * MB, 1) for n in range(401)])
+    assert sum(map(len, found)) == 200 and len(found) == 50
+
+
+def test_to_end_the_use_of_vectors() -> None:
+    listed = [file("small", MB, 1), file("large", 50 * MB, 1), file("other", 50 * MB)]
+    assert groups(listed) == []
+    assert sorted(chain.from_iterable(groups(listed, vectors=False))) == ["large", "small"]
+
+
+def test_each_file_is_in_one_compaction() -> None:
+    chance = random.Random(1)
+    for _ in range(200):
+        count = chance.choice([3, 40, 500])
+        listed = [file(f"f{n}", chance.choice([1, 5, 20, 80]) * MB, chance.choice([0, 5, 50])) for n in range(count)]
+        for vectors in (True, False):
+            found = [*chain.from_iterable(groups(listed, vectors=vectors))]
+            assert len(found) == len(set(found))
+
+
+def test_a_table_that_is_compacted_needs_no_more(soon: None, tmp_path: Path) -> None:
+    target = made(tmp_path)
+    for n in range(5):
+        upsert(target, (n, "a", n + 1, "c"))
+    assert compact(target) == 1
+    assert files(target) == 1 and not target.compactions()
+    upsert(target, (0, "b", 9, "u"))
+    assert compact(target) == 1, "the one has a dead row, and is small"
+    assert not target.compactions() and held(target)[0] == ("b", 9)
+
+
+# ---------------------------------------------------------------- what happens meanwhile
+
+
+def test_rows_that_die_meanwhile_are_dead_in_the_new_file(soon: None, tmp_path: Path) -> None:
+    target, other = made(tmp_path), opened(tmp_path)
+    for n in range(6):
+        upsert(target, *((10 * n + i, "a", n + 1, "c") for i in range(10)))
+    upsert(target, (3, "", 8, "d"), (42, "b", 8, "u"))  # dead before: they are not copied
+    [work] = other.compactions()
+    written = work.run()
+    upsert(target, (7, "", 9, "d"), (45, "c", 9, "u"), (12, "d", 9, "u"))
+    expected = held(target)
+    assert other.compacted([(work, written)])
+    assert held(target) == held(opened(tmp_path)) == expected
+    [new] = [f for f in other.load().files.values() if f.path == written[0].path]
+    assert new.dead == 3
+    upsert(target, (7, "e", 10, "c"), (45, "", 10, "d"))
+    assert held(target) == held(opened(tmp_path)) == {**{k: v for k, v in expected.items() if k != 45}, 7: ("e", 10)}
+
+
+def test_a_file_that_is_gone_makes_it_void(soon: None, tmp_path: Path) -> None:
+    target, other = made(tmp_path), opened(tmp_path)
+    for n in range(3):
+        upsert(target, (n, "a", n + 1, "c"))
+    [work] = other.compactions()
+    written = work.run()
+    target.commit(lambda _: Emptied(3), {}, FENCE)
+    assert not other.compacted([(work, written)])
+    assert held(opened(tmp_path)) == {2: ("a", 3)}
+    assert not (folder_of(target) / written[0].path).exists(), "nobody would delete it for two days"
+
+
+def test_of_two_the_first_counts(soon: None, tmp_path: Path) -> None:
+    target = made(tmp_path)
+    for n in range(3):
+        upsert(target, (n, "a", n + 1, "c"))
+    one, other = opened(tmp_path), opened(tmp_path)
+    first, second = one.compactions(), other.compactions()
+    done = [(c, c.run()) for c in second]
+    assert one.compacted([(c, c.run()) for c in first])
+    assert not other.compacted(done)
+    assert held(opened(tmp_path)) == {n: ("a", n + 1) for n in range(3)}
+
+
+def test_rows_that_came_back_make_it_void(soon: None, tmp_path: Path) -> None:
+    """Somebody has restored an older version: what was dead when it was read is not in the new file."""
+    target, other = made(tmp_path), opened(tmp_path)
+    for n in range(3):
+        upsert(target, (10 * n, "a", n + 1, "c"), (10 * n + 1, "a", n + 1, "c"))
+    version = target.load().version
+    upsert(target, (0, "", 9, "d"))
+    [work] = other.compactions()
+    written = work.run()
+    DeltaTable(folder_of(target)).restore(version)
+    assert not other.compacted([(work, written)])
+    assert held(opened(tmp_path))[0] == ("a", 1)
+
+
+def test_all_rows_die_meanwhile(soon: None, tmp_path: Path) -> None:
+    target, other = made(tmp_path), opened(tmp_path)
+    add(target, "a", rows((1, "a", 1, "r")))
+    add(target, "b", rows((2, "a", 1, "r")))
+    upsert(target, (3, "a", 2, "c"), (4, "a", 2, "c"))
+    [work] = other.compactions()
+    written = work.run()
+    upsert(target, *((key, "", 9, "d") for key in (1, 2, 3, 4)))
+    assert not other.compacted([(work, written)]), "the files went with their last rows"
+    assert held(opened(tmp_path)) == {}
+
+
+def test_a_row_that_dies_twice(soon: None, tmp_path: Path) -> None:
+    """The index still knows the old place when the row is in the new file."""
+    target, other = made(tmp_path), opened(tmp_path)
+    upsert(target, (1, "a", 1, "c"), (2, "a", 1, "c"))
+    upsert(target, (3, "a", 2, "c"))
+    for seq in range(3, 30):
+        work = other.compactions()
+        done = [(c, c.run()) for c in work]
+        upsert(target, (seq % 3 + 1, "b", seq, "u"))
+        other.compacted(done)
+        assert held(target)[seq % 3 + 1] == ("b", seq)
+    assert held(opened(tmp_path)) == {1: ("b", 27), 2: ("b", 28), 3: ("b", 29)}
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_at_any_moment(soon: None, tmp_path: Path, seed: int) -> None:
+    """Compactions are planned, run and committed whenever chance wants it."""
+    chance = random.Random(seed)
+    target, upkeep = made(tmp_path), opened(tmp_path)
+    expected: dict[int, tuple[str, int]] = {}
+    waiting = []
+    for seq in range(1, 60):
+        listed = []
+        for key in chance.sample(range(30), chance.randrange(1, 6)):
+            dies = chance.random() < 0.3
+            listed.append((key, f"v{seq}", seq, "d" if dies else "u"))
+            expected[key] = (f"v{seq}", seq)
+            if dies:
+                del expected[key]
+        upsert(target, *listed)
+        if chance.random() < 0.4:
+            waiting += [(c, c.run()) for c in upkeep.compactions()]
+        if waiting and chance.random() < 0.5:
+            done = chance.sample(waiting, chance.randrange(1, len(waiting) + 1))
+            waiting = [w for w in waiting if w not in done]
+            for work in done:
+                upkeep.compacted([work])
+        if chance.random() < 0.1:
+            target = opened(tmp_path)
+        assert held(target) == expected
+    assert held(opened(tmp_path)) == expected
+
+
+# ---------------------------------------------------------------- the other way to merge
+
+
+def test_from_vectors_to_copies_and_back(soon: None, tmp_path: Path) -> None:
+    target = made(tmp_path)
+    for n in range(4):
+        upsert(target, (n, "a", n + 1, "c"), (0, "b", n + 1, "u"))
+    assert any(f.vector for f in target.load().files.values())
+    expected = held(target)
+    copies = opened(tmp_path, vectors=False)
+    copies.create("p")
+    while compact(copies):
+        pass
+    copies.tidy()
+    log = copies.load()
+    assert log.protocol == {"minReaderVersion": 1, "minWriterVersion": 2}
+    assert "delta.enableDeletionVectors" not in log.configuration and held(copies) == expected
+    upsert(copies, (0, "c", 9, "u"))
+    assert DeltaTable(folder_of(copies)).to_pyarrow_table().num_rows == 4
+    again = opened(tmp_path)
+    upsert(again, (1, "c", 10, "u"))
+    assert any(f.vector for f in again.load().files.values())
+    assert held(again) == {**expected, 0: ("c", 9), 1: ("c", 10)}
+
+
+def test_rows_without_a_key(soon: None, tmp_path: Path) -> None:
+    target = DeltaTarget(LocalStorage(tmp_path / "t"), SCHEMA, options=Options())
+    target.create("p")
+    for n in range(3):
+        add(target, f"f{n}", rows((1, "a", n + 1, "r"), (1, "a", n + 1, "r")))
+    assert compact(target) == 1 and files(target) == 1
+    assert target.to_arrow().num_rows == 6
+
+
+def test_what_is_read_is_what_was_planned(soon: None, tmp_path: Path) -> None:
+    """A task may run long after the plan, and twice."""
+    target = made(tmp_path)
+    for n in range(3):
+        upsert(target, (n, "a", n + 1, "c"), (n + 10, "a", n + 1, "c"))
+    upsert(target, (10, "", 5, "d"))
+    [work] = target.compactions()
+    upsert(target, (11, "", 6, "d"))
+    [first], [second] = work.run(), work.run()
+    assert first.rows == second.rows == 5
+    assert [len(BitMap.deserialize(dead)) for _, dead in work.sources].count(1) == 1

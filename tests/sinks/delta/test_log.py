@@ -1,0 +1,251 @@
+"""The log of a table: what is read from it, and that a version is written once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+from pyroaring import BitMap
+
+from airflow_provider_cdc.exceptions import TerminalError, TransientError
+from airflow_provider_cdc.sinks.delta import log as module
+from airflow_provider_cdc.sinks.delta.log import LiveFile, Log, added
+from airflow_provider_cdc.sinks.delta.vectors import write_vectors
+from airflow_provider_cdc.sinks.files import DataFile
+from airflow_provider_cdc.sinks.storage import LocalStorage, Storage
+from tests.sinks.delta.test_table import add, folder_of, made, opened, rows, upsert
+
+
+def state(log: Log) -> dict[str, Any]:
+    """What a version holds; maps of a checkpoint may lack what has no value."""
+    files = {path: (file.size, file.stats, file.vector, file.bounds("id")) for path, file in log.files.items()}
+    dead = {path: log.dead(file) for path, file in log.files.items()}
+    return {"version": log.version, "files": files, "dead": dead, "markers": log.markers, "removed": log.removed} | {
+        "protocol": {k: sorted(v) if isinstance(v, list) else v for k, v in log.protocol.items()},
+        "metadata": {k: v for k, v in log.metadata.items() if v},
+    }
+
+
+def fresh(storage: Storage) -> Log:
+    log = Log(storage)
+    log.refresh()
+    return log
+
+
+def changed(folder: Path, commits: int = 12) -> Log:
+    """A table with vectors, and with files and vectors that are removed."""
+    target = made(folder)
+    add(target, "a b%c=d", rows(*((n, "x", 1, "r") for n in range(20))), {"m": 7})
+    for n in range(commits):
+        upsert(target, (n % 10, "y", n + 2, "u"), (100 + n, "z", n + 2, "c"))
+    return target.load()
+
+
+# ---------------------------------------------------------------- reading
+
+
+def in_one(folder: Path) -> None:
+    DeltaTable(folder).create_checkpoint()
+
+
+def in_parts(folder: Path) -> None:
+    """As Spark writes those of large tables."""
+    in_one(folder)
+    [path] = folder.glob("_delta_log/*.checkpoint.parquet")
+    whole = pq.read_table(path)
+    gone = pc.is_valid(whole["remove"])  # of files that are live with another vector, in other parts than these
+    whole = pa.concat_tables([whole.filter(pc.invert(gone)), whole.filter(gone)])
+    for n in range(3):
+        part = whole.slice(n * len(whole) // 3, (n + 1) * len(whole) // 3 - n * len(whole) // 3)
+        pq.write_table(part, path.with_name(path.name.replace(".parquet", f".{n + 1:010}.{3:010}.parquet")))
+    path.unlink()
+    (folder / "_delta_log" / "_last_checkpoint").unlink()
+
+
+@pytest.mark.parametrize("form", [in_one, in_parts])
+def test_from_a_checkpoint(tmp_path: Path, form: Callable[[Path], None]) -> None:
+    log = changed(tmp_path)
+    form(folder_of(opened(tmp_path)))
+    read = fresh(log.storage)
+    assert read.checkpointed == log.version and state(read) == state(log)
+    for name in [n for n, _ in log.storage.list("_delta_log") if n.endswith(".json")]:
+        log.storage.delete(name)  # as a cleaner does
+    assert state(fresh(log.storage)) == state(log)
+    target = opened(tmp_path)
+    upsert(target, (1, "later", 99, "u"))
+    assert state(fresh(log.storage)) == state(target.load()) and target.load().version == log.version + 1
+
+
+def test_a_checkpoint_that_lacks_a_part_is_none(tmp_path: Path) -> None:
+    log = changed(tmp_path)
+    in_parts(folder_of(opened(tmp_path)))
+    next(iter(folder_of(opened(tmp_path)).glob("_delta_log/*.0000000002.0000000003.parquet"))).unlink()
+    read = fresh(log.storage)
+    assert read.checkpointed is None and state(read) == state(log)
+
+
+def test_what_was_committed_since(tmp_path: Path) -> None:
+    log = changed(tmp_path)
+    older = fresh(log.storage)
+    upsert(opened(tmp_path), (1, "later", 99, "u"))
+    assert older.version == log.version
+    older.refresh()
+    assert state(older) == state(fresh(log.storage)) and older.version == log.version + 1
+
+
+def test_a_version_that_is_missing(tmp_path: Path) -> None:
+    log = changed(tmp_path)
+    log.storage.delete(f"_delta_log/{5:020d}.json")
+    with pytest.raises(TerminalError, match="lacks version 5"):
+        Log(log.storage).refresh()
+
+
+def test_a_log_that_was_cleaned_up_behind_an_old_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever holds an old version would commit into a gap, and others would not see it."""
+    old = changed(tmp_path)
+    target = opened(tmp_path)
+    for n in range(3):
+        upsert(target, (n, "later", 99 + n, "u"))
+    in_one(folder_of(target))
+    for version in range(old.version + 3):
+        old.storage.delete(f"_delta_log/{version:020d}.json")
+    monkeypatch.setattr(module, "NEWEST", -1)
+    known = {*old.files}
+    old.refresh()
+    assert state(old) == state(target.load()) and old.revived >= known
+
+
+# ---------------------------------------------------------------- writing
+
+
+class Losing(LocalStorage):
+    """Loses answers."""
+
+    answer: Any = None
+
+    def write_once(self, name: str, data: bytes) -> bool:
+        found = super().write_once(name, data)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return found if self.answer is None else bool(self.answer)
+
+
+@pytest.mark.parametrize("answer", [OSError("reset"), False])
+def test_a_commit_whose_answer_is_lost(tmp_path: Path, answer: Any) -> None:
+    """It stands. That it does is seen by its own number in it, also after a client has sent it again."""
+    before = changed(tmp_path)
+    storage = Losing(before.storage.location())
+    log = fresh(storage)
+    storage.answer = answer
+    assert log.commit([{"txn": {"appId": "m", "version": 8}}], "MERGE")
+    assert log.version == before.version + 1 and log.markers["m"] == 8
+    assert fresh(before.storage).markers["m"] == 8
+
+
+def test_a_commit_of_somebody_else(tmp_path: Path) -> None:
+    log, other = changed(tmp_path), opened(tmp_path).load()
+    assert other.commit([{"txn": {"appId": "m", "version": 8}}], "MERGE")
+    storage = Losing(log.storage.location())
+    log.storage = storage
+    assert not log.commit([{"txn": {"appId": "m", "version": 9}}], "MERGE")
+    storage.answer = OSError("reset")
+    with pytest.raises(TransientError, match="could not be committed: reset"):
+        log.commit([{"txn": {"appId": "m", "version": 9}}], "MERGE")
+    assert log.version + 1 == other.version and fresh(log.storage).markers["m"] == 8
+
+
+# ---------------------------------------------------------------- files
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "exact"),
+    [
+        ("snapshot/1/2/3/slice-00001.parquet", 1 << 60, True),
+        ("changes/epoch-1/a.parquet", 1 << 60, True),
+        ("part-" + 32 * "a" + ".parquet", 1 << 60, True),
+        ("part-00000-1234.snappy.parquet", 1 << 60, False),  # some writers keep them as floats
+        ("part-00000-1234.snappy.parquet", 1 << 52, True),
+    ],
+)
+def test_bounds(path: str, value: int, exact: bool) -> None:
+    stats = {"numRecords": 3, "minValues": {"id": 1}, "maxValues": {"id": value}}
+    file = LiveFile({"path": path, "size": 1, "stats": json.dumps(stats)})
+    assert file.bounds("id") == ((1, value) if exact else None)
+    assert file.bounds("other") is None
+    assert file.apart("id", (value + 1, value + 2)) == exact and not file.apart("id", (value, value + 2))
+    assert file.apart("id", (-5, 0)) == exact and not file.apart("id", None)
+
+
+def revive(log: Log, path: str, dead: BitMap) -> None:
+    """As a RESTORE does: the file with a vector of an older version."""
+    file, vectors = log.files[path], write_vectors(log.storage, {path: dead})
+    new = {k: v for k, v in file.action.items() if k != "deletionVector"}
+    again = file.with_vector(vectors[path], change=True) if dead else {"add": new}
+    assert log.commit([file.removed(change=True), again], "RESTORE")
+
+
+@pytest.mark.parametrize("dead", [BitMap(), BitMap([0])])
+def test_files_with_rows_that_came_back(tmp_path: Path, dead: BitMap) -> None:
+    log = changed(tmp_path)
+    path = next(path for path, file in log.files.items() if file.dead > 1)
+    reader = fresh(log.storage)
+    revive(log, path, dead)
+    reader.refresh()
+    assert reader.revived == {path}
+
+
+def test_files_that_were_gone_and_came_back(tmp_path: Path) -> None:
+    log = changed(tmp_path)
+    reader = fresh(log.storage)
+    file = next(iter(log.files.values()))
+    assert log.commit([file.removed(change=True)], "DELETE") and log.commit([{"add": file.action}], "RESTORE")
+    reader.refresh()
+    assert file.path in reader.files and reader.revived == {file.path}
+
+
+def test_more_dead_rows_are_none_that_came_back(tmp_path: Path) -> None:
+    log = changed(tmp_path)
+    reader = fresh(log.storage)
+    upsert(opened(tmp_path), (15, "later", 99, "u"))
+    reader.refresh()
+    assert reader.revived == set()
+
+
+def test_an_added_file() -> None:
+    file = DataFile("snapshot/a b.parquet", 10, 3, 1, 1 << 60, 5, 6)
+    live = LiveFile(added(file, "id", None)["add"])
+    assert (live.path, live.size, live.dead) == (file.path, 10, 0)
+    assert (live.bounds("id"), live.bounds("_cdc_seq")) == ((1, 1 << 60), (5, 6))
+    assert "tightBounds" not in live.stats
+
+
+def test_statistics_of_a_file_with_dead_rows(tmp_path: Path) -> None:
+    """They are those of all its rows, and say so."""
+    vectors = write_vectors(LocalStorage(tmp_path), {"a": BitMap([1]), "b": BitMap([1, 2])})
+    live = LiveFile(added(DataFile("part-a.parquet", 10, 3, 1, 5, 5, 6), "id", vectors["a"])["add"])
+    again = LiveFile(live.with_vector(vectors["b"], change=True)["add"])
+    plain = LiveFile(added(DataFile("part-a.parquet", 10, 3, 1, 5, 5, 6), "id", None)["add"])
+    first = LiveFile(plain.with_vector(vectors["a"], change=True)["add"])
+    for file, dead in ((live, 1), (again, 2), (first, 1)):
+        assert (file.dead, file.stats["numRecords"], file.bounds("id")) == (dead, 3, (1, 5))
+        assert file.stats["tightBounds"] is False
+
+
+def test_a_file_that_gets_another_vector_stays(tmp_path: Path) -> None:
+    """In whatever order a commit says so."""
+    log = changed(tmp_path)
+    reader, file = fresh(log.storage), next(file for file in log.files.values() if file.dead)
+    total = log.dead(file) | BitMap([19])
+    vectors = write_vectors(log.storage, {file.path: total})
+    actions = [file.with_vector(vectors[file.path], change=True), file.removed(change=True)]
+    assert log.commit(actions, "DELETE")
+    reader.refresh()
+    for read in (log, reader, fresh(log.storage)):
+        assert read.dead(read.files[file.path]) == total and file.path not in read.removed
