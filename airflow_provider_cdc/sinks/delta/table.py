@@ -33,7 +33,7 @@ from airflow_provider_cdc.sinks.protocol import Decide, Fence, Markers
 from airflow_provider_cdc.sinks.storage import Storage
 
 _TRIES = 50
-#: Properties of a new table. Checkpoints keep tombstones for longer than files are kept: else nobody would delete these.
+#: Of a new table. Checkpoints keep tombstones for longer than files are kept: else nobody would delete those.
 _PROPERTIES = {
     "delta.logRetentionDuration": "interval 1 days",
     "delta.deletedFileRetentionDuration": "interval 2 hours",
