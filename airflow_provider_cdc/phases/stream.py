@@ -155,7 +155,7 @@ def begin(context: Context, store: Store, *, catch_up: bool, log: str | None = N
         raise
     # Epochs before this one are fenced: nothing of theirs is needed any more.
     context.local.clear_checkpoints()
-    context.sink.staging().clear(plan.tables)
+    context.sink.staging().clear(plan.tables, number)
     job = StreamJob(
         connect_args=dict(context.connect_args),
         planner=pipeline.replica(slots.STREAM),

@@ -388,14 +388,18 @@ def test_what_a_try_that_failed_has_left(tmp_path: Path) -> None:
 
 
 def test_what_was_not_applied_is_cleared(tmp_path: Path) -> None:
-    """Not what is, or was until recently, part of the table."""
+    """Not what is, or was until recently, part of the table, nor what a later epoch is about to apply."""
     target = made(tmp_path)
     for name, row in (("one", (1, "a", 1, "c")), ("two", (1, "b", 2, "u"))):
-        apply(target, staged(target, name, row))
-    staged(target, "three", (1, "late", 3, "u"))
-    staging(target).clear([TABLE])
-    assert {*target.load().files} == {"changes/two.parquet"}
-    assert {name for name, _ in target.storage.list("changes")} == {"changes/one.parquet", "changes/two.parquet"}
+        apply(target, staged(target, f"epoch-1/{name}", row))
+    staged(target, "epoch-1/three", (1, "late", 3, "u"))
+    later = staged(target, "epoch-10/four", (1, "later", 3, "u"))
+    staging(target).clear([TABLE], 2)
+    assert {*target.load().files} == {"changes/epoch-1/two.parquet"}
+    names = ("epoch-1/one", "epoch-1/two", "epoch-10/four")
+    assert {name for name, _ in target.storage.list("changes")} == {f"changes/{name}.parquet" for name in names}
+    apply(target, later)
+    assert held(opened(tmp_path)) == {1: ("later", 3)}
 
 
 # ---------------------------------------------------------------- vectors or copies
