@@ -26,8 +26,9 @@ from airflow_provider_cdc.sinks.delta.words import Worder, Words
 from airflow_provider_cdc.sinks.files import DataFile, read_file, row_groups, without_rows
 from airflow_provider_cdc.sinks.protocol import Change, Counted, Emptied, Published, Replaced, Upserted
 
-#: Columns that changes have beside their own: number of the file that has them, and the row in it.
-FILE, ROW = "__file", "__row"
+#: Columns that changes have beside their own: number of the file that has them, and the row in it. Names
+#: of a server's columns do not end with a space.
+FILE, ROW = "__file ", "__row "
 _FILES = b"files"
 #: Files whose keys are read at the same time.
 _READERS = 4

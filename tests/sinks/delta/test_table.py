@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,8 +90,8 @@ def staged(target: DeltaTarget, name: str, *listed: tuple[int, str, int, str]) -
     return staging(target).changes(TABLE, [name])
 
 
-def apply(target: DeltaTarget, changes: pa.Table) -> None:
-    target.commit(lambda _: Upserted(last_changes(changes, TABLE.key)), {}, FENCE)
+def apply(target: DeltaTarget, changes: pa.Table, key: Sequence[str] = TABLE.key) -> None:
+    target.commit(lambda _: Upserted(last_changes(changes, key)), {}, FENCE)
 
 
 def held(target: DeltaTarget) -> dict[int, tuple[str, int]]:
@@ -360,6 +360,19 @@ def test_a_row_is_written_once(tmp_path: Path, vectors: bool) -> None:
     assert held(target) == held(opened(tmp_path)) == {3: ("newer", 50), 4: ("z", 15)}
 
 
+@pytest.mark.parametrize("name", ["__row", "__file"])
+def test_a_key_may_have_any_name(tmp_path: Path, name: str) -> None:
+    table = TableSchema("shop", "t", (Column(name, "bigint", "bigint", nullable=False),), (name,))
+    target = DeltaTarget(LocalStorage(tmp_path / "t"), table.sink_schema, [name], name)
+    target.create("p")
+    writer = staging(target).writer(table, "epoch-1/one")
+    row = {name: 5, SEQ: 1, OP: "c", TS: 0}
+    writer.add(pa.RecordBatch.from_pylist([row], schema=table.sink_schema))
+    writer.close()
+    apply(target, staging(target).changes(table, ["epoch-1/one"]), table.key)
+    assert target.to_arrow()[name].to_pylist() == [5]
+
+
 @pytest.mark.parametrize("vectors", [True, False])
 def test_a_file_of_which_nothing_counts(tmp_path: Path, vectors: bool) -> None:
     target = made(tmp_path, vectors=vectors)
@@ -583,6 +596,15 @@ def test_features_that_are_not_understood(tmp_path: Path, feature: str, properti
         opened(tmp_path).load()
     with pytest.raises(TerminalError, match=f"uses {feature}"):
         upsert(target, (1, "a", 1, "c"))
+
+
+def test_a_property_by_which_markers_are_forgotten(tmp_path: Path) -> None:
+    """Whoever writes a checkpoint then leaves out those that are old: of groups, they say that rows are there."""
+    target = made(tmp_path)
+    name = "delta.setTransactionRetentionDuration"
+    assert target.load().commit([{"metaData": {**target.load().metadata, "configuration": {name: "interval 7 days"}}}], "")
+    with pytest.raises(TerminalError, match="uses setTransactionRetentionDuration"):
+        opened(tmp_path).load()
 
 
 def test_a_table_of_another_pipeline(tmp_path: Path) -> None:
