@@ -19,6 +19,7 @@ from pyroaring import BitMap
 from airflow_provider_cdc.core.changes import upserts
 from airflow_provider_cdc.core.multiset import MissingRowsError, first
 from airflow_provider_cdc.core.schema import META_COLUMNS, OP, SEQ
+from airflow_provider_cdc.exceptions import TransientError
 from airflow_provider_cdc.sinks.delta.edit import SLICES, Edit, alive, write_part
 from airflow_provider_cdc.sinks.delta.key_index import Facts, Found, KeyIndex
 from airflow_provider_cdc.sinks.delta.log import LiveFile, Log
@@ -88,7 +89,7 @@ class Merge:
                 edit = self._emptied(seq)
                 return edit if edit.gone or edit.dead else None
             case Published(slices):
-                return Edit(new=_published(slices))
+                return Edit(new=self._published(slices))
             case Replaced():
                 return self._replaced(change)
 
@@ -179,7 +180,7 @@ class Merge:
         """
         generation, group = change.group
         snapshot, home = f"{SLICES}/{generation}/", f"{SLICES}/{generation}/{group}/"
-        edit = Edit(new=_published(change.slices))
+        edit = Edit(new=self._published(change.slices))
         for file in self._log.files.values():
             if file.path.startswith(home):
                 edit.gone.add(file.path)
@@ -190,6 +191,16 @@ class Merge:
                 if rows:
                     edit.dead[file.path] = rows
         return edit
+
+    def _published(self, slices: Sequence[DataFile]) -> list[tuple[DataFile, BitMap]]:
+        """Slices as files of the table. Others may have deleted them while they waited: no version lists them yet."""
+        for file in slices:
+            if self._storage.size(file.path) != file.size:
+                raise TransientError(
+                    f"the file {self._storage.location(file.path)} is not there any more, or not whole",
+                    "Run again: it is read once more. A VACUUM must not run while a snapshot does",
+                )
+        return [(file, BitMap()) for file in slices if file.rows]
 
     # ------------------------------------------------------------ looking up
 
@@ -248,7 +259,3 @@ def living_rows(log: Log, schema: pa.Schema, names: Collection[str] | None = Non
         if names is None or f.path in names
     ]
     return pa.concat_tables([without_rows(schema), *parts])
-
-
-def _published(slices: Sequence[DataFile]) -> list[tuple[DataFile, BitMap]]:
-    return [(file, BitMap()) for file in slices if file.rows]
