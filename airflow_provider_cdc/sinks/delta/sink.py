@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from airflow_provider_cdc.core.patterns import matches
 from airflow_provider_cdc.core.schema import TableSchema
+from airflow_provider_cdc.core.store_access import StoreAccess
 from airflow_provider_cdc.sinks.delta.resume_point import DeltaResumePoint
 from airflow_provider_cdc.sinks.delta.staging import DeltaStaging
 from airflow_provider_cdc.sinks.delta.table import DeltaTarget, Options
@@ -24,12 +25,14 @@ class DeltaSink:
     :param pipeline: name of the pipeline.
     :param copies: patterns ``database.table`` of the tables that are merged by copies.
     :param index_bytes: what the index of a table's keys may take in memory.
+    :param access: what a connection says of the object store that the path names.
     """
 
     path: str
     pipeline: str
     copies: tuple[str, ...] = ()
     index_bytes: int = Options.index_bytes
+    access: StoreAccess | None = None
     supports: ClassVar[frozenset[Feature]] = frozenset(Feature)
 
     def table(self, table: TableSchema) -> DeltaTarget:
@@ -54,4 +57,4 @@ class DeltaSink:
 
     @property
     def _storage(self) -> Storage:
-        return storage_at(self.path)
+        return storage_at(self.path, self.access)
