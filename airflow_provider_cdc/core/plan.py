@@ -8,7 +8,7 @@ types. What compares them is the server alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -149,6 +149,12 @@ class Plan:
     def with_zero_dates(self, policy: str) -> Plan:
         """The plan with the pipeline's ``source.zero_dates``, which is not written down with it."""
         return replace(self, definitions=tuple(d.with_zero_dates(policy) for d in self.definitions))
+
+    def with_whole_rows(self, wanted: Callable[[TableSchema], bool]) -> Plan:
+        """The plan where the old rows of some tables are wanted whole, which is not written down with it, either."""
+        return replace(
+            self, definitions=tuple(d.with_whole_rows() if wanted(d.newest) else d for d in self.definitions)
+        )
 
     def groups(self) -> dict[int, list[Chunk]]:
         """Chunks by group number."""

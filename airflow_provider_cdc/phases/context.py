@@ -213,6 +213,7 @@ class Context:
             newest = store.snapshot(self.pipeline.name)
             plan = self.new_plan(1 if newest is None else newest.generation + 1)
             for table in plan.tables:
+                self.pipeline.sink.deletions.of(table)  # what it cannot be for the table is refused
                 if not table.key:
                     self.need(Feature.KEYLESS, f"table {table.label} has no usable key")
             self._refuse_lost_plan(plan)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from pymysql.connections import Connection
@@ -162,6 +163,10 @@ def _created_since(context: Context, matched: list[tuple[str, str, str]]) -> Ite
 
 def _table(context: Context, connection: Connection[Any], database: str, table: str, engine: str) -> Iterator[Finding]:
     schema: TableSchema = read_schema(connection, database, table, engine, context.pipeline.keeps)
+    context.pipeline.sink.deletions.of(schema)
+    with suppress(OSError):  # a sink that cannot be looked into is a finding of its own
+        if (target := context.sink.table(schema)).exists():
+            target.markers()  # a table that cannot be written any more says why
     # Every column: with a right on some of them the others would not even be listed.
     granted(lambda: rows(connection, f"SELECT * FROM {table_name(schema)} LIMIT 0"), "SELECT", table_name(schema))
     more = sum(1 for c in schema.columns if c.name in schema.left_out and not c.hidden)

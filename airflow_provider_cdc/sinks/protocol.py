@@ -89,9 +89,11 @@ class Emptied:
     """The table was truncated: rows with a lower ``_cdc_seq`` go. Where there are none, the commit may be left out.
 
     :param seq: ``_cdc_seq`` of the TRUNCATE.
+    :param at: its commit time, in microseconds since 1970.
     """
 
     seq: int
+    at: int = 0
 
 
 @dataclass(frozen=True)

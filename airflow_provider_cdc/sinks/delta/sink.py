@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from airflow_provider_cdc.core.deletes import ALL_HARD, SOFT, Deletes
 from airflow_provider_cdc.core.patterns import matches
 from airflow_provider_cdc.core.schema import TableSchema
+from airflow_provider_cdc.sinks.delta.deleted import with_mark
 from airflow_provider_cdc.sinks.delta.resume_point import DeltaResumePoint
 from airflow_provider_cdc.sinks.delta.staging import DeltaStaging
 from airflow_provider_cdc.sinks.delta.table import DeltaTarget, Options
@@ -24,22 +26,26 @@ class DeltaSink:
     :param pipeline: name of the pipeline.
     :param copies: patterns ``database.table`` of the tables that are merged by copies.
     :param index_bytes: what the index of a table's keys may take in memory.
+    :param deletes: what becomes of rows that are deleted in the source.
     """
 
     path: str
     pipeline: str
     copies: tuple[str, ...] = ()
     index_bytes: int = Options.index_bytes
+    deletes: Deletes = ALL_HARD
     supports: ClassVar[frozenset[Feature]] = frozenset(Feature)
 
     def table(self, table: TableSchema) -> DeltaTarget:
         """Delta table of a captured table."""
-        options = Options(not matches(self.copies, table.database, table.name), self.index_bytes)
-        return DeltaTarget(self._folder(table), table.sink_schema, table.key, table.integer_key, options)
+        deletes, vectors = self.deletes.of(table), not matches(self.copies, table.database, table.name)
+        options = Options(vectors, self.index_bytes, deletes)
+        schema = with_mark(table.sink_schema) if deletes == SOFT else table.sink_schema
+        return DeltaTarget(self._folder(table), schema, table.key, table.integer_key, options)
 
     def staging(self) -> DeltaStaging:
         """Beside the rows of the tables, and a folder for what does not become part of them."""
-        return DeltaStaging(self._folder, FileStaging(self._storage, self._layout.staging))
+        return DeltaStaging(self._folder, FileStaging(self._storage, self._layout.staging), self.deletes)
 
     def resume_point(self) -> DeltaResumePoint:
         """The table ``_cdc_progress``."""
