@@ -90,6 +90,7 @@ class Plan:
     :param costs: what planning each table cost; empty in a plan that was made before.
     :param start: what P0 is: ``snapshot``, or the place in the binlog where a stream without a snapshot begins. Such a
         plan has no chunks, as if all tables were empty at P0.
+    :param table_path: ``sink.table_path`` with which it was made, and ``lower_case``: ``sink.lower_case``.
     """
 
     pipeline: str
@@ -101,6 +102,8 @@ class Plan:
     chunks: tuple[Chunk, ...]
     costs: tuple[PlanCost, ...] = field(default=(), compare=False)
     start: Start = field(default=SNAPSHOT, hash=False)
+    table_path: str = "{database}/{table}"
+    lower_case: bool = False
 
     @property
     def p0_seq(self) -> int:
@@ -215,6 +218,8 @@ class Plan:
             "tables": [d.to_json() for d in self.definitions],
             "chunks": [c.to_json() for c in self.chunks],
             "start": self.start,
+            "table_path": self.table_path,
+            "lower_case": self.lower_case,
         }
 
     @classmethod
@@ -229,6 +234,8 @@ class Plan:
             tuple(Definitions.from_json(t) for t in value["tables"]),
             tuple(Chunk.from_json(c) for c in value["chunks"]),
             start=value.get("start", SNAPSHOT),
+            table_path=value.get("table_path", cls.table_path),
+            lower_case=value.get("lower_case", cls.lower_case),
         )
 
 

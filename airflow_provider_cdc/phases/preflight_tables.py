@@ -40,6 +40,7 @@ def check_tables(context: Context, connection: Connection[Any]) -> list[Finding]
                 "Check the patterns (anchored, database.table) and that the user has SELECT on the tables",
             )
         ]
+    found += findings(lambda: _together(context, matched))
     found += findings(lambda: _cascades(connection, matched))
     found += findings(lambda: _out_of_order(connection))
     found += findings(lambda: _created_since(context, matched))
@@ -48,6 +49,12 @@ def check_tables(context: Context, connection: Connection[Any]) -> list[Finding]
     for database, table, engine in matched:
         found += findings(lambda d=database, t=table, e=engine: _table(context, connection, d, t, e))  # type: ignore[misc]
     return found
+
+
+def _together(context: Context, matched: list[tuple[str, str, str]]) -> Iterator[Finding]:
+    """Tables that would be copied to one place."""
+    context.pipeline.sink.table_paths.check((database, table) for database, table, _ in matched)
+    yield from ()
 
 
 def _cascades(connection: Connection[Any], matched: list[tuple[str, str, str]]) -> Iterator[Finding]:

@@ -11,6 +11,7 @@ from airflow_provider_cdc.core.checks import check_choice, check_whole, refused,
 from airflow_provider_cdc.core.deletes import ALL_HARD, DELETES, HARD, IGNORE, SOFT, Deletes
 from airflow_provider_cdc.core.patterns import check_patterns
 from airflow_provider_cdc.sinks.registry import KINDS
+from airflow_provider_cdc.sinks.table_paths import DEFAULT, TablePaths
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*):/")
 _SINK_KINDS = ("delta", "iceberg", "jdbc", "kafka", "changelog")
@@ -21,13 +22,15 @@ _MERGES = ("deletion_vectors", "copy_on_write")
 class Sink:
     """Where rows go.
 
-    :param path: absolute folder; one table a folder: ``<path>/<database>/<table>``.
+    :param path: absolute folder; one table a folder.
     :param kind: ``delta``; one of :data:`airflow_provider_cdc.sinks.registry.KINDS`.
     :param deletes: what becomes of rows that are deleted in the source: ``hard``, they go; ``soft``, they stay and are
         marked; ``ignore``, they stay; or, for some tables, ``{"soft": [patterns], "ignore": [patterns]}``.
     :param merge: how rows that are replaced or deleted go: ``deletion_vectors`` or ``copy_on_write``; or, for some
         tables, ``{"copy_on_write": [patterns]}``.
     :param index_bytes: what the index of a table's keys may take in memory.
+    :param table_path: where the folder of a table is below ``path``, with ``{database}`` and ``{table}`` for its names.
+    :param lower_case: whether names are written in lower case there.
     :param compaction: whether the stream compacts the tables beside its work; else only ``airflow-cdc maintain`` does.
     """
 
@@ -37,6 +40,8 @@ class Sink:
     merge: str | Mapping[str, Sequence[str]] = field(default="deletion_vectors", hash=False)
     index_bytes: int = 268_435_456
     compaction: bool = True
+    table_path: str = DEFAULT.template
+    lower_case: bool = False
 
     def __post_init__(self) -> None:
         check_choice("sink.kind", self.kind, tuple(KINDS), _SINK_KINDS, f"Use {' or '.join(KINDS)}")
@@ -51,6 +56,7 @@ class Sink:
         if not path.startswith("/") or not path.isprintable():
             raise refused("sink.path", path, "the absolute path of a folder, such as /data/lake")
         self._check_modes("deletes", DELETES)
+        TablePaths(self.table_path, self.lower_case)
         self._check_modes("merge", _MERGES)
         check_whole("sink.index_bytes", self.index_bytes, 1 << 20)
         compaction: object = self.compaction
@@ -82,6 +88,11 @@ class Sink:
         return Deletes(self._patterns("deletes", SOFT), self._patterns("deletes", IGNORE))
 
     @property
+    def table_paths(self) -> TablePaths:
+        """``table_path`` and ``lower_case``."""
+        return TablePaths(self.table_path, self.lower_case)
+
+    @property
     def settings(self) -> dict[str, Any]:
         """What the class of the sink takes beside path and pipeline, as far as it is not the default."""
         found: dict[str, Any] = {}
@@ -89,6 +100,8 @@ class Sink:
             found["copies"] = copies
         if self.deletions != ALL_HARD:
             found["deletes"] = self.deletions
+        if self.table_paths != DEFAULT:
+            found["table_path"] = self.table_paths
         if self.index_bytes != type(self).index_bytes:
             found["index_bytes"] = self.index_bytes
         return found

@@ -16,6 +16,7 @@ from airflow_provider_cdc.sinks.layout import Layout
 from airflow_provider_cdc.sinks.protocol import Feature
 from airflow_provider_cdc.sinks.staging import FileStaging
 from airflow_provider_cdc.sinks.storage import Storage, storage_at
+from airflow_provider_cdc.sinks.table_paths import DEFAULT, TablePaths
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class DeltaSink:
     :param copies: patterns ``database.table`` of the tables that are merged by copies.
     :param index_bytes: what the index of a table's keys may take in memory.
     :param deletes: what becomes of rows that are deleted in the source.
+    :param table_path: where tables lie.
     """
 
     path: str
@@ -34,6 +36,7 @@ class DeltaSink:
     copies: tuple[str, ...] = ()
     index_bytes: int = Options.index_bytes
     deletes: Deletes = ALL_HARD
+    table_path: TablePaths = DEFAULT
     supports: ClassVar[frozenset[Feature]] = frozenset(Feature)
 
     def table(self, table: TableSchema) -> DeltaTarget:
@@ -56,7 +59,7 @@ class DeltaSink:
 
     @property
     def _layout(self) -> Layout:
-        return Layout(self.pipeline)
+        return Layout(self.pipeline, self.table_path)
 
     @property
     def _storage(self) -> Storage:
