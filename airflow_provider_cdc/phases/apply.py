@@ -32,6 +32,7 @@ from airflow_provider_cdc.sinks.protocol import (
     Fence,
     Fenced,
     Markers,
+    Measured,
     ResumePoint,
     SinkTable,
     Upserted,
@@ -125,6 +126,12 @@ class Applier:
     def at(self) -> Offset:
         """The resume point."""
         return self._at
+
+    @property
+    def index(self) -> tuple[int, int] | None:
+        """Bytes that the tables take for finding rows, in memory and on disk; ``None`` if they do not tell."""
+        found = [table.index for table in self.tables if isinstance(table, Measured)]
+        return (sum(memory for memory, _ in found), sum(disk for _, disk in found)) if found else None
 
     def hold(self, coverage: Sequence[Coverage]) -> None:
         """Take note of what the snapshot holds, after a chunk group was read again."""

@@ -87,6 +87,7 @@ class Epoch:
                 lag_p50_ms=applied.percentile(50),
                 lag_p95_ms=applied.percentile(95),
                 lag_max_ms=applied.percentile(100),
+                index=self.applier.index,
             )
         self.batches += 1
         if applied.changes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,6 +44,8 @@ def test_a_whole_pipeline(cli: Cli, mysql_server: MySQLServer, database: str) ->
         run_group(context, store, plan, 0, run_in_threads, holder="x", requested_by=asked_by("t"))
         maintain(context, lambda work: [w.run() for w in work])
     cli.catch_up()
+    found = json.loads(cli.call("status", "--json").out)
+    assert [row["table"] for row in found["sink"]] == [f"{database}.Orders"]
     assert all(found.equal for found in verify(cli.context))
     assert sorted(p.name for p in cli.sink.iterdir()) == ["_cdc", "_cdc_progress", "bronze"]
     assert [p.name for p in (cli.sink / "bronze").iterdir()] == [f"{database}__orders"]

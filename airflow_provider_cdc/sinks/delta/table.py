@@ -32,10 +32,12 @@ from airflow_provider_cdc.sinks.delta.merge import Keys, Merge, living_rows
 from airflow_provider_cdc.sinks.delta.upkeep import checkpoint, sweep
 from airflow_provider_cdc.sinks.delta.words import Worder
 from airflow_provider_cdc.sinks.files import DataFile, row_groups, write_file
-from airflow_provider_cdc.sinks.protocol import Decide, Fence, Markers
+from airflow_provider_cdc.sinks.protocol import Decide, Fence, Markers, Size
 from airflow_provider_cdc.sinks.storage import Storage
 
 _TRIES = 50
+#: Counts compactions: for people, nothing depends on it.
+_COMPACTIONS = "airflow-cdc/compactions"
 #: Property of a table whose deleted rows stay: which of the two ways.
 _DELETES = "airflow-cdc.deletes"
 #: Of a new table. Checkpoints keep tombstones for longer than files are kept: else nobody would delete those.
@@ -259,12 +261,32 @@ class DeltaTarget:
             written = committed(log, done, self._keys.stat)
             if written is None:
                 break
-            if log.commit(written.actions, "OPTIMIZE"):
+            count = _marker(_COMPACTIONS, log.markers.get(_COMPACTIONS, 0) + len(done))
+            if log.commit([*written.actions, count], "OPTIMIZE"):
                 return True
             log.storage.delete(*written.files)
             _wait(attempt)
         self.storage.delete(*(file.path for _, files in done for file in files))
         return False
+
+    def size(self) -> Size:
+        """What the newest version takes, as the log says it."""
+        log = self.load()
+        rows = [file.stats.get("numRecords") for file in log.files.values()]
+        dead = sum(file.dead for file in log.files.values())
+        return Size(
+            files=len(rows),
+            bytes=sum(file.size for file in log.files.values()),
+            rows=sum(rows) - dead if all(isinstance(count, int) for count in rows) else None,
+            dead_rows=dead,
+            files_with_vectors=sum(file.vector is not None for file in log.files.values()),
+            compactions=log.markers.get(_COMPACTIONS, 0),
+        )
+
+    @property
+    def index(self) -> tuple[int, int]:
+        """Bytes that the index of keys takes, in memory and on disk."""
+        return self._index.size
 
     # ------------------------------------------------------------ the snapshot
 
