@@ -272,12 +272,12 @@ class DeltaTarget:
     def size(self) -> Size:
         """What the newest version takes, as the log says it."""
         log = self.load()
-        rows = [file.stats.get("numRecords") for file in log.files.values()]
+        rows = [n for file in log.files.values() if isinstance(n := file.stats.get("numRecords"), int)]
         dead = sum(file.dead for file in log.files.values())
         return Size(
-            files=len(rows),
+            files=len(log.files),
             bytes=sum(file.size for file in log.files.values()),
-            rows=sum(rows) - dead if all(isinstance(count, int) for count in rows) else None,
+            rows=sum(rows) - dead if len(rows) == len(log.files) else None,
             dead_rows=dead,
             files_with_vectors=sum(file.vector is not None for file in log.files.values()),
             compactions=log.markers.get(_COMPACTIONS, 0),
