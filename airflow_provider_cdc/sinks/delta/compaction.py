@@ -1,6 +1,7 @@
 """Compaction: small files become larger ones, and dead rows go. It loses to nobody, and nobody waits for it.
 
-What is written is a function of files that never change, so it may be run anywhere, at any time and twice. Only its
+What is written is a function of files that never change, so it may be run anywhere, at any time and twice: each time
+under another name, as a task that was given up may go on behind the commit of what another one has written. Only the
 commit looks at the table as it stands: rows that have died since are dead in the new file, too.
 """
 
@@ -41,14 +42,12 @@ class Compaction:
     :param schema: schema of its rows.
     :param sources: paths, each with its dead rows (serialized).
     :param key: name of the single integer key column.
-    :param path: of the file to be written.
     """
 
     storage: Storage
     schema: pa.Schema
     sources: tuple[tuple[str, bytes], ...]
     key: str | None
-    path: str
 
     def run(self) -> list[DataFile]:
         """Write the living rows of the files as one.
@@ -58,13 +57,14 @@ class Compaction:
         parts = (
             alive(row_groups(self.storage, path, self.schema), BitMap.deserialize(dead)) for path, dead in self.sources
         )
+        path = f"part-{uuid.uuid4().hex}.parquet"
         try:
-            file = write_file(self.storage, self.path, self.schema, chain.from_iterable(parts), self.key)
+            file = write_file(self.storage, path, self.schema, chain.from_iterable(parts), self.key)
         except BaseException:
-            self.storage.delete(self.path)
+            self.storage.delete(path)
             raise
         if not file.rows:
-            self.storage.delete(self.path)
+            self.storage.delete(path)
         return [file] if file.rows else []
 
 
@@ -74,13 +74,7 @@ def plan(log: Log, schema: pa.Schema, key: str | None, *, vectors: bool) -> list
     :param vectors: whether rows may die by deletion vectors; if not, files that have one are written anew.
     """
     return [
-        Compaction(
-            log.storage,
-            schema,
-            tuple((f.path, bytes(log.dead(f).serialize())) for f in files),
-            key,
-            f"part-{uuid.uuid4().hex}.parquet",
-        )
+        Compaction(log.storage, schema, tuple((f.path, bytes(log.dead(f).serialize())) for f in files), key)
         for files in chosen(list(log.files.values()), lambda f: rows_of(log.storage, f), vectors=vectors)
     ]
 
