@@ -26,10 +26,10 @@ from airflow_provider_cdc.sinks.delta.staging import DeltaStaging
 from airflow_provider_cdc.sinks.delta.table import DeltaTarget, Options
 from airflow_provider_cdc.sinks.delta.upkeep import sweep
 from airflow_provider_cdc.sinks.files import row_groups, write_file
-from airflow_provider_cdc.sinks.layout import folder
 from airflow_provider_cdc.sinks.protocol import Emptied, Fence, Markers, Published, Upserted
 from airflow_provider_cdc.sinks.staging import FileStaging
 from airflow_provider_cdc.sinks.storage import LocalStorage, Storage
+from airflow_provider_cdc.sinks.table_paths import folder
 
 SCHEMA = pa.schema(
     [
@@ -602,7 +602,9 @@ def test_a_property_by_which_markers_are_forgotten(tmp_path: Path) -> None:
     """Whoever writes a checkpoint then leaves out those that are old: of groups, they say that rows are there."""
     target = made(tmp_path)
     name = "delta.setTransactionRetentionDuration"
-    assert target.load().commit([{"metaData": {**target.load().metadata, "configuration": {name: "interval 7 days"}}}], "")
+    assert target.load().commit(
+        [{"metaData": {**target.load().metadata, "configuration": {name: "interval 7 days"}}}], ""
+    )
     with pytest.raises(TerminalError, match="uses setTransactionRetentionDuration"):
         opened(tmp_path).load()
 
