@@ -10,6 +10,7 @@ from typing import Any
 from airflow_provider_cdc.core.checks import check_choice, check_whole, refused, unbuilt
 from airflow_provider_cdc.core.deletes import ALL_HARD, DELETES, HARD, IGNORE, SOFT, Deletes
 from airflow_provider_cdc.core.patterns import check_patterns
+from airflow_provider_cdc.sinks.delta.properties import TableProperties
 from airflow_provider_cdc.sinks.registry import KINDS
 from airflow_provider_cdc.sinks.table_paths import DEFAULT, TablePaths
 
@@ -31,6 +32,8 @@ class Sink:
     :param index_bytes: what the index of a table's keys may take in memory.
     :param table_path: where the folder of a table is below ``path``, with ``{database}`` and ``{table}`` for its names.
     :param lower_case: whether names are written in lower case there.
+    :param table_properties: properties of the tables: ``{property: value}``, or ``{property: {value: [patterns]}}`` for
+        some tables.
     :param compaction: whether the stream compacts the tables beside its work; else only ``airflow-cdc maintain`` does.
     """
 
@@ -42,6 +45,7 @@ class Sink:
     compaction: bool = True
     table_path: str = DEFAULT.template
     lower_case: bool = False
+    table_properties: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         check_choice("sink.kind", self.kind, tuple(KINDS), _SINK_KINDS, f"Use {' or '.join(KINDS)}")
@@ -57,6 +61,7 @@ class Sink:
             raise refused("sink.path", path, "the absolute path of a folder, such as /data/lake")
         self._check_modes("deletes", DELETES)
         TablePaths(self.table_path, self.lower_case)
+        TableProperties.parse(self.table_properties)
         self._check_modes("merge", _MERGES)
         check_whole("sink.index_bytes", self.index_bytes, 1 << 20)
         compaction: object = self.compaction
@@ -102,6 +107,8 @@ class Sink:
             found["deletes"] = self.deletions
         if self.table_paths != DEFAULT:
             found["table_path"] = self.table_paths
+        if self.table_properties:
+            found["table_properties"] = TableProperties.parse(self.table_properties)
         if self.index_bytes != type(self).index_bytes:
             found["index_bytes"] = self.index_bytes
         return found
