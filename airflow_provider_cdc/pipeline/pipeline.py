@@ -121,6 +121,10 @@ class Pipeline:
         """Plain values in the order of the contract; :meth:`from_dict` turns them back."""
         value = dataclasses.asdict(self)
         value["source"].update({key: list(patterns) for key, patterns in self.source.patterns.items()})
+        value["sink"]["table_properties"] = {
+            name: {v: list(patterns) for v, patterns in wanted.items()} if isinstance(wanted, Mapping) else wanted
+            for name, wanted in self.sink.table_properties.items()
+        }
         for key in ("deletes", "merge"):
             if isinstance(modes := getattr(self.sink, key), Mapping):
                 value["sink"][key] = {mode: list(patterns) for mode, patterns in modes.items()}

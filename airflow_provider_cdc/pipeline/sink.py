@@ -11,6 +11,7 @@ from airflow_provider_cdc.core.deletes import ALL_HARD, DELETES, HARD, IGNORE, S
 from airflow_provider_cdc.core.patterns import check_patterns
 from airflow_provider_cdc.core.store_address import StoreAddress
 from airflow_provider_cdc.exceptions import NotReadyError
+from airflow_provider_cdc.sinks.delta.properties import TableProperties
 from airflow_provider_cdc.sinks.registry import KINDS
 from airflow_provider_cdc.sinks.table_paths import DEFAULT, TablePaths
 
@@ -32,6 +33,8 @@ class Sink:
     :param index_bytes: what the index of a table's keys may take in memory.
     :param table_path: where the folder of a table is below ``path``, with ``{database}`` and ``{table}`` for its names.
     :param lower_case: whether names are written in lower case there.
+    :param table_properties: properties of the tables: ``{property: value}``, or ``{property: {value: [patterns]}}`` for
+        some tables.
     :param compaction: whether the stream compacts the tables beside its work; else only ``airflow-cdc maintain`` does.
     :param conn_id: Airflow connection of the object store; ``None`` for what the environment of each host says.
     """
@@ -45,6 +48,7 @@ class Sink:
     conn_id: str | None = None
     table_path: str = DEFAULT.template
     lower_case: bool = False
+    table_properties: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         check_choice("sink.kind", self.kind, tuple(KINDS), _SINK_KINDS, f"Use {' or '.join(KINDS)}")
@@ -58,6 +62,7 @@ class Sink:
                 raise NotReadyError("sink.conn_id is set, and sink.path is a folder", "Leave one of them out")
         self._check_modes("deletes", DELETES)
         TablePaths(self.table_path, self.lower_case)
+        TableProperties.parse(self.table_properties)
         self._check_modes("merge", _MERGES)
         check_whole("sink.index_bytes", self.index_bytes, 1 << 20)
         compaction: object = self.compaction
@@ -103,6 +108,8 @@ class Sink:
             found["deletes"] = self.deletions
         if self.table_paths != DEFAULT:
             found["table_path"] = self.table_paths
+        if self.table_properties:
+            found["table_properties"] = TableProperties.parse(self.table_properties)
         if self.index_bytes != type(self).index_bytes:
             found["index_bytes"] = self.index_bytes
         return found

@@ -12,7 +12,7 @@ import random
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -56,11 +56,15 @@ class Options:
     :param index_bytes: what the index of its keys may take in memory.
     :param deletes: what becomes of rows that are deleted in the source; one of
         :data:`~airflow_provider_cdc.core.deletes.DELETES`.
+    :param properties: what the table's configuration has beside what the project decides.
+    :param columns: metadata of columns.
     """
 
     vectors: bool = True
     index_bytes: int = 1 << 28
     deletes: str = HARD
+    properties: Mapping[str, str] = field(default_factory=dict)
+    columns: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 class DeltaTarget:
@@ -107,6 +111,7 @@ class DeltaTarget:
         owner = f"airflow-cdc pipeline {pipeline}"
         if not self.exists():
             properties = {**_PROPERTIES, **({ENABLED: "true"} if self.options.vectors else {}), **(configuration or {})}
+            properties |= self.options.properties
             if self.options.deletes != HARD:
                 properties[_DELETES] = self.options.deletes
             protocol = protocol_for(self.schema, vectors=self.options.vectors)
@@ -331,9 +336,13 @@ class DeltaTarget:
         if self.options.vectors:
             written = by_vectors(log, edit, self._keys.stat)
             if not uses_vectors(log.protocol, log.configuration):  # until now it was merged by copies
-                written.actions = [*switched(log.protocol, log.metadata, vectors=True), *written.actions]
+                written.actions = [*switched(log.protocol, self._configured(), vectors=True), *written.actions]
+            elif self._configured() != log.metadata:
+                written.actions = [{"metaData": self._configured()}, *written.actions]
         else:
             written = by_copies(log, edit, self._keys.stat, self.schema)
+            if self._configured() != log.metadata:
+                written.actions = [{"metaData": self._configured()}, *written.actions]
         ours = [*written.files, *(file.path for file, _ in edit.new if file.path.startswith("part-"))]
         if not log.commit([*written.actions, *(_marker(k, v) for k, v in markers.items())], "MERGE"):
             storage.delete(*ours)
@@ -351,13 +360,22 @@ class DeltaTarget:
                 self._index.add(path, facts)
         self.storage.delete(*written.spare)
 
+    def _configured(self) -> Mapping[str, Any]:
+        """The table's metadata with the properties that it is to have now."""
+        found = self._log.metadata
+        configuration = {**self._log.configuration, **self.options.properties}
+        return found if configuration == self._log.configuration else {**found, "configuration": configuration}
+
     def _metadata(self, configuration: Mapping[str, str], owner: str) -> dict[str, Any]:
+        fields = json.loads(Schema.from_arrow(self.schema).to_json())
+        for column in fields["fields"]:
+            column["metadata"] = {**column["metadata"], **self.options.columns.get(column["name"], {})}
         return {
             "metaData": {
                 "id": str(uuid.uuid4()),
                 "description": owner,
                 "format": {"provider": "parquet", "options": {}},
-                "schemaString": Schema.from_arrow(self.schema).to_json(),
+                "schemaString": json.dumps(fields),
                 "partitionColumns": [],
                 "configuration": dict(configuration),
                 "createdTime": int(time.time() * 1000),
