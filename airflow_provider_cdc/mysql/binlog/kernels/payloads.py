@@ -36,7 +36,7 @@ _UNKNOWN = -1
 
 @called  # type: ignore[untyped-decorator]
 def _packed(data: Any, at: Any, end: Any) -> Any:
-    """(a length-encoded integer, the offset behind it); an offset of -1: it is none, or larger than anything here."""
+    """(a length-encoded integer, the offset behind it); an offset of -1: it is none, or negative."""
     if at < 0 or at >= end:
         return np.int64(0), np.int64(-1)
     first = np.int64(data[at])
@@ -46,6 +46,8 @@ def _packed(data: Any, at: Any, end: Any) -> Any:
         return np.int64(take16(data, at + 1)), at + 3
     if first == 253 and end - at >= 4:
         return np.int64(take32(data, at) >> np.uint32(8)), at + 4
+    if first == 254 and end - at >= 9 and np.int64(take64(data, at + 1)) >= 0:
+        return np.int64(take64(data, at + 1)), at + 9
     return np.int64(0), np.int64(-1)
 
 
