@@ -11,9 +11,9 @@ from airflow_provider_cdc.core.deletes import ALL_HARD, DELETES, HARD, IGNORE, S
 from airflow_provider_cdc.core.patterns import check_patterns
 from airflow_provider_cdc.core.store_address import StoreAddress
 from airflow_provider_cdc.exceptions import NotReadyError
-from airflow_provider_cdc.sinks.delta.properties import TableProperties
 from airflow_provider_cdc.sinks.registry import KINDS
 from airflow_provider_cdc.sinks.table_paths import DEFAULT, TablePaths
+from airflow_provider_cdc.sinks.table_properties import TableProperties
 
 _SINK_KINDS = ("delta", "iceberg", "jdbc", "kafka", "changelog")
 _MERGES = ("deletion_vectors", "copy_on_write")

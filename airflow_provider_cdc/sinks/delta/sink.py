@@ -10,7 +10,6 @@ from airflow_provider_cdc.core.patterns import matches
 from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.core.store_access import StoreAccess
 from airflow_provider_cdc.sinks.delta.deleted import with_mark
-from airflow_provider_cdc.sinks.delta.properties import NONE, OWN, TableProperties
 from airflow_provider_cdc.sinks.delta.resume_point import DeltaResumePoint
 from airflow_provider_cdc.sinks.delta.staging import DeltaStaging
 from airflow_provider_cdc.sinks.delta.table import DeltaTarget, Options
@@ -19,6 +18,7 @@ from airflow_provider_cdc.sinks.protocol import Feature
 from airflow_provider_cdc.sinks.staging import FileStaging
 from airflow_provider_cdc.sinks.storage import Storage, storage_at
 from airflow_provider_cdc.sinks.table_paths import DEFAULT, TablePaths
+from airflow_provider_cdc.sinks.table_properties import NONE, OWN, TableProperties
 
 
 @dataclass(frozen=True)
