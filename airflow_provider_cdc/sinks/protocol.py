@@ -89,9 +89,11 @@ class Emptied:
     """The table was truncated: rows with a lower ``_cdc_seq`` go. Where there are none, the commit may be left out.
 
     :param seq: ``_cdc_seq`` of the TRUNCATE.
+    :param at: its commit time, in microseconds since 1970.
     """
 
     seq: int
+    at: int = 0
 
 
 @dataclass(frozen=True)
@@ -234,6 +236,42 @@ class Compactable(Protocol):
         :param done: compactions, and what each has returned.
         :returns: whether it stands; if not, somebody was faster, and nothing has changed.
         """
+
+
+@dataclass(frozen=True)
+class Size:
+    """What a table takes, as far as its log says it: no file of rows is looked into.
+
+    :param files: files of rows.
+    :param bytes: their size.
+    :param rows: living rows; ``None`` if that does not stand there.
+    :param dead_rows: rows that are in files still, and do not count any more.
+    :param files_with_vectors: files that have such rows.
+    :param compactions: how many files have been compacted into one since the table was made.
+    """
+
+    files: int
+    bytes: int
+    rows: int | None
+    dead_rows: int
+    files_with_vectors: int
+    compactions: int
+
+    def to_json(self) -> dict[str, int | None]:
+        """Plain JSON value."""
+        return dict(self.__dict__)
+
+
+@runtime_checkable
+class Measured(Protocol):
+    """A table that knows what it takes."""
+
+    @property
+    def index(self) -> tuple[int, int]:
+        """Bytes that this object takes for finding rows, in memory and on disk."""
+
+    def size(self) -> Size:
+        """What the table takes."""
 
 
 class ChangeWriter(Protocol):

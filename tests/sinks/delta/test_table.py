@@ -27,10 +27,10 @@ from airflow_provider_cdc.sinks.delta.staging import DeltaStaging
 from airflow_provider_cdc.sinks.delta.table import DeltaTarget, Options
 from airflow_provider_cdc.sinks.delta.upkeep import sweep
 from airflow_provider_cdc.sinks.files import row_groups, write_file
-from airflow_provider_cdc.sinks.layout import folder
 from airflow_provider_cdc.sinks.protocol import Change, Emptied, Fence, Markers, Published, Replaced, Upserted
 from airflow_provider_cdc.sinks.staging import FileStaging
 from airflow_provider_cdc.sinks.storage import LocalStorage, Storage
+from airflow_provider_cdc.sinks.table_paths import folder
 
 SCHEMA = pa.schema(
     [
