@@ -227,7 +227,7 @@ def test_damage_in_the_middle(run: tuple[Recording, Captured]) -> None:
     recording, captured = run
     numbers = payloads(recording)
     number, vast = numbers[11], 1 << 40
-    events = inside(recording, number)
+    events, following = inside(recording, number), inside(recording, numbers[12])
     frame = frames(events)
     assert frame[4] >> 5 == 1 and frame[5] == len(events), "a frame with its size in one byte"
     single, rest = frame[:4] + bytes([frame[4] | 0xE0]), frame[6:]  # with eight
@@ -236,6 +236,7 @@ def test_damage_in_the_middle(run: tuple[Recording, Captured]) -> None:
         packed(events, claimed=len(events) + 1),
         packed(events, frames(events, write_content_size=False), claimed=len(events) - 1),
         packed(events, frames(events, write_content_size=False), claimed=len(events) + 1),
+        packed(events, frames(events, write_content_size=False), claimed=len(events) + len(following)),
         packed(events, claimed=vast),
         packed(events, single + vast.to_bytes(8, "little") + rest),
         packed(events, single + vast.to_bytes(8, "little") + rest, claimed=vast),
