@@ -10,7 +10,7 @@ from typing import Any
 from airflow_provider_cdc.core.checks import check_choice, check_whole, refused, unbuilt
 from airflow_provider_cdc.core.deletes import ALL_HARD, DELETES, HARD, IGNORE, SOFT, Deletes
 from airflow_provider_cdc.core.patterns import check_patterns
-from airflow_provider_cdc.sinks.delta.properties import TableProperties
+from airflow_provider_cdc.core.table_properties import TableProperties
 from airflow_provider_cdc.sinks.registry import KINDS
 from airflow_provider_cdc.sinks.table_paths import DEFAULT, TablePaths
 
@@ -34,6 +34,7 @@ class Sink:
     :param lower_case: whether names are written in lower case there.
     :param table_properties: properties of the tables: ``{property: value}``, or ``{property: {value: [patterns]}}`` for
         some tables.
+    :param adopt: whether a table that something else has made becomes the copy: the snapshot replaces its rows.
     :param compaction: whether the stream compacts the tables beside its work; else only ``airflow-cdc maintain`` does.
     """
 
@@ -46,6 +47,7 @@ class Sink:
     table_path: str = DEFAULT.template
     lower_case: bool = False
     table_properties: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    adopt: bool = False
 
     def __post_init__(self) -> None:
         check_choice("sink.kind", self.kind, tuple(KINDS), _SINK_KINDS, f"Use {' or '.join(KINDS)}")
@@ -64,9 +66,9 @@ class Sink:
         TableProperties.parse(self.table_properties)
         self._check_modes("merge", _MERGES)
         check_whole("sink.index_bytes", self.index_bytes, 1 << 20)
-        compaction: object = self.compaction
-        if not isinstance(compaction, bool):
-            raise refused("sink.compaction", compaction, "true or false")
+        for name in ("compaction", "adopt"):
+            if not isinstance(getattr(self, name), bool):
+                raise refused(f"sink.{name}", getattr(self, name), "true or false")
 
     def _check_modes(self, name: str, modes: tuple[str, ...]) -> None:
         """A word for all tables, or patterns of tables for words other than the default, which comes first."""
@@ -107,6 +109,8 @@ class Sink:
             found["deletes"] = self.deletions
         if self.table_paths != DEFAULT:
             found["table_path"] = self.table_paths
+        if self.adopt:
+            found["adopt"] = True
         if self.table_properties:
             found["table_properties"] = TableProperties.parse(self.table_properties)
         if self.index_bytes != type(self).index_bytes:

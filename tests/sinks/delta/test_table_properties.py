@@ -9,8 +9,8 @@ import pytest
 from deltalake import DeltaTable
 
 from airflow_provider_cdc.core.schema import Column, TableSchema
+from airflow_provider_cdc.core.table_properties import TableProperties
 from airflow_provider_cdc.exceptions import NotReadyError, TerminalError
-from airflow_provider_cdc.sinks.delta.properties import TableProperties
 from airflow_provider_cdc.sinks.delta.sink import DeltaSink
 from airflow_provider_cdc.sinks.protocol import Fence
 
