@@ -21,10 +21,11 @@ from airflow_provider_cdc.exceptions import FencedError, TerminalError, Transien
 from airflow_provider_cdc.sinks.delta import edit as by
 from airflow_provider_cdc.sinks.delta import key_index, merge
 from airflow_provider_cdc.sinks.delta import table as module
+from airflow_provider_cdc.sinks.delta.definition import Options
 from airflow_provider_cdc.sinks.delta.edit import Edit
 from airflow_provider_cdc.sinks.delta.log import Log, added
 from airflow_provider_cdc.sinks.delta.staging import DeltaStaging
-from airflow_provider_cdc.sinks.delta.table import DeltaTarget, Options
+from airflow_provider_cdc.sinks.delta.table import DeltaTarget
 from airflow_provider_cdc.sinks.delta.upkeep import sweep
 from airflow_provider_cdc.sinks.files import row_groups, write_file
 from airflow_provider_cdc.sinks.protocol import Change, Emptied, Fence, Markers, Published, Replaced, Upserted
