@@ -43,16 +43,25 @@ class S3:
     """A bucket of one's own on a server.
 
     :param endpoint: address of the server; objects are addressed by path.
+    :param prefix: what all names below begin with.
     """
 
     endpoint: str
     bucket: str
     key: str
     secret: str = field(repr=False)
+    prefix: str = ""
 
     def uri(self, path: str = "") -> str:
-        """The address of something in the bucket: a ``sink.path``."""
-        return f"s3://{self.bucket}/{path}".rstrip("/")
+        """The address of something there: a ``sink.path``."""
+        return f"s3://{self.bucket}/{self._name(path)}".rstrip("/")
+
+    def under(self, path: str) -> S3:
+        """A place below."""
+        return replace(self, prefix=self._name(path))
+
+    def _name(self, path: str) -> str:
+        return "/".join(part for part in (self.prefix, path) if part)
 
     def at(self, endpoint: str) -> S3:
         """The same bucket by another way: through a proxy."""
@@ -76,11 +85,11 @@ class S3:
             "aws_conditional_put": "etag",
         }
 
-    def store(self, prefix: str = "") -> S3Store:
+    def store(self) -> S3Store:
         """A client of the make that the product uses."""
         return S3Store(
             self.bucket,
-            prefix=prefix or None,
+            prefix=self.prefix or None,
             endpoint=self.endpoint,
             access_key_id=self.key,
             secret_access_key=self.secret,
@@ -94,10 +103,20 @@ class S3:
         """A client of another make than the one that the product uses."""
         return _client(self)
 
-    def keys(self, prefix: str = "") -> list[str]:
-        """The names of all objects that begin so, sorted."""
+    def stamps(self, prefix: str = "") -> dict[str, tuple[str, str]]:
+        """All objects of the bucket whose names begin so: hash of the content, and when it was written."""
         pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=prefix)
-        return sorted(found["Key"] for page in pages for found in page.get("Contents", ()))
+        found = [item for page in pages for item in page.get("Contents", ())]
+        return {item["Key"]: (item["ETag"], item["LastModified"].isoformat()) for item in found}
+
+    def keys(self, prefix: str = "") -> list[str]:
+        """The names of all objects of the bucket that begin so, sorted."""
+        return sorted(self.stamps(prefix))
+
+    def content(self, key: str) -> bytes:
+        """An object of the bucket."""
+        data: bytes = self.client.get_object(Bucket=self.bucket, Key=key)["Body"].read()
+        return data
 
     def empty(self) -> None:
         """Remove all objects, and uploads that were not completed."""

@@ -97,6 +97,7 @@ class StoreProxy:
         #: How often each fault was met.
         self.met: Counter[Fault] = Counter()
         self._server = _Server(("127.0.0.1", 0), _handler_of(self))
+        self.behind = place.endpoint
         self.place = place.at(f"http://127.0.0.1:{self._server.server_address[1]}")
 
     def __enter__(self) -> StoreProxy:
