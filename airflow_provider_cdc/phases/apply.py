@@ -37,7 +37,6 @@ from airflow_provider_cdc.sinks.protocol import (
 )
 from airflow_provider_cdc.sinks.storage import read_json, write_json
 
-
 #: Tables that are committed at the same time, where a commit is mostly waiting.
 _AT_ONCE = 8
 

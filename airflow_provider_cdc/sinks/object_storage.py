@@ -14,12 +14,12 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import pyarrow as pa
 from obstore.exceptions import AlreadyExistsError, BaseError
@@ -32,10 +32,14 @@ from airflow_provider_cdc.sinks.object_files import PART, RangedFile, Upload, Up
 from airflow_provider_cdc.sinks.storage import checked_name
 from airflow_provider_cdc.sinks.store_errors import StoreError, error_of_store, is_no_place
 
+T = TypeVar("T")
+
 #: Name of the metadata that tells a write. Letters only: Azure allows no others, and some proxies drop underscores.
 _WRITE = "cdcwrite"
 #: How often it is tried to be the first where a store says neither yes nor no.
 _TRIES = 5
+#: How often it is tried to read something whose answer breaks off.
+_READS = 5
 #: Uploads of a piece, at the same time.
 _UPLOADS = 4
 _CLIENT: Mapping[str, Any] = {
@@ -208,6 +212,7 @@ class ObjectStorage:
 
     address: StoreAddress
     access: StoreAccess | None = None
+    remote: ClassVar[bool] = True
 
     @property
     def traffic(self) -> Traffic:
@@ -216,14 +221,18 @@ class ObjectStorage:
 
     def read(self, name: str) -> bytes | None:
         """See :class:`Storage`."""
-        try:
+
+        def read() -> bytes:
             with self._errors("reading", name) as (bucket, key):
                 bucket.traffic.count("get")
-                data = bucket.store.get(key).bytes().to_bytes()
+                data = bytes(bucket.store.get(key).bytes().to_bytes())
+                bucket.traffic.count("get", requests=0, received=len(data))
+                return data
+
+        try:
+            return _to_its_end(read)
         except FileNotFoundError:
             return None
-        bucket.traffic.count("get", requests=0, received=len(data))
-        return bytes(data)
 
     def write(self, name: str, data: bytes) -> None:
         """See :class:`Storage`."""
@@ -275,11 +284,19 @@ class ObjectStorage:
         root = f"{self.address.root}/" if self.address.root else ""
         prefix = self._key(folder) if folder else self.address.root
         bucket = self._bucket
-        with bucket.errors(f"listing {self.location(folder)}"):
-            for found in bucket.store.list(prefix or None, chunk_size=1000):
-                bucket.traffic.count("list")
-                for item in found:
-                    yield item["path"][len(root) :], int(item["size"])
+        after: str | None = None
+        for left in reversed(range(_READS)):
+            try:
+                with bucket.errors(f"listing {self.location(folder)}"):
+                    for found in bucket.store.list(prefix or None, offset=after, chunk_size=1000):
+                        bucket.traffic.count("list")
+                        for item in found:
+                            after = item["path"]
+                            yield after[len(root) :], int(item["size"])
+                return
+            except StoreError as error:
+                if not error.broken_off or not left:
+                    raise
 
     def delete(self, *names: str) -> None:
         """See :class:`Storage`."""
@@ -349,21 +366,26 @@ class ObjectStorage:
         return found | {name: _text(value) for name, value in client.items()}
 
     def _reader(self, name: str) -> pa.NativeFile:
-        with self._errors("reading", name) as (bucket, key):
-            bucket.traffic.count("get")
-            found = bucket.store.get(key)
-            size = int(found.meta["size"])
-            if size <= PART:
+        def begin() -> tuple[int, bytes | None]:
+            with self._errors("reading", name) as (bucket, key):
+                bucket.traffic.count("get")
+                found = bucket.store.get(key)
+                size = int(found.meta["size"])
+                if size > PART:  # only its size is of use: what is wanted of a large file is read in parts
+                    return size, None
                 bucket.traffic.count("get", requests=0, received=size)
-                return pa.BufferReader(pa.py_buffer(found.bytes().to_bytes()))
-            del found  # only its size is of use: what is wanted of a large file is read in parts
+                return size, found.bytes().to_bytes()
 
         def read_ranges(starts: list[int], ends: list[int]) -> list[Any]:
             with self._errors("reading", name) as (bucket, key):
                 bucket.traffic.count("get", requests=len(starts), received=sum(ends) - sum(starts))
                 return list(bucket.store.get_ranges(key, starts=starts, ends=ends, coalesce=0))
 
-        return pa.PythonFile(RangedFile(size, read_ranges), mode="r")
+        size, content = _to_its_end(begin)
+        if content is not None:
+            return pa.BufferReader(pa.py_buffer(content))
+        ranged = RangedFile(size, lambda starts, ends: _to_its_end(lambda: read_ranges(starts, ends)))
+        return pa.PythonFile(ranged, mode="r")
 
     def _head(self, name: str) -> Any:
         try:
@@ -398,6 +420,17 @@ class ObjectStorage:
         key, bucket = self._key(name), self._bucket
         with bucket.errors(f"{doing} {self.location(name)}"):
             yield bucket, key
+
+
+def _to_its_end(read: Callable[[], T]) -> T:
+    """Read, and read again where an answer breaks off."""
+    for left in reversed(range(_READS)):
+        try:
+            return read()
+        except StoreError as error:
+            if not error.broken_off or not left:
+                raise
+    raise AssertionError
 
 
 #: Settings whose names are the same for all stores.

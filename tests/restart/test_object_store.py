@@ -59,7 +59,7 @@ def test_killed_and_started_again_while_requests_fail(
     print(schedule)
     place = proxy.place.at(proxy.behind)
     lake, log = StoreLake(place, proxy.place, f"kill-{schedule.seed}", tmp_path / "host"), tmp_path / "log"
-    proxy.disturb(schedule.seed)
+    proxy.disturb(schedule.seed, every=24)
     deaths = carry_out(
         schedule,
         lake,
