@@ -67,10 +67,14 @@ class S3:
         """The same bucket by another way: through a proxy."""
         return replace(self, endpoint=endpoint)
 
-    def connection(self) -> str:
-        """The Airflow connection, for ``AIRFLOW_CONN_<ID>``."""
+    def airflow(self) -> dict[str, Any]:
+        """The Airflow connection, field by field."""
         extra = {"endpoint_url": self.endpoint, "region_name": REGION}
-        return json.dumps({"conn_type": "aws", "login": self.key, "password": self.secret, "extra": extra})
+        return {"conn_type": "aws", "login": self.key, "password": self.secret, "extra": extra}
+
+    def connection(self) -> str:
+        """The same for ``AIRFLOW_CONN_<ID>``."""
+        return json.dumps(self.airflow())
 
     @property
     def options(self) -> dict[str, str]:
@@ -212,6 +216,15 @@ def server(kind: Kind) -> S3Server:
     return _running[kind]
 
 
+def versitygw_at_hand() -> bool:
+    """Whether there is one without building it."""
+    return shutil.which("versitygw") is not None or _built().exists()
+
+
+def _built() -> Path:
+    return cache_folder() / f"versitygw-{VERSITYGW.rpartition('@')[2]}" / "versitygw"
+
+
 def versitygw() -> Path:
     """The program, built first where it is neither in PATH nor in the cache.
 
@@ -219,15 +232,21 @@ def versitygw() -> Path:
     """
     if found := shutil.which("versitygw"):
         return Path(found)
-    folder = cache_folder() / f"versitygw-{VERSITYGW.rpartition('@')[2]}"
+    program = _built()
     with locked("versitygw"):
-        if not (folder / "versitygw").exists():
+        if not program.exists():
             if shutil.which("go") is None:
                 raise ServerUnavailable("versitygw is built with Go: install that, or put a versitygw into PATH")
             print("Building versitygw (once, about four minutes) ...", file=sys.stderr, flush=True)
-            folder.mkdir(exist_ok=True)
-            environment = {**os.environ, "GOBIN": str(folder)}
+            program.parent.mkdir(exist_ok=True)
+            environment = {**os.environ, "GOBIN": str(program.parent)}
             run = subprocess.run(["go", "install", VERSITYGW], env=environment, capture_output=True, text=True)
             if run.returncode:
                 raise ServerUnavailable(f"versitygw could not be built:\n{run.stderr[-2000:]}")
-    return folder / "versitygw"
+    return program
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] != ["prefetch"]:
+        sys.exit("usage: python -m tests.support.s3 prefetch")
+    print(f"versitygw for long tests, demo and benchmarks: {versitygw()}")
