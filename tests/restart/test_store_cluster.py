@@ -73,7 +73,7 @@ class Command:
 def test_snapshot_stream_and_compaction_survive_the_loss_of_a_worker(
     proxy: StoreProxy, mysql_server: MySQLServer, cdc_user: dict[str, str], database: str, tmp_path: Path
 ) -> None:
-    lake = StoreLake(proxy.place.at(proxy.behind), proxy.place, "apart", tmp_path / "host")
+    lake = StoreLake(proxy.place.at(proxy.behind), proxy.place, "apart", tmp_path / "host", {"compaction": False})
     with mysql_server.connect() as admin:
         make_shop(admin, database, 20_000, addresses=3000, orders=5000)
 
@@ -110,6 +110,11 @@ def test_snapshot_stream_and_compaction_survive_the_loss_of_a_worker(
             command.run("stop")
             assert process.wait(300) == 0, command.log.read_text()
         command.run("stream", "--catch-up")
+        proxy.requests.clear()
+        with command.running("maintain") as process:
+            lose(process, 0, "get", r"/(changes|snapshot)/.*\.parquet$")
+            assert process.wait(600) == 0, command.log.read_text()
+        assert any(r.what == "put" and "/part-" in r.key for r in proxy.requests), "nothing was compacted"
 
     with mysql_server.connect() as admin:
         differences = compare_all(admin, database, lake.place)

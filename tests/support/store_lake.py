@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ class StoreLake:
     way: S3
     pipeline: str
     folder: Path
+    #: More of the pipeline's section ``sink``.
+    sink: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def connections(self) -> Mapping[str, str]:
@@ -44,7 +46,7 @@ class StoreLake:
             "source": {"conn_id": "cdc_source", "tables": [rf"{database}\..*"]},
             "snapshot": snapshot,
             "stream": {"trigger_seconds": 0.1},
-            "sink": {"path": self.place.uri(), "conn_id": CONN_ID},
+            "sink": {"path": self.place.uri(), "conn_id": CONN_ID, **self.sink},
             "spark": {"master": master},
         }
         self.folder.mkdir(exist_ok=True)
