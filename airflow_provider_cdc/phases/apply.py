@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from airflow_provider_cdc.core.changes import after, last_changes
 from airflow_provider_cdc.core.multiset import MissingRowsError, net
@@ -31,6 +33,7 @@ from airflow_provider_cdc.sinks.protocol import (
     Fence,
     Fenced,
     Markers,
+    Measured,
     ResumePoint,
     SinkTable,
     Upserted,
@@ -128,6 +131,12 @@ class Applier:
         """The resume point."""
         return self._at
 
+    @property
+    def index(self) -> tuple[int, int] | None:
+        """Bytes that the tables take for finding rows, in memory and on disk; ``None`` if they do not tell."""
+        found = [table.index for table in self.tables if isinstance(table, Measured)]
+        return (sum(memory for memory, _ in found), sum(disk for _, disk in found)) if found else None
+
     def hold(self, coverage: Sequence[Coverage]) -> None:
         """Take note of what the snapshot holds, after a chunk group was read again."""
         self._coverage = coverage
@@ -217,15 +226,16 @@ class Applier:
         Requests to an object store are slow, and many can be made at a time: there the tables are committed at the same
         time. All of them are done, or have failed, when this ends.
         """
-        if not entries:
+        tables = [list(found) for _, found in groupby(entries, lambda entry: entry["table"])]
+        if not tables:
             return []
         if not self._context.storage.remote:
             self._say(end, end_seq)
-            return [self._apply_entry(entry, end_seq) for entry in entries]
+            return [stamps for found in tables for stamps in self._apply_entries(found, end_seq)]
         with ThreadPoolExecutor(_AT_ONCE, "table") as pool:
             said = pool.submit(self._say, end, end_seq)
-            work = [pool.submit(self._apply_entry, entry, end_seq, said.result) for entry in entries]
-        return [one.result() for one in work]
+            work = [pool.submit(self._apply_entries, found, end_seq, said.result) for found in tables]
+        return [stamps for one in work for stamps in one.result()]
 
     def _say(self, end: Offset, end_seq: int) -> None:
         """Write down where a batch ends: so it is known, whatever happens, which transactions a table may hold."""
@@ -234,15 +244,23 @@ class Applier:
             write_json(self._context.storage, self._context.layout.batch, said)
             self._said = said
 
-    def _apply_entry(self, entry: dict[str, Any], end_seq: int, ready: Callable[[], None] = lambda: None) -> Any:
+    def _apply_entries(
+        self, entries: Sequence[dict[str, Any]], end_seq: int, ready: Callable[[], None] = lambda: None
+    ) -> list[Any]:
         """Apply what a batch has for one table.
 
         :param ready: returns when something may be committed.
         """
-        changes = self._staging.changes(self._plan.tables[entry["table"]], entry["staged"])
-        ready()
-        self._apply_table(entry["table"], changes, end_seq, entry.get("emptied"))
-        return changes[TS].cast(pa.int64()).to_numpy()
+        stamps = []
+        for number, entry in enumerate(entries, 1):
+            changes = self._staging.changes(self._plan.tables[entry["table"]], entry["staged"])
+            ready()
+            # Where a TRUNCATE of the same table follows, the table is not at the end of the batch yet.
+            reached = end_seq if number == len(entries) else pc.max(changes[SEQ]).as_py() or 0
+            emptied = None if entry["emptied"] is None else Emptied(entry["emptied"], entry["emptied_at"])
+            self._apply_table(entry["table"], changes, reached, emptied)
+            stamps.append(changes[TS].cast(pa.int64()).to_numpy())
+        return stamps
 
     def _clean(self, manifest: dict[str, Any]) -> None:
         """Remove what is not needed any more of what was staged."""
@@ -251,14 +269,14 @@ class Applier:
             clean = self._staging.applied if name in used else self._staging.discard
             clean(self._plan.tables[index], [name])
 
-    def _apply_table(self, index: int, changes: pa.Table, end_seq: int, emptied: int | None) -> None:
+    def _apply_table(self, index: int, changes: pa.Table, end_seq: int, emptied: Emptied | None) -> None:
         table, held = self._plan.tables[index], self._coverage[index]
         if not table.key:
-            self._count(index, changes, end_seq, emptied)
+            self._count(index, changes, end_seq, emptied.seq if emptied else None)
             return
         if emptied is not None:
             # Only rows from before the TRUNCATE go: a chunk with a later high watermark was read after it.
-            self._commit(index, lambda _: Emptied(emptied), emptied)
+            self._commit(index, lambda _: emptied, emptied.seq)
         start = self._plan.start_seq(index)
         newest = max([start, *held.high_watermarks])
 

@@ -99,7 +99,7 @@ class Context:
     @property
     def layout(self) -> Layout:
         """Names in the sink's storage."""
-        return Layout(self.pipeline.name)
+        return Layout(self.pipeline.name, self.pipeline.sink.table_paths)
 
     @property
     def storage(self) -> Storage:
@@ -157,6 +157,16 @@ class Context:
                     "Adding and removing tables or columns is not built yet: undo the change, or start with a fresh "
                     "sink.path",
                 )
+        paths = self.pipeline.sink.table_paths
+        for name, is_, was in (
+            ("table_path", paths.template, plan.table_path),
+            ("lower_case", paths.lower_case, plan.lower_case),
+        ):
+            if is_ != was:
+                raise NotReadyError(
+                    f"sink.{name} of {plan.pipeline} changed since its snapshot (it was {was})",
+                    "The tables would not be found: undo the change, or start with a fresh sink.path",
+                )
         if plan.start != self.pipeline.stream.start:
             raise NotReadyError(
                 f"stream.start of {plan.pipeline} is {start_text(self.pipeline.stream.start)}, and it began with "
@@ -211,6 +221,11 @@ class Context:
             else:
                 wanted |= {"chunk_rows": settings.chunk_rows, "group_rows": settings.group_rows}
                 plan = make_plan(connection, pipeline.name, pipeline.captures, **wanted)
+            paths = pipeline.sink.table_paths
+            paths.check(table.id for table in plan.tables)
+            for table in plan.tables:
+                pipeline.sink.deletions.of(table)  # what it cannot be for the table is refused
+            plan = replace(plan, table_path=paths.template, lower_case=paths.lower_case)
             return replace(plan, p0=with_beginning(plan.p0, open_at))
 
     def ensure_plan(self, store: Store) -> Plan:

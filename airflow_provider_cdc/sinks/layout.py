@@ -2,7 +2,7 @@
 
 ::
 
-    <database>/<table>/                                   the table
+    <database>/<table>/                                   the table, unless sink.table_path says where
     <database>/<table>/snapshot/<gen>/<group>/<attempt>/  slices of the snapshot, each with its manifest beside it
     _cdc_progress/<pipeline>/                             the stream's resume point
     _cdc/<pipeline>/                                      plan, manifests, notes, staged batches; and the local files,
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,24 +25,18 @@ from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.core.store_address import StoreAddress, folder_of
 from airflow_provider_cdc.exceptions import NotReadyError
 from airflow_provider_cdc.sinks.storage import Storage, read_json
-
-
-def folder(name: str) -> str:
-    r"""Folder name of a database or table: the name, with ``/ \ % =`` and control characters as ``=XX``.
-
-    Percent signs are escaped since Delta readers take paths for URLs and decode them; a leading dot, and names that
-    begin like the project's and Delta's own folders, so that they are not taken for those.
-    """
-    return re.sub(r"[/\\%=\x00-\x1f\x7f]|^\.|^_(?=cdc|delta_log)", lambda m: f"={ord(m[0]):02X}", name)
+from airflow_provider_cdc.sinks.table_paths import DEFAULT, TablePaths
 
 
 class Layout:
     """Names of one pipeline, in the storage of its sink.
 
     :param pipeline: name of the pipeline.
+    :param tables: how the folders of tables are named.
     """
 
-    def __init__(self, pipeline: str) -> None:
+    def __init__(self, pipeline: str, tables: TablePaths = DEFAULT) -> None:
+        self._tables = tables
         #: Folder of what the pipeline writes for itself.
         self.private = f"_cdc/{pipeline}"
         #: Folder of the resume point.
@@ -68,7 +61,7 @@ class Layout:
 
     def table(self, table: TableSchema) -> str:
         """Folder of a table."""
-        return f"{folder(table.database)}/{folder(table.name)}"
+        return self._tables.of(*table.id)
 
     def group(self, generation: int, group: int) -> str:
         """Folder of a chunk group's manifests; one file an attempt."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from airflow_provider_cdc.core.deletes import ALL_HARD, SOFT, Deletes
 from airflow_provider_cdc.core.patterns import matches
 from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.core.store_access import StoreAccess
+from airflow_provider_cdc.sinks.delta.deleted import with_mark
 from airflow_provider_cdc.sinks.delta.resume_point import DeltaResumePoint
 from airflow_provider_cdc.sinks.delta.staging import DeltaStaging
 from airflow_provider_cdc.sinks.delta.table import DeltaTarget, Options
@@ -15,6 +17,7 @@ from airflow_provider_cdc.sinks.layout import Layout
 from airflow_provider_cdc.sinks.protocol import Feature
 from airflow_provider_cdc.sinks.staging import FileStaging
 from airflow_provider_cdc.sinks.storage import Storage, storage_at
+from airflow_provider_cdc.sinks.table_paths import DEFAULT, TablePaths
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,8 @@ class DeltaSink:
     :param copies: patterns ``database.table`` of the tables that are merged by copies.
     :param index_bytes: what the index of a table's keys may take in memory.
     :param access: what a connection says of the object store that the path names.
+    :param deletes: what becomes of rows that are deleted in the source.
+    :param table_path: where tables lie.
     """
 
     path: str
@@ -33,16 +38,20 @@ class DeltaSink:
     copies: tuple[str, ...] = ()
     index_bytes: int = Options.index_bytes
     access: StoreAccess | None = None
+    deletes: Deletes = ALL_HARD
+    table_path: TablePaths = DEFAULT
     supports: ClassVar[frozenset[Feature]] = frozenset(Feature)
 
     def table(self, table: TableSchema) -> DeltaTarget:
         """Delta table of a captured table."""
-        options = Options(not matches(self.copies, table.database, table.name), self.index_bytes)
-        return DeltaTarget(self._folder(table), table.sink_schema, table.key, table.integer_key, options)
+        deletes, vectors = self.deletes.of(table), not matches(self.copies, table.database, table.name)
+        options = Options(vectors, self.index_bytes, deletes)
+        schema = with_mark(table.sink_schema) if deletes == SOFT else table.sink_schema
+        return DeltaTarget(self._folder(table), schema, table.key, table.integer_key, options)
 
     def staging(self) -> DeltaStaging:
         """Beside the rows of the tables, and a folder for what does not become part of them."""
-        return DeltaStaging(self._folder, FileStaging(self._storage, self._layout.staging))
+        return DeltaStaging(self._folder, FileStaging(self._storage, self._layout.staging), self.deletes)
 
     def resume_point(self) -> DeltaResumePoint:
         """The table ``_cdc_progress``."""
@@ -53,7 +62,7 @@ class DeltaSink:
 
     @property
     def _layout(self) -> Layout:
-        return Layout(self.pipeline)
+        return Layout(self.pipeline, self.table_path)
 
     @property
     def _storage(self) -> Storage:
