@@ -13,9 +13,12 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
+from airflow_provider_cdc.exceptions import FencedError
 from airflow_provider_cdc.jobs.slices import run_in_threads
 from airflow_provider_cdc.phases import stream
+from airflow_provider_cdc.phases.apply import epoch_fence
 from airflow_provider_cdc.phases.context import Context
+from airflow_provider_cdc.phases.groups import targets
 from airflow_provider_cdc.phases.snapshot import run_snapshot
 from airflow_provider_cdc.phases.stream import Epoch
 from airflow_provider_cdc.pipeline import Pipeline
@@ -127,6 +130,7 @@ def test_tables_are_committed_at_the_same_time_and_all_before_the_resume_point(w
     epoch = warmed_up(world)
     world.write(*TABLES, value=7)
     world.proxy.meet("delay", "create", f"/{TABLES[1]}/_delta_log/")
+    world.proxy.meet("delay", "put", "/batch.json$")
     found = world.proxy.record(lambda: epoch.apply(world.batch(epoch)))
     commits = ends(found, "create", _OF_TABLE)
     assert len(commits) == len(TABLES) and in_a_row(commits) < len(TABLES)
@@ -134,6 +138,23 @@ def test_tables_are_committed_at_the_same_time_and_all_before_the_resume_point(w
     assert len(resume_point) == len(said) == 1
     assert said[0].end <= min(r.begin for r in commits), "a table was ahead before it was said how far"
     assert max(r.end for r in commits) <= resume_point[0].begin, "the resume point was ahead of a table"
+    assert not world.differences()
+
+
+def test_a_table_that_fails_beside_others_keeps_the_resume_point_back(world: World) -> None:
+    epoch = warmed_up(world)
+    world.write(*TABLES, value=7)
+    manifest = world.batch(epoch)
+    before = [world.version(table) for table in TABLES]
+    # As if a newer run had come so far.
+    targets(world.context, epoch.plan)[1].raise_fence(epoch_fence("store", epoch.number + 1))
+    stood = world.context.sink.resume_point().read()
+    with pytest.raises(FencedError):
+        epoch.apply(manifest)
+    assert [world.version(table) - old for table, old in zip(TABLES, before, strict=True)] == [1, 1, 1, 1]
+    assert world.context.sink.resume_point().read() == stood == epoch.applier.at
+    again = world.begin()
+    again.apply(world.batch(again))
     assert not world.differences()
 
 
