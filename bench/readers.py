@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 
@@ -71,20 +72,24 @@ def compare(place: Place, folder: str, readers: Mapping[str, Read]) -> list[str]
 def _duckdb(uri: str, options: Mapping[str, str]) -> pa.Table:
     import duckdb
 
-    # From the PyPI package: DuckDB itself would fetch it from a server of its own.
-    import duckdb_extension_delta as extension
-
-    (path,) = Path(extension.__file__).parent.rglob("*.duckdb_extension")
     with duckdb.connect() as connection:
-        connection.execute(f"LOAD '{path}'")
+        connection.execute(f"LOAD '{_extension('delta')}'")
         connection.execute("SET TimeZone = 'UTC'")
         if options:
+            connection.execute(f"LOAD '{_extension('httpfs')}'")
             connection.execute(
                 f"CREATE SECRET (TYPE s3, KEY_ID '{options['aws_access_key_id']}', "
                 f"SECRET '{options['aws_secret_access_key']}', REGION '{options['aws_region']}', "
                 f"ENDPOINT '{options['aws_endpoint_url'].partition('://')[2]}', URL_STYLE 'path', USE_SSL false)"
             )
         return connection.execute("SELECT * FROM delta_scan(?)", [uri]).to_arrow_table()
+
+
+def _extension(name: str) -> Path:
+    """From the PyPI package: DuckDB itself would fetch it from a server of its own."""
+    module = import_module(f"duckdb_extension_{name}")
+    (path,) = Path(str(module.__file__)).parent.rglob("*.duckdb_extension")
+    return path
 
 
 def _ordered(rows: pa.Table) -> pa.Table:

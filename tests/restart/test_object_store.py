@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,7 @@ def proxy(kind: Kind) -> Iterator[StoreProxy]:
 @pytest.mark.parametrize(
     ("schedule", "kind"),
     [
-        *(pytest.param(Schedule.chain(n), "moto", id=f"chain-{n}") for n in range(CHAINS)),
+        *(pytest.param(replace(Schedule.chain(n), rows=1500), "moto", id=f"chain-{n}") for n in range(CHAINS)),
         *(
             pytest.param(Schedule.of(n), kind, marks=pytest.mark.long, id=f"{kind}-seed-{n}")
             for n in range(SEEDS)

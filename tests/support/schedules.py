@@ -43,7 +43,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Everything about one test but the clock."""
+    """Everything about one test but the clock.
+
+    :param rows: of the largest table.
+    """
 
     seed: int
     tables: str
@@ -51,6 +54,7 @@ class Schedule:
     group_rows: int
     batch_bytes: int
     steps: tuple[Step, ...]
+    rows: int = 5000
 
     @classmethod
     def chain(cls, number: int) -> Schedule:
@@ -84,12 +88,13 @@ def _losses(draw: random.Random) -> tuple[str, ...]:
     return tuple(what for what in ("bookkeeping", "staging") if draw.random() < 0.25)
 
 
-def _make(server: MySQLServer, tables: str, database: str) -> None:
+def _make(server: MySQLServer, schedule: Schedule, database: str) -> None:
+    rows = schedule.rows
     with server.connect() as connection:
-        if tables == "shop":
-            make_shop(connection, database, 5000, addresses=1500, orders=2000)
+        if schedule.tables == "shop":
+            make_shop(connection, database, rows, addresses=rows * 3 // 10, orders=rows * 2 // 5)
         else:
-            make_foreign(connection, database, 0.02)
+            make_foreign(connection, database, rows / 250_000)
 
 
 class Target(Protocol):
@@ -138,7 +143,7 @@ def carry_out(
     file = lake.write_pipeline(database, chunk_rows=schedule.chunk_rows, group_rows=schedule.group_rows, parallelism=2)
     connections = {"AIRFLOW_CONN_CDC_SOURCE": server.uri(**user), **lake.connections}
     finished: dict[Any, Any] = {}
-    _make(server, schedule.tables, database)
+    _make(server, schedule, database)
 
     def go(failpoint: str = "", seconds: float | None = None) -> int:
         for _ in range(10):
