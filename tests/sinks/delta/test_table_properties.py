@@ -9,10 +9,10 @@ import pytest
 from deltalake import DeltaTable
 
 from airflow_provider_cdc.core.schema import Column, TableSchema
+from airflow_provider_cdc.core.table_properties import TableProperties
 from airflow_provider_cdc.exceptions import NotReadyError, TerminalError
 from airflow_provider_cdc.sinks.delta.sink import DeltaSink
 from airflow_provider_cdc.sinks.protocol import Fence
-from airflow_provider_cdc.sinks.table_properties import TableProperties
 
 ID = Column("id", "int", "int unsigned", nullable=False)
 DOT = Column("v.w", "varchar", "varchar(9)", True, charset="utf8mb4")
