@@ -217,7 +217,7 @@ class ChangeFile:
 
     def _open(self) -> None:
         self._file = self._storage.open(self._name, "wb")
-        self._writer = pq.ParquetWriter(self._file, self._schema, compression=_COMPRESSION)
+        self._writer: pq.ParquetWriter | None = None  # begun with the first rows: they tell how to write the others
 
     def add(self, changes: pa.RecordBatch) -> None:
         """Write changes."""
@@ -237,11 +237,18 @@ class ChangeFile:
         self._end()
 
     def _end(self) -> None:
+        if self._writer is None:
+            self._flush()
+        assert self._writer is not None
         self._writer.close()
         self._file.close()
 
     def _flush(self) -> None:
-        self._writer.write_table(pa.Table.from_batches(self._held, self._schema))
+        rows = pa.Table.from_batches(self._held, self._schema)
+        if self._writer is None:
+            how = _encoding(rows, ())
+            self._writer = pq.ParquetWriter(self._file, self._schema, compression=_COMPRESSION, **how)
+        self._writer.write_table(rows)
         self._held = []
 
 

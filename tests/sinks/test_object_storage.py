@@ -26,8 +26,10 @@ from airflow_provider_cdc.core.schema import SEQ
 from airflow_provider_cdc.core.store_access import StoreAccess, access_of
 from airflow_provider_cdc.core.store_address import StoreAddress
 from airflow_provider_cdc.exceptions import CdcError, NotReadyError, TransientError
+from airflow_provider_cdc.jobs.compactions import Parcel
 from airflow_provider_cdc.sinks import object_storage, store_client
 from airflow_provider_cdc.sinks.delta import upkeep
+from airflow_provider_cdc.sinks.delta.compaction import Compaction
 from airflow_provider_cdc.sinks.delta.log import Log
 from airflow_provider_cdc.sinks.files import described, read_file, write_file
 from airflow_provider_cdc.sinks.object_files import PART
@@ -450,6 +452,17 @@ def roles(answer: Callable[[str], str]) -> Iterator[str]:
     finally:
         server.shutdown()
         server.server_close()
+
+
+def test_work_for_tasks_holds_no_secret_where_it_is_large(s3: S3) -> None:
+    """Spark writes what is large to disk on its way."""
+    storage = storage_of(s3, "lake")
+    works = [Compaction(storage.within(name), table().schema, ((name, b"x" * 100),), "id") for name in ("a", "b")]
+    parcel = Parcel()
+    packed = [parcel.pack(work) for work in works]
+    assert all(s3.secret.encode() not in data for data in packed) and parcel.keys == [storage.access]
+    sent: Parcel = pickle.loads(pickle.dumps(parcel))
+    assert [sent.unpack(data) for data in packed] == works
 
 
 @pytest.mark.long
