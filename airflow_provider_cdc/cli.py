@@ -330,7 +330,7 @@ def _context(path: str, quiet: bool = False) -> Iterator[Context]:
     from airflow_provider_cdc.progress_bar import reporter
 
     pipeline = Pipeline.load(path)
-    for conn_id in (pipeline.source.conn_id, pipeline.state.conn_id):
+    for conn_id in (pipeline.source.conn_id, pipeline.sink.conn_id, pipeline.state.conn_id):
         if conn_id:
             _secrets.extend(resolve(conn_id).secrets)
     context = Context.of(pipeline)

@@ -61,6 +61,7 @@ FULL: dict[str, Any] = {
         "merge": {"copy_on_write": ["shop.customer"]},
         "index_bytes": 1 << 20,
         "compaction": False,
+        "conn_id": None,
         "table_path": "bronze/{database}_{table}",
         "lower_case": True,
         "table_properties": {
@@ -264,8 +265,8 @@ def test_empty_sections_have_their_defaults() -> None:
         (changed("sink.index_bytes", 1000), "sink.index_bytes is 1000"),
         (changed("sink.adopt", 1), "sink.adopt is 1. It must be true or false"),
         (changed("sink.compaction", "no"), "sink.compaction is 'no'. It must be true or false"),
-        (changed("sink.path", "s3://key:hunter2@lake"), "sink.path: 's3://' is not supported yet. Use the plain path"),
-        (changed("sink.path", "file:/data"), "sink.path: 'file://' is not supported yet"),
+        (changed("sink.path", "s3://key:hunter2@lake"), "sink.path is not an address of an object store: what stands"),
+        (changed("sink.path", "file:/data"), "sink.path: an address of a file has no host. Write it as file:///data"),
         (changed("sink.path", "lake"), "sink.path is 'lake'. It must be the absolute path"),
         (changed("sink.path", 5), "sink.path is 5"),
         (changed("sink.path", "/a\nb"), "sink.path is '/a\\nb'"),

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from airflow_provider_cdc.core.checks import check_choice, check_whole, refused, unbuilt
+from airflow_provider_cdc.core.checks import check_choice, check_conn_id, check_whole, refused
 from airflow_provider_cdc.core.deletes import ALL_HARD, DELETES, HARD, IGNORE, SOFT, Deletes
 from airflow_provider_cdc.core.patterns import check_patterns
+from airflow_provider_cdc.core.store_address import StoreAddress
 from airflow_provider_cdc.core.table_properties import TableProperties
+from airflow_provider_cdc.exceptions import NotReadyError
 from airflow_provider_cdc.sinks.registry import KINDS
 from airflow_provider_cdc.sinks.table_paths import DEFAULT, TablePaths
 
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*):/")
 _SINK_KINDS = ("delta", "iceberg", "jdbc", "kafka", "changelog")
 _MERGES = ("deletion_vectors", "copy_on_write")
 
@@ -23,7 +23,8 @@ _MERGES = ("deletion_vectors", "copy_on_write")
 class Sink:
     """Where rows go.
 
-    :param path: absolute folder; one table a folder.
+    :param path: absolute folder, or address in an object store (``s3://``, ``gs://``, ``abfss://``, ``az://``); one
+        table a folder: ``<path>/<database>/<table>``.
     :param kind: ``delta``; one of :data:`airflow_provider_cdc.sinks.registry.KINDS`.
     :param deletes: what becomes of rows that are deleted in the source: ``hard``, they go; ``soft``, they stay and are
         marked; ``ignore``, they stay; or, for some tables, ``{"soft": [patterns], "ignore": [patterns]}``.
@@ -36,6 +37,7 @@ class Sink:
         some tables.
     :param adopt: whether a table that something else has made becomes the copy: the snapshot replaces its rows.
     :param compaction: whether the stream compacts the tables beside its work; else only ``airflow-cdc maintain`` does.
+    :param conn_id: Airflow connection of the object store; ``None`` for what the environment of each host says.
     """
 
     path: str
@@ -44,6 +46,7 @@ class Sink:
     merge: str | Mapping[str, Sequence[str]] = field(default="deletion_vectors", hash=False)
     index_bytes: int = 268_435_456
     compaction: bool = True
+    conn_id: str | None = None
     table_path: str = DEFAULT.template
     lower_case: bool = False
     table_properties: Mapping[str, Any] = field(default_factory=dict, hash=False)
@@ -54,13 +57,11 @@ class Sink:
         path: object = self.path
         if not isinstance(path, str):
             raise refused("sink.path", path, "the absolute path of a folder, such as /data/lake")
-        if scheme := _SCHEME.match(path):
-            # The rest is not shown: storage addresses can carry keys.
-            raise unbuilt(
-                "sink.path", f"{scheme[1]}://", "Use the plain path of a folder that the driver and all executors share"
-            )
-        if not path.startswith("/") or not path.isprintable():
-            raise refused("sink.path", path, "the absolute path of a folder, such as /data/lake")
+        address = StoreAddress.of(path)
+        if self.conn_id is not None:
+            check_conn_id("sink.conn_id", self.conn_id)
+            if address is None:
+                raise NotReadyError("sink.conn_id is set, and sink.path is a folder", "Leave one of them out")
         self._check_modes("deletes", DELETES)
         TablePaths(self.table_path, self.lower_case)
         TableProperties.parse(self.table_properties)

@@ -304,7 +304,7 @@ class Staging(Protocol):
     def writer(self, table: TableSchema, name: str) -> ChangeWriter:
         """Begin to write. Called in tasks.
 
-        :param name: ``epoch/name``, another one for each table of each piece, and of each attempt at it.
+        :param name: ``epoch-<number>/name``, another one for each table of each piece, and of each attempt at it.
         """
 
     def read(self, table: TableSchema, names: Sequence[str]) -> pa.Table:
@@ -323,10 +323,13 @@ class Staging(Protocol):
     def discard(self, table: TableSchema, names: Iterable[str]) -> None:
         """Remove what is not to be applied."""
 
-    def clear(self, tables: Iterable[TableSchema]) -> None:
-        """Remove everything that was not applied: what earlier epochs have staged nobody needs any more.
+    def clear(self, tables: Iterable[TableSchema], epoch: int) -> None:
+        """Remove what earlier epochs have staged and not applied: nobody needs it any more.
+
+        What later ones have staged stays: whoever calls this may have been overtaken, and not know it yet.
 
         :param tables: all that were staged for.
+        :param epoch: number of the epoch that begins.
         """
 
 

@@ -20,6 +20,7 @@ from pyroaring import BitMap
 from airflow_provider_cdc.core.deletes import HARD, SOFT
 from airflow_provider_cdc.core.multiset import MissingRowsError, first
 from airflow_provider_cdc.core.schema import DELETED, META_COLUMNS, OP, SEQ
+from airflow_provider_cdc.exceptions import TransientError
 from airflow_provider_cdc.sinks.delta.deleted import buried, marked
 from airflow_provider_cdc.sinks.delta.edit import LARGE_FILE, SLICES, Edit, alive, rows_of, write_part
 from airflow_provider_cdc.sinks.delta.key_index import Facts, Found, KeyIndex
@@ -28,8 +29,9 @@ from airflow_provider_cdc.sinks.delta.words import Worder, Words
 from airflow_provider_cdc.sinks.files import DataFile, portions, read_file, row_groups, without_rows
 from airflow_provider_cdc.sinks.protocol import Change, Counted, Emptied, Published, Replaced, Upserted
 
-#: Columns that changes have beside their own: number of the file that has them, and the row in it.
-FILE, ROW = "__file", "__row"
+#: Columns that changes have beside their own: number of the file that has them, and the row in it. Names
+#: of a server's columns do not end with a space.
+FILE, ROW = "__file ", "__row "
 _FILES = b"files"
 #: Files whose keys are read at the same time.
 _READERS = 4
@@ -90,7 +92,7 @@ class Merge:
                 edit = self._emptied(seq) if self._deletes == HARD else self._truncated(seq, at)
                 return edit if edit.gone or edit.dead else None
             case Published(slices):
-                return Edit(new=_published(slices))
+                return Edit(new=self._published(slices))
             case Replaced():
                 return self._replaced(change) if self._deletes == HARD else self._renewed(change)
 
@@ -186,7 +188,7 @@ class Merge:
         Files of the snapshot hold rows of one chunk group alone: they go or stay as they are. All other files were
         written by merges and compactions, and only their rows that belong to the group go.
         """
-        edit = Edit(new=_published(change.slices))
+        edit = Edit(new=self._published(change.slices))
         for file, home in self._concerned(change):
             if home:
                 edit.gone.add(file.path)
@@ -222,7 +224,7 @@ class Merge:
         """Slices take the place of the rows of a chunk group that have the same keys. The others are deleted in the
         source, or may be: they stay, and where it is marked what is deleted, they are marked now.
         """
-        edit, gone = Edit(new=_published(change.slices)), dict[str, BitMap]()
+        edit, gone = Edit(new=self._published(change.slices)), dict[str, BitMap]()
         names, index = self._keys.names, KeyIndex(1 << 62)
         for read in change.slices:
             parts = row_groups(self._storage, read.path, self._keys.schema, names)
@@ -261,6 +263,16 @@ class Merge:
             edit.new.append((write_part(self._storage, self._keys.schema, part, self._keys.stat), BitMap()))
         for path, which in rows.items():
             edit.dead[path] = edit.dead.get(path, BitMap()) | which
+
+    def _published(self, slices: Sequence[DataFile]) -> list[tuple[DataFile, BitMap]]:
+        """Slices as files of the table. Others may have deleted them while they waited: no version lists them yet."""
+        for file in slices:
+            if self._storage.size(file.path) != file.size:
+                raise TransientError(
+                    f"the file {self._storage.location(file.path)} is not there any more, or not whole",
+                    "Run again: it is read once more. A VACUUM must not run while a snapshot does",
+                )
+        return [(file, BitMap()) for file in slices if file.rows]
 
     # ------------------------------------------------------------ looking up
 
@@ -319,7 +331,3 @@ def living_rows(log: Log, schema: pa.Schema, names: Collection[str] | None = Non
         if names is None or f.path in names
     ]
     return pa.concat_tables([without_rows(schema), *parts])
-
-
-def _published(slices: Sequence[DataFile]) -> list[tuple[DataFile, BitMap]]:
-    return [(file, BitMap()) for file in slices if file.rows]

@@ -8,6 +8,7 @@ from typing import ClassVar
 from airflow_provider_cdc.core.deletes import ALL_HARD, SOFT, Deletes
 from airflow_provider_cdc.core.patterns import matches
 from airflow_provider_cdc.core.schema import TableSchema
+from airflow_provider_cdc.core.store_access import StoreAccess
 from airflow_provider_cdc.core.table_properties import NONE, OWN, TableProperties
 from airflow_provider_cdc.sinks.delta.definition import Options
 from airflow_provider_cdc.sinks.delta.deleted import with_mark
@@ -29,6 +30,7 @@ class DeltaSink:
     :param pipeline: name of the pipeline.
     :param copies: patterns ``database.table`` of the tables that are merged by copies.
     :param index_bytes: what the index of a table's keys may take in memory.
+    :param access: what a connection says of the object store that the path names.
     :param deletes: what becomes of rows that are deleted in the source.
     :param table_path: where tables lie.
     :param table_properties: what the configuration of tables has besides.
@@ -39,6 +41,7 @@ class DeltaSink:
     pipeline: str
     copies: tuple[str, ...] = ()
     index_bytes: int = Options.index_bytes
+    access: StoreAccess | None = None
     deletes: Deletes = ALL_HARD
     table_path: TablePaths = DEFAULT
     table_properties: TableProperties = NONE
@@ -73,7 +76,7 @@ class DeltaSink:
 
     @property
     def _storage(self) -> Storage:
-        return storage_at(self.path)
+        return storage_at(self.path, self.access)
 
 
 def _columns(table: TableSchema) -> dict[str, dict[str, str]]:

@@ -18,7 +18,7 @@ from airflow_provider_cdc.sinks.delta.edit import CHANGES
 from airflow_provider_cdc.sinks.delta.log import Log
 from airflow_provider_cdc.sinks.delta.merge import placed
 from airflow_provider_cdc.sinks.files import ChangeFile, described, read_file
-from airflow_provider_cdc.sinks.staging import FileStaging
+from airflow_provider_cdc.sinks.staging import FileStaging, of_earlier_epochs
 from airflow_provider_cdc.sinks.storage import Storage
 
 
@@ -86,13 +86,12 @@ class DeltaStaging:
         else:
             self._folder(table).delete(*map(_file, names))
 
-    def clear(self, tables: Iterable[TableSchema]) -> None:
-        """Remove everything that is not, and was not until recently, part of a table."""
-        self._aside.clear(())
+    def clear(self, tables: Iterable[TableSchema], epoch: int) -> None:
+        """Remove what earlier epochs have left, and is not, and was not until recently, part of a table."""
+        self._aside.clear((), epoch)
         for table in tables:
             storage = self._folder(table)
-            names = [name for name, _ in storage.list(CHANGES)]
-            if names:
+            if names := of_earlier_epochs(storage, CHANGES, epoch):
                 log = Log(storage)
                 log.refresh()
                 storage.delete(*(name for name in names if name not in log.files and name not in log.removed))
