@@ -10,10 +10,10 @@ from airflow_provider_cdc.core.checks import check_choice, check_conn_id, check_
 from airflow_provider_cdc.core.deletes import ALL_HARD, DELETES, HARD, IGNORE, SOFT, Deletes
 from airflow_provider_cdc.core.patterns import check_patterns
 from airflow_provider_cdc.core.store_address import StoreAddress
+from airflow_provider_cdc.core.table_properties import TableProperties
 from airflow_provider_cdc.exceptions import NotReadyError
 from airflow_provider_cdc.sinks.registry import KINDS
 from airflow_provider_cdc.sinks.table_paths import DEFAULT, TablePaths
-from airflow_provider_cdc.sinks.table_properties import TableProperties
 
 _SINK_KINDS = ("delta", "iceberg", "jdbc", "kafka", "changelog")
 _MERGES = ("deletion_vectors", "copy_on_write")
@@ -35,6 +35,7 @@ class Sink:
     :param lower_case: whether names are written in lower case there.
     :param table_properties: properties of the tables: ``{property: value}``, or ``{property: {value: [patterns]}}`` for
         some tables.
+    :param adopt: whether a table that something else has made becomes the copy: the snapshot replaces its rows.
     :param compaction: whether the stream compacts the tables beside its work; else only ``airflow-cdc maintain`` does.
     :param conn_id: Airflow connection of the object store; ``None`` for what the environment of each host says.
     """
@@ -49,6 +50,7 @@ class Sink:
     table_path: str = DEFAULT.template
     lower_case: bool = False
     table_properties: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    adopt: bool = False
 
     def __post_init__(self) -> None:
         check_choice("sink.kind", self.kind, tuple(KINDS), _SINK_KINDS, f"Use {' or '.join(KINDS)}")
@@ -65,9 +67,9 @@ class Sink:
         TableProperties.parse(self.table_properties)
         self._check_modes("merge", _MERGES)
         check_whole("sink.index_bytes", self.index_bytes, 1 << 20)
-        compaction: object = self.compaction
-        if not isinstance(compaction, bool):
-            raise refused("sink.compaction", compaction, "true or false")
+        for name in ("compaction", "adopt"):
+            if not isinstance(getattr(self, name), bool):
+                raise refused(f"sink.{name}", getattr(self, name), "true or false")
 
     def _check_modes(self, name: str, modes: tuple[str, ...]) -> None:
         """A word for all tables, or patterns of tables for words other than the default, which comes first."""
@@ -108,6 +110,8 @@ class Sink:
             found["deletes"] = self.deletions
         if self.table_paths != DEFAULT:
             found["table_path"] = self.table_paths
+        if self.adopt:
+            found["adopt"] = True
         if self.table_properties:
             found["table_properties"] = TableProperties.parse(self.table_properties)
         if self.index_bytes != type(self).index_bytes:

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import pyarrow as pa
 from obstore.exceptions import AlreadyExistsError
@@ -26,6 +26,8 @@ from airflow_provider_cdc.sinks.storage import checked_name
 from airflow_provider_cdc.sinks.store_client import Bucket, Traffic, opened
 from airflow_provider_cdc.sinks.store_errors import StoreError
 
+T = TypeVar("T")
+
 #: Name of the metadata that tells a write. Letters only: Azure allows no others, and some proxies drop underscores.
 _WRITE = "cdcwrite"
 #: How often, and for how many seconds, it is tried to be the first where a store says neither yes nor no.
@@ -33,6 +35,8 @@ _TRIES, _PATIENCE = 6, 60.0
 #: How often a listing is begun, or gone on with behind what was listed.
 _LISTINGS = 4
 _LOOK = "Look at the store and at the way to it, then run again"
+#: How often it is tried to read something whose answer breaks off.
+_READS = 5
 #: Uploads of a piece, at the same time.
 _UPLOADS = 4
 
@@ -58,14 +62,18 @@ class ObjectStorage:
 
     def read(self, name: str) -> bytes | None:
         """See :class:`Storage`."""
-        try:
+
+        def read() -> bytes:
             with self._errors("reading", name, FileNotFoundError) as (bucket, key):
                 bucket.traffic.count("get")
-                data = bucket.store.get(key).bytes().to_bytes()
+                data = bytes(bucket.store.get(key).bytes().to_bytes())
+                bucket.traffic.count("get", requests=0, received=len(data))
+                return data
+
+        try:
+            return _to_its_end(read)
         except FileNotFoundError:
             return None
-        bucket.traffic.count("get", requests=0, received=len(data))
-        return bytes(data)
 
     def write(self, name: str, data: bytes) -> None:
         """See :class:`Storage`."""
@@ -209,21 +217,26 @@ class ObjectStorage:
         return found | {name: _text(value) for name, value in client.items()}
 
     def _reader(self, name: str) -> pa.NativeFile:
-        with self._errors("reading", name, FileNotFoundError) as (bucket, key):
-            bucket.traffic.count("get")
-            found = bucket.store.get(key)
-            size = int(found.meta["size"])
-            if size <= PART:
+        def begin() -> tuple[int, bytes | None]:
+            with self._errors("reading", name, FileNotFoundError) as (bucket, key):
+                bucket.traffic.count("get")
+                found = bucket.store.get(key)
+                size = int(found.meta["size"])
+                if size > PART:  # only its size is of use: what is wanted of a large file is read in parts
+                    return size, None
                 bucket.traffic.count("get", requests=0, received=size)
-                return pa.BufferReader(pa.py_buffer(found.bytes().to_bytes()))
-            del found  # only its size is of use: what is wanted of a large file is read in parts
+                return size, found.bytes().to_bytes()
 
         def read_ranges(starts: list[int], ends: list[int]) -> list[Any]:
             with self._errors("reading", name, FileNotFoundError) as (bucket, key):
                 bucket.traffic.count("get", requests=len(starts), received=sum(ends) - sum(starts))
                 return list(bucket.store.get_ranges(key, starts=starts, ends=ends, coalesce=0))
 
-        return pa.PythonFile(RangedFile(size, read_ranges), mode="r")
+        size, content = _to_its_end(begin)
+        if content is not None:
+            return pa.BufferReader(pa.py_buffer(content))
+        ranged = RangedFile(size, lambda starts, ends: _to_its_end(lambda: read_ranges(starts, ends)))
+        return pa.PythonFile(ranged, mode="r")
 
     def _head(self, name: str) -> Any:
         try:
@@ -258,6 +271,17 @@ class ObjectStorage:
         key, bucket = self._key(name), self._bucket
         with bucket.errors(f"{doing} {self.location(name)}", *expected):
             yield bucket, key
+
+
+def _to_its_end(read: Callable[[], T]) -> T:
+    """Read, and read again where an answer breaks off."""
+    for left in reversed(range(_READS)):
+        try:
+            return read()
+        except StoreError as error:
+            if not error.broken_off or not left:
+                raise
+    raise AssertionError
 
 
 #: Settings whose names are the same for all stores.

@@ -69,6 +69,9 @@ class StoreError(TransientError, OSError):
     It is an ``OSError`` for those who know what to do about it, and worth a retry for all others.
     """
 
+    #: Whether an answer has begun and did not come to its end: the library asks again only if none has begun.
+    broken_off = False
+
 
 def error_of_store(error: BaseException, doing: str, secrets: Iterable[str]) -> CdcError:
     """The error to be raised for one of the library.
@@ -91,7 +94,9 @@ def error_of_store(error: BaseException, doing: str, secrets: Iterable[str]) -> 
         remedy = next((todo for words, todo in _WORDS.items() if words in text.lower()), None)
     if remedy is not None:
         return NotReadyError(message, remedy)
-    return StoreError(message, "Look at the store and at the way to it, then run again")
+    found = StoreError(message, "Look at the store and at the way to it, then run again")
+    found.broken_off = "response body" in text
+    return found
 
 
 def is_no_place(error: BaseException) -> bool:

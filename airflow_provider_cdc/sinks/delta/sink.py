@@ -9,16 +9,17 @@ from airflow_provider_cdc.core.deletes import ALL_HARD, SOFT, Deletes
 from airflow_provider_cdc.core.patterns import matches
 from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.core.store_access import StoreAccess
+from airflow_provider_cdc.core.table_properties import NONE, OWN, TableProperties
+from airflow_provider_cdc.sinks.delta.definition import Options
 from airflow_provider_cdc.sinks.delta.deleted import with_mark
 from airflow_provider_cdc.sinks.delta.resume_point import DeltaResumePoint
 from airflow_provider_cdc.sinks.delta.staging import DeltaStaging
-from airflow_provider_cdc.sinks.delta.table import DeltaTarget, Options
+from airflow_provider_cdc.sinks.delta.table import DeltaTarget
 from airflow_provider_cdc.sinks.layout import Layout
 from airflow_provider_cdc.sinks.protocol import Feature
 from airflow_provider_cdc.sinks.staging import FileStaging
 from airflow_provider_cdc.sinks.storage import Storage, storage_at
 from airflow_provider_cdc.sinks.table_paths import DEFAULT, TablePaths
-from airflow_provider_cdc.sinks.table_properties import NONE, OWN, TableProperties
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class DeltaSink:
     :param deletes: what becomes of rows that are deleted in the source.
     :param table_path: where tables lie.
     :param table_properties: what the configuration of tables has besides.
+    :param adopt: whether tables that something else has made are taken over.
     """
 
     path: str
@@ -43,13 +45,17 @@ class DeltaSink:
     deletes: Deletes = ALL_HARD
     table_path: TablePaths = DEFAULT
     table_properties: TableProperties = NONE
+    adopt: bool = False
     supports: ClassVar[frozenset[Feature]] = frozenset(Feature)
 
     def table(self, table: TableSchema) -> DeltaTarget:
         """Delta table of a captured table."""
         deletes, vectors = self.deletes.of(table), not matches(self.copies, table.database, table.name)
         properties = {**self.table_properties.of(*table.id), f"{OWN}source": table.label}
-        options = Options(vectors, self.index_bytes, deletes, properties, _columns(table))
+        nullable = frozenset(c.name for c in table.copied if c.nullable or c.name in table.may_be_null)
+        options = Options(
+            vectors, self.index_bytes, deletes, properties, _columns(table), adopt=self.adopt, nullable=nullable
+        )
         schema = with_mark(table.sink_schema) if deletes == SOFT else table.sink_schema
         return DeltaTarget(self._folder(table), schema, table.key, table.integer_key, options)
 

@@ -21,10 +21,11 @@ from airflow_provider_cdc.exceptions import FencedError, TerminalError, Transien
 from airflow_provider_cdc.sinks.delta import edit as by
 from airflow_provider_cdc.sinks.delta import key_index, merge
 from airflow_provider_cdc.sinks.delta import table as module
+from airflow_provider_cdc.sinks.delta.definition import Options
 from airflow_provider_cdc.sinks.delta.edit import Edit
 from airflow_provider_cdc.sinks.delta.log import Log, added
 from airflow_provider_cdc.sinks.delta.staging import DeltaStaging
-from airflow_provider_cdc.sinks.delta.table import DeltaTarget, Options
+from airflow_provider_cdc.sinks.delta.table import DeltaTarget
 from airflow_provider_cdc.sinks.delta.upkeep import sweep
 from airflow_provider_cdc.sinks.files import row_groups, write_file
 from airflow_provider_cdc.sinks.protocol import Change, Emptied, Fence, Markers, Published, Replaced, Upserted
@@ -625,16 +626,6 @@ def test_features_that_are_not_understood(tmp_path: Path, feature: str, properti
         opened(tmp_path).load()
     with pytest.raises(TerminalError, match=f"uses {feature}"):
         upsert(target, (1, "a", 1, "c"))
-
-
-def test_a_property_by_which_markers_are_forgotten(tmp_path: Path) -> None:
-    """Whoever writes a checkpoint then leaves out those that are old: of groups, they say that rows are there."""
-    target = made(tmp_path)
-    name = "delta.setTransactionRetentionDuration"
-    metadata = {**target.load().metadata, "configuration": {name: "interval 7 days"}}
-    assert target.load().commit([{"metaData": metadata}], "SET TBLPROPERTIES")
-    with pytest.raises(TerminalError, match="uses setTransactionRetentionDuration"):
-        opened(tmp_path).load()
 
 
 def test_a_table_of_another_pipeline(tmp_path: Path) -> None:

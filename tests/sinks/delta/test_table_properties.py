@@ -9,10 +9,10 @@ import pytest
 from deltalake import DeltaTable
 
 from airflow_provider_cdc.core.schema import Column, TableSchema
+from airflow_provider_cdc.core.table_properties import TableProperties
 from airflow_provider_cdc.exceptions import NotReadyError, TerminalError
 from airflow_provider_cdc.sinks.delta.sink import DeltaSink
 from airflow_provider_cdc.sinks.protocol import Fence
-from airflow_provider_cdc.sinks.table_properties import TableProperties
 
 ID = Column("id", "int", "int unsigned", nullable=False)
 DOT = Column("v.w", "varchar", "varchar(9)", True, charset="utf8mb4")
@@ -88,6 +88,7 @@ def test_a_property_with_two_values() -> None:
         ("delta.enableDeletionVectors", "true", "cannot be set: sink.merge decides it"),
         ("delta.deletedFileRetentionDuration", "interval 1 days", "old files are kept for an hour"),
         ("delta.checkpointInterval", 10, "a checkpoint is written every 100 commits"),
+        ("delta.enableChangeDataFeed", True, "is not supported yet"),
         ("delta.columnMapping.mode", "name", "is not a property that this version understands"),
         ("Delta.appendOnly", "true", "is not a property that this version understands"),
         ("airflow-cdc.deletes", "soft", "is not a property that this version understands"),
