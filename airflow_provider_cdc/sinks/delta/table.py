@@ -75,6 +75,7 @@ class DeltaTarget:
         self.options = options
         self._keys = Keys(schema, key, stat)
         self._log = Log(storage)
+        self._fitting: Mapping[str, Any] | None = None
         self._index = KeyIndex(options.index_bytes)
         self._worder = Worder(self._keys.told_by, schema)
 
@@ -179,6 +180,7 @@ class DeltaTarget:
             newest = attempt > 0 or log.version < 0 or log.age > NEWEST
             if newest:
                 log.refresh()
+            self._check()
             try:
                 edit = self._decided(decide, fence)
             except (
@@ -222,7 +224,9 @@ class DeltaTarget:
 
     def compactions(self) -> list[Compaction]:
         """What there is to do so that files are neither many nor small, and dead rows few: each can be run anywhere."""
-        return plan(self.load(), self.schema, self._keys.stat, vectors=self.options.vectors)
+        self.load()
+        self._check()
+        return plan(self._log, self.schema, self._keys.stat, vectors=self.options.vectors)
 
     def compacted(self, done: Sequence[tuple[Compaction, Sequence[DataFile]]]) -> bool:
         """Put what compactions have written into the place of what they have read.
@@ -230,18 +234,21 @@ class DeltaTarget:
         Rows that have died meanwhile are dead in the new files, too.
 
         :param done: compactions, and the files that each has written.
-        :returns: whether it stands; if not, somebody has written the same files anew, and nothing is lost.
+        :returns: whether it stands; if not, somebody has written the same files anew, or deleted the new ones, and
+            nothing is lost.
         """
         for attempt in range(_TRIES):
             log = self.load()
+            self._check()
             written = committed(log, done, self._keys.stat)
-            if written is None:
-                break
+            if written is None or not all(self.staged(file) for _, files in done for file in files):
+                break  # a VACUUM deletes what no version has
             if log.commit(written.actions, "OPTIMIZE"):
                 return True
             log.storage.delete(*written.files)
             _wait(attempt)
-        self.storage.delete(*(file.path for _, files in done for file in files))
+        # Unless it stands already: done twice it does nothing more.
+        self.storage.delete(*(f.path for _, files in done for f in files if f.path not in self._log.files))
         return False
 
     # ------------------------------------------------------------ the snapshot
@@ -268,6 +275,22 @@ class DeltaTarget:
         self.storage.delete(file.path)
 
     # ------------------------------------------------------------ parts
+
+    def _check(self) -> None:
+        """Refuse a table that somebody has given other columns, or replaced by another one.
+
+        :raises TerminalError: saying so.
+        """
+        metadata, known = self._log.metadata, self._fitting
+        if metadata is known:
+            return
+        remedy = "Something else did that, and what it has written would be lost: use a fresh sink.path"
+        if known is not None and metadata.get("id") != known.get("id"):
+            raise TerminalError(f"the {self.name} was replaced by another one", remedy)
+        ours = self._metadata({}, "")["metaData"]
+        if _columns(metadata, types=True) != _columns(ours, types=True):
+            raise TerminalError(f"the {self.name} has other columns than its source table", remedy)
+        self._fitting = metadata
 
     def _decided(self, decide: Callable[[Log], Edit | None], fence: Fence) -> Edit | None:
         standing = self._log.markers.get(fence.name)
@@ -329,8 +352,13 @@ def _marker(name: str, value: int) -> dict[str, Any]:
     return {"txn": {"appId": name, "version": value, "lastUpdated": int(time.time() * 1000)}}
 
 
-def _columns(metadata: Mapping[str, Any]) -> list[str]:
-    return [field["name"] for field in json.loads(metadata["schemaString"])["fields"]]
+def _columns(metadata: Mapping[str, Any], *, types: bool = False) -> list[Any]:
+    """Names of the columns, and their types if wanted; of a nested type only what it is."""
+    fields = json.loads(metadata["schemaString"])["fields"]
+    if not types:
+        return [field["name"] for field in fields]
+    kinds = (field["type"] if isinstance(field["type"], str) else field["type"]["type"] for field in fields)
+    return list(zip((field["name"] for field in fields), kinds, strict=True))
 
 
 def _wait(attempt: int) -> None:
