@@ -37,6 +37,8 @@ from airflow_provider_cdc.store import Store
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+#: Seconds from one look for groups that were read again to the next, where a look is a request to a server.
+_LOOK_SECONDS = 5.0
 _OTHER = "Point the connection to a server that has the same tables, or start with a fresh sink.path"
 
 
@@ -67,6 +69,7 @@ class Epoch:
     batches: int = 0
     idle: Callable[[], bool] = lambda: False
     lease: float | None = None
+    _looked: float = -_LOOK_SECONDS
 
     def apply(self, manifest: dict[str, Any]) -> Applied:
         """Apply a batch and write it into the bookkeeping."""
@@ -87,6 +90,7 @@ class Epoch:
                 lag_p50_ms=applied.percentile(50),
                 lag_p95_ms=applied.percentile(95),
                 lag_max_ms=applied.percentile(100),
+                index=self.applier.index,
             )
         self.batches += 1
         if applied.changes:
@@ -98,6 +102,10 @@ class Epoch:
 
     def publish(self) -> None:
         """Publish chunk groups that were read again and whose turn it is; a look into a folder where there are none."""
+        now = time.monotonic()
+        if self.context.storage.remote and now < self._looked + _LOOK_SECONDS and not self.over():
+            return
+        self._looked = now
         publish_staged(self.context, self.store, self.plan, self.applier, self.job)
 
     @property
@@ -155,7 +163,7 @@ def begin(context: Context, store: Store, *, catch_up: bool, log: str | None = N
         raise
     # Epochs before this one are fenced: nothing of theirs is needed any more.
     context.local.clear_checkpoints()
-    context.sink.staging().clear(plan.tables)
+    context.sink.staging().clear(plan.tables, number)
     job = StreamJob(
         connect_args=dict(context.connect_args),
         planner=pipeline.replica(slots.STREAM),
@@ -168,6 +176,7 @@ def begin(context: Context, store: Store, *, catch_up: bool, log: str | None = N
         max_batch_bytes=pipeline.stream.max_batch_bytes,
         max_batch_rows=pipeline.stream.max_batch_rows,
         zero_dates=pipeline.source.zero_dates,
+        deletes=pipeline.sink.deletions,
     )
     ends = end if catch_up else None
     return Epoch(context, store, plan, number, job, applier.at, applier, ends, details, upkeep, stop)

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from airflow_provider_cdc import rights
+from airflow_provider_cdc.core.store_access import StoreAccess
+from airflow_provider_cdc.core.store_address import StoreAddress, folder_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,9 +27,15 @@ if TYPE_CHECKING:
 class Storage(Protocol):
     """A tree of files. It travels to Spark tasks, so it can be pickled.
 
+    ``remote`` says whether each call is a request to a server: then many are made at a time, and none in vain.
+
     What one process has written (:meth:`write` and :meth:`write_once` have returned, a file of :meth:`open` is closed)
     every process reads and lists from then on. Nothing is promised about a host that loses power.
     """
+
+    @property
+    def remote(self) -> bool:
+        """See above."""
 
     def read(self, name: str) -> bytes | None:
         """What a file holds; ``None`` if there is none of this name."""
@@ -87,9 +95,28 @@ class Storage(Protocol):
         """What such libraries need to know besides; it may hold secrets."""
 
 
-def storage_at(path: str | Path) -> Storage:
-    """The storage of ``sink.path``."""
-    return LocalStorage(path)
+def storage_at(path: str | Path, access: StoreAccess | None = None) -> Storage:
+    """The storage of ``sink.path``.
+
+    :param access: what ``sink.conn_id`` says of an object store.
+    """
+    address = StoreAddress.of(str(path))
+    if address is None:
+        return LocalStorage(folder_of(str(path)) or path)
+    from airflow_provider_cdc.sinks.object_storage import ObjectStorage  # not for those who have a folder
+
+    return ObjectStorage(address, access)
+
+
+def checked_name(name: str, root: object) -> str:
+    """A name of a file or folder, as it is.
+
+    :param root: where it is looked for.
+    :raises ValueError: if it is none, or leads elsewhere.
+    """
+    if not all(part not in ("", ".", "..") for part in name.split("/")):
+        raise ValueError(f"{name!r} is not the name of a file below {root}")
+    return name
 
 
 #: Names of files that :meth:`LocalStorage.write` and :meth:`LocalStorage.write_once` have not finished.
@@ -104,6 +131,8 @@ class LocalStorage:
 
     :param root: the folder; it need not exist.
     """
+
+    remote = False
 
     def __init__(self, root: str | Path) -> None:
         self._root = Path(root).absolute()
@@ -194,9 +223,7 @@ class LocalStorage:
         return {}
 
     def _path(self, name: str) -> Path:
-        if not all(part not in ("", ".", "..") for part in name.split("/")):
-            raise ValueError(f"{name!r} is not the name of a file below {self._root}")
-        return self._root / name
+        return self._root / checked_name(name, self._root)
 
     @contextmanager
     def _unfinished(self, name: str, data: bytes) -> Iterator[Path]:

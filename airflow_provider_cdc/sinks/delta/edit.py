@@ -62,12 +62,16 @@ def by_vectors(log: Log, edit: Edit, key: str | None) -> Written:
 
     :param key: name of the single integer key column, for statistics.
     """
-    found = Written(actions=[log.files[path].removed(change=True) for path in sorted(edit.gone)])
+    found, counts = (
+        Written(actions=[log.files[path].removed(change=True) for path in sorted(edit.gone)]),
+        dict[str, int](),
+    )
     for path, rows in edit.dead.items():
         file = log.files[path]
         total = log.dead(file) | rows
         found.actions.append(file.removed(change=True))
-        if len(total) < rows_of(log.storage, file):
+        counts[path] = rows_of(log.storage, file)
+        if len(total) < counts[path]:
             found.vectors[path] = total
     for made, rows in edit.new:
         if len(rows) == made.rows:
@@ -77,7 +81,7 @@ def by_vectors(log: Log, edit: Edit, key: str | None) -> Written:
     vectors = write_vectors(log.storage, found.vectors)
     found.files += {v.file for v in vectors.values() if v.file}
     new = {file.path: file for file, rows in edit.new if len(rows) < file.rows}
-    found.actions += [log.files[p].with_vector(v, change=True) for p, v in vectors.items() if p not in new]
+    found.actions += [log.files[p].with_vector(v, counts[p], change=True) for p, v in vectors.items() if p not in new]
     found.actions += [added(file, key, vectors.get(path)) for path, file in new.items()]
     return found
 

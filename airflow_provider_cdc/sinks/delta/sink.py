@@ -5,15 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from airflow_provider_cdc.core.deletes import ALL_HARD, SOFT, Deletes
 from airflow_provider_cdc.core.patterns import matches
 from airflow_provider_cdc.core.schema import TableSchema
+from airflow_provider_cdc.core.store_access import StoreAccess
+from airflow_provider_cdc.core.table_properties import NONE, OWN, TableProperties
+from airflow_provider_cdc.sinks.delta.definition import Options
+from airflow_provider_cdc.sinks.delta.deleted import with_mark
 from airflow_provider_cdc.sinks.delta.resume_point import DeltaResumePoint
 from airflow_provider_cdc.sinks.delta.staging import DeltaStaging
-from airflow_provider_cdc.sinks.delta.table import DeltaTarget, Options
+from airflow_provider_cdc.sinks.delta.table import DeltaTarget
 from airflow_provider_cdc.sinks.layout import Layout
 from airflow_provider_cdc.sinks.protocol import Feature
 from airflow_provider_cdc.sinks.staging import FileStaging
 from airflow_provider_cdc.sinks.storage import Storage, storage_at
+from airflow_provider_cdc.sinks.table_paths import DEFAULT, TablePaths
 
 
 @dataclass(frozen=True)
@@ -24,22 +30,38 @@ class DeltaSink:
     :param pipeline: name of the pipeline.
     :param copies: patterns ``database.table`` of the tables that are merged by copies.
     :param index_bytes: what the index of a table's keys may take in memory.
+    :param access: what a connection says of the object store that the path names.
+    :param deletes: what becomes of rows that are deleted in the source.
+    :param table_path: where tables lie.
+    :param table_properties: what the configuration of tables has besides.
+    :param adopt: whether tables that something else has made are taken over.
     """
 
     path: str
     pipeline: str
     copies: tuple[str, ...] = ()
     index_bytes: int = Options.index_bytes
+    access: StoreAccess | None = None
+    deletes: Deletes = ALL_HARD
+    table_path: TablePaths = DEFAULT
+    table_properties: TableProperties = NONE
+    adopt: bool = False
     supports: ClassVar[frozenset[Feature]] = frozenset(Feature)
 
     def table(self, table: TableSchema) -> DeltaTarget:
         """Delta table of a captured table."""
-        options = Options(not matches(self.copies, table.database, table.name), self.index_bytes)
-        return DeltaTarget(self._folder(table), table.sink_schema, table.key, table.integer_key, options)
+        deletes, vectors = self.deletes.of(table), not matches(self.copies, table.database, table.name)
+        properties = {**self.table_properties.of(*table.id), f"{OWN}source": table.label}
+        nullable = frozenset(c.name for c in table.copied if c.nullable or c.name in table.may_be_null)
+        options = Options(
+            vectors, self.index_bytes, deletes, properties, _columns(table), adopt=self.adopt, nullable=nullable
+        )
+        schema = with_mark(table.sink_schema) if deletes == SOFT else table.sink_schema
+        return DeltaTarget(self._folder(table), schema, table.key, table.integer_key, options)
 
     def staging(self) -> DeltaStaging:
         """Beside the rows of the tables, and a folder for what does not become part of them."""
-        return DeltaStaging(self._folder, FileStaging(self._storage, self._layout.staging))
+        return DeltaStaging(self._folder, FileStaging(self._storage, self._layout.staging), self.deletes)
 
     def resume_point(self) -> DeltaResumePoint:
         """The table ``_cdc_progress``."""
@@ -50,8 +72,18 @@ class DeltaSink:
 
     @property
     def _layout(self) -> Layout:
-        return Layout(self.pipeline)
+        return Layout(self.pipeline, self.table_path)
 
     @property
     def _storage(self) -> Storage:
-        return storage_at(self.path)
+        return storage_at(self.path, self.access)
+
+
+def _columns(table: TableSchema) -> dict[str, dict[str, str]]:
+    """What is told of the columns: their type in the source, and their comment."""
+    comments = dict(table.comments)
+    return {
+        column.name: {f"{OWN}type": column.column_type}
+        | ({"comment": comments[column.name]} if column.name in comments else {})
+        for column in table.copied
+    }

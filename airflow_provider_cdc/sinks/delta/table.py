@@ -7,50 +7,44 @@ never be written twice and a writer that has been overtaken can never commit.
 
 from __future__ import annotations
 
-import json
 import random
 import time
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-from deltalake import Schema
 
+from airflow_provider_cdc.core.deletes import HARD
 from airflow_provider_cdc.core.multiset import MissingRowsError
-from airflow_provider_cdc.exceptions import CdcError, FencedError, TerminalError, TransientError
+from airflow_provider_cdc.core.schema import DELETED
+from airflow_provider_cdc.exceptions import CdcError, FencedError, NotReadyError, TerminalError, TransientError
+from airflow_provider_cdc.sinks.delta.adoption import OWNED, adopted, differences
 from airflow_provider_cdc.sinks.delta.compaction import Compaction, committed, plan
+from airflow_provider_cdc.sinks.delta.definition import (
+    DELETES,
+    USUAL,
+    Options,
+    check_same,
+    column_names,
+    configured,
+    metadata_of,
+    properties_of,
+)
+from airflow_provider_cdc.sinks.delta.deleted import living, marked
 from airflow_provider_cdc.sinks.delta.edit import SLICES, Edit, Written, by_copies, by_vectors
-from airflow_provider_cdc.sinks.delta.features import ENABLED, protocol_for, switched, uses_vectors
+from airflow_provider_cdc.sinks.delta.features import protocol_for, switched, uses_vectors
 from airflow_provider_cdc.sinks.delta.key_index import KeyIndex
 from airflow_provider_cdc.sinks.delta.log import NEWEST, Log
 from airflow_provider_cdc.sinks.delta.merge import Keys, Merge, living_rows
 from airflow_provider_cdc.sinks.delta.upkeep import checkpoint, sweep
 from airflow_provider_cdc.sinks.delta.words import Worder
 from airflow_provider_cdc.sinks.files import DataFile, row_groups, write_file
-from airflow_provider_cdc.sinks.protocol import Decide, Fence, Markers
+from airflow_provider_cdc.sinks.protocol import Decide, Fence, Markers, Size
 from airflow_provider_cdc.sinks.storage import Storage
 
 _TRIES = 50
-#: Of a new table. Checkpoints keep tombstones for longer than files are kept: else nobody would delete those.
-_PROPERTIES = {
-    "delta.logRetentionDuration": "interval 1 days",
-    "delta.deletedFileRetentionDuration": "interval 2 hours",
-    "delta.checkpointInterval": "100",
-}
-
-
-@dataclass(frozen=True)
-class Options:
-    """How a table is kept.
-
-    :param vectors: rows die by deletion vectors; else files are written anew.
-    :param index_bytes: what the index of its keys may take in memory.
-    """
-
-    vectors: bool = True
-    index_bytes: int = 1 << 28
+#: Counts compactions: for people, nothing depends on it.
+_COMPACTIONS = "airflow-cdc/compactions"
 
 
 class DeltaTarget:
@@ -68,7 +62,7 @@ class DeltaTarget:
         schema: pa.Schema,
         key: Sequence[str] = (),
         stat: str | None = None,
-        options: Options = Options(),
+        options: Options = USUAL,
     ) -> None:
         self.storage = storage
         self.schema = schema
@@ -89,36 +83,66 @@ class DeltaTarget:
         return Log(self.storage).exists()
 
     def create(self, pipeline: str, configuration: Mapping[str, str] | None = None) -> None:
-        """Create the table if it does not exist.
+        """Create the table if it does not exist, or take it over from whoever has made it, if that is wanted.
 
         :param pipeline: the pipeline that owns the table: two that wrote to one table would double its rows.
-        :param configuration: properties that a new table has beside, or in the place of, the usual ones.
+        :param configuration: properties that a new table has in the place of the usual ones.
         :raises TerminalError: if it exists and is another's, or has other columns.
+        :raises NotReadyError: if it is to be taken over, and cannot be.
         """
-        owner = f"airflow-cdc pipeline {pipeline}"
-        if not self.exists():
-            properties = {**_PROPERTIES, **({ENABLED: "true"} if self.options.vectors else {}), **(configuration or {})}
-            protocol = protocol_for(self.schema, vectors=self.options.vectors)
-            self._log.commit([{"protocol": protocol}, self._metadata(properties, owner)], "CREATE TABLE")
+        wanted = metadata_of(
+            self.schema, self.options, {**properties_of(self.options), **(configuration or {})}, OWNED + pipeline
+        )
+        protocol = protocol_for(self.schema, vectors=self.options.vectors)
+        for attempt in range(_TRIES):
+            if not self.exists():
+                self._log.commit([{"protocol": protocol}, {"metaData": wanted}], "CREATE TABLE")
+            elif not self.adopts(pipeline) or self._log.commit(adopted(self._log, wanted, protocol), "OVERWRITE"):
+                break
+            else:
+                _wait(attempt)
         log = self.load()
-        if log.metadata.get("description") != owner:
+        if log.metadata.get("description") != OWNED + pipeline:
             raise TerminalError(
                 f"the {self.name} was not made by pipeline {pipeline}",
                 "Choose another sink.path: only one pipeline may write to a table",
             )
-        if _columns(log.metadata) != _columns(self._metadata({}, owner)["metaData"]):
+        if column_names(log.metadata) != column_names(wanted):
             raise TerminalError(
                 f"the {self.name} has other columns than its source table",
                 "It was written by something else or under another definition: use a fresh sink.path, or remove it",
             )
 
+    def adopts(self, pipeline: str) -> bool:
+        """Whether :meth:`create` takes the table over; see :class:`~airflow_provider_cdc.sinks.protocol.Adopting`."""
+        self._log.refresh()
+        if not self.options.adopt or self._log.metadata.get("description") == OWNED + pipeline:
+            return False
+        wanted = metadata_of(self.schema, self.options, {}, "")["schemaString"]
+        if found := differences(self._log, wanted, self.options.nullable):
+            raise NotReadyError(
+                f"the {self.name} cannot be adopted: {'; '.join(found)}",
+                "Alter it, or choose another sink.path or sink.table_path",
+            )
+        return True
+
     def load(self) -> Log:
         """The table at its newest version.
 
         :raises TerminalError: if it is missing, or has features that are not understood.
+        :raises NotReadyError: if it was made under another ``sink.deletes``.
         """
         self._log.refresh()
+        self._check_deletes(self._log)
         return self._log
+
+    def _check_deletes(self, log: Log) -> None:
+        made = log.configuration.get(DELETES, HARD)
+        if made != self.options.deletes:
+            raise NotReadyError(
+                f"the {self.name} was made with sink.deletes {made}, and it is {self.options.deletes} now",
+                f"It cannot be changed later: set it back to {made} for this table, or start with a fresh sink.path",
+            )
 
     def markers(self) -> Markers:
         """The markers of the newest version; none if the table does not exist."""
@@ -147,7 +171,7 @@ class DeltaTarget:
             needed = protocol_for(self.schema, vectors=uses_vectors(log.protocol, log.configuration))
             features = set(needed.get("readerFeatures", ())) - set(log.protocol.get("readerFeatures") or ())
             actions: list[dict[str, Any]] = [{"protocol": needed}] if features else []
-            renewed = self._metadata(log.configuration, log.metadata["description"])["metaData"]
+            renewed = metadata_of(self.schema, self.options, log.configuration, log.metadata["description"])
             actions.append({"metaData": {**renewed, "id": log.metadata["id"]}})
             actions += [file.removed(change=True) for file in log.files.values()]
             if log.commit([*actions, _marker(fence.name, fence.value)], "OVERWRITE"):
@@ -160,7 +184,8 @@ class DeltaTarget:
 
         def edit(log: Log) -> Edit | None:
             change = decide(dict(log.markers))
-            return None if change is None else Merge(log, self._keys, self._index, self._worder).of(change)
+            merge = Merge(log, self._keys, self._index, self._worder, self.options.deletes)
+            return None if change is None else merge.of(change)
 
         return self.transact(edit, markers, fence)
 
@@ -180,7 +205,6 @@ class DeltaTarget:
             newest = attempt > 0 or log.version < 0 or log.age > NEWEST
             if newest:
                 log.refresh()
-            self._check()
             try:
                 edit = self._decided(decide, fence)
             except (
@@ -204,10 +228,11 @@ class DeltaTarget:
         """All rows of the newest version, in the sink's schema, and its markers."""
         log = Log(self.storage)  # of its own: it must not go on while it is read
         log.refresh()
-        return living_rows(log, self.schema), dict(log.markers)
+        self._check_deletes(log)
+        return living(living_rows(log, self.schema)), dict(log.markers)
 
     def to_arrow(self) -> pa.Table:
-        """All rows of the newest version, in the sink's schema."""
+        """All rows of the newest version, those that are marked as deleted as well."""
         return living_rows(self.load(), self.schema)
 
     # ------------------------------------------------------------ upkeep
@@ -243,7 +268,8 @@ class DeltaTarget:
             written = committed(log, done, self._keys.stat)
             if written is None or not all(self.staged(file) for _, files in done for file in files):
                 break  # a VACUUM deletes what no version has
-            if log.commit(written.actions, "OPTIMIZE"):
+            count = _marker(_COMPACTIONS, log.markers.get(_COMPACTIONS, 0) + len(done))
+            if log.commit([*written.actions, count], "OPTIMIZE"):
                 return True
             log.storage.delete(*written.files)
             _wait(attempt)
@@ -251,13 +277,33 @@ class DeltaTarget:
         self.storage.delete(*(f.path for _, files in done for f in files if f.path not in self._log.files))
         return False
 
+    def size(self) -> Size:
+        """What the newest version takes, as the log says it."""
+        log = self.load()
+        rows = [n for file in log.files.values() if isinstance(n := file.stats.get("numRecords"), int)]
+        dead = sum(file.dead for file in log.files.values())
+        return Size(
+            files=len(log.files),
+            bytes=sum(file.size for file in log.files.values()),
+            rows=sum(rows) - dead if len(rows) == len(log.files) else None,
+            dead_rows=dead,
+            files_with_vectors=sum(file.vector is not None for file in log.files.values()),
+            compactions=log.markers.get(_COMPACTIONS, 0),
+        )
+
+    @property
+    def index(self) -> tuple[int, int]:
+        """Bytes that the index of keys takes, in memory and on disk."""
+        return self._index.size
+
     # ------------------------------------------------------------ the snapshot
 
     def stage(self, place: str, rows: Iterable[pa.Table]) -> DataFile:
         """Write a slice of the snapshot, beside the files of the table."""
         name = f"{SLICES}/{place}.parquet"
         try:
-            return write_file(self.storage, name, self.schema, rows, self._keys.stat, ordered_by=self._keys.names)
+            found = (marked(part, self.schema) for part in rows)
+            return write_file(self.storage, name, self.schema, found, self._keys.stat, ordered_by=self._keys.names)
         except BaseException:
             self.storage.delete(name)
             raise
@@ -268,7 +314,7 @@ class DeltaTarget:
 
     def read_staged(self, file: DataFile) -> Iterator[pa.Table]:
         """The rows of a slice, row group by row group."""
-        return row_groups(self.storage, file.path, self.schema)
+        return row_groups(self.storage, file.path, self.schema, [n for n in self.schema.names if n != DELETED])
 
     def discard(self, file: DataFile) -> None:
         """Remove the file of a slice."""
@@ -277,22 +323,13 @@ class DeltaTarget:
     # ------------------------------------------------------------ parts
 
     def _check(self) -> None:
-        """Refuse a table that somebody has given other columns, or replaced by another one.
-
-        :raises TerminalError: saying so.
-        """
-        metadata, known = self._log.metadata, self._fitting
-        if metadata is known:
-            return
-        remedy = "Something else did that, and what it has written would be lost: use a fresh sink.path"
-        if known is not None and metadata.get("id") != known.get("id"):
-            raise TerminalError(f"the {self.name} was replaced by another one", remedy)
-        ours = self._metadata({}, "")["metaData"]
-        if _columns(metadata, types=True) != _columns(ours, types=True):
-            raise TerminalError(f"the {self.name} has other columns than its source table", remedy)
-        self._fitting = metadata
+        if self._log.metadata is not self._fitting:
+            check_same(self._log, self._fitting, self.schema)
+            self._fitting = self._log.metadata
 
     def _decided(self, decide: Callable[[Log], Edit | None], fence: Fence) -> Edit | None:
+        self._check_deletes(self._log)
+        self._check()
         standing = self._log.markers.get(fence.name)
         if standing is not None and standing > fence.value:
             raise FencedError(
@@ -305,12 +342,15 @@ class DeltaTarget:
 
     def _commit(self, edit: Edit, markers: Mapping[str, int]) -> bool:
         log, storage = self._log, self.storage
+        metadata = configured(log, self.options)
+        first = [] if metadata is log.metadata else [{"metaData": metadata}]
         if self.options.vectors:
             written = by_vectors(log, edit, self._keys.stat)
             if not uses_vectors(log.protocol, log.configuration):  # until now it was merged by copies
-                written.actions = [*switched(log.protocol, log.metadata, vectors=True), *written.actions]
+                first = switched(log.protocol, metadata, vectors=True)
         else:
             written = by_copies(log, edit, self._keys.stat, self.schema)
+        written.actions = [*first, *written.actions]
         ours = [*written.files, *(file.path for file, _ in edit.new if file.path.startswith("part-"))]
         if not log.commit([*written.actions, *(_marker(k, v) for k, v in markers.items())], "MERGE"):
             storage.delete(*ours)
@@ -328,19 +368,6 @@ class DeltaTarget:
                 self._index.add(path, facts)
         self.storage.delete(*written.spare)
 
-    def _metadata(self, configuration: Mapping[str, str], owner: str) -> dict[str, Any]:
-        return {
-            "metaData": {
-                "id": str(uuid.uuid4()),
-                "description": owner,
-                "format": {"provider": "parquet", "options": {}},
-                "schemaString": Schema.from_arrow(self.schema).to_json(),
-                "partitionColumns": [],
-                "configuration": dict(configuration),
-                "createdTime": int(time.time() * 1000),
-            }
-        }
-
     def _never(self, why: str) -> TransientError:
         return TransientError(
             f"the {self.name} could not be committed in {_TRIES} tries: {why}",
@@ -350,15 +377,6 @@ class DeltaTarget:
 
 def _marker(name: str, value: int) -> dict[str, Any]:
     return {"txn": {"appId": name, "version": value, "lastUpdated": int(time.time() * 1000)}}
-
-
-def _columns(metadata: Mapping[str, Any], *, types: bool = False) -> list[Any]:
-    """Names of the columns, and their types if wanted; of a nested type only what it is."""
-    fields = json.loads(metadata["schemaString"])["fields"]
-    if not types:
-        return [field["name"] for field in fields]
-    kinds = (field["type"] if isinstance(field["type"], str) else field["type"]["type"] for field in fields)
-    return list(zip((field["name"] for field in fields), kinds, strict=True))
 
 
 def _wait(attempt: int) -> None:

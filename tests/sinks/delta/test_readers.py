@@ -13,8 +13,9 @@ import pytest
 
 from airflow_provider_cdc.core.changes import last_changes
 from airflow_provider_cdc.sinks.delta import compaction, upkeep
+from airflow_provider_cdc.sinks.delta.definition import Options
 from airflow_provider_cdc.sinks.delta.staging import DeltaStaging
-from airflow_provider_cdc.sinks.delta.table import DeltaTarget, Options
+from airflow_provider_cdc.sinks.delta.table import DeltaTarget
 from airflow_provider_cdc.sinks.files import write_file
 from airflow_provider_cdc.sinks.protocol import Published, Upserted
 from airflow_provider_cdc.sinks.staging import FileStaging
