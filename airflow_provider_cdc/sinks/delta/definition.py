@@ -13,6 +13,7 @@ import pyarrow as pa
 from deltalake import Schema
 
 from airflow_provider_cdc.core.deletes import HARD
+from airflow_provider_cdc.exceptions import TerminalError
 from airflow_provider_cdc.sinks.delta.features import ENABLED
 from airflow_provider_cdc.sinks.delta.log import Log
 
@@ -86,6 +87,30 @@ def configured(log: Log, options: Options) -> Mapping[str, Any]:
     return log.metadata if wanted == log.configuration else {**log.metadata, "configuration": wanted}
 
 
+def check_same(log: Log, known: Mapping[str, Any] | None, schema: pa.Schema) -> None:
+    """Refuse a table that somebody has given other columns, or replaced by another one.
+
+    :param known: its metadata as it was before, if that is known.
+    :param schema: of the rows that are written to it.
+    :raises TerminalError: saying so.
+    """
+    remedy = "Something else did that, and what it has written would be lost: use a fresh sink.path"
+    if known is not None and log.metadata.get("id") != known.get("id"):
+        raise TerminalError(f"the {log.name} was replaced by another one", remedy)
+    if _kinds(log.metadata["schemaString"]) != _kinds(Schema.from_arrow(schema).to_json()):
+        raise TerminalError(f"the {log.name} has other columns than its source table", remedy)
+
+
+def _kinds(schema: str) -> list[tuple[str, str]]:
+    """Names and types of columns; of a nested type only what it is."""
+    return [(c["name"], c["type"] if isinstance(c["type"], str) else c["type"]["type"]) for c in _fields(schema)]
+
+
+def _fields(schema: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(schema)["fields"]
+    return found
+
+
 def column_names(metadata: Mapping[str, Any]) -> list[str]:
     """Names of a table's columns, in their order."""
-    return [column["name"] for column in json.loads(metadata["schemaString"])["fields"]]
+    return [column["name"] for column in _fields(metadata["schemaString"])]

@@ -197,7 +197,11 @@ class Log:
             self._follow()
         if self.version < 0:
             raise TerminalError(f"the {self.name} is missing", "Start with a fresh sink.path, or restore it")
-        check_protocol(self.name, self.protocol, self.metadata)
+        try:
+            check_protocol(self.name, self.protocol, self.metadata)
+        except TerminalError:
+            self._forget()  # nothing is to be committed on it, whoever tries
+            raise
 
     def dead(self, file: LiveFile) -> BitMap:
         """The dead rows of a file; not to be changed."""

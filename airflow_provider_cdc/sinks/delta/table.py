@@ -24,6 +24,7 @@ from airflow_provider_cdc.sinks.delta.definition import (
     DELETES,
     USUAL,
     Options,
+    check_same,
     column_names,
     configured,
     metadata_of,
@@ -68,6 +69,7 @@ class DeltaTarget:
         self.options = options
         self._keys = Keys(schema, key, stat)
         self._log = Log(storage)
+        self._fitting: Mapping[str, Any] | None = None
         self._index = KeyIndex(options.index_bytes)
         self._worder = Worder(self._keys.told_by, schema)
 
@@ -247,7 +249,9 @@ class DeltaTarget:
 
     def compactions(self) -> list[Compaction]:
         """What there is to do so that files are neither many nor small, and dead rows few: each can be run anywhere."""
-        return plan(self.load(), self.schema, self._keys.stat, vectors=self.options.vectors)
+        self.load()
+        self._check()
+        return plan(self._log, self.schema, self._keys.stat, vectors=self.options.vectors)
 
     def compacted(self, done: Sequence[tuple[Compaction, Sequence[DataFile]]]) -> bool:
         """Put what compactions have written into the place of what they have read.
@@ -255,19 +259,22 @@ class DeltaTarget:
         Rows that have died meanwhile are dead in the new files, too.
 
         :param done: compactions, and the files that each has written.
-        :returns: whether it stands; if not, somebody has written the same files anew, and nothing is lost.
+        :returns: whether it stands; if not, somebody has written the same files anew, or deleted the new ones, and
+            nothing is lost.
         """
         for attempt in range(_TRIES):
             log = self.load()
+            self._check()
             written = committed(log, done, self._keys.stat)
-            if written is None:
-                break
+            if written is None or not all(self.staged(file) for _, files in done for file in files):
+                break  # a VACUUM deletes what no version has
             count = _marker(_COMPACTIONS, log.markers.get(_COMPACTIONS, 0) + len(done))
             if log.commit([*written.actions, count], "OPTIMIZE"):
                 return True
             log.storage.delete(*written.files)
             _wait(attempt)
-        self.storage.delete(*(file.path for _, files in done for file in files))
+        # Unless it stands already: done twice it does nothing more.
+        self.storage.delete(*(f.path for _, files in done for f in files if f.path not in self._log.files))
         return False
 
     def size(self) -> Size:
@@ -315,8 +322,14 @@ class DeltaTarget:
 
     # ------------------------------------------------------------ parts
 
+    def _check(self) -> None:
+        if self._log.metadata is not self._fitting:
+            check_same(self._log, self._fitting, self.schema)
+            self._fitting = self._log.metadata
+
     def _decided(self, decide: Callable[[Log], Edit | None], fence: Fence) -> Edit | None:
         self._check_deletes(self._log)
+        self._check()
         standing = self._log.markers.get(fence.name)
         if standing is not None and standing > fence.value:
             raise FencedError(
