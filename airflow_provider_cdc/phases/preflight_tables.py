@@ -162,6 +162,7 @@ def _created_since(context: Context, matched: list[tuple[str, str, str]]) -> Ite
 
 def _table(context: Context, connection: Connection[Any], database: str, table: str, engine: str) -> Iterator[Finding]:
     schema: TableSchema = read_schema(connection, database, table, engine, context.pipeline.keeps)
+    context.sink.table(schema)  # refuses what the sink's settings ask of a table that cannot be so
     # Every column: with a right on some of them the others would not even be listed.
     granted(lambda: rows(connection, f"SELECT * FROM {table_name(schema)} LIMIT 0"), "SELECT", table_name(schema))
     more = sum(1 for c in schema.columns if c.name in schema.left_out and not c.hidden)

@@ -13,6 +13,7 @@ from airflow_provider_cdc.sinks.registry import KINDS
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*):/")
 _SINK_KINDS = ("delta", "iceberg", "jdbc", "kafka", "changelog")
+_UNITS = ("year", "month", "day", "hour")
 _MERGES = ("deletion_vectors", "copy_on_write")
 
 
@@ -26,6 +27,8 @@ class Sink:
     :param merge: how rows that are replaced or deleted go: ``deletion_vectors`` or ``copy_on_write``; or, for some
         tables, ``{"copy_on_write": [patterns]}``.
     :param index_bytes: what the index of a table's keys may take in memory.
+    :param partition_by: for patterns of tables, what they are partitioned by: columns, and parts of dates as
+        ``{"month": "created_at"}``; the first pattern that fits counts.
     :param compaction: whether the stream compacts the tables beside its work; else only ``airflow-cdc maintain`` does.
     """
 
@@ -34,6 +37,7 @@ class Sink:
     deletes: str = "hard"
     merge: str | Mapping[str, Sequence[str]] = field(default="deletion_vectors", hash=False)
     index_bytes: int = 268_435_456
+    partition_by: Mapping[str, Sequence[str | Mapping[str, str]]] = field(default_factory=dict, hash=False)
     compaction: bool = True
 
     def __post_init__(self) -> None:
@@ -52,6 +56,7 @@ class Sink:
             "sink.deletes", self.deletes, ("hard",), ("soft",), "Use hard: a deleted row is removed from the sink"
         )
         self._check_merge()
+        self._check_partitions()
         check_whole("sink.index_bytes", self.index_bytes, 1 << 20)
         compaction: object = self.compaction
         if not isinstance(compaction, bool):
@@ -67,6 +72,18 @@ class Sink:
             patterns = check_patterns("sink.merge.copy_on_write", merge["copy_on_write"])
             object.__setattr__(self, "merge", {"copy_on_write": patterns})
 
+    def _check_partitions(self) -> None:
+        value: object = {} if self.partition_by is None else self.partition_by
+        if not isinstance(value, Mapping):
+            raise refused("sink.partition_by", value, "a mapping of patterns of tables to lists of columns")
+        found: dict[str, list[str | dict[str, str]]] = {}
+        for pattern in check_patterns("sink.partition_by", list(value)):
+            key, listed = f"sink.partition_by.{pattern}", value[pattern]
+            if not isinstance(listed, list | tuple) or not listed:
+                raise refused(key, listed, "a list such as [country, {month: created_at}]")
+            found[pattern] = [_part(key, part) for part in listed]
+        object.__setattr__(self, "partition_by", found)
+
     @property
     def settings(self) -> dict[str, Any]:
         """What the class of the sink takes beside path and pipeline, as far as it is not the default."""
@@ -75,4 +92,27 @@ class Sink:
             found["copies"] = (".*[.].*",) if isinstance(self.merge, str) else tuple(self.merge["copy_on_write"])
         if self.index_bytes != type(self).index_bytes:
             found["index_bytes"] = self.index_bytes
+        if self.partition_by:
+            found["partition_by"] = tuple(
+                (pattern, tuple((part, None) if isinstance(part, str) else _column_and_unit(part) for part in parts))
+                for pattern, parts in self.partition_by.items()
+            )
         return found
+
+
+def _part(key: str, part: object) -> str | dict[str, str]:
+    """What a table is partitioned by, if it is such."""
+    if isinstance(part, str) and part:
+        return part
+    if isinstance(part, Mapping) and len(part) == 1:
+        ((unit, column),) = part.items()
+        if unit in _UNITS and isinstance(column, str) and column:
+            return {unit: column}
+    raise refused(
+        key, part, f"a list of columns and parts of dates, such as {{month: created_at}}: {', '.join(_UNITS)}"
+    )
+
+
+def _column_and_unit(part: Mapping[str, str]) -> tuple[str, str]:
+    ((unit, column),) = part.items()
+    return column, unit

@@ -108,8 +108,6 @@ def check_protocol(name: str, protocol: Mapping[str, Any], metadata: Mapping[str
     strange |= {f for f, key in _BY_COLUMN.items() for c in fields if any(m.startswith(key) for m in c["metadata"])}
     if any("delta.invariants" in c["metadata"] for c in fields):
         strange.add("invariants")
-    if metadata.get("partitionColumns"):
-        strange.add("partition columns")
     if strange:
         raise TerminalError(
             f"the {name} uses {', '.join(sorted(strange))}",

@@ -19,9 +19,10 @@ from pyroaring import BitMap
 from airflow_provider_cdc.core.changes import upserts
 from airflow_provider_cdc.core.multiset import MissingRowsError, first
 from airflow_provider_cdc.core.schema import META_COLUMNS, OP, SEQ
-from airflow_provider_cdc.sinks.delta.edit import SLICES, Edit, alive, write_part
+from airflow_provider_cdc.sinks.delta.edit import SLICES, Edit, alive, new_part, write_part
 from airflow_provider_cdc.sinks.delta.key_index import Facts, Found, KeyIndex
 from airflow_provider_cdc.sinks.delta.log import LiveFile, Log
+from airflow_provider_cdc.sinks.delta.partitions import PartitionedFiles, Partitioning
 from airflow_provider_cdc.sinks.delta.words import Worder, Words
 from airflow_provider_cdc.sinks.files import DataFile, read_file, row_groups, without_rows
 from airflow_provider_cdc.sinks.protocol import Change, Counted, Emptied, Published, Replaced, Upserted
@@ -37,14 +38,19 @@ _READERS = 4
 class Keys:
     """What tells the rows of a table apart.
 
-    :param schema: schema of its rows.
+    :param partitioning: how it is partitioned.
     :param names: the key columns; none if rows are told by all their values.
     :param stat: the key column if it is a single integer, which file statistics are kept for.
     """
 
-    schema: pa.Schema
+    partitioning: Partitioning
     names: Sequence[str] = ()
     stat: str | None = None
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Schema of its rows."""
+        return self.partitioning.schema
 
     @property
     def told_by(self) -> list[str]:
@@ -60,7 +66,15 @@ def placed(changes: pa.Table, files: Sequence[DataFile]) -> pa.Table:
     number = np.repeat(np.arange(len(files)), [file.rows for file in files])
     row = np.concatenate([np.arange(file.rows) for file in files]) if files else np.empty(0, np.int64)
     found = changes.append_column(FILE, pa.array(number, pa.int64())).append_column(ROW, pa.array(row, pa.int64()))
-    return found.replace_schema_metadata({_FILES: json.dumps([file.to_json() for file in files])})
+    return in_files(found, files)
+
+
+def in_files(changes: pa.Table, files: Sequence[DataFile]) -> pa.Table:
+    """Changes with the number of the file and the row of each.
+
+    :param files: which these are the numbers of.
+    """
+    return changes.replace_schema_metadata({_FILES: json.dumps([file.to_json() for file in files])})
 
 
 class Merge:
@@ -120,16 +134,26 @@ class Merge:
         files = [DataFile(**value) for value in json.loads(changes.schema.metadata[_FILES])]
         number, row = changes[FILE].to_numpy(), changes[ROW].to_numpy()
         newest = int(pc.max(changes[SEQ]).as_py() or 0)
-        for n, file in enumerate(files):
-            mine = np.flatnonzero(current & (number == n))
+        living = np.flatnonzero(current)
+        for file, part in zip(files, by_number(number[living], len(files)), strict=True):
+            mine = living[part]
             dead = BitMap(range(file.rows)) - BitMap(row[mine].astype(np.uint32))
             edit.new.append((file, dead))
             edit.facts[file.path] = Facts(words.take(mine), newest, row[mine].astype(np.uint32))
 
     def _written(self, edit: Edit, rows: pa.Table, words: Words) -> None:
-        file = write_part(self._storage, self._keys.schema, [rows.select(self._keys.schema.names)], self._keys.stat)
-        edit.new.append((file, BitMap()))
-        edit.facts[file.path] = Facts(words, file.newest or 0)
+        keys = self._keys
+        rows = rows.select(keys.schema.names)
+        if not keys.partitioning:
+            made, of_each = [write_part(self._storage, keys.schema, [rows], keys.stat)], [np.arange(rows.num_rows)]
+        else:
+            files = PartitionedFiles(self._storage, "", new_part(), keys.partitioning, keys.stat)
+            number, _ = files.add(rows)
+            made = files.close()
+            of_each = by_number(number, len(made))
+        for file, mine in zip(made, of_each, strict=True):
+            edit.new.append((file, BitMap()))
+            edit.facts[file.path] = Facts(words.take(mine), file.newest or 0)
 
     def _counted(self, change: Counted) -> Edit:
         net = change.net
@@ -183,7 +207,7 @@ class Merge:
             if file.path.startswith(home):
                 edit.gone.add(file.path)
             elif not file.path.startswith(snapshot) and not file.apart(self._keys.stat, change.span):
-                keys = read_file(self._storage, file.path, self._keys.schema, self._keys.names or [SEQ])
+                keys = self._rows(file, self._keys.names or [SEQ])
                 leaves = np.flatnonzero(change.owned(keys).to_numpy(zero_copy_only=False))
                 rows = BitMap(leaves.astype(np.uint32)) - self._log.dead(file)
                 if rows:
@@ -212,7 +236,7 @@ class Merge:
         columns = names if bounds else [*names, SEQ]
         # Portions: values of a table without a key may be many times what is kept of them.
         parts, newest = [], bounds[1] if bounds else 0
-        for rows in row_groups(self._storage, file.path, self._keys.schema, columns):
+        for rows in row_groups(self._storage, file.path, self._keys.schema, columns, file.partition):
             parts.append(self._worder(rows))
             if bounds is None and rows.num_rows:
                 newest = max(newest, int(pc.max(rows[SEQ]).as_py()))
@@ -233,7 +257,20 @@ class Merge:
                 yield file, asked, rows
 
     def _column(self, file: LiveFile, name: str) -> Any:
-        return read_file(self._storage, file.path, self._keys.schema, [name])[name].to_numpy()
+        return self._rows(file, [name])[name].to_numpy()
+
+    def _rows(self, file: LiveFile, columns: Sequence[str]) -> pa.Table:
+        return read_file(self._storage, file.path, self._keys.schema, columns, file.partition)
+
+
+def by_number(number: Any, count: int) -> list[Any]:
+    """Indices of the rows that have each number, in their order.
+
+    :param number: array of numbers below ``count``.
+    """
+    order = np.argsort(number, kind="stable")
+    found: list[Any] = np.split(order, np.searchsorted(number[order], np.arange(1, count))) if count else []
+    return found
 
 
 def living_rows(log: Log, schema: pa.Schema, names: Collection[str] | None = None) -> pa.Table:
@@ -242,7 +279,7 @@ def living_rows(log: Log, schema: pa.Schema, names: Collection[str] | None = Non
     :param names: only these files.
     """
     parts = [
-        next(alive([read_file(log.storage, f.path, schema)], log.dead(f)))
+        next(alive([read_file(log.storage, f.path, schema, partition=f.partition)], log.dead(f)))
         for f in log.files.values()
         if names is None or f.path in names
     ]
@@ -250,4 +287,4 @@ def living_rows(log: Log, schema: pa.Schema, names: Collection[str] | None = Non
 
 
 def _published(slices: Sequence[DataFile]) -> list[tuple[DataFile, BitMap]]:
-    return [(file, BitMap()) for file in slices if file.rows]
+    return [(file, BitMap()) for part in slices for file in part.files if file.rows]

@@ -21,14 +21,15 @@ from deltalake import Schema
 from airflow_provider_cdc.core.multiset import MissingRowsError
 from airflow_provider_cdc.exceptions import CdcError, FencedError, TerminalError, TransientError
 from airflow_provider_cdc.sinks.delta.compaction import Compaction, committed, plan
-from airflow_provider_cdc.sinks.delta.edit import SLICES, Edit, Written, by_copies, by_vectors
+from airflow_provider_cdc.sinks.delta.edit import SLICES, Edit, Written, by_copies, by_vectors, is_part
 from airflow_provider_cdc.sinks.delta.features import ENABLED, protocol_for, switched, uses_vectors
 from airflow_provider_cdc.sinks.delta.key_index import KeyIndex
 from airflow_provider_cdc.sinks.delta.log import NEWEST, Log
 from airflow_provider_cdc.sinks.delta.merge import Keys, Merge, living_rows
+from airflow_provider_cdc.sinks.delta.partitions import Part, PartitionedFiles, Partitioning, together
 from airflow_provider_cdc.sinks.delta.upkeep import checkpoint, sweep
 from airflow_provider_cdc.sinks.delta.words import Worder
-from airflow_provider_cdc.sinks.files import DataFile, row_groups, write_file
+from airflow_provider_cdc.sinks.files import DataFile, gathered, row_groups, write_file
 from airflow_provider_cdc.sinks.protocol import Decide, Fence, Markers
 from airflow_provider_cdc.sinks.storage import Storage
 
@@ -47,10 +48,12 @@ class Options:
 
     :param vectors: rows die by deletion vectors; else files are written anew.
     :param index_bytes: what the index of its keys may take in memory.
+    :param partitioned_by: columns, and parts of dates.
     """
 
     vectors: bool = True
     index_bytes: int = 1 << 28
+    partitioned_by: tuple[Part, ...] = ()
 
 
 class DeltaTarget:
@@ -73,7 +76,8 @@ class DeltaTarget:
         self.storage = storage
         self.schema = schema
         self.options = options
-        self._keys = Keys(schema, key, stat)
+        self._partitioning = Partitioning(schema, options.partitioned_by)
+        self._keys = Keys(self._partitioning, key, stat)
         self._log = Log(storage)
         self._index = KeyIndex(options.index_bytes)
         self._worder = Worder(self._keys.told_by, schema)
@@ -97,7 +101,7 @@ class DeltaTarget:
         owner = f"airflow-cdc pipeline {pipeline}"
         if not self.exists():
             properties = {**_PROPERTIES, **({ENABLED: "true"} if self.options.vectors else {}), **(configuration or {})}
-            protocol = protocol_for(self.schema, vectors=self.options.vectors)
+            protocol = protocol_for(self._partitioning.declared, vectors=self.options.vectors)
             self._log.commit([{"protocol": protocol}, self._metadata(properties, owner)], "CREATE TABLE")
         log = self.load()
         if log.metadata.get("description") != owner:
@@ -114,9 +118,10 @@ class DeltaTarget:
     def load(self) -> Log:
         """The table at its newest version.
 
-        :raises TerminalError: if it is missing, or has features that are not understood.
+        :raises TerminalError: if it is missing, is partitioned otherwise, or has features that are not understood.
         """
         self._log.refresh()
+        self._partitioning.check(self.name, self._log.metadata)
         return self._log
 
     def markers(self) -> Markers:
@@ -143,7 +148,7 @@ class DeltaTarget:
                     f"rows under an older definition of its source were published to the {self.name}",
                     "Start with a fresh sink.path (or remove the old one) and run again",
                 )
-            needed = protocol_for(self.schema, vectors=uses_vectors(log.protocol, log.configuration))
+            needed = protocol_for(self._partitioning.declared, vectors=uses_vectors(log.protocol, log.configuration))
             features = set(needed.get("readerFeatures", ())) - set(log.protocol.get("readerFeatures") or ())
             actions: list[dict[str, Any]] = [{"protocol": needed}] if features else []
             renewed = self._metadata(log.configuration, log.metadata["description"])["metaData"]
@@ -222,7 +227,7 @@ class DeltaTarget:
 
     def compactions(self) -> list[Compaction]:
         """What there is to do so that files are neither many nor small, and dead rows few: each can be run anywhere."""
-        return plan(self.load(), self.schema, self._keys.stat, vectors=self.options.vectors)
+        return plan(self.load(), self._partitioning, self._keys.stat, vectors=self.options.vectors)
 
     def compacted(self, done: Sequence[tuple[Compaction, Sequence[DataFile]]]) -> bool:
         """Put what compactions have written into the place of what they have read.
@@ -249,27 +254,48 @@ class DeltaTarget:
     def stage(self, place: str, rows: Iterable[pa.Table]) -> DataFile:
         """Write a slice of the snapshot, beside the files of the table."""
         name = f"{SLICES}/{place}.parquet"
+        if self._partitioning:
+            found = self._stage_parts(name, rows)
+            if found.rows:
+                return found
+            rows = ()  # a file without rows: that of no partition
         try:
-            return write_file(self.storage, name, self.schema, rows, self._keys.stat, ordered_by=self._keys.names)
+            schema, stat = self._partitioning.stored, self._keys.stat
+            return write_file(self.storage, name, schema, rows, stat, ordered_by=self._keys.names)
         except BaseException:
             self.storage.delete(name)
             raise
 
+    def _stage_parts(self, name: str, rows: Iterable[pa.Table]) -> DataFile:
+        folder, _, base = name.removesuffix(".parquet").rpartition("/")
+        keys = self._keys
+        files = PartitionedFiles(self.storage, folder, base, self._partitioning, keys.stat, keys.names)
+        try:
+            for portion in gathered(rows):
+                files.add(portion)
+            return together(name, files.close())
+        except BaseException:
+            files.discard()
+            raise
+
     def staged(self, file: DataFile) -> bool:
-        """Whether the file is there, and of the size that was written."""
-        return self.storage.size(file.path) == file.size
+        """Whether its files are there, and of the size that was written."""
+        return all(self.storage.size(part.path) == part.size for part in file.files)
 
     def read_staged(self, file: DataFile) -> Iterator[pa.Table]:
         """The rows of a slice, row group by row group."""
-        return row_groups(self.storage, file.path, self.schema)
+        for part in file.files:
+            partition = part.partition or dict.fromkeys(self._partitioning.names)  # of a slice without rows
+            yield from row_groups(self.storage, part.path, self.schema, partition=partition)
 
     def discard(self, file: DataFile) -> None:
-        """Remove the file of a slice."""
-        self.storage.delete(file.path)
+        """Remove the files of a slice."""
+        self.storage.delete(*(part.path for part in file.files))
 
     # ------------------------------------------------------------ parts
 
     def _decided(self, decide: Callable[[Log], Edit | None], fence: Fence) -> Edit | None:
+        self._partitioning.check(self.name, self._log.metadata)
         standing = self._log.markers.get(fence.name)
         if standing is not None and standing > fence.value:
             raise FencedError(
@@ -287,8 +313,8 @@ class DeltaTarget:
             if not uses_vectors(log.protocol, log.configuration):  # until now it was merged by copies
                 written.actions = [*switched(log.protocol, log.metadata, vectors=True), *written.actions]
         else:
-            written = by_copies(log, edit, self._keys.stat, self.schema)
-        ours = [*written.files, *(file.path for file, _ in edit.new if file.path.startswith("part-"))]
+            written = by_copies(log, edit, self._keys.stat, self._partitioning)
+        ours = [*written.files, *(file.path for file, _ in edit.new if is_part(file.path))]
         if not log.commit([*written.actions, *(_marker(k, v) for k, v in markers.items())], "MERGE"):
             storage.delete(*ours)
             return False
@@ -311,8 +337,8 @@ class DeltaTarget:
                 "id": str(uuid.uuid4()),
                 "description": owner,
                 "format": {"provider": "parquet", "options": {}},
-                "schemaString": Schema.from_arrow(self.schema).to_json(),
-                "partitionColumns": [],
+                "schemaString": Schema.from_arrow(self._partitioning.declared).to_json(),
+                "partitionColumns": self._partitioning.names,
                 "configuration": dict(configuration),
                 "createdTime": int(time.time() * 1000),
             }
