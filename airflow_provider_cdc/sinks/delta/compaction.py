@@ -1,6 +1,7 @@
 """Compaction: small files become larger ones, and dead rows go. It loses to nobody, and nobody waits for it.
 
-What is written is a function of files that never change, so it may be run anywhere, at any time and twice. Only its
+What is written is a function of files that never change, so it may be run anywhere, at any time and twice: each time
+under another name, as a task that was given up may go on behind the commit of what another one has written. Only the
 commit looks at the table as it stands: rows that have died since are dead in the new file, too.
 """
 
@@ -12,7 +13,6 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from pyroaring import BitMap
 
 from airflow_provider_cdc.sinks.delta.edit import Written, alive, new_part, partition_of, rows_of
@@ -40,18 +40,16 @@ class Compaction:
     """Files that shall become one.
 
     :param storage: that of the table's folder.
-    :param schema: schema of what stands in the files.
+    :param partitioning: how it is partitioned.
     :param sources: paths, each with its dead rows (serialized).
     :param key: name of the single integer key column.
-    :param path: of the file to be written.
     :param partition: the one that all of them are in.
     """
 
     storage: Storage
-    schema: pa.Schema
+    partitioning: Partitioning
     sources: tuple[tuple[str, bytes], ...]
     key: str | None
-    path: str
     partition: Partition = field(default_factory=dict, hash=False)
 
     def run(self) -> list[DataFile]:
@@ -59,17 +57,18 @@ class Compaction:
 
         :returns: what was written; nothing if no row lives.
         """
-        parts = (
-            alive(row_groups(self.storage, path, self.schema), BitMap.deserialize(dead)) for path, dead in self.sources
-        )
+        schema = self.partitioning.stored
+        parts = (alive(row_groups(self.storage, path, schema), BitMap.deserialize(dead)) for path, dead in self.sources)
+        path = self.partitioning.path("", self.partition, f"{new_part()}.parquet")
         try:
-            rows = chain.from_iterable(parts)
-            file = write_file(self.storage, self.path, self.schema, rows, self.key, partition=self.partition)
+            file = write_file(
+                self.storage, path, schema, chain.from_iterable(parts), self.key, partition=self.partition
+            )
         except BaseException:
-            self.storage.delete(self.path)
+            self.storage.delete(path)
             raise
         if not file.rows:
-            self.storage.delete(self.path)
+            self.storage.delete(path)
         return [file] if file.rows else []
 
 
@@ -81,10 +80,9 @@ def plan(log: Log, partitioning: Partitioning, key: str | None, *, vectors: bool
     return [
         Compaction(
             log.storage,
-            partitioning.stored,
+            partitioning,
             tuple((f.path, bytes(log.dead(f).serialize())) for f in files),
             key,
-            partitioning.path("", files[0].partition, f"{new_part()}.parquet"),
             files[0].partition,
         )
         for files in chosen(list(log.files.values()), lambda f: rows_of(log.storage, f), vectors=vectors)

@@ -157,6 +157,26 @@ def test_of_two_the_first_counts(soon: None, tmp_path: Path) -> None:
     assert held(opened(tmp_path)) == {n: ("a", n + 1) for n in range(3)}
 
 
+def test_a_task_that_was_given_up_goes_on(soon: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark runs a task again whose executor it has lost; that one may be alive, and end after the commit."""
+    target = made(tmp_path)
+    for n in range(3):
+        upsert(target, (n, "a", n + 1, "c"))
+    [work] = target.compactions()
+    assert target.compacted([(work, work.run())])
+    expected = {n: ("a", n + 1) for n in range(3)}
+    work.run()
+    assert held(opened(tmp_path)) == expected
+
+    def full(*_: object) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(module, "write_file", full)
+    with pytest.raises(OSError, match="no space"):
+        work.run()
+    assert held(opened(tmp_path)) == expected
+
+
 def test_rows_that_came_back_make_it_void(soon: None, tmp_path: Path) -> None:
     """Somebody has restored an older version: what was dead when it was read is not in the new file."""
     target, other = made(tmp_path), opened(tmp_path)
