@@ -17,7 +17,7 @@ from pyroaring import BitMap
 
 from airflow_provider_cdc.sinks.delta.edit import Written, alive, new_part, partition_of, rows_of
 from airflow_provider_cdc.sinks.delta.log import LiveFile, Log, added
-from airflow_provider_cdc.sinks.delta.partitions import Partitioning
+from airflow_provider_cdc.sinks.delta.partitions import Partitioning, takes_vectors
 from airflow_provider_cdc.sinks.delta.vectors import write_vectors
 from airflow_provider_cdc.sinks.files import DataFile, Partition, row_groups, write_file
 from airflow_provider_cdc.sinks.storage import Storage
@@ -147,7 +147,7 @@ def committed(
 ) -> Written | None:
     """What is to be committed for compactions that have run, on a version of the table.
 
-    :returns: ``None`` if a file that was read is not there any more.
+    :returns: ``None`` if a file that was read is not there any more, or must not be put in its place.
     """
     found, late = Written(), dict[str, BitMap]()
     for compaction, files in done:
@@ -166,6 +166,8 @@ def committed(
             found.actions.append(old.removed(change=change))
         for file in files:
             if len(dead) < file.rows:
+                if dead and not takes_vectors(file.path):
+                    return None  # it is done again, some day, on what is there then
                 if dead:
                     late[file.path] = dead
                 found.actions.append({"file": file})

@@ -15,7 +15,7 @@ from pyroaring import BitMap
 
 from airflow_provider_cdc.sinks.delta.key_index import Facts
 from airflow_provider_cdc.sinks.delta.log import LiveFile, Log, added
-from airflow_provider_cdc.sinks.delta.partitions import Partitioning
+from airflow_provider_cdc.sinks.delta.partitions import Partitioning, takes_vectors
 from airflow_provider_cdc.sinks.delta.vectors import write_vectors
 from airflow_provider_cdc.sinks.files import DataFile, Partition, parquet, portions, row_groups, write_file
 from airflow_provider_cdc.sinks.storage import Storage
@@ -43,6 +43,18 @@ class Edit:
     new: list[tuple[DataFile, BitMap]] = field(default_factory=list)
     facts: dict[str, Facts] = field(default_factory=dict)
 
+    def without_vectors(self) -> Edit | None:
+        """What it does to files that must not have vectors (:func:`~.partitions.takes_vectors`); ``None`` for nothing.
+
+        That is taken out of it.
+        """
+        dead = {path: self.dead.pop(path) for path in list(self.dead) if not takes_vectors(path)}
+        new = [(file, rows) for file, rows in self.new if rows and not takes_vectors(file.path)]
+        if not dead and not new:
+            return None
+        self.new = [(file, rows) for file, rows in self.new if not rows or takes_vectors(file.path)]
+        return Edit(dead=dead, new=new)
+
 
 @dataclass
 class Written:
@@ -60,12 +72,14 @@ class Written:
     vectors: dict[str, BitMap] = field(default_factory=dict)
 
 
-def by_vectors(log: Log, edit: Edit, key: str | None) -> Written:
+def by_vectors(log: Log, edit: Edit, key: str | None, partitioning: Partitioning) -> Written:
     """Nothing is written again: rows that die become bits.
 
     :param key: name of the single integer key column, for statistics.
     """
-    found = Written(actions=[log.files[path].removed(change=True) for path in sorted(edit.gone)])
+    copies = edit.without_vectors()
+    found = Written() if copies is None else by_copies(log, copies, key, partitioning)
+    found.actions += [log.files[path].removed(change=True) for path in sorted(edit.gone)]
     for path, rows in edit.dead.items():
         file = log.files[path]
         total = log.dead(file) | rows
@@ -86,7 +100,10 @@ def by_vectors(log: Log, edit: Edit, key: str | None) -> Written:
 
 
 def by_copies(log: Log, edit: Edit, key: str | None, partitioning: Partitioning) -> Written:
-    """Files that lose rows are written anew without them, partition by partition."""
+    """Files that lose rows are written anew without them, partition by partition.
+
+    :param key: as for :func:`by_vectors`.
+    """
     found = Written(actions=[log.files[path].removed(change=True) for path in sorted(edit.gone)])
     slices = [file for file, rows in edit.new if file.path.startswith(f"{SLICES}/") and not rows]
     found.actions += [added(file, key, None) for file in slices if file.rows]

@@ -35,6 +35,8 @@ _TYPES = KEY_TYPES - {"binary", "varbinary", "time", *_TIMES}
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 _IN_NAMES = re.compile(r"[^/\\=%#?*:\"\x00-\x1f\x7f]+")
 _LONGEST = 240
+#: Paths that are the same as the address of a file.
+_PLAIN = re.compile(r"[A-Za-z0-9/_.=~-]*")
 #: Bytes of rows that wait for more of their partitions.
 HELD_BYTES = 64 << 20
 _KEY = "sink.partition_by"
@@ -262,6 +264,15 @@ class PartitionedFiles:
 
     def _path(self, number: int) -> str:
         return self._partitioning.path(self._folder, self._values[number], f"{self._name}-{number}.parquet")
+
+
+def takes_vectors(path: str) -> bool:
+    """Whether rows of a file may die by a deletion vector.
+
+    Not where something is escaped in its path: Polars looks the vector up by the file's address, in which it is escaped
+    once more, and takes the rows for alive. Such files are written anew.
+    """
+    return _PLAIN.fullmatch(path) is not None
 
 
 def together(path: str, files: Iterable[DataFile]) -> DataFile:

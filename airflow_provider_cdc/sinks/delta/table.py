@@ -280,7 +280,8 @@ class DeltaTarget:
 
     def staged(self, file: DataFile) -> bool:
         """Whether its files are there, and of the size that was written."""
-        return all(self.storage.size(part.path) == part.size for part in file.files)
+        whole = all(self.storage.size(part.path) == part.size for part in file.files)
+        return whole and sum(part.size for part in file.files) == file.size
 
     def read_staged(self, file: DataFile) -> Iterator[pa.Table]:
         """The rows of a slice, row group by row group."""
@@ -309,7 +310,7 @@ class DeltaTarget:
     def _commit(self, edit: Edit, markers: Mapping[str, int]) -> bool:
         log, storage = self._log, self.storage
         if self.options.vectors:
-            written = by_vectors(log, edit, self._keys.stat)
+            written = by_vectors(log, edit, self._keys.stat, self._partitioning)
             if not uses_vectors(log.protocol, log.configuration):  # until now it was merged by copies
                 written.actions = [*switched(log.protocol, log.metadata, vectors=True), *written.actions]
         else:
