@@ -116,6 +116,11 @@ class Beside:
         self._thread.join()
 
 
+def applied(target: DeltaTarget, change: Upserted, marker: int) -> bool:
+    """Commit a batch."""
+    return target.commit(lambda _: change, {"cdc/bench/stream": marker}, _FENCE)
+
+
 def ours(folder: Path, size: int, changes: int, count: int, *, vectors: bool) -> tuple[list[float], float]:
     """Seconds of each batch, the first one (which makes the index) left out, and of what went on beside them."""
     target, took = opened(folder, vectors=vectors), []
@@ -128,8 +133,7 @@ def ours(folder: Path, size: int, changes: int, count: int, *, vectors: bool) ->
             newer = changed.set_column(SCHEMA.get_field_index(SEQ), SEQ, pa.array(np.full(len(changed), first + seq)))
             write_file(target.storage, name, SCHEMA, [newer], "id")
             file, keys = described(target.storage, name, SCHEMA, columns, "id")
-            change = Upserted(placed(keys, [file]))
-            assert target.commit(lambda _, change=change: change, {"cdc/bench/stream": first + seq}, _FENCE)
+            assert applied(target, Upserted(placed(keys, [file])), first + seq)
             took.append(time.monotonic() - began)
     return took[1:], beside.seconds
 
