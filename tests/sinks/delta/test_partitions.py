@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -110,9 +111,8 @@ def by_polars(path: Path) -> pa.Table:
 
 
 def by_duckdb(path: Path) -> pa.Table:
-    import duckdb_extension_delta
-
-    extension = next(Path(duckdb_extension_delta.__file__).parent.rglob("*.duckdb_extension"))
+    package = Path(str(import_module("duckdb_extension_delta").__file__)).parent
+    extension = next(package.rglob("*.duckdb_extension"))
     connection = duckdb.connect(config={"allow_unsigned_extensions": "true"})
     connection.execute(f"LOAD '{extension}'")
     connection.execute("SET TimeZone = 'UTC'")
@@ -383,7 +383,7 @@ def test_rows_of_escaped_partitions_die_for_all_readers(tmp_path: Path, monkeypa
     countries = ["DE", "United Kingdom", "C\u00f4te", "a+b", None]
     batch: list[Row] = [(10 * k + n, c, None, 1, 1, "c") for k, c in enumerate(countries) for n in range(4)]
     upsert(target, *batch)
-    expected = {row[0]: (row[1], 1) for row in batch}
+    expected: dict[int, tuple[str | None, int | None]] = {row[0]: (row[1], 1) for row in batch}
 
     def check() -> None:
         seen = [(key, *values) for key, values in sorted(expected.items(), key=repr)]
