@@ -188,11 +188,18 @@ def status(path: str, as_json: bool) -> None:
                 f"    {row['table']}: {row['chunks_done']}/{row['chunks_total']} chunks, {row['rows']} rows, "
                 f"{row['corrected']} corrected"
             )
+        if found["sink"]:
+            click.echo("  sink:")
+        for row in found["sink"]:
+            click.echo(f"    {_size(row)}")
         if flow:
             click.echo(
                 f"  stream: epoch {flow['epoch']} {flow['state']}, {flow['batches']} batches, "
                 f"{flow['changes']} changes, {flow['changes_per_second']:,} changes/s{_applied(flow)}"
             )
+            if flow["index_bytes"]:
+                spilled = f", {flow['index_disk_bytes']:,} more on disk" if flow["index_disk_bytes"] else ""
+                click.echo(f"    index of keys: {flow['index_bytes']:,} bytes{spilled}")
             if flow["supervisor"]:
                 click.echo(f"    supervised by {flow['supervisor']}, {flow['supervised_seconds_ago']} s ago")
             elif flow["log"] and flow["state"] == "running":
@@ -258,6 +265,14 @@ def _progress(row: dict[str, Any]) -> str:
     return said + (f"; paused: {row['paused']}" if row["paused"] else "")
 
 
+def _size(row: dict[str, Any]) -> str:
+    """What a table of the sink takes."""
+    rows = "" if row["rows"] is None else f"{row['rows']:,} rows in "
+    said = f"{row['table']}: {rows}{row['files']:,} files, {row['bytes']:,} bytes"
+    said += f", {row['dead_rows']:,} dead rows in {row['files_with_vectors']:,} of them" if row["dead_rows"] else ""
+    return said + (f", compacted {row['compactions']:,} times" if row["compactions"] else "")
+
+
 def _applied(flow: dict[str, Any]) -> str:
     """How late changes were applied; nothing where there were none."""
     half, most = flow["lag_p50_seconds"], flow["lag_p95_seconds"]
@@ -315,7 +330,7 @@ def _context(path: str, quiet: bool = False) -> Iterator[Context]:
     from airflow_provider_cdc.progress_bar import reporter
 
     pipeline = Pipeline.load(path)
-    for conn_id in (pipeline.source.conn_id, pipeline.state.conn_id):
+    for conn_id in (pipeline.source.conn_id, pipeline.sink.conn_id, pipeline.state.conn_id):
         if conn_id:
             _secrets.extend(resolve(conn_id).secrets)
     context = Context.of(pipeline)

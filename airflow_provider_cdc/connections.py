@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, quote, quote_plus, unquote, urlsplit
 
 from airflow_provider_cdc.core.spark_conf import check_master
+from airflow_provider_cdc.core.store_access import secrets_of
 from airflow_provider_cdc.core.tls import FLAGS, PATHS, Tls, postgres_risk, postgres_settings
 from airflow_provider_cdc.exceptions import NotReadyError
 
@@ -41,7 +42,7 @@ _SPARK_TYPES = ("spark", "yarn", "k8s", "local")
 _SPARK_IGNORED = ("rest-scheme", "rest-port")
 _SPARK_EXTRA = ("queue", "namespace", "deploy-mode", "spark-binary", *_SPARK_IGNORED)
 # Connections, variables, settings (database address and keys among them), the context of the task, start-up messages.
-_OF_AIRFLOW = re.compile(r"_*AIRFLOW_(?!HOME$)")
+_OF_AIRFLOW = re.compile(r"_*AIRFLOW_(?!(?:HOME|CDC_STATE_DIR)$)")
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class Connection:
     @property
     def secrets(self) -> tuple[str, ...]:
         """Every text of the connection that :func:`scrub` must take out."""
-        found = [self.password, self.extra.get("ssl_key_password")]
+        found = [self.password, self.extra.get("ssl_key_password"), *secrets_of(self.extra)]
         if isinstance(ssl := self.extra.get("ssl"), Mapping):
             found.append(ssl.get("password"))
         return tuple(str(secret) for secret in found if secret)
@@ -347,7 +348,8 @@ def clean_environment() -> dict[str, str]:
 
 
 def strip_environment() -> tuple[str, ...]:
-    """Remove everything that Airflow keeps in the environment from this process; ``AIRFLOW_HOME`` stays.
+    """Remove everything that Airflow keeps in the environment from this process; ``AIRFLOW_HOME`` stays,
+    and the name of the folder that this project keeps state in.
 
     Called before a JVM starts, so that it and all its children inherit no secret.
 

@@ -6,13 +6,16 @@ import os
 import secrets
 import signal
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from tests.support import jvm, running
 from tests.support.mariadb import MariaDBServer, NewestMariaDBServer
 from tests.support.servers import MySQLServer, ServerUnavailable
+
+if TYPE_CHECKING:
+    from tests.support.s3 import S3
 
 pytest.register_assert_rewrite("tests.sinks.conformance")
 
@@ -104,6 +107,15 @@ def database(mysql_server: MySQLServer) -> Iterator[str]:
     mysql_server.execute(f"CREATE DATABASE `{name}`")
     yield name
     mysql_server.execute(f"DROP DATABASE IF EXISTS `{name}`")
+
+
+@pytest.fixture
+def s3() -> Iterator[S3]:
+    """An empty bucket on a quick S3-compatible server that the whole run shares."""
+    from tests.support.s3 import s3_server
+
+    with s3_server() as place:
+        yield place
 
 
 @pytest.fixture(scope="session")

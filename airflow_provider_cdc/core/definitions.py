@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from airflow_provider_cdc.core.offset import Position
@@ -67,6 +67,10 @@ class Definitions:
     def with_zero_dates(self, policy: str) -> Definitions:
         """The same definitions under another policy, which is no part of them."""
         return Definitions(tuple((at, d.with_zero_dates(policy)) for at, d in self.steps), self.revision)
+
+    def with_whole_rows(self) -> Definitions:
+        """The same definitions where old rows are wanted whole."""
+        return Definitions(tuple((at, replace(d, whole_rows=True)) for at, d in self.steps), self.revision)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON value; :meth:`from_json` turns it back."""

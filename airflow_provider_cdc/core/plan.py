@@ -8,7 +8,7 @@ types. What compares them is the server alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -90,6 +90,7 @@ class Plan:
     :param costs: what planning each table cost; empty in a plan that was made before.
     :param start: what P0 is: ``snapshot``, or the place in the binlog where a stream without a snapshot begins. Such a
         plan has no chunks, as if all tables were empty at P0.
+    :param table_path: ``sink.table_path`` with which it was made, and ``lower_case``: ``sink.lower_case``.
     """
 
     pipeline: str
@@ -101,6 +102,8 @@ class Plan:
     chunks: tuple[Chunk, ...]
     costs: tuple[PlanCost, ...] = field(default=(), compare=False)
     start: Start = field(default=SNAPSHOT, hash=False)
+    table_path: str = "{database}/{table}"
+    lower_case: bool = False
 
     @property
     def p0_seq(self) -> int:
@@ -149,6 +152,12 @@ class Plan:
     def with_zero_dates(self, policy: str) -> Plan:
         """The plan with the pipeline's ``source.zero_dates``, which is not written down with it."""
         return replace(self, definitions=tuple(d.with_zero_dates(policy) for d in self.definitions))
+
+    def with_whole_rows(self, wanted: Callable[[TableSchema], bool]) -> Plan:
+        """The plan where the old rows of some tables are wanted whole, which is not written down with it, either."""
+        return replace(
+            self, definitions=tuple(d.with_whole_rows() if wanted(d.newest) else d for d in self.definitions)
+        )
 
     def groups(self) -> dict[int, list[Chunk]]:
         """Chunks by group number."""
@@ -209,6 +218,8 @@ class Plan:
             "tables": [d.to_json() for d in self.definitions],
             "chunks": [c.to_json() for c in self.chunks],
             "start": self.start,
+            "table_path": self.table_path,
+            "lower_case": self.lower_case,
         }
 
     @classmethod
@@ -223,6 +234,8 @@ class Plan:
             tuple(Definitions.from_json(t) for t in value["tables"]),
             tuple(Chunk.from_json(c) for c in value["chunks"]),
             start=value.get("start", SNAPSHOT),
+            table_path=value.get("table_path", cls.table_path),
+            lower_case=value.get("lower_case", cls.lower_case),
         )
 
 

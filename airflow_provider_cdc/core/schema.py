@@ -31,6 +31,8 @@ HIDDEN = "/* hidden */"
 #: Columns that the project adds behind the source's own, in this order.
 SEQ, OP, TS = "_cdc_seq", "_cdc_op", "_cdc_ts"
 META_COLUMNS = (SEQ, OP, TS)
+#: Behind these, in tables whose deleted rows stay: whether a row is deleted in the source.
+DELETED = "_cdc_deleted"
 
 _SIGNED = {
     "tinyint": pa.int8(),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from airflow_provider_cdc.core.deletes import ALL_HARD, HARD, IGNORE, SOFT, Deletes
 from airflow_provider_cdc.core.detours import Detours
 from airflow_provider_cdc.core.gtid import kind_of
 from airflow_provider_cdc.core.offset import Lineage, Offset, Position
@@ -48,6 +49,7 @@ class StreamJob:
     :param max_batch_rows: soft limit of a batch in changed rows.
     :param zero_dates: ``source.zero_dates``.
     :param piece_bytes: bytes of binlog that are worth a reader of their own.
+    :param deletes: ``sink.deletes``.
     """
 
     connect_args: dict[str, Any]
@@ -62,12 +64,14 @@ class StreamJob:
     max_batch_rows: int
     zero_dates: str = "error"
     piece_bytes: int = 16 << 20
+    deletes: Deletes = ALL_HARD
 
     def plan(self) -> Plan:
         """The plan in the sink."""
         plan = read_plan(self.storage, Layout(self.pipeline))
         assert plan is not None  # no phase begins without one
-        return plan.with_zero_dates(self.zero_dates)
+        # Where the deleted row is kept as the delete's old image has it, that must have all of it.
+        return plan.with_zero_dates(self.zero_dates).with_whole_rows(lambda table: self.deletes.of(table) == SOFT)
 
     def _open(self, at: Position, replica: tuple[int, str]) -> BinlogStream:
         return BinlogStream(
@@ -103,8 +107,8 @@ class StreamJob:
         :param attempt: makes what this attempt stages differ from what others do.
         :param reader: which of the ``readers`` this is.
         :returns: manifest: start, end, and for each table with changes its index, the names of what was staged, the
-            number of rows, and the ``_cdc_seq`` of its last TRUNCATE, after which they come; and all that was staged,
-            as index and name.
+            number of rows, and the ``_cdc_seq`` and time of the TRUNCATE after which they come; and all that was
+            staged, as index and name. A table has one such entry, unless its rows stay when it is truncated.
         :raises UnknownPrepareError: if an XA transaction is committed whose rows are not in the binlog any more.
         :raises TransientError: if the connection reaches another server now, or the file was purged.
         """
@@ -118,7 +122,8 @@ class StreamJob:
 
         failpoint("batch.before_read")
         plan = self.plan()
-        outputs = _Outputs(self.sink.staging(), plan, f"epoch-{self.epoch}/{self.lineage.seq(start.at)}-{attempt}")
+        name = f"epoch-{self.epoch}/{self.lineage.seq(start.at)}-{attempt}"
+        outputs = _Outputs(self.sink.staging(), plan, name, self.deletes)
 
         def write(changes: list[tuple[TableSchema, pa.RecordBatch]]) -> None:
             # What the sink holds already, since the server before this one had committed it earlier.
@@ -149,7 +154,7 @@ class StreamJob:
                     seq = self.lineage.seq(Position(step.file, step.position))
                     if step.item.emptied is not None:
                         write(binlog.take())
-                        outputs.of(tables[step.item.emptied].newest).empty(seq)
+                        outputs.empty(tables[step.item.emptied].newest, seq, step.item.commit_us)
                     for _ in binlog.add(prepared.visible(step.item), seq, step.item.commit_us):
                         write(binlog.take())
                 if binlog.held >= _FLUSH_BYTES:
@@ -183,7 +188,7 @@ def together(manifests: Sequence[dict[str, Any]]) -> dict[str, Any]:
     :raises TerminalError: if they do not lie one behind the other.
     """
     manifests = sorted(manifests, key=lambda m: Offset.from_json(m["start"]).at)
-    tables: dict[int, dict[str, Any]] = {}
+    tables: dict[int, list[dict[str, Any]]] = {}
     end = manifests[0]["start"]
     for manifest in manifests:
         if manifest["start"] != end:
@@ -194,75 +199,109 @@ def together(manifests: Sequence[dict[str, Any]]) -> dict[str, Any]:
             )
         end = manifest["end"]
         for entry in manifest["tables"]:
-            before = tables.get(entry["table"])
-            if before is None or entry["emptied"] is not None:
-                tables[entry["table"]] = entry
-            else:
-                added = {"staged": before["staged"] + entry["staged"], "rows": before["rows"] + entry["rows"]}
-                tables[entry["table"]] = before | added
+            before = tables.setdefault(entry["table"], [])
+            if before and entry["emptied"] is None:
+                last = before[-1]
+                added = {"staged": last["staged"] + entry["staged"], "rows": last["rows"] + entry["rows"]}
+                before[-1] = last | added
+                continue
+            if not entry["kept"]:
+                before.clear()
+            before.append(entry)
     return {
         "start": manifests[0]["start"],
         "end": end,
-        "tables": [tables[i] for i in sorted(tables)],
+        "tables": [entry for i in sorted(tables) for entry in tables[i]],
         "staged": [name for manifest in manifests for name in manifest["staged"]],
     }
 
 
 class _Output:
-    """What a piece has of one table."""
+    """What a piece has of one table.
 
-    def __init__(self, name: str, writer: ChangeWriter) -> None:
+    :param truncated: ``_cdc_seq`` and time of the TRUNCATE after which it comes, if there is one.
+    :param kept: whether what was before that stays.
+    """
+
+    def __init__(
+        self, name: str, writer: ChangeWriter, truncated: tuple[int, int] | None = None, *, kept: bool = False
+    ) -> None:
         self.name, self._writer = name, writer
+        self.truncated, self.kept = truncated, kept
         self.rows = 0
-        self.emptied: int | None = None
 
     def add(self, changes: pa.RecordBatch) -> None:
         """Write changes."""
         self.rows += changes.num_rows
         self._writer.add(changes)
 
-    def empty(self, seq: int) -> None:
+    def empty(self, truncated: tuple[int, int]) -> None:
         """The table is empty here: what came before does not count any more."""
         self._writer.empty()
-        self.rows, self.emptied = 0, seq
+        self.rows, self.truncated = 0, truncated
 
     def close(self) -> None:
         """Write what is left."""
         self._writer.close()
+
+    def manifest(self, index: int) -> dict[str, Any]:
+        """Its entry in the manifest."""
+        emptied, at = self.truncated or (None, None)
+        return {
+            "table": index,
+            "staged": [self.name],
+            "rows": self.rows,
+            "emptied": emptied,
+            "emptied_at": at,
+            "kept": self.kept,
+        }
 
 
 class _Outputs:
     """What a piece has of each table that has changes in it.
 
     :param name: makes what this attempt at the piece stages differ from everything else.
+    :param deletes: what becomes of rows that are deleted in the source.
     """
 
-    def __init__(self, staging: Staging, plan: Plan, name: str) -> None:
-        self._staging, self._plan, self._name = staging, plan, name
+    def __init__(self, staging: Staging, plan: Plan, name: str, deletes: Deletes) -> None:
+        self._staging, self._plan, self._name, self._deletes = staging, plan, name, deletes
         self._numbers = {t.id: i for i, t in enumerate(plan.tables)}
-        self._found: dict[int, _Output] = {}
+        self._found: dict[int, list[_Output]] = {}
 
     def of(self, table: TableSchema) -> _Output:
         """That of one table."""
         index = self._numbers[table.id]
-        if index not in self._found:
-            name = f"{self._name}-{index}"
-            self._found[index] = _Output(name, self._staging.writer(self._plan.tables[index], name))
-        return self._found[index]
+        return self._found[index][-1] if index in self._found else self._begin(index)
+
+    def empty(self, table: TableSchema, seq: int, at: int) -> None:
+        """A table is truncated here.
+
+        :param seq: ``_cdc_seq`` of the TRUNCATE.
+        :param at: its commit time, in microseconds.
+        """
+        how = self._deletes.of(table)
+        if how == HARD:
+            self.of(table).empty((seq, at))
+        elif how != IGNORE:  # what was before must be applied first: it stays
+            self._begin(self._numbers[table.id], (seq, at), kept=True)
+
+    def _begin(self, index: int, truncated: tuple[int, int] | None = None, *, kept: bool = False) -> _Output:
+        before = self._found.setdefault(index, [])
+        name = f"{self._name}-{index}" + (f"-{len(before)}" if before else "")
+        before.append(_Output(name, self._staging.writer(self._plan.tables[index], name), truncated, kept=kept))
+        return before[-1]
 
     def close(self) -> None:
         """Write what is left."""
-        for output in self._found.values():
-            output.close()
+        for index in self._found:
+            for output in self._found[index]:
+                output.close()
 
     def manifest(self) -> dict[str, Any]:
         """Its part of the manifest."""
-        found = sorted(self._found.items())
+        found = [(i, output) for i in sorted(self._found) for output in self._found[i]]
         return {
-            "tables": [
-                {"table": i, "staged": [o.name], "rows": o.rows, "emptied": o.emptied}
-                for i, o in found
-                if o.rows or o.emptied
-            ],
+            "tables": [o.manifest(i) for i, o in found if o.rows or o.truncated],
             "staged": [[i, o.name] for i, o in found],
         }

@@ -53,7 +53,7 @@ class SnapshotJob:
         time.
     :param sink: where the rows go.
     :param storage: where plan and manifests are.
-    :param pipeline: name of the pipeline.
+    :param layout: names in it.
     :param generation: number of the snapshot.
     :param group: number of the chunk group.
     :param attempt: number of the attempt.
@@ -68,7 +68,7 @@ class SnapshotJob:
     replicas: tuple[tuple[tuple[int, str], ...], ...]
     sink: Sink
     storage: Storage
-    pipeline: str
+    layout: Layout
     generation: int
     group: int
     attempt: int
@@ -91,7 +91,7 @@ class SnapshotJob:
 
     def manifest(self, table: TableSchema, no: int) -> str:
         """Name of the manifest of a slice, which is there when the slice is finished."""
-        return Layout(self.pipeline).slice(table, self.generation, self.group, self.attempt, no)
+        return self.layout.slice(table, self.generation, self.group, self.attempt, no)
 
 
 class _Worker:
@@ -105,7 +105,7 @@ class _Worker:
         from airflow_provider_cdc.mysql.snapshot.keyless import pieces
 
         self._pieces = pieces
-        layout, storage = Layout(job.pipeline), job.storage
+        layout, storage = job.layout, job.storage
         copies = job.replicas[worker]
         self._job, self._replica = job, copies[copy % len(copies)]
         share = read_json(storage, layout.share(job.generation, job.group))

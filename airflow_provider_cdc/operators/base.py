@@ -137,7 +137,8 @@ def request_of(pipeline: Pipeline, **what: Any) -> Request:
     from airflow_provider_cdc.driver import Request
     from airflow_provider_cdc.hooks.connections import resolve
 
-    wanted = {pipeline.source.conn_id, pipeline.state.conn_id, pipeline.spark.conn_id} - {None}
+    sections = (pipeline.source, pipeline.sink, pipeline.state, pipeline.spark)
+    wanted = {section.conn_id for section in sections} - {None}
     known = {conn_id: resolve(conn_id).to_json() for conn_id in wanted if conn_id}
     return Request(pipeline.to_dict(), known, **what)
 

@@ -6,10 +6,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from airflow_provider_cdc.core.changes import after, last_changes
 from airflow_provider_cdc.core.multiset import MissingRowsError, net
@@ -30,6 +32,7 @@ from airflow_provider_cdc.sinks.protocol import (
     Fence,
     Fenced,
     Markers,
+    Measured,
     ResumePoint,
     SinkTable,
     Upserted,
@@ -124,6 +127,12 @@ class Applier:
         """The resume point."""
         return self._at
 
+    @property
+    def index(self) -> tuple[int, int] | None:
+        """Bytes that the tables take for finding rows, in memory and on disk; ``None`` if they do not tell."""
+        found = [table.index for table in self.tables if isinstance(table, Measured)]
+        return (sum(memory for memory, _ in found), sum(disk for _, disk in found)) if found else None
+
     def hold(self, coverage: Sequence[Coverage]) -> None:
         """Take note of what the snapshot holds, after a chunk group was read again."""
         self._coverage = coverage
@@ -201,10 +210,14 @@ class Applier:
                 # So that it is known, whatever happens, which transactions a table may hold.
                 self._said = {"seq": end_seq, "end": end.to_json()}
                 write_json(self._context.storage, self._context.layout.batch, self._said)
-            for entry in manifest["tables"]:
+            following = [entry["table"] for entry in manifest["tables"][1:]]
+            for entry, then in zip_longest(manifest["tables"], following):
                 changes = self._staging.changes(self._plan.tables[entry["table"]], entry["staged"])
                 stamps.append(changes[TS].cast(pa.int64()).to_numpy())
-                self._apply_table(entry["table"], changes, end_seq, entry.get("emptied"))
+                # Where a TRUNCATE of the same table follows, the table is not at the end of the batch yet.
+                reached = end_seq if then != entry["table"] else pc.max(changes[SEQ]).as_py() or 0
+                emptied = None if entry["emptied"] is None else Emptied(entry["emptied"], entry["emptied_at"])
+                self._apply_table(entry["table"], changes, reached, emptied)
             failpoint("progress.before_commit")
             self._progress.write(end, self.lineage, self.fence)
             failpoint("progress.after_commit")
@@ -221,14 +234,14 @@ class Applier:
             clean = self._staging.applied if name in used else self._staging.discard
             clean(self._plan.tables[index], [name])
 
-    def _apply_table(self, index: int, changes: pa.Table, end_seq: int, emptied: int | None) -> None:
+    def _apply_table(self, index: int, changes: pa.Table, end_seq: int, emptied: Emptied | None) -> None:
         table, target, held = self._plan.tables[index], self.tables[index], self._coverage[index]
         if not table.key:
-            self._count(index, changes, end_seq, emptied)
+            self._count(index, changes, end_seq, emptied.seq if emptied else None)
             return
         if emptied is not None:
             # Only rows from before the TRUNCATE go: a chunk with a later high watermark was read after it.
-            self._commit(index, lambda _: Emptied(emptied), emptied)
+            self._commit(index, lambda _: emptied, emptied.seq)
         marker = target.markers().get(self._marker)
         if marker is not None:
             changes = after(changes, marker)

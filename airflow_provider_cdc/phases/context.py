@@ -15,6 +15,7 @@ from airflow_provider_cdc.core.offset import Lineage, Offset
 from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.core.progress import ChunkProgress
 from airflow_provider_cdc.core.start import SNAPSHOT, start_text
+from airflow_provider_cdc.core.store_access import StoreAccess, access_of
 from airflow_provider_cdc.exceptions import NotReadyError
 from airflow_provider_cdc.failpoints import failpoint
 from airflow_provider_cdc.mysql.places.binlog_files import OpenAt, open_to_end, with_beginning
@@ -59,10 +60,11 @@ class Context:
 
     :param pipeline: the pipeline.
     :param connect_args: pymysql.connect keyword arguments of the source.
-    :param store_url: address of the bookkeeping database; ``None`` for a SQLite file in the sink.
+    :param store_url: address of the bookkeeping database; ``None`` for a SQLite file.
     :param reporter: hears about progress.
     :param spark: Spark's master and settings.
     :param watcher: what this run has seen of the stream's heartbeat.
+    :param access: what a connection says of the object store that is the sink.
     """
 
     pipeline: Pipeline
@@ -71,6 +73,7 @@ class Context:
     reporter: Reporter = field(default_factory=Quiet)
     spark: tuple[str, Mapping[str, str]] = ("local[2]", {})
     watcher: Watcher = field(default_factory=Watcher, repr=False)
+    access: StoreAccess | None = field(default=None, repr=False)
 
     @classmethod
     def of(
@@ -88,17 +91,20 @@ class Context:
         url = database_url(find(pipeline.state.conn_id)) if pipeline.state.conn_id else None
         spark = pipeline.spark
         master, conf = spark_settings(find(spark.conn_id)) if spark.conn_id else (spark.master or "local[2]", {})
-        return cls(pipeline, args, url, reporter or Quiet(), (master, {**conf, **spark.conf}))
+        access = access_of(find(pipeline.sink.conn_id)) if pipeline.sink.conn_id else None
+        if access is not None:
+            access.check_for(pipeline.sink.path)
+        return cls(pipeline, args, url, reporter or Quiet(), (master, {**conf, **spark.conf}), access=access)
 
     @property
     def layout(self) -> Layout:
         """Names in the sink's storage."""
-        return Layout(self.pipeline.name)
+        return Layout(self.pipeline.name, self.pipeline.sink.table_paths)
 
     @property
     def storage(self) -> Storage:
         """Where plan, manifests, notes and staged batches lie."""
-        return storage_at(self.pipeline.sink.path)
+        return storage_at(self.pipeline.sink.path, self.access)
 
     @property
     def local(self) -> LocalFiles:
@@ -109,7 +115,8 @@ class Context:
     def sink(self) -> Sink:
         """The sink; its module is loaded now."""
         settings = self.pipeline.sink
-        return open_sink(settings.kind, settings.path, self.pipeline.name, **settings.settings)
+        access = {"access": self.access} if self.access is not None else {}
+        return open_sink(settings.kind, settings.path, self.pipeline.name, **settings.settings, **access)
 
     def need(self, feature: Feature, what: str) -> None:
         """Refuse what the sink does not support.
@@ -149,6 +156,16 @@ class Context:
                     f"source.{name} of {plan.pipeline} changed since its snapshot (it was {list(before)})",
                     "Adding and removing tables or columns is not built yet: undo the change, or start with a fresh "
                     "sink.path",
+                )
+        paths = self.pipeline.sink.table_paths
+        for name, is_, was in (
+            ("table_path", paths.template, plan.table_path),
+            ("lower_case", paths.lower_case, plan.lower_case),
+        ):
+            if is_ != was:
+                raise NotReadyError(
+                    f"sink.{name} of {plan.pipeline} changed since its snapshot (it was {was})",
+                    "The tables would not be found: undo the change, or start with a fresh sink.path",
                 )
         if plan.start != self.pipeline.stream.start:
             raise NotReadyError(
@@ -204,6 +221,11 @@ class Context:
             else:
                 wanted |= {"chunk_rows": settings.chunk_rows, "group_rows": settings.group_rows}
                 plan = make_plan(connection, pipeline.name, pipeline.captures, **wanted)
+            paths = pipeline.sink.table_paths
+            paths.check(table.id for table in plan.tables)
+            for table in plan.tables:
+                pipeline.sink.deletions.of(table)  # what it cannot be for the table is refused
+            plan = replace(plan, table_path=paths.template, lower_case=paths.lower_case)
             return replace(plan, p0=with_beginning(plan.p0, open_at))
 
     def ensure_plan(self, store: Store) -> Plan:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from airflow_provider_cdc.connections import unsafe
+from airflow_provider_cdc.core.store_address import folder_of
 from airflow_provider_cdc.exceptions import CdcError
 from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.phases.context import Context
@@ -17,15 +18,16 @@ from airflow_provider_cdc.phases.finding import Finding, findings
 from airflow_provider_cdc.phases.preflight_server import check_server, check_server_ids
 from airflow_provider_cdc.phases.preflight_tables import check_tables
 from airflow_provider_cdc.sinks.protocol import Feature
+from airflow_provider_cdc.sinks.store_check import check_store
 
 
 def preflight(context: Context, *, spark: bool = True) -> list[Finding]:
-    """Look at server, grants, tables, sink and runtime. Nothing is written, not even a folder.
+    """Look at server, grants, tables, sink and runtime. Nothing is left behind, not even a folder.
 
     :param spark: also look at pyspark and Java.
     """
     found: list[Finding] = []
-    found += findings(lambda: _sink(Path(context.pipeline.sink.path)))
+    found += findings(lambda: _sink(context))
     found += findings(lambda: _supported(context))
     found += findings(lambda: _safety(context))
     if spark:
@@ -55,8 +57,14 @@ def require(context: Context, *, spark: bool = True) -> list[Finding]:
     return [f for f in found if f.level == "warning"]
 
 
-def _sink(path: Path) -> Iterator[Finding]:
-    existing = path
+def _sink(context: Context) -> Iterator[Finding]:
+    folder = folder_of(context.pipeline.sink.path)
+    if folder is None:
+        check_store(context.storage, context.layout.private)
+        books = "in a database" if context.store_url is not None else f"in {context.local.bookkeeping} of this host"
+        yield Finding("ok", f"sink {context.storage.location()} can be written; bookkeeping {books}")
+        return
+    path = existing = Path(folder)
     while not os.path.exists(existing) and existing != existing.parent:  # not Path.exists: it may be denied to look
         existing = existing.parent
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
@@ -85,6 +93,12 @@ def _safety(context: Context) -> Iterator[Finding]:
     }
     if url is not None:
         places[f"state.conn_id {pipeline.state.conn_id}"] = url, url.query
+    if context.access is not None and (risk := context.access.unsafe):
+        yield Finding(
+            "warning",
+            f"sink.conn_id {pipeline.sink.conn_id}: {risk}",
+            "Name an endpoint with https, and in verify the file of the authority that signed its certificate",
+        )
     for what, (place, settings) in places.items():
         if risk := unsafe(place):
             yield Finding(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from pymysql.connections import Connection
@@ -39,6 +40,7 @@ def check_tables(context: Context, connection: Connection[Any]) -> list[Finding]
                 "Check the patterns (anchored, database.table) and that the user has SELECT on the tables",
             )
         ]
+    found += findings(lambda: _together(context, matched))
     found += findings(lambda: _cascades(connection, matched))
     found += findings(lambda: _out_of_order(connection))
     found += findings(lambda: _created_since(context, matched))
@@ -47,6 +49,12 @@ def check_tables(context: Context, connection: Connection[Any]) -> list[Finding]
     for database, table, engine in matched:
         found += findings(lambda d=database, t=table, e=engine: _table(context, connection, d, t, e))  # type: ignore[misc]
     return found
+
+
+def _together(context: Context, matched: list[tuple[str, str, str]]) -> Iterator[Finding]:
+    """Tables that would be copied to one place."""
+    context.pipeline.sink.table_paths.check((database, table) for database, table, _ in matched)
+    yield from ()
 
 
 def _cascades(connection: Connection[Any], matched: list[tuple[str, str, str]]) -> Iterator[Finding]:
@@ -162,7 +170,10 @@ def _created_since(context: Context, matched: list[tuple[str, str, str]]) -> Ite
 
 def _table(context: Context, connection: Connection[Any], database: str, table: str, engine: str) -> Iterator[Finding]:
     schema: TableSchema = read_schema(connection, database, table, engine, context.pipeline.keeps)
-    context.sink.table(schema)  # refuses what the sink's settings ask of a table that cannot be so
+    context.pipeline.sink.deletions.of(schema)
+    with suppress(OSError):  # a sink that cannot be looked into is a finding of its own
+        if (target := context.sink.table(schema)).exists():
+            target.markers()  # a table that cannot be written any more says why
     # Every column: with a right on some of them the others would not even be listed.
     granted(lambda: rows(connection, f"SELECT * FROM {table_name(schema)} LIMIT 0"), "SELECT", table_name(schema))
     more = sum(1 for c in schema.columns if c.name in schema.left_out and not c.hidden)

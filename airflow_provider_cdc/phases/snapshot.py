@@ -263,7 +263,7 @@ def _read(work: Group, held: Claim, run: Runner, since: Offset, lineage: Lineage
         replicas=_replicas(context, work.number, held.attempt, len(missing)),
         sink=context.sink,
         storage=context.storage,
-        pipeline=plan.pipeline,
+        layout=context.layout,
         generation=plan.generation,
         group=work.number,
         attempt=held.attempt,

@@ -12,6 +12,7 @@ from airflow_provider_cdc.phases.lag import changes_per_second, lag_of
 from airflow_provider_cdc.phases.snapshot import adopt_published
 from airflow_provider_cdc.phases.snapshot_progress import group_progress, snapshot_progress
 from airflow_provider_cdc.processes import tail
+from airflow_provider_cdc.sinks.protocol import Measured
 from airflow_provider_cdc.store import Store, StreamRow
 from airflow_provider_cdc.store.models import BatchRow
 
@@ -24,10 +25,11 @@ def status(context: Context) -> dict[str, Any]:
 
     :returns: ``pipeline``; ``phase`` (``snapshot``, ``snapshot_complete``, ``streaming``, ``stopped``);
         ``tables`` (chunks done and total, rows); ``snapshot`` and ``groups`` (chunks, rows, corrected keys, rate, time
-        left, why it is paused); ``offset``
-        (the resume point); ``lag_seconds``, ``lag_bytes``, ``purge_in_hours`` (how far the source is ahead of it, and
-        how long it keeps it), ``lag_unknown`` (why that cannot be told); ``stream`` (epoch, state, batches, changes,
-        rate, lag of what it has applied, who supervises it, the end of its driver's log), ``null`` before the first.
+        left, why it is paused); ``sink`` (files, bytes, rows of each table that is made, if the sink tells);
+        ``offset`` (the resume point); ``lag_seconds``, ``lag_bytes``, ``purge_in_hours`` (how far the source is ahead
+        of it, and how long it keeps it), ``lag_unknown`` (why that cannot be told); ``stream`` (epoch, state, batches,
+        changes, rate, lag of what it has applied, memory of its index of keys, who supervises it, the end of its
+        driver's log), ``null`` before the first.
     """
     plan = context.need_plan()
     store = context.store()
@@ -75,6 +77,11 @@ def status(context: Context) -> dict[str, Any]:
                 {"group": group.group_no, "state": group.state, **progress.to_json(), "paused": progress.paused}
                 for group, progress in groups
             ],
+            "sink": [
+                {"table": schema.label, **table.size().to_json()}
+                for schema, table in zip(plan.tables, targets(context, plan), strict=True)
+                if isinstance(table, Measured) and table.exists()
+            ],
             "offset": None if offset is None else offset.to_json(),
             **lag_of(context, offset or plan.p0).to_json(),
             "stream": None
@@ -93,6 +100,8 @@ def status(context: Context) -> dict[str, Any]:
                 "log_tail": tail(stream.log, LOG_LINES),
                 "batches": totals.batches,
                 "changes": totals.changes,
+                "index_bytes": stream.index_bytes,
+                "index_disk_bytes": stream.index_disk_bytes,
                 "changes_per_second": _rate(stream, recent, going),
                 "lag_p50_seconds": _weighted(recent, "lag_p50_ms", 0.5),
                 "lag_p95_seconds": _weighted(recent, "lag_p95_ms", 0.95),

@@ -87,6 +87,7 @@ class Epoch:
                 lag_p50_ms=applied.percentile(50),
                 lag_p95_ms=applied.percentile(95),
                 lag_max_ms=applied.percentile(100),
+                index=self.applier.index,
             )
         self.batches += 1
         if applied.changes:
@@ -155,7 +156,7 @@ def begin(context: Context, store: Store, *, catch_up: bool, log: str | None = N
         raise
     # Epochs before this one are fenced: nothing of theirs is needed any more.
     context.local.clear_checkpoints()
-    context.sink.staging().clear(plan.tables)
+    context.sink.staging().clear(plan.tables, number)
     job = StreamJob(
         connect_args=dict(context.connect_args),
         planner=pipeline.replica(slots.STREAM),
@@ -168,6 +169,7 @@ def begin(context: Context, store: Store, *, catch_up: bool, log: str | None = N
         max_batch_bytes=pipeline.stream.max_batch_bytes,
         max_batch_rows=pipeline.stream.max_batch_rows,
         zero_dates=pipeline.source.zero_dates,
+        deletes=pipeline.sink.deletions,
     )
     ends = end if catch_up else None
     return Epoch(context, store, plan, number, job, applier.at, applier, ends, details, upkeep, stop)

@@ -20,8 +20,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_provider_cdc.core import slots
-from airflow_provider_cdc.core.changes import after, apply_changes, last_changes
+from airflow_provider_cdc.core.changes import after, apply_changes, last_changes, upserts
 from airflow_provider_cdc.core.definitions import by_table
+from airflow_provider_cdc.core.deletes import IGNORE
 from airflow_provider_cdc.core.multiset import images, numbers, weights
 from airflow_provider_cdc.core.offset import Position
 from airflow_provider_cdc.core.plan import Chunk, Plan
@@ -68,6 +69,7 @@ class TableComparison:
     :param different: keys whose rows differ.
     :param at: the common position.
     :param examples: a few of the keys (or rows), for people who asked for them.
+    :param kept: keys that only the sink has, as it may: rows that the source has deleted (``sink.deletes: ignore``).
     """
 
     table: str
@@ -77,6 +79,7 @@ class TableComparison:
     different: int
     at: Position
     examples: tuple[str, ...] = ()
+    kept: int = 0
 
     @property
     def equal(self) -> bool:
@@ -86,7 +89,8 @@ class TableComparison:
     def __str__(self) -> str:
         counts = f"{self.missing} missing, {self.extra} extra, {self.different} different"
         examples = f" ({', '.join(self.examples)})" if self.examples else ""
-        return f"{self.table}: {self.rows} rows, " + ("equal" if self.equal else counts + examples)
+        kept = f", {self.kept} more that the source has deleted" if self.kept else ""
+        return f"{self.table}: {self.rows} rows, " + ("equal" if self.equal else counts + examples) + kept
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON value."""
@@ -130,6 +134,7 @@ def verify(context: Context, *, show_values: bool = False) -> list[TableComparis
 
 def _verify_table(context: Context, plan: Plan, index: int, target: Readable) -> TableComparison:
     table = plan.tables[index]
+    keeps = context.pipeline.sink.deletions.of(table) == IGNORE
     # The resume point first, the version after it: no change at or before E can be missing from the version.
     progress, lineage = context.stand(plan)
     if progress.held:  # the copy is not that of any one place yet
@@ -195,15 +200,18 @@ def _verify_table(context: Context, plan: Plan, index: int, target: Readable) ->
         prepared = read_prepared(progress.xa, open_at, captured) if low == progress.at else {}
         tail = log.window(low, common, prepared)
         changes = tail.changes
-        source, sink = (side.filter(pc.greater_equal(side[SEQ], tail.emptied)) for side in (source, sink))
+        source = source.filter(pc.greater_equal(source[SEQ], tail.emptied))
+        if not keeps:
+            sink = sink.filter(pc.greater_equal(sink[SEQ], tail.emptied))
         if not table.key:
             held = lineage.seq(reads[0].high)
             return _count(table, [(source, after(changes, held)), (sink, after(changes, sink_held))], common)
-        sink = apply_changes(sink, after(changes, standing), table.key)
+        lacking = after(changes, standing)
+        sink = apply_changes(sink, upserts(lacking) if keeps else lacking, table.key)
         covered = [lineage.seq(r.high) for r in reads]
         newer = _not_held(connection, table, chunks, covered, lineage.seq(p0), changes)
         source = apply_changes(source, newer, table.key)
-    return _compare(table, source, sink, common)
+    return _compare(table, source, sink, common, keeps=keeps)
 
 
 def _covered(context: Context, plan: Plan, index: int, markers: Markers) -> int:
@@ -251,12 +259,15 @@ def _short(row: tuple[Any, ...]) -> str:
     return text if len(text) <= _EXAMPLE_LENGTH else f"{text[:_EXAMPLE_LENGTH]}..."
 
 
-def _compare(table: TableSchema, source: pa.Table, sink: pa.Table, at: Position) -> TableComparison:
+def _compare(
+    table: TableSchema, source: pa.Table, sink: pa.Table, at: Position, *, keeps: bool = False
+) -> TableComparison:
     names = [c.name for c in table.copied]
     keys = [str(names.index(k)) for k in table.key]
     left, right = (_plain(side.select(names)) for side in (source, sink))
     missing = left.select(keys).join(right.select(keys), keys, join_type="left anti")
     extra = right.select(keys).join(left.select(keys), keys, join_type="left anti")
+    kept, extra = (extra.num_rows, extra.slice(0, 0)) if keeps else (0, extra)
     doubled = right.num_rows - right.group_by(keys).aggregate([]).num_rows
     order = [(k, "ascending") for k in keys]
     both_left = left.join(right.select(keys), keys, join_type="left semi").sort_by(order)
@@ -271,9 +282,8 @@ def _compare(table: TableSchema, source: pa.Table, sink: pa.Table, at: Position)
         for kind, rows in (("missing", missing), ("extra", extra), ("different", differing))
         for row in rows.slice(0, _EXAMPLES).to_pylist()
     ]
-    return TableComparison(
-        table.label, left.num_rows, missing.num_rows, extra.num_rows + doubled, differing.num_rows, at, tuple(examples)
-    )
+    extras, differs = extra.num_rows + doubled, differing.num_rows
+    return TableComparison(table.label, left.num_rows, missing.num_rows, extras, differs, at, tuple(examples), kept)
 
 
 def _plain(rows: pa.Table) -> pa.Table:

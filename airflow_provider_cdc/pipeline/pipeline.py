@@ -21,6 +21,7 @@ import yaml
 
 from airflow_provider_cdc.core import slots
 from airflow_provider_cdc.core.checks import check_keys, key_names, refused
+from airflow_provider_cdc.core.deletes import ALL_HARD
 from airflow_provider_cdc.core.patterns import matches
 from airflow_provider_cdc.core.strict_yaml import parse
 from airflow_provider_cdc.exceptions import NotReadyError
@@ -59,6 +60,11 @@ class Pipeline:
         for key, section in _SECTIONS.items():
             if not isinstance(getattr(self, key), section):
                 raise refused(key, getattr(self, key), f"a {section.__name__}; Pipeline.from_dict takes plain mappings")
+        if self.stream.on_purged == "reread" and self.sink.deletions != ALL_HARD:
+            raise NotReadyError(
+                "stream.on_purged is reread, and sink.deletes keeps deleted rows",
+                "A new snapshot would remove them: leave on_purged at stop",
+            )
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Pipeline:
@@ -115,8 +121,9 @@ class Pipeline:
         """Plain values in the order of the contract; :meth:`from_dict` turns them back."""
         value = dataclasses.asdict(self)
         value["source"].update({key: list(patterns) for key, patterns in self.source.patterns.items()})
-        if isinstance(self.sink.merge, Mapping):
-            value["sink"]["merge"] = {mode: list(patterns) for mode, patterns in self.sink.merge.items()}
+        for key in ("deletes", "merge"):
+            if isinstance(modes := getattr(self.sink, key), Mapping):
+                value["sink"][key] = {mode: list(patterns) for mode, patterns in modes.items()}
         return value
 
     def to_yaml(self) -> str:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from airflow_provider_cdc.core.checks import check_choice, check_whole, refused, unbuilt
+from airflow_provider_cdc.core.checks import check_choice, check_conn_id, check_whole, refused
+from airflow_provider_cdc.core.deletes import ALL_HARD, DELETES, HARD, IGNORE, SOFT, Deletes
 from airflow_provider_cdc.core.patterns import check_patterns
+from airflow_provider_cdc.core.store_address import StoreAddress
+from airflow_provider_cdc.exceptions import NotReadyError
 from airflow_provider_cdc.sinks.registry import KINDS
+from airflow_provider_cdc.sinks.table_paths import DEFAULT, TablePaths
 
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*):/")
 _SINK_KINDS = ("delta", "iceberg", "jdbc", "kafka", "changelog")
 _UNITS = ("year", "month", "day", "hour")
 _MERGES = ("deletion_vectors", "copy_on_write")
@@ -21,56 +23,80 @@ _MERGES = ("deletion_vectors", "copy_on_write")
 class Sink:
     """Where rows go.
 
-    :param path: absolute folder; one table a folder: ``<path>/<database>/<table>``.
+    :param path: absolute folder, or address in an object store (``s3://``, ``gs://``, ``abfss://``, ``az://``); one
+        table a folder: ``<path>/<database>/<table>``.
     :param kind: ``delta``; one of :data:`airflow_provider_cdc.sinks.registry.KINDS`.
-    :param deletes: ``hard``: a deleted row is gone.
+    :param deletes: what becomes of rows that are deleted in the source: ``hard``, they go; ``soft``, they stay and are
+        marked; ``ignore``, they stay; or, for some tables, ``{"soft": [patterns], "ignore": [patterns]}``.
     :param merge: how rows that are replaced or deleted go: ``deletion_vectors`` or ``copy_on_write``; or, for some
         tables, ``{"copy_on_write": [patterns]}``.
     :param index_bytes: what the index of a table's keys may take in memory.
     :param partition_by: for patterns of tables, what they are partitioned by: columns, and parts of dates as
         ``{"month": "created_at"}``; the first pattern that fits counts.
+    :param table_path: where the folder of a table is below ``path``, with ``{database}`` and ``{table}`` for its names.
+    :param lower_case: whether names are written in lower case there.
     :param compaction: whether the stream compacts the tables beside its work; else only ``airflow-cdc maintain`` does.
+    :param conn_id: Airflow connection of the object store; ``None`` for what the environment of each host says.
     """
 
     path: str
     kind: str = "delta"
-    deletes: str = "hard"
+    deletes: str | Mapping[str, Sequence[str]] = field(default=HARD, hash=False)
     merge: str | Mapping[str, Sequence[str]] = field(default="deletion_vectors", hash=False)
     index_bytes: int = 268_435_456
     partition_by: Mapping[str, Sequence[str | Mapping[str, str]]] = field(default_factory=dict, hash=False)
     compaction: bool = True
+    conn_id: str | None = None
+    table_path: str = DEFAULT.template
+    lower_case: bool = False
 
     def __post_init__(self) -> None:
         check_choice("sink.kind", self.kind, tuple(KINDS), _SINK_KINDS, f"Use {' or '.join(KINDS)}")
         path: object = self.path
         if not isinstance(path, str):
             raise refused("sink.path", path, "the absolute path of a folder, such as /data/lake")
-        if scheme := _SCHEME.match(path):
-            # The rest is not shown: storage addresses can carry keys.
-            raise unbuilt(
-                "sink.path", f"{scheme[1]}://", "Use the plain path of a folder that the driver and all executors share"
-            )
-        if not path.startswith("/") or not path.isprintable():
-            raise refused("sink.path", path, "the absolute path of a folder, such as /data/lake")
-        check_choice(
-            "sink.deletes", self.deletes, ("hard",), ("soft",), "Use hard: a deleted row is removed from the sink"
-        )
-        self._check_merge()
+        address = StoreAddress.of(path)
+        if self.conn_id is not None:
+            check_conn_id("sink.conn_id", self.conn_id)
+            if address is None:
+                raise NotReadyError("sink.conn_id is set, and sink.path is a folder", "Leave one of them out")
+        self._check_modes("deletes", DELETES)
+        TablePaths(self.table_path, self.lower_case)
+        self._check_modes("merge", _MERGES)
         self._check_partitions()
         check_whole("sink.index_bytes", self.index_bytes, 1 << 20)
         compaction: object = self.compaction
         if not isinstance(compaction, bool):
             raise refused("sink.compaction", compaction, "true or false")
 
-    def _check_merge(self) -> None:
-        merge: object = self.merge
-        if not isinstance(merge, Mapping):
-            check_choice("sink.merge", merge, _MERGES, (), "")
-        elif list(merge) != ["copy_on_write"]:
-            raise refused("sink.merge", merge, f"{' or '.join(_MERGES)}, or {{copy_on_write: [patterns of tables]}}")
-        else:
-            patterns = check_patterns("sink.merge.copy_on_write", merge["copy_on_write"])
-            object.__setattr__(self, "merge", {"copy_on_write": patterns})
+    def _check_modes(self, name: str, modes: tuple[str, ...]) -> None:
+        """A word for all tables, or patterns of tables for words other than the default, which comes first."""
+        value: object = getattr(self, name)
+        if not isinstance(value, Mapping):
+            check_choice(f"sink.{name}", value, modes, (), "")
+            return
+        if not value or not {*value} <= {*modes[1:]}:
+            forms = ", ".join(f"{mode}: [patterns of tables]" for mode in modes[1:])
+            raise refused(f"sink.{name}", value, f"{' or '.join(modes)}, or {{{forms}}}")
+        patterns = {mode: check_patterns(f"sink.{name}.{mode}", listed) for mode, listed in value.items()}
+        object.__setattr__(self, name, patterns)
+
+    def _patterns(self, name: str, mode: str) -> tuple[str, ...]:
+        """Patterns of the tables for which a setting is this word."""
+        value = getattr(self, name)
+        if isinstance(value, str):
+            return (".*[.].*",) if value == mode else ()
+        return tuple(value.get(mode, ()))
+
+    @property
+    def deletions(self) -> Deletes:
+        """``deletes``, to be asked by table."""
+        return Deletes(self._patterns("deletes", SOFT), self._patterns("deletes", IGNORE))
+
+    @property
+    def table_paths(self) -> TablePaths:
+        """``table_path`` and ``lower_case``."""
+        return TablePaths(self.table_path, self.lower_case)
 
     def _check_partitions(self) -> None:
         value: object = {} if self.partition_by is None else self.partition_by
@@ -88,8 +114,12 @@ class Sink:
     def settings(self) -> dict[str, Any]:
         """What the class of the sink takes beside path and pipeline, as far as it is not the default."""
         found: dict[str, Any] = {}
-        if self.merge != "deletion_vectors":
-            found["copies"] = (".*[.].*",) if isinstance(self.merge, str) else tuple(self.merge["copy_on_write"])
+        if copies := self._patterns("merge", "copy_on_write"):
+            found["copies"] = copies
+        if self.deletions != ALL_HARD:
+            found["deletes"] = self.deletions
+        if self.table_paths != DEFAULT:
+            found["table_path"] = self.table_paths
         if self.index_bytes != type(self).index_bytes:
             found["index_bytes"] = self.index_bytes
         if self.partition_by:

@@ -2,10 +2,11 @@
 
 ::
 
-    <database>/<table>/                                   the table
+    <database>/<table>/                                   the table, unless sink.table_path says where
     <database>/<table>/snapshot/<gen>/<group>/<attempt>/  slices of the snapshot, each with its manifest beside it
     _cdc_progress/<pipeline>/                             the stream's resume point
-    _cdc/<pipeline>/                                      plan, manifests, notes, staged batches; and the local files
+    _cdc/<pipeline>/                                      plan, manifests, notes, staged batches; and the local files,
+                                                          if it is a folder
 
 A name never changes: a copy that was made by an older version goes on.
 """
@@ -13,7 +14,7 @@ A name never changes: a copy that was made by an older version goes on.
 from __future__ import annotations
 
 import hashlib
-import re
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,25 +22,21 @@ from pathlib import Path
 from airflow_provider_cdc import rights
 from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.core.schema import TableSchema
+from airflow_provider_cdc.core.store_address import StoreAddress, folder_of
+from airflow_provider_cdc.exceptions import NotReadyError
 from airflow_provider_cdc.sinks.storage import Storage, read_json
-
-
-def folder(name: str) -> str:
-    r"""Folder name of a database or table: the name, with ``/ \ % =`` and control characters as ``=XX``.
-
-    Percent signs are escaped since Delta readers take paths for URLs and decode them; a leading dot, and names that
-    begin like the project's and Delta's own folders, so that they are not taken for those.
-    """
-    return re.sub(r"[/\\%=\x00-\x1f\x7f]|^\.|^_(?=cdc|delta_log)", lambda m: f"={ord(m[0]):02X}", name)
+from airflow_provider_cdc.sinks.table_paths import DEFAULT, TablePaths
 
 
 class Layout:
     """Names of one pipeline, in the storage of its sink.
 
     :param pipeline: name of the pipeline.
+    :param tables: how the folders of tables are named.
     """
 
-    def __init__(self, pipeline: str) -> None:
+    def __init__(self, pipeline: str, tables: TablePaths = DEFAULT) -> None:
+        self._tables = tables
         #: Folder of what the pipeline writes for itself.
         self.private = f"_cdc/{pipeline}"
         #: Folder of the resume point.
@@ -64,7 +61,7 @@ class Layout:
 
     def table(self, table: TableSchema) -> str:
         """Folder of a table."""
-        return f"{folder(table.database)}/{folder(table.name)}"
+        return self._tables.of(*table.id)
 
     def group(self, generation: int, group: int) -> str:
         """Folder of a chunk group's manifests; one file an attempt."""
@@ -113,11 +110,15 @@ class LocalFiles:
 
     @classmethod
     def of(cls, path: str | Path, pipeline: str) -> LocalFiles:
-        """Those of a pipeline, which lie beside the plan.
+        """Those of a pipeline: beside the plan where the sink is a folder, else in a folder for state of this host.
 
         :param path: ``sink.path``.
         """
-        return cls(Path(path).absolute() / Layout(pipeline).private)
+        address = StoreAddress.of(str(path))
+        if address is None:
+            return cls(Path(folder_of(str(path)) or path) / Layout(pipeline).private)
+        digest = hashlib.sha256(address.text().encode()).hexdigest()[:12]
+        return cls(_state_folder() / f"{pipeline}-{digest}")
 
     @property
     def bookkeeping(self) -> Path:
@@ -140,6 +141,24 @@ class LocalFiles:
     def make(self) -> None:
         """Make the folder, for nobody outside of the owner's group: the bookkeeping holds bounds of keys."""
         rights.make_private(self.folder)
+
+
+def _state_folder() -> Path:
+    """Where programs of this user keep state: a run on another host finds none there, and makes it anew."""
+    named = os.environ.get("AIRFLOW_CDC_STATE_DIR", "")
+    if named:
+        if not os.path.isabs(named):
+            raise NotReadyError("AIRFLOW_CDC_STATE_DIR is not an absolute path", "Name a folder of this host")
+        return Path(named)
+    state = os.environ.get("XDG_STATE_HOME", "")
+    try:
+        parent = Path(state) if os.path.isabs(state) else Path.home() / ".local" / "state"
+    except RuntimeError:  # a user without a home
+        raise NotReadyError(
+            "there is no folder for the bookkeeping: this user has no home",
+            "Name a database in state.conn_id, or a folder of this host in AIRFLOW_CDC_STATE_DIR",
+        ) from None
+    return parent / "airflow-provider-cdc"
 
 
 def read_plan(storage: Storage, layout: Layout) -> Plan | None:

@@ -89,9 +89,11 @@ class Emptied:
     """The table was truncated: rows with a lower ``_cdc_seq`` go. Where there are none, the commit may be left out.
 
     :param seq: ``_cdc_seq`` of the TRUNCATE.
+    :param at: its commit time, in microseconds since 1970.
     """
 
     seq: int
+    at: int = 0
 
 
 @dataclass(frozen=True)
@@ -236,6 +238,42 @@ class Compactable(Protocol):
         """
 
 
+@dataclass(frozen=True)
+class Size:
+    """What a table takes, as far as its log says it: no file of rows is looked into.
+
+    :param files: files of rows.
+    :param bytes: their size.
+    :param rows: living rows; ``None`` if that does not stand there.
+    :param dead_rows: rows that are in files still, and do not count any more.
+    :param files_with_vectors: files that have such rows.
+    :param compactions: how many files have been compacted into one since the table was made.
+    """
+
+    files: int
+    bytes: int
+    rows: int | None
+    dead_rows: int
+    files_with_vectors: int
+    compactions: int
+
+    def to_json(self) -> dict[str, int | None]:
+        """Plain JSON value."""
+        return dict(self.__dict__)
+
+
+@runtime_checkable
+class Measured(Protocol):
+    """A table that knows what it takes."""
+
+    @property
+    def index(self) -> tuple[int, int]:
+        """Bytes that this object takes for finding rows, in memory and on disk."""
+
+    def size(self) -> Size:
+        """What the table takes."""
+
+
 class ChangeWriter(Protocol):
     """Takes down the changes of one table in a piece of a batch. Nobody sees them before :meth:`close`."""
 
@@ -255,7 +293,7 @@ class Staging(Protocol):
     def writer(self, table: TableSchema, name: str) -> ChangeWriter:
         """Begin to write. Called in tasks.
 
-        :param name: ``epoch/name``, another one for each table of each piece, and of each attempt at it.
+        :param name: ``epoch-<number>/name``, another one for each table of each piece, and of each attempt at it.
         """
 
     def read(self, table: TableSchema, names: Sequence[str]) -> pa.Table:
@@ -274,10 +312,13 @@ class Staging(Protocol):
     def discard(self, table: TableSchema, names: Iterable[str]) -> None:
         """Remove what is not to be applied."""
 
-    def clear(self, tables: Iterable[TableSchema]) -> None:
-        """Remove everything that was not applied: what earlier epochs have staged nobody needs any more.
+    def clear(self, tables: Iterable[TableSchema], epoch: int) -> None:
+        """Remove what earlier epochs have staged and not applied: nobody needs it any more.
+
+        What later ones have staged stays: whoever calls this may have been overtaken, and not know it yet.
 
         :param tables: all that were staged for.
+        :param epoch: number of the epoch that begins.
         """
 
 

@@ -41,9 +41,19 @@ class FileStaging:
         """Remove what is not to be applied."""
         self._storage.delete(*map(self._file, names))
 
-    def clear(self, tables: Iterable[TableSchema]) -> None:
-        """Remove everything."""
-        self._storage.clear(self._folder)
+    def clear(self, tables: Iterable[TableSchema], epoch: int) -> None:
+        """Remove what epochs before this one have left."""
+        self._storage.delete(*of_earlier_epochs(self._storage, self._folder, epoch))
 
     def _file(self, name: str) -> str:
         return f"{self._folder}/{name}.parquet"
+
+
+def of_earlier_epochs(storage: Storage, folder: str, epoch: int) -> list[str]:
+    """Names of the files that epochs before one have staged in a folder."""
+    start, found = f"{folder}/epoch-", []
+    for name, _ in storage.list(folder):
+        number = name.removeprefix(start).partition("/")[0]
+        if name.startswith(start) and number.isdigit() and int(number) < epoch:
+            found.append(name)
+    return found

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from airflow_provider_cdc import rights
+from airflow_provider_cdc.core.store_access import StoreAccess
+from airflow_provider_cdc.core.store_address import StoreAddress, folder_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -87,9 +89,28 @@ class Storage(Protocol):
         """What such libraries need to know besides; it may hold secrets."""
 
 
-def storage_at(path: str | Path) -> Storage:
-    """The storage of ``sink.path``."""
-    return LocalStorage(path)
+def storage_at(path: str | Path, access: StoreAccess | None = None) -> Storage:
+    """The storage of ``sink.path``.
+
+    :param access: what ``sink.conn_id`` says of an object store.
+    """
+    address = StoreAddress.of(str(path))
+    if address is None:
+        return LocalStorage(folder_of(str(path)) or path)
+    from airflow_provider_cdc.sinks.object_storage import ObjectStorage  # not for those who have a folder
+
+    return ObjectStorage(address, access)
+
+
+def checked_name(name: str, root: object) -> str:
+    """A name of a file or folder, as it is.
+
+    :param root: where it is looked for.
+    :raises ValueError: if it is none, or leads elsewhere.
+    """
+    if not all(part not in ("", ".", "..") for part in name.split("/")):
+        raise ValueError(f"{name!r} is not the name of a file below {root}")
+    return name
 
 
 #: Names of files that :meth:`LocalStorage.write` and :meth:`LocalStorage.write_once` have not finished.
@@ -194,9 +215,7 @@ class LocalStorage:
         return {}
 
     def _path(self, name: str) -> Path:
-        if not all(part not in ("", ".", "..") for part in name.split("/")):
-            raise ValueError(f"{name!r} is not the name of a file below {self._root}")
-        return self._root / name
+        return self._root / checked_name(name, self._root)
 
     @contextmanager
     def _unfinished(self, name: str, data: bytes) -> Iterator[Path]:

@@ -194,6 +194,7 @@ class StreamRow(Base):
     boot of a kernel and a PID namespace.
 
     The sums, the highest lag and the offsets are those of all its batches, the old ones that were removed included.
+    ``index_bytes`` and ``index_disk_bytes`` are what the index of keys took after the last one.
     """
 
     __tablename__ = "streams"
@@ -223,6 +224,8 @@ class StreamRow(Base):
     start_offset: Mapped[Any | None] = mapped_column(Json)
     end_offset: Mapped[Any | None] = mapped_column(Json)
     machine: Mapped[str | None] = mapped_column(text(64))
+    index_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    index_disk_bytes: Mapped[int | None] = mapped_column(BigInteger)
 
 
 class BatchRow(Base):

@@ -156,12 +156,14 @@ class StreamStore(Database):
         lag_p50_ms: float | None = None,
         lag_p95_ms: float | None = None,
         lag_max_ms: float | None = None,
+        index: tuple[int, int] | None = None,
     ) -> None:
         """Record a batch that the sink has taken; one that is recorded again replaces the first.
 
         :param start_offset: where it began, ``end_offset``: where it ended; JSON.
         :param changes: changes applied, from ``bytes`` bytes of binlog in ``seconds`` seconds.
         :param lag_p50_ms: median time from the source's commit to the sink's, in milliseconds; the others alike.
+        :param index: bytes that the index of keys takes now, in memory and on disk.
         """
         sums = {"changes": changes, "bytes": bytes, "seconds": seconds}
         lags = {"lag_p50_ms": lag_p50_ms, "lag_p95_ms": lag_p95_ms, "lag_max_ms": lag_max_ms}
@@ -175,6 +177,7 @@ class StreamStore(Database):
                 run.lag_max_ms = max((lag for lag in (run.lag_max_ms, lag_max_ms) if lag is not None), default=None)
                 run.start_offset = start_offset if run.start_offset is None else run.start_offset
                 run.end_offset = end_offset
+                run.index_bytes, run.index_disk_bytes = index or (None, None)
             row = BatchRow(pipeline=pipeline, epoch=epoch, batch_id=batch_id, committed_at=now(), **sums, **lags)
             row.start_offset, row.end_offset = start_offset, end_offset
             session.merge(row)

@@ -207,3 +207,28 @@ def loaded(cli: Cli, command: str) -> set[str]:
         check=True,
     )
     return set(run.stderr.split())
+
+
+def test_what_the_sink_takes(tmp_path: Path, mysql_server: MySQLServer, database: str) -> None:
+    """Tables, dead rows, and the index of keys of the stream; a table that was empty as well."""
+    mysql_server.session(
+        database,
+        "CREATE TABLE a (id INT PRIMARY KEY, v INT)",
+        "INSERT INTO a VALUES (1, 1), (2, 2), (3, 3)",
+        "CREATE TABLE b (id INT PRIMARY KEY)",
+    )
+    cli = Cli(tmp_path, mysql_server, rf"{database}\..*", name=database)
+    cli.snapshot()
+    before = binlog_end(cli)["sink"]
+    assert [(t["table"], t["files"], t["rows"]) for t in before] == [(f"{database}.a", 1, 3), (f"{database}.b", 0, 0)]
+    mysql_server.session(database, "UPDATE a SET v = 5 WHERE id = 2", "INSERT INTO b VALUES (1)")
+    cli.catch_up()
+    found = binlog_end(cli)
+    first, second = found["sink"]
+    assert (first["files"], first["rows"], first["dead_rows"], first["files_with_vectors"]) == (2, 3, 1, 1)
+    assert (second["files"], second["rows"], second["dead_rows"], second["compactions"]) == (1, 1, 0, 0)
+    assert first["bytes"] == sum(p.stat().st_size for p in (cli.sink / database / "a").rglob("*[0-9].parquet"))
+    assert found["stream"]["index_bytes"] > 0 and found["stream"]["index_disk_bytes"] == 0
+    said = cli.call("status").out
+    assert f"    {database}.a: 3 rows in 2 files, {first['bytes']:,} bytes, 1 dead rows in 1 of them\n" in said
+    assert f"    index of keys: {found['stream']['index_bytes']:,} bytes\n" in said

@@ -332,7 +332,10 @@ def test_batches(store: Store) -> None:
             bytes=100,
             seconds=0.5,
             lag_max_ms=changes,
+            index=(changes, 2**40) if epoch == 1 else None,
         )
+    runs = [store.epoch(P, epoch) for epoch in (1, 2)]
+    assert [(r.index_bytes, r.index_disk_bytes) for r in runs if r] == [(8, 2**40), (None, None)]
     assert store.batch_totals(P) == BatchTotals(3, 14, 300, 1.5, 8.0)
     assert [(b.epoch, b.batch_id, b.changes) for b in store.recent_batches(P, 2)] == [(2, 0, 1), (1, 1, 8)]
     assert store.recent_batches(P, 1)[0].end_offset == [HW, 0]

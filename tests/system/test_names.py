@@ -12,7 +12,7 @@ import pytest
 from deltalake import DeltaTable
 
 from airflow_provider_cdc.phases.verify import verify
-from airflow_provider_cdc.sinks.layout import folder
+from airflow_provider_cdc.sinks.table_paths import folder
 from tests.support.binlog.reading import quoted
 from tests.support.cli import Cli
 from tests.support.servers import MySQLServer

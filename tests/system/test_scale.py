@@ -26,7 +26,6 @@ from airflow_provider_cdc.phases.groups import coverage, targets
 from airflow_provider_cdc.phases.snapshot import adopt_published, run_snapshot
 from airflow_provider_cdc.phases.status import status
 from airflow_provider_cdc.pipeline import Pipeline
-from airflow_provider_cdc.sinks.layout import Layout
 from airflow_provider_cdc.sinks.storage import read_json, write_json_once
 from tests import ROOT
 
@@ -41,7 +40,7 @@ IN_GROUP = 494
 
 def write_slices(job: SnapshotJob) -> list[dict[str, Any]]:
     """What the tasks of a job leave: a manifest for each slice."""
-    layout = Layout(job.pipeline)
+    layout = job.layout
     plan = Plan.from_json(read_json(job.storage, layout.share(job.generation, job.group)))
     wanted, found = slices(plan.chunks), []
     at = plan.p0.at.to_json()

@@ -189,8 +189,7 @@ class Log:
 
         :raises TerminalError: if there is no table, or it cannot be understood.
         """
-        if self.version >= 0 and self.age > NEWEST and self.storage.size(self._commit_name(self.version)) is None:
-            # The log was cleaned up to a version behind this one, into which nobody must commit; or the table is gone.
+        if self._is_cut_off():
             self._forget()
         if self.version < 0:
             self._load()
@@ -220,6 +219,8 @@ class Log:
         :returns: whether it stands; if not, somebody else has written that version.
         :raises TransientError: if it is not known, or cannot be written now.
         """
+        if self._is_cut_off():
+            return False
         number = uuid.uuid4().hex
         info = {
             "timestamp": _now(),
@@ -236,13 +237,17 @@ class Log:
             stands = self.storage.write_once(name, data)
         except OSError as error:
             stands, problem = False, error
-        # It may be there by this very commit: its first answer was lost.
-        if not stands and not (stands := self._is_ours(name, number)) and problem is not None:
+        if not stands:  # it may be there by this very commit: its first answer was lost
+            try:
+                stands = self._is_ours(name, number)
+            except OSError as error:  # nothing is known: what was written for it must stay
+                problem = problem or error
+        if not stands and problem is not None:
             raise TransientError(
                 f"the {self.name} could not be committed: {problem}", "Look at the storage, then run again"
             ) from problem
         if stands:
-            self._replay(lines)
+            self._replay(lines, own=True)
             self.version += 1
             self._read_at = time.time()
         return stands
@@ -257,8 +262,17 @@ class Log:
         try:
             found = self.storage.read(name)
             return found is not None and json.loads(found.split(b"\n", 1)[0])["commitInfo"]["txnId"] == number
-        except (OSError, ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError):
             return False
+
+    def _is_cut_off(self) -> bool:
+        """Whether the log was cleaned up to a version behind this one, into which nobody must commit, or the table is
+        gone. Not looked for shortly after a look at the log: nothing as young as that is cleaned up.
+        """
+        if self.version < 0 or self.age <= NEWEST or self.storage.size(self._commit_name(self.version)) is not None:
+            return False
+        found = _CHECKPOINT.fullmatch(next(iter(self._checkpoint()), ""))
+        return found is None or int(found[1]) != self.version
 
     def _forget(self) -> None:
         self.revived |= self.files.keys()
@@ -320,7 +334,7 @@ class Log:
             for value in gone.filter(recent).to_pylist():
                 yield {"remove": _plain(value)}
 
-    def _replay(self, actions: Iterable[Mapping[str, Any]]) -> None:
+    def _replay(self, actions: Iterable[Mapping[str, Any]], *, own: bool = False) -> None:
         adds, before = [], dict[str, LiveFile]()
         for action in actions:
             if remove := action.get("remove"):
@@ -336,7 +350,8 @@ class Log:
                 self.protocol = protocol
         for file in adds:  # last: a file whose dead rows change is removed and added in one commit
             old = before.pop(file.path, None) or self.files.get(file.path)
-            if old is not None and file.dead < old.dead:
+            # In commits of this process more rows are dead than before; in those of others it may be other ones.
+            if old is not None and not own and file.vector != old.vector:
                 self.revived.add(file.path)
             self.files[file.path] = file
             self.removed.pop(file.path, None)
@@ -346,11 +361,12 @@ class Log:
 
     def _remove(self, remove: Mapping[str, Any]) -> LiveFile | None:
         path, at = unquote(str(remove["path"])), int(remove.get("deletionTimestamp") or 0)
-        self.removed[path] = at
+        # The last time counts: in a checkpoint tombstones of one file stand in any order.
+        self.removed[path] = max(at, self.removed.get(path, 0))
         if found := remove.get("deletionVector"):
             place = Vector.from_json(found).file
             if place is not None:
-                self.removed[place] = at
+                self.removed[place] = max(at, self.removed.get(place, 0))
         self._dead.pop(path, None)
         return self.files.pop(path, None)
 

@@ -6,7 +6,8 @@ Where a key is, the index says; what is alive, the log says. Decision 0001 has t
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Sequence
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -16,19 +17,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap
 
-from airflow_provider_cdc.core.changes import upserts
+from airflow_provider_cdc.core.deletes import HARD, SOFT
 from airflow_provider_cdc.core.multiset import MissingRowsError, first
-from airflow_provider_cdc.core.schema import META_COLUMNS, OP, SEQ
-from airflow_provider_cdc.sinks.delta.edit import SLICES, Edit, alive, new_part, write_part
+from airflow_provider_cdc.core.schema import DELETED, META_COLUMNS, OP, SEQ
+from airflow_provider_cdc.sinks.delta.deleted import buried, marked
+from airflow_provider_cdc.sinks.delta.edit import LARGE_FILE, SLICES, Edit, alive, new_part, rows_of, write_part
 from airflow_provider_cdc.sinks.delta.key_index import Facts, Found, KeyIndex
 from airflow_provider_cdc.sinks.delta.log import LiveFile, Log
 from airflow_provider_cdc.sinks.delta.partitions import PartitionedFiles, Partitioning
 from airflow_provider_cdc.sinks.delta.words import Worder, Words
-from airflow_provider_cdc.sinks.files import DataFile, read_file, row_groups, without_rows
+from airflow_provider_cdc.sinks.files import DataFile, portions, read_file, row_groups, without_rows
 from airflow_provider_cdc.sinks.protocol import Change, Counted, Emptied, Published, Replaced, Upserted
 
-#: Columns that changes have beside their own: number of the file that has them, and the row in it.
-FILE, ROW = "__file", "__row"
+#: Columns that changes have beside their own: number of the file that has them, and the row in it. Names
+#: of a server's columns do not end with a space.
+FILE, ROW = "__file ", "__row "
 _FILES = b"files"
 #: Files whose keys are read at the same time.
 _READERS = 4
@@ -84,10 +87,11 @@ class Merge:
     :param keys: what tells its rows apart.
     :param index: where they are.
     :param worder: makes the words of the index.
+    :param deletes: what becomes of rows that are deleted in the source.
     """
 
-    def __init__(self, log: Log, keys: Keys, index: KeyIndex, worder: Worder) -> None:
-        self._log, self._keys, self._index, self._worder = log, keys, index, worder
+    def __init__(self, log: Log, keys: Keys, index: KeyIndex, worder: Worder, deletes: str = HARD) -> None:
+        self._log, self._keys, self._index, self._worder, self._deletes = log, keys, index, worder, deletes
         self._storage = log.storage
 
     def of(self, change: Change) -> Edit | None:
@@ -97,13 +101,13 @@ class Merge:
                 return self._upserted(changes)
             case Counted():
                 return self._counted(change)
-            case Emptied(seq):
-                edit = self._emptied(seq)
+            case Emptied(seq, at):
+                edit = self._emptied(seq) if self._deletes == HARD else self._truncated(seq, at)
                 return edit if edit.gone or edit.dead else None
             case Published(slices):
                 return Edit(new=_published(slices))
             case Replaced():
-                return self._replaced(change)
+                return self._replaced(change) if self._deletes == HARD else self._renewed(change)
 
     def _upserted(self, changes: pa.Table) -> Edit:
         words, seqs = self._worder(changes), changes[SEQ].to_numpy()
@@ -120,14 +124,15 @@ class Merge:
                 current[asked[~newer]] = False
                 if newer.any():
                     edit.dead[file.path] = BitMap(rows[newer].astype(np.uint32))
-        current &= pc.not_equal(changes[OP], "d").to_numpy()
+        if self._deletes != SOFT:
+            current &= pc.not_equal(changes[OP], "d").to_numpy()
         self._add(edit, changes, words, current)
         return edit
 
     def _add(self, edit: Edit, changes: pa.Table, words: Words, current: Any) -> None:
         """Add the rows of changes: from the files in which they stand, or written now."""
         if FILE not in changes.column_names:
-            rows = upserts(changes.filter(pa.array(current)))
+            rows = marked(changes.filter(pa.array(current)), self._keys.schema)
             if rows.num_rows:
                 self._written(edit, rows, words.take(np.flatnonzero(current)))
             return
@@ -142,18 +147,20 @@ class Merge:
             edit.facts[file.path] = Facts(words.take(mine), newest, row[mine].astype(np.uint32))
 
     def _written(self, edit: Edit, rows: pa.Table, words: Words) -> None:
-        keys = self._keys
-        rows = rows.select(keys.schema.names)
-        if not keys.partitioning:
-            made, of_each = [write_part(self._storage, keys.schema, [rows], keys.stat)], [np.arange(rows.num_rows)]
-        else:
-            files = PartitionedFiles(self._storage, "", new_part(), keys.partitioning, keys.stat)
-            number, _ = files.add(rows)
-            made = files.close()
-            of_each = by_number(number, len(made))
-        for file, mine in zip(made, of_each, strict=True):
+        made, number = self._new([rows.select(self._keys.schema.names)])
+        for file, mine in zip(made, by_number(number, len(made)), strict=True):
             edit.new.append((file, BitMap()))
             edit.facts[file.path] = Facts(words.take(mine), file.newest or 0)
+
+    def _new(self, tables: Iterable[pa.Table]) -> tuple[list[DataFile], Any]:
+        """Write rows into files of their partitions; and the number of the file of each."""
+        keys = self._keys
+        if not keys.partitioning:
+            file = write_part(self._storage, keys.schema, tables, keys.stat)
+            return [file], np.zeros(file.rows, np.int64)
+        files = PartitionedFiles(self._storage, "", new_part(), keys.partitioning, keys.stat)
+        number = [files.add(rows)[0] for rows in tables]
+        return files.close(), np.concatenate(number)
 
     def _counted(self, change: Counted) -> Edit:
         net = change.net
@@ -182,17 +189,23 @@ class Merge:
     def _emptied(self, seq: int) -> Edit:
         """All rows with a lower ``_cdc_seq`` die."""
         edit = Edit()
+        for file, rows in self._older(seq):
+            if rows is None:
+                edit.gone.add(file.path)
+            else:
+                edit.dead[file.path] = rows
+        return edit
+
+    def _older(self, seq: int) -> Iterator[tuple[LiveFile, BitMap | None]]:
+        """Living rows with a lower ``_cdc_seq``, by file; ``None`` for all of a file."""
         for file in self._log.files.values():
             bounds = file.bounds(SEQ)
             if bounds is not None and bounds[0] >= seq:
                 continue
             if bounds is not None and bounds[1] < seq:
-                edit.gone.add(file.path)
-                continue
-            old = BitMap(np.flatnonzero(self._column(file, SEQ) < seq).astype(np.uint32)) - self._log.dead(file)
-            if old:
-                edit.dead[file.path] = old
-        return edit
+                yield file, None
+            elif rows := BitMap(np.flatnonzero(self._column(file, SEQ) < seq).astype(np.uint32)) - self._log.dead(file):
+                yield file, rows
 
     def _replaced(self, change: Replaced) -> Edit:
         """Slices take the place of all rows of a chunk group.
@@ -200,19 +213,82 @@ class Merge:
         Files of the snapshot hold rows of one chunk group alone: they go or stay as they are. All other files were
         written by merges and compactions, and only their rows that belong to the group go.
         """
+        edit = Edit(new=_published(change.slices))
+        for file, home in self._concerned(change):
+            if home:
+                edit.gone.add(file.path)
+                continue
+            keys = self._rows(file, self._keys.names or [SEQ])
+            leaves = np.flatnonzero(change.owned(keys).to_numpy(zero_copy_only=False))
+            rows = BitMap(leaves.astype(np.uint32)) - self._log.dead(file)
+            if rows:
+                edit.dead[file.path] = rows
+        return edit
+
+    def _concerned(self, change: Replaced) -> Iterator[tuple[LiveFile, bool]]:
+        """The files that may have rows of a chunk group, and whether they have no others."""
         generation, group = change.group
         snapshot, home = f"{SLICES}/{generation}/", f"{SLICES}/{generation}/{group}/"
-        edit = Edit(new=_published(change.slices))
         for file in self._log.files.values():
             if file.path.startswith(home):
-                edit.gone.add(file.path)
+                yield file, True
             elif not file.path.startswith(snapshot) and not file.apart(self._keys.stat, change.span):
-                keys = self._rows(file, self._keys.names or [SEQ])
-                leaves = np.flatnonzero(change.owned(keys).to_numpy(zero_copy_only=False))
-                rows = BitMap(leaves.astype(np.uint32)) - self._log.dead(file)
-                if rows:
-                    edit.dead[file.path] = rows
+                yield file, False
+
+    # ------------------------------------------------------------ deleted rows that stay
+
+    def _truncated(self, seq: int, at: int) -> Edit:
+        """All rows with a lower ``_cdc_seq`` are deleted in the source."""
+        edit = Edit()
+        if self._deletes == SOFT:
+            unmarked = ((file, self._unmarked(file, rows)) for file, rows in self._older(seq))
+            self._mark(edit, {file.path: rows for file, rows in unmarked if rows}, at, seq)
         return edit
+
+    def _renewed(self, change: Replaced) -> Edit:
+        """Slices take the place of the rows of a chunk group that have the same keys. The others are deleted in the
+        source, or may be: they stay, and where it is marked what is deleted, they are marked now.
+        """
+        edit, gone = Edit(new=_published(change.slices)), dict[str, BitMap]()
+        names, index = self._keys.names, KeyIndex(1 << 62)
+        for read in (file for part in change.slices for file in part.files):
+            parts = row_groups(self._storage, read.path, self._keys.schema, names, read.partition)
+            index.add(read.path, Facts.of([self._worder(rows) for rows in parts], 0))
+        for file, home in self._concerned(change):
+            keys = self._rows(file, names)
+            mine = np.ones(keys.num_rows, bool) if home else change.owned(keys).to_numpy(zero_copy_only=False).copy()
+            mine[self._log.dead(file).to_array()] = False
+            rows = np.flatnonzero(mine)
+            found = rows[np.unique(index.find(self._worder(keys.take(pa.array(rows)))).asked)]
+            if len(found):
+                edit.dead[file.path] = BitMap(found.astype(np.uint32))
+            if self._deletes == SOFT and (rest := self._unmarked(file, BitMap(np.setdiff1d(rows, found).astype("u4")))):
+                gone[file.path] = rest
+        self._mark(edit, gone, int(time.time() * 1_000_000))
+        return edit
+
+    def _unmarked(self, file: LiveFile, rows: BitMap | None) -> BitMap:
+        """Those of some rows (``None`` for all that live) that are not marked as deleted."""
+        if rows is None:
+            rows = BitMap(range(rows_of(self._storage, file))) - self._log.dead(file)
+        return rows - BitMap(np.flatnonzero(self._column(file, DELETED)).astype(np.uint32)) if rows else rows
+
+    def _mark(self, edit: Edit, rows: Mapping[str, BitMap], at: int, seq: int | None = None) -> None:
+        """Write rows again, marked as deleted, in the place of themselves."""
+
+        def marked() -> Iterator[pa.Table]:
+            for path, which in rows.items():
+                start, wanted = 0, np.asarray(which.to_array(), np.int64)
+                partition = self._log.files[path].partition
+                for group in row_groups(self._storage, path, self._keys.schema, partition=partition):
+                    low, high = np.searchsorted(wanted, [start, start + group.num_rows])
+                    yield buried(group.take(pa.array(wanted[low:high] - start)), at, seq)
+                    start += group.num_rows
+
+        for part in portions(marked(), LARGE_FILE):
+            edit.new += [(file, BitMap()) for file in self._new(part)[0]]
+        for path, which in rows.items():
+            edit.dead[path] = edit.dead.get(path, BitMap()) | which
 
     # ------------------------------------------------------------ looking up
 

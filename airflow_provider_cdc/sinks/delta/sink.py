@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from airflow_provider_cdc.core.deletes import ALL_HARD, SOFT, Deletes
 from airflow_provider_cdc.core.patterns import matches
 from airflow_provider_cdc.core.schema import TableSchema
+from airflow_provider_cdc.core.store_access import StoreAccess
+from airflow_provider_cdc.sinks.delta.deleted import with_mark
 from airflow_provider_cdc.sinks.delta.partitions import Part, Partitioning
 from airflow_provider_cdc.sinks.delta.resume_point import DeltaResumePoint
 from airflow_provider_cdc.sinks.delta.staging import DeltaStaging
@@ -15,6 +18,7 @@ from airflow_provider_cdc.sinks.layout import Layout
 from airflow_provider_cdc.sinks.protocol import Feature
 from airflow_provider_cdc.sinks.staging import FileStaging
 from airflow_provider_cdc.sinks.storage import Storage, storage_at
+from airflow_provider_cdc.sinks.table_paths import DEFAULT, TablePaths
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,9 @@ class DeltaSink:
     :param pipeline: name of the pipeline.
     :param copies: patterns ``database.table`` of the tables that are merged by copies.
     :param index_bytes: what the index of a table's keys may take in memory.
+    :param access: what a connection says of the object store that the path names.
+    :param deletes: what becomes of rows that are deleted in the source.
+    :param table_path: where tables lie.
     :param partition_by: for patterns of tables, the columns and units of what they are partitioned by.
     """
 
@@ -32,6 +39,9 @@ class DeltaSink:
     pipeline: str
     copies: tuple[str, ...] = ()
     index_bytes: int = Options.index_bytes
+    access: StoreAccess | None = None
+    deletes: Deletes = ALL_HARD
+    table_path: TablePaths = DEFAULT
     partition_by: tuple[tuple[str, tuple[tuple[str, str | None], ...]], ...] = ()
     supports: ClassVar[frozenset[Feature]] = frozenset(Feature)
 
@@ -40,13 +50,15 @@ class DeltaSink:
 
         :raises NotReadyError: if it cannot be partitioned as the settings say.
         """
-        vectors = not matches(self.copies, table.database, table.name)
-        options = Options(vectors, self.index_bytes, self._partitioning(table).parts)
-        return DeltaTarget(self._folder(table), table.sink_schema, table.key, table.integer_key, options)
+        deletes, vectors = self.deletes.of(table), not matches(self.copies, table.database, table.name)
+        partitioning = self._partitioning(table)
+        options = Options(vectors, self.index_bytes, deletes, partitioning.parts)
+        return DeltaTarget(self._folder(table), partitioning.schema, table.key, table.integer_key, options)
 
     def staging(self) -> DeltaStaging:
         """Beside the rows of the tables, and a folder for what does not become part of them."""
-        return DeltaStaging(self._folder, FileStaging(self._storage, self._layout.staging), self._partitioning)
+        aside = FileStaging(self._storage, self._layout.staging)
+        return DeltaStaging(self._folder, aside, self.deletes, self._partitioning)
 
     def resume_point(self) -> DeltaResumePoint:
         """The table ``_cdc_progress``."""
@@ -55,15 +67,16 @@ class DeltaSink:
     def _partitioning(self, table: TableSchema) -> Partitioning:
         """The first pattern that fits counts."""
         found = (parts for pattern, parts in self.partition_by if matches([pattern], table.database, table.name))
-        return Partitioning.of(table, [Part(*part) for part in next(found, ())])
+        made = Partitioning.of(table, [Part(*part) for part in next(found, ())])
+        return replace(made, schema=with_mark(made.schema)) if self.deletes.of(table) == SOFT else made
 
     def _folder(self, table: TableSchema) -> Storage:
         return self._storage.within(self._layout.table(table))
 
     @property
     def _layout(self) -> Layout:
-        return Layout(self.pipeline)
+        return Layout(self.pipeline, self.table_path)
 
     @property
     def _storage(self) -> Storage:
-        return storage_at(self.path)
+        return storage_at(self.path, self.access)

@@ -14,7 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from airflow_provider_cdc.core.changes import upserts
+from airflow_provider_cdc.core.deletes import ALL_HARD, IGNORE, SOFT, Deletes
 from airflow_provider_cdc.core.schema import META_COLUMNS, TableSchema
+from airflow_provider_cdc.sinks.delta.deleted import marked, with_mark
 from airflow_provider_cdc.sinks.delta.edit import CHANGES
 from airflow_provider_cdc.sinks.delta.log import Log
 from airflow_provider_cdc.sinks.delta.merge import FILE, ROW, in_files, placed
@@ -29,11 +32,19 @@ from airflow_provider_cdc.sinks.files import (
     without_rows,
 )
 from airflow_provider_cdc.sinks.protocol import ChangeWriter
-from airflow_provider_cdc.sinks.staging import FileStaging
+from airflow_provider_cdc.sinks.staging import FileStaging, of_earlier_epochs
 from airflow_provider_cdc.sinks.storage import Storage
 
 #: In the metadata of a file of places: the files that these are in.
 _FILES = "files"
+
+
+class _MarkedChanges(ChangeFile):
+    """Changes that say of themselves whether they delete."""
+
+    def add(self, changes: pa.RecordBatch) -> None:
+        """Write changes."""
+        super().add(marked(changes, self._schema))
 
 
 class DeltaStaging:
@@ -41,6 +52,7 @@ class DeltaStaging:
 
     :param folder: the storage of a table.
     :param aside: for tables without a key, of whose changes only a sum is applied.
+    :param deletes: what becomes of rows that are deleted in the source.
     :param partitioning: how a table is partitioned.
     """
 
@@ -48,18 +60,21 @@ class DeltaStaging:
         self,
         folder: Callable[[TableSchema], Storage],
         aside: FileStaging,
+        deletes: Deletes = ALL_HARD,
         partitioning: Callable[[TableSchema], Partitioning] = lambda table: Partitioning(table.sink_schema),
     ) -> None:
-        self._folder, self._aside, self._partitioning = folder, aside, partitioning
+        self._folder, self._aside, self._deletes, self._partitioning = folder, aside, deletes, partitioning
 
     def writer(self, table: TableSchema, name: str) -> ChangeWriter:
         """Begin to write; see :class:`~airflow_provider_cdc.sinks.protocol.Staging`."""
         if not table.key:
             return self._aside.writer(table, name)
-        storage, partitioning = self._folder(table), self._partitioning(table)
-        if partitioning:
-            return _PartitionedChanges(storage, name, partitioning, table)
-        return ChangeFile(storage, _file(name), table.sink_schema)
+        schema = table.sink_schema
+        if partitioning := self._partitioning(table):
+            return _PartitionedChanges(self._folder(table), name, partitioning, table)
+        if self._deletes.of(table) == SOFT:  # a delete is a row of the table, too
+            return _MarkedChanges(self._folder(table), _file(name), with_mark(schema))
+        return ChangeFile(self._folder(table), _file(name), schema)
 
     def read(self, table: TableSchema, names: Sequence[str]) -> pa.Table:
         """The changes of some pieces, in this order."""
@@ -67,13 +82,12 @@ class DeltaStaging:
             return self._aside.read(table, names)
         storage, schema = self._folder(table), table.sink_schema
         if not self._partitioning(table):
-            return pa.concat_tables([read_file(storage, _file(name), schema) for name in names])
+            return self._counting(table, pa.concat_tables([read_file(storage, _file(name), schema) for name in names]))
         places, files = _heads(storage, table, names)
         rows = [read_file(storage, file.path, schema, partition=file.partition) for file in files]
         first = np.cumsum([0, *(file.rows for file in files)])
-        return pa.concat_tables([without_rows(schema), *rows]).take(
-            pa.array(first[places[FILE].to_numpy()] + places[ROW].to_numpy(), pa.int64())
-        )
+        order = first[places[FILE].to_numpy()] + places[ROW].to_numpy()
+        return self._counting(table, pa.concat_tables([without_rows(schema), *rows]).take(pa.array(order, pa.int64())))
 
     def changes(self, table: TableSchema, names: Sequence[str]) -> pa.Table:
         """The same without the values, and with the place of each."""
@@ -81,10 +95,14 @@ class DeltaStaging:
             return self._aside.changes(table, names)
         storage = self._folder(table)
         if self._partitioning(table):
-            return in_files(*_heads(storage, table, names))
+            return self._counting(table, in_files(*_heads(storage, table, names)))
         columns = _head_schema(table).names[:-2]
         found = [described(storage, _file(n), table.sink_schema, columns, table.integer_key) for n in names]
-        return placed(pa.concat_tables([rows for _, rows in found]), [file for file, _ in found])
+        return self._counting(table, placed(pa.concat_tables([rows for _, rows in found]), [file for file, _ in found]))
+
+    def _counting(self, table: TableSchema, changes: pa.Table) -> pa.Table:
+        """Without deletes that are ignored: also not in the place of an earlier change of the same key."""
+        return upserts(changes) if self._deletes.of(table) == IGNORE else changes
 
     def applied(self, table: TableSchema, names: Iterable[str]) -> None:
         """They are part of the table, and if not, the commit has removed them."""
@@ -105,13 +123,12 @@ class DeltaStaging:
                     storage.delete(*(file.path for file in _heads(storage, table, [name])[1]))
         storage.delete(*map(_file, listed))
 
-    def clear(self, tables: Iterable[TableSchema]) -> None:
-        """Remove everything that is not, and was not until recently, part of a table."""
-        self._aside.clear(())
+    def clear(self, tables: Iterable[TableSchema], epoch: int) -> None:
+        """Remove what earlier epochs have left, and is not, and was not until recently, part of a table."""
+        self._aside.clear((), epoch)
         for table in tables:
             storage = self._folder(table)
-            names = [name for name, _ in storage.list(CHANGES)]
-            if names:
+            if names := of_earlier_epochs(storage, CHANGES, epoch):
                 log = Log(storage)
                 log.refresh()
                 storage.delete(*(name for name in names if name not in log.files and name not in log.removed))
@@ -123,13 +140,13 @@ class _PartitionedChanges:
     def __init__(self, storage: Storage, name: str, partitioning: Partitioning, table: TableSchema) -> None:
         folder, _, base = f"{CHANGES}/{name}".rpartition("/")
         self._files = PartitionedFiles(storage, folder, base, partitioning, table.integer_key)
-        self._schema, self._head_schema = table.sink_schema, _head_schema(table)
+        self._schema, self._head_schema = partitioning.schema, _head_schema(table)
         self._head = ChangeFile(storage, _file(name), self._head_schema)
         self._held = list[pa.RecordBatch]()
 
     def add(self, changes: pa.RecordBatch) -> None:
         """Write changes."""
-        self._held.append(changes)
+        self._held.append(marked(changes, self._schema))
         if sum(b.nbytes for b in self._held) >= CHANGES_BYTES:
             self._flush()
 

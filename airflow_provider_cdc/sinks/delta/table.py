@@ -18,9 +18,12 @@ from typing import Any
 import pyarrow as pa
 from deltalake import Schema
 
+from airflow_provider_cdc.core.deletes import HARD
 from airflow_provider_cdc.core.multiset import MissingRowsError
-from airflow_provider_cdc.exceptions import CdcError, FencedError, TerminalError, TransientError
+from airflow_provider_cdc.core.schema import DELETED
+from airflow_provider_cdc.exceptions import CdcError, FencedError, NotReadyError, TerminalError, TransientError
 from airflow_provider_cdc.sinks.delta.compaction import Compaction, committed, plan
+from airflow_provider_cdc.sinks.delta.deleted import living, marked
 from airflow_provider_cdc.sinks.delta.edit import SLICES, Edit, Written, by_copies, by_vectors, is_part
 from airflow_provider_cdc.sinks.delta.features import ENABLED, protocol_for, switched, uses_vectors
 from airflow_provider_cdc.sinks.delta.key_index import KeyIndex
@@ -30,10 +33,14 @@ from airflow_provider_cdc.sinks.delta.partitions import Part, PartitionedFiles, 
 from airflow_provider_cdc.sinks.delta.upkeep import checkpoint, sweep
 from airflow_provider_cdc.sinks.delta.words import Worder
 from airflow_provider_cdc.sinks.files import DataFile, gathered, row_groups, write_file
-from airflow_provider_cdc.sinks.protocol import Decide, Fence, Markers
+from airflow_provider_cdc.sinks.protocol import Decide, Fence, Markers, Size
 from airflow_provider_cdc.sinks.storage import Storage
 
 _TRIES = 50
+#: Counts compactions: for people, nothing depends on it.
+_COMPACTIONS = "airflow-cdc/compactions"
+#: Property of a table whose deleted rows stay: which of the two ways.
+_DELETES = "airflow-cdc.deletes"
 #: Of a new table. Checkpoints keep tombstones for longer than files are kept: else nobody would delete those.
 _PROPERTIES = {
     "delta.logRetentionDuration": "interval 1 days",
@@ -48,11 +55,14 @@ class Options:
 
     :param vectors: rows die by deletion vectors; else files are written anew.
     :param index_bytes: what the index of its keys may take in memory.
+    :param deletes: what becomes of rows that are deleted in the source; one of
+        :data:`~airflow_provider_cdc.core.deletes.DELETES`.
     :param partitioned_by: columns, and parts of dates.
     """
 
     vectors: bool = True
     index_bytes: int = 1 << 28
+    deletes: str = HARD
     partitioned_by: tuple[Part, ...] = ()
 
 
@@ -101,6 +111,8 @@ class DeltaTarget:
         owner = f"airflow-cdc pipeline {pipeline}"
         if not self.exists():
             properties = {**_PROPERTIES, **({ENABLED: "true"} if self.options.vectors else {}), **(configuration or {})}
+            if self.options.deletes != HARD:
+                properties[_DELETES] = self.options.deletes
             protocol = protocol_for(self._partitioning.declared, vectors=self.options.vectors)
             self._log.commit([{"protocol": protocol}, self._metadata(properties, owner)], "CREATE TABLE")
         log = self.load()
@@ -119,10 +131,20 @@ class DeltaTarget:
         """The table at its newest version.
 
         :raises TerminalError: if it is missing, is partitioned otherwise, or has features that are not understood.
+        :raises NotReadyError: if it was made under another ``sink.deletes``.
         """
         self._log.refresh()
-        self._partitioning.check(self.name, self._log.metadata)
+        self._check_settings(self._log)
         return self._log
+
+    def _check_settings(self, log: Log) -> None:
+        self._partitioning.check(self.name, log.metadata)
+        made = log.configuration.get(_DELETES, HARD)
+        if made != self.options.deletes:
+            raise NotReadyError(
+                f"the {self.name} was made with sink.deletes {made}, and it is {self.options.deletes} now",
+                f"It cannot be changed later: set it back to {made} for this table, or start with a fresh sink.path",
+            )
 
     def markers(self) -> Markers:
         """The markers of the newest version; none if the table does not exist."""
@@ -164,7 +186,8 @@ class DeltaTarget:
 
         def edit(log: Log) -> Edit | None:
             change = decide(dict(log.markers))
-            return None if change is None else Merge(log, self._keys, self._index, self._worder).of(change)
+            merge = Merge(log, self._keys, self._index, self._worder, self.options.deletes)
+            return None if change is None else merge.of(change)
 
         return self.transact(edit, markers, fence)
 
@@ -207,10 +230,11 @@ class DeltaTarget:
         """All rows of the newest version, in the sink's schema, and its markers."""
         log = Log(self.storage)  # of its own: it must not go on while it is read
         log.refresh()
-        return living_rows(log, self.schema), dict(log.markers)
+        self._check_settings(log)
+        return living(living_rows(log, self.schema)), dict(log.markers)
 
     def to_arrow(self) -> pa.Table:
-        """All rows of the newest version, in the sink's schema."""
+        """All rows of the newest version, those that are marked as deleted as well."""
         return living_rows(self.load(), self.schema)
 
     # ------------------------------------------------------------ upkeep
@@ -242,12 +266,32 @@ class DeltaTarget:
             written = committed(log, done, self._keys.stat)
             if written is None:
                 break
-            if log.commit(written.actions, "OPTIMIZE"):
+            count = _marker(_COMPACTIONS, log.markers.get(_COMPACTIONS, 0) + len(done))
+            if log.commit([*written.actions, count], "OPTIMIZE"):
                 return True
             log.storage.delete(*written.files)
             _wait(attempt)
         self.storage.delete(*(file.path for _, files in done for file in files))
         return False
+
+    def size(self) -> Size:
+        """What the newest version takes, as the log says it."""
+        log = self.load()
+        rows = [n for file in log.files.values() if isinstance(n := file.stats.get("numRecords"), int)]
+        dead = sum(file.dead for file in log.files.values())
+        return Size(
+            files=len(log.files),
+            bytes=sum(file.size for file in log.files.values()),
+            rows=sum(rows) - dead if len(rows) == len(log.files) else None,
+            dead_rows=dead,
+            files_with_vectors=sum(file.vector is not None for file in log.files.values()),
+            compactions=log.markers.get(_COMPACTIONS, 0),
+        )
+
+    @property
+    def index(self) -> tuple[int, int]:
+        """Bytes that the index of keys takes, in memory and on disk."""
+        return self._index.size
 
     # ------------------------------------------------------------ the snapshot
 
@@ -255,13 +299,14 @@ class DeltaTarget:
         """Write a slice of the snapshot, beside the files of the table."""
         name = f"{SLICES}/{place}.parquet"
         if self._partitioning:
-            found = self._stage_parts(name, rows)
-            if found.rows:
-                return found
+            whole = self._stage_parts(name, rows)
+            if whole.rows:
+                return whole
             rows = ()  # a file without rows: that of no partition
         try:
             schema, stat = self._partitioning.stored, self._keys.stat
-            return write_file(self.storage, name, schema, rows, stat, ordered_by=self._keys.names)
+            found = (marked(part, self.schema) for part in rows)
+            return write_file(self.storage, name, schema, found, stat, ordered_by=self._keys.names)
         except BaseException:
             self.storage.delete(name)
             raise
@@ -272,7 +317,7 @@ class DeltaTarget:
         files = PartitionedFiles(self.storage, folder, base, self._partitioning, keys.stat, keys.names)
         try:
             for portion in gathered(rows):
-                files.add(portion)
+                files.add(marked(portion, self.schema))
             return together(name, files.close())
         except BaseException:
             files.discard()
@@ -285,9 +330,10 @@ class DeltaTarget:
 
     def read_staged(self, file: DataFile) -> Iterator[pa.Table]:
         """The rows of a slice, row group by row group."""
+        names = [name for name in self.schema.names if name != DELETED]
         for part in file.files:
             partition = part.partition or dict.fromkeys(self._partitioning.names)  # of a slice without rows
-            yield from row_groups(self.storage, part.path, self.schema, partition=partition)
+            yield from row_groups(self.storage, part.path, self.schema, names, partition)
 
     def discard(self, file: DataFile) -> None:
         """Remove the files of a slice."""
@@ -296,7 +342,7 @@ class DeltaTarget:
     # ------------------------------------------------------------ parts
 
     def _decided(self, decide: Callable[[Log], Edit | None], fence: Fence) -> Edit | None:
-        self._partitioning.check(self.name, self._log.metadata)
+        self._check_settings(self._log)
         standing = self._log.markers.get(fence.name)
         if standing is not None and standing > fence.value:
             raise FencedError(

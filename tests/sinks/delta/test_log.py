@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ def state(log: Log) -> dict[str, Any]:
 def fresh(storage: Storage) -> Log:
     log = Log(storage)
     log.refresh()
+    log.revived.clear()  # nothing was known of any row
     return log
 
 
@@ -81,6 +83,25 @@ def test_from_a_checkpoint(tmp_path: Path, form: Callable[[Path], None]) -> None
     target = opened(tmp_path)
     upsert(target, (1, "later", 99, "u"))
     assert state(fresh(log.storage)) == state(target.load()) and target.load().version == log.version + 1
+
+
+def test_of_several_tombstones_the_last_one_counts(tmp_path: Path) -> None:
+    """A file has one for each of its vectors, and a checkpoint has them in any order."""
+    target = made(tmp_path)
+    add(target, "a", rows((1, "a", 1, "r"), (2, "a", 1, "r")))
+    for key in (1, 2):
+        upsert(target, (key, "b", 2, "u"))
+    in_one(folder_of(target))
+    [path] = folder_of(target).glob("_delta_log/*.checkpoint.parquet")
+    whole, now = pq.read_table(path).to_pylist(), int(time.time() * 1000)
+    gone = [row for row in whole if row["remove"] and row["remove"]["path"] == "snapshot/a.parquet"]
+    assert len(gone) == 2, "without a vector, and with the first one"
+    for order in (gone, gone[::-1]):
+        order[0]["remove"]["deletionTimestamp"] = now - 2 * 3600 * 1000
+        order[1]["remove"]["deletionTimestamp"] = now
+        for listed in (whole, whole[::-1]):
+            pq.write_table(pa.Table.from_pylist(listed, pq.read_schema(path)), path)
+            assert fresh(target.storage).removed["snapshot/a.parquet"] == now
 
 
 def test_a_checkpoint_that_lacks_a_part_is_none(tmp_path: Path) -> None:
@@ -161,6 +182,43 @@ def test_a_commit_of_somebody_else(tmp_path: Path) -> None:
     assert log.version + 1 == other.version and fresh(log.storage).markers["m"] == 8
 
 
+class Deaf(Losing):
+    """Loses the answer, and then cannot be asked what is there."""
+
+    def read(self, name: str) -> bytes | None:
+        if self.answer is not None:
+            raise OSError("unreachable")
+        return super().read(name)
+
+
+@pytest.mark.parametrize("answer", [OSError("reset"), False])
+def test_a_commit_of_which_nothing_is_known(tmp_path: Path, answer: Any) -> None:
+    """Whoever took it for lost would delete what it has written."""
+    before = changed(tmp_path)
+    storage = Deaf(before.storage.location())
+    log = fresh(storage)
+    storage.answer = answer
+    with pytest.raises(TransientError, match=r"could not be committed: (reset|unreachable)"):
+        log.commit([{"txn": {"appId": "m", "version": 8}}], "MERGE")
+    assert fresh(before.storage).markers["m"] == 8
+
+
+def test_nobody_commits_into_a_log_that_was_cleaned_up(tmp_path: Path) -> None:
+    """A process may stand still between its decision and its commit."""
+    old = changed(tmp_path)
+    for n in range(3):
+        upsert(opened(tmp_path), (n, "later", 99 + n, "u"))
+    in_one(folder_of(opened(tmp_path)))
+    for version in range(old.version + 3):
+        old.storage.delete(f"_delta_log/{version:020d}.json")
+    old._read_at -= module.NEWEST + 1
+    assert not old.commit([{"txn": {"appId": "m", "version": 8}}], "MERGE")
+    old.refresh()
+    assert state(old) == state(fresh(old.storage))
+    assert old.commit([{"txn": {"appId": "m", "version": 8}}], "MERGE")
+    assert fresh(old.storage).markers["m"] == 8
+
+
 # ---------------------------------------------------------------- files
 
 
@@ -201,6 +259,18 @@ def test_files_with_rows_that_came_back(tmp_path: Path, dead: BitMap) -> None:
     assert reader.revived == {path}
 
 
+def test_other_rows_are_dead_than_before(tmp_path: Path) -> None:
+    """No fewer, as after a RESTORE to a version behind another RESTORE."""
+    log = changed(tmp_path)
+    path = next(path for path, file in log.files.items() if file.dead > 1)
+    dead = log.dead(log.files[path])
+    reader = fresh(log.storage)
+    alive = next(n for n in range(20) if n not in dead)
+    revive(log, path, (dead - BitMap([dead[0]])) | BitMap([alive]))
+    reader.refresh()
+    assert reader.revived == {path}
+
+
 def test_files_that_were_gone_and_came_back(tmp_path: Path) -> None:
     log = changed(tmp_path)
     reader = fresh(log.storage)
@@ -210,12 +280,15 @@ def test_files_that_were_gone_and_came_back(tmp_path: Path) -> None:
     assert file.path in reader.files and reader.revived == {file.path}
 
 
-def test_more_dead_rows_are_none_that_came_back(tmp_path: Path) -> None:
-    log = changed(tmp_path)
-    reader = fresh(log.storage)
-    upsert(opened(tmp_path), (15, "later", 99, "u"))
-    reader.refresh()
-    assert reader.revived == set()
+def test_no_row_comes_back_by_own_commits(tmp_path: Path) -> None:
+    """Else the index would be made anew for each batch."""
+    changed(tmp_path)
+    target = opened(tmp_path)
+    upsert(target, (14, "first", 98, "u"))
+    log = target.load()
+    log.revived.clear()
+    upsert(target, (15, "later", 99, "u"))
+    assert log.revived == set()
 
 
 def test_an_added_file() -> None:

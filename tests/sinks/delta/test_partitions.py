@@ -370,7 +370,7 @@ def test_what_a_piece_has_left(tmp_path: Path) -> None:
     writer = sink.staging().writer(TABLE, "epoch-1/killed")
     writer.add(rows((3, "IT", None, 1, 6, "c")).to_batches()[0])
     stage(sink, "epoch-1/c", [(1, "DE", None, 1, 5, "u")])
-    sink.staging().clear([TABLE])
+    sink.staging().clear([TABLE], 2)
     assert sorted(left()) == sorted(target.load().files)
 
 

@@ -12,9 +12,12 @@ import pytest
 
 from airflow_provider_cdc.exceptions import TerminalError
 from airflow_provider_cdc.sinks.delta.sink import DeltaSink
+from airflow_provider_cdc.sinks.object_storage import ObjectStorage
 from airflow_provider_cdc.sinks.protocol import Sink
 from airflow_provider_cdc.sinks.storage import LocalStorage
 from tests.sinks.conformance import INT, KEYED, TEXT, SinkConformance, failing
+from tests.support.object_store import access
+from tests.support.s3 import S3
 
 
 class TestDeltaSink(SinkConformance):
@@ -61,3 +64,31 @@ class TestDeltaSinkByPartitionsOfKeys(TestDeltaSinkByPartitions):
     """The key is in no file."""
 
     partition_by = (("shop[.](orders|two|log)", (("id", None),)),)
+
+
+class TestDeltaSinkInAnObjectStore(SinkConformance):
+    copies: tuple[str, ...] = ()
+
+    @pytest.fixture(autouse=True)
+    def at(self, s3: S3) -> None:
+        self.place = s3
+
+    def open(self, folder: Path) -> Sink:
+        return DeltaSink(self.place.uri("lake"), "p", self.copies, access=access(self.place))
+
+    @contextmanager
+    def broken(self, monkeypatch: pytest.MonkeyPatch, *, made: bool) -> Iterator[None]:
+        """Also what has happened cannot be found out."""
+        real, fails = ObjectStorage.write_once, failing(ObjectStorage.write_once, made=made)
+
+        def write_once(self: ObjectStorage, name: str, data: bytes) -> Any:
+            return (fails if name.startswith("_delta_log/") else real)(self, name, data)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(ObjectStorage, "write_once", write_once)
+            patch.setattr(ObjectStorage, "read", failing(ObjectStorage.read, made=False))
+            yield
+
+
+class TestDeltaSinkInAnObjectStoreByCopies(TestDeltaSinkInAnObjectStore):
+    copies = (".*[.].*",)

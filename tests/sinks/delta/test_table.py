@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,10 @@ from airflow_provider_cdc.sinks.delta.staging import DeltaStaging
 from airflow_provider_cdc.sinks.delta.table import DeltaTarget, Options
 from airflow_provider_cdc.sinks.delta.upkeep import sweep
 from airflow_provider_cdc.sinks.files import row_groups, write_file
-from airflow_provider_cdc.sinks.layout import folder
 from airflow_provider_cdc.sinks.protocol import Emptied, Fence, Markers, Published, Upserted
 from airflow_provider_cdc.sinks.staging import FileStaging
 from airflow_provider_cdc.sinks.storage import LocalStorage, Storage
+from airflow_provider_cdc.sinks.table_paths import folder
 
 SCHEMA = pa.schema(
     [
@@ -90,8 +90,8 @@ def staged(target: DeltaTarget, name: str, *listed: tuple[int, str, int, str]) -
     return staging(target).changes(TABLE, [name])
 
 
-def apply(target: DeltaTarget, changes: pa.Table) -> None:
-    target.commit(lambda _: Upserted(last_changes(changes, TABLE.key)), {}, FENCE)
+def apply(target: DeltaTarget, changes: pa.Table, key: Sequence[str] = TABLE.key) -> None:
+    target.commit(lambda _: Upserted(last_changes(changes, key)), {}, FENCE)
 
 
 def held(target: DeltaTarget) -> dict[int, tuple[str, int]]:
@@ -360,6 +360,19 @@ def test_a_row_is_written_once(tmp_path: Path, vectors: bool) -> None:
     assert held(target) == held(opened(tmp_path)) == {3: ("newer", 50), 4: ("z", 15)}
 
 
+@pytest.mark.parametrize("name", ["__row", "__file"])
+def test_a_key_may_have_any_name(tmp_path: Path, name: str) -> None:
+    table = TableSchema("shop", "t", (Column(name, "bigint", "bigint", nullable=False),), (name,))
+    target = DeltaTarget(LocalStorage(tmp_path / "t"), table.sink_schema, [name], name)
+    target.create("p")
+    writer = staging(target).writer(table, "epoch-1/one")
+    row = {name: 5, SEQ: 1, OP: "c", TS: 0}
+    writer.add(pa.RecordBatch.from_pylist([row], schema=table.sink_schema))
+    writer.close()
+    apply(target, staging(target).changes(table, ["epoch-1/one"]), table.key)
+    assert target.to_arrow()[name].to_pylist() == [5]
+
+
 @pytest.mark.parametrize("vectors", [True, False])
 def test_a_file_of_which_nothing_counts(tmp_path: Path, vectors: bool) -> None:
     target = made(tmp_path, vectors=vectors)
@@ -388,14 +401,18 @@ def test_what_a_try_that_failed_has_left(tmp_path: Path) -> None:
 
 
 def test_what_was_not_applied_is_cleared(tmp_path: Path) -> None:
-    """Not what is, or was until recently, part of the table."""
+    """Not what is, or was until recently, part of the table, nor what a later epoch is about to apply."""
     target = made(tmp_path)
     for name, row in (("one", (1, "a", 1, "c")), ("two", (1, "b", 2, "u"))):
-        apply(target, staged(target, name, row))
-    staged(target, "three", (1, "late", 3, "u"))
-    staging(target).clear([TABLE])
-    assert {*target.load().files} == {"changes/two.parquet"}
-    assert {name for name, _ in target.storage.list("changes")} == {"changes/one.parquet", "changes/two.parquet"}
+        apply(target, staged(target, f"epoch-1/{name}", row))
+    staged(target, "epoch-1/three", (1, "late", 3, "u"))
+    later = staged(target, "epoch-10/four", (1, "later", 3, "u"))
+    staging(target).clear([TABLE], 2)
+    assert {*target.load().files} == {"changes/epoch-1/two.parquet"}
+    names = ("epoch-1/one", "epoch-1/two", "epoch-10/four")
+    assert {name for name, _ in target.storage.list("changes")} == {f"changes/{name}.parquet" for name in names}
+    apply(target, later)
+    assert held(opened(tmp_path)) == {1: ("later", 3)}
 
 
 # ---------------------------------------------------------------- vectors or copies
@@ -579,6 +596,17 @@ def test_features_that_are_not_understood(tmp_path: Path, feature: str, properti
         opened(tmp_path).load()
     with pytest.raises(TerminalError, match=f"uses {feature}"):
         upsert(target, (1, "a", 1, "c"))
+
+
+def test_a_property_by_which_markers_are_forgotten(tmp_path: Path) -> None:
+    """Whoever writes a checkpoint then leaves out those that are old: of groups, they say that rows are there."""
+    target = made(tmp_path)
+    name = "delta.setTransactionRetentionDuration"
+    assert target.load().commit(
+        [{"metaData": {**target.load().metadata, "configuration": {name: "interval 7 days"}}}], ""
+    )
+    with pytest.raises(TerminalError, match="uses setTransactionRetentionDuration"):
+        opened(tmp_path).load()
 
 
 def test_a_table_of_another_pipeline(tmp_path: Path) -> None:

@@ -1,0 +1,216 @@
+"""Files of an object store that are read in parts, or written in pieces."""
+
+from __future__ import annotations
+
+import io
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+
+#: Bytes up to which a file is read at once, and bytes of a piece that is read or written.
+PART = 8 << 20
+#: Bytes that are read at least: columns of a row group lie side by side.
+_AHEAD = 1 << 20
+
+
+class RangedFile:
+    """A file that is read in parts. For :class:`pyarrow.PythonFile`.
+
+    :param size: its size.
+    :param read_ranges: reads parts, from some places to others, at the same time.
+    """
+
+    closed = False
+
+    def __init__(self, size: int, read_ranges: Callable[[list[int], list[int]], list[Any]]) -> None:
+        self._size, self._read_ranges = size, read_ranges
+        self._at = 0
+        self._held, self._held_at = b"", 0
+
+    def read(self, count: int = -1) -> bytes:
+        """The next bytes."""
+        end = self._size if count is None or count < 0 else min(self._at + count, self._size)
+        if not self._held_at <= self._at <= end <= self._held_at + len(self._held):
+            self._fetch(self._at, min(max(end, self._at + _AHEAD), self._size))
+        start = self._at - self._held_at
+        self._at = max(self._at, end)
+        return self._held[start : end - self._held_at] if end > self._held_at + start else b""
+
+    def _fetch(self, start: int, end: int) -> None:
+        starts = list(range(start, end, PART))
+        ends = [min(s + PART, end) for s in starts]
+        parts = [bytes(part) for part in self._read_ranges(starts, ends)] if starts else []
+        self._held, self._held_at = parts[0] if len(parts) == 1 else b"".join(parts), start
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Go elsewhere."""
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        return self._at
+
+    def tell(self) -> int:
+        """Where it is."""
+        return self._at
+
+    def close(self) -> None:
+        """Let go of what is held."""
+        self.closed, self._held = True, b""
+
+    def readable(self) -> bool:
+        """Yes."""
+        return True
+
+    def seekable(self) -> bool:
+        """Yes."""
+        return True
+
+    def writable(self) -> bool:
+        """No."""
+        return False
+
+
+class _GivenUpError(Exception):
+    """Ends an upload."""
+
+
+#: Writes a file of bytes, or of pieces, which it gives up if their iterator raises an error.
+Put = Callable[[bytes | Iterator[bytes]], None]
+
+
+class _Sender:
+    """Sends pieces in a thread of its own, which does not keep the upload alive that hands them on."""
+
+    def __init__(self, put: Put) -> None:
+        self._put = put
+        self._pieces: queue.Queue[bytes | _GivenUpError | None] = queue.Queue(2)
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="upload", daemon=True)
+        self._thread.start()
+
+    def send(self, piece: bytes | _GivenUpError | None) -> None:
+        """Hand on a piece, or the end; nothing if all is over."""
+        while self._thread.is_alive():
+            try:
+                self._pieces.put(piece, timeout=0.1)
+                return
+            except queue.Full:
+                continue
+
+    def end(self) -> None:
+        """Wait until the file is there."""
+        self.send(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._put(self._received())
+        except _GivenUpError:
+            pass
+        except BaseException as error:
+            self.error = error
+
+    def _received(self) -> Iterator[bytes]:
+        while (piece := self._pieces.get()) is not None:
+            if isinstance(piece, _GivenUpError):
+                raise piece
+            yield piece
+
+
+class Upload:
+    """A file that is written in pieces: in one request if it is small.
+
+    It is there when it is closed, and never in part: an upload that is given up, or forgotten, leaves nothing but
+    pieces that the store does not show.
+
+    :param put: how it is written.
+    """
+
+    closed = False
+
+    def __init__(self, put: Put) -> None:
+        self._put = put
+        self._held: list[bytes] = []
+        self._size = self._at = 0
+        self._sender: _Sender | None = None
+
+    def write(self, data: Any) -> int:
+        """Add bytes."""
+        if self.closed:
+            raise ValueError("the file is closed")
+        self._held.append(bytes(data))
+        self._size += len(data)
+        self._at += len(data)
+        if self._size >= PART:
+            if self._sender is None:
+                self._sender = _Sender(self._put)
+            self._send()
+        return len(data)
+
+    def tell(self) -> int:
+        """How many bytes were written."""
+        return self._at
+
+    def flush(self) -> None:
+        """Nothing: there is no file before it is closed."""
+
+    def close(self) -> None:
+        """Write what is left; then the file is there."""
+        if self.closed:
+            return
+        if self._sender is None:
+            self.closed = True
+            self._put(b"".join(self._held))
+            return
+        self._send()
+        self.closed = True
+        self._sender.end()
+        if self._sender.error is not None:
+            raise self._sender.error
+
+    def give_up(self) -> None:
+        """Leave no file."""
+        if not self.closed:
+            self.closed, self._held = True, []
+            if self._sender is not None:
+                self._sender.send(_GivenUpError())
+
+    def __del__(self) -> None:
+        self.give_up()
+
+    def readable(self) -> bool:
+        """No."""
+        return False
+
+    def writable(self) -> bool:
+        """Yes."""
+        return True
+
+    def seekable(self) -> bool:
+        """No."""
+        return False
+
+    def _send(self) -> None:
+        assert self._sender is not None
+        if self._held:
+            self._sender.send(b"".join(self._held))
+            self._held, self._size = [], 0
+        if self._sender.error is not None:
+            self.closed = True
+            raise self._sender.error
+
+
+class UploadFile(pa.PythonFile):  # type: ignore[misc]  # pyarrow says nothing of its types
+    """An upload for those who write Arrow and Parquet: given up if an error leaves its context.
+
+    :param upload: the upload.
+    """
+
+    def __init__(self, upload: Upload) -> None:
+        self._upload = upload
+
+    def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
+        if kind is not None:
+            self._upload.give_up()
+        super().__exit__(kind, value, traceback)

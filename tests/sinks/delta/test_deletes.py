@@ -1,0 +1,234 @@
+"""Rows that are deleted in the source and stay: marked (soft) or as they are (ignore)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from airflow_provider_cdc.core.changes import last_changes
+from airflow_provider_cdc.core.deletes import Deletes
+from airflow_provider_cdc.core.schema import DELETED, OP, SEQ, TS, Column, TableSchema
+from airflow_provider_cdc.exceptions import NotReadyError
+from airflow_provider_cdc.sinks.delta import compaction
+from airflow_provider_cdc.sinks.delta.sink import DeltaSink
+from airflow_provider_cdc.sinks.delta.table import DeltaTarget
+from airflow_provider_cdc.sinks.protocol import Change, Emptied, Fence, Published, Replaced, Upserted
+
+ID = Column("id", "bigint", "bigint", nullable=False)
+NAME = Column("k", "varchar", "varchar(9)", False, charset="utf8mb4")
+VALUE = Column("v", "varchar", "varchar(9)", True, charset="utf8mb4")
+TABLE = TableSchema("shop", "t", (ID, NAME, VALUE), ("id",))
+#: Its key is no single integer: rows are looked up by hashes, and no statistics tell where they are.
+NAMED = TableSchema("shop", "t", (ID, NAME, VALUE), ("k", "id"))
+FENCE = Fence("epoch", 1)
+
+Open = Callable[..., DeltaSink]
+#: id, value, ``_cdc_seq``, ``_cdc_op``
+Row = tuple[int, str | None, int, str]
+
+
+def moment(at: int) -> datetime:
+    """``_cdc_ts`` of a change."""
+    return datetime.fromtimestamp(at, UTC)
+
+
+def rows(*listed: Row) -> pa.Table:
+    values = [(n, f"k{n}", v, seq, op, moment(seq)) for n, v, seq, op in listed]
+    return pa.Table.from_pylist(
+        [dict(zip(TABLE.sink_schema.names, row, strict=True)) for row in values], TABLE.sink_schema
+    )
+
+
+@pytest.fixture(params=["vectors", "copies"])
+def opened(tmp_path: Path, request: pytest.FixtureRequest) -> Open:
+    def open_sink(how: str) -> DeltaSink:
+        copies = ("shop..*",) if request.param == "copies" else ()
+        return DeltaSink(str(tmp_path), "p", copies, deletes=Deletes(**({} if how == "hard" else {how: ("shop..*",)})))
+
+    return open_sink
+
+
+@pytest.fixture(params=[TABLE, NAMED], ids=["integer", "text"])
+def table(request: pytest.FixtureRequest) -> TableSchema:
+    found: TableSchema = request.param
+    return found
+
+
+def made(sink: DeltaSink, table: TableSchema = TABLE) -> DeltaTarget:
+    target = sink.table(table)
+    target.create("p")
+    return target
+
+
+def do(target: DeltaTarget, change: Change) -> bool:
+    return target.commit(lambda _: change, {}, FENCE)
+
+
+def upsert(target: DeltaTarget, *listed: Row) -> bool:
+    return do(target, Upserted(rows(*listed)))
+
+
+def staged(sink: DeltaSink, target: DeltaTarget, name: str, *listed: Row, table: TableSchema = TABLE) -> bool:
+    """As a batch is applied: written by a task, reduced, merged."""
+    writer = sink.staging().writer(table, name)
+    writer.add(rows(*listed).to_batches()[0])
+    writer.close()
+    return do(target, Upserted(last_changes(sink.staging().changes(table, [name]), table.key)))
+
+
+def held(target: DeltaTarget) -> dict[int, tuple[Any, ...]]:
+    """id -> value, seq, op, deleted, time."""
+    found = target.to_arrow().to_pylist()
+    values = {r["id"]: (r["v"], r[SEQ], r[OP], r.get(DELETED), r[TS]) for r in found}
+    assert len(values) == len(found), "a key is there twice"
+    return values
+
+
+def living(target: DeltaTarget) -> dict[int, str]:
+    found, _ = target.read()
+    assert DELETED not in found.column_names
+    return {r["id"]: r["v"] for r in found.to_pylist()}
+
+
+def alive(value: str | None, seq: int, op: str = "c") -> tuple[Any, ...]:
+    return value, seq, op, False, moment(seq)
+
+
+def dead(value: str | None, seq: int) -> tuple[Any, ...]:
+    return value, seq, "d", True, moment(seq)
+
+
+# ---------------------------------------------------------------- soft
+
+
+def test_a_deleted_row_stays_and_is_marked(opened: Open, table: TableSchema) -> None:
+    """With its last values, and the time of the delete."""
+    target = made(opened("soft"), table)
+    upsert(target, (1, "a", 1, "c"), (2, "b", 1, "c"))
+    upsert(target, (1, "a", 3, "d"))
+    assert held(target) == {1: dead("a", 3), 2: alive("b", 1)} and living(target) == {2: "b"}
+    upsert(target, (1, "z", 2, "u"))
+    assert held(target)[1] == dead("a", 3), "an older change has brought it back"
+    upsert(target, (1, "z", 4, "c"))
+    assert held(target)[1] == alive("z", 4) and living(target) == {1: "z", 2: "b"}
+
+
+def test_a_delete_is_written_once(opened: Open, table: TableSchema) -> None:
+    """By the task that decoded it; also of a row that the copy did not have, however batches are cut."""
+    sink = opened("soft")
+    target = made(sink, table)
+    staged(sink, target, "epoch-1/a", (1, "a", 1, "c"), (2, "b", 1, "c"), (3, "c", 2, "c"), table=table)
+    staged(
+        sink, target, "epoch-1/b", (1, "a", 3, "d"), (4, "d", 3, "c"), (4, "d", 4, "d"), (2, "x", 5, "u"), table=table
+    )
+    assert held(target) == {1: dead("a", 3), 2: alive("x", 5, "u"), 3: alive("c", 2), 4: dead("d", 4)}
+    if sink.copies:
+        return
+    assert set(target.load().files) == {"changes/epoch-1/a.parquet", "changes/epoch-1/b.parquet"}
+
+
+def test_rows_of_the_snapshot_are_not_deleted(opened: Open) -> None:
+    target = made(opened("soft"))
+    file = target.stage("1/0/1/slice", [rows((1, "a", 1, "r"))])
+    assert pa.concat_tables(target.read_staged(file)) == rows((1, "a", 1, "r"))
+    do(target, Published([file]))
+    assert held(target) == {1: alive("a", 1, "r")}
+
+
+def test_truncated_rows_are_marked(opened: Open) -> None:
+    """Those that were deleted before keep their own time, and rows that are newer are none of its business."""
+    target = made(opened("soft"))
+    do(target, Published([target.stage("1/0/1/slice", [rows((1, "a", 1, "r"), (2, "b", 1, "r"), (3, "c", 1, "r"))])]))
+    upsert(target, (2, "b", 2, "d"), (3, "x", 9, "u"), (4, "d", 3, "c"))
+    truncated = Emptied(5, 5_000_000)
+    assert do(target, truncated)
+    assert held(target) == {1: dead("a", 5), 2: dead("b", 2), 3: alive("x", 9, "u"), 4: dead("d", 5)}
+    assert not do(target, truncated), "it was done twice"
+
+
+def test_a_group_that_is_read_again_keeps_them(opened: Open, table: TableSchema) -> None:
+    """Rows that the source has are replaced, marked ones stay, and what nobody has told of is marked now."""
+    target, began = made(opened("soft"), table), time.time()
+    first = rows((1, "a", 1, "r"), (2, "b", 1, "r"), (3, "c", 1, "r"), (4, "d", 1, "r"))
+    do(target, Published([target.stage("1/0/1/slice", [first])]))
+    do(target, Published([target.stage("1/1/1/slice", [rows((70, "other", 1, "r"))])]))
+    upsert(target, (2, "b", 2, "d"), (3, "c", 3, "d"), (5, "e", 3, "c"), (71, "other", 3, "d"), (6, "f", 3, "c"))
+    again = target.stage("1/0/2/slice", [rows((1, "A", 8, "r"), (3, "C", 8, "r"), (5, "E", 8, "r"))])
+    replaced = Replaced([again], (1, 0), lambda keys: pc.less(keys["id"], 70), (1, 69) if table is TABLE else None)
+    do(target, replaced)
+    found = held(target)
+    unseen = [found.pop(4), found.pop(6)]
+    assert found == {
+        **{n: alive(v, 8, "r") for n, v in ((1, "A"), (3, "C"), (5, "E"))},
+        2: dead("b", 2),
+        70: alive("other", 1, "r"),
+        71: dead("other", 3),
+    }
+    assert [row[:4] for row in unseen] == [("d", 1, "d", True), ("f", 3, "d", True)]
+    assert all(began - 1 < row[4].timestamp() < time.time() + 1 for row in unseen)
+    do(target, Replaced([], (1, 0), replaced.owned, replaced.span))
+    assert living(target) == {70: "other"} and len(held(target)) == 8
+
+
+def test_compaction_keeps_them(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = made(opened("soft"))
+    monkeypatch.setattr(compaction, "SMALLS", 2)
+    for n in range(3):
+        do(target, Published([target.stage(f"1/{n}/1/slice", [rows((n, "a", 1, "r"), (10 + n, "b", 1, "r"))])]))
+    upsert(target, *((n, "a", 2, "d") for n in range(3)))
+    before = held(target)
+    assert target.compacted([(c, c.run()) for c in target.compactions()])
+    assert len(target.load().files) == 1 and held(target) == before
+
+
+# ---------------------------------------------------------------- ignore
+
+
+def test_a_deleted_row_stays_as_it_is(opened: Open, table: TableSchema) -> None:
+    """With all that changed it before: a delete takes no other change's place, in one batch or in two."""
+    sink = opened("ignore")
+    target = made(sink, table)
+    staged(
+        sink, target, "epoch-1/a", (1, "a", 1, "c"), (2, "b", 1, "c"), (3, "c", 1, "c"), (3, "c", 2, "d"), table=table
+    )
+    staged(sink, target, "epoch-1/b", (1, "z", 3, "u"), (1, "z", 4, "d"), (2, "b", 4, "d"), table=table)
+    assert {n: row[:3] for n, row in held(target).items()} == {1: ("z", 3, "u"), 2: ("b", 1, "c"), 3: ("c", 1, "c")}
+    staged(sink, target, "epoch-1/c", (1, "new", 5, "c"), table=table)
+    assert living(target) == {1: "new", 2: "b", 3: "c"}
+
+
+def test_truncated_rows_stay(opened: Open) -> None:
+    target = made(opened("ignore"))
+    upsert(target, (1, "a", 1, "c"))
+    assert not do(target, Emptied(5, 5_000_000)) and living(target) == {1: "a"}
+
+
+def test_a_group_that_is_read_again_loses_nothing(opened: Open, table: TableSchema) -> None:
+    target = made(opened("ignore"), table)
+    do(target, Published([target.stage("1/0/1/slice", [rows((1, "a", 1, "r"), (2, "b", 1, "r"))])]))
+    upsert(target, (3, "c", 2, "c"), (4, "d", 2, "c"))
+    again = target.stage("1/0/2/slice", [rows((1, "A", 8, "r"), (3, "C", 8, "r"))])
+    do(target, Replaced([again], (1, 0), lambda keys: pa.repeat(True, keys.num_rows)))
+    assert living(target) == {1: "A", 2: "b", 3: "C", 4: "d"}
+
+
+# ---------------------------------------------------------------- the setting
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [("hard", "soft"), ("hard", "ignore"), ("soft", "ignore"), ("soft", "hard")]
+)
+def test_it_cannot_be_changed_later(opened: Open, before: str, after: str) -> None:
+    upsert(made(opened(before)), (1, "a", 1, "c"))
+    target = opened(after).table(TABLE)
+    for attempt in (target.load, target.read, target.markers, lambda: upsert(target, (1, "a", 2, "c"))):
+        with pytest.raises(NotReadyError, match=f"was made with sink.deletes {before}, and it is {after} now"):
+            attempt()
+    assert living(opened(before).table(TABLE)) == {1: "a"}

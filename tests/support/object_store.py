@@ -1,0 +1,23 @@
+"""The product's storage in a bucket of a test's server."""
+
+from __future__ import annotations
+
+import json
+
+from airflow_provider_cdc.connections import Connection
+from airflow_provider_cdc.core.store_access import StoreAccess, access_of
+from airflow_provider_cdc.core.store_address import StoreAddress
+from airflow_provider_cdc.sinks.object_storage import ObjectStorage
+from tests.support.s3 import S3
+
+
+def access(place: S3) -> StoreAccess:
+    """What a connection says of it."""
+    return access_of(Connection.from_json({"conn_id": "lake", **json.loads(place.connection())}))
+
+
+def object_storage(place: S3, prefix: str = "") -> ObjectStorage:
+    """The storage of a prefix."""
+    address = StoreAddress.of(place.uri(prefix))
+    assert address is not None
+    return ObjectStorage(address, access(place))

@@ -1,0 +1,57 @@
+"""The whole in an object store: nothing of the sink is in a folder that hosts share."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from tests.support.cli import Cli, tree
+from tests.support.s3 import S3
+from tests.support.servers import MySQLServer
+
+
+def in_store(folder: Path, server: MySQLServer, s3: S3, *tables: str) -> Cli:
+    """A pipeline whose sink is a prefix in a bucket, and whose state of this host is in a folder of its own."""
+    cli = Cli(folder, server, *tables, sink={"path": s3.uri("lake"), "conn_id": "lake"})
+    cli.env |= {"AIRFLOW_CONN_LAKE": s3.connection(), "AIRFLOW_CDC_STATE_DIR": str(folder / "state")}
+    return cli
+
+
+@pytest.mark.spark
+def test_snapshot_and_stream(mysql_server: MySQLServer, database: str, s3: S3, tmp_path: Path) -> None:
+    for statement in (
+        f"CREATE TABLE {database}.t (id INT PRIMARY KEY, v VARCHAR(20))",
+        f"CREATE TABLE {database}.log (v VARCHAR(20))",
+        f"INSERT INTO {database}.t VALUES (1, 'a'), (2, 'b'), (3, 'c')",
+        f"INSERT INTO {database}.log VALUES ('a'), ('a')",
+    ):
+        mysql_server.execute(statement)
+    cli = in_store(tmp_path / "one", mysql_server, s3, f"{database}[.].*")
+    checked = cli.run("check")
+    assert checked.code == 0, checked
+    assert f"sink {s3.uri('lake')} can be written" in checked.out and not s3.keys()
+    run = cli.run("run", "--catch-up")
+    assert run.code == 0, run
+    for statement in (
+        f"UPDATE {database}.t SET v = 'B' WHERE id = 2",
+        f"DELETE FROM {database}.t WHERE id = 3",
+        f"INSERT INTO {database}.t VALUES (4, 'd')",
+        f"DELETE FROM {database}.log LIMIT 1",
+    ):
+        mysql_server.execute(statement)
+    # Another host goes on: it has nothing but the store.
+    other = in_store(tmp_path / "other", mysql_server, s3, f"{database}[.].*")
+    streamed = other.run("stream", "--catch-up")
+    assert streamed.code == 0, streamed
+    verified = other.run("verify")
+    assert verified.code == 0, verified
+    found = pl.read_delta(s3.uri(f"lake/{database}/t"), storage_options=s3.options)
+    assert sorted(found.select("id", "v").rows()) == [(1, "a"), (2, "B"), (4, "d")]
+    status = other.run("status", "--json")
+    assert json.loads(status.out)
+    assert not (tmp_path / "one" / "lake").exists() and s3.secret.encode() not in b"".join(
+        data for data in tree(tmp_path).values() if data
+    )
