@@ -130,6 +130,9 @@ def test_spark_reads_it(cli: Cli, mysql_server: MySQLServer, database: str) -> N
         visits = sorted(spark(f"SELECT country, no, v FROM delta.`{path.parent}/visits` WHERE day < '2024-02-02'"))
         kept = query(mysql_server, database, "SELECT country, no, v FROM visits WHERE day < '2024-02-02'")
         assert visits == sorted(kept)
+        (plan,) = spark(f"EXPLAIN FORMATTED SELECT no FROM delta.`{path.parent}/visits` WHERE day < '2024-02-02'")
+        filters = [line for line in plan[0].splitlines() if "PartitionFilters" in line]
+        assert "day_year" in filters[0], "Spark knows which partitions have such days"
         spark(f"OPTIMIZE delta.`{path}`")
         mysql_server.session(database, *changes(3))
         cli.catch_up()

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from airflow_provider_cdc.core.schema import KEY_TYPES, META_COLUMNS, Column, TableSchema
 from airflow_provider_cdc.exceptions import NotReadyError, TerminalError
+from airflow_provider_cdc.sinks.delta.features import EXPRESSION
 from airflow_provider_cdc.sinks.files import DataFile, Partition, write_file
 from airflow_provider_cdc.sinks.storage import Storage
 
@@ -28,6 +29,8 @@ UNITS: Mapping[str, tuple[pa.DataType, int]] = {
     "day": (pa.date32(), 10),
     "hour": (pa.string(), 13),
 }
+#: How Spark says it.
+_EXPRESSIONS = {"year": "YEAR({})", "month": "DATE_FORMAT({}, 'yyyy-MM')", "day": "CAST({} AS DATE)"}
 _TIMES = ("datetime", "timestamp")
 #: Types of columns whose values may make partitions: those of keys that are text and whole in a path.
 _TYPES = KEY_TYPES - {"binary", "varbinary", "time", *_TIMES}
@@ -122,7 +125,15 @@ class Partitioning:
     @cached_property
     def declared(self) -> pa.Schema:
         """Schema of the table as readers see it."""
-        return pa.schema([*self.schema, *(pa.field(p.name, UNITS[p.unit][0]) for p in self.parts if p.unit)])
+        return pa.schema([*self.schema, *(self._derived(part) for part in self.parts if part.unit)])
+
+    def _derived(self, part: Part) -> pa.Field:
+        """The column of a part of a date. How it follows from a DATE, Spark says alike in every time zone."""
+        assert part.unit is not None
+        name, expression = part.column.replace("`", "``"), _EXPRESSIONS.get(part.unit)
+        exact = expression is not None and pa.types.is_date(self.schema.field(part.column).type)
+        about = {EXPRESSION: str(expression).format(f"`{name}`")} if exact else None
+        return pa.field(part.name, UNITS[part.unit][0], metadata=about)
 
     def split(self, rows: pa.Table) -> list[tuple[Partition, Any]]:
         """The partitions of rows: the values of each, and which rows are in it, in their order.

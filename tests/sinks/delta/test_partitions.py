@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime
@@ -228,7 +229,10 @@ def test_values_of_all_types(tmp_path: Path, column: Column) -> None:
     ],
 )
 @pytest.mark.parametrize("kind", ["date", "datetime", "timestamp"])
-def test_parts_of_dates(tmp_path: Path, kind: str, unit: str, expected: list[Any]) -> None:
+def test_parts_of_dates(
+    tmp_path: Path, kind: str, unit: str, expected: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a DATE, Spark is told how they follow; of times it would depend on its time zone, or prune nothing."""
     table = TableSchema("shop", "t", (ID, nullable("at", kind, fsp=6)), ("id",))
     sink = sink_at(tmp_path, (("at", unit),))
     if (kind, unit) == ("date", "hour"):
@@ -247,10 +251,19 @@ def test_parts_of_dates(tmp_path: Path, kind: str, unit: str, expected: list[Any
     elif kind == "timestamp":
         times = [at and at.replace(tzinfo=UTC) for at in times]
     target = made(sink, table)
+    monkeypatch.setattr(upkeep, "_EVERY", 1)
     data = [{"id": n, "at": at, SEQ: 1, OP: "c", TS: 0} for n, at in enumerate(times)]
     change = Upserted(pa.Table.from_pylist(data, table.sink_schema))
     target.commit(lambda _: change, {}, FENCE)
     assert read_by_all(target, ["id", f"at_{unit}"]) == list(enumerate(expected))
+    expressions = {"year": "YEAR(`at`)", "month": "DATE_FORMAT(`at`, 'yyyy-MM')", "day": "CAST(`at` AS DATE)"}
+    log = target.load()
+    (about,) = (f["metadata"] for f in json.loads(log.metadata["schemaString"])["fields"] if f["name"] == f"at_{unit}")
+    assert about == ({"delta.generationExpression": expressions[unit]} if kind == "date" else {})
+    assert ("generatedColumns" in log.protocol.get("writerFeatures", ())) == (kind == "date")
+    upkeep.checkpoint(log)
+    again = sink_at(tmp_path, (("at", unit),)).table(table)
+    again.create("p")
     assert target.read()[0].sort_by("id")["at"].to_pylist() == times
 
 
