@@ -9,6 +9,7 @@ BIN := $(VENV)/bin
 LOCK := requirements/dev.txt
 STAMP := $(VENV)/.complete
 # STAY=1 make demo: Airflow, writers and stream go on after the proof, until Ctrl-C.
+# SINK=s3 make demo: into an S3-compatible server that it starts itself.
 # SHARE=k/n make test-long: the k-th of n shares of the long tests.
 SHARE := 1/1
 LINT := $(BIN)/ruff check .; $(BIN)/ruff format --check .; $(BIN)/mypy
@@ -20,7 +21,7 @@ BESIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Some container images set it. Each of the thousand processes of a test run would then compile all that it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo demo-core bench-snapshot bench-stream bench-merge bench-binlog bench-memory jvm test test-fast test-airflow test-long test-versions mutations lint lock clean
+.PHONY: help setup demo demo-core bench-snapshot bench-stream bench-merge bench-store bench-binlog bench-memory jvm test test-fast test-airflow test-long test-versions mutations lint lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,11 +42,11 @@ $(STAMP): $(LOCK) pyproject.toml .ci/venv
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
-demo: setup ## Copy a live database in a real Airflow and prove the copy equal, row by row; STAY=1: look around in it
-	@$(BIN)/python -m bench.demo_airflow $(if $(filter-out 0,$(STAY)),--stay)
+demo: setup ## Copy a live database in a real Airflow and prove the copy equal, row by row; SINK=s3: in an object store; STAY=1: look around in it
+	@$(BIN)/python -m bench.demo_airflow $(if $(SINK),--sink $(SINK)) $(if $(filter-out 0,$(STAY)),--stay)
 
 demo-core: setup ## The same from the command line, without Airflow, and with more rows
-	@$(BIN)/python -m bench.demo
+	@$(BIN)/python -m bench.demo $(if $(SINK),--sink $(SINK))
 
 bench-snapshot: setup ## Time the snapshot side by side with ConnectorX and Spark JDBC (CDC_BENCH_ROWS=n, default 4,000,000)
 	@$(BIN)/python -m bench.snapshot
@@ -58,6 +59,9 @@ bench-stream: setup ## Time a running stream: latency of changes, and the cost o
 
 bench-merge: setup ## Time merging random changes beside delta-rs and Spark (CDC_BENCH_SIZES=n,n,... rows; 1M, 50M)
 	@$(BIN)/python -m bench.merge
+
+bench-store: setup ## Time a batch on local disk and in an S3-compatible store, and count its requests and bytes
+	@$(BIN)/python -m bench.store
 
 bench-binlog: setup ## Time reading the binlog beside mysqlbinlog, mysql-replication and Debezium (CDC_BENCH_ROWS=n)
 	@$(BIN)/python -m bench.binlog

@@ -6,6 +6,7 @@ proof is independent of the project: it reads both sides whole and compares ever
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
@@ -13,11 +14,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+from bench.lake import Lake, opened
 from bench.screen import PATIENCE, PAUSE, DemoFailed, Screen, ignore_signals, parser, perform
 from bench.shop import DATABASE, Shop, position
 
@@ -30,7 +32,7 @@ source:
   conn_id: {conn_id}        # the address and the password come from the environment
   tables: ['{database}\\..*']
 sink:
-  path: {path}
+  path: {path}{connection}
 """
 
 
@@ -40,15 +42,17 @@ class Command:
     :param folder: working folder; ``pipeline.yaml`` lies in it, and temporary files go there: they go with it even
         when the command is killed.
     :param uri: the source, as an Airflow connection; handed over in the environment, never on a command line.
+    :param more: what else goes into the environment.
     """
 
-    def __init__(self, screen: Screen, folder: Path, uri: str) -> None:
+    def __init__(self, screen: Screen, folder: Path, uri: str, more: Mapping[str, str]) -> None:
         self._screen, self._folder = screen, folder
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         temporary = folder / "tmp"
         temporary.mkdir()
         self._environment = {
             **os.environ,
+            **more,
             f"AIRFLOW_CONN_{CONN_ID.upper()}": uri,
             "PYTHONPATH": os.pathsep.join(paths),
             "TMPDIR": str(temporary),
@@ -195,6 +199,8 @@ class Demo:
                         raise DemoFailed(f"airflow-cdc run ended with exit code {code} after airflow-cdc stop")
                 with phase("proof", "Comparing every value of every row in source and sink"):
                     equal = shop.prove()
+                with phase("readers", "Comparing what other programs read of it"):
+                    equal &= shop.prove_for_others()
                 with phase("verify", "The project's own check says: airflow-cdc verify -f pipeline.yaml"):
                     equal &= command.call("verify") == 0
                 shop.tell(done, steady)
@@ -204,10 +210,10 @@ class Demo:
 
     def _command(self, user: dict[str, str]) -> Command:
         """The pipeline file, and the command for it."""
-        text = PIPELINE.format(name=NAME, conn_id=CONN_ID, database=DATABASE, path=json.dumps(str(self.shop.lake)))
+        text = pipeline_text(self.shop.lake)
         (self.folder / "pipeline.yaml").write_text(text)
         self.screen.console.print("\n" + text, markup=False, soft_wrap=True)
-        return Command(self.screen, self.folder, self.shop.server.uri(**user))
+        return Command(self.screen, self.folder, self.shop.server.uri(**user), self.shop.lake.environment)
 
     def _catch_up(self, command: Command) -> None:
         """Wait until the sink has everything that the server has now."""
@@ -215,14 +221,22 @@ class Demo:
         command.wait(lambda: self.shop.applied(end), lambda status: end <= position(status["offset"]))
 
 
+def pipeline_text(lake: Lake) -> str:
+    """The pipeline's file."""
+    connection = f"\n  conn_id: {lake.conn_id}" if lake.conn_id else ""
+    path = json.dumps(lake.path)
+    return PIPELINE.format(name=NAME, conn_id=CONN_ID, database=DATABASE, path=path, connection=connection)
+
+
 def main() -> int:
     made = parser("Copy a live MySQL database into Delta and prove the copy equal.", customers=1_000_000, rate=100)
-    return perform(
-        made,
-        lambda screen, folder, options: Demo(
-            Shop(screen, folder / "lake", NAME, options.customers, options.rate), folder, options.seconds
-        ).run(),
-    )
+
+    def demo(screen: Screen, folder: Path, options: argparse.Namespace) -> bool:
+        with ExitStack() as stack:
+            lake = opened(options.sink, screen, folder, stack)
+            return Demo(Shop(screen, lake, NAME, options.customers, options.rate), folder, options.seconds).run()
+
+    return perform(made, demo)
 
 
 if __name__ == "__main__":

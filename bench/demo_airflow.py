@@ -10,7 +10,9 @@ compared once more.
 
 from __future__ import annotations
 
+import argparse
 import ctypes
+import json
 import os
 import secrets
 import shutil
@@ -26,7 +28,8 @@ from typing import Any
 import httpx
 
 from airflow_provider_cdc.processes import end_session, members
-from bench.screen import PATIENCE, PAUSE, DemoFailed, catch_signals, ignore_signals, parser, perform
+from bench.lake import opened
+from bench.screen import PATIENCE, PAUSE, DemoFailed, Screen, catch_signals, ignore_signals, parser, perform
 from bench.shop import Shop, lag
 from tests.support.airflow_client import ENDED, ApiError, Client, TaskInstance
 from tests.support.airflow_processes import Airflow, AirflowError
@@ -206,6 +209,9 @@ class Demo:
         if not self.stay:
             self._stop(run)
         equal = self._prove()
+        if not self.stay:  # with it the stream goes on, and old files go
+            with phase("readers", "Comparing what other programs read of it"):
+                equal &= shop.prove_for_others()
         shop.tell(done, steady)
         if self.stay:
             self.screen.verdict(equal)
@@ -222,7 +228,7 @@ class Demo:
 
     def _airflow(self, stack: ExitStack, user: dict[str, str]) -> Airflow:
         """Airflow with the example and its connection."""
-        dags, temporary = self.folder / "dags", self.folder / "tmp"
+        dags, temporary, lake = self.folder / "dags", self.folder / "tmp", self.shop.lake
         dags.mkdir()
         temporary.mkdir()
         shutil.copy(ROOT / "dags" / EXAMPLE, dags)
@@ -232,7 +238,13 @@ class Demo:
             airflow = stack.enter_context(
                 Airflow(
                     dags,
-                    env={"CDC_LAKE": str(self.shop.lake), "TMPDIR": str(temporary), "SPARK_LOCAL_DIRS": str(temporary)},
+                    env={
+                        **{k: v for k, v in lake.environment.items() if not k.startswith("AIRFLOW_CONN_")},
+                        "CDC_LAKE": lake.path,
+                        "CDC_LAKE_CONN_ID": lake.conn_id or "",
+                        "TMPDIR": str(temporary),
+                        "SPARK_LOCAL_DIRS": str(temporary),
+                    },
                     config={"core": {"parallelism": max(2, os.cpu_count() or 1)}},  # a driver of Spark needs a core
                     login=self._login,
                 )
@@ -241,6 +253,9 @@ class Demo:
             airflow.client.set_connection(
                 CONN_ID, "cdc_mysql", host=server.host, port=server.port, login=user["user"], password=user["password"]
             )
+            if lake.conn_id:
+                fields = {**lake.connection, "extra": json.dumps(lake.connection["extra"])}
+                airflow.client.set_connection(lake.conn_id, **fields)
         self._show_address(airflow)
         return airflow
 
@@ -278,12 +293,13 @@ def main() -> int:
     what = "Let an example DAG copy a live MySQL database in a real Airflow, and prove the copy equal."
     made = parser(what, customers=200_000, rate=50)
     made.add_argument("--stay", action="store_true", help="let writers, stream and UI go on until Ctrl-C")
-    return perform(
-        made,
-        lambda screen, folder, options: Demo(
-            Shop(screen, folder / "lake", NAME, options.customers, options.rate), folder, options.seconds, options.stay
-        ).run(),
-    )
+
+    def demo(screen: Screen, folder: Path, options: argparse.Namespace) -> bool:
+        with ExitStack() as stack:
+            shop = Shop(screen, opened(options.sink, screen, folder, stack), NAME, options.customers, options.rate)
+            return Demo(shop, folder, options.seconds, options.stay).run()
+
+    return perform(made, demo)
 
 
 if __name__ == "__main__":

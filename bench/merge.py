@@ -26,8 +26,9 @@ from deltalake import DeltaTable, WriterProperties
 from airflow_provider_cdc.core.schema import OP, SEQ, TS
 from airflow_provider_cdc.jobs.compactions import run_in_threads
 from airflow_provider_cdc.phases.upkeep import compact
+from airflow_provider_cdc.sinks.delta.definition import Options
 from airflow_provider_cdc.sinks.delta.merge import placed
-from airflow_provider_cdc.sinks.delta.table import DeltaTarget, Options
+from airflow_provider_cdc.sinks.delta.table import DeltaTarget
 from airflow_provider_cdc.sinks.files import described, write_file
 from airflow_provider_cdc.sinks.protocol import Fence, Published, Upserted
 from airflow_provider_cdc.sinks.storage import LocalStorage

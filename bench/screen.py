@@ -61,6 +61,7 @@ def parser(description: str, customers: int, rate: float) -> argparse.ArgumentPa
     made.add_argument("--customers", type=int, default=customers, help="rows of the largest table (%(default)s)")
     made.add_argument("--seconds", type=float, default=30, help="how long to stream after the catch-up (%(default)s)")
     made.add_argument("--rate", type=float, default=rate, help="transactions a second of the writers (%(default)s)")
+    made.add_argument("--sink", choices=("folder", "s3"), default="folder", help="where the copy goes (%(default)s)")
     made.add_argument("--keep", action="store_true", help="keep the Delta tables and say where they are")
     made.add_argument("--out", type=Path, help="where to make and keep them; a folder that does not exist yet")
     return made
@@ -74,6 +75,8 @@ def perform(made: argparse.ArgumentParser, demo: Callable[[Screen, Path, argpars
     options = made.parse_args()
     catch_signals()
     keep = options.keep or options.out is not None
+    if keep and options.sink != "folder":
+        made.error("--keep and --out are for --sink folder: the server of another one ends with the demo")
     if options.out is None:
         folder = Path(tempfile.mkdtemp(prefix="cdc-demo-"))
     else:
@@ -85,7 +88,7 @@ def perform(made: argparse.ArgumentParser, demo: Callable[[Screen, Path, argpars
     screen = Screen()
     try:
         equal = demo(screen, folder, options)
-        keep = keep or not equal
+        keep = keep or (not equal and options.sink == "folder")
         screen.verdict(equal)
         return 0 if equal else 1
     except (DemoFailed, CdcError, ServerUnavailable, RuntimeError, subprocess.TimeoutExpired) as error:

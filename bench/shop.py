@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 from contextlib import ExitStack, closing
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
 from airflow_provider_cdc.core.offset import Position
-from airflow_provider_cdc.sinks.delta.sink import DeltaSink
 from airflow_provider_cdc.sinks.layout import LocalFiles
 from airflow_provider_cdc.store import Store
+from bench.lake import Lake, same_for_others
 from bench.screen import DemoFailed, Screen
 from tests.support.oracle import check_ledger, compare_all
 from tests.support.servers import MySQLServer
@@ -26,15 +25,16 @@ TABLES = ("customer", "customer_address", "orders", "ledger")
 class Shop:
     """The source, the lake that a pipeline copies it to, and the proof that both hold the same.
 
+    :param lake: where the copy goes.
     :param pipeline: name of the pipeline.
     :param customers: rows of the largest table; the two related ones have a twentieth and a fifth as many.
     :param rate: transactions a second of all writers together.
     """
 
-    def __init__(self, screen: Screen, lake: Path, pipeline: str, customers: int, rate: float) -> None:
+    def __init__(self, screen: Screen, lake: Lake, pipeline: str, customers: int, rate: float) -> None:
         self.screen, self.lake, self.pipeline = screen, lake, pipeline
         self.customers, self.rate = customers, rate
-        self.sink = DeltaSink(str(lake), pipeline)
+        self.sink = lake.sink(pipeline)
         self.server = MySQLServer()
 
     def open(self, stack: ExitStack) -> dict[str, str]:
@@ -72,7 +72,7 @@ class Shop:
 
     def store(self) -> Store:
         """The bookkeeping."""
-        return Store.open(f"sqlite:///{LocalFiles.of(self.lake, self.pipeline).bookkeeping}", migrate=False)
+        return Store.open(f"sqlite:///{LocalFiles.of(self.lake.path, self.pipeline).bookkeeping}", migrate=False)
 
     def rows(self, table: str) -> int:
         return int(self.server.execute(f"SELECT COUNT(*) FROM {DATABASE}.{table}")[0][0])
@@ -82,13 +82,17 @@ class Shop:
         equal = True
         with closing(self.server.connect()) as connection:
             for table in TABLES:
-                differences = compare_all(connection, DATABASE, self.lake, [table])
+                differences = compare_all(connection, DATABASE, self.lake.place, [table])
                 text = "".join(map(str, differences)) or f"{DATABASE}.{table}: {self.rows(table):,} rows, all equal"
                 self.screen.say(text)
                 equal &= not differences
-        problems = check_ledger(self.lake, DATABASE)
+        problems = check_ledger(self.lake.place, DATABASE)
         self.screen.say("; ".join(problems) or "the ledger has every number of every writer once")
         return equal and not problems
+
+    def prove_for_others(self) -> bool:
+        """Compare what other programs read with what was proved equal."""
+        return same_for_others(self.lake, {f"{DATABASE}/{name}": f"{DATABASE}.{name}" for name in TABLES}, self.screen)
 
     def tell(self, done: Counters, steady: Position) -> None:
         """Show what was copied, and how fast.

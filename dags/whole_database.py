@@ -11,7 +11,8 @@ shop = Pipeline(
     name="shop",
     source=Source(conn_id="cdc_source", tables=("shop..*",), exclude=("shop.tmp_.*",)),
     snapshot=Snapshot(group_rows=1_000_000, parallelism=2),
-    sink=Sink(path=os.environ.get("CDC_LAKE", "/data/lake")),
+    # A folder, or a place in an object store: s3://bucket/lake, with the connection that has its keys.
+    sink=Sink(path=os.environ.get("CDC_LAKE", "/data/lake"), conn_id=os.environ.get("CDC_LAKE_CONN_ID") or None),
 )
 
 with DAG("cdc_whole_database", schedule=None, max_active_runs=1):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from airflow_provider_cdc.core.patterns import matches
-from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.exceptions import NotReadyError
+
+if TYPE_CHECKING:  # a pipeline is read while DAG files are parsed: without Arrow
+    from airflow_provider_cdc.core.schema import TableSchema
 
 #: The row goes; it stays and is marked; it stays as it is.
 HARD, SOFT, IGNORE = "hard", "soft", "ignore"

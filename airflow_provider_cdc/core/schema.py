@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -218,6 +218,7 @@ class TableSchema:
         is one. Of the reader, too.
     :param key_index: name of the index that is the key; ``None`` where that was not written down, or there is none. No
         part of the definition.
+    :param comments: what the columns' comments say, by name, as far as they have one. No part of the definition.
     """
 
     database: str
@@ -228,6 +229,7 @@ class TableSchema:
     zero_dates: str = "error"
     whole_rows: bool = False
     key_index: str | None = None
+    comments: tuple[tuple[str, str], ...] = field(default=(), compare=False)
 
     @property
     def id(self) -> tuple[str, str]:
@@ -284,17 +286,17 @@ class TableSchema:
     def sink_schema(self) -> pa.Schema:
         """Arrow schema of a sink table: the source columns, then ``_cdc_seq``, ``_cdc_op``, ``_cdc_ts``."""
         schema = self.arrow_schema
-        for field in (
+        for added in (
             pa.field(SEQ, pa.int64()),
             pa.field(OP, pa.string()),
             pa.field(TS, pa.timestamp("us", tz="UTC")),
         ):
-            schema = schema.append(field)
+            schema = schema.append(added)
         return schema
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON value; :meth:`from_json` turns it back."""
-        return {**self._definition(), "key_index": self.key_index}
+        return {**self._definition(), "key_index": self.key_index, "comments": [list(pair) for pair in self.comments]}
 
     def _definition(self) -> dict[str, Any]:
         columns = [asdict(c) for c in self.columns]
@@ -307,7 +309,8 @@ class TableSchema:
         columns = tuple(Column(**{**c, "members": tuple(c["members"])}) for c in value["columns"])
         key, left_out = tuple(value["key"]), tuple(value.get("left_out", ()))
         index = value.get("key_index")
-        return cls(value["database"], value["name"], columns, key, left_out, key_index=index)
+        comments = tuple((name, text) for name, text in value.get("comments", ()))
+        return cls(value["database"], value["name"], columns, key, left_out, key_index=index, comments=comments)
 
     def fingerprint(self) -> str:
         """Hash of everything that decides how rows are read; equal fingerprints read alike."""

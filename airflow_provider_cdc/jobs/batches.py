@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 #: Bytes of rows in the binlog that are held as changes before they are written.
 _FLUSH_BYTES = 16 << 20
+#: The plan of the epoch that this process has worked for last.
+_PLANS: dict[tuple[str, str, int], Plan] = {}
 
 
 @dataclass(frozen=True)
@@ -67,9 +69,13 @@ class StreamJob:
     deletes: Deletes = ALL_HARD
 
     def plan(self) -> Plan:
-        """The plan in the sink."""
-        plan = read_plan(self.storage, Layout(self.pipeline))
-        assert plan is not None  # no phase begins without one
+        """The plan in the sink, as this epoch has found it: a process reads it once."""
+        key = (self.storage.location(), self.pipeline, self.epoch)
+        if (plan := _PLANS.get(key)) is None:
+            plan = read_plan(self.storage, Layout(self.pipeline))
+            assert plan is not None  # no phase begins without one
+            _PLANS.clear()
+            _PLANS[key] = plan
         # Where the deleted row is kept as the delete's old image has it, that must have all of it.
         return plan.with_zero_dates(self.zero_dates).with_whole_rows(lambda table: self.deletes.of(table) == SOFT)
 

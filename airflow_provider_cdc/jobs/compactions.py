@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
+import pickle
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+from airflow_provider_cdc.core.store_access import StoreAccess
 from airflow_provider_cdc.sinks.files import DataFile
 from airflow_provider_cdc.sinks.protocol import Compaction
 
@@ -22,6 +26,43 @@ def run_in_threads(work: Sequence[Compaction]) -> Sequence[Sequence[DataFile]]:
 def run_for_json(compaction: Compaction) -> str:
     """Run one, and say what it has written as JSON: so it travels from a task."""
     return json.dumps([file.to_json() for file in compaction.run()])
+
+
+class Parcel:
+    """Work on its way to tasks. It may be large, and what is large goes by way of disks: it holds no secret.
+
+    :param keys: what the connections of object stores say, which travel by themselves.
+    """
+
+    def __init__(self, keys: Sequence[StoreAccess] = ()) -> None:
+        self.keys = list(keys)
+
+    def pack(self, work: Compaction) -> bytes:
+        """One compaction, and its secrets among the keys."""
+        keys = self.keys
+
+        class Pickler(pickle.Pickler):
+            def persistent_id(self, value: Any) -> int | None:
+                if not isinstance(value, StoreAccess):
+                    return None
+                if value not in keys:
+                    keys.append(value)
+                return keys.index(value)
+
+        packed = io.BytesIO()
+        Pickler(packed).dump(work)
+        return packed.getvalue()
+
+    def unpack(self, data: bytes) -> Compaction:
+        """The compaction again."""
+        keys = self.keys
+
+        class Unpickler(pickle.Unpickler):
+            def persistent_load(self, number: int) -> StoreAccess:
+                return keys[number]
+
+        found: Compaction = Unpickler(io.BytesIO(data)).load()
+        return found
 
 
 def from_json(text: str) -> list[DataFile]:

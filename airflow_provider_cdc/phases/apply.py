@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,9 @@ from airflow_provider_cdc.sinks.protocol import (
     Upserted,
 )
 from airflow_provider_cdc.sinks.storage import read_json, write_json
+
+#: Tables that are committed at the same time, where a commit is mostly waiting.
+_AT_ONCE = 8
 
 
 @dataclass(frozen=True)
@@ -206,18 +210,7 @@ class Applier:
         stamps: list[Any] = []
         if self._at.at < end.at:
             end_seq = self.lineage.seq(end.at)
-            if manifest["tables"] and end_seq > self._said["seq"]:
-                # So that it is known, whatever happens, which transactions a table may hold.
-                self._said = {"seq": end_seq, "end": end.to_json()}
-                write_json(self._context.storage, self._context.layout.batch, self._said)
-            following = [entry["table"] for entry in manifest["tables"][1:]]
-            for entry, then in zip_longest(manifest["tables"], following):
-                changes = self._staging.changes(self._plan.tables[entry["table"]], entry["staged"])
-                stamps.append(changes[TS].cast(pa.int64()).to_numpy())
-                # Where a TRUNCATE of the same table follows, the table is not at the end of the batch yet.
-                reached = end_seq if then != entry["table"] else pc.max(changes[SEQ]).as_py() or 0
-                emptied = None if entry["emptied"] is None else Emptied(entry["emptied"], entry["emptied_at"])
-                self._apply_table(entry["table"], changes, reached, emptied)
+            stamps = self._apply_tables(manifest["tables"], end, end_seq)
             failpoint("progress.before_commit")
             self._progress.write(end, self.lineage, self.fence)
             failpoint("progress.after_commit")
@@ -227,6 +220,48 @@ class Applier:
         lags = np.maximum(time.time() * 1000 - np.concatenate(stamps) / 1000, 0) if stamps else np.empty(0)
         return Applied(len(lags), lags)
 
+    def _apply_tables(self, entries: Sequence[dict[str, Any]], end: Offset, end_seq: int) -> list[Any]:
+        """Apply a batch to all of its tables, and return when their changes were committed in the source.
+
+        Requests to an object store are slow, and many can be made at a time: there the tables are committed at the same
+        time. All of them are done, or have failed, when this ends.
+        """
+        tables = [list(found) for _, found in groupby(entries, lambda entry: entry["table"])]
+        if not tables:
+            return []
+        if not self._context.storage.remote:
+            self._say(end, end_seq)
+            return [stamps for found in tables for stamps in self._apply_entries(found, end_seq)]
+        with ThreadPoolExecutor(_AT_ONCE, "table") as pool:
+            said = pool.submit(self._say, end, end_seq)
+            work = [pool.submit(self._apply_entries, found, end_seq, said.result) for found in tables]
+        return [stamps for one in work for stamps in one.result()]
+
+    def _say(self, end: Offset, end_seq: int) -> None:
+        """Write down where a batch ends: so it is known, whatever happens, which transactions a table may hold."""
+        if end_seq > self._said["seq"]:
+            said = {"seq": end_seq, "end": end.to_json()}
+            write_json(self._context.storage, self._context.layout.batch, said)
+            self._said = said
+
+    def _apply_entries(
+        self, entries: Sequence[dict[str, Any]], end_seq: int, ready: Callable[[], None] = lambda: None
+    ) -> list[Any]:
+        """Apply what a batch has for one table.
+
+        :param ready: returns when something may be committed.
+        """
+        stamps = []
+        for number, entry in enumerate(entries, 1):
+            changes = self._staging.changes(self._plan.tables[entry["table"]], entry["staged"])
+            ready()
+            # Where a TRUNCATE of the same table follows, the table is not at the end of the batch yet.
+            reached = end_seq if number == len(entries) else pc.max(changes[SEQ]).as_py() or 0
+            emptied = None if entry["emptied"] is None else Emptied(entry["emptied"], entry["emptied_at"])
+            self._apply_table(entry["table"], changes, reached, emptied)
+            stamps.append(changes[TS].cast(pa.int64()).to_numpy())
+        return stamps
+
     def _clean(self, manifest: dict[str, Any]) -> None:
         """Remove what is not needed any more of what was staged."""
         used = {name for entry in manifest["tables"] for name in entry["staged"]}
@@ -235,24 +270,26 @@ class Applier:
             clean(self._plan.tables[index], [name])
 
     def _apply_table(self, index: int, changes: pa.Table, end_seq: int, emptied: Emptied | None) -> None:
-        table, target, held = self._plan.tables[index], self.tables[index], self._coverage[index]
+        table, held = self._plan.tables[index], self._coverage[index]
         if not table.key:
             self._count(index, changes, end_seq, emptied.seq if emptied else None)
             return
         if emptied is not None:
             # Only rows from before the TRUNCATE go: a chunk with a later high watermark was read after it.
             self._commit(index, lambda _: emptied, emptied.seq)
-        marker = target.markers().get(self._marker)
-        if marker is not None:
-            changes = after(changes, marker)
-        last = last_changes(changes, table.key)
         start = self._plan.start_seq(index)
         newest = max([start, *held.high_watermarks])
-        if marker is None or marker < newest:  # still in handover; afterwards no key is looked up
-            with closing(connect(self._context.connect_args)) as connection:
-                last = uncovered(connection, table, held.chunks, held.high_watermarks, start, last)
-        if last.num_rows:
-            self._commit(index, lambda _: Upserted(last), end_seq)
+
+        def decide(markers: Markers) -> Upserted | None:
+            marker = markers.get(self._marker)
+            left = changes if marker is None else after(changes, marker)
+            last = last_changes(left, table.key)
+            if marker is None or marker < newest:  # still in handover; afterwards no key is looked up
+                with closing(connect(self._context.connect_args)) as connection:
+                    last = uncovered(connection, table, held.chunks, held.high_watermarks, start, last)
+            return Upserted(last) if last.num_rows else None
+
+        self._commit(index, decide, end_seq)
 
     def _count(self, index: int, changes: pa.Table, end_seq: int, emptied: int | None) -> None:
         """Apply changes to a table without a key. Nothing but the markers keeps a deletion from being done twice."""

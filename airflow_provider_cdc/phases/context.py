@@ -25,7 +25,7 @@ from airflow_provider_cdc.mysql.snapshot.planner import make_plan
 from airflow_provider_cdc.phases.liveness import Watcher
 from airflow_provider_cdc.pipeline import Pipeline
 from airflow_provider_cdc.sinks.layout import Layout, LocalFiles, amendments_of, read_plan
-from airflow_provider_cdc.sinks.protocol import Feature
+from airflow_provider_cdc.sinks.protocol import Adopting, Feature
 from airflow_provider_cdc.sinks.registry import open_sink
 from airflow_provider_cdc.sinks.storage import Storage, storage_at, write_json_once
 
@@ -254,9 +254,12 @@ class Context:
             target = self.sink.table(table)
             # Looked for again: a process that began at the same time may have written it, and made the table then.
             if target.exists() and self.storage.read(self.layout.plan) is None:
+                if isinstance(target, Adopting) and target.adopts(plan.pipeline):
+                    continue
                 raise NotReadyError(
                     f"there is a {target.name}, but no plan at {self.storage.location(self.layout.plan)}",
-                    "Restore the plan, or start with a fresh sink.path (or remove the table)",
+                    "Restore the plan, or start with a fresh sink.path (or remove the table). A table that something "
+                    "else has made is taken over with sink.adopt: true",
                 )
 
 

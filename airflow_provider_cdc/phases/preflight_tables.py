@@ -21,7 +21,7 @@ from airflow_provider_cdc.mysql.server.throttle import replica_lag
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.finding import Finding, findings, granted
 from airflow_provider_cdc.phases.retention_guard import forecast
-from airflow_provider_cdc.sinks.protocol import Feature
+from airflow_provider_cdc.sinks.protocol import Adopting, Feature
 
 
 def check_tables(context: Context, connection: Connection[Any]) -> list[Finding]:
@@ -173,7 +173,15 @@ def _table(context: Context, connection: Connection[Any], database: str, table: 
     context.pipeline.sink.deletions.of(schema)
     with suppress(OSError):  # a sink that cannot be looked into is a finding of its own
         if (target := context.sink.table(schema)).exists():
-            target.markers()  # a table that cannot be written any more says why
+            if isinstance(target, Adopting) and target.adopts(context.pipeline.name):
+                yield Finding(
+                    "warning",
+                    f"the {target.name} was made by something else, and is adopted: all of its rows are replaced",
+                    "Its rows of now stay readable in its older version for about an hour; leave out sink.adopt to "
+                    "refuse it",
+                )
+            else:
+                target.markers()  # a table that cannot be written any more says why
     # Every column: with a right on some of them the others would not even be listed.
     granted(lambda: rows(connection, f"SELECT * FROM {table_name(schema)} LIMIT 0"), "SELECT", table_name(schema))
     more = sum(1 for c in schema.columns if c.name in schema.left_out and not c.hidden)

@@ -327,8 +327,9 @@ def _prepare(context: Context, plan: Plan, concerned: Mapping[int, SinkTable]) -
 
     What an older snapshot has left in them goes.
     """
-    again = plan.generation > 1
-    empty = {i: t for i, t in enumerate(targets(context, plan)) if not plan.groups_of(i) and (again or not t.exists())}
+    again, adopt = plan.generation > 1, context.pipeline.sink.adopt
+    bare = {i: t for i, t in enumerate(targets(context, plan)) if not plan.groups_of(i)}
+    empty = {i: t for i, t in bare.items() if again or adopt or not t.exists()}
     for index, target in {**concerned, **empty}.items():
         fence = generation_fence(plan, index)
         if (again or plan.definitions[index].revision) and target.exists():

@@ -37,6 +37,8 @@ from airflow_provider_cdc.store import Store
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+#: Seconds from one look for groups that were read again to the next, where a look is a request to a server.
+_LOOK_SECONDS = 5.0
 _OTHER = "Point the connection to a server that has the same tables, or start with a fresh sink.path"
 
 
@@ -67,6 +69,7 @@ class Epoch:
     batches: int = 0
     idle: Callable[[], bool] = lambda: False
     lease: float | None = None
+    _looked: float = -_LOOK_SECONDS
 
     def apply(self, manifest: dict[str, Any]) -> Applied:
         """Apply a batch and write it into the bookkeeping."""
@@ -99,6 +102,10 @@ class Epoch:
 
     def publish(self) -> None:
         """Publish chunk groups that were read again and whose turn it is; a look into a folder where there are none."""
+        now = time.monotonic()
+        if self.context.storage.remote and now < self._looked + _LOOK_SECONDS and not self.over():
+            return
+        self._looked = now
         publish_staged(self.context, self.store, self.plan, self.applier, self.job)
 
     @property

@@ -23,6 +23,7 @@ from airflow_provider_cdc.core import slots
 from airflow_provider_cdc.core.checks import check_keys, key_names, refused
 from airflow_provider_cdc.core.deletes import ALL_HARD
 from airflow_provider_cdc.core.patterns import matches
+from airflow_provider_cdc.core.start import SNAPSHOT
 from airflow_provider_cdc.core.strict_yaml import parse
 from airflow_provider_cdc.exceptions import NotReadyError
 from airflow_provider_cdc.pipeline.sections import MAX_SERVER_ID, Snapshot, Source, Spark, State, Stream
@@ -60,6 +61,11 @@ class Pipeline:
         for key, section in _SECTIONS.items():
             if not isinstance(getattr(self, key), section):
                 raise refused(key, getattr(self, key), f"a {section.__name__}; Pipeline.from_dict takes plain mappings")
+        if self.sink.adopt and self.stream.start != SNAPSHOT:
+            raise NotReadyError(
+                "sink.adopt is true, and stream.start is not snapshot",
+                "The rows of an adopted table are replaced by those of the snapshot: begin with one",
+            )
         if self.stream.on_purged == "reread" and self.sink.deletions != ALL_HARD:
             raise NotReadyError(
                 "stream.on_purged is reread, and sink.deletes keeps deleted rows",
@@ -121,6 +127,10 @@ class Pipeline:
         """Plain values in the order of the contract; :meth:`from_dict` turns them back."""
         value = dataclasses.asdict(self)
         value["source"].update({key: list(patterns) for key, patterns in self.source.patterns.items()})
+        value["sink"]["table_properties"] = {
+            name: {v: list(patterns) for v, patterns in wanted.items()} if isinstance(wanted, Mapping) else wanted
+            for name, wanted in self.sink.table_properties.items()
+        }
         for key in ("deletes", "merge"):
             if isinstance(modes := getattr(self.sink, key), Mapping):
                 value["sink"][key] = {mode: list(patterns) for mode, patterns in modes.items()}

@@ -10,6 +10,7 @@ from airflow_provider_cdc.core.checks import check_choice, check_conn_id, check_
 from airflow_provider_cdc.core.deletes import ALL_HARD, DELETES, HARD, IGNORE, SOFT, Deletes
 from airflow_provider_cdc.core.patterns import check_patterns
 from airflow_provider_cdc.core.store_address import StoreAddress
+from airflow_provider_cdc.core.table_properties import TableProperties
 from airflow_provider_cdc.exceptions import NotReadyError
 from airflow_provider_cdc.sinks.registry import KINDS
 from airflow_provider_cdc.sinks.table_paths import DEFAULT, TablePaths
@@ -35,6 +36,9 @@ class Sink:
         ``{"month": "created_at"}``; the first pattern that fits counts.
     :param table_path: where the folder of a table is below ``path``, with ``{database}`` and ``{table}`` for its names.
     :param lower_case: whether names are written in lower case there.
+    :param table_properties: properties of the tables: ``{property: value}``, or ``{property: {value: [patterns]}}`` for
+        some tables.
+    :param adopt: whether a table that something else has made becomes the copy: the snapshot replaces its rows.
     :param compaction: whether the stream compacts the tables beside its work; else only ``airflow-cdc maintain`` does.
     :param conn_id: Airflow connection of the object store; ``None`` for what the environment of each host says.
     """
@@ -49,6 +53,8 @@ class Sink:
     conn_id: str | None = None
     table_path: str = DEFAULT.template
     lower_case: bool = False
+    table_properties: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    adopt: bool = False
 
     def __post_init__(self) -> None:
         check_choice("sink.kind", self.kind, tuple(KINDS), _SINK_KINDS, f"Use {' or '.join(KINDS)}")
@@ -62,12 +68,13 @@ class Sink:
                 raise NotReadyError("sink.conn_id is set, and sink.path is a folder", "Leave one of them out")
         self._check_modes("deletes", DELETES)
         TablePaths(self.table_path, self.lower_case)
+        TableProperties.parse(self.table_properties)
         self._check_modes("merge", _MERGES)
         self._check_partitions()
         check_whole("sink.index_bytes", self.index_bytes, 1 << 20)
-        compaction: object = self.compaction
-        if not isinstance(compaction, bool):
-            raise refused("sink.compaction", compaction, "true or false")
+        for name in ("compaction", "adopt"):
+            if not isinstance(getattr(self, name), bool):
+                raise refused(f"sink.{name}", getattr(self, name), "true or false")
 
     def _check_modes(self, name: str, modes: tuple[str, ...]) -> None:
         """A word for all tables, or patterns of tables for words other than the default, which comes first."""
@@ -120,6 +127,10 @@ class Sink:
             found["deletes"] = self.deletions
         if self.table_paths != DEFAULT:
             found["table_path"] = self.table_paths
+        if self.adopt:
+            found["adopt"] = True
+        if self.table_properties:
+            found["table_properties"] = TableProperties.parse(self.table_properties)
         if self.index_bytes != type(self).index_bytes:
             found["index_bytes"] = self.index_bytes
         if self.partition_by:

@@ -169,8 +169,13 @@ def without_rows(schema: pa.Schema) -> pa.Table:
 @contextmanager
 def parquet(storage: Storage, name: str) -> Iterator[pq.ParquetFile]:
     """A file, open to be read."""
-    with storage.open(name, "rb") as opened, pq.ParquetFile(opened) as file:
+    with storage.open(name, "rb") as opened, _parquet_file(storage, opened) as file:
         yield file
+
+
+def _parquet_file(storage: Storage, opened: pa.NativeFile) -> pq.ParquetFile:
+    """Where each read is a request, what is wanted of a row group is read with as few as possible."""
+    return pq.ParquetFile(opened, pre_buffer=storage.remote)
 
 
 def row_groups(
@@ -232,7 +237,7 @@ def described(
     :param key: as for :func:`write_file`.
     """
     wanted = pa.schema([schema.field(c) for c in columns])
-    with storage.open(name, "rb") as opened, pq.ParquetFile(opened) as file:
+    with storage.open(name, "rb") as opened, _parquet_file(storage, opened) as file:
         indices = [file.schema_arrow.get_field_index(c) for c in wanted.names]
         found = file.reader.read_all(column_indices=indices).select(wanted.names).cast(wanted)
         size = opened.size()
@@ -256,7 +261,7 @@ class ChangeFile:
 
     def _open(self) -> None:
         self._file = self._storage.open(self._name, "wb")
-        self._writer = pq.ParquetWriter(self._file, self._schema, compression=_COMPRESSION)
+        self._writer: pq.ParquetWriter | None = None  # begun with the first rows: they tell how to write the others
 
     def add(self, changes: pa.RecordBatch) -> None:
         """Write changes."""
@@ -276,15 +281,22 @@ class ChangeFile:
         :param about: goes into the file's metadata.
         """
         self._flush()
-        self._writer.add_key_value_metadata(dict(about))
-        self._end()
+        self._end(about)
 
-    def _end(self) -> None:
+    def _end(self, about: Mapping[str, str] = {}) -> None:
+        if self._writer is None:
+            self._flush()
+        assert self._writer is not None
+        self._writer.add_key_value_metadata(dict(about))
         self._writer.close()
         self._file.close()
 
     def _flush(self) -> None:
-        self._writer.write_table(pa.Table.from_batches(self._held, self._schema))
+        rows = pa.Table.from_batches(self._held, self._schema)
+        if self._writer is None:
+            how = _encoding(rows, ())
+            self._writer = pq.ParquetWriter(self._file, self._schema, compression=_COMPRESSION, **how)
+        self._writer.write_table(rows)
         self._held = []
 
 

@@ -9,192 +9,36 @@ file that is written once bears a number of its write among its metadata, by whi
 
 from __future__ import annotations
 
-import os
-import threading
 import time
 import uuid
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from datetime import timedelta
-from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import pyarrow as pa
-from obstore.exceptions import AlreadyExistsError, BaseError
-from obstore.store import AzureStore, GCSStore, S3Store
+from obstore.exceptions import AlreadyExistsError
 
 from airflow_provider_cdc.core.store_access import StoreAccess
 from airflow_provider_cdc.core.store_address import AZURE, GCS, S3, StoreAddress
-from airflow_provider_cdc.exceptions import NotReadyError
 from airflow_provider_cdc.sinks.object_files import PART, RangedFile, Upload, UploadFile
 from airflow_provider_cdc.sinks.storage import checked_name
-from airflow_provider_cdc.sinks.store_errors import StoreError, error_of_store, is_no_place
+from airflow_provider_cdc.sinks.store_client import Bucket, Traffic, opened
+from airflow_provider_cdc.sinks.store_errors import StoreError
+
+T = TypeVar("T")
 
 #: Name of the metadata that tells a write. Letters only: Azure allows no others, and some proxies drop underscores.
 _WRITE = "cdcwrite"
-#: How often it is tried to be the first where a store says neither yes nor no.
-_TRIES = 5
+#: How often, and for how many seconds, it is tried to be the first where a store says neither yes nor no.
+_TRIES, _PATIENCE = 6, 60.0
+#: How often a listing is begun, or gone on with behind what was listed.
+_LISTINGS = 4
+_LOOK = "Look at the store and at the way to it, then run again"
+#: How often it is tried to read something whose answer breaks off.
+_READS = 5
 #: Uploads of a piece, at the same time.
 _UPLOADS = 4
-_CLIENT: Mapping[str, Any] = {
-    "connect_timeout": timedelta(seconds=10),
-    "timeout": timedelta(seconds=60),
-    "user_agent": "airflow-provider-cdc",
-}
-_RETRY: Any = {
-    "max_retries": 10,
-    "backoff": {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=10), "base": 2},
-    "retry_timeout": timedelta(seconds=120),
-}
-
-
-class Traffic:
-    """What was asked of a store by this process, and how many bytes went there and back. Repetitions are not seen."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.requests: Counter[str] = Counter()
-        self.sent = self.received = 0
-
-    def count(self, kind: str, *, sent: int = 0, received: int = 0, requests: int = 1) -> None:
-        """Count requests.
-
-        :param kind: ``get``, ``head``, ``put``, ``list`` or ``delete``.
-        """
-        with self._lock:
-            self.requests[kind] += requests
-            self.sent += sent
-            self.received += received
-
-    def to_json(self) -> dict[str, int]:
-        """Plain values: requests by kind, and bytes."""
-        with self._lock:
-            return {**self.requests, "bytes_sent": self.sent, "bytes_received": self.received}
-
-
-@dataclass(frozen=True)
-class AssumedRole:
-    """Asks AWS for the keys of a role, whenever those that it gave expire.
-
-    :param keys: who asks; ``None`` for the environment.
-    :param region: region of the service that is asked.
-    :param role: arguments of ``AssumeRole``.
-    """
-
-    keys: tuple[str, str, str | None] | None
-    region: str | None
-    role: tuple[tuple[str, Any], ...]
-
-    def __call__(self) -> Any:
-        """Keys, and how long they hold."""
-        try:
-            import boto3
-            from obstore.auth.boto3 import StsCredentialProvider
-        except ImportError:
-            raise NotReadyError(
-                "role_arn needs boto3, which is not installed", 'Run: pip install "airflow-provider-cdc[aws]"'
-            ) from None
-        session = boto3.session.Session(*(self.keys or (None, None, None)), region_name=self.region)
-        arguments: Any = dict(self.role)
-        return StsCredentialProvider(session, **arguments)()
-
-
-class _Keys:
-    """Keys that hold. Given this way, nothing of the environment is mixed into them."""
-
-    def __init__(self, keys: tuple[str, str, str | None]) -> None:
-        self._keys = keys
-
-    def __call__(self) -> Any:
-        key, secret, token = self._keys
-        return {"access_key_id": key, "secret_access_key": secret, "token": token, "expires_at": None}
-
-
-class _Opened:
-    """A bucket, as this process has opened it: with its connections, which all storages in it share."""
-
-    def __init__(self, address: StoreAddress, access: StoreAccess | None) -> None:
-        self.traffic = Traffic()
-        self.secrets = access.secrets if access else ()
-        self.config = settings(address, access)
-        self.provider = _provider(access, self.config.get("region"))
-        client: Any = {**_CLIENT, **dict(access.client if access else ())}
-        if certificates := client.get("root_certificate"):
-            client["root_certificate"] = _content(str(certificates))
-        made: Any = {S3: S3Store, GCS: GCSStore, AZURE: AzureStore}[address.store]
-        more: dict[str, Any] = {} if self.provider is None else {"credential_provider": self.provider}
-        with self.errors(f"opening {address.text()}"):
-            self.store = made(address.bucket, config=self.config, client_options=client, retry_config=_RETRY, **more)
-        self._process = os.getpid()
-
-    @contextmanager
-    def errors(self, doing: str) -> Iterator[None]:
-        """Errors of the library become the project's own."""
-        try:
-            yield
-        except (BaseError, OSError, ValueError) as error:
-            if isinstance(error, StoreError | AlreadyExistsError):
-                raise
-            if isinstance(error, FileNotFoundError) and not is_no_place(error):
-                raise
-            raise error_of_store(error, doing, self.secrets) from None
-
-    def check(self) -> None:
-        """Refuse to work in a process that was forked when the store was open: its threads are not there, it hangs."""
-        if os.getpid() != self._process:
-            raise RuntimeError("an object store was opened before this process was forked: start it afresh")
-
-
-def settings(address: StoreAddress, access: StoreAccess | None) -> dict[str, Any]:
-    """Settings of a store, by the names of obstore, without keys of AWS."""
-    found: dict[str, Any] = dict(access.config) if access else {}
-    if address.store == S3:
-        endpoint, virtual = found.get("endpoint"), found.get("virtual_hosted_style_request")
-        if virtual is None and not endpoint and not any(os.environ.get(name) for name in _ENDPOINTS):
-            virtual = "." not in address.bucket  # no certificate covers a bucket whose name has dots
-        if virtual and endpoint:
-            scheme, _, host = endpoint.partition("://")
-            found["endpoint"] = f"{scheme}://{address.bucket}.{host}"
-        if virtual is not None:
-            found["virtual_hosted_style_request"] = virtual
-        if endpoint:  # or else one for S3 alone in the environment would go first
-            found["aws_endpoint_url_s3"] = found["endpoint"]
-        if access is not None:
-            found.setdefault("skip_signature", False)
-    if address.store == AZURE and address.account:
-        found["account_name"] = address.account
-        if address.cloud != StoreAddress.cloud:
-            found.setdefault("endpoint", f"https://{address.account}.blob.{address.cloud}")
-    return found
-
-
-_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
-
-
-def _provider(access: StoreAccess | None, region: str | None) -> Any:
-    if access is None or access.store != S3:
-        return None
-    if access.role:
-        return AssumedRole(access.keys, region, access.role)
-    return _Keys(access.keys) if access.keys else None
-
-
-def _content(path: str) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except OSError as error:
-        raise NotReadyError(
-            f"the certificates {path} (extra verify) cannot be read: {type(error).__name__}",
-            "The file must be on every host",
-        ) from None
-
-
-@lru_cache(maxsize=32)
-def _opened(address: StoreAddress, access: StoreAccess | None) -> _Opened:
-    return _Opened(address, access)
 
 
 @dataclass(frozen=True)
@@ -208,6 +52,8 @@ class ObjectStorage:
 
     address: StoreAddress
     access: StoreAccess | None = None
+    #: Each call is a request to a server.
+    remote: ClassVar[bool] = True
 
     @property
     def traffic(self) -> Traffic:
@@ -216,14 +62,18 @@ class ObjectStorage:
 
     def read(self, name: str) -> bytes | None:
         """See :class:`Storage`."""
-        try:
-            with self._errors("reading", name) as (bucket, key):
+
+        def read() -> bytes:
+            with self._errors("reading", name, FileNotFoundError) as (bucket, key):
                 bucket.traffic.count("get")
-                data = bucket.store.get(key).bytes().to_bytes()
+                data = bytes(bucket.store.get(key).bytes().to_bytes())
+                bucket.traffic.count("get", requests=0, received=len(data))
+                return data
+
+        try:
+            return _to_its_end(read)
         except FileNotFoundError:
             return None
-        bucket.traffic.count("get", requests=0, received=len(data))
-        return bytes(data)
 
     def write(self, name: str, data: bytes) -> None:
         """See :class:`Storage`."""
@@ -237,27 +87,33 @@ class ObjectStorage:
         :raises StoreError: if it is not known whether this call has written it, or ever will.
         """
         number = uuid.uuid4().hex
+        until = time.monotonic() + _PATIENCE
+        problem: StoreError | None = None
         for attempt in range(_TRIES):
-            problem: StoreError | None = None
             try:
-                with self._errors("writing", name) as (bucket, key):
+                with self._errors("writing", name, AlreadyExistsError) as (bucket, key):
                     bucket.traffic.count("put", sent=len(data))
                     bucket.store.put(key, data, mode="create", attributes={_WRITE: number}, use_multipart=False)
                 return True
             except AlreadyExistsError:
-                pass
+                problem = None
             except StoreError as error:
                 problem = error
-            # What is there may be what this call has written: an answer was lost, and the library has asked again.
-            found = self._written_by(name)
+            # What is there may be what this call has written: an answer was lost, or the library has asked again.
+            try:
+                found = self._written_by(name)
+            except StoreError:
+                raise problem or StoreError(f"writing {self.location(name)} failed", _LOOK) from None
             if found is not None:
                 return found == number
-            if problem is not None:  # nothing is there yet: a request may still be under way
-                raise problem
-            time.sleep(0.05 * 2**attempt)  # said to be there, and is not: others were at it, or it was deleted
-        raise StoreError(
+            # Nothing is there, yet: a request may still be under way, or others were at it. To ask again with the same
+            # number does no harm: whichever request of this call comes first, the others find its number.
+            if time.monotonic() > until:
+                break
+            time.sleep(0.05 * 2**attempt)
+        raise problem or StoreError(
             f"writing {self.location(name)} failed: the store says that it is there, and that it is not",
-            "Look at the store, then run again",
+            _LOOK,
         )
 
     def size(self, name: str) -> int | None:
@@ -274,12 +130,21 @@ class ObjectStorage:
         """See :class:`Storage`."""
         root = f"{self.address.root}/" if self.address.root else ""
         prefix = self._key(folder) if folder else self.address.root
-        bucket = self._bucket
-        with bucket.errors(f"listing {self.location(folder)}"):
-            for found in bucket.store.list(prefix or None, chunk_size=1000):
-                bucket.traffic.count("list")
-                for item in found:
-                    yield item["path"][len(root) :], int(item["size"])
+        bucket, last, left = self._bucket, None, _LISTINGS
+        while left:
+            left -= 1
+            try:
+                with bucket.errors(f"listing {self.location(folder)}"):
+                    bucket.traffic.count("list")
+                    for page, found in enumerate(bucket.store.list(prefix or None, offset=last, chunk_size=1000)):
+                        bucket.traffic.count("list", requests=int(page > 0))
+                        for item in found:
+                            last = item["path"]
+                            yield last[len(root) :], int(item["size"])
+                return
+            except StoreError:  # an answer that ends in the middle is not asked for again by the library
+                if not left:
+                    raise
 
     def delete(self, *names: str) -> None:
         """See :class:`Storage`."""
@@ -287,12 +152,15 @@ class ObjectStorage:
         for start in range(0, len(keys), 1000):
             some = keys[start : start + 1000]
             try:
-                with self._errors("deleting", names[start]) as (bucket, _):
+                with self._errors("deleting", names[start], FileNotFoundError) as (bucket, _):
                     bucket.traffic.count("delete")
                     bucket.store.delete(some)
             except FileNotFoundError:  # of some stores, at the first that is not there
                 for key in some:
-                    with suppress(FileNotFoundError), self._errors("deleting", names[start]) as (bucket, _):
+                    with (
+                        suppress(FileNotFoundError),
+                        self._errors("deleting", names[start], FileNotFoundError) as (bucket, _),
+                    ):
                         bucket.traffic.count("delete")
                         bucket.store.delete(key)
 
@@ -349,25 +217,30 @@ class ObjectStorage:
         return found | {name: _text(value) for name, value in client.items()}
 
     def _reader(self, name: str) -> pa.NativeFile:
-        with self._errors("reading", name) as (bucket, key):
-            bucket.traffic.count("get")
-            found = bucket.store.get(key)
-            size = int(found.meta["size"])
-            if size <= PART:
+        def begin() -> tuple[int, bytes | None]:
+            with self._errors("reading", name, FileNotFoundError) as (bucket, key):
+                bucket.traffic.count("get")
+                found = bucket.store.get(key)
+                size = int(found.meta["size"])
+                if size > PART:  # only its size is of use: what is wanted of a large file is read in parts
+                    return size, None
                 bucket.traffic.count("get", requests=0, received=size)
-                return pa.BufferReader(pa.py_buffer(found.bytes().to_bytes()))
-            del found  # only its size is of use: what is wanted of a large file is read in parts
+                return size, found.bytes().to_bytes()
 
         def read_ranges(starts: list[int], ends: list[int]) -> list[Any]:
-            with self._errors("reading", name) as (bucket, key):
+            with self._errors("reading", name, FileNotFoundError) as (bucket, key):
                 bucket.traffic.count("get", requests=len(starts), received=sum(ends) - sum(starts))
                 return list(bucket.store.get_ranges(key, starts=starts, ends=ends, coalesce=0))
 
-        return pa.PythonFile(RangedFile(size, read_ranges), mode="r")
+        size, content = _to_its_end(begin)
+        if content is not None:
+            return pa.BufferReader(pa.py_buffer(content))
+        ranged = RangedFile(size, lambda starts, ends: _to_its_end(lambda: read_ranges(starts, ends)))
+        return pa.PythonFile(ranged, mode="r")
 
     def _head(self, name: str) -> Any:
         try:
-            with self._errors("looking at", name) as (bucket, key):
+            with self._errors("looking at", name, FileNotFoundError) as (bucket, key):
                 bucket.traffic.count("head")
                 return bucket.store.head(key)
         except FileNotFoundError:
@@ -376,7 +249,7 @@ class ObjectStorage:
     def _written_by(self, name: str) -> str | None:
         """Number of the write that a file bears; empty if it bears none, ``None`` if there is no file."""
         try:
-            with self._errors("looking at", name) as (bucket, key):
+            with self._errors("looking at", name, FileNotFoundError) as (bucket, key):
                 bucket.traffic.count("head")
                 attributes: Mapping[Any, Any] = bucket.store.get(key, options={"head": True}).attributes
                 return str(attributes.get(_WRITE, ""))
@@ -384,8 +257,8 @@ class ObjectStorage:
             return None
 
     @property
-    def _bucket(self) -> _Opened:
-        found = _opened(replace(self.address, root=""), self.access)
+    def _bucket(self) -> Bucket:
+        found = opened(replace(self.address, root=""), self.access)
         found.check()
         return found
 
@@ -394,10 +267,21 @@ class ObjectStorage:
         return f"{self.address.root}/{name}" if self.address.root else name
 
     @contextmanager
-    def _errors(self, doing: str, name: str) -> Iterator[tuple[_Opened, str]]:
+    def _errors(self, doing: str, name: str, *expected: type[BaseException]) -> Iterator[tuple[Bucket, str]]:
         key, bucket = self._key(name), self._bucket
-        with bucket.errors(f"{doing} {self.location(name)}"):
+        with bucket.errors(f"{doing} {self.location(name)}", *expected):
             yield bucket, key
+
+
+def _to_its_end(read: Callable[[], T]) -> T:
+    """Read, and read again where an answer breaks off."""
+    for left in reversed(range(_READS)):
+        try:
+            return read()
+        except StoreError as error:
+            if not error.broken_off or not left:
+                raise
+    raise AssertionError
 
 
 #: Settings whose names are the same for all stores.

@@ -238,6 +238,17 @@ class Compactable(Protocol):
         """
 
 
+@runtime_checkable
+class Adopting(Protocol):
+    """A table that may take the place of one that something else has made."""
+
+    def adopts(self, pipeline: str) -> bool:
+        """Whether the table exists, is nobody's, and :meth:`SinkTable.create` makes it the pipeline's.
+
+        :raises NotReadyError: if it should be, and cannot be: with all that is in the way.
+        """
+
+
 @dataclass(frozen=True)
 class Size:
     """What a table takes, as far as its log says it: no file of rows is looked into.

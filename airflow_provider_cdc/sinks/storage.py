@@ -27,9 +27,15 @@ if TYPE_CHECKING:
 class Storage(Protocol):
     """A tree of files. It travels to Spark tasks, so it can be pickled.
 
+    ``remote`` says whether each call is a request to a server: then many are made at a time, and none in vain.
+
     What one process has written (:meth:`write` and :meth:`write_once` have returned, a file of :meth:`open` is closed)
     every process reads and lists from then on. Nothing is promised about a host that loses power.
     """
+
+    @property
+    def remote(self) -> bool:
+        """See above."""
 
     def read(self, name: str) -> bytes | None:
         """What a file holds; ``None`` if there is none of this name."""
@@ -125,6 +131,8 @@ class LocalStorage:
 
     :param root: the folder; it need not exist.
     """
+
+    remote = False
 
     def __init__(self, root: str | Path) -> None:
         self._root = Path(root).absolute()

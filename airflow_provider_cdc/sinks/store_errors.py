@@ -17,6 +17,7 @@ _NOBODY = (
     "Nothing says who asks: name a connection in sink.conn_id, or give keys or a role to the environment or the "
     "instance of this host"
 )
+_REGION = "Name the bucket's region: region_name in the extra of sink.conn_id, or AWS_REGION"
 #: Codes of answers and their status, and what to do.
 _REMEDIES: dict[str, str] = {
     "NoSuchBucket": "Create the bucket, or correct sink.path",
@@ -27,18 +28,24 @@ _REMEDIES: dict[str, str] = {
     "SignatureDoesNotMatch": f"{_AMONG_ALL}; and look at its clock and at what changes requests on the way",
     "InvalidToken": _AMONG_ALL,
     "AuthenticationFailed": f"{_AMONG_ALL}; and look at its clock",
-    "AuthorizationHeaderMalformed": "Name the bucket's region: region_name in the extra of sink.conn_id, or AWS_REGION",
-    "IllegalLocationConstraintException": "Name the bucket's region: region_name in the extra of sink.conn_id",
-    "PermanentRedirect": "Name the bucket's region: region_name in the extra of sink.conn_id, or AWS_REGION",
+    "AuthorizationHeaderMalformed": _REGION,
+    "IllegalLocationConstraintException": _REGION,
+    "PermanentRedirect": _REGION,
     "AccessDenied": "Allow reading, writing, listing and deleting below sink.path to who asks",
     "AuthorizationPermissionMismatch": "Allow reading, writing, listing and deleting below sink.path to who asks",
     "403": f"Allow reading, writing, listing and deleting below sink.path to who asks. {_AMONG_ALL}",
+    "NotImplemented": (
+        "The store does not know what it is asked for: it must honour If-None-Match: * in PUT. Use a newer version of "
+        "it, or another store"
+    ),
     "401": _AMONG_ALL,
-    "301": "Name the bucket's region: region_name in the extra of sink.conn_id, or AWS_REGION",
+    "301": _REGION,
 }
 #: Of the library itself, before anything is asked.
 _WORDS = {
     "missing bucket": "Correct sink.path",
+    "incorrectly configured region": _REGION,
+    "external aws credential provider": "See that role_arn is right, and that who asks may assume it",
     "invalidrootcertificate": "See that the file of the extra verify holds certificates in PEM",
     "unable to decode service account": "Correct keyfile_dict or key_path of sink.conn_id",
     "unable to open service account": "See that the file of key_path is on this host",
@@ -56,6 +63,9 @@ class StoreError(TransientError, OSError):
 
     It is an ``OSError`` for those who know what to do about it, and worth a retry for all others.
     """
+
+    #: Whether an answer has begun and did not come to its end: the library asks again only if none has begun.
+    broken_off = False
 
 
 def error_of_store(error: BaseException, doing: str, secrets: Iterable[str]) -> CdcError:
@@ -75,7 +85,9 @@ def error_of_store(error: BaseException, doing: str, secrets: Iterable[str]) -> 
         remedy = next((todo for words, todo in _WORDS.items() if words in text.lower()), None)
     if remedy is not None:
         return NotReadyError(message, remedy)
-    return StoreError(message, "Look at the store and at the way to it, then run again")
+    found = StoreError(message, "Look at the store and at the way to it, then run again")
+    found.broken_off = "response body" in text
+    return found
 
 
 def is_no_place(error: BaseException) -> bool:

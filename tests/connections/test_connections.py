@@ -407,7 +407,7 @@ def test_strip_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     # What a task's process has besides: address of the database, JWT secret, context, its start-up message.
     names |= {"AIRFLOW__DATABASE__SQL_ALCHEMY_CONN", "AIRFLOW__API_AUTH__JWT_SECRET", "AIRFLOW_CTX_DAG_ID"}
     names |= {"_AIRFLOW__STARTUP_MSG", "_AIRFLOW_WWW_USER_PASSWORD", "__AIRFLOW_SUPERVISOR_FD"}
-    for name in names | {"AIRFLOW_HOME", "MY_AIRFLOW_TOOL"}:
+    for name in names | {"AIRFLOW_HOME", "AIRFLOW_CDC_STATE_DIR", "MY_AIRFLOW_TOOL"}:
         monkeypatch.setenv(name, "hunter2")
     before = dict(os.environ)
     clean = clean_environment()
@@ -416,7 +416,9 @@ def test_strip_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(strip_environment()) == names
     assert dict(os.environ) == clean
     monkeypatch.delenv("MY_AIRFLOW_TOOL")
-    assert {name for name in os.environ if name.startswith("AIRFLOW")} == {"AIRFLOW_HOME"}
+    assert {name for name in os.environ if name.startswith("AIRFLOW")} == {
+        "AIRFLOW_HOME", "AIRFLOW_CDC_STATE_DIR"
+    }  # fmt: skip
     assert strip_environment() == ()
 
 

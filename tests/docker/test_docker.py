@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,14 @@ import yaml
 from cryptography.fernet import Fernet
 
 from airflow_provider_cdc.connections import _parse, database_url, mysql_args
+from airflow_provider_cdc.core.store_access import access_of
+from airflow_provider_cdc.core.store_address import StoreAddress
 from airflow_provider_cdc.pipeline import Pipeline
 from tests import ROOT
 from tests.support.compose import DOCKER, StackError, image, interpolate, load, make_env, variables
+from tests.support.s3 import VERSITYGW
 
-COMPOSE = DOCKER / "compose.yaml"
+COMPOSE, COMPOSE_S3 = DOCKER / "compose.yaml", DOCKER / "compose.s3.yaml"
 EXAMPLE = dict(re.findall(r"^(\w+)=(.*)$", (DOCKER / ".env.example").read_text(), re.M))
 SECRETS = {name for name in EXAMPLE if not name.endswith("_PORT")}
 DOCUMENT = load(dict.fromkeys(SECRETS, "secret"))
@@ -40,17 +44,19 @@ def settings() -> dict[str, str]:
 # ---------------------------------------------------------------- form
 
 
-def test_the_compose_file_is_one() -> None:
+@pytest.mark.parametrize("file", [COMPOSE, COMPOSE_S3], ids=lambda file: file.name)
+def test_the_compose_file_is_one(file: Path) -> None:
     """By the schema of the Compose specification."""
-    checked = run(sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", COMPOSE)
+    checked = run(sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", file)
     assert checked.returncode == 0, checked.stdout
 
 
-def test_the_dockerfile_is_clean() -> None:
+@pytest.mark.parametrize("name", ["Dockerfile", "s3.Dockerfile"])
+def test_the_dockerfile_is_clean(name: str) -> None:
     hadolint = Path(sys.executable).with_name("hadolint")
     if not hadolint.exists():
         pytest.skip("hadolint is not installed: there is none for this machine")
-    checked = run(hadolint, "--no-color", DOCKER / "Dockerfile")
+    checked = run(hadolint, "--no-color", DOCKER / name)
     assert checked.returncode == 0, checked.stdout
 
 
@@ -64,7 +70,7 @@ def test_scripts_are_shell(script: str) -> None:
 
 
 def test_every_variable_is_in_the_example_and_no_secret_has_a_default() -> None:
-    used = variables(COMPOSE.read_text())
+    used = variables(COMPOSE.read_text()) | variables(COMPOSE_S3.read_text())
     assert set(used) == set(EXAMPLE)
     assert {name: used[name] for name in SECRETS} == dict.fromkeys(SECRETS, ":?run docker/make-env")
     assert {name: f":-{EXAMPLE[name]}" for name in EXAMPLE if name not in SECRETS} == {
@@ -203,6 +209,34 @@ def test_what_is_demanded_of_the_databases() -> None:
         assert f"{holder}:/opt/mysql:ro,nocopy" in SERVICES[name]["volumes"], name
     url = database_url(_parse("state", environment["AIRFLOW_CONN_CDC_STATE"], "it"))
     assert (url.host, url.query["sslmode"], url.query["require_auth"]) == ("postgres", "disable", "scram-sha-256")
+
+
+def test_with_an_object_store_nothing_else_is_shared() -> None:
+    """compose.s3.yaml, laid over compose.yaml as compose does it."""
+    over = interpolate(yaml.safe_load(COMPOSE_S3.read_text()), dict.fromkeys(SECRETS, "secret"))
+    pipeline = Pipeline.load(DOCKER / "dags-s3/shop.yaml")
+    shop = Pipeline.load(DOCKER / "dags/shop.yaml")
+    folder = shop.sink.path
+    for name in ("scheduler", "spark-worker"):
+        (over_it,) = (v for v in over["services"][name]["volumes"] if isinstance(v, dict))
+        assert over_it == {"type": "tmpfs", "target": folder}
+        volumes = [v for v in SERVICES[name]["volumes"] if not v.endswith(f":{folder}")]
+        writable = [v for v in volumes if not v.endswith((":ro", ":ro,nocopy")) and not v.startswith("logs:")]
+        assert not writable, "a folder that is written to by one and read by another"
+    variable = f"AIRFLOW_CONN_{str(pipeline.sink.conn_id).upper()}"
+    for name in OURS - {"spark-master", "spark-worker"}:
+        connection = _parse("lake", over["services"][name]["environment"][variable], "it")
+        assert access_of(connection).keys == ("lake", "secret", None)
+        store = over["services"]["s3"]
+        assert (store["environment"]["ROOT_ACCESS_KEY"], store["environment"]["ROOT_SECRET_KEY"]) == ("lake", "secret")
+        port = store["command"][store["command"].index("--port") + 1]
+        assert connection.extra["endpoint_url"] == f"http://s3{port}"
+        if name != "init":
+            assert "./dags-s3:/opt/airflow/dags:ro" in over["services"][name]["volumes"]
+    assert StoreAddress.of(pipeline.sink.path) == StoreAddress("s3", "lake", "shop")
+    assert "mkdir -p /data/lake" in (DOCKER / "s3.Dockerfile").read_text(), "the bucket"
+    assert VERSITYGW in (DOCKER / "s3.Dockerfile").read_text(), "the version that the tests run with"
+    assert replace(pipeline, sink=shop.sink) == shop
 
 
 def test_two_drivers_find_room() -> None:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from botocore.exceptions import BotoCoreError, ClientError
 
+from tests.support.processes import wait_for
 from tests.support.s3 import S3
-from tests.support.store_proxy import FAULTS, Fault, Request, StoreProxy, in_a_row
+from tests.support.store_proxy import FAULTS, LATE, Fault, Request, StoreProxy, in_a_row
 
 
 @pytest.fixture
@@ -58,6 +59,13 @@ def test_a_write_that_meets_a_fault(s3: S3, proxy: StoreProxy, fault: Fault, ans
     assert ("a/one" in s3.keys("a/")) == done
     assert code(lambda: create(proxy.place, "a/one")) == ("PreconditionFailed" if done else "")
     assert proxy.met == {fault: 1} and not proxy.waiting
+
+
+def test_a_write_that_is_done_when_nobody_waits_for_it(s3: S3, proxy: StoreProxy) -> None:
+    proxy.meet("late", "create")
+    assert code(lambda: create(proxy.place, "a")) == "no answer"
+    assert not s3.keys()
+    wait_for("it is there", lambda: s3.keys() == ["a"], LATE + 20)
 
 
 def test_an_answer_that_ends_in_its_middle(proxy: StoreProxy) -> None:

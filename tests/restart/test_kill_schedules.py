@@ -6,95 +6,20 @@ suite has many more (``seed-0`` ...), of which each follows from one number.
 
 from __future__ import annotations
 
-import random
-import time
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from airflow_provider_cdc.failpoints import NAMES
-from tests.support.harness import KILLED, Lake, Nursery
-from tests.support.heap import HeapWriter
-from tests.support.oracle import check_ledger, compare_all
+from tests.support.harness import Lake, Nursery
+from tests.support.schedules import CHAINS, Schedule, carry_out
 from tests.support.servers import MySQLServer
-from tests.support.workload import Writers, make_foreign, make_shop
 
-#: Schedules of every run of the tests, and of the long suite.
-CHAINS, SEEDS = 4, 500
+#: Schedules of the long suite.
+SEEDS = 500
 
-#: Up to which time at a failpoint a fresh run dies for certain; once where nothing is said.
-_CERTAIN = {"chunk": 12, "file": 3, "manifest": 3, "group": 3, "table": 2}
 _deaths: Counter[str] = Counter()
-
-
-@dataclass(frozen=True)
-class Step:
-    """One run that is to be killed.
-
-    :param failpoint: where, as ``name:n``; empty: at any moment.
-    :param seconds: then after so many seconds.
-    :param lose: what is removed before the next start.
-    :param certain: whether it must die there. A later failpoint may lie behind what there is left to do, and the run
-        then ends in good order.
-    """
-
-    failpoint: str
-    seconds: float
-    lose: tuple[str, ...]
-    certain: bool = False
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """Everything about one test but the clock."""
-
-    seed: int
-    tables: str
-    chunk_rows: int
-    group_rows: int
-    batch_bytes: int
-    steps: tuple[Step, ...]
-
-    @classmethod
-    def chain(cls, number: int) -> Schedule:
-        """Every fourth failpoint, one run after the other, in the order in which a run comes by."""
-        steps = [
-            Step(f"{name}:1", 0, (("bookkeeping", "staging")[i % 2],) if (i + number) % 2 else (), certain=True)
-            for i, name in enumerate(NAMES[number::CHAINS])
-        ]
-        return cls(
-            number, ("shop", "foreign")[number % 2], 400, 400 * (8, 1000)[number % 2], 64 << 10 << number, (*steps,)
-        )
-
-    @classmethod
-    def of(cls, seed: int) -> Schedule:
-        """A schedule by chance."""
-        draw = random.Random(seed)
-        # The first run dies at each failpoint in turn, so that every one is met; what follows is chance.
-        first = NAMES[seed % len(NAMES)]
-        certain = _CERTAIN.get(first.partition(".")[0], 1)
-        steps = [Step(f"{first}:{draw.randint(1, certain)}", 0, _losses(draw), certain=True)]
-        for _ in range(draw.choice((0, 1, 1, 2))):
-            failpoint = f"{draw.choice(NAMES)}:{draw.randint(1, 4)}" if draw.random() < 0.6 else ""
-            steps.append(Step(failpoint, draw.uniform(0.05, 1.5), _losses(draw)))
-        chunk_rows = draw.choice((300, 400, 500))
-        group_rows = chunk_rows * draw.choice((8, 24, 1000))
-        tables, batch_bytes = draw.choice(("shop", "foreign")), draw.choice((64, 256, 1024)) << 10
-        return cls(seed, tables, chunk_rows, group_rows, batch_bytes, (*steps,))
-
-
-def _losses(draw: random.Random) -> tuple[str, ...]:
-    return tuple(what for what in ("bookkeeping", "staging") if draw.random() < 0.25)
-
-
-def _make(server: MySQLServer, tables: str, database: str) -> None:
-    with server.connect() as connection:
-        if tables == "shop":
-            make_shop(connection, database, 5000, addresses=1500, orders=2000)
-        else:
-            make_foreign(connection, database, 0.02)
 
 
 @pytest.mark.parametrize(
@@ -112,49 +37,9 @@ def test_killed_and_started_again(
     database: str,
     tmp_path: Path,
 ) -> None:
-    seed = schedule.seed
     print(schedule)
-    lake, log = Lake(tmp_path / "lake", f"kill-{seed}"), tmp_path / "log"
-    file = lake.write_pipeline(database, chunk_rows=schedule.chunk_rows, group_rows=schedule.group_rows, parallelism=2)
-    connections = {"AIRFLOW_CONN_CDC_SOURCE": mysql_server.uri(**cdc_user)}
-    finished: dict[Path, tuple[int, int]] = {}
-    _make(mysql_server, schedule.tables, database)
-
-    def go(failpoint: str = "", seconds: float | None = None) -> int:
-        child = nursery.start(file, connections, failpoint, batch_bytes=schedule.batch_bytes, log=log)
-        if seconds is not None:
-            time.sleep(seconds)
-            child.kill()
-        return child.wait()
-
-    args = mysql_server.connect_args()
-    with (
-        HeapWriter(args, database, seed) as heap,
-        Writers(args, schedule.tables, database=database, rate=25, seed=seed) as writers,
-    ):
-        for step in schedule.steps:
-            code = go(step.failpoint) if step.failpoint else go(seconds=step.seconds)
-            for _ in range(9 if step.certain else 0):
-                if code == 0:  # the writers had not come to so many changes yet
-                    time.sleep(0.3)
-                    code = go(step.failpoint)
-            if code == KILLED and step.failpoint:
-                _deaths[step.failpoint.partition(":")[0]] += 1
-            assert code == KILLED or (code == 0 and not step.certain), log.read_text()
-            finished |= lake.finished_files()
-            for what in step.lose:
-                lake.lose(what)
-        assert go() == 0, log.read_text()
-        writers.stop()
-        heap.stop()
-    assert go() == 0, log.read_text()
-
-    with mysql_server.connect() as connection:
-        differences = compare_all(connection, database, lake.path)
-    assert not differences, "\n".join(map(str, differences))
-    if schedule.tables == "shop":
-        assert not check_ledger(lake.path, database)
-    lake.check_files(finished)
+    lake, log = Lake(tmp_path / "lake", f"kill-{schedule.seed}"), tmp_path / "log"
+    _deaths.update(carry_out(schedule, lake, nursery, mysql_server, cdc_user, database, log))
 
 
 def test_every_failpoint_has_killed(request: pytest.FixtureRequest) -> None:

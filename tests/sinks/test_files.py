@@ -56,6 +56,20 @@ def test_rows_are_read_as_they_were_written(tmp_path: Path, columns: list[str] |
     assert len(portions) > 2 and pa.concat_tables(portions) == wanted
 
 
+def test_changes_are_written_in_the_same_way(tmp_path: Path) -> None:
+    """The first of them tell how; they are in no order, so no text has statistics."""
+    storage, rows = LocalStorage(tmp_path), _table()
+    file = ChangeFile(storage, "f", rows.schema)
+    for batch in rows.to_batches(max_chunksize=100):
+        file.add(batch)
+    file.close()
+    with pq.ParquetFile(tmp_path / "f") as parquet:
+        assert parquet.read() == rows
+        columns = [parquet.metadata.row_group(0).column(i) for i in range(rows.num_columns)]
+    assert {c.path_in_schema for c in columns if c.has_dictionary_page} == {"with.dot", "town"}
+    assert {c.path_in_schema for c in columns if c.is_stats_set} == {"id", "with.dot"}
+
+
 def test_changes_before_a_truncate_do_not_count(tmp_path: Path) -> None:
     storage, rows = LocalStorage(tmp_path), _table()
     file = ChangeFile(storage, "f", rows.schema)

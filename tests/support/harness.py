@@ -162,6 +162,16 @@ class Lake:
     pipeline: str
 
     @property
+    def place(self) -> Path:
+        """The same, for the oracle."""
+        return self.path
+
+    @property
+    def connections(self) -> Mapping[str, str]:
+        """None is needed for a folder."""
+        return {}
+
+    @property
     def private(self) -> Path:
         return self.path / "_cdc" / self.pipeline
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 import binascii
 import struct
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -53,6 +53,24 @@ _GEOMETRY = {
 }
 _BYTES |= {"bit", "vector"} | _GEOMETRY
 _OTHERS = {"decimal", "float", "double", "date", "datetime", "timestamp", "time"}
+
+
+class Remote(Protocol):
+    """A place in an object store: ``tests/support/s3.py`` has one."""
+
+    def uri(self) -> str:
+        """Its address."""
+
+    @property
+    def options(self) -> Mapping[str, str]:
+        """What readers need to know besides."""
+
+    def under(self, path: str) -> Remote:
+        """A place below."""
+
+
+#: Where a sink or one of its tables is.
+Place = str | Path | Remote
 
 
 @dataclass
@@ -258,6 +276,18 @@ def _read_source(conn: Any, database: str, table: str, columns: list[_Column]) -
     return pa.Table.from_batches(batches, schema=schema)
 
 
+def _below(place: Place, path: str) -> Place:
+    return Path(place) / path if isinstance(place, str | Path) else place.under(path)
+
+
+def _delta(place: Place) -> DeltaTable | None:
+    """The Delta table there, if there is one."""
+    if isinstance(place, str | Path):
+        return DeltaTable(str(place)) if DeltaTable.is_deltatable(str(place)) else None
+    options = dict(place.options)
+    return DeltaTable(place.uri(), storage_options=options) if DeltaTable.is_deltatable(place.uri(), options) else None
+
+
 def _read_sink(delta: DeltaTable, columns: list[str]) -> pa.Table:
     """Rows as another reader than the project's own sees them, which knows deletion vectors."""
     schema = pa.schema(delta.schema().to_arrow())
@@ -290,7 +320,7 @@ def _keys(table: pa.Table, key: list[str]) -> pa.Array:
 
 
 def compare(
-    conn: Any, database: str, table: str, sink_table_path: str | Path, without: Collection[str] = ()
+    conn: Any, database: str, table: str, sink_table_path: Place, without: Collection[str] = ()
 ) -> Difference | None:
     """Compare one source table with its Delta table; ``None`` when they are the same.
 
@@ -305,7 +335,12 @@ def compare(
     columns, key = _describe(conn, database, table)
     columns = [c for c in columns if c.name not in without]
     found = Difference(f"{database}.{table}")
-    delta = DeltaTable(str(sink_table_path))
+    delta = _delta(sink_table_path)
+    if delta is None:
+        where = sink_table_path if isinstance(sink_table_path, str | Path) else sink_table_path.uri()
+        found.examples.append(f"there is no Delta table at {where}")
+        found.missing = 1
+        return found
     derived = {*delta.metadata().partition_columns} - {c.name for c in columns}
     present = [f.name for f in delta.schema().fields if not f.name.startswith("_cdc_") and f.name not in derived]
     if present != [c.name for c in columns]:
@@ -397,9 +432,7 @@ def _readable(value: Any) -> str:
     return str(value)
 
 
-def compare_all(
-    conn: Any, database: str, sink_path: str | Path, tables: Iterable[str] | None = None
-) -> list[Difference]:
+def compare_all(conn: Any, database: str, sink_path: Place, tables: Iterable[str] | None = None) -> list[Difference]:
     """Compare tables of a database (all of its base tables by default) with ``<sink_path>/<database>/<table>``.
 
     :return: the differences; empty when everything is the same. A sink table that does not exist is a difference.
@@ -414,23 +447,21 @@ def compare_all(
             tables = [name for (name,) in cursor.fetchall()]
     found: list[Difference] = []
     for table in tables:
-        path = Path(sink_path) / database / table
-        if DeltaTable.is_deltatable(str(path)):
-            difference = compare(conn, database, table, path)
-        else:
-            difference = Difference(f"{database}.{table}", examples=[f"there is no Delta table at {path}"], missing=1)
+        difference = compare(conn, database, table, _below(sink_path, f"{database}/{table}"))
         if difference:
             found.append(difference)
     return found
 
 
-def check_ledger(sink_path: str | Path, database: str = "shop", table: str = "ledger") -> list[str]:
+def check_ledger(sink_path: Place, database: str = "shop", table: str = "ledger") -> list[str]:
     """Check the sink's ledger by arithmetic alone: each writer's n must be 1, 2, .. max, each once.
 
     :return: one line for each gap or double; empty when there is none.
     """
-    path = Path(sink_path) / database / table
-    rows = _read_sink(DeltaTable(str(path)), ["writer", "n"]).sort_by([("writer", "ascending"), ("n", "ascending")])
+    delta = _delta(_below(sink_path, f"{database}/{table}"))
+    if delta is None:
+        return ["there is no ledger"]
+    rows = _read_sink(delta, ["writer", "n"]).sort_by([("writer", "ascending"), ("n", "ascending")])
     writers, numbers = (rows.column(name).to_numpy() for name in ("writer", "n"))
     problems = []
     for writer in np.unique(writers):

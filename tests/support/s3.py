@@ -43,25 +43,38 @@ class S3:
     """A bucket of one's own on a server.
 
     :param endpoint: address of the server; objects are addressed by path.
+    :param prefix: what all names below begin with.
     """
 
     endpoint: str
     bucket: str
     key: str
     secret: str = field(repr=False)
+    prefix: str = ""
 
     def uri(self, path: str = "") -> str:
-        """The address of something in the bucket: a ``sink.path``."""
-        return f"s3://{self.bucket}/{path}".rstrip("/")
+        """The address of something there: a ``sink.path``."""
+        return f"s3://{self.bucket}/{self._name(path)}".rstrip("/")
+
+    def under(self, path: str) -> S3:
+        """A place below."""
+        return replace(self, prefix=self._name(path))
+
+    def _name(self, path: str) -> str:
+        return "/".join(part for part in (self.prefix, path) if part)
 
     def at(self, endpoint: str) -> S3:
         """The same bucket by another way: through a proxy."""
         return replace(self, endpoint=endpoint)
 
-    def connection(self) -> str:
-        """The Airflow connection, for ``AIRFLOW_CONN_<ID>``."""
+    def airflow(self) -> dict[str, Any]:
+        """The Airflow connection, field by field."""
         extra = {"endpoint_url": self.endpoint, "region_name": REGION}
-        return json.dumps({"conn_type": "aws", "login": self.key, "password": self.secret, "extra": extra})
+        return {"conn_type": "aws", "login": self.key, "password": self.secret, "extra": extra}
+
+    def connection(self) -> str:
+        """The same for ``AIRFLOW_CONN_<ID>``."""
+        return json.dumps(self.airflow())
 
     @property
     def options(self) -> dict[str, str]:
@@ -76,11 +89,11 @@ class S3:
             "aws_conditional_put": "etag",
         }
 
-    def store(self, prefix: str = "") -> S3Store:
+    def store(self) -> S3Store:
         """A client of the make that the product uses."""
         return S3Store(
             self.bucket,
-            prefix=prefix or None,
+            prefix=self.prefix or None,
             endpoint=self.endpoint,
             access_key_id=self.key,
             secret_access_key=self.secret,
@@ -94,10 +107,20 @@ class S3:
         """A client of another make than the one that the product uses."""
         return _client(self)
 
-    def keys(self, prefix: str = "") -> list[str]:
-        """The names of all objects that begin so, sorted."""
+    def stamps(self, prefix: str = "") -> dict[str, tuple[str, str]]:
+        """All objects of the bucket whose names begin so: hash of the content, and when it was written."""
         pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=prefix)
-        return sorted(found["Key"] for page in pages for found in page.get("Contents", ()))
+        found = [item for page in pages for item in page.get("Contents", ())]
+        return {item["Key"]: (item["ETag"], item["LastModified"].isoformat()) for item in found}
+
+    def keys(self, prefix: str = "") -> list[str]:
+        """The names of all objects of the bucket that begin so, sorted."""
+        return sorted(self.stamps(prefix))
+
+    def content(self, key: str) -> bytes:
+        """An object of the bucket."""
+        data: bytes = self.client.get_object(Bucket=self.bucket, Key=key)["Body"].read()
+        return data
 
     def empty(self) -> None:
         """Remove all objects, and uploads that were not completed."""
@@ -193,6 +216,15 @@ def server(kind: Kind) -> S3Server:
     return _running[kind]
 
 
+def versitygw_at_hand() -> bool:
+    """Whether there is one without building it."""
+    return shutil.which("versitygw") is not None or _built().exists()
+
+
+def _built() -> Path:
+    return cache_folder() / f"versitygw-{VERSITYGW.rpartition('@')[2]}" / "versitygw"
+
+
 def versitygw() -> Path:
     """The program, built first where it is neither in PATH nor in the cache.
 
@@ -200,15 +232,21 @@ def versitygw() -> Path:
     """
     if found := shutil.which("versitygw"):
         return Path(found)
-    folder = cache_folder() / f"versitygw-{VERSITYGW.rpartition('@')[2]}"
+    program = _built()
     with locked("versitygw"):
-        if not (folder / "versitygw").exists():
+        if not program.exists():
             if shutil.which("go") is None:
                 raise ServerUnavailable("versitygw is built with Go: install that, or put a versitygw into PATH")
             print("Building versitygw (once, about four minutes) ...", file=sys.stderr, flush=True)
-            folder.mkdir(exist_ok=True)
-            environment = {**os.environ, "GOBIN": str(folder)}
+            program.parent.mkdir(exist_ok=True)
+            environment = {**os.environ, "GOBIN": str(program.parent)}
             run = subprocess.run(["go", "install", VERSITYGW], env=environment, capture_output=True, text=True)
             if run.returncode:
                 raise ServerUnavailable(f"versitygw could not be built:\n{run.stderr[-2000:]}")
-    return folder / "versitygw"
+    return program
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] != ["prefetch"]:
+        sys.exit("usage: python -m tests.support.s3 prefetch")
+    print(f"versitygw for long tests, demo and benchmarks: {versitygw()}")

@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +17,7 @@ import httpx
 
 from airflow_provider_cdc.spark.java import ensure_java_home
 from tests import ROOT
+from tests.support.packages import cache_folder
 from tests.support.processes import Session, free_port, remove_folder, tail, temporary_folder
 
 __all__ = ["Application", "SparkCluster", "SparkClusterError"]
@@ -43,11 +44,19 @@ class SparkCluster:
     :param cores: of each worker.
     :param memory: of each worker, for its executors, as Spark writes it.
     :param hosts: names of this machine by which the workers are known, in turn.
+    :param apart: each worker has temporary folders of its own, as on a host of its own.
     """
 
     def __init__(
-        self, workers: int = 2, cores: int = 1, memory: str = "1g", hosts: Sequence[str] = ("127.0.0.1",)
+        self,
+        workers: int = 2,
+        cores: int = 1,
+        memory: str = "1g",
+        hosts: Sequence[str] = ("127.0.0.1",),
+        *,
+        apart: bool = False,
     ) -> None:
+        self._apart = apart
         self._workers: list[Session | None] = [None] * workers
         self._hosts = hosts
         self._cores, self._memory = cores, memory
@@ -140,7 +149,13 @@ class SparkCluster:
         host = self._hosts[worker % len(self._hosts)]
         words = ["--host", host, "--port", "0", "--webui-port", "0", "--work-dir", str(work)]
         words += ["--cores", str(self._cores), "--memory", self._memory, self.uri]
-        self._workers[worker] = self._launch(f"worker-{worker}", "worker.Worker", words)
+        own = {}
+        if self._apart:
+            (work / "tmp").mkdir(parents=True, exist_ok=True)
+            own = {"TMPDIR": str(work / "tmp"), "SPARK_LOCAL_DIRS": str(work / "local"), "HOME": str(work)}
+            # What is compiled may be shared: it comes with an image, or is made anew.
+            own["XDG_CACHE_HOME"] = str(cache_folder().parent)
+        self._workers[worker] = self._launch(f"worker-{worker}", "worker.Worker", words, own)
 
     def wait_ready(self, seconds: float = 90) -> None:
         """Wait until every worker that runs has registered with the master.
@@ -164,9 +179,9 @@ class SparkCluster:
 
     # -- how
 
-    def _launch(self, name: str, main_class: str, words: list[str]) -> Session:
+    def _launch(self, name: str, main_class: str, words: list[str], own: Mapping[str, str] | None = None) -> Session:
         command = [f"{self._env['SPARK_HOME']}/bin/spark-class", f"org.apache.spark.deploy.{main_class}", *words]
-        return Session(command, self._folder / f"{name}.log", env=self._env, cwd=self._folder)
+        return Session(command, self._folder / f"{name}.log", env={**self._env, **(own or {})}, cwd=self._folder)
 
     def _environment(self) -> dict[str, str]:
         spec = find_spec("pyspark")

@@ -30,6 +30,7 @@ Fault = Literal[
     "slow_down",  # 503, as a store that has too much to do
     "conflict",  # 409, as S3 answers one of two that put the same object at a time
     "lost",  # the store has done it, and nobody hears of it
+    "late",  # the connection ends, and the store does it only then
     "denied",  # the store has done it, and says 500
 ]
 FAULTS: tuple[Fault, ...] = get_args(Fault)
@@ -39,7 +40,7 @@ _ANY: tuple[Fault, ...] = ("delay", "cut", "error", "slow_down")
 #: What may befall a request of each kind.
 _POSSIBLE: dict[What, tuple[Fault, ...]] = {
     # Twice what leaves the fate of a commit unknown: it is what matters most.
-    "create": (*_ANY, "conflict", "lost", "lost", "denied", "denied"),
+    "create": (*_ANY, "conflict", "lost", "lost", "late", "denied", "denied"),
     "put": (*_ANY, "lost", "denied"),
     "multipart": (*_ANY, "lost", "denied"),
     "delete": (*_ANY, "lost", "denied"),
@@ -49,6 +50,8 @@ _POSSIBLE: dict[What, tuple[Fault, ...]] = {
 }
 _ANSWERS = {"error": (500, "InternalError"), "denied": (500, "InternalError"), "slow_down": (503, "SlowDown")}
 _ANSWERS["conflict"] = (409, "ConditionalRequestConflict")
+#: Seconds until what is late is done: those who ask at once whether it is do not find it.
+LATE = 1.0
 _HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "content-length"}
 
 
@@ -97,6 +100,7 @@ class StoreProxy:
         #: How often each fault was met.
         self.met: Counter[Fault] = Counter()
         self._server = _Server(("127.0.0.1", 0), _handler_of(self))
+        self.behind = place.endpoint
         self.place = place.at(f"http://127.0.0.1:{self._server.server_address[1]}")
 
     def __enter__(self) -> StoreProxy:
@@ -231,12 +235,15 @@ def _handler_of(proxy: StoreProxy) -> type[BaseHTTPRequestHandler]:
                 time.sleep(0.3)
             if fault in (None, "delay", "short", "lost", "denied"):
                 status, reason, headers, answer = proxy.ask(self.command, self.path, self.headers.items(), body)
+            if fault == "late":
+                asked = (self.command, self.path, self.headers.items(), body)
+                threading.Timer(LATE, proxy.ask, asked).start()
             if fault in _ANSWERS:
                 status, reason = _ANSWERS[fault]
                 answer = f"<Error><Code>{reason}</Code><Message>by the proxy</Message></Error>".encode()
                 headers = [("Content-Type", "application/xml")]
                 answer = b"" if self.command == "HEAD" else answer
-            heard = fault not in ("cut", "lost")
+            heard = fault not in ("cut", "lost", "late")
             end = time.monotonic()
             proxy.seen(
                 Request(what, key, begin, end, len(body), len(answer), status if heard else 0, fault)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 from collections.abc import Iterator
@@ -13,7 +12,8 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from bench.demo import CONN_ID, NAME, PIPELINE
+from bench.demo import CONN_ID, NAME, pipeline_text
+from bench.lake import Lake
 from bench.screen import SIGNALS, Screen, parser, perform
 from bench.shop import DATABASE, Shop
 from tests.support import harness
@@ -22,11 +22,11 @@ from tests.support import harness
 @pytest.fixture
 def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
     """A shop and its copy."""
-    made = Shop(Screen(), tmp_path / "lake", NAME, customers=2_000, rate=100)
+    made = Shop(Screen(), Lake.folder(tmp_path / "lake"), NAME, customers=2_000, rate=100)
     with ExitStack() as stack:
         user = made.open(stack)
         monkeypatch.setenv(f"AIRFLOW_CONN_{CONN_ID.upper()}", made.server.uri(**user))
-        text = PIPELINE.format(name=NAME, conn_id=CONN_ID, database=DATABASE, path=json.dumps(str(made.lake)))
+        text = pipeline_text(made.lake)
         (tmp_path / "pipeline.yaml").write_text(text)
         harness.run(tmp_path / "pipeline.yaml")
         yield made
@@ -47,7 +47,7 @@ def test_a_row_that_is_missing_is_seen(
 ) -> None:
     assert _exit_code(shop, tmp_path / "equal", monkeypatch) == 0
     assert "EQUAL: " in capsys.readouterr().out
-    table = DeltaTable(str(shop.lake / DATABASE / "orders"))
+    table = DeltaTable(f"{shop.lake.path}/{DATABASE}/orders")
     key = table.schema().fields[0].name
     value = pa.RecordBatchReader.from_stream(table.scan([key])).read_all()[key][0].as_py()
     assert table.delete(f"{key} = {value!r}")["num_deleted_rows"] == 1

@@ -86,7 +86,7 @@ def read_schema(
             f"table {label} uses engine {engine}",
             "Only InnoDB tables can be read at a watermark: convert the table or exclude it",
         )
-    columns = _columns(connection, database, table)
+    columns, comments = _columns(connection, database, table)
     if not columns:
         raise NotReadyError(f"table {label} no longer exists", "Plan again, or exclude it")
     for column in columns:
@@ -118,7 +118,7 @@ def read_schema(
     lowered = [c.name.lower() for c in copied]
     if len(set(lowered)) != len(lowered):
         raise NotReadyError(f"table {label} has two columns that differ in case only", "Rename one")
-    return TableSchema(database, table, columns, key, left_out, key_index=index)
+    return TableSchema(database, table, columns, key, left_out, key_index=index, comments=comments)
 
 
 def same_definition(connection: Connection[Any], table: TableSchema, at: Position) -> None:
@@ -140,17 +140,22 @@ def altered(table: TableSchema, seen: str, at: Position) -> TableAlteredError:
     return TableAlteredError(message, ALTERED, table=table.label, place=str(at))
 
 
-def _columns(connection: Connection[Any], database: str, table: str) -> tuple[Column, ...]:
+def _columns(
+    connection: Connection[Any], database: str, table: str
+) -> tuple[tuple[Column, ...], tuple[tuple[str, str], ...]]:
+    """The columns of a table, and their comments by name."""
     listed = rows(
         connection,
         "SELECT column_name, data_type, column_type, is_nullable, character_maximum_length, character_octet_length, "
-        "character_set_name, collation_name, numeric_precision, numeric_scale, datetime_precision "
+        "character_set_name, collation_name, numeric_precision, numeric_scale, datetime_precision, column_comment "
         "FROM information_schema.columns "
         f"WHERE table_schema = {text_literal(database)} AND table_name = {text_literal(table)} "
         "ORDER BY ordinal_position",
     )
-    found = []
-    for name, kind, full, nullable, length, octets, charset, collation, precision, scale, fsp in listed:
+    found, comments = [], []
+    for name, kind, full, nullable, length, octets, charset, collation, precision, scale, fsp, comment in listed:
+        if comment:
+            comments.append((str(name), str(comment)))
         data_type = str(kind).lower()
         # Only digits and members matter below; ZEROFILL and display widths change nothing about a value.
         members = tuple(_unescape(m) for m in _MEMBER.findall(str(full))) if data_type in MEMBER_TYPES else ()
@@ -170,7 +175,7 @@ def _columns(connection: Connection[Any], database: str, table: str) -> tuple[Co
                 members=members,
             )
         )
-    return tuple(found)
+    return tuple(found), tuple(comments)
 
 
 def _zoned(connection: Connection[Any], database: str, table: str, columns: tuple[Column, ...]) -> frozenset[str]:

@@ -77,14 +77,15 @@ def by_vectors(log: Log, edit: Edit, key: str | None, partitioning: Partitioning
 
     :param key: name of the single integer key column, for statistics.
     """
-    copies = edit.without_vectors()
+    copies, counts = edit.without_vectors(), dict[str, int]()
     found = Written() if copies is None else by_copies(log, copies, key, partitioning)
     found.actions += [log.files[path].removed(change=True) for path in sorted(edit.gone)]
     for path, rows in edit.dead.items():
         file = log.files[path]
         total = log.dead(file) | rows
         found.actions.append(file.removed(change=True))
-        if len(total) < rows_of(log.storage, file):
+        counts[path] = rows_of(log.storage, file)
+        if len(total) < counts[path]:
             found.vectors[path] = total
     for made, rows in edit.new:
         if len(rows) == made.rows:
@@ -94,7 +95,7 @@ def by_vectors(log: Log, edit: Edit, key: str | None, partitioning: Partitioning
     vectors = write_vectors(log.storage, found.vectors)
     found.files += {v.file for v in vectors.values() if v.file}
     new = {file.path: file for file, rows in edit.new if len(rows) < file.rows}
-    found.actions += [log.files[p].with_vector(v, change=True) for p, v in vectors.items() if p not in new]
+    found.actions += [log.files[p].with_vector(v, counts[p], change=True) for p, v in vectors.items() if p not in new]
     found.actions += [added(file, key, vectors.get(path)) for path, file in new.items()]
     return found
 

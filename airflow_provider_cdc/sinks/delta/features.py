@@ -109,6 +109,8 @@ def check_protocol(name: str, protocol: Mapping[str, Any], metadata: Mapping[str
         strange.add(_FORGETFUL)
     if any(key.startswith("delta.constraints.") for key in configuration):
         strange.add("checkConstraints")
+    if "delta.setTransactionRetentionDuration" in configuration:  # markers would go with the next checkpoint
+        strange.add("delta.setTransactionRetentionDuration")
     if configuration.get("delta.appendOnly", "").lower() == "true":
         strange.add("appendOnly")
     if int(protocol.get("minReaderVersion") or 1) > _READER or int(protocol.get("minWriterVersion") or 1) > _WRITER:

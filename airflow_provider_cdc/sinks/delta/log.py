@@ -93,9 +93,12 @@ class LiveFile:
         bounds = self.bounds(column) if column and span else None
         return bounds is not None and span is not None and (bounds[0] > span[1] or bounds[1] < span[0])
 
-    def with_vector(self, vector: Vector, *, change: bool) -> dict[str, Any]:
-        """Action that adds it again with other dead rows."""
-        stats = json.dumps({**self.stats, "tightBounds": False})
+    def with_vector(self, vector: Vector, rows: int, *, change: bool) -> dict[str, Any]:
+        """Action that adds it again with other dead rows.
+
+        :param rows: how many it has, dead ones as well: a file with a vector must say so.
+        """
+        stats = json.dumps({**self.stats, "numRecords": rows, "tightBounds": False})
         return {"add": {**self.action, "dataChange": change, "stats": stats, "deletionVector": vector.to_json()}}
 
     def removed(self, *, change: bool) -> dict[str, Any]:
@@ -300,7 +303,10 @@ class Log:
         beyond = [int(m[1]) for m in filter(None, map(_COMMIT.fullmatch, self._listed())) if int(m[1]) > self.version]
         if beyond:  # unless somebody has committed right now
             self._follow()
-            if min(beyond) > self.version:
+            if min(beyond) > self.version and self._checkpoint() != names:  # cleaned up right now
+                self._forget()
+                self._load()
+            elif min(beyond) > self.version:
                 raise TerminalError(
                     f"the log of the {self.name} lacks version {self.version + 1}",
                     "Restore the file, or start with a fresh sink.path",

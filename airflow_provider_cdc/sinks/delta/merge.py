@@ -20,6 +20,7 @@ from pyroaring import BitMap
 from airflow_provider_cdc.core.deletes import HARD, SOFT
 from airflow_provider_cdc.core.multiset import MissingRowsError, first
 from airflow_provider_cdc.core.schema import DELETED, META_COLUMNS, OP, SEQ
+from airflow_provider_cdc.exceptions import TransientError
 from airflow_provider_cdc.sinks.delta.deleted import buried, marked
 from airflow_provider_cdc.sinks.delta.edit import LARGE_FILE, SLICES, Edit, alive, new_part, rows_of, write_part
 from airflow_provider_cdc.sinks.delta.key_index import Facts, Found, KeyIndex
@@ -105,7 +106,7 @@ class Merge:
                 edit = self._emptied(seq) if self._deletes == HARD else self._truncated(seq, at)
                 return edit if edit.gone or edit.dead else None
             case Published(slices):
-                return Edit(new=_published(slices))
+                return Edit(new=self._published(slices))
             case Replaced():
                 return self._replaced(change) if self._deletes == HARD else self._renewed(change)
 
@@ -213,7 +214,7 @@ class Merge:
         Files of the snapshot hold rows of one chunk group alone: they go or stay as they are. All other files were
         written by merges and compactions, and only their rows that belong to the group go.
         """
-        edit = Edit(new=_published(change.slices))
+        edit = Edit(new=self._published(change.slices))
         for file, home in self._concerned(change):
             if home:
                 edit.gone.add(file.path)
@@ -249,7 +250,7 @@ class Merge:
         """Slices take the place of the rows of a chunk group that have the same keys. The others are deleted in the
         source, or may be: they stay, and where it is marked what is deleted, they are marked now.
         """
-        edit, gone = Edit(new=_published(change.slices)), dict[str, BitMap]()
+        edit, gone = Edit(new=self._published(change.slices)), dict[str, BitMap]()
         names, index = self._keys.names, KeyIndex(1 << 62)
         for read in (file for part in change.slices for file in part.files):
             parts = row_groups(self._storage, read.path, self._keys.schema, names, read.partition)
@@ -289,6 +290,17 @@ class Merge:
             edit.new += [(file, BitMap()) for file in self._new(part)[0]]
         for path, which in rows.items():
             edit.dead[path] = edit.dead.get(path, BitMap()) | which
+
+    def _published(self, slices: Sequence[DataFile]) -> list[tuple[DataFile, BitMap]]:
+        """Slices as files of the table. Others may have deleted them while they waited: no version lists them yet."""
+        files = [file for part in slices for file in part.files]
+        for file in files:
+            if self._storage.size(file.path) != file.size:
+                raise TransientError(
+                    f"the file {self._storage.location(file.path)} is not there any more, or not whole",
+                    "Run again: it is read once more. A VACUUM must not run while a snapshot does",
+                )
+        return [(file, BitMap()) for file in files if file.rows]
 
     # ------------------------------------------------------------ looking up
 
@@ -360,7 +372,3 @@ def living_rows(log: Log, schema: pa.Schema, names: Collection[str] | None = Non
         if names is None or f.path in names
     ]
     return pa.concat_tables([without_rows(schema), *parts])
-
-
-def _published(slices: Sequence[DataFile]) -> list[tuple[DataFile, BitMap]]:
-    return [(file, BitMap()) for part in slices for file in part.files if file.rows]

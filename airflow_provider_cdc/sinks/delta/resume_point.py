@@ -9,9 +9,10 @@ import pyarrow as pa
 from pyroaring import BitMap
 
 from airflow_provider_cdc.core.offset import Lineage, Offset
+from airflow_provider_cdc.sinks.delta.definition import Options
 from airflow_provider_cdc.sinks.delta.edit import Edit, write_part
 from airflow_provider_cdc.sinks.delta.log import Log
-from airflow_provider_cdc.sinks.delta.table import DeltaTarget, Options
+from airflow_provider_cdc.sinks.delta.table import DeltaTarget
 from airflow_provider_cdc.sinks.protocol import Fence, Markers
 from airflow_provider_cdc.sinks.storage import Storage
 

@@ -9,11 +9,13 @@ from airflow_provider_cdc.core.deletes import ALL_HARD, SOFT, Deletes
 from airflow_provider_cdc.core.patterns import matches
 from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.core.store_access import StoreAccess
+from airflow_provider_cdc.core.table_properties import NONE, OWN, TableProperties
+from airflow_provider_cdc.sinks.delta.definition import Options
 from airflow_provider_cdc.sinks.delta.deleted import with_mark
 from airflow_provider_cdc.sinks.delta.partitions import Part, Partitioning
 from airflow_provider_cdc.sinks.delta.resume_point import DeltaResumePoint
 from airflow_provider_cdc.sinks.delta.staging import DeltaStaging
-from airflow_provider_cdc.sinks.delta.table import DeltaTarget, Options
+from airflow_provider_cdc.sinks.delta.table import DeltaTarget
 from airflow_provider_cdc.sinks.layout import Layout
 from airflow_provider_cdc.sinks.protocol import Feature
 from airflow_provider_cdc.sinks.staging import FileStaging
@@ -32,6 +34,8 @@ class DeltaSink:
     :param access: what a connection says of the object store that the path names.
     :param deletes: what becomes of rows that are deleted in the source.
     :param table_path: where tables lie.
+    :param table_properties: what the configuration of tables has besides.
+    :param adopt: whether tables that something else has made are taken over.
     :param partition_by: for patterns of tables, the columns and units of what they are partitioned by.
     """
 
@@ -42,6 +46,8 @@ class DeltaSink:
     access: StoreAccess | None = None
     deletes: Deletes = ALL_HARD
     table_path: TablePaths = DEFAULT
+    table_properties: TableProperties = NONE
+    adopt: bool = False
     partition_by: tuple[tuple[str, tuple[tuple[str, str | None], ...]], ...] = ()
     supports: ClassVar[frozenset[Feature]] = frozenset(Feature)
 
@@ -52,7 +58,18 @@ class DeltaSink:
         """
         deletes, vectors = self.deletes.of(table), not matches(self.copies, table.database, table.name)
         partitioning = self._partitioning(table)
-        options = Options(vectors, self.index_bytes, deletes, partitioning.parts)
+        properties = {**self.table_properties.of(*table.id), f"{OWN}source": table.label}
+        nullable = frozenset(c.name for c in table.copied if c.nullable or c.name in table.may_be_null)
+        options = Options(
+            vectors,
+            self.index_bytes,
+            deletes,
+            properties,
+            _columns(table),
+            adopt=self.adopt,
+            nullable=nullable,
+            partitioned_by=partitioning.parts,
+        )
         return DeltaTarget(self._folder(table), partitioning.schema, table.key, table.integer_key, options)
 
     def staging(self) -> DeltaStaging:
@@ -80,3 +97,13 @@ class DeltaSink:
     @property
     def _storage(self) -> Storage:
         return storage_at(self.path, self.access)
+
+
+def _columns(table: TableSchema) -> dict[str, dict[str, str]]:
+    """What is told of the columns: their type in the source, and their comment."""
+    comments = dict(table.comments)
+    return {
+        column.name: {f"{OWN}type": column.column_type}
+        | ({"comment": comments[column.name]} if column.name in comments else {})
+        for column in table.copied
+    }

@@ -7,29 +7,35 @@ never be written twice and a writer that has been overtaken can never commit.
 
 from __future__ import annotations
 
-import json
 import random
 import time
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-from deltalake import Schema
 
 from airflow_provider_cdc.core.deletes import HARD
 from airflow_provider_cdc.core.multiset import MissingRowsError
 from airflow_provider_cdc.core.schema import DELETED
 from airflow_provider_cdc.exceptions import CdcError, FencedError, NotReadyError, TerminalError, TransientError
+from airflow_provider_cdc.sinks.delta.adoption import OWNED, adopted, differences
 from airflow_provider_cdc.sinks.delta.compaction import Compaction, committed, plan
+from airflow_provider_cdc.sinks.delta.definition import (
+    DELETES,
+    USUAL,
+    Options,
+    column_names,
+    configured,
+    metadata_of,
+    properties_of,
+)
 from airflow_provider_cdc.sinks.delta.deleted import living, marked
 from airflow_provider_cdc.sinks.delta.edit import SLICES, Edit, Written, by_copies, by_vectors, is_part
-from airflow_provider_cdc.sinks.delta.features import ENABLED, protocol_for, switched, uses_vectors
+from airflow_provider_cdc.sinks.delta.features import protocol_for, switched, uses_vectors
 from airflow_provider_cdc.sinks.delta.key_index import KeyIndex
 from airflow_provider_cdc.sinks.delta.log import NEWEST, Log
 from airflow_provider_cdc.sinks.delta.merge import Keys, Merge, living_rows
-from airflow_provider_cdc.sinks.delta.partitions import Part, PartitionedFiles, Partitioning, together
+from airflow_provider_cdc.sinks.delta.partitions import PartitionedFiles, Partitioning, together
 from airflow_provider_cdc.sinks.delta.upkeep import checkpoint, sweep
 from airflow_provider_cdc.sinks.delta.words import Worder
 from airflow_provider_cdc.sinks.files import DataFile, gathered, row_groups, write_file
@@ -39,31 +45,6 @@ from airflow_provider_cdc.sinks.storage import Storage
 _TRIES = 50
 #: Counts compactions: for people, nothing depends on it.
 _COMPACTIONS = "airflow-cdc/compactions"
-#: Property of a table whose deleted rows stay: which of the two ways.
-_DELETES = "airflow-cdc.deletes"
-#: Of a new table. Checkpoints keep tombstones for longer than files are kept: else nobody would delete those.
-_PROPERTIES = {
-    "delta.logRetentionDuration": "interval 1 days",
-    "delta.deletedFileRetentionDuration": "interval 2 hours",
-    "delta.checkpointInterval": "100",
-}
-
-
-@dataclass(frozen=True)
-class Options:
-    """How a table is kept.
-
-    :param vectors: rows die by deletion vectors; else files are written anew.
-    :param index_bytes: what the index of its keys may take in memory.
-    :param deletes: what becomes of rows that are deleted in the source; one of
-        :data:`~airflow_provider_cdc.core.deletes.DELETES`.
-    :param partitioned_by: columns, and parts of dates.
-    """
-
-    vectors: bool = True
-    index_bytes: int = 1 << 28
-    deletes: str = HARD
-    partitioned_by: tuple[Part, ...] = ()
 
 
 class DeltaTarget:
@@ -81,7 +62,7 @@ class DeltaTarget:
         schema: pa.Schema,
         key: Sequence[str] = (),
         stat: str | None = None,
-        options: Options = Options(),
+        options: Options = USUAL,
     ) -> None:
         self.storage = storage
         self.schema = schema
@@ -102,30 +83,48 @@ class DeltaTarget:
         return Log(self.storage).exists()
 
     def create(self, pipeline: str, configuration: Mapping[str, str] | None = None) -> None:
-        """Create the table if it does not exist.
+        """Create the table if it does not exist, or take it over from whoever has made it, if that is wanted.
 
         :param pipeline: the pipeline that owns the table: two that wrote to one table would double its rows.
-        :param configuration: properties that a new table has beside, or in the place of, the usual ones.
+        :param configuration: properties that a new table has in the place of the usual ones.
         :raises TerminalError: if it exists and is another's, or has other columns.
+        :raises NotReadyError: if it is to be taken over, and cannot be.
         """
-        owner = f"airflow-cdc pipeline {pipeline}"
-        if not self.exists():
-            properties = {**_PROPERTIES, **({ENABLED: "true"} if self.options.vectors else {}), **(configuration or {})}
-            if self.options.deletes != HARD:
-                properties[_DELETES] = self.options.deletes
-            protocol = protocol_for(self._partitioning.declared, vectors=self.options.vectors)
-            self._log.commit([{"protocol": protocol}, self._metadata(properties, owner)], "CREATE TABLE")
+        wanted = metadata_of(
+            self.schema, self.options, {**properties_of(self.options), **(configuration or {})}, OWNED + pipeline
+        )
+        protocol = protocol_for(self._partitioning.declared, vectors=self.options.vectors)
+        for attempt in range(_TRIES):
+            if not self.exists():
+                self._log.commit([{"protocol": protocol}, {"metaData": wanted}], "CREATE TABLE")
+            elif not self.adopts(pipeline) or self._log.commit(adopted(self._log, wanted, protocol), "OVERWRITE"):
+                break
+            else:
+                _wait(attempt)
         log = self.load()
-        if log.metadata.get("description") != owner:
+        if log.metadata.get("description") != OWNED + pipeline:
             raise TerminalError(
                 f"the {self.name} was not made by pipeline {pipeline}",
                 "Choose another sink.path: only one pipeline may write to a table",
             )
-        if _columns(log.metadata) != _columns(self._metadata({}, owner)["metaData"]):
+        if column_names(log.metadata) != column_names(wanted):
             raise TerminalError(
                 f"the {self.name} has other columns than its source table",
                 "It was written by something else or under another definition: use a fresh sink.path, or remove it",
             )
+
+    def adopts(self, pipeline: str) -> bool:
+        """Whether :meth:`create` takes the table over; see :class:`~airflow_provider_cdc.sinks.protocol.Adopting`."""
+        self._log.refresh()
+        if not self.options.adopt or self._log.metadata.get("description") == OWNED + pipeline:
+            return False
+        wanted = metadata_of(self.schema, self.options, {}, "")["schemaString"]
+        if found := differences(self._log, wanted, self._partitioning.names, self.options.nullable):
+            raise NotReadyError(
+                f"the {self.name} cannot be adopted: {'; '.join(found)}",
+                "Alter it, or choose another sink.path or sink.table_path",
+            )
+        return True
 
     def load(self) -> Log:
         """The table at its newest version.
@@ -139,7 +138,7 @@ class DeltaTarget:
 
     def _check_settings(self, log: Log) -> None:
         self._partitioning.check(self.name, log.metadata)
-        made = log.configuration.get(_DELETES, HARD)
+        made = log.configuration.get(DELETES, HARD)
         if made != self.options.deletes:
             raise NotReadyError(
                 f"the {self.name} was made with sink.deletes {made}, and it is {self.options.deletes} now",
@@ -173,7 +172,7 @@ class DeltaTarget:
             needed = protocol_for(self._partitioning.declared, vectors=uses_vectors(log.protocol, log.configuration))
             features = set(needed.get("readerFeatures", ())) - set(log.protocol.get("readerFeatures") or ())
             actions: list[dict[str, Any]] = [{"protocol": needed}] if features else []
-            renewed = self._metadata(log.configuration, log.metadata["description"])["metaData"]
+            renewed = metadata_of(self.schema, self.options, log.configuration, log.metadata["description"])
             actions.append({"metaData": {**renewed, "id": log.metadata["id"]}})
             actions += [file.removed(change=True) for file in log.files.values()]
             if log.commit([*actions, _marker(fence.name, fence.value)], "OVERWRITE"):
@@ -355,12 +354,15 @@ class DeltaTarget:
 
     def _commit(self, edit: Edit, markers: Mapping[str, int]) -> bool:
         log, storage = self._log, self.storage
+        metadata = configured(log, self.options)
+        first = [] if metadata is log.metadata else [{"metaData": metadata}]
         if self.options.vectors:
             written = by_vectors(log, edit, self._keys.stat, self._partitioning)
             if not uses_vectors(log.protocol, log.configuration):  # until now it was merged by copies
-                written.actions = [*switched(log.protocol, log.metadata, vectors=True), *written.actions]
+                first = switched(log.protocol, metadata, vectors=True)
         else:
             written = by_copies(log, edit, self._keys.stat, self._partitioning)
+        written.actions = [*first, *written.actions]
         ours = [*written.files, *(file.path for file, _ in edit.new if is_part(file.path))]
         if not log.commit([*written.actions, *(_marker(k, v) for k, v in markers.items())], "MERGE"):
             storage.delete(*ours)
@@ -378,19 +380,6 @@ class DeltaTarget:
                 self._index.add(path, facts)
         self.storage.delete(*written.spare)
 
-    def _metadata(self, configuration: Mapping[str, str], owner: str) -> dict[str, Any]:
-        return {
-            "metaData": {
-                "id": str(uuid.uuid4()),
-                "description": owner,
-                "format": {"provider": "parquet", "options": {}},
-                "schemaString": Schema.from_arrow(self._partitioning.declared).to_json(),
-                "partitionColumns": self._partitioning.names,
-                "configuration": dict(configuration),
-                "createdTime": int(time.time() * 1000),
-            }
-        }
-
     def _never(self, why: str) -> TransientError:
         return TransientError(
             f"the {self.name} could not be committed in {_TRIES} tries: {why}",
@@ -400,10 +389,6 @@ class DeltaTarget:
 
 def _marker(name: str, value: int) -> dict[str, Any]:
     return {"txn": {"appId": name, "version": value, "lastUpdated": int(time.time() * 1000)}}
-
-
-def _columns(metadata: Mapping[str, Any]) -> list[str]:
-    return [field["name"] for field in json.loads(metadata["schemaString"])["fields"]]
 
 
 def _wait(attempt: int) -> None:

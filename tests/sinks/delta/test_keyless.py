@@ -16,7 +16,8 @@ from airflow_provider_cdc.core.multiset import MissingRowsError, net, remaining,
 from airflow_provider_cdc.core.schema import OP, SEQ, TS
 from airflow_provider_cdc.sinks import files as data_files
 from airflow_provider_cdc.sinks.delta import edit
-from airflow_provider_cdc.sinks.delta.table import DeltaTarget, Options
+from airflow_provider_cdc.sinks.delta.definition import Options
+from airflow_provider_cdc.sinks.delta.table import DeltaTarget
 from airflow_provider_cdc.sinks.files import write_file
 from airflow_provider_cdc.sinks.protocol import Counted, Fence, Published
 from airflow_provider_cdc.sinks.storage import LocalStorage

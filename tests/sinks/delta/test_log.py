@@ -128,6 +128,27 @@ def test_a_version_that_is_missing(tmp_path: Path) -> None:
         Log(log.storage).refresh()
 
 
+def test_a_log_that_is_cleaned_up_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = changed(tmp_path)
+    in_one(folder_of(opened(tmp_path)))
+    for n in range(3):
+        upsert(opened(tmp_path), (n, "later", 99 + n, "u"))
+    found, times = Log._checkpoint, 0
+
+    def checkpoint(reader: Log) -> list[str]:
+        nonlocal times
+        before, times = found(reader), times + 1
+        if times == 1:  # right behind the look at the folder
+            in_one(folder_of(opened(tmp_path)))
+            for version in range(log.version + 2):
+                log.storage.delete(f"_delta_log/{version:020d}.json")
+        return before
+
+    monkeypatch.setattr(Log, "_checkpoint", checkpoint)
+    read = fresh(log.storage)
+    assert read.version == log.version + 3 and state(read) == state(fresh(log.storage))
+
+
 def test_a_log_that_was_cleaned_up_behind_an_old_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever holds an old version would commit into a gap, and others would not see it."""
     old = changed(tmp_path)
@@ -245,7 +266,7 @@ def revive(log: Log, path: str, dead: BitMap) -> None:
     """As a RESTORE does: the file with a vector of an older version."""
     file, vectors = log.files[path], write_vectors(log.storage, {path: dead})
     new = {k: v for k, v in file.action.items() if k != "deletionVector"}
-    again = file.with_vector(vectors[path], change=True) if dead else {"add": new}
+    again = file.with_vector(vectors[path], 20, change=True) if dead else {"add": new}
     assert log.commit([file.removed(change=True), again], "RESTORE")
 
 
@@ -303,9 +324,9 @@ def test_statistics_of_a_file_with_dead_rows(tmp_path: Path) -> None:
     """They are those of all its rows, and say so."""
     vectors = write_vectors(LocalStorage(tmp_path), {"a": BitMap([1]), "b": BitMap([1, 2])})
     live = LiveFile(added(DataFile("part-a.parquet", 10, 3, 1, 5, 5, 6), "id", vectors["a"])["add"])
-    again = LiveFile(live.with_vector(vectors["b"], change=True)["add"])
+    again = LiveFile(live.with_vector(vectors["b"], 3, change=True)["add"])
     plain = LiveFile(added(DataFile("part-a.parquet", 10, 3, 1, 5, 5, 6), "id", None)["add"])
-    first = LiveFile(plain.with_vector(vectors["a"], change=True)["add"])
+    first = LiveFile(plain.with_vector(vectors["a"], 3, change=True)["add"])
     for file, dead in ((live, 1), (again, 2), (first, 1)):
         assert (file.dead, file.stats["numRecords"], file.bounds("id")) == (dead, 3, (1, 5))
         assert file.stats["tightBounds"] is False
@@ -317,7 +338,7 @@ def test_a_file_that_gets_another_vector_stays(tmp_path: Path) -> None:
     reader, file = fresh(log.storage), next(file for file in log.files.values() if file.dead)
     total = log.dead(file) | BitMap([19])
     vectors = write_vectors(log.storage, {file.path: total})
-    actions = [file.with_vector(vectors[file.path], change=True), file.removed(change=True)]
+    actions = [file.with_vector(vectors[file.path], 20, change=True), file.removed(change=True)]
     assert log.commit(actions, "DELETE")
     reader.refresh()
     for read in (log, reader, fresh(log.storage)):

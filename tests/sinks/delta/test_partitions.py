@@ -414,9 +414,10 @@ def test_rows_of_escaped_partitions_die_for_all_readers(tmp_path: Path, monkeypa
     assert {file.partition["country"] for file in target.load().files.values() if file.vector} == {"DE", None}
     kept = target.storage.list("changes")
     assert all(name in target.load().files for name, _ in kept), "what was written anew is not left behind"
-    slices = [target.stage(f"1/0/1/{n}", [rows((90 + n, "a+b", None, 1, 1, "r"))]) for n in range(2)]
+    more: list[Row] = [(90 + n, "a+b", None, 1, 1, "r") for n in range(4)]
+    slices = [target.stage(f"1/0/1/{n}", [rows(*more[2 * n : 2 * n + 2])]) for n in range(2)]
     target.commit(lambda _: Published(slices), {}, FENCE)
-    expected |= {90: ("a+b", 1), 91: ("a+b", 1)}
+    expected |= {row[0]: (row[1], 1) for row in more}
     work = [c for c in target.compactions() if c.partition["country"] == "a+b"]
     done = [(c, c.run()) for c in work]
     with monkeypatch.context() as patch:  # as another writer does it

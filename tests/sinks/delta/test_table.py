@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from hypothesis import given, settings
@@ -20,13 +21,14 @@ from airflow_provider_cdc.exceptions import FencedError, TerminalError, Transien
 from airflow_provider_cdc.sinks.delta import edit as by
 from airflow_provider_cdc.sinks.delta import key_index, merge
 from airflow_provider_cdc.sinks.delta import table as module
+from airflow_provider_cdc.sinks.delta.definition import Options
 from airflow_provider_cdc.sinks.delta.edit import Edit
 from airflow_provider_cdc.sinks.delta.log import Log, added
 from airflow_provider_cdc.sinks.delta.staging import DeltaStaging
-from airflow_provider_cdc.sinks.delta.table import DeltaTarget, Options
+from airflow_provider_cdc.sinks.delta.table import DeltaTarget
 from airflow_provider_cdc.sinks.delta.upkeep import sweep
 from airflow_provider_cdc.sinks.files import row_groups, write_file
-from airflow_provider_cdc.sinks.protocol import Emptied, Fence, Markers, Published, Upserted
+from airflow_provider_cdc.sinks.protocol import Change, Emptied, Fence, Markers, Published, Replaced, Upserted
 from airflow_provider_cdc.sinks.staging import FileStaging
 from airflow_provider_cdc.sinks.storage import LocalStorage, Storage
 from airflow_provider_cdc.sinks.table_paths import folder
@@ -360,6 +362,34 @@ def test_a_row_is_written_once(tmp_path: Path, vectors: bool) -> None:
     assert held(target) == held(opened(tmp_path)) == {3: ("newer", 50), 4: ("z", 15)}
 
 
+def test_a_file_of_somebody_else_gets_a_vector(tmp_path: Path) -> None:
+    """It may lack statistics; one with a vector must say how many rows it has."""
+    target = made(tmp_path)
+    made_by_others = write_file(target.storage, "x.parquet", SCHEMA, [rows((1, "a", 1, "r"), (2, "a", 1, "r"))], None)
+    add = {"path": "x.parquet", "size": made_by_others.size, "partitionValues": {}, "dataChange": True}
+    assert target.load().commit([{"add": {**add, "modificationTime": 1}}], "WRITE")
+    upsert(target, (1, "b", 2, "u"))
+    assert held(opened(tmp_path)) == {1: ("b", 2), 2: ("a", 1)}
+    found = opened(tmp_path).load().files["x.parquet"]
+    assert found.dead == 1 and found.stats["numRecords"] == 2
+
+
+@pytest.mark.parametrize("how", ["published", "replaced"])
+def test_a_slice_that_is_not_there_any_more(tmp_path: Path, how: str) -> None:
+    """Reading a group may take hours, and a vacuum of somebody else deletes what no version lists."""
+    target = made(tmp_path)
+    add(target, "a", rows((1, "a", 1, "r")))
+    files = [target.stage(f"1/2/3/{n}", [rows((n, "a", 1, "r"))]) for n in (2, 3)]
+    (folder_of(target) / files[1].path).unlink()
+    change: dict[str, Change] = {
+        "published": Published(files),
+        "replaced": Replaced(files, (1, 1), lambda keys: pc.less(keys["id"], 2)),
+    }
+    with pytest.raises(TransientError, match=r"1/2/3/3.parquet.* is not there any more"):
+        target.commit(lambda _: change[how], {"m": 1}, FENCE)
+    assert held(opened(tmp_path)) == {1: ("a", 1)} and target.markers().get("m") is None
+
+
 @pytest.mark.parametrize("name", ["__row", "__file"])
 def test_a_key_may_have_any_name(tmp_path: Path, name: str) -> None:
     table = TableSchema("shop", "t", (Column(name, "bigint", "bigint", nullable=False),), (name,))
@@ -602,9 +632,8 @@ def test_a_property_by_which_markers_are_forgotten(tmp_path: Path) -> None:
     """Whoever writes a checkpoint then leaves out those that are old: of groups, they say that rows are there."""
     target = made(tmp_path)
     name = "delta.setTransactionRetentionDuration"
-    assert target.load().commit(
-        [{"metaData": {**target.load().metadata, "configuration": {name: "interval 7 days"}}}], ""
-    )
+    metadata = {**target.load().metadata, "configuration": {name: "interval 7 days"}}
+    assert target.load().commit([{"metaData": metadata}], "SET TBLPROPERTIES")
     with pytest.raises(TerminalError, match="uses setTransactionRetentionDuration"):
         opened(tmp_path).load()
 

@@ -21,14 +21,17 @@ from tests.support.binlog.replay import Recording, Replay, sealed
 
 #: Table maps, row events, GTIDs, queries, ends of transactions.
 _MUTATED = (2, 16, 19, 30, 31, 32, 33, 40, 42)
+#: What a payload begins with whose events are not compressed: compression 255, a packed number of three bytes.
+STORED = b"\x02\x03\xfc\xff\x00\x00"
 _BYTES = (0, 1, 0x7F, 0x80, 250, 251, 252, 253, 254, 255)
 
 
 def mutated(packet: bytes, pick: random.Random) -> bytes:
     """An event with bytes changed, put in or taken out, and its length and checksum put right."""
     event = bytearray(packet[1:-4])
-    if packet[5] == 40 and pick.randrange(8):
-        event[19:] = opened(bytes(event[19:]))  # so that the damage is inside
+    is_open = packet[5] == 40 and pick.randrange(8)
+    if is_open:
+        event[19:] = stored(unpacked(bytes(event[19:])))  # so that the damage is inside
     for _ in range(pick.randrange(1, 4)):
         at, what = pick.randrange(19, len(event) + 1), pick.randrange(5)
         if what == 0:
@@ -37,6 +40,8 @@ def mutated(packet: bytes, pick: random.Random) -> bytes:
             del event[at : at + pick.randrange(1, 5)]
         elif at < len(event):
             event[at] = pick.choice([*_BYTES, pick.randrange(256), event[at] ^ 1 << pick.randrange(8)])
+    if is_open and bytes(event[19:]).startswith(STORED) and pick.randrange(3):
+        event[19:] = packed(bytes(event[19 + len(STORED) :]))
     if pick.randrange(10):
         event[9:13] = (len(event) + 4).to_bytes(4, "little")
         grown = len(event) + 5 - len(packet)
@@ -46,11 +51,37 @@ def mutated(packet: bytes, pick: random.Random) -> bytes:
     return sealed(bytes(event))
 
 
-def opened(body: bytes) -> bytes:
-    """The body of a compressed transaction whose events are not compressed."""
+def unpacked(body: bytes) -> bytes:
+    """The events inside of a compressed transaction, by its body."""
     frame = body[body.index(b"\x28\xb5\x2f\xfd") :]
-    # Compression 255 (a packed number of three bytes), then the end of the list.
-    return b"\x02\x03\xfc\xff\x00" + b"\x00" + zstandard.ZstdDecompressor().decompressobj().decompress(frame)
+    return zstandard.ZstdDecompressor().decompressobj().decompress(frame)
+
+
+def stored(events: bytes) -> bytes:
+    """The body of a compressed transaction whose events are not compressed."""
+    return STORED + events
+
+
+def packed(events: bytes, frame: bytes | None = None, claimed: int | None = None) -> bytes:
+    """The body of a compressed transaction as a server writes it, but for what is given."""
+    frame = zstandard.compress(events) if frame is None else frame
+    sizes = (len(events) if claimed is None else claimed, len(frame))
+    fields = b"".join(
+        bytes([kind, 9, 254]) + size.to_bytes(8, "little") for kind, size in zip((3, 1), sizes, strict=True)
+    )
+    return b"\x02\x01\x00" + fields + b"\x00" + frame
+
+
+def with_body(recording: Recording, number: int, body: bytes) -> Recording:
+    """The recording with another body of one event, and all positions put right."""
+    packets = list(recording.packets())
+    event = bytearray(packets[number][1:-4])
+    event[19:] = body
+    event[9:13] = (len(event) + 4).to_bytes(4, "little")
+    grown = len(event) + 5 - len(packets[number])
+    event[13:17] = (int.from_bytes(event[13:17], "little") + grown).to_bytes(4, "little")
+    listed = [*packets[:number], sealed(bytes(event)), *packets[number + 1 :]]
+    return recording.changed(shifted(listed, number, grown))
 
 
 def shifted(packets: list[bytes], number: int, by: int) -> list[bytes]:

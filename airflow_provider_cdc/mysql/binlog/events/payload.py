@@ -34,9 +34,9 @@ def inner_events(event: Event) -> Iterator[Event]:
             place = event.file, event.position, event.start
             yield Event(kind, timestamp, memoryview(data), *place, server_id, flags)
     except (EOFError, zstandard.ZstdError):
-        raise damaged(event) from None
+        raise damaged(event.where) from None
     if expected is not None and total != expected:
-        raise damaged(event)
+        raise damaged(event.where)
 
 
 def unpack(event: Event, decompressor: zstandard.ZstdDecompressor) -> tuple[IO[bytes], int | None]:
@@ -59,7 +59,7 @@ def unpack(event: Event, decompressor: zstandard.ZstdDecompressor) -> tuple[IO[b
                 expected = packed_int(body, at)[0]
             at += size
     except IndexError:
-        raise damaged(event) from None
+        raise damaged(event.where) from None
     if compression == _NONE:
         return io.BytesIO(body[at:]), expected
     if compression != _ZSTD:
@@ -92,9 +92,9 @@ def _exactly(source: IO[bytes], size: int) -> bytes:
     return b"".join(parts)
 
 
-def damaged(event: Event) -> TerminalError:
+def damaged(where: str) -> TerminalError:
     """The error for a payload that makes no sense."""
     return TerminalError(
-        f"damaged compressed transaction at {event.where}",
+        f"damaged compressed transaction at {where}",
         "run again; if it stays, set binlog_transaction_compression=OFF and start with a fresh sink.path",
     )

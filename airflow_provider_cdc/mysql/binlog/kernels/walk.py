@@ -1,6 +1,7 @@
 """Packets of the binlog protocol, walked by machine code: plain transactions from end to end without Python.
 
-The events inside of a compressed transaction are walked by it, too, when Python has unpacked them.
+The events inside of a compressed transaction are walked by it, too, when Python has unpacked them: those of many small
+ones at once, so that it goes from one to the next without Python.
 
 Understood here are the events of ordinary transactions: GTID, BEGIN, table maps that have been seen before, rows, XID
 and COMMIT, and events without rows. Everything else, and everything that is not as it should be, is left to Python
@@ -36,6 +37,7 @@ from airflow_provider_cdc.mysql.binlog.events.event_types import (
     MARIADB_GTID,
     QUERY,
     TABLE_MAP,
+    TRANSACTION_PAYLOAD,
     UPDATE_ROWS,
     UPDATE_ROWS_V1,
     WITHOUT_ROWS,
@@ -78,9 +80,12 @@ from airflow_provider_cdc.mysql.binlog.kernels.walk_state import (
     ENDED,
     EVENT,
     EXPECTED,
+    FRAME_END,
     GNO,
     ID,
     IN_WORDS,
+    INNER,
+    INNER_END,
     INSIDE,
     KIND,
     LIMIT,
@@ -90,6 +95,7 @@ from airflow_provider_cdc.mysql.binlog.kernels.walk_state import (
     NAMED,
     NUMBER,
     OPEN,
+    OUTER,
     PACKED,
     PAUSE,
     POSITION,
@@ -107,7 +113,14 @@ from airflow_provider_cdc.mysql.binlog.kernels.walk_state import (
     TABLE,
     TOUCHED,
     TRANSACTION,
+    UNPACK,
+    UNPACKED,
+    UNPACKED_END,
+    UNPACKED_FROM,
+    USED,
     WANTED,
+    WHERE,
+    WHOLE,
     XA,
 )
 
@@ -295,9 +308,20 @@ def _query(data: Any, at: Any, end: Any, position: Any, state: Any, tables: Any,
     return EVENT
 
 
+@inlined  # type: ignore[untyped-decorator]
+def _enter(packet: Any, stop: Any, state: Any, ahead: Any) -> Any:
+    """Go into a compressed transaction that has been unpacked."""
+    n = state[USED]
+    if n >= state[UNPACKED] or ahead[n, WHERE] != packet or ahead[n, FRAME_END] != stop:
+        return UNPACK
+    state[PACKED], state[OUTER], state[USED] = WHOLE, state[POSITION], n + 1
+    state[INNER], state[INNER_END] = ahead[n, UNPACKED_FROM], ahead[n, UNPACKED_END]
+    return DONE
+
+
 @compiled(
-    "int64(uint8[::1], int64, int64[::1], int64[::1], int64[:, ::1], int64[:, ::1], int64[:, ::1], int64[::1], "
-    "int64[:, ::1], uint32[::1])",
+    "int64(uint8[::1], int64, uint8[::1], int64[:, ::1], int64[::1], int64[::1], int64[:, ::1], int64[:, ::1], "
+    "int64[:, ::1], int64[::1], int64[:, ::1], uint32[::1])",
     __file__,
     walk_state.__file__,
     event_types.__file__,
@@ -308,8 +332,10 @@ def _query(data: Any, at: Any, end: Any, position: Any, state: Any, tables: Any,
     primitives.__file__,
 )
 def walk(
-    data: Any,
-    end: Any,
+    block: Any,
+    block_end: Any,
+    unpacked: Any,
+    ahead: Any,
     state: Any,
     inner: Any,
     maps: Any,
@@ -319,25 +345,35 @@ def walk(
     runs: Any,
     crc: Any,
 ) -> Any:
-    """Walk the packets that stand in a byte array before ``end``, from ``state[AT]`` on.
+    """Walk the packets that stand in a byte array before ``block_end``, from ``state[AT]`` on.
 
+    :param unpacked: events inside of compressed transactions.
+    :param ahead: which of them are those of which packet.
     :param inner: the state of row_kernel.
     :param touched: space for one number a table.
     :param runs: space for GTIDs; it pauses before that is full.
     :param crc: :func:`~airflow_provider_cdc.mysql.binlog.kernels.checksum.crc_tables`.
     :returns: why it ended.
     """
-    if state[AT] < 0 or end + SLACK > data.shape[0] or touched.shape[0] < tables.shape[0]:
+    if state[AT] < 0 or block_end + SLACK > block.shape[0] or touched.shape[0] < tables.shape[0]:
+        return EVENT
+    if state[PACKED] and (state[INNER] < 0 or state[INNER_END] + SLACK > unpacked.shape[0]):
         return EVENT
     while True:
-        packet, is_bare = state[AT], state[PACKED]
+        is_bare = state[PACKED] != 0
         if is_bare:
-            packet -= 5  # as if there were one
+            data, end = unpacked, state[INNER_END]
+            packet = state[INNER] - 5  # as if there were one
             if end - packet - 5 < _HEADER:
+                if state[PACKED] == WHOLE and end == packet + 5 and state[OPEN] == 0:
+                    state[PACKED] = 0
+                    continue
                 state[WANTED] = _HEADER
                 return MORE
             size = np.int64(take32(data, packet + 14)) + 1
         else:
+            data, end = block, block_end
+            packet = state[AT]
             if end - packet < 4:
                 state[WANTED] = 4
                 return MORE
@@ -383,13 +419,17 @@ def walk(
             why = read_gtid(data, event, at, stop, kind, state)
         elif _WITHOUT_ROWS[kind]:
             why = DONE
+        elif kind == TRANSACTION_PAYLOAD and not is_bare:
+            why = _enter(packet, stop, state, ahead)
         else:
             why = EVENT
         if why != DONE:
             return why
-        state[AT], state[POSITION] = packet + 4 + size, position
-        if not is_bare:
-            state[NUMBER] = (state[NUMBER] + 1) & 255
+        if is_bare:
+            state[INNER] = packet + 4 + size
+        else:
+            state[AT], state[NUMBER] = packet + 4 + size, (state[NUMBER] + 1) & 255
+        state[POSITION] = position
         if is_end and (position >= state[LIMIT] or state[COUNTED] >= state[MOST]):
             return PAUSE
         if state[BYTES] >= state[BUDGET]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 # Why a call ends, beside the reasons of row_kernel: for want of data; at an event for Python; at a place to look up; at
-# the end of a transaction whose rows have been handed out with a number that was wrong.
-MORE, EVENT, PAUSE, SPLIT = range(10, 14)
+# the end of a transaction whose rows have been handed out with a number that was wrong; at a compressed transaction
+# that has not been unpacked.
+MORE, EVENT, PAUSE, SPLIT, UNPACK = range(10, 15)
 
 # What calls share. Where to go on in the data, the next packet's number, the offset of the next image in a packet that
 # has been begun; the table in trouble; the position in the file; settings; and the transaction that is open.
@@ -17,7 +18,12 @@ MORE, EVENT, PAUSE, SPLIT = range(10, 14)
     POSITION,
     BASE,  # _cdc_seq of position 0 of the file
     CHECKED,  # whether events have a checksum
-    PACKED,  # whether these are the events of a compressed transaction: bare ones, all of them at one place
+    PACKED,  # whether the events inside of a compressed transaction are walked, bare ones: STREAMED or WHOLE, else 0
+    INNER,  # where to go on in them, and where they end; where the outer event, at whose end all of them are, begins
+    INNER_END,
+    OUTER,
+    UNPACKED,  # compressed transactions of this block that have been unpacked ahead, and how many of them were walked
+    USED,
     MARIADB,
     COUNT_ONLY,  # count rows, do not decode them
     BOTH,  # both images of updates
@@ -46,9 +52,11 @@ MORE, EVENT, PAUSE, SPLIT = range(10, 14)
     ENDED,  # transactions that have ended
     RUNS,  # of GTIDs
     NAMED,  # whether each transaction with rows has a run of its own
-) = range(37)
-STATE = 37
+) = range(42)
+STATE = 42
 ANONYMOUS, OF_MYSQL, OF_MARIADB, IN_WORDS = range(4)
+#: In the place of PACKED: they are unpacked bit by bit, or all of them have been.
+STREAMED, WHOLE = 1, 2
 #: In the place of BEGUN: begun as an XA transaction, whose rows are for Python.
 XA = 2
 
@@ -61,3 +69,8 @@ MAP_FIELDS = 5
 # END: ``_cdc_seq`` of a transaction that has a run of its own, else 0.
 SOURCE_FIELDS = TAG + 4 - KIND
 RUN_FIRST, RUN_LAST, RUN_END, RUN_FIELDS = range(SOURCE_FIELDS, SOURCE_FIELDS + 4)
+
+# A line of what has been unpacked ahead: where its packet begins in the block, and its compressed content there; the
+# events in what was unpacked.
+WHERE, FRAME, FRAME_END, UNPACKED_FROM, UNPACKED_END = range(5)
+AHEAD_FIELDS = 5

@@ -28,6 +28,11 @@ class Blocks:
         self.end = 0
         state[walk_state.NUMBER] = stream.take_over()
 
+    @property
+    def file(self) -> str:
+        """Name of the binlog file that is being read."""
+        return self._stream.file
+
     def packet(self) -> bytes | None:
         """The next packet without headers; ``None`` if the stream was closed."""
         pieces, state = [], self._state
@@ -57,6 +62,7 @@ class Blocks:
         """Receive what there is, making space for ``size`` bytes that have not been walked yet."""
         at = int(self._state[walk_state.AT])
         left = self.end - at
+        self._state[walk_state.UNPACKED] = 0  # it is known by its place in the block
         if at and (not left or at + max(size, _BLOCK >> 2) > len(self.data) - SLACK):
             self.data[:left] = self.data[at : self.end].copy()
             self._state[walk_state.AT], self.end, at = 0, left, 0

@@ -1,69 +1,130 @@
-"""The events inside of a compressed transaction as a block of bytes, which the machine code walks."""
+"""The events inside of compressed transactions as bytes, which the machine code walks.
+
+Small ones are unpacked ahead, all that a block has, so that the machine code goes from one to the next without Python.
+A large one, and whatever is unusual about its packing, is unpacked when the walk comes to it, bit by bit.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+import io
+from typing import IO, Any
 
 import numpy as np
-import zstandard
+from zstandard import ZstdDecompressor, ZstdError
 
+from airflow_provider_cdc.exceptions import TerminalError
 from airflow_provider_cdc.machine.primitives import SLACK
 from airflow_provider_cdc.mysql.binlog.events.event import Event
 from airflow_provider_cdc.mysql.binlog.events.payload import HEADER, damaged, unpack
 from airflow_provider_cdc.mysql.binlog.kernels import walk_state
+from airflow_provider_cdc.mysql.binlog.kernels.payloads import find_payloads
+from airflow_provider_cdc.mysql.binlog.walk.blocks import Blocks
 
-#: Bytes to begin with: most transactions are small. A large one is unpacked bit by bit.
+#: Bytes to begin with when a transaction is unpacked bit by bit.
 _BLOCK, _LARGE_BLOCK = 4 << 10, 1 << 20
+#: Bytes and transactions that are unpacked ahead at most: what they claim to be is never believed beyond that.
+_AHEAD, _MOST_AHEAD = 1 << 20, 4096
 
 
 class Unpacked:
-    """The events one after the other, as many as are asked for.
+    """Compressed transactions, unpacked. ``data`` and ``ahead`` are what the machine code takes.
 
-    :param event: the outer event.
+    :param blocks: where the packets stand.
     :param state: of the machine code; it says how far that has walked.
-    :param decompressor: not in use elsewhere at the same time.
-    :raises TerminalError: if the payload is damaged or its compression unknown.
     """
 
-    def __init__(self, event: Event, state: Any, decompressor: zstandard.ZstdDecompressor) -> None:
-        self._event, self._state = event, state
-        self._source, self._expected = unpack(event, decompressor)
-        self.data: Any = np.empty(min(self._expected or 0, _LARGE_BLOCK) + _BLOCK + SLACK, np.uint8)
-        self.end = self._total = 0
+    def __init__(self, blocks: Blocks, state: Any) -> None:
+        self._blocks, self._state = blocks, state
+        self._decompressor = ZstdDecompressor()
+        self._source: IO[bytes] = io.BytesIO()
+        self._expected: int | None = None
+        self._total = 0
+        self.data: Any = np.zeros(SLACK, np.uint8)
+        self.ahead: Any = np.zeros((_MOST_AHEAD, walk_state.AHEAD_FIELDS), np.int64)
+
+    def unpack_ahead(self) -> bool:
+        """Unpack the next transactions of the block; ``False`` if the first one is not for this way.
+
+        One that is damaged ends the list, and says so when the walk comes to it.
+        """
+        state, blocks = self._state, self._blocks
+        count = find_payloads(blocks.data, blocks.end, state, _AHEAD, self.ahead)
+        block, decompress, found = memoryview(blocks.data), self._decompressor.decompress, list[bytes]()
+        with contextlib.suppress(ZstdError):
+            for _, frame, frame_end, first, end in self.ahead[:count].tolist():
+                data = decompress(block[frame:frame_end], end - first, allow_extra_data=False)
+                if len(data) != end - first:
+                    break
+                found.append(data)
+        if found:
+            self.data = np.frombuffer(bytearray().join((*found, bytes(SLACK))), np.uint8)
+        state[walk_state.UNPACKED], state[walk_state.USED] = len(found), 0
+        return bool(found)
+
+    def enter(self, event: Event) -> None:
+        """Unpack one transaction bit by bit from now on.
+
+        :param event: the outer event.
+        :raises TerminalError: if the payload is damaged or its compression unknown.
+        """
+        self._source, self._expected = unpack(event, self._decompressor)
+        self._total = 0
+        self.data = np.empty(min(self._expected or 0, _LARGE_BLOCK) + _BLOCK + SLACK, np.uint8)
+        state = self._state
+        state[walk_state.UNPACKED] = state[walk_state.INNER] = state[walk_state.INNER_END] = 0
+        state[walk_state.PACKED], state[walk_state.OUTER] = walk_state.STREAMED, event.start
+        self.fill()
+
+    def leave(self) -> None:
+        """Go on behind the transaction."""
+        self._source, self._state[walk_state.PACKED] = io.BytesIO(), 0
+        self.data = np.zeros(SLACK, np.uint8)  # it may have been a large one
 
     def fill(self) -> bool:
-        """Unpack more; ``False`` at the end.
+        """Unpack more of the transaction; ``False`` at its end.
 
         :raises TerminalError: if it is damaged.
         """
-        at, room = int(self._state[walk_state.AT]), len(self.data) - SLACK
-        left = self.end - at
+        state = self._state
+        at, end = int(state[walk_state.INNER]), int(state[walk_state.INNER_END])
+        left, room = end - at, len(self.data) - SLACK
+        if state[walk_state.PACKED] == walk_state.WHOLE:
+            if left:
+                raise self._damaged()
+            return False
         data: Any = self.data if left < room // 2 else np.empty(2 * room + SLACK, np.uint8)
-        data[:left] = self.data[at : self.end].copy()
-        self.data, self.end, self._state[walk_state.AT] = data, left, 0
+        data[:left] = self.data[at:end].copy()
         try:
             got = self._source.readinto(memoryview(data)[left : len(data) - SLACK])  # type: ignore[attr-defined]
-        except zstandard.ZstdError:
-            raise damaged(self._event) from None
-        self.end += got
+        except ZstdError:
+            raise self._damaged() from None
+        self.data, state[walk_state.INNER], state[walk_state.INNER_END] = data, 0, left + got
         self._total += got
         if not got and (left or self._expected not in (None, self._total)):
-            raise damaged(self._event)
+            raise self._damaged()
         return bool(got)
 
     def take(self) -> Event:
-        """The next event, for the plain code."""
-        header = HEADER.unpack(self._bytes(HEADER.size))
-        timestamp, kind, server_id, size, _, flags = header
+        """The next event, for the plain code.
+
+        :raises TerminalError: if it is damaged.
+        """
+        timestamp, kind, server_id, size, _, flags = HEADER.unpack(self._bytes(HEADER.size))
         if size < HEADER.size:
-            raise damaged(self._event)
-        body, outer = memoryview(self._bytes(size))[HEADER.size :], self._event
-        self._state[walk_state.AT] += size
-        return Event(kind, timestamp, body, outer.file, outer.position, outer.start, server_id, flags)
+            raise self._damaged()
+        body, state = memoryview(self._bytes(size))[HEADER.size :], self._state
+        state[walk_state.INNER] += size
+        position, start = int(state[walk_state.POSITION]), int(state[walk_state.OUTER])
+        return Event(kind, timestamp, body, self._blocks.file, position, start, server_id, flags)
 
     def _bytes(self, size: int) -> bytes:
-        while self.end - int(self._state[walk_state.AT]) < size:
+        state = self._state
+        while state[walk_state.INNER_END] - state[walk_state.INNER] < size:
             if not self.fill():
-                raise damaged(self._event)
-        at = int(self._state[walk_state.AT])
+                raise self._damaged()
+        at = int(state[walk_state.INNER])
         return bytes(self.data[at : at + size])
+
+    def _damaged(self) -> TerminalError:
+        return damaged(f"{self._blocks.file}:{int(self._state[walk_state.OUTER])}")

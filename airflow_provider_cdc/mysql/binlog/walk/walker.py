@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from zstandard import ZstdDecompressor
 
 from airflow_provider_cdc.core.definitions import Captured
 from airflow_provider_cdc.core.offset import Position
@@ -79,8 +78,7 @@ class Walker:
         self._tables = Tables(self._state, texts, count_only)
         self._tx: OpenTransaction | None = None
         self._tx_number, self._held = -1, 0
-        self._unpacked: Unpacked | None = None  # the compressed transaction that is being walked
-        self._decompressor, self._outside = ZstdDecompressor(), 0
+        self._unpacked = Unpacked(self._blocks, self._state)
         self._set_aside: dict[int, int] = {}  # table ids that are for the plain code, and the statement of each
         self._failure: TransientError | TornFileError | None = None
         state = self._state
@@ -108,7 +106,9 @@ class Walker:
                 to = until.position
             state[walk_state.LIMIT] = to
             why = self._walk()
-            if why == walk_state.EVENT:
+            if why == walk_state.UNPACK and self._unpacked.unpack_ahead():
+                continue
+            if why in (walk_state.EVENT, walk_state.UNPACK):
                 try:
                     going, item = self._event()
                 except (TransientError, TornFileError) as error:
@@ -118,7 +118,7 @@ class Walker:
                 if not going:
                     yield self._step(None)
                     return
-            elif why == walk_state.MORE and self._unpacked is not None:
+            elif why == walk_state.MORE and state[walk_state.PACKED]:
                 if not self._unpacked.fill():
                     self._leave()
                 continue
@@ -204,11 +204,13 @@ class Walker:
     # ------------------------------------------------------------ with the machine code
 
     def _walk(self) -> int:
-        source, tables = self._unpacked or self._blocks, self._tables
+        blocks, unpacked, tables = self._blocks, self._unpacked, self._tables
         return int(
             walk_kernel.walk(
-                source.data,
-                source.end,
+                blocks.data,
+                blocks.end,
+                unpacked.data,
+                unpacked.ahead,
                 self._state,
                 tables.inner,
                 tables.maps,
@@ -228,14 +230,14 @@ class Walker:
                 f"the transaction at {self._stream.file}:{state[walk_state.START]} does not end where it said",
                 "run again; if it stays, start with a fresh sink.path",
             )
-        data = (self._unpacked or self._blocks).data
+        data = (self._unpacked if state[walk_state.PACKED] else self._blocks).data
         self._tables.make_space(int(state[walk_state.TABLE]), why, data, self._place())
 
     # ------------------------------------------------------------ with the plain code
 
     def _event(self) -> tuple[bool, Transaction | None]:
         """Take one event the plain way; (whether there is more, a transaction that ended)."""
-        if self._unpacked is not None:
+        if self._state[walk_state.PACKED]:
             self._from_kernel()
             event: Event | None = self._unpacked.take()
         else:
@@ -259,18 +261,14 @@ class Walker:
         stream.position = int(state[walk_state.POSITION])
         event = stream.accept(packet)
         assert event is not None
-        self._unpacked = Unpacked(event, state, self._decompressor)
-        self._outside, state[walk_state.AT] = int(state[walk_state.AT]), 0
-        state[walk_state.PACKED], state[walk_state.POSITION] = True, stream.position
-        self._unpacked.fill()
+        state[walk_state.POSITION] = stream.position
+        self._unpacked.enter(event)
 
     def _leave(self) -> None:
         """Go on behind it."""
-        state = self._state
-        if state[walk_state.OPEN]:
-            place = f"{self._stream.file}:{self._stream.position}"
-            raise TerminalError(f"a compressed transaction without its end, before {place}", REPORT)
-        self._unpacked, state[walk_state.AT], state[walk_state.PACKED] = None, self._outside, False
+        if self._state[walk_state.OPEN]:
+            raise TerminalError(f"a compressed transaction without its end, before {self._place()}", REPORT)
+        self._unpacked.leave()
 
     def _assemble(self, event: Event) -> Transaction | None:
         assembler, state = self._assembler, self._state

@@ -6,7 +6,6 @@ import contextlib
 import pickle
 import random
 import re
-import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,13 +17,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from airflow_provider_cdc.core.offset import Position
 from airflow_provider_cdc.exceptions import DamageError, TerminalError, TransientError
-from airflow_provider_cdc.mysql.binlog.events.event import Event
 from airflow_provider_cdc.mysql.binlog.kernels import walk_state
-from airflow_provider_cdc.mysql.binlog.walk.unpacked import Unpacked
 from airflow_provider_cdc.mysql.binlog.walk.walker import Walker
 from tests import ROOT
 from tests.mysql.binlog.plain.test_rows import NAMES, ROW, TYPES, insert
-from tests.support.binlog.fuzz import opened, shifted
 from tests.support.binlog.plain import by_plain, by_walker, gtids_of, seq_of
 from tests.support.binlog.reading import Captured, capture, here, lasting, open_stream, read, rows_of
 from tests.support.binlog.replay import Recording, Replay, record, sealed
@@ -129,84 +125,6 @@ def test_transactions_of_all_sorts(mixed: tuple[Recording, Captured]) -> None:
     pick = random.Random(5)
     for sizes in ((1,), (2, 3), (1, 100), (1, 4000)):
         agree(recording, captured, Replay(recording, lambda sizes=sizes: pick.randint(sizes[0], sizes[-1])), budget=1)  # type: ignore[misc]
-
-
-def test_a_large_compressed_transaction(mysql_server: MySQLServer, database: str) -> None:
-    """It comes in steps, each of which has about as much as it may: its rows are never held all at once."""
-    with contextlib.closing(mysql_server.connect(database=database)) as connection, connection.cursor() as cursor:
-        cursor.execute("CREATE TABLE t (a INT AUTO_INCREMENT PRIMARY KEY, b VARCHAR(200))")
-        captured, start = capture(mysql_server, database, "t"), here(mysql_server)
-        cursor.execute("SET SESSION binlog_transaction_compression = ON")
-        cursor.execute("BEGIN")
-        cursor.execute("INSERT INTO t (b) VALUES (REPEAT('x', 200))")
-        for _ in range(14):
-            cursor.execute("INSERT INTO t (b) SELECT b FROM t")
-        cursor.execute("COMMIT")
-        recording = record(mysql_server, start)
-    rows, budget = 1 << 14, 1 << 17
-    assert len(recording.data) < rows * 20, "it is compressed"
-    walker, most, found = Walker(Replay(recording), lasting(captured), seq_of, budget=budget), 0, list[int]()
-    steps = 0
-    for step in walker.steps():
-        assert walker.can_take
-        most = max(most, walker.held)
-        found += [a for _, batch in walker.take() for a in batch["a"].to_pylist()]
-        steps += step.open
-    assert len(found) == len(set(found)) == rows
-    assert most < 2 * budget and steps > 10
-    agree(recording, captured, budget=budget)
-
-
-def test_small_compressed_transactions(
-    mysql_server: MySQLServer, database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is ordinary in them is for the machine code: only what is there for the first time is taken by the plain."""
-    with contextlib.closing(mysql_server.connect(database=database)) as connection, connection.cursor() as cursor:
-        cursor.execute("CREATE TABLE t (a INT PRIMARY KEY, b VARCHAR(9))")
-        cursor.execute("CREATE TABLE other (a INT PRIMARY KEY)")
-        captured, start = capture(mysql_server, database, "t"), here(mysql_server)
-        cursor.execute("SET SESSION binlog_transaction_compression = ON")
-        for n in range(30):
-            cursor.execute(f"INSERT INTO t VALUES ({n}, 'x')")
-            cursor.execute("INSERT INTO other VALUES (%s)", (n,))
-            cursor.execute(f"UPDATE t SET a = a + 1000, b = {n} WHERE a = {n}")
-        recording = record(mysql_server, start)
-    assert agree(recording, captured) == 90
-    agree(recording, captured, Replay(recording, lambda: 7), budget=1)
-    taken = list[int]()
-    take = Unpacked.take
-
-    def counted(payload: Unpacked) -> Event:
-        taken.append((event := take(payload)).type)
-        return event
-
-    monkeypatch.setattr(Unpacked, "take", counted)
-    assert agree(recording, captured) == 90
-    assert sorted(taken) == [19, 19] * 2, taken  # a table map each, in each of the two walks
-
-
-def test_damage_inside_of_a_compressed_transaction(mysql_server: MySQLServer, database: str) -> None:
-    """It lacks its end; or there is an event, of a kind that nobody looks into, that is shorter than its header."""
-    mysql_server.execute(f"CREATE TABLE {database}.t (a INT PRIMARY KEY)")
-    captured, start = capture(mysql_server, database, "t"), here(mysql_server)
-    mysql_server.session(database, "SET binlog_transaction_compression = ON", "INSERT INTO t VALUES (1)")
-    mysql_server.execute(f"INSERT INTO {database}.t VALUES (2)")
-    recording = record(mysql_server, start)
-    packets = list(recording.packets())
-    n = next(n for n, packet in enumerate(packets) if packet[5:6] == b"\x28")
-    plain, short = opened(packets[n][20:-4]), [struct.pack("<IBIIIH", 0, 29, 1, size, 0, 0) for size in (0, 5, 18)]
-    bodies = [(plain[:-27], "a compressed transaction without its end")]  # an XID has 27 bytes
-    bodies += [(b, "damaged") for b in (plain[:-20], *(plain[:6] + head + plain[6:] for head in short))]
-    for body, message in bodies:
-        event = bytearray(packets[n][1:-4])
-        event[19:] = body
-        event[9:13] = (len(event) + 4).to_bytes(4, "little")
-        grown = len(event) + 5 - len(packets[n])
-        event[13:17] = (int.from_bytes(event[13:17], "little") + grown).to_bytes(4, "little")
-        broken = recording.changed(shifted([*packets[:n], sealed(bytes(event)), *packets[n + 1 :]], n, grown))
-        for read_it in by_plain, by_walker:
-            with pytest.raises(TerminalError, match=message):
-                read_it(broken, captured)
 
 
 def test_layouts_that_alternate(mysql_server: MySQLServer, database: str) -> None:

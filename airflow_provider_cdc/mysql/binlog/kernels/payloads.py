@@ -1,0 +1,135 @@
+"""Compressed transactions that lie ahead in a block, found by machine code, so that they can be unpacked together.
+
+What stands in them are claims, and nothing here stops the stream: what is not as usual, or too large to be held whole,
+ends the list, and is left to who unpacks one transaction at a time, bit by bit.
+"""
+# ruff: noqa: SIM109 (the compiler makes less of "in")
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from airflow_provider_cdc.machine import primitives
+from airflow_provider_cdc.machine.compiled import compiled
+from airflow_provider_cdc.machine.primitives import SLACK, called, inlined, take16, take32, take64
+from airflow_provider_cdc.mysql.binlog.events import event_types
+from airflow_provider_cdc.mysql.binlog.events.event_types import TRANSACTION_PAYLOAD
+from airflow_provider_cdc.mysql.binlog.kernels import walk_state
+from airflow_provider_cdc.mysql.binlog.kernels.walk_state import (
+    AT,
+    CHECKED,
+    FRAME,
+    FRAME_END,
+    UNPACKED_END,
+    UNPACKED_FROM,
+    WHERE,
+)
+
+_HEADER = 19
+_END, _COMPRESSION, _UNCOMPRESSED_SIZE = 0, 2, 3
+_ZSTD = 0
+_MAGIC = 0xFD2F_B528
+_UNKNOWN = -1
+
+
+@called  # type: ignore[untyped-decorator]
+def _packed(data: Any, at: Any, end: Any) -> Any:
+    """(a length-encoded integer, the offset behind it); an offset of -1: it is none, or negative."""
+    if at < 0 or at >= end:
+        return np.int64(0), np.int64(-1)
+    first = np.int64(data[at])
+    if first < 251:
+        return first, at + 1
+    if first == 252 and end - at >= 3:
+        return np.int64(take16(data, at + 1)), at + 3
+    if first == 253 and end - at >= 4:
+        return np.int64(take32(data, at) >> np.uint32(8)), at + 4
+    if first == 254 and end - at >= 9 and np.int64(take64(data, at + 1)) >= 0:
+        return np.int64(take64(data, at + 1)), at + 9
+    return np.int64(0), np.int64(-1)
+
+
+@inlined  # type: ignore[untyped-decorator]
+def _frame(data: Any, at: Any, end: Any) -> Any:
+    """(where the frame of a payload begins, its size when unpacked); a size of 0: it is not for us."""
+    compression, size = np.int64(-1), np.int64(0)
+    while True:
+        kind, at = _packed(data, at, end)
+        if at < 0 or kind == _END:
+            break
+        length, at = _packed(data, at, end)
+        if at >= 0 and kind == _COMPRESSION:
+            compression = _packed(data, at, end)[0]
+        elif at >= 0 and kind == _UNCOMPRESSED_SIZE:
+            size = _packed(data, at, end)[0]
+        if at < 0 or end - at < length:
+            at = np.int64(-1)
+            break
+        at += length
+    if at < 0 or compression != _ZSTD:
+        return np.int64(0), np.int64(0)
+    own = _content_size(data, at, end)
+    return at, size if own == size or own == _UNKNOWN else np.int64(0)
+
+
+@inlined  # type: ignore[untyped-decorator]
+def _content_size(data: Any, at: Any, end: Any) -> Any:
+    """The size that a frame of zstd claims to unpack to, for which memory would be taken; 0 if it makes no sense."""
+    if end - at < 5 or take32(data, at) != np.uint32(_MAGIC):
+        return np.int64(0)
+    described = np.int64(data[at + 4])
+    is_single, flag = described >> 5 & 1, described >> 6
+    if flag == 0 and not is_single:
+        return np.int64(_UNKNOWN)
+    id_size = (np.int64(1) << (described & 3)) >> 1  # 0, 1, 2 or 4 bytes of a dictionary's id
+    at += 5 + (1 - is_single) + id_size
+    if end - at < np.int64(1) << flag:
+        return np.int64(0)
+    if flag == 0:
+        return np.int64(data[at])
+    if flag == 1:
+        return np.int64(take16(data, at)) + 256
+    if flag == 2:
+        return np.int64(take32(data, at))
+    return np.int64(take64(data, at) & np.uint64(0x7FFF_FFFF_FFFF_FFFF))
+
+
+@compiled(
+    "int64(uint8[::1], int64, int64[::1], int64, int64[:, ::1])",
+    __file__,
+    walk_state.__file__,
+    event_types.__file__,
+    primitives.__file__,
+)
+def find_payloads(data: Any, end: Any, state: Any, most: Any, found: Any) -> Any:
+    """List the payloads among the whole packets that stand in a byte array before ``end``, from ``state[AT]`` on.
+
+    The packets are taken as they are: who walks them checks them.
+
+    :param most: bytes that all of them together may unpack to.
+    :param found: a line for each.
+    :returns: how many lines were written; none if the first packet is not a payload that is for us.
+    """
+    packet, total, count = state[AT], np.int64(0), np.int64(0)
+    if packet < 0 or end + SLACK > data.shape[0]:
+        return count
+    while count < found.shape[0] and end - packet >= 4:
+        size = np.int64(take32(data, packet) & np.uint32(0xFF_FFFF))
+        if size == 0xFF_FFFF or end - packet - 4 < size:
+            break
+        stop = packet + 4 + size - (4 if state[CHECKED] else 0)
+        at = packet + 5 + _HEADER
+        if stop - at > 0 and data[packet + 9] == TRANSACTION_PAYLOAD:
+            frame, unpacked = _frame(data, at, stop)
+            if unpacked == 0 or unpacked > most - total:
+                break
+            found[count, WHERE], found[count, FRAME], found[count, FRAME_END] = packet, frame, stop
+            found[count, UNPACKED_FROM], found[count, UNPACKED_END] = total, total + unpacked
+            count += 1
+            total += unpacked
+        elif count == 0:
+            break
+        packet += 4 + size
+    return count

@@ -1,0 +1,89 @@
+"""A Delta table that something else has made becomes the copy of a source table (``sink.adopt``).
+
+Its rows say nothing of where in the binlog they stand, so none of them is kept: the snapshot writes them anew.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from airflow_provider_cdc.sinks.delta.log import Log
+
+#: How the description of a table begins that a pipeline owns.
+OWNED = "airflow-cdc pipeline "
+
+
+def differences(log: Log, wanted: str, partitions: Sequence[str], nullable: Collection[str]) -> list[str]:
+    """What stands in the way of taking a table over.
+
+    :param log: the table as it stands.
+    :param wanted: the schema that it shall have, as the log says it.
+    :param partitions: columns that it shall be partitioned by.
+    :param nullable: names of the columns that may be NULL in the source.
+    """
+    found = []
+    owner = str(log.metadata.get("description") or "")
+    if owner.startswith(OWNED):
+        found.append(f"it belongs to {owner}")
+    if log.markers:
+        found.append(f"it has a writer: {', '.join(sorted(log.markers)[:3])}")
+    needed = {column["name"]: column for column in json.loads(wanted)["fields"]}
+    has = {column["name"]: column for column in json.loads(log.metadata["schemaString"])["fields"]}
+    for name, column in needed.items():
+        there = has.get(name)
+        if there is None:
+            if not name.startswith("_cdc_"):
+                found.append(f"it lacks column {name} ({_type(column)})")
+        elif there["type"] != column["type"]:
+            found.append(f"column {name} is {_type(there)}, and not {_type(column)}")
+        elif not there["nullable"] and (name in nullable or name.startswith("_cdc_")):
+            found.append(f"column {name} is NOT NULL, and may be NULL in the source")
+    if (parts := list(log.metadata.get("partitionColumns") or ())) != list(partitions):
+        found.append(
+            f"it is partitioned by {', '.join(parts) or 'nothing'}, and not by {', '.join(partitions) or 'nothing'}"
+        )
+    found += [f"it has column {name}, which the source does not have" for name in has if name not in needed]
+    return found
+
+
+def adopted(log: Log, metadata: Mapping[str, Any], protocol: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Actions that take a table over: its rows go, and it gets an owner.
+
+    :param metadata: of a new table of this kind.
+    :param protocol: likewise.
+    """
+    theirs = log.metadata
+    before = {column["name"]: column["metadata"] for column in json.loads(theirs["schemaString"])["fields"]}
+    schema = json.loads(metadata["schemaString"])
+    for column in schema["fields"]:
+        column["metadata"] = {**before.get(column["name"], {}), **column["metadata"]}
+    renewed = {
+        **metadata,
+        **{key: theirs[key] for key in ("id", "name", "createdTime") if key in theirs},
+        "schemaString": json.dumps(schema),
+        "configuration": {**log.configuration, **metadata["configuration"]},
+    }
+    actions: list[dict[str, Any]] = []
+    if (needed := _both(log.protocol, protocol)) != log.protocol:
+        actions.append({"protocol": needed})
+    actions.append({"metaData": renewed})
+    return actions + [file.removed(change=True) for file in log.files.values()]
+
+
+def _both(there: Mapping[str, Any], needed: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A protocol that has what a table has and what it needs."""
+    if "writerFeatures" not in needed:
+        return there
+    readers = {*(there.get("readerFeatures") or ())} | {*(needed.get("readerFeatures") or ())}
+    writers = {*(there.get("writerFeatures") or ())} | {*needed["writerFeatures"]}
+    if readers == {*(there.get("readerFeatures") or ())} and writers == {*(there.get("writerFeatures") or ())}:
+        return there
+    least = {"minReaderVersion": 3, "readerFeatures": sorted(readers)} if readers else {}
+    return {**needed, **least, "writerFeatures": sorted(writers)}
+
+
+def _type(column: Mapping[str, Any]) -> str:
+    kind = column["type"]
+    return kind if isinstance(kind, str) else str(kind.get("type"))

@@ -1,0 +1,95 @@
+"""How a table is kept, and what its log says of that."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+from deltalake import Schema
+
+from airflow_provider_cdc.core.deletes import HARD
+from airflow_provider_cdc.sinks.delta.features import ENABLED
+from airflow_provider_cdc.sinks.delta.log import Log
+from airflow_provider_cdc.sinks.delta.partitions import Part, Partitioning
+
+#: Property of a table whose deleted rows stay: which of the two ways.
+DELETES = "airflow-cdc.deletes"
+#: Of a new table. Checkpoints keep tombstones for longer than files are kept: else nobody would delete those.
+_PROPERTIES = {
+    "delta.logRetentionDuration": "interval 1 days",
+    "delta.deletedFileRetentionDuration": "interval 2 hours",
+    "delta.checkpointInterval": "100",
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a table is kept.
+
+    :param vectors: rows die by deletion vectors; else files are written anew.
+    :param index_bytes: what the index of its keys may take in memory.
+    :param deletes: what becomes of rows that are deleted in the source; one of
+        :data:`~airflow_provider_cdc.core.deletes.DELETES`.
+    :param properties: what the table's configuration has beside what the project decides.
+    :param columns: metadata of columns.
+    :param adopt: whether a table that something else has made is taken over.
+    :param nullable: names of the columns that may be NULL in the source.
+    :param partitioned_by: columns, and parts of dates.
+    """
+
+    vectors: bool = True
+    index_bytes: int = 1 << 28
+    deletes: str = HARD
+    properties: Mapping[str, str] = field(default_factory=dict)
+    columns: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    adopt: bool = False
+    nullable: frozenset[str] = frozenset()
+    partitioned_by: tuple[Part, ...] = ()
+
+
+#: The defaults.
+USUAL = Options()
+
+
+def properties_of(options: Options) -> dict[str, str]:
+    """Properties of a new table."""
+    kept = {} if options.deletes == HARD else {DELETES: options.deletes}
+    return {**_PROPERTIES, **({ENABLED: "true"} if options.vectors else {}), **options.properties, **kept}
+
+
+def metadata_of(schema: pa.Schema, options: Options, configuration: Mapping[str, str], owner: str) -> dict[str, Any]:
+    """Metadata of a table.
+
+    :param schema: of its rows.
+    :param configuration: its properties.
+    :param owner: what its description says.
+    """
+    partitioning = Partitioning(schema, options.partitioned_by)
+    fields = json.loads(Schema.from_arrow(partitioning.declared).to_json())
+    for column in fields["fields"]:
+        column["metadata"] = {**column["metadata"], **options.columns.get(column["name"], {})}
+    return {
+        "id": str(uuid.uuid4()),
+        "description": owner,
+        "format": {"provider": "parquet", "options": {}},
+        "schemaString": json.dumps(fields),
+        "partitionColumns": partitioning.names,
+        "configuration": dict(configuration),
+        "createdTime": int(time.time() * 1000),
+    }
+
+
+def configured(log: Log, options: Options) -> Mapping[str, Any]:
+    """A table's metadata with the properties that it is to have now; the very same if it has them."""
+    wanted = {**log.configuration, **options.properties}
+    return log.metadata if wanted == log.configuration else {**log.metadata, "configuration": wanted}
+
+
+def column_names(metadata: Mapping[str, Any]) -> list[str]:
+    """Names of a table's columns, in their order."""
+    return [column["name"] for column in json.loads(metadata["schemaString"])["fields"]]

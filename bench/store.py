@@ -1,0 +1,135 @@
+"""A batch of random changes into one table, on local disk and in an S3-compatible store, side by side.
+
+A batch is what the stream does with it: its rows are written as a file, as a task of Spark does, its keys are read back
+and looked up, vectors are written and the version is committed. The resume point is not part of it. Requests and bytes
+are what a proxy before the store has seen; times are those without it.
+
+    make bench-store    CDC_BENCH_ROWS=n rows (1000000), CDC_BENCH_BATCHES=n (200)
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from rich.console import Console
+from rich.table import Table
+
+from airflow_provider_cdc.core.schema import OP, SEQ, TS
+from airflow_provider_cdc.sinks.delta.merge import placed
+from airflow_provider_cdc.sinks.delta.table import DeltaTarget, Options
+from airflow_provider_cdc.sinks.files import described, write_file
+from airflow_provider_cdc.sinks.protocol import Fence, Published, Upserted
+from airflow_provider_cdc.sinks.storage import LocalStorage, Storage
+from bench.merge import SCHEMA, batches, rows
+from bench.snapshot import machine
+from tests.support.object_store import object_storage
+from tests.support.s3 import VERSITYGW, Kind, s3_server, versitygw_at_hand
+from tests.support.store_proxy import Request, StoreProxy, in_a_row
+
+CHANGES = (100, 5_000)
+_FENCE, _SLICE = Fence("cdc/bench/epoch", 1), 130_000
+
+
+def opened(storage: Storage) -> DeltaTarget:
+    return DeltaTarget(storage, SCHEMA, ["id"], "id", Options(True))
+
+
+def make(storage: Storage, size: int) -> None:
+    """A table with so many rows, as a snapshot leaves it."""
+    target, chance, files = opened(storage), np.random.default_rng(1), []
+    target.create("bench")
+    for start in range(0, size, _SLICE):
+        portion = rows(np.arange(start, min(start + _SLICE, size)), 1, chance)
+        files.append(write_file(storage, f"snapshot/1/0/1/slice-{start}.parquet", SCHEMA, [portion], "id"))
+    target.commit(lambda _: Published(files), {}, _FENCE)
+
+
+def apply(
+    storage: Storage, size: int, changes: int, count: int, after: Callable[[], None] = lambda: None
+) -> list[float]:
+    """Seconds of each batch; the first one, which makes the index, is left out.
+
+    :param after: called after each batch that counts.
+    """
+    target, took = opened(storage), []
+    first = target.load().version * 10
+    for seq, changed in batches(size, changes, count + 1):
+        newer = changed.set_column(SCHEMA.get_field_index(SEQ), SEQ, pa.array(np.full(len(changed), first + seq)))
+        began = time.monotonic()
+        name = f"changes/epoch-1/{first + seq}-{changes}.parquet"
+        write_file(storage, name, SCHEMA, [newer], "id")
+        file, keys = described(storage, name, SCHEMA, ["id", SEQ, OP, TS], "id")
+        change = Upserted(placed(keys, [file]))
+        assert target.commit(lambda _, change=change: change, {"cdc/bench/stream": first + seq}, _FENCE)
+        took.append(time.monotonic() - began)
+        if len(took) > 1:
+            after()
+    return took[1:]
+
+
+def written(storage: Storage) -> int:
+    """Bytes of all files that are there."""
+    return sum(size for _, size in storage.list(""))
+
+
+def asked(proxy: StoreProxy, storage: Storage, size: int, changes: int) -> tuple[str, str, int]:
+    """Requests of a batch, bytes there and back, and how many were made one after the other."""
+    found: list[list[Request]] = []
+
+    def take() -> None:
+        found.append(proxy.requests[:])
+        proxy.requests.clear()
+
+    def begin() -> None:
+        proxy.requests.clear()
+
+    apply(storage, size, changes, 1, begin)
+    apply(storage, size, changes, 5, take)
+    last = found[-1]
+    kinds = Counter("put" if r.what in ("put", "create") else r.what for r in last)
+    requests = ", ".join(f"{count} {kind.upper()}" for kind, count in sorted(kinds.items()))
+    return requests, f"{sum(r.sent for r in last):,} / {sum(r.received for r in last):,}", in_a_row(last)
+
+
+def main() -> None:
+    size, count = int(os.environ.get("CDC_BENCH_ROWS", "1000000")), int(os.environ.get("CDC_BENCH_BATCHES", "200"))
+    kind: Kind = "versitygw" if versitygw_at_hand() else "moto"
+    server = f"versitygw {VERSITYGW.rpartition('@')[2]}" if kind == "versitygw" else "moto, which keeps all in memory"
+    console = Console(highlight=False)
+    console.print(machine())
+    console.print(f"{size:,} rows of {len(SCHEMA)} columns, {count} batches each; S3 is {server} on this machine\n")
+    table = Table()
+    for name in ("changes", "where", "median ms", "p95 ms", "requests", "bytes there / back", "in a row"):
+        table.add_column(name, justify="left" if name in ("where", "requests") else "right")
+    with (
+        tempfile.TemporaryDirectory(prefix="cdc-bench-") as folder,
+        s3_server(kind) as place,
+        StoreProxy(place) as proxy,
+    ):
+        local, remote = LocalStorage(Path(folder) / "table"), object_storage(place, "table")
+        for storage in (local, remote):
+            make(storage, size)
+        for changes in CHANGES:
+            for where, storage in (("local disk", local), ("S3", remote)):
+                before = written(storage)
+                took = [seconds * 1000 for seconds in apply(storage, size, changes, count)]
+                numbers = f"{statistics.median(took):.0f}", f"{np.quantile(took, 0.95):.0f}"
+                if storage is local:
+                    more = "", f"{(written(storage) - before) // (count + 1):,} written", ""
+                else:
+                    requests, size_of, chain = asked(proxy, object_storage(proxy.place, "table"), size, changes)
+                    more = requests, size_of, str(chain)
+                table.add_row(f"{changes:,}", where, *numbers, *more)
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()

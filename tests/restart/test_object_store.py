@@ -1,0 +1,85 @@
+"""The kill schedules with a sink in an object store, and with a way to it on which requests meet faults."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_cdc.exceptions import TransientError
+from airflow_provider_cdc.failpoints import NAMES
+from tests.support.harness import Nursery
+from tests.support.s3 import Kind, s3_server
+from tests.support.schedules import CHAINS, Schedule, carry_out
+from tests.support.servers import MySQLServer
+from tests.support.store_lake import StoreLake
+from tests.support.store_proxy import FAULTS, StoreProxy
+
+#: Schedules of the long suite, each once with faults beside the kills, and once on each kind of server.
+SEEDS = 60
+
+_deaths: Counter[str] = Counter()
+_met: Counter[str] = Counter()
+
+
+@pytest.fixture
+def kind() -> Kind:
+    return "moto"
+
+
+@pytest.fixture
+def proxy(kind: Kind) -> Iterator[StoreProxy]:
+    with s3_server(kind) as place, StoreProxy(place.under("lake")) as proxy:
+        yield proxy
+
+
+@pytest.mark.parametrize(
+    ("schedule", "kind"),
+    [
+        *(pytest.param(replace(Schedule.chain(n), rows=1500), "moto", id=f"chain-{n}") for n in range(CHAINS)),
+        *(
+            pytest.param(Schedule.of(n), kind, marks=pytest.mark.long, id=f"{kind}-seed-{n}")
+            for n in range(SEEDS)
+            for kind in ("moto", "versitygw")
+        ),
+    ],
+)
+def test_killed_and_started_again_while_requests_fail(
+    schedule: Schedule,
+    kind: Kind,
+    proxy: StoreProxy,
+    nursery: Nursery,
+    mysql_server: MySQLServer,
+    cdc_user: dict[str, str],
+    database: str,
+    tmp_path: Path,
+) -> None:
+    print(schedule)
+    place = proxy.place.at(proxy.behind)
+    lake, log = StoreLake(place, proxy.place, f"kill-{schedule.seed}", tmp_path / "host"), tmp_path / "log"
+    proxy.disturb(schedule.seed, every=24)
+    deaths = carry_out(
+        schedule,
+        lake,
+        nursery,
+        mysql_server,
+        cdc_user,
+        database,
+        log,
+        worth_a_retry=TransientError.exit_code,
+    )
+    print(f"{len(proxy.requests)} requests, faults {dict(proxy.met)}")
+    _deaths.update(deaths)
+    _met.update(proxy.met)
+
+
+def test_every_failpoint_has_killed_and_every_fault_was_met(request: pytest.FixtureRequest) -> None:
+    """A schedule counts only if it died where it was to die, and met what it was to meet."""
+    if sum("[chain-" in item.name for item in request.session.items if item.path == request.path) < CHAINS:
+        pytest.skip("only some of the schedules were selected")
+    print(", ".join(f"{name} {_deaths[name]}" for name in NAMES), dict(_met))
+    assert not [name for name in NAMES if not _deaths[name]]
+    assert not [fault for fault in FAULTS if not _met[fault]]

@@ -1,0 +1,152 @@
+"""Delta tables that something else has made become copies."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+
+from airflow_provider_cdc.core.deletes import Deletes
+from airflow_provider_cdc.core.schema import DELETED, Column, TableSchema
+from airflow_provider_cdc.exceptions import NotReadyError, TerminalError
+from airflow_provider_cdc.sinks.delta.sink import DeltaSink
+from airflow_provider_cdc.sinks.delta.table import DeltaTarget
+from airflow_provider_cdc.sinks.protocol import Fence, Published
+
+TABLE = TableSchema(
+    "shop",
+    "t",
+    (
+        Column("id", "int", "int", nullable=False),
+        Column("v", "varchar", "varchar(9)", True, charset="utf8mb4"),
+        Column("at", "datetime", "datetime", True, fsp=6),
+    ),
+    ("id",),
+    comments=(("v", "ours"),),
+)
+THEIRS = pa.schema(
+    [
+        pa.field("at", pa.timestamp("us")),
+        pa.field("id", pa.int32(), nullable=False),
+        pa.field("v", pa.string(), metadata={"comment": "theirs", "tag": "x"}),
+    ]
+)
+FENCE = Fence("epoch", 1)
+
+
+def write(folder: Path, schema: pa.Schema = THEIRS, **how: Any) -> DeltaTable:
+    rows = {"id": 1, "v": "old", "at": None, "_cdc_seq": None, "more": 2}
+    table = pa.Table.from_pylist([{name: rows[name] for name in schema.names}], schema)
+    write_deltalake(str(folder / "shop" / "t"), table, **how)
+    return DeltaTable(str(folder / "shop" / "t"))
+
+
+def sink(folder: Path, *, adopt: bool = True, **how: Any) -> DeltaTarget:
+    return DeltaSink(str(folder), "p", adopt=adopt, **how).table(TABLE)
+
+
+def publish(target: DeltaTarget) -> None:
+    row = {"id": 2, "v": "new", "at": None, "_cdc_seq": 1, "_cdc_op": "r", "_cdc_ts": 0}
+    file = target.stage("1/0/1/slice", [pa.Table.from_pylist([row], TABLE.sink_schema)])
+    assert target.commit(lambda _: Published([file]), {"group": 1}, FENCE)
+
+
+@pytest.mark.parametrize("copies", [False, True])
+@pytest.mark.parametrize("deletes", [Deletes(), Deletes(soft=("shop.t",))])
+def test_it_is_adopted(tmp_path: Path, copies: bool, deletes: Deletes) -> None:
+    """In one commit it has an owner and no rows; what was there is an older version."""
+    theirs = write(
+        tmp_path, description="orders of the shop", configuration={"delta.logRetentionDuration": "interval 9 days"}
+    )
+    before = theirs.metadata()
+    target = sink(tmp_path, copies=("shop..*",) if copies else (), deletes=deletes)
+    assert target.adopts("p")
+    target.create("p")
+    assert target.load().version == theirs.version() + 1
+    publish(target)
+    target.create("p")
+    assert not target.adopts("p")
+    assert [row["v"] for row in target.to_arrow().to_pylist()] == ["new"]
+    assert DeltaTable(str(tmp_path / "shop" / "t"), version=0).to_pyarrow_table()["v"].to_pylist() == ["old"]
+    log = target.load()
+    assert log.metadata["id"] == str(before.id) and log.metadata["description"] == "airflow-cdc pipeline p"
+    names = [*TABLE.sink_schema.names, *([DELETED] if deletes.soft else [])]
+    columns = {c["name"]: c for c in json.loads(log.metadata["schemaString"])["fields"]}
+    assert list(columns) == names and all(c["nullable"] for c in columns.values())
+    assert columns["v"]["metadata"] == {"comment": "ours", "tag": "x", "airflow-cdc.type": "varchar(9)"}
+    assert ("delta.enableDeletionVectors" in log.configuration) is not copies
+    assert log.configuration["delta.checkpointInterval"] == "100"
+    if copies:
+        assert DeltaTable(str(tmp_path / "shop" / "t")).to_pyarrow_table()["id"].to_pylist() == [2]
+
+
+def test_only_on_request(tmp_path: Path) -> None:
+    write(tmp_path)
+    target = sink(tmp_path, adopt=False)
+    assert not target.adopts("p")
+    with pytest.raises(TerminalError, match="was not made by pipeline p"):
+        target.create("p")
+    assert target.load().version == 0
+
+
+def test_not_from_another_pipeline(tmp_path: Path) -> None:
+    other = DeltaSink(str(tmp_path), "other").table(TABLE)
+    other.create("other")
+    with pytest.raises(NotReadyError, match="cannot be adopted: it belongs to airflow-cdc pipeline other"):
+        sink(tmp_path).create("p")
+
+
+def test_not_from_a_writer(tmp_path: Path) -> None:
+    write(tmp_path, commit_properties=CommitProperties(app_transactions=[Transaction("stream-7", 1)]))
+    with pytest.raises(NotReadyError, match="cannot be adopted: it has a writer: stream-7"):
+        sink(tmp_path).create("p")
+
+
+@pytest.mark.parametrize(
+    ("schema", "why"),
+    [
+        (pa.schema([THEIRS.field(0), THEIRS.field(1)]), ["it lacks column v (string)"]),
+        (THEIRS.set(1, pa.field("id", pa.int64())), ["column id is long, and not integer"]),
+        (THEIRS.append(pa.field("more", pa.int32())), ["it has column more, which the source does not have"]),
+        (THEIRS.set(2, pa.field("v", pa.string(), nullable=False)), ["column v is NOT NULL, and may be NULL"]),
+        (THEIRS.append(pa.field("_cdc_seq", pa.string())), ["column _cdc_seq is string, and not long"]),
+        (
+            pa.schema([pa.field("id", pa.int64()), pa.field("more", pa.int32())]),
+            ["column id is long", "it lacks column v (string)", "it lacks column at", "it has column more"],
+        ),
+    ],
+)  # fmt: skip
+def test_all_differences_are_told(tmp_path: Path, schema: pa.Schema, why: list[str]) -> None:
+    write(tmp_path, schema)
+    with pytest.raises(NotReadyError, match="cannot be adopted") as error:
+        sink(tmp_path).create("p")
+    assert all(part in str(error.value) for part in why)
+    assert sink(tmp_path, adopt=False).load().version == 0
+
+
+def test_not_what_is_not_understood(tmp_path: Path) -> None:
+    write(tmp_path, partition_by=["id"])
+    with pytest.raises(TerminalError, match="uses partition columns"):
+        sink(tmp_path).create("p")
+
+
+def test_somebody_writes_at_the_same_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was adopted is what was looked at: a column that comes in between is seen."""
+    write(tmp_path)
+    target, real = sink(tmp_path), DeltaTarget.adopts
+    rows = pa.table({"id": pa.array([3], pa.int32()), "more": pa.array([1], pa.int32())})
+
+    def adopts(self: DeltaTarget, pipeline: str) -> bool:
+        found = real(self, pipeline)
+        monkeypatch.setattr(DeltaTarget, "adopts", real)
+        write_deltalake(str(tmp_path / "shop" / "t"), rows, mode="append", schema_mode="merge")
+        return found
+
+    monkeypatch.setattr(DeltaTarget, "adopts", adopts)
+    with pytest.raises(NotReadyError, match="it has column more"):
+        target.create("p")
+    assert sink(tmp_path, adopt=False).load().version == 1

@@ -1,0 +1,116 @@
+"""Properties of tables that a pipeline asks for, and what tables say of their source."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+
+from airflow_provider_cdc.core.schema import Column, TableSchema
+from airflow_provider_cdc.core.table_properties import TableProperties
+from airflow_provider_cdc.exceptions import NotReadyError, TerminalError
+from airflow_provider_cdc.sinks.delta.sink import DeltaSink
+from airflow_provider_cdc.sinks.protocol import Fence
+
+ID = Column("id", "int", "int unsigned", nullable=False)
+DOT = Column("v.w", "varchar", "varchar(9)", True, charset="utf8mb4")
+TABLE = TableSchema("shop", "t", (ID, DOT), ("id",), comments=(("v.w", 'what it\'s "for"\n'),))
+FENCE = Fence("epoch", 1)
+RETENTION = "delta.logRetentionDuration"
+
+
+def sink(folder: Path, copies: bool = False, **properties: Any) -> DeltaSink:
+    found = TableProperties.parse(properties.pop("of", properties))
+    return DeltaSink(str(folder), "p", ("shop..*",) if copies else (), table_properties=found)
+
+
+def configuration(folder: Path) -> dict[str, str]:
+    return dict(DeltaTable(str(folder / "shop" / "t")).metadata().configuration)
+
+
+@pytest.mark.parametrize("copies", [False, True])
+def test_they_are_set_and_changed(tmp_path: Path, copies: bool) -> None:
+    """With the next commit; what others have set stays."""
+    first = sink(tmp_path, copies, of={RETENTION: "interval 7 days", "owner": "us", "n": 5, "b": True}).table(TABLE)
+    first.create("p")
+    first.raise_fence(FENCE)
+    found = configuration(tmp_path)
+    assert found | {RETENTION: "interval 7 days", "owner": "us", "n": "5", "b": "true"} == found
+    log = first.load()
+    assert log.commit([{"metaData": {**log.metadata, "configuration": {**log.configuration, "theirs": "x"}}}], "SET")
+    second = sink(
+        tmp_path, copies, of={RETENTION: "interval 2 days", "owner": {"you": ["shop.t"], "no": ["b.c"]}}
+    ).table(TABLE)
+    second.create("p")
+    second.raise_fence(Fence("epoch", 2))
+    assert configuration(tmp_path) == found | {RETENTION: "interval 2 days", "owner": "you", "theirs": "x"}
+    assert second.markers().get("epoch") == 2
+    version = second.load().version
+    second.raise_fence(Fence("epoch", 3))
+    assert second.load().version == version + 1
+    assert "metaData" not in (tmp_path / "shop/t/_delta_log" / f"{version + 1:020d}.json").read_text()
+
+
+def test_what_a_table_says_of_its_source(tmp_path: Path) -> None:
+    target = sink(tmp_path).table(TABLE)
+    target.create("p")
+    for _ in range(2):
+        table = DeltaTable(str(tmp_path / "shop" / "t"))
+        assert table.metadata().description == "airflow-cdc pipeline p"
+        assert table.metadata().configuration["airflow-cdc.source"] == "shop.t"
+        fields = {field.name: field.metadata for field in table.schema().fields}
+        assert fields["id"] == {"airflow-cdc.type": "int unsigned"}
+        assert fields["v.w"] == {"airflow-cdc.type": "varchar(9)", "comment": 'what it\'s "for"\n'}
+        assert fields["_cdc_seq"] == {}
+        target.begin_anew(Fence("generation", 2), [])
+
+
+def test_comments_are_no_part_of_the_definition() -> None:
+    plain = TableSchema("shop", "t", (ID, DOT), ("id",))
+    assert plain == TABLE and plain.fingerprint() == TABLE.fingerprint()
+    assert TableSchema.from_json(TABLE.to_json()).comments == TABLE.comments
+    older = {k: v for k, v in TABLE.to_json().items() if k != "comments"}
+    assert TableSchema.from_json(older).comments == ()
+
+
+def test_a_property_with_two_values() -> None:
+    found = TableProperties.parse({"tier": {"gold": ["shop.t"], "silver": ["shop..*"]}})
+    assert found.of("shop", "u") == {"tier": "silver"} and found.of("crm", "t") == {}
+    with pytest.raises(NotReadyError, match=r"sink.table_properties.tier is gold and silver for table shop.t"):
+        found.of("shop", "t")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("delta.enableDeletionVectors", "true", "cannot be set: sink.merge decides it"),
+        ("delta.deletedFileRetentionDuration", "interval 1 days", "old files are kept for an hour"),
+        ("delta.checkpointInterval", 10, "a checkpoint is written every 100 commits"),
+        ("delta.columnMapping.mode", "name", "is not a property that this version understands"),
+        ("Delta.appendOnly", "true", "is not a property that this version understands"),
+        ("airflow-cdc.deletes", "soft", "is not a property that this version understands"),
+        (RETENTION, "7 days", "It must be an interval such as interval 7 days"),
+        (RETENTION, "interval 0 days", "It must be an interval"),
+        ("owner", None, "sink.table_properties.owner is None. It must be a text"),
+        ("owner", 1.5, "It must be a text"),
+        ("", "x", "names of properties"),
+        (5, "x", "names of properties"),
+    ],
+)
+def test_what_is_refused(name: Any, value: Any, why: str) -> None:
+    with pytest.raises(NotReadyError) as error:
+        TableProperties.parse({name: value})
+    assert why in str(error.value)
+
+
+def test_a_table_that_would_forget_its_markers(tmp_path: Path) -> None:
+    """Somebody lets transactions expire: with the next checkpoint nobody would know what the table holds."""
+    target = sink(tmp_path).table(TABLE)
+    target.create("p")
+    log = target.load()
+    configured = {**log.configuration, "delta.setTransactionRetentionDuration": "interval 1 days"}
+    assert log.commit([{"metaData": {**log.metadata, "configuration": configured}}], "SET TBLPROPERTIES")
+    with pytest.raises(TerminalError, match=r"uses delta.setTransactionRetentionDuration"):
+        sink(tmp_path).table(TABLE).raise_fence(FENCE)
