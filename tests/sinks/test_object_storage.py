@@ -303,7 +303,7 @@ REFUSALS = [
     (403, "InvalidAccessKeyId", NotReadyError, "Correct the keys"),
     (403, "SignatureDoesNotMatch", NotReadyError, "Correct the keys"),
     (403, "RequestTimeTooSkewed", NotReadyError, "Set the clock"),
-    (400, "ExpiredToken", NotReadyError, "has expired"),
+    (400, "ExpiredToken", StoreError, "has expired"),
     (301, "PermanentRedirect", NotReadyError, "region"),
     (400, "AuthorizationHeaderMalformed", NotReadyError, "region"),
     (501, "NotImplemented", NotReadyError, "If-None-Match"),

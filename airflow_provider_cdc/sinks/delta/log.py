@@ -37,7 +37,9 @@ _EXACT = 1 << 53
 #: Seconds for which a version is taken for the newest one until a commit shows that it is not.
 NEWEST = 60
 #: Seconds for which it is known what was removed: what is gone for longer was deleted, or is nobody's.
-_REMEMBER = 7 * 86400
+_REMEMBER = 86400
+#: Commits after which the rest is forgotten: a stream runs for months.
+_FORGET_EVERY = 1000
 
 
 @dataclass(frozen=True)
@@ -253,6 +255,9 @@ class Log:
             self._replay(lines, own=True)
             self.version += 1
             self._read_at = time.time()
+            if self.version % _FORGET_EVERY == 0:
+                since = _now() - _REMEMBER * 1000
+                self.removed = {name: at for name, at in self.removed.items() if at > since}
         return stands
 
     # ------------------------------------------------------------ reading
