@@ -16,6 +16,7 @@ from airflow_provider_cdc.core.deletes import HARD
 from airflow_provider_cdc.exceptions import TerminalError
 from airflow_provider_cdc.sinks.delta.features import ENABLED
 from airflow_provider_cdc.sinks.delta.log import Log
+from airflow_provider_cdc.sinks.delta.partitions import Part, Partitioning
 
 #: Property of a table whose deleted rows stay: which of the two ways.
 DELETES = "airflow-cdc.deletes"
@@ -39,6 +40,7 @@ class Options:
     :param columns: metadata of columns.
     :param adopt: whether a table that something else has made is taken over.
     :param nullable: names of the columns that may be NULL in the source.
+    :param partitioned_by: columns, and parts of dates.
     """
 
     vectors: bool = True
@@ -48,6 +50,7 @@ class Options:
     columns: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     adopt: bool = False
     nullable: frozenset[str] = frozenset()
+    partitioned_by: tuple[Part, ...] = ()
 
 
 #: The defaults.
@@ -67,7 +70,8 @@ def metadata_of(schema: pa.Schema, options: Options, configuration: Mapping[str,
     :param configuration: its properties.
     :param owner: what its description says.
     """
-    fields = json.loads(Schema.from_arrow(schema).to_json())
+    partitioning = Partitioning(schema, options.partitioned_by)
+    fields = json.loads(Schema.from_arrow(partitioning.declared).to_json())
     for column in fields["fields"]:
         column["metadata"] = {**column["metadata"], **options.columns.get(column["name"], {})}
     return {
@@ -75,7 +79,7 @@ def metadata_of(schema: pa.Schema, options: Options, configuration: Mapping[str,
         "description": owner,
         "format": {"provider": "parquet", "options": {}},
         "schemaString": json.dumps(fields),
-        "partitionColumns": [],
+        "partitionColumns": partitioning.names,
         "configuration": dict(configuration),
         "createdTime": int(time.time() * 1000),
     }
