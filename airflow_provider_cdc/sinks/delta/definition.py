@@ -95,7 +95,7 @@ def check_same(log: Log, known: Mapping[str, Any] | None, schema: pa.Schema) -> 
     """Refuse a table that somebody has given other columns, or replaced by another one.
 
     :param known: its metadata as it was before, if that is known.
-    :param schema: of the rows that are written to it.
+    :param schema: of the table as readers see it.
     :raises TerminalError: saying so.
     """
     remedy = "Something else did that, and what it has written would be lost: use a fresh sink.path"

@@ -128,9 +128,9 @@ def test_all_differences_are_told(tmp_path: Path, schema: pa.Schema, why: list[s
     assert sink(tmp_path, adopt=False).load().version == 0
 
 
-def test_not_what_is_not_understood(tmp_path: Path) -> None:
+def test_not_one_that_is_partitioned_otherwise(tmp_path: Path) -> None:
     write(tmp_path, partition_by=["id"])
-    with pytest.raises(TerminalError, match="uses partition columns"):
+    with pytest.raises(NotReadyError, match="it is partitioned by id, and not by nothing"):
         sink(tmp_path).create("p")
 
 
