@@ -23,8 +23,9 @@ from rich.console import Console
 from rich.table import Table
 
 from airflow_provider_cdc.core.schema import OP, SEQ, TS
+from airflow_provider_cdc.sinks.delta.definition import Options
 from airflow_provider_cdc.sinks.delta.merge import placed
-from airflow_provider_cdc.sinks.delta.table import DeltaTarget, Options
+from airflow_provider_cdc.sinks.delta.table import DeltaTarget
 from airflow_provider_cdc.sinks.files import described, write_file
 from airflow_provider_cdc.sinks.protocol import Fence, Published, Upserted
 from airflow_provider_cdc.sinks.storage import LocalStorage, Storage
@@ -67,12 +68,15 @@ def apply(
         name = f"changes/epoch-1/{first + seq}-{changes}.parquet"
         write_file(storage, name, SCHEMA, [newer], "id")
         file, keys = described(storage, name, SCHEMA, ["id", SEQ, OP, TS], "id")
-        change = Upserted(placed(keys, [file]))
-        assert target.commit(lambda _, change=change: change, {"cdc/bench/stream": first + seq}, _FENCE)
+        assert commit(target, Upserted(placed(keys, [file])), first + seq)
         took.append(time.monotonic() - began)
         if len(took) > 1:
             after()
     return took[1:]
+
+
+def commit(target: DeltaTarget, change: Upserted, seq: int) -> bool:
+    return target.commit(lambda _: change, {"cdc/bench/stream": seq}, _FENCE)
 
 
 def written(storage: Storage) -> int:
@@ -103,8 +107,8 @@ def main() -> None:
     size, count = int(os.environ.get("CDC_BENCH_ROWS", "1000000")), int(os.environ.get("CDC_BENCH_BATCHES", "200"))
     kind: Kind = "versitygw" if versitygw_at_hand() else "moto"
     server = f"versitygw {VERSITYGW.rpartition('@')[2]}" if kind == "versitygw" else "moto, which keeps all in memory"
-    console = Console(highlight=False)
-    console.print(machine())
+    console = Console(highlight=False, width=130)
+    machine()
     console.print(f"{size:,} rows of {len(SCHEMA)} columns, {count} batches each; S3 is {server} on this machine\n")
     table = Table()
     for name in ("changes", "where", "median ms", "p95 ms", "requests", "bytes there / back", "in a row"):

@@ -57,7 +57,7 @@ class World:
     def begin(self) -> Epoch:
         for number in range(1, 10):
             self.store.end_stream(self.context.pipeline.name, number, "stopped")
-        return stream.begin(self.context, self.store, catch_up=True)
+        return stream.begin(self.context, self.store, catch_up=False)
 
     def batch(self, epoch: Epoch) -> dict[str, Any]:
         """Stage what is new."""
