@@ -32,6 +32,8 @@ _BY_PROPERTY = {
     "typeWidening": "delta.enableTypeWidening",
     "typeWidening-preview": "delta.enableTypeWidening",
 }
+#: Markers that were written longer ago are left out of checkpoints: among them those that say what was published.
+_FORGETFUL = "delta.setTransactionRetentionDuration"
 #: Features that count only where a column uses them.
 _BY_COLUMN = {
     _GENERATED: EXPRESSION,
@@ -103,6 +105,8 @@ def check_protocol(name: str, protocol: Mapping[str, Any], metadata: Mapping[str
     strange |= {f for f, key in _BY_PROPERTY.items() if str(configuration.get(key, "")).lower() == "true"}
     if str(configuration.get("delta.columnMapping.mode", "none")) != "none":
         strange.add("columnMapping")
+    if _FORGETFUL in configuration:
+        strange.add(_FORGETFUL)
     if any(key.startswith("delta.constraints.") for key in configuration):
         strange.add("checkConstraints")
     if configuration.get("delta.appendOnly", "").lower() == "true":
