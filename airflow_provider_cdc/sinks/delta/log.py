@@ -32,7 +32,7 @@ FOLDER = "_delta_log"
 _CHECKPOINT = re.compile(rf"{FOLDER}/(\d{{20}})\.checkpoint(?:\.(\d{{10}})\.(\d{{10}}))?\.parquet")
 _COMMIT = re.compile(rf"{FOLDER}/(\d{{20}})\.json")
 #: Data files that this project has written: the statistics of others are not exact where numbers are large.
-_OWN = re.compile(r"(snapshot|changes)/.*|part-[0-9a-f]{32}\.parquet")
+_OWN = re.compile(r"(snapshot|changes)/.*|([^/]+=[^/]*/)*part-[0-9a-f]{32}(-\d+)?\.parquet")
 _EXACT = 1 << 53
 #: Seconds for which a version is taken for the newest one until a commit shows that it is not.
 NEWEST = 60
@@ -65,6 +65,11 @@ class LiveFile:
     def stats(self) -> Mapping[str, Any]:
         """Its statistics; none of them need be there."""
         return json.loads(self.action.get("stats") or "{}") or {}
+
+    @cached_property
+    def partition(self) -> Mapping[str, str | None]:
+        """Values of the columns that are not in the file, as text: an empty one is NULL."""
+        return {name: value or None for name, value in (self.action.get("partitionValues") or {}).items()}
 
     @cached_property
     def vector(self) -> Vector | None:
@@ -130,7 +135,7 @@ def added(file: DataFile, key: str | None, vector: Vector | None, *, change: boo
         stats["tightBounds"] = False
     found = {
         "path": quote(file.path, safe="/="),
-        "partitionValues": {},
+        "partitionValues": dict(file.partition),
         "size": file.size,
         "modificationTime": _now(),
         "dataChange": change,
@@ -197,7 +202,11 @@ class Log:
             self._follow()
         if self.version < 0:
             raise TerminalError(f"the {self.name} is missing", "Start with a fresh sink.path, or restore it")
-        check_protocol(self.name, self.protocol, self.metadata)
+        try:
+            check_protocol(self.name, self.protocol, self.metadata)
+        except TerminalError:
+            self._forget()  # nothing is to be committed on it, whoever tries
+            raise
 
     def dead(self, file: LiveFile) -> BitMap:
         """The dead rows of a file; not to be changed."""

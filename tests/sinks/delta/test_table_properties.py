@@ -10,7 +10,7 @@ from deltalake import DeltaTable
 
 from airflow_provider_cdc.core.schema import Column, TableSchema
 from airflow_provider_cdc.core.table_properties import TableProperties
-from airflow_provider_cdc.exceptions import NotReadyError, TerminalError
+from airflow_provider_cdc.exceptions import NotReadyError
 from airflow_provider_cdc.sinks.delta.sink import DeltaSink
 from airflow_provider_cdc.sinks.protocol import Fence
 
@@ -104,14 +104,3 @@ def test_what_is_refused(name: Any, value: Any, why: str) -> None:
     with pytest.raises(NotReadyError) as error:
         TableProperties.parse({name: value})
     assert why in str(error.value)
-
-
-def test_a_table_that_would_forget_its_markers(tmp_path: Path) -> None:
-    """Somebody lets transactions expire: with the next checkpoint nobody would know what the table holds."""
-    target = sink(tmp_path).table(TABLE)
-    target.create("p")
-    log = target.load()
-    configured = {**log.configuration, "delta.setTransactionRetentionDuration": "interval 1 days"}
-    assert log.commit([{"metaData": {**log.metadata, "configuration": configured}}], "SET TBLPROPERTIES")
-    with pytest.raises(TerminalError, match=r"uses delta.setTransactionRetentionDuration"):
-        sink(tmp_path).table(TABLE).raise_fence(FENCE)
