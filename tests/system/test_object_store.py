@@ -41,7 +41,7 @@ def test_snapshot_and_stream(mysql_server: MySQLServer, database: str, s3: S3, t
     checked = cli.call("check")
     assert checked.code == 0, checked
     assert f"sink {s3.uri('lake')} can be written" in checked.out and not s3.keys()
-    run = cli.run("run", "--catch-up")
+    run = cli.run("run", "--catch-up", timeout=500)
     assert run.code == 0, run
     for statement in (
         f"UPDATE {database}.t SET v = 'B' WHERE id = 2",
