@@ -69,6 +69,7 @@ bench-binlog: setup ## Time reading the binlog beside mysqlbinlog, mysql-replica
 jvm: setup
 	@$(BIN)/python -m tests.support.jvm
 	@$(BIN)/python -m tests.support.spark_delta
+	@$(BIN)/python -m tests.support.readers
 
 test: jvm ## Lint, then all tests but the long ones, against real servers, in a real Airflow, with real Spark
 	@$(LINT); lint=$$SECONDS; \

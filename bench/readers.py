@@ -41,10 +41,9 @@ def programs(place: Place) -> Iterator[dict[str, Read]]:
     if not isinstance(place, str | Path):
         yield found
         return
-    from tests.support import jvm
     from tests.support.spark_delta import VERSION, spark_delta
 
-    with spark_delta(jvm.options()) as run:
+    with spark_delta(quick=True) as run:
         name = f"Spark {version('pyspark')} with Delta Lake {VERSION}"
         yield found | {name: lambda uri, _: run.arrow(f"SELECT * FROM delta.`{uri}`")}
 

@@ -60,6 +60,7 @@ FULL: dict[str, Any] = {
         "deletes": {"soft": ["shop.customer"], "ignore": ["shop.order_.*"]},
         "merge": {"copy_on_write": ["shop.customer"]},
         "index_bytes": 1 << 20,
+        "partition_by": {"shop.order_.*": ["country", {"month": "created_at"}]},
         "compaction": False,
         "conn_id": None,
         "table_path": "bronze/{database}_{table}",
@@ -97,7 +98,7 @@ def test_defaults_are_those_of_the_contract() -> None:
     pipeline = Pipeline.from_dict(MINIMAL)
     assert pipeline.snapshot == Snapshot(8096, 4_000_000, 2, None)
     assert pipeline.stream == Stream("continuous", 1, "exception", 268_435_456)
-    assert pipeline.sink == Sink("/data/lake", "delta", "hard", "deletion_vectors", 268_435_456, True)
+    assert pipeline.sink == Sink("/data/lake", "delta", "hard", "deletion_vectors", 268_435_456, {}, True)
     assert pipeline.state == State(None)
     assert pipeline.spark == Spark(None, "local[2]", {})
     assert pipeline.source == Source("cdc_source", ("shop.customer", "shop.order_.*"), (), None, (), (), "error")
@@ -263,10 +264,23 @@ def test_empty_sections_have_their_defaults() -> None:
             "delta.setTransactionRetentionDuration cannot be set: the copy would lose what it holds",
         ),
         (changed("sink.index_bytes", 1000), "sink.index_bytes is 1000"),
+        (changed("sink.partition_by", ["a"]), "sink.partition_by is ['a']. It must be a mapping of patterns"),
+        (changed("sink.partition_by", {"orders": ["a"]}), "sink.partition_by is 'orders'"),
+        (changed("sink.partition_by", {"a.b": "country"}), "sink.partition_by.a.b is 'country'. It must be a list"),
+        (changed("sink.partition_by", {"a.b": []}), "sink.partition_by.a.b is []"),
+        (
+            changed("sink.partition_by", {"a.b": [{"week": "at"}]}),
+            "such as {month: created_at}: year, month, day, hour",
+        ),
+        (changed("sink.partition_by", {"a.b": [{"day": "at", "hour": "at"}]}), "sink.partition_by.a.b is {"),
+        (changed("sink.partition_by", {"a.b": [7]}), "sink.partition_by.a.b is 7"),
         (changed("sink.adopt", 1), "sink.adopt is 1. It must be true or false"),
         (changed("sink.compaction", "no"), "sink.compaction is 'no'. It must be true or false"),
         (changed("sink.path", "s3://key:hunter2@lake"), "sink.path is not an address of an object store: what stands"),
         (changed("sink.path", "file:/data"), "sink.path: an address of a file has no host. Write it as file:///data"),
+        (changed("sink.path", "hdfs://hunter2/lake"), "sink.path: hdfs:// is not supported. Use the absolute path"),
+        (changed("sink.conn_id", "lake"), "sink.conn_id is set, and sink.path is a folder. Leave one of them out"),
+        (changed("sink.conn_id", "s3://k:hunter2@h"), "sink.conn_id is not the id of a connection"),
         (changed("sink.path", "lake"), "sink.path is 'lake'. It must be the absolute path"),
         (changed("sink.path", 5), "sink.path is 5"),
         (changed("sink.path", "/a\nb"), "sink.path is '/a\\nb'"),

@@ -48,7 +48,7 @@ _AWS_EXTRA = (
     "assume_role_method",
     "assume_role_kwargs",
 )
-_GCP_EXTRA = ("keyfile_dict", "key_path", "anonymous", "is_anonymous", "endpoint_url")
+_GCP_EXTRA = ("keyfile_dict", "key_path", "endpoint_url")
 _AZURE_EXTRA = (
     "account_name",
     "account_url",
@@ -294,6 +294,12 @@ def _role(what: str, extra: Mapping[str, Any]) -> _Pairs:
 
 
 def _gcp(what: str, conn: _Fields, extra: Mapping[str, Any]) -> StoreAccess:
+    for name in ("anonymous", "is_anonymous"):
+        if _flag(what, extra, name):
+            raise NotReadyError(
+                f"{what}: extra {name!r} is for reading only", "Give keyfile_dict or key_path: a sink writes"
+            )
+    extra = {name: value for name, value in extra.items() if name not in ("anonymous", "is_anonymous")}
     _known(what, extra, _GCP_EXTRA, _GCP_IGNORED)
     config: dict[str, Any] = {}
     client: dict[str, Any] = {}
@@ -301,10 +307,8 @@ def _gcp(what: str, conn: _Fields, extra: Mapping[str, Any]) -> StoreAccess:
         config["service_account_key"] = json.dumps(_table(what, "keyfile_dict", extra["keyfile_dict"]))
     if "key_path" in extra:
         config["service_account"] = str(extra["key_path"])
-    if _flag(what, extra, "anonymous") or _flag(what, extra, "is_anonymous"):
-        config["skip_signature"] = True
     if len(config) > 1:
-        raise NotReadyError(f"{what} says in several ways who asks", "Give one of keyfile_dict, key_path and anonymous")
+        raise NotReadyError(f"{what} says in several ways who asks", "Give one of keyfile_dict and key_path")
     if "endpoint_url" in extra:
         config["base_url"], client = _endpoint(what, extra["endpoint_url"])
     return StoreAccess(GCS, what, tuple(config.items()), tuple(client.items()))

@@ -22,6 +22,7 @@ _DECIDED = {
     "delta.checkpointInterval": "a checkpoint is written every 100 commits",
     "delta.setTransactionRetentionDuration": "the copy would lose what it holds: transactions must be kept",
 }
+_FEED = "delta.enableChangeDataFeed"
 _EVERY = ".*[.].*"
 
 
@@ -73,6 +74,11 @@ class TableProperties:
 def _check_name(name: str) -> None:
     if name in _DECIDED:
         raise NotReadyError(f"sink.table_properties: {name} cannot be set: {_DECIDED[name]}", "Leave it out")
+    if name == _FEED:
+        raise NotReadyError(
+            f"sink.table_properties: {name} is not supported yet",
+            "Leave it out: an update would be a delete and an insert in the feed",
+        )
     if (name.lower().startswith(_DELTA) and name not in _KNOWN) or name.lower().startswith(OWN):
         raise NotReadyError(
             f"sink.table_properties: {name} is not a property that this version understands",

@@ -16,6 +16,7 @@ from airflow_provider_cdc.sinks.registry import KINDS
 from airflow_provider_cdc.sinks.table_paths import DEFAULT, TablePaths
 
 _SINK_KINDS = ("delta", "iceberg", "jdbc", "kafka", "changelog")
+_UNITS = ("year", "month", "day", "hour")
 _MERGES = ("deletion_vectors", "copy_on_write")
 
 
@@ -31,6 +32,8 @@ class Sink:
     :param merge: how rows that are replaced or deleted go: ``deletion_vectors`` or ``copy_on_write``; or, for some
         tables, ``{"copy_on_write": [patterns]}``.
     :param index_bytes: what the index of a table's keys may take in memory.
+    :param partition_by: for patterns of tables, what they are partitioned by: columns, and parts of dates as
+        ``{"month": "created_at"}``; the first pattern that fits counts.
     :param table_path: where the folder of a table is below ``path``, with ``{database}`` and ``{table}`` for its names.
     :param lower_case: whether names are written in lower case there.
     :param table_properties: properties of the tables: ``{property: value}``, or ``{property: {value: [patterns]}}`` for
@@ -45,6 +48,7 @@ class Sink:
     deletes: str | Mapping[str, Sequence[str]] = field(default=HARD, hash=False)
     merge: str | Mapping[str, Sequence[str]] = field(default="deletion_vectors", hash=False)
     index_bytes: int = 268_435_456
+    partition_by: Mapping[str, Sequence[str | Mapping[str, str]]] = field(default_factory=dict, hash=False)
     compaction: bool = True
     conn_id: str | None = None
     table_path: str = DEFAULT.template
@@ -66,6 +70,7 @@ class Sink:
         TablePaths(self.table_path, self.lower_case)
         TableProperties.parse(self.table_properties)
         self._check_modes("merge", _MERGES)
+        self._check_partitions()
         check_whole("sink.index_bytes", self.index_bytes, 1 << 20)
         for name in ("compaction", "adopt"):
             if not isinstance(getattr(self, name), bool):
@@ -100,6 +105,18 @@ class Sink:
         """``table_path`` and ``lower_case``."""
         return TablePaths(self.table_path, self.lower_case)
 
+    def _check_partitions(self) -> None:
+        value: object = {} if self.partition_by is None else self.partition_by
+        if not isinstance(value, Mapping):
+            raise refused("sink.partition_by", value, "a mapping of patterns of tables to lists of columns")
+        found: dict[str, list[str | dict[str, str]]] = {}
+        for pattern in check_patterns("sink.partition_by", list(value)):
+            key, listed = f"sink.partition_by.{pattern}", value[pattern]
+            if not isinstance(listed, list | tuple) or not listed:
+                raise refused(key, listed, "a list such as [country, {month: created_at}]")
+            found[pattern] = [_part(key, part) for part in listed]
+        object.__setattr__(self, "partition_by", found)
+
     @property
     def settings(self) -> dict[str, Any]:
         """What the class of the sink takes beside path and pipeline, as far as it is not the default."""
@@ -116,4 +133,27 @@ class Sink:
             found["table_properties"] = TableProperties.parse(self.table_properties)
         if self.index_bytes != type(self).index_bytes:
             found["index_bytes"] = self.index_bytes
+        if self.partition_by:
+            found["partition_by"] = tuple(
+                (pattern, tuple((part, None) if isinstance(part, str) else _column_and_unit(part) for part in parts))
+                for pattern, parts in self.partition_by.items()
+            )
         return found
+
+
+def _part(key: str, part: object) -> str | dict[str, str]:
+    """What a table is partitioned by, if it is such."""
+    if isinstance(part, str) and part:
+        return part
+    if isinstance(part, Mapping) and len(part) == 1:
+        ((unit, column),) = part.items()
+        if unit in _UNITS and isinstance(column, str) and column:
+            return {unit: column}
+    raise refused(
+        key, part, f"a list of columns and parts of dates, such as {{month: created_at}}: {', '.join(_UNITS)}"
+    )
+
+
+def _column_and_unit(part: Mapping[str, str]) -> tuple[str, str]:
+    ((unit, column),) = part.items()
+    return column, unit

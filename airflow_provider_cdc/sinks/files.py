@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -17,10 +17,13 @@ from airflow_provider_cdc.sinks.storage import Storage
 #: Bytes in memory of a row group that is put together from small tables.
 _ROW_GROUP_BYTES = 32 << 20
 #: Bytes of changes that are put together to one.
-_CHANGES_BYTES = 16 << 20
+CHANGES_BYTES = 16 << 20
 _COMPRESSION = "zstd"
 #: Rows that tell whether the values of a column repeat.
 _SAMPLE_ROWS = 2048
+#: Columns that are not in a file, since all of its rows have one value there: as text, as the Delta log has it.
+Partition = Mapping[str, str | None]
+NO_PARTITION: Partition = {}
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,8 @@ class DataFile:
     :param high: largest key, likewise.
     :param oldest: smallest ``_cdc_seq``.
     :param newest: largest ``_cdc_seq``.
+    :param partition: values of the columns that are not in the file.
+    :param parts: the files that have the rows, if it stands for several; then there is none of its own path.
     """
 
     path: str
@@ -43,10 +48,22 @@ class DataFile:
     high: int | None = None
     oldest: int | None = None
     newest: int | None = None
+    partition: Partition = field(default_factory=dict, hash=False)
+    parts: tuple[DataFile, ...] = ()
+
+    def __post_init__(self) -> None:
+        parts = (DataFile(**part) if isinstance(part, Mapping) else part for part in self.parts)
+        object.__setattr__(self, "parts", tuple(parts))
+
+    @property
+    def files(self) -> tuple[DataFile, ...]:
+        """The files that have its rows."""
+        return self.parts or (self,)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON value; the keyword arguments of the class."""
-        return dict(self.__dict__)
+        found = {**self.__dict__, "parts": [part.to_json() for part in self.parts]}
+        return {name: value for name, value in found.items() if value or name not in ("partition", "parts")}
 
 
 def write_file(
@@ -57,6 +74,7 @@ def write_file(
     key: str | None,
     *,
     ordered_by: Collection[str] = (),
+    partition: Partition = NO_PARTITION,
 ) -> DataFile:
     """Write tables as one Parquet file.
 
@@ -67,10 +85,11 @@ def write_file(
     :param schema: schema of all tables.
     :param key: name of the single integer key column, for statistics.
     :param ordered_by: columns by which the rows are ordered.
+    :param partition: what all rows have in columns that the schema lacks.
     """
     spans = {name: _Span() for name in (key, SEQ) if name is not None and name in schema.names}
     rows = 0
-    groups = _row_groups(tables)
+    groups = gathered(tables)
     first = next(groups, None)
     if first is None:
         first = without_rows(schema)
@@ -85,7 +104,7 @@ def write_file(
                 del group
                 first = next(groups, None)
         size = file.tell()
-    return DataFile(name, size, rows, *_bounds(spans, key))
+    return DataFile(name, size, rows, *_bounds(spans, key), partition=partition)
 
 
 class _Span:
@@ -104,10 +123,10 @@ class _Span:
             self.high = high if self.high is None else max(high, self.high)
 
 
-def _bounds(spans: Mapping[str, _Span], key: str | None) -> tuple[int | None, ...]:
+def _bounds(spans: Mapping[str, _Span], key: str | None) -> tuple[int | None, int | None, int | None, int | None]:
     """What :class:`DataFile` says of a file's values."""
-    found = [spans.get(name or "", _Span()) for name in (key, SEQ)]
-    return tuple(bound for span in found for bound in (span.low, span.high))
+    keys, seqs = (spans.get(name or "", _Span()) for name in (key, SEQ))
+    return keys.low, keys.high, seqs.low, seqs.high
 
 
 def _encoding(sample: pa.Table, ordered_by: Collection[str]) -> dict[str, list[str]]:
@@ -128,7 +147,7 @@ def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_binary(kind))
 
 
-def _row_groups(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+def gathered(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
     """The tables, put together as far as they are small (without copying)."""
     held: list[pa.Table] = []
     size = 0
@@ -160,29 +179,54 @@ def _parquet_file(storage: Storage, opened: pa.NativeFile) -> pq.ParquetFile:
 
 
 def row_groups(
-    storage: Storage, name: str, schema: pa.Schema, columns: Sequence[str] | None = None
+    storage: Storage,
+    name: str,
+    schema: pa.Schema,
+    columns: Sequence[str] | None = None,
+    partition: Partition = NO_PARTITION,
 ) -> Iterator[pa.Table]:
     """Rows of a file, row group by row group.
 
     :param schema: schema of its rows.
     :param columns: only these columns.
+    :param partition: columns that are not in the file, as in :class:`DataFile`.
     """
     wanted = schema if columns is None else pa.schema([schema.field(c) for c in columns])
+    stored = pa.schema([f for f in wanted if f.name not in partition])
     with parquet(storage, name) as file:
         # Not read_row_group(columns=...): it takes a dot in a column's name for a path into a struct.
-        indices = [file.schema_arrow.get_field_index(c) for c in wanted.names] if columns is not None else None
+        every = columns is None and stored.names == wanted.names
+        indices = None if every else [file.schema_arrow.get_field_index(c) for c in stored.names]
         for number in range(file.metadata.num_row_groups):
-            found = file.reader.read_row_group(number, column_indices=indices)
-            yield found.select(wanted.names).cast(wanted)
+            found = file.reader.read_row_group(number, column_indices=indices).select(stored.names).cast(stored)
+            rows = file.metadata.row_group(number).num_rows
+            yield found if stored == wanted else _filled(found, rows, wanted, partition)
 
 
-def read_file(storage: Storage, name: str, schema: pa.Schema, columns: Sequence[str] | None = None) -> pa.Table:
+def _filled(found: pa.Table, rows: int, wanted: pa.Schema, partition: Partition) -> pa.Table:
+    """Rows with the columns that are not in their file."""
+    columns = [
+        pa.repeat(pa.scalar(partition[f.name], pa.string()), rows).cast(f.type)
+        if f.name in partition
+        else found[f.name]
+        for f in wanted
+    ]
+    return pa.table(columns, schema=wanted)
+
+
+def read_file(
+    storage: Storage,
+    name: str,
+    schema: pa.Schema,
+    columns: Sequence[str] | None = None,
+    partition: Partition = NO_PARTITION,
+) -> pa.Table:
     """Likewise, all rows at once."""
-    if columns is None:  # all row groups at the same time
+    if columns is None and not partition:  # all row groups at the same time
         with parquet(storage, name) as file:
             return file.read().select(schema.names).cast(schema)
-    wanted = pa.schema([schema.field(c) for c in columns])
-    return pa.concat_tables([without_rows(wanted), *row_groups(storage, name, schema, columns)])
+    wanted = schema if columns is None else pa.schema([schema.field(c) for c in columns])
+    return pa.concat_tables([without_rows(wanted), *row_groups(storage, name, schema, columns, partition)])
 
 
 def described(
@@ -222,7 +266,7 @@ class ChangeFile:
     def add(self, changes: pa.RecordBatch) -> None:
         """Write changes."""
         self._held.append(changes)
-        if sum(b.nbytes for b in self._held) >= _CHANGES_BYTES:
+        if sum(b.nbytes for b in self._held) >= CHANGES_BYTES:
             self._flush()
 
     def empty(self) -> None:
@@ -231,15 +275,19 @@ class ChangeFile:
         self._end()
         self._open()
 
-    def close(self) -> None:
-        """Write what is left, and the end of the file."""
-        self._flush()
-        self._end()
+    def close(self, about: Mapping[str, str] = {}) -> None:
+        """Write what is left, and the end of the file.
 
-    def _end(self) -> None:
+        :param about: goes into the file's metadata.
+        """
+        self._flush()
+        self._end(about)
+
+    def _end(self, about: Mapping[str, str] = {}) -> None:
         if self._writer is None:
             self._flush()
         assert self._writer is not None
+        self._writer.add_key_value_metadata(dict(about))
         self._writer.close()
         self._file.close()
 

@@ -366,7 +366,10 @@ class Sink(Protocol):
         """What it can do."""
 
     def table(self, table: TableSchema) -> SinkTable:
-        """The copy of a captured table, which need not exist yet."""
+        """The copy of a captured table, which need not exist yet. Nothing is looked at.
+
+        :raises NotReadyError: if a setting of the sink does not fit the table.
+        """
 
     def staging(self) -> Staging:
         """Where batches of the stream wait to be applied."""

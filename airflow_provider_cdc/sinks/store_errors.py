@@ -23,7 +23,6 @@ _REMEDIES: dict[str, str] = {
     "NoSuchBucket": "Create the bucket, or correct sink.path",
     "ContainerNotFound": "Create the container, or correct sink.path",
     "RequestTimeTooSkewed": "Set the clock of this host: requests are signed with the time",
-    "ExpiredToken": "The session token has expired: give keys that last, or a role",
     "InvalidAccessKeyId": _AMONG_ALL,
     "SignatureDoesNotMatch": f"{_AMONG_ALL}; and look at its clock and at what changes requests on the way",
     "InvalidToken": _AMONG_ALL,
@@ -45,13 +44,19 @@ _REMEDIES: dict[str, str] = {
 _WORDS = {
     "missing bucket": "Correct sink.path",
     "incorrectly configured region": _REGION,
-    "external aws credential provider": "See that role_arn is right, and that who asks may assume it",
     "invalidrootcertificate": "See that the file of the extra verify holds certificates in PEM",
     "unable to decode service account": "Correct keyfile_dict or key_path of sink.conn_id",
     "unable to open service account": "See that the file of key_path is on this host",
     "account must be specified": "Name the account: in sink.path, or in sink.conn_id",
     "missing secretaccesskey": _AMONG_ALL,
     "missing accesskeyid": _AMONG_ALL,
+}
+
+
+#: Of where keys come from.
+_SOURCES: dict[str, str] = {
+    "ExpiredToken": "The session token has expired: give a new one, keys that last, or a role",
+    "external aws credential provider": "See that role_arn is right, and that who asks may assume it",
     # Where the library looks last: it was told nothing.
     "169.254.169.254": _NOBODY,
     "metadata.google.internal": _NOBODY,
@@ -80,6 +85,10 @@ def error_of_store(error: BaseException, doing: str, secrets: Iterable[str]) -> 
     for secret in secrets:
         said = said.replace(secret, "***")
     message = f"{doing} failed: {said}"
+    # Where keys come from may be out of order for a while, as the store itself.
+    source = next((todo for words, todo in _SOURCES.items() if words in text.lower() or words == code), None)
+    if source is not None:
+        return StoreError(message, source)
     remedy = _REMEDIES.get(code) or _REMEDIES.get(status[:3])
     if remedy is None and not status:
         remedy = next((todo for words, todo in _WORDS.items() if words in text.lower()), None)

@@ -139,12 +139,13 @@ def test_google() -> None:
         assert json.loads(dict(found.config)["service_account_key"]) == key and "hunter2" not in repr(found)
         assert "hunter2" in Connection("c", "google_cloud_platform", extra=extra).secrets
     assert dict(said("google_cloud_platform", extra={"key_path": "/k.json"}).config) == {"service_account": "/k.json"}
-    assert dict(said("google_cloud_platform", extra={"is_anonymous": True}).config) == {"skip_signature": True}
+    with pytest.raises(NotReadyError, match="'is_anonymous' is for reading only"):
+        said("google_cloud_platform", extra={"is_anonymous": True})
     for wrong in ({"impersonation_chain": "hunter2"}, {"key_secret_name": "hunter2"}):
         with pytest.raises(NotReadyError, match="is not supported"):
             said("google_cloud_platform", extra=wrong)
     with pytest.raises(NotReadyError, match="several ways"):
-        said("google_cloud_platform", extra={"key_path": "/k", "anonymous": True})
+        said("google_cloud_platform", extra={"key_path": "/k", "keyfile_dict": key})
 
 
 def test_azure() -> None:

@@ -182,7 +182,8 @@ def world(
     yield World(cli, mysql_server, database, chance)
 
 
-@pytest.mark.parametrize("seed", [3, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(20, 30))])
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(20, 30))
 def test_everything_at_once(world: World, seed: int) -> None:
     chance = world.chance
     world.write()

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from importlib.resources import files
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from typing import Any
 import pyarrow as pa
 
 from airflow_provider_cdc.spark.java import ensure_java_home
+from tests.support import jvm
 from tests.support.packages import cache_folder, locked
 
 VERSION = "4.4.0"
@@ -46,6 +48,15 @@ _SETTINGS = {
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     "spark.databricks.delta.snapshotPartitions": "1",
     "spark.databricks.delta.retentionDurationCheck.enabled": "false",  # VACUUM ... RETAIN 0 HOURS
+}
+#: What queries of a few rows do without.
+_QUICK = {
+    "spark.master": "local[1]",
+    "spark.default.parallelism": "1",
+    "spark.sql.shuffle.partitions": "1",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "1",
 }
 _FETCH = "from pyspark.sql import SparkSession; SparkSession.builder.getOrCreate().stop()"
 
@@ -116,15 +127,15 @@ class SparkDelta:
 
 
 @contextlib.contextmanager
-def spark_delta(java: str = "") -> Iterator[SparkDelta]:
+def spark_delta(*, quick: bool = False) -> Iterator[SparkDelta]:
     """Start Spark with Delta Lake.
 
-    :param java: options of Java, as those of :func:`tests.support.jvm.options`.
+    :param quick: for many small queries; else as users have it.
     """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     folder = tempfile.mkdtemp(prefix="cdc-spark-delta-")
-    process = context.Process(target=_serve, args=(theirs, list(map(str, jars())), folder, java), daemon=True)
+    process = context.Process(target=_serve, args=(theirs, list(map(str, jars())), folder, quick), daemon=True)
     process.start()
     theirs.close()
     try:
@@ -147,7 +158,7 @@ def _environment() -> dict[str, str]:
     }
 
 
-def _serve(pipe: Connection, paths: list[str], folder: str, java: str) -> None:
+def _serve(pipe: Connection, paths: list[str], folder: str, quick: bool) -> None:
     """Answer statements until the other end is closed."""
     os.environ.update(_environment(), SPARK_LOCAL_DIRS=folder)
     os.environ.pop("PYSPARK_SUBMIT_ARGS", None)
@@ -155,8 +166,10 @@ def _serve(pipe: Connection, paths: list[str], folder: str, java: str) -> None:
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.config("spark.jars", ",".join(paths))
-    builder = builder.config("spark.driver.extraJavaOptions", f"-Djava.io.tmpdir={folder} {java}")
-    for name, value in _SETTINGS.items():
+    quiet = files("airflow_provider_cdc.spark").joinpath("log4j2.properties")
+    options = f"-Djava.io.tmpdir={folder} -Dlog4j2.configurationFile=file:{quiet} {jvm.options() if quick else ''}"
+    builder = builder.config("spark.driver.extraJavaOptions", options)
+    for name, value in {**_SETTINGS, **(_QUICK if quick else {})}.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     while True:

@@ -6,7 +6,7 @@ Its rows say nothing of where in the binlog they stand, so none of them is kept:
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from airflow_provider_cdc.sinks.delta.log import Log
@@ -15,11 +15,12 @@ from airflow_provider_cdc.sinks.delta.log import Log
 OWNED = "airflow-cdc pipeline "
 
 
-def differences(log: Log, wanted: str, nullable: Collection[str]) -> list[str]:
+def differences(log: Log, wanted: str, partitions: Sequence[str], nullable: Collection[str]) -> list[str]:
     """What stands in the way of taking a table over.
 
     :param log: the table as it stands.
     :param wanted: the schema that it shall have, as the log says it.
+    :param partitions: columns that it shall be partitioned by.
     :param nullable: names of the columns that may be NULL in the source.
     """
     found = []
@@ -39,6 +40,10 @@ def differences(log: Log, wanted: str, nullable: Collection[str]) -> list[str]:
             found.append(f"column {name} is {_type(there)}, and not {_type(column)}")
         elif not there["nullable"] and (name in nullable or name.startswith("_cdc_")):
             found.append(f"column {name} is NOT NULL, and may be NULL in the source")
+    if (parts := list(log.metadata.get("partitionColumns") or ())) != list(partitions):
+        found.append(
+            f"it is partitioned by {', '.join(parts) or 'nothing'}, and not by {', '.join(partitions) or 'nothing'}"
+        )
     found += [f"it has column {name}, which the source does not have" for name in has if name not in needed]
     return found
 
@@ -71,11 +76,12 @@ def _both(there: Mapping[str, Any], needed: Mapping[str, Any]) -> Mapping[str, A
     """A protocol that has what a table has and what it needs."""
     if "writerFeatures" not in needed:
         return there
-    readers = {*(there.get("readerFeatures") or ())} | {*needed["readerFeatures"]}
+    readers = {*(there.get("readerFeatures") or ())} | {*(needed.get("readerFeatures") or ())}
     writers = {*(there.get("writerFeatures") or ())} | {*needed["writerFeatures"]}
     if readers == {*(there.get("readerFeatures") or ())} and writers == {*(there.get("writerFeatures") or ())}:
         return there
-    return {**needed, "readerFeatures": sorted(readers), "writerFeatures": sorted(writers)}
+    least = {"minReaderVersion": 3, "readerFeatures": sorted(readers)} if readers else {}
+    return {**needed, **least, "writerFeatures": sorted(writers)}
 
 
 def _type(column: Mapping[str, Any]) -> str:

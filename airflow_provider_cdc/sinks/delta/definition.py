@@ -13,8 +13,10 @@ import pyarrow as pa
 from deltalake import Schema
 
 from airflow_provider_cdc.core.deletes import HARD
+from airflow_provider_cdc.exceptions import TerminalError
 from airflow_provider_cdc.sinks.delta.features import ENABLED
 from airflow_provider_cdc.sinks.delta.log import Log
+from airflow_provider_cdc.sinks.delta.partitions import Part, Partitioning
 
 #: Property of a table whose deleted rows stay: which of the two ways.
 DELETES = "airflow-cdc.deletes"
@@ -38,6 +40,7 @@ class Options:
     :param columns: metadata of columns.
     :param adopt: whether a table that something else has made is taken over.
     :param nullable: names of the columns that may be NULL in the source.
+    :param partitioned_by: columns, and parts of dates.
     """
 
     vectors: bool = True
@@ -47,6 +50,7 @@ class Options:
     columns: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     adopt: bool = False
     nullable: frozenset[str] = frozenset()
+    partitioned_by: tuple[Part, ...] = ()
 
 
 #: The defaults.
@@ -66,7 +70,8 @@ def metadata_of(schema: pa.Schema, options: Options, configuration: Mapping[str,
     :param configuration: its properties.
     :param owner: what its description says.
     """
-    fields = json.loads(Schema.from_arrow(schema).to_json())
+    partitioning = Partitioning(schema, options.partitioned_by)
+    fields = json.loads(Schema.from_arrow(partitioning.declared).to_json())
     for column in fields["fields"]:
         column["metadata"] = {**column["metadata"], **options.columns.get(column["name"], {})}
     return {
@@ -74,7 +79,7 @@ def metadata_of(schema: pa.Schema, options: Options, configuration: Mapping[str,
         "description": owner,
         "format": {"provider": "parquet", "options": {}},
         "schemaString": json.dumps(fields),
-        "partitionColumns": [],
+        "partitionColumns": partitioning.names,
         "configuration": dict(configuration),
         "createdTime": int(time.time() * 1000),
     }
@@ -86,6 +91,30 @@ def configured(log: Log, options: Options) -> Mapping[str, Any]:
     return log.metadata if wanted == log.configuration else {**log.metadata, "configuration": wanted}
 
 
+def check_same(log: Log, known: Mapping[str, Any] | None, schema: pa.Schema) -> None:
+    """Refuse a table that somebody has given other columns, or replaced by another one.
+
+    :param known: its metadata as it was before, if that is known.
+    :param schema: of the rows that are written to it.
+    :raises TerminalError: saying so.
+    """
+    remedy = "Something else did that, and what it has written would be lost: use a fresh sink.path"
+    if known is not None and log.metadata.get("id") != known.get("id"):
+        raise TerminalError(f"the {log.name} was replaced by another one", remedy)
+    if _kinds(log.metadata["schemaString"]) != _kinds(Schema.from_arrow(schema).to_json()):
+        raise TerminalError(f"the {log.name} has other columns than its source table", remedy)
+
+
+def _kinds(schema: str) -> list[tuple[str, str]]:
+    """Names and types of columns; of a nested type only what it is."""
+    return [(c["name"], c["type"] if isinstance(c["type"], str) else c["type"]["type"]) for c in _fields(schema)]
+
+
+def _fields(schema: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(schema)["fields"]
+    return found
+
+
 def column_names(metadata: Mapping[str, Any]) -> list[str]:
     """Names of a table's columns, in their order."""
-    return [column["name"] for column in json.loads(metadata["schemaString"])["fields"]]
+    return [column["name"] for column in _fields(metadata["schemaString"])]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,12 +15,14 @@ from pyroaring import BitMap
 
 from airflow_provider_cdc.sinks.delta.key_index import Facts
 from airflow_provider_cdc.sinks.delta.log import LiveFile, Log, added
+from airflow_provider_cdc.sinks.delta.partitions import Partitioning, takes_vectors
 from airflow_provider_cdc.sinks.delta.vectors import write_vectors
-from airflow_provider_cdc.sinks.files import DataFile, parquet, portions, row_groups, write_file
+from airflow_provider_cdc.sinks.files import DataFile, Partition, parquet, portions, row_groups, write_file
 from airflow_provider_cdc.sinks.storage import Storage
 
 #: Folder of the snapshot's slices, and of changes as tasks have written them, in that of the table.
 SLICES, CHANGES = "snapshot", "changes"
+_PART = re.compile(r"(?:[^/]+=[^/]*/)*part-")
 #: By copies, a live file below the one size is written anew together with new rows, so that small files do not pile up;
 #: none is written above the other size, so that no file grows without end.
 SMALL_FILE, LARGE_FILE = 4 << 20, 64 << 20
@@ -40,6 +43,18 @@ class Edit:
     new: list[tuple[DataFile, BitMap]] = field(default_factory=list)
     facts: dict[str, Facts] = field(default_factory=dict)
 
+    def without_vectors(self) -> Edit | None:
+        """What it does to files that must not have vectors (:func:`~.partitions.takes_vectors`); ``None`` for nothing.
+
+        That is taken out of it.
+        """
+        dead = {path: self.dead.pop(path) for path in list(self.dead) if not takes_vectors(path)}
+        new = [(file, rows) for file, rows in self.new if rows and not takes_vectors(file.path)]
+        if not dead and not new:
+            return None
+        self.new = [(file, rows) for file, rows in self.new if not rows or takes_vectors(file.path)]
+        return Edit(dead=dead, new=new)
+
 
 @dataclass
 class Written:
@@ -57,15 +72,14 @@ class Written:
     vectors: dict[str, BitMap] = field(default_factory=dict)
 
 
-def by_vectors(log: Log, edit: Edit, key: str | None) -> Written:
+def by_vectors(log: Log, edit: Edit, key: str | None, partitioning: Partitioning) -> Written:
     """Nothing is written again: rows that die become bits.
 
     :param key: name of the single integer key column, for statistics.
     """
-    found, counts = (
-        Written(actions=[log.files[path].removed(change=True) for path in sorted(edit.gone)]),
-        dict[str, int](),
-    )
+    copies, counts = edit.without_vectors(), dict[str, int]()
+    found = Written() if copies is None else by_copies(log, copies, key, partitioning)
+    found.actions += [log.files[path].removed(change=True) for path in sorted(edit.gone)]
     for path, rows in edit.dead.items():
         file = log.files[path]
         total = log.dead(file) | rows
@@ -86,32 +100,58 @@ def by_vectors(log: Log, edit: Edit, key: str | None) -> Written:
     return found
 
 
-def by_copies(log: Log, edit: Edit, key: str | None, schema: pa.Schema) -> Written:
-    """Files that lose rows are written anew without them.
+def by_copies(log: Log, edit: Edit, key: str | None, partitioning: Partitioning) -> Written:
+    """Files that lose rows are written anew without them, partition by partition.
 
-    :param schema: of the table's rows.
+    :param key: as for :func:`by_vectors`.
     """
-    found = Written()
-    hit = [(log.files[path], log.dead(log.files[path]) | rows) for path, rows in edit.dead.items()]
-    new = [(file, rows) for file, rows in edit.new if not file.path.startswith(f"{SLICES}/")]
-    if any(len(rows) < file.rows for file, rows in new) and not any(f.size < SMALL_FILE for f, _ in hit):
-        touched = {f.path for f, _ in hit} | edit.gone
-        small = next((f for f in log.files.values() if f.size < SMALL_FILE and f.path not in touched), None)
-        if small is not None:
-            hit.append((small, log.dead(small)))
+    found = Written(actions=[log.files[path].removed(change=True) for path in sorted(edit.gone)])
+    slices = [file for file, rows in edit.new if file.path.startswith(f"{SLICES}/") and not rows]
+    found.actions += [added(file, key, None) for file in slices if file.rows]
+    parts: dict[Any, tuple[list[tuple[LiveFile, BitMap]], list[tuple[DataFile, BitMap]]]] = {}
+    for path, rows in edit.dead.items():
+        file = log.files[path]
+        parts.setdefault(partition_of(file), ([], []))[0].append((file, log.dead(file) | rows))
+    for made, rows in edit.new:
+        if not made.path.startswith(f"{SLICES}/"):
+            parts.setdefault(partition_of(made), ([], []))[1].append((made, rows))
+    touched = edit.dead.keys() | edit.gone
+    small = {partition_of(f): f for f in log.files.values() if f.size < SMALL_FILE and f.path not in touched}
+    for partition, (hit, new) in parts.items():
+        if any(len(rows) < file.rows for file, rows in new) and not any(f.size < SMALL_FILE for f, _ in hit):
+            hit += [(f, log.dead(f)) for f in [small.get(partition)] if f is not None]
+        _written_anew(found, log.storage, hit, new, key, partitioning)
+    return found
+
+
+def _written_anew(
+    found: Written,
+    storage: Storage,
+    hit: Sequence[tuple[LiveFile, BitMap]],
+    new: Sequence[tuple[DataFile, BitMap]],
+    key: str | None,
+    partitioning: Partitioning,
+) -> None:
+    """Files of one partition, each with its dead rows.
+
+    :param found: gets what is to be committed.
+    :param hit: files of the table.
+    :param new: files that are added.
+    """
     together = [(f.path, rows) for f, rows in hit if f.size < SMALL_FILE] + [(f.path, rows) for f, rows in new]
     apart = [[(f.path, rows)] for f, rows in hit if f.size >= SMALL_FILE]
-    found.actions = [log.files[path].removed(change=True) for path in sorted(edit.gone)]
     found.actions += [file.removed(change=True) for file, _ in hit]
+    kept: list[DataFile] = []
     if len(together) == 1 and new and not new[0][1]:  # as it is
         together, kept = [], [new[0][0]]
     else:
-        kept, found.spare = [], [file.path for file, _ in new]
-    written = [file for sources in (*apart, together) for file in copied(log.storage, schema, sources, key)]
-    found.files = [file.path for file in written]
-    slices = [file for file, rows in edit.new if file.path.startswith(f"{SLICES}/") and not rows]
-    found.actions += [added(file, key, None) for file in (*slices, *kept, *written) if file.rows]
-    return found
+        found.spare += [file.path for file, _ in new]
+    partition = (hit[0][0] if hit else new[0][0]).partition
+    written = [
+        file for sources in (*apart, together) for file in copied(storage, partitioning, partition, sources, key)
+    ]
+    found.files += [file.path for file in written]
+    found.actions += [added(file, key, None) for file in (*kept, *written) if file.rows]
 
 
 def rows_of(storage: Storage, file: LiveFile) -> int:
@@ -140,19 +180,49 @@ def alive(groups: Iterable[pa.Table], dead: BitMap) -> Iterator[pa.Table]:
 
 
 def copied(
-    storage: Storage, schema: pa.Schema, sources: Sequence[tuple[str, BitMap]], key: str | None
+    storage: Storage,
+    partitioning: Partitioning,
+    partition: Partition,
+    sources: Sequence[tuple[str, BitMap]],
+    key: str | None,
 ) -> list[DataFile]:
-    """Write the living rows of files into new ones, of which none is too large.
+    """Write the living rows of files of one partition into new ones, of which none is too large.
 
     :param sources: paths, and their dead rows.
     """
+    schema = partitioning.stored
     rows = chain.from_iterable(alive(row_groups(storage, path, schema), dead) for path, dead in sources)
-    return [write_part(storage, schema, part, key) for part in portions(rows, LARGE_FILE)]
+    return [
+        write_file(
+            storage,
+            partitioning.path("", partition, f"{new_part()}.parquet"),
+            schema,
+            part,
+            key,
+            partition=partition,
+        )
+        for part in portions(rows, LARGE_FILE)
+    ]
 
 
 def write_part(storage: Storage, schema: pa.Schema, rows: Iterable[pa.Table], key: str | None) -> DataFile:
-    """Write rows as a file of the table."""
-    return write_file(storage, f"part-{uuid.uuid4().hex}.parquet", schema, rows, key)
+    """Write rows as a file of a table without partitions."""
+    return write_file(storage, f"{new_part()}.parquet", schema, rows, key)
+
+
+def new_part() -> str:
+    """Beginning of the name of a new file of the table."""
+    return f"part-{uuid.uuid4().hex}"
+
+
+def is_part(path: str) -> bool:
+    """Whether a file has such a name, in the folder of a partition or in that of the table."""
+    return _PART.match(path) is not None
+
+
+def partition_of(file: DataFile | LiveFile) -> frozenset[tuple[str, str | None]]:
+    """The partition of a file, to be compared."""
+    return frozenset(file.partition.items())
 
 
 def vectors_of(actions: Iterable[Mapping[str, Any]]) -> Iterator[LiveFile]:

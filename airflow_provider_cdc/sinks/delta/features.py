@@ -14,6 +14,9 @@ VECTORS = "deletionVectors"
 #: Property of a table whose rows may die by them.
 ENABLED = "delta.enableDeletionVectors"
 _NTZ = "timestampNtz"
+_GENERATED = "generatedColumns"
+#: What says of a column how its values follow from others: readers that know it need no condition on it.
+EXPRESSION = "delta.generationExpression"
 _READER, _WRITER = 3, 7
 #: Features that change nothing of what is written here.
 _HARMLESS = {"appendOnly", "invariants", "v2Checkpoint", "vacuumProtocolCheck", "domainMetadata", "clustering"}
@@ -29,11 +32,9 @@ _BY_PROPERTY = {
     "typeWidening": "delta.enableTypeWidening",
     "typeWidening-preview": "delta.enableTypeWidening",
 }
-#: Markers that were written longer ago are left out of checkpoints: among them those that say what was published.
-_FORGETFUL = "setTransactionRetentionDuration"
 #: Features that count only where a column uses them.
 _BY_COLUMN = {
-    "generatedColumns": "delta.generationExpression",
+    _GENERATED: EXPRESSION,
     "identityColumns": "delta.identity",
     "allowColumnDefaults": "CURRENT_DEFAULT",
 }
@@ -42,18 +43,20 @@ _BY_COLUMN = {
 def protocol_for(schema: pa.Schema, *, vectors: bool) -> dict[str, Any]:
     """The protocol that a new table needs.
 
-    :param schema: of its rows.
+    :param schema: of the table.
     :param vectors: whether rows die by deletion vectors.
     """
+    generated = any(EXPRESSION.encode() in (f.metadata or {}) for f in schema)
     zoneless = any(pa.types.is_timestamp(f.type) and f.type.tz is None for f in schema)
     features = [name for name, used in ((VECTORS, vectors), (_NTZ, zoneless)) if used]
-    if not features:
+    writers = [*features, "appendOnly", "invariants", *([_GENERATED] if generated else [])]
+    if not features and not generated:
         return {"minReaderVersion": 1, "minWriterVersion": 2}
     return {
-        "minReaderVersion": _READER,
+        "minReaderVersion": _READER if features else 1,
         "minWriterVersion": _WRITER,
-        "readerFeatures": features,
-        "writerFeatures": [*features, "appendOnly", "invariants"],
+        **({"readerFeatures": features} if features else {}),
+        "writerFeatures": writers,
     }
 
 
@@ -100,22 +103,19 @@ def check_protocol(name: str, protocol: Mapping[str, Any], metadata: Mapping[str
     strange |= {f for f, key in _BY_PROPERTY.items() if str(configuration.get(key, "")).lower() == "true"}
     if str(configuration.get("delta.columnMapping.mode", "none")) != "none":
         strange.add("columnMapping")
-    if f"delta.{_FORGETFUL}" in configuration:
-        strange.add(_FORGETFUL)
     if any(key.startswith("delta.constraints.") for key in configuration):
         strange.add("checkConstraints")
-    if "delta.setTransactionRetentionDuration" in configuration:  # markers would go with the next checkpoint
-        strange.add("delta.setTransactionRetentionDuration")
     if configuration.get("delta.appendOnly", "").lower() == "true":
         strange.add("appendOnly")
     if int(protocol.get("minReaderVersion") or 1) > _READER or int(protocol.get("minWriterVersion") or 1) > _WRITER:
         strange.add(f"protocol {protocol.get('minReaderVersion')}, {protocol.get('minWriterVersion')}")
     fields = json.loads(metadata.get("schemaString") or '{"fields":[]}')["fields"]
-    strange |= {f for f, key in _BY_COLUMN.items() for c in fields if any(m.startswith(key) for m in c["metadata"])}
+    parts = metadata.get("partitionColumns") or ()  # this project has generated those
+    for column in fields:
+        found = {f for f, key in _BY_COLUMN.items() if any(m.startswith(key) for m in column["metadata"])}
+        strange |= found - ({_GENERATED} if column["name"] in parts else set())
     if any("delta.invariants" in c["metadata"] for c in fields):
         strange.add("invariants")
-    if metadata.get("partitionColumns"):
-        strange.add("partition columns")
     if strange:
         raise TerminalError(
             f"the {name} uses {', '.join(sorted(strange))}",

@@ -32,12 +32,14 @@ FOLDER = "_delta_log"
 _CHECKPOINT = re.compile(rf"{FOLDER}/(\d{{20}})\.checkpoint(?:\.(\d{{10}})\.(\d{{10}}))?\.parquet")
 _COMMIT = re.compile(rf"{FOLDER}/(\d{{20}})\.json")
 #: Data files that this project has written: the statistics of others are not exact where numbers are large.
-_OWN = re.compile(r"(snapshot|changes)/.*|part-[0-9a-f]{32}\.parquet")
+_OWN = re.compile(r"(snapshot|changes)/.*|([^/]+=[^/]*/)*part-[0-9a-f]{32}(-\d+)?\.parquet")
 _EXACT = 1 << 53
 #: Seconds for which a version is taken for the newest one until a commit shows that it is not.
 NEWEST = 60
 #: Seconds for which it is known what was removed: what is gone for longer was deleted, or is nobody's.
-_REMEMBER = 7 * 86400
+_REMEMBER = 86400
+#: Commits after which the rest is forgotten: a stream runs for months.
+_FORGET_EVERY = 1000
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,11 @@ class LiveFile:
     def stats(self) -> Mapping[str, Any]:
         """Its statistics; none of them need be there."""
         return json.loads(self.action.get("stats") or "{}") or {}
+
+    @cached_property
+    def partition(self) -> Mapping[str, str | None]:
+        """Values of the columns that are not in the file, as text: an empty one is NULL."""
+        return {name: value or None for name, value in (self.action.get("partitionValues") or {}).items()}
 
     @cached_property
     def vector(self) -> Vector | None:
@@ -128,7 +135,7 @@ def added(file: DataFile, key: str | None, vector: Vector | None, *, change: boo
         stats["tightBounds"] = False
     found = {
         "path": quote(file.path, safe="/="),
-        "partitionValues": {},
+        "partitionValues": dict(file.partition),
         "size": file.size,
         "modificationTime": _now(),
         "dataChange": change,
@@ -195,7 +202,11 @@ class Log:
             self._follow()
         if self.version < 0:
             raise TerminalError(f"the {self.name} is missing", "Start with a fresh sink.path, or restore it")
-        check_protocol(self.name, self.protocol, self.metadata)
+        try:
+            check_protocol(self.name, self.protocol, self.metadata)
+        except TerminalError:
+            self._forget()  # nothing is to be committed on it, whoever tries
+            raise
 
     def dead(self, file: LiveFile) -> BitMap:
         """The dead rows of a file; not to be changed."""
@@ -248,6 +259,9 @@ class Log:
             self._replay(lines, own=True)
             self.version += 1
             self._read_at = time.time()
+            if self.version % _FORGET_EVERY == 0:
+                since = _now() - _REMEMBER * 1000
+                self.removed = {name: at for name, at in self.removed.items() if at > since}
         return stands
 
     # ------------------------------------------------------------ reading

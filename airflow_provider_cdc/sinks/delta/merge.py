@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -22,9 +22,10 @@ from airflow_provider_cdc.core.multiset import MissingRowsError, first
 from airflow_provider_cdc.core.schema import DELETED, META_COLUMNS, OP, SEQ
 from airflow_provider_cdc.exceptions import TransientError
 from airflow_provider_cdc.sinks.delta.deleted import buried, marked
-from airflow_provider_cdc.sinks.delta.edit import LARGE_FILE, SLICES, Edit, alive, rows_of, write_part
+from airflow_provider_cdc.sinks.delta.edit import LARGE_FILE, SLICES, Edit, alive, new_part, rows_of, write_part
 from airflow_provider_cdc.sinks.delta.key_index import Facts, Found, KeyIndex
 from airflow_provider_cdc.sinks.delta.log import LiveFile, Log
+from airflow_provider_cdc.sinks.delta.partitions import PartitionedFiles, Partitioning
 from airflow_provider_cdc.sinks.delta.words import Worder, Words
 from airflow_provider_cdc.sinks.files import DataFile, portions, read_file, row_groups, without_rows
 from airflow_provider_cdc.sinks.protocol import Change, Counted, Emptied, Published, Replaced, Upserted
@@ -41,14 +42,19 @@ _READERS = 4
 class Keys:
     """What tells the rows of a table apart.
 
-    :param schema: schema of its rows.
+    :param partitioning: how it is partitioned.
     :param names: the key columns; none if rows are told by all their values.
     :param stat: the key column if it is a single integer, which file statistics are kept for.
     """
 
-    schema: pa.Schema
+    partitioning: Partitioning
     names: Sequence[str] = ()
     stat: str | None = None
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Schema of its rows."""
+        return self.partitioning.schema
 
     @property
     def told_by(self) -> list[str]:
@@ -64,7 +70,15 @@ def placed(changes: pa.Table, files: Sequence[DataFile]) -> pa.Table:
     number = np.repeat(np.arange(len(files)), [file.rows for file in files])
     row = np.concatenate([np.arange(file.rows) for file in files]) if files else np.empty(0, np.int64)
     found = changes.append_column(FILE, pa.array(number, pa.int64())).append_column(ROW, pa.array(row, pa.int64()))
-    return found.replace_schema_metadata({_FILES: json.dumps([file.to_json() for file in files])})
+    return in_files(found, files)
+
+
+def in_files(changes: pa.Table, files: Sequence[DataFile]) -> pa.Table:
+    """Changes with the number of the file and the row of each.
+
+    :param files: which these are the numbers of.
+    """
+    return changes.replace_schema_metadata({_FILES: json.dumps([file.to_json() for file in files])})
 
 
 class Merge:
@@ -126,16 +140,28 @@ class Merge:
         files = [DataFile(**value) for value in json.loads(changes.schema.metadata[_FILES])]
         number, row = changes[FILE].to_numpy(), changes[ROW].to_numpy()
         newest = int(pc.max(changes[SEQ]).as_py() or 0)
-        for n, file in enumerate(files):
-            mine = np.flatnonzero(current & (number == n))
+        living = np.flatnonzero(current)
+        for file, part in zip(files, by_number(number[living], len(files)), strict=True):
+            mine = living[part]
             dead = BitMap(range(file.rows)) - BitMap(row[mine].astype(np.uint32))
             edit.new.append((file, dead))
             edit.facts[file.path] = Facts(words.take(mine), newest, row[mine].astype(np.uint32))
 
     def _written(self, edit: Edit, rows: pa.Table, words: Words) -> None:
-        file = write_part(self._storage, self._keys.schema, [rows.select(self._keys.schema.names)], self._keys.stat)
-        edit.new.append((file, BitMap()))
-        edit.facts[file.path] = Facts(words, file.newest or 0)
+        made, number = self._new([rows.select(self._keys.schema.names)])
+        for file, mine in zip(made, by_number(number, len(made)), strict=True):
+            edit.new.append((file, BitMap()))
+            edit.facts[file.path] = Facts(words.take(mine), file.newest or 0)
+
+    def _new(self, tables: Iterable[pa.Table]) -> tuple[list[DataFile], Any]:
+        """Write rows into files of their partitions; and the number of the file of each."""
+        keys = self._keys
+        if not keys.partitioning:
+            file = write_part(self._storage, keys.schema, tables, keys.stat)
+            return [file], np.zeros(file.rows, np.int64)
+        files = PartitionedFiles(self._storage, "", new_part(), keys.partitioning, keys.stat)
+        number = [files.add(rows)[0] for rows in tables]
+        return files.close(), np.concatenate(number)
 
     def _counted(self, change: Counted) -> Edit:
         net = change.net
@@ -193,7 +219,7 @@ class Merge:
             if home:
                 edit.gone.add(file.path)
                 continue
-            keys = read_file(self._storage, file.path, self._keys.schema, self._keys.names or [SEQ])
+            keys = self._rows(file, self._keys.names or [SEQ])
             leaves = np.flatnonzero(change.owned(keys).to_numpy(zero_copy_only=False))
             rows = BitMap(leaves.astype(np.uint32)) - self._log.dead(file)
             if rows:
@@ -226,11 +252,11 @@ class Merge:
         """
         edit, gone = Edit(new=self._published(change.slices)), dict[str, BitMap]()
         names, index = self._keys.names, KeyIndex(1 << 62)
-        for read in change.slices:
-            parts = row_groups(self._storage, read.path, self._keys.schema, names)
+        for read in (file for part in change.slices for file in part.files):
+            parts = row_groups(self._storage, read.path, self._keys.schema, names, read.partition)
             index.add(read.path, Facts.of([self._worder(rows) for rows in parts], 0))
         for file, home in self._concerned(change):
-            keys = read_file(self._storage, file.path, self._keys.schema, names)
+            keys = self._rows(file, names)
             mine = np.ones(keys.num_rows, bool) if home else change.owned(keys).to_numpy(zero_copy_only=False).copy()
             mine[self._log.dead(file).to_array()] = False
             rows = np.flatnonzero(mine)
@@ -254,25 +280,27 @@ class Merge:
         def marked() -> Iterator[pa.Table]:
             for path, which in rows.items():
                 start, wanted = 0, np.asarray(which.to_array(), np.int64)
-                for group in row_groups(self._storage, path, self._keys.schema):
+                partition = self._log.files[path].partition
+                for group in row_groups(self._storage, path, self._keys.schema, partition=partition):
                     low, high = np.searchsorted(wanted, [start, start + group.num_rows])
                     yield buried(group.take(pa.array(wanted[low:high] - start)), at, seq)
                     start += group.num_rows
 
         for part in portions(marked(), LARGE_FILE):
-            edit.new.append((write_part(self._storage, self._keys.schema, part, self._keys.stat), BitMap()))
+            edit.new += [(file, BitMap()) for file in self._new(part)[0]]
         for path, which in rows.items():
             edit.dead[path] = edit.dead.get(path, BitMap()) | which
 
     def _published(self, slices: Sequence[DataFile]) -> list[tuple[DataFile, BitMap]]:
         """Slices as files of the table. Others may have deleted them while they waited: no version lists them yet."""
-        for file in slices:
+        files = [file for part in slices for file in part.files]
+        for file in files:
             if self._storage.size(file.path) != file.size:
                 raise TransientError(
                     f"the file {self._storage.location(file.path)} is not there any more, or not whole",
                     "Run again: it is read once more. A VACUUM must not run while a snapshot does",
                 )
-        return [(file, BitMap()) for file in slices if file.rows]
+        return [(file, BitMap()) for file in files if file.rows]
 
     # ------------------------------------------------------------ looking up
 
@@ -296,7 +324,7 @@ class Merge:
         columns = names if bounds else [*names, SEQ]
         # Portions: values of a table without a key may be many times what is kept of them.
         parts, newest = [], bounds[1] if bounds else 0
-        for rows in row_groups(self._storage, file.path, self._keys.schema, columns):
+        for rows in row_groups(self._storage, file.path, self._keys.schema, columns, file.partition):
             parts.append(self._worder(rows))
             if bounds is None and rows.num_rows:
                 newest = max(newest, int(pc.max(rows[SEQ]).as_py()))
@@ -317,7 +345,20 @@ class Merge:
                 yield file, asked, rows
 
     def _column(self, file: LiveFile, name: str) -> Any:
-        return read_file(self._storage, file.path, self._keys.schema, [name])[name].to_numpy()
+        return self._rows(file, [name])[name].to_numpy()
+
+    def _rows(self, file: LiveFile, columns: Sequence[str]) -> pa.Table:
+        return read_file(self._storage, file.path, self._keys.schema, columns, file.partition)
+
+
+def by_number(number: Any, count: int) -> list[Any]:
+    """Indices of the rows that have each number, in their order.
+
+    :param number: array of numbers below ``count``.
+    """
+    order = np.argsort(number, kind="stable")
+    found: list[Any] = np.split(order, np.searchsorted(number[order], np.arange(1, count))) if count else []
+    return found
 
 
 def living_rows(log: Log, schema: pa.Schema, names: Collection[str] | None = None) -> pa.Table:
@@ -326,7 +367,7 @@ def living_rows(log: Log, schema: pa.Schema, names: Collection[str] | None = Non
     :param names: only these files.
     """
     parts = [
-        next(alive([read_file(log.storage, f.path, schema)], log.dead(f)))
+        next(alive([read_file(log.storage, f.path, schema, partition=f.partition)], log.dead(f)))
         for f in log.files.values()
         if names is None or f.path in names
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from airflow_provider_cdc.core.deletes import ALL_HARD, SOFT, Deletes
@@ -12,6 +12,7 @@ from airflow_provider_cdc.core.store_access import StoreAccess
 from airflow_provider_cdc.core.table_properties import NONE, OWN, TableProperties
 from airflow_provider_cdc.sinks.delta.definition import Options
 from airflow_provider_cdc.sinks.delta.deleted import with_mark
+from airflow_provider_cdc.sinks.delta.partitions import Part, Partitioning
 from airflow_provider_cdc.sinks.delta.resume_point import DeltaResumePoint
 from airflow_provider_cdc.sinks.delta.staging import DeltaStaging
 from airflow_provider_cdc.sinks.delta.table import DeltaTarget
@@ -35,6 +36,7 @@ class DeltaSink:
     :param table_path: where tables lie.
     :param table_properties: what the configuration of tables has besides.
     :param adopt: whether tables that something else has made are taken over.
+    :param partition_by: for patterns of tables, the columns and units of what they are partitioned by.
     """
 
     path: str
@@ -46,26 +48,44 @@ class DeltaSink:
     table_path: TablePaths = DEFAULT
     table_properties: TableProperties = NONE
     adopt: bool = False
+    partition_by: tuple[tuple[str, tuple[tuple[str, str | None], ...]], ...] = ()
     supports: ClassVar[frozenset[Feature]] = frozenset(Feature)
 
     def table(self, table: TableSchema) -> DeltaTarget:
-        """Delta table of a captured table."""
+        """Delta table of a captured table.
+
+        :raises NotReadyError: if it cannot be partitioned as the settings say.
+        """
         deletes, vectors = self.deletes.of(table), not matches(self.copies, table.database, table.name)
+        partitioning = self._partitioning(table)
         properties = {**self.table_properties.of(*table.id), f"{OWN}source": table.label}
         nullable = frozenset(c.name for c in table.copied if c.nullable or c.name in table.may_be_null)
         options = Options(
-            vectors, self.index_bytes, deletes, properties, _columns(table), adopt=self.adopt, nullable=nullable
+            vectors,
+            self.index_bytes,
+            deletes,
+            properties,
+            _columns(table),
+            adopt=self.adopt,
+            nullable=nullable,
+            partitioned_by=partitioning.parts,
         )
-        schema = with_mark(table.sink_schema) if deletes == SOFT else table.sink_schema
-        return DeltaTarget(self._folder(table), schema, table.key, table.integer_key, options)
+        return DeltaTarget(self._folder(table), partitioning.schema, table.key, table.integer_key, options)
 
     def staging(self) -> DeltaStaging:
         """Beside the rows of the tables, and a folder for what does not become part of them."""
-        return DeltaStaging(self._folder, FileStaging(self._storage, self._layout.staging), self.deletes)
+        aside = FileStaging(self._storage, self._layout.staging)
+        return DeltaStaging(self._folder, aside, self.deletes, self._partitioning)
 
     def resume_point(self) -> DeltaResumePoint:
         """The table ``_cdc_progress``."""
         return DeltaResumePoint(self._storage.within(self._layout.progress), self.pipeline)
+
+    def _partitioning(self, table: TableSchema) -> Partitioning:
+        """The first pattern that fits counts."""
+        found = (parts for pattern, parts in self.partition_by if matches([pattern], table.database, table.name))
+        made = Partitioning.of(table, [Part(*part) for part in next(found, ())])
+        return replace(made, schema=with_mark(made.schema)) if self.deletes.of(table) == SOFT else made
 
     def _folder(self, table: TableSchema) -> Storage:
         return self._storage.within(self._layout.table(table))

@@ -6,9 +6,13 @@ becomes part of the table.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from airflow_provider_cdc.core.changes import upserts
 from airflow_provider_cdc.core.deletes import ALL_HARD, IGNORE, SOFT, Deletes
@@ -16,10 +20,23 @@ from airflow_provider_cdc.core.schema import META_COLUMNS, TableSchema
 from airflow_provider_cdc.sinks.delta.deleted import marked, with_mark
 from airflow_provider_cdc.sinks.delta.edit import CHANGES
 from airflow_provider_cdc.sinks.delta.log import Log
-from airflow_provider_cdc.sinks.delta.merge import placed
-from airflow_provider_cdc.sinks.files import ChangeFile, described, read_file
+from airflow_provider_cdc.sinks.delta.merge import FILE, ROW, in_files, placed
+from airflow_provider_cdc.sinks.delta.partitions import PartitionedFiles, Partitioning
+from airflow_provider_cdc.sinks.files import (
+    CHANGES_BYTES,
+    ChangeFile,
+    DataFile,
+    described,
+    parquet,
+    read_file,
+    without_rows,
+)
+from airflow_provider_cdc.sinks.protocol import ChangeWriter
 from airflow_provider_cdc.sinks.staging import FileStaging, of_earlier_epochs
 from airflow_provider_cdc.sinks.storage import Storage
+
+#: In the metadata of a file of places: the files that these are in.
+_FILES = "files"
 
 
 class _MarkedChanges(ChangeFile):
@@ -36,18 +53,25 @@ class DeltaStaging:
     :param folder: the storage of a table.
     :param aside: for tables without a key, of whose changes only a sum is applied.
     :param deletes: what becomes of rows that are deleted in the source.
+    :param partitioning: how a table is partitioned.
     """
 
     def __init__(
-        self, folder: Callable[[TableSchema], Storage], aside: FileStaging, deletes: Deletes = ALL_HARD
+        self,
+        folder: Callable[[TableSchema], Storage],
+        aside: FileStaging,
+        deletes: Deletes = ALL_HARD,
+        partitioning: Callable[[TableSchema], Partitioning] = lambda table: Partitioning(table.sink_schema),
     ) -> None:
-        self._folder, self._aside, self._deletes = folder, aside, deletes
+        self._folder, self._aside, self._deletes, self._partitioning = folder, aside, deletes, partitioning
 
-    def writer(self, table: TableSchema, name: str) -> ChangeFile:
+    def writer(self, table: TableSchema, name: str) -> ChangeWriter:
         """Begin to write; see :class:`~airflow_provider_cdc.sinks.protocol.Staging`."""
         if not table.key:
             return self._aside.writer(table, name)
         schema = table.sink_schema
+        if partitioning := self._partitioning(table):
+            return _PartitionedChanges(self._folder(table), name, partitioning, table)
         if self._deletes.of(table) == SOFT:  # a delete is a row of the table, too
             return _MarkedChanges(self._folder(table), _file(name), with_mark(schema))
         return ChangeFile(self._folder(table), _file(name), schema)
@@ -56,17 +80,23 @@ class DeltaStaging:
         """The changes of some pieces, in this order."""
         if not table.key:
             return self._aside.read(table, names)
-        storage = self._folder(table)
-        return self._counting(
-            table, pa.concat_tables([read_file(storage, _file(name), table.sink_schema) for name in names])
-        )
+        storage, schema = self._folder(table), table.sink_schema
+        if not self._partitioning(table):
+            return self._counting(table, pa.concat_tables([read_file(storage, _file(name), schema) for name in names]))
+        places, files = _heads(storage, table, names)
+        rows = [read_file(storage, file.path, schema, partition=file.partition) for file in files]
+        first = np.cumsum([0, *(file.rows for file in files)])
+        order = first[places[FILE].to_numpy()] + places[ROW].to_numpy()
+        return self._counting(table, pa.concat_tables([without_rows(schema), *rows]).take(pa.array(order, pa.int64())))
 
     def changes(self, table: TableSchema, names: Sequence[str]) -> pa.Table:
         """The same without the values, and with the place of each."""
         if not table.key:
             return self._aside.changes(table, names)
-        columns = [c for c in table.sink_schema.names if c in table.key or c in META_COLUMNS]
         storage = self._folder(table)
+        if self._partitioning(table):
+            return self._counting(table, in_files(*_heads(storage, table, names)))
+        columns = _head_schema(table).names[:-2]
         found = [described(storage, _file(n), table.sink_schema, columns, table.integer_key) for n in names]
         return self._counting(table, placed(pa.concat_tables([rows for _, rows in found]), [file for file, _ in found]))
 
@@ -78,13 +108,20 @@ class DeltaStaging:
         """They are part of the table, and if not, the commit has removed them."""
         if not table.key:
             self._aside.applied(table, names)
+        elif self._partitioning(table):
+            self._folder(table).delete(*map(_file, names))
 
     def discard(self, table: TableSchema, names: Iterable[str]) -> None:
         """Remove what is not to be applied."""
         if not table.key:
             self._aside.discard(table, names)
-        else:
-            self._folder(table).delete(*map(_file, names))
+            return
+        storage, listed = self._folder(table), list(names)
+        if self._partitioning(table):
+            for name in listed:
+                with suppress(FileNotFoundError):
+                    storage.delete(*(file.path for file in _heads(storage, table, [name])[1]))
+        storage.delete(*map(_file, listed))
 
     def clear(self, tables: Iterable[TableSchema], epoch: int) -> None:
         """Remove what earlier epochs have left, and is not, and was not until recently, part of a table."""
@@ -95,6 +132,65 @@ class DeltaStaging:
                 log = Log(storage)
                 log.refresh()
                 storage.delete(*(name for name in names if name not in log.files and name not in log.removed))
+
+
+class _PartitionedChanges:
+    """Changes of a table with partitions: files of these, and one that says in which order they come, and where."""
+
+    def __init__(self, storage: Storage, name: str, partitioning: Partitioning, table: TableSchema) -> None:
+        folder, _, base = f"{CHANGES}/{name}".rpartition("/")
+        self._files = PartitionedFiles(storage, folder, base, partitioning, table.integer_key)
+        self._schema, self._head_schema = partitioning.schema, _head_schema(table)
+        self._head = ChangeFile(storage, _file(name), self._head_schema)
+        self._held = list[pa.RecordBatch]()
+
+    def add(self, changes: pa.RecordBatch) -> None:
+        """Write changes."""
+        self._held.append(marked(changes, self._schema))
+        if sum(b.nbytes for b in self._held) >= CHANGES_BYTES:
+            self._flush()
+
+    def empty(self) -> None:
+        """The table is empty here: what came before does not count any more."""
+        self._held = []
+        self._files.discard()
+        self._head.empty()
+
+    def close(self) -> None:
+        """Write what is left, and last of all what says where it is."""
+        self._flush()
+        files = self._files.close()
+        self._head.close({_FILES: json.dumps([file.to_json() for file in files])})
+
+    def _flush(self) -> None:
+        rows, self._held = pa.Table.from_batches(self._held, self._schema), []
+        file, row = self._files.add(rows)
+        head = (
+            rows.select(self._head_schema.names[:-2])
+            .append_column(FILE, pa.array(file))
+            .append_column(ROW, pa.array(row))
+        )
+        for batch in head.combine_chunks().to_batches():
+            self._head.add(batch)
+
+
+def _head_schema(table: TableSchema) -> pa.Schema:
+    """Schema of what :meth:`DeltaStaging.changes` has to know of changes."""
+    fields = [f for f in table.sink_schema if f.name in table.key or f.name in META_COLUMNS]
+    return pa.schema([*fields, (FILE, pa.int64()), (ROW, pa.int64())])
+
+
+def _heads(storage: Storage, table: TableSchema, names: Sequence[str]) -> tuple[pa.Table, list[DataFile]]:
+    """Changes of some pieces in their order, with the place of each, and the files that have them."""
+    parts, files, schema = [], list[DataFile](), _head_schema(table)
+    for name in names:
+        with parquet(storage, _file(name)) as head:
+            rows = head.read().select(schema.names).cast(schema)
+            listed = json.loads(head.metadata.metadata[_FILES.encode()])
+        at = schema.get_field_index(FILE)
+        parts.append(rows.set_column(at, FILE, pc.add(rows[FILE], pa.scalar(len(files), pa.int64()))))
+        files += [DataFile(**file) for file in listed]
+    return pa.concat_tables([without_rows(schema), *parts]), files
 
 
 def _file(name: str) -> str:

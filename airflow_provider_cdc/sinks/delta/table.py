@@ -24,20 +24,22 @@ from airflow_provider_cdc.sinks.delta.definition import (
     DELETES,
     USUAL,
     Options,
+    check_same,
     column_names,
     configured,
     metadata_of,
     properties_of,
 )
 from airflow_provider_cdc.sinks.delta.deleted import living, marked
-from airflow_provider_cdc.sinks.delta.edit import SLICES, Edit, Written, by_copies, by_vectors
+from airflow_provider_cdc.sinks.delta.edit import SLICES, Edit, Written, by_copies, by_vectors, is_part
 from airflow_provider_cdc.sinks.delta.features import protocol_for, switched, uses_vectors
 from airflow_provider_cdc.sinks.delta.key_index import KeyIndex
 from airflow_provider_cdc.sinks.delta.log import NEWEST, Log
 from airflow_provider_cdc.sinks.delta.merge import Keys, Merge, living_rows
+from airflow_provider_cdc.sinks.delta.partitions import PartitionedFiles, Partitioning, together
 from airflow_provider_cdc.sinks.delta.upkeep import checkpoint, sweep
 from airflow_provider_cdc.sinks.delta.words import Worder
-from airflow_provider_cdc.sinks.files import DataFile, row_groups, write_file
+from airflow_provider_cdc.sinks.files import DataFile, gathered, row_groups, write_file
 from airflow_provider_cdc.sinks.protocol import Decide, Fence, Markers, Size
 from airflow_provider_cdc.sinks.storage import Storage
 
@@ -66,8 +68,10 @@ class DeltaTarget:
         self.storage = storage
         self.schema = schema
         self.options = options
-        self._keys = Keys(schema, key, stat)
+        self._partitioning = Partitioning(schema, options.partitioned_by)
+        self._keys = Keys(self._partitioning, key, stat)
         self._log = Log(storage)
+        self._fitting: Mapping[str, Any] | None = None
         self._index = KeyIndex(options.index_bytes)
         self._worder = Worder(self._keys.told_by, schema)
 
@@ -91,7 +95,7 @@ class DeltaTarget:
         wanted = metadata_of(
             self.schema, self.options, {**properties_of(self.options), **(configuration or {})}, OWNED + pipeline
         )
-        protocol = protocol_for(self.schema, vectors=self.options.vectors)
+        protocol = protocol_for(self._partitioning.declared, vectors=self.options.vectors)
         for attempt in range(_TRIES):
             if not self.exists():
                 self._log.commit([{"protocol": protocol}, {"metaData": wanted}], "CREATE TABLE")
@@ -117,7 +121,7 @@ class DeltaTarget:
         if not self.options.adopt or self._log.metadata.get("description") == OWNED + pipeline:
             return False
         wanted = metadata_of(self.schema, self.options, {}, "")["schemaString"]
-        if found := differences(self._log, wanted, self.options.nullable):
+        if found := differences(self._log, wanted, self._partitioning.names, self.options.nullable):
             raise NotReadyError(
                 f"the {self.name} cannot be adopted: {'; '.join(found)}",
                 "Alter it, or choose another sink.path or sink.table_path",
@@ -127,14 +131,15 @@ class DeltaTarget:
     def load(self) -> Log:
         """The table at its newest version.
 
-        :raises TerminalError: if it is missing, or has features that are not understood.
+        :raises TerminalError: if it is missing, is partitioned otherwise, or has features that are not understood.
         :raises NotReadyError: if it was made under another ``sink.deletes``.
         """
         self._log.refresh()
-        self._check_deletes(self._log)
+        self._check_settings(self._log)
         return self._log
 
-    def _check_deletes(self, log: Log) -> None:
+    def _check_settings(self, log: Log) -> None:
+        self._partitioning.check(self.name, log.metadata)
         made = log.configuration.get(DELETES, HARD)
         if made != self.options.deletes:
             raise NotReadyError(
@@ -166,7 +171,7 @@ class DeltaTarget:
                     f"rows under an older definition of its source were published to the {self.name}",
                     "Start with a fresh sink.path (or remove the old one) and run again",
                 )
-            needed = protocol_for(self.schema, vectors=uses_vectors(log.protocol, log.configuration))
+            needed = protocol_for(self._partitioning.declared, vectors=uses_vectors(log.protocol, log.configuration))
             features = set(needed.get("readerFeatures", ())) - set(log.protocol.get("readerFeatures") or ())
             actions: list[dict[str, Any]] = [{"protocol": needed}] if features else []
             renewed = metadata_of(self.schema, self.options, log.configuration, log.metadata["description"])
@@ -226,7 +231,7 @@ class DeltaTarget:
         """All rows of the newest version, in the sink's schema, and its markers."""
         log = Log(self.storage)  # of its own: it must not go on while it is read
         log.refresh()
-        self._check_deletes(log)
+        self._check_settings(log)
         return living(living_rows(log, self.schema)), dict(log.markers)
 
     def to_arrow(self) -> pa.Table:
@@ -247,7 +252,9 @@ class DeltaTarget:
 
     def compactions(self) -> list[Compaction]:
         """What there is to do so that files are neither many nor small, and dead rows few: each can be run anywhere."""
-        return plan(self.load(), self.schema, self._keys.stat, vectors=self.options.vectors)
+        self.load()
+        self._check()
+        return plan(self._log, self._partitioning, self._keys.stat, vectors=self.options.vectors)
 
     def compacted(self, done: Sequence[tuple[Compaction, Sequence[DataFile]]]) -> bool:
         """Put what compactions have written into the place of what they have read.
@@ -255,19 +262,22 @@ class DeltaTarget:
         Rows that have died meanwhile are dead in the new files, too.
 
         :param done: compactions, and the files that each has written.
-        :returns: whether it stands; if not, somebody has written the same files anew, and nothing is lost.
+        :returns: whether it stands; if not, somebody has written the same files anew, or deleted the new ones, and
+            nothing is lost.
         """
         for attempt in range(_TRIES):
             log = self.load()
+            self._check()
             written = committed(log, done, self._keys.stat)
-            if written is None:
-                break
+            if written is None or not all(self.staged(file) for _, files in done for file in files):
+                break  # a VACUUM deletes what no version has
             count = _marker(_COMPACTIONS, log.markers.get(_COMPACTIONS, 0) + len(done))
             if log.commit([*written.actions, count], "OPTIMIZE"):
                 return True
             log.storage.delete(*written.files)
             _wait(attempt)
-        self.storage.delete(*(file.path for _, files in done for file in files))
+        # Unless it stands already: done twice it does nothing more.
+        self.storage.delete(*(f.path for _, files in done for f in files if f.path not in self._log.files))
         return False
 
     def size(self) -> Size:
@@ -294,29 +304,57 @@ class DeltaTarget:
     def stage(self, place: str, rows: Iterable[pa.Table]) -> DataFile:
         """Write a slice of the snapshot, beside the files of the table."""
         name = f"{SLICES}/{place}.parquet"
+        if self._partitioning:
+            whole = self._stage_parts(name, rows)
+            if whole.rows:
+                return whole
+            rows = ()  # a file without rows: that of no partition
         try:
+            schema, stat = self._partitioning.stored, self._keys.stat
             found = (marked(part, self.schema) for part in rows)
-            return write_file(self.storage, name, self.schema, found, self._keys.stat, ordered_by=self._keys.names)
+            return write_file(self.storage, name, schema, found, stat, ordered_by=self._keys.names)
         except BaseException:
             self.storage.delete(name)
             raise
 
+    def _stage_parts(self, name: str, rows: Iterable[pa.Table]) -> DataFile:
+        folder, _, base = name.removesuffix(".parquet").rpartition("/")
+        keys = self._keys
+        files = PartitionedFiles(self.storage, folder, base, self._partitioning, keys.stat, keys.names)
+        try:
+            for portion in gathered(rows):
+                files.add(marked(portion, self.schema))
+            return together(name, files.close())
+        except BaseException:
+            files.discard()
+            raise
+
     def staged(self, file: DataFile) -> bool:
-        """Whether the file is there, and of the size that was written."""
-        return self.storage.size(file.path) == file.size
+        """Whether its files are there, and of the size that was written."""
+        whole = all(self.storage.size(part.path) == part.size for part in file.files)
+        return whole and sum(part.size for part in file.files) == file.size
 
     def read_staged(self, file: DataFile) -> Iterator[pa.Table]:
         """The rows of a slice, row group by row group."""
-        return row_groups(self.storage, file.path, self.schema, [n for n in self.schema.names if n != DELETED])
+        names = [name for name in self.schema.names if name != DELETED]
+        for part in file.files:
+            partition = part.partition or dict.fromkeys(self._partitioning.names)  # of a slice without rows
+            yield from row_groups(self.storage, part.path, self.schema, names, partition)
 
     def discard(self, file: DataFile) -> None:
-        """Remove the file of a slice."""
-        self.storage.delete(file.path)
+        """Remove the files of a slice."""
+        self.storage.delete(*(part.path for part in file.files))
 
     # ------------------------------------------------------------ parts
 
+    def _check(self) -> None:
+        if self._log.metadata is not self._fitting:
+            check_same(self._log, self._fitting, self.schema)
+            self._fitting = self._log.metadata
+
     def _decided(self, decide: Callable[[Log], Edit | None], fence: Fence) -> Edit | None:
-        self._check_deletes(self._log)
+        self._check_settings(self._log)
+        self._check()
         standing = self._log.markers.get(fence.name)
         if standing is not None and standing > fence.value:
             raise FencedError(
@@ -332,13 +370,13 @@ class DeltaTarget:
         metadata = configured(log, self.options)
         first = [] if metadata is log.metadata else [{"metaData": metadata}]
         if self.options.vectors:
-            written = by_vectors(log, edit, self._keys.stat)
+            written = by_vectors(log, edit, self._keys.stat, self._partitioning)
             if not uses_vectors(log.protocol, log.configuration):  # until now it was merged by copies
                 first = switched(log.protocol, metadata, vectors=True)
         else:
-            written = by_copies(log, edit, self._keys.stat, self.schema)
+            written = by_copies(log, edit, self._keys.stat, self._partitioning)
         written.actions = [*first, *written.actions]
-        ours = [*written.files, *(file.path for file, _ in edit.new if file.path.startswith("part-"))]
+        ours = [*written.files, *(file.path for file, _ in edit.new if is_part(file.path))]
         if not log.commit([*written.actions, *(_marker(k, v) for k, v in markers.items())], "MERGE"):
             storage.delete(*ours)
             return False

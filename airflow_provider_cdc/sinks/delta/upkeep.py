@@ -8,7 +8,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from airflow_provider_cdc.exceptions import TransientError
-from airflow_provider_cdc.sinks.delta.edit import CHANGES
+from airflow_provider_cdc.sinks.delta.edit import CHANGES, is_part
 from airflow_provider_cdc.sinks.delta.log import FOLDER as LOG
 from airflow_provider_cdc.sinks.delta.log import Log
 from airflow_provider_cdc.sinks.delta.vectors import FOLDER as VECTORS
@@ -56,7 +56,7 @@ def sweep(log: Log, keep_hours: float = KEEP_HOURS) -> None:
             if removed is not None:
                 if removed <= limit:
                     gone.append(name)
-            elif name.startswith((f"{CHANGES}/", f"{VECTORS}/", "part-")):
+            elif is_part(name) or name.startswith((f"{CHANGES}/", f"{VECTORS}/")):
                 written = log.storage.modified(name)
                 if written is not None and written < now - _ABANDONED_HOURS * 3600:
                     gone.append(name)

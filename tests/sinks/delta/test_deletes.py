@@ -46,11 +46,13 @@ def rows(*listed: Row) -> pa.Table:
     )
 
 
-@pytest.fixture(params=["vectors", "copies"])
+@pytest.fixture(params=["vectors", "copies", "partitions"])
 def opened(tmp_path: Path, request: pytest.FixtureRequest) -> Open:
     def open_sink(how: str) -> DeltaSink:
         copies = ("shop..*",) if request.param == "copies" else ()
-        return DeltaSink(str(tmp_path), "p", copies, deletes=Deletes(**({} if how == "hard" else {how: ("shop..*",)})))
+        by = (("shop..*", (("v", None),)),) if request.param == "partitions" else ()
+        deletes = Deletes(**({} if how == "hard" else {how: ("shop..*",)}))
+        return DeltaSink(str(tmp_path), "p", copies, deletes=deletes, partition_by=by)
 
     return open_sink
 
@@ -131,6 +133,9 @@ def test_a_delete_is_written_once(opened: Open, table: TableSchema) -> None:
     assert held(target) == {1: dead("a", 3), 2: alive("x", 5, "u"), 3: alive("c", 2), 4: dead("d", 4)}
     if sink.copies:
         return
+    if sink.partition_by:
+        assert all(name.startswith("changes/epoch-1/v=") for name in target.load().files)
+        return
     assert set(target.load().files) == {"changes/epoch-1/a.parquet", "changes/epoch-1/b.parquet"}
 
 
@@ -178,14 +183,16 @@ def test_a_group_that_is_read_again_keeps_them(opened: Open, table: TableSchema)
 
 
 def test_compaction_keeps_them(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = made(opened("soft"))
+    sink = opened("soft")
+    target = made(sink)
     monkeypatch.setattr(compaction, "SMALLS", 2)
+    monkeypatch.setattr(compaction, "FEWEST", 2)
     for n in range(3):
         do(target, Published([target.stage(f"1/{n}/1/slice", [rows((n, "a", 1, "r"), (10 + n, "b", 1, "r"))])]))
     upsert(target, *((n, "a", 2, "d") for n in range(3)))
     before = held(target)
     assert target.compacted([(c, c.run()) for c in target.compactions()])
-    assert len(target.load().files) == 1 and held(target) == before
+    assert len(target.load().files) == (2 if sink.partition_by else 1) and held(target) == before
 
 
 # ---------------------------------------------------------------- ignore

@@ -104,6 +104,20 @@ def test_of_several_tombstones_the_last_one_counts(tmp_path: Path) -> None:
             assert fresh(target.storage).removed["snapshot/a.parquet"] == now
 
 
+def test_a_log_that_is_followed_for_months_forgets_what_was_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_FORGET_EVERY", 5)
+    target = made(tmp_path)
+    add(target, "a", rows((1, "a", 1, "r")))
+    log = target.load()
+    log.removed["of yesterday"] = int((time.time() - 86401) * 1000)
+    for n in range(5):
+        upsert(target, (1, "b", n + 2, "u"))
+    assert target.load() is log
+    assert "of yesterday" not in log.removed and "snapshot/a.parquet" in log.removed
+
+
 def test_a_checkpoint_that_lacks_a_part_is_none(tmp_path: Path) -> None:
     log = changed(tmp_path)
     in_parts(folder_of(opened(tmp_path)))

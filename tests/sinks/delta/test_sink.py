@@ -4,25 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from airflow_provider_cdc.exceptions import TerminalError
 from airflow_provider_cdc.sinks.delta.sink import DeltaSink
 from airflow_provider_cdc.sinks.object_storage import ObjectStorage
 from airflow_provider_cdc.sinks.protocol import Sink
 from airflow_provider_cdc.sinks.storage import LocalStorage
-from tests.sinks.conformance import SinkConformance, failing
+from tests.sinks.conformance import INT, KEYED, TEXT, SinkConformance, failing
 from tests.support.object_store import access
 from tests.support.s3 import S3
 
 
 class TestDeltaSink(SinkConformance):
     copies: tuple[str, ...] = ()
+    partition_by: tuple[tuple[str, tuple[tuple[str, str | None], ...]], ...] = ()
 
     def open(self, folder: Path) -> Sink:
-        return DeltaSink(str(folder), "p", self.copies)
+        return DeltaSink(str(folder), "p", self.copies, partition_by=self.partition_by)
 
     @contextmanager
     def broken(self, monkeypatch: pytest.MonkeyPatch, *, made: bool) -> Iterator[None]:
@@ -40,6 +43,27 @@ class TestDeltaSink(SinkConformance):
 
 class TestDeltaSinkByCopies(TestDeltaSink):
     copies = (".*[.].*",)
+
+
+class TestDeltaSinkByPartitions(TestDeltaSink):
+    """Rows move from one to another."""
+
+    partition_by = (("shop[.](orders|two|log)", (("v.w", None),)),)
+
+    def test_other_columns_are_refused(self, sink: Sink) -> None:
+        self.made(sink)
+        with pytest.raises(TerminalError):
+            sink.table(replace(KEYED, columns=(INT, TEXT, replace(INT, name="n")))).create("p")
+
+
+class TestDeltaSinkByPartitionsByCopies(TestDeltaSinkByPartitions):
+    copies = (".*[.].*",)
+
+
+class TestDeltaSinkByPartitionsOfKeys(TestDeltaSinkByPartitions):
+    """The key is in no file."""
+
+    partition_by = (("shop[.](orders|two|log)", (("id", None),)),)
 
 
 class TestDeltaSinkInAnObjectStore(SinkConformance):

@@ -628,16 +628,6 @@ def test_features_that_are_not_understood(tmp_path: Path, feature: str, properti
         upsert(target, (1, "a", 1, "c"))
 
 
-def test_a_property_by_which_markers_are_forgotten(tmp_path: Path) -> None:
-    """Whoever writes a checkpoint then leaves out those that are old: of groups, they say that rows are there."""
-    target = made(tmp_path)
-    name = "delta.setTransactionRetentionDuration"
-    metadata = {**target.load().metadata, "configuration": {name: "interval 7 days"}}
-    assert target.load().commit([{"metaData": metadata}], "SET TBLPROPERTIES")
-    with pytest.raises(TerminalError, match="uses setTransactionRetentionDuration"):
-        opened(tmp_path).load()
-
-
 def test_a_table_of_another_pipeline(tmp_path: Path) -> None:
     target = made(tmp_path)
     with pytest.raises(TerminalError, match=r"not made by pipeline q\. Choose another sink\.path"):

@@ -1,0 +1,221 @@
+"""Other programs write to a table while the stream goes on: its rows are right, or the stream stops and says why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, Field, write_deltalake
+from deltalake.schema import PrimitiveType
+
+from airflow_provider_cdc.exceptions import TerminalError
+from airflow_provider_cdc.sinks.delta import compaction, key_index
+from airflow_provider_cdc.sinks.delta.table import DeltaTarget
+from tests.sinks.delta.test_table import add, folder_of, held, made, opened, rows, upsert
+from tests.support.generated import held_by
+from tests.support.spark_delta import SparkDelta, spark_delta
+
+RIGHT = "right"
+_ALIEN = "SELECT 900L AS id, 'x' AS `v.w`, 1L AS _cdc_seq, 'r' AS _cdc_op, timestamp'2026-01-01' AS _cdc_ts"
+
+
+@dataclass(frozen=True)
+class Case:
+    """What somebody else does.
+
+    :param what: as a user would write it, for the table of the documentation.
+    :param do: does it to the table in a folder, by Spark (which is given) or by delta-rs.
+    :param outcome: of the stream's next batches: right, or words of the error by which it stops.
+    """
+
+    what: str
+    do: Callable[[str, Any], object]
+    outcome: str = RIGHT
+
+
+def sql(text: str, outcome: str = RIGHT) -> Case:
+    """Statements of Spark; ``{}`` is the table."""
+
+    def do(folder: str, run: SparkDelta) -> None:
+        for statement in text.split("; "):
+            run(statement.format(f"delta.`{folder}`"))
+
+    return Case(text.replace(_ALIEN, "SELECT ...").format(*["t"] * 9), do, outcome)
+
+
+def rs(what: str, do: Callable[[DeltaTable], object], outcome: str = RIGHT) -> Case:
+    """A call of delta-rs."""
+    return Case(what, lambda folder, _: do(DeltaTable(folder)), outcome)
+
+
+def _tuned(name: str, value: str) -> str:
+    return f"ALTER TABLE {{}} SET TBLPROPERTIES ('{name}' = '{value}')"
+
+
+SPARK = [
+    sql("OPTIMIZE {}"),
+    sql("OPTIMIZE {} ZORDER BY (id)"),
+    sql("VACUUM {} RETAIN 0 HOURS"),
+    sql("OPTIMIZE {}; VACUUM {} RETAIN 0 HOURS"),
+    sql("REORG TABLE {} APPLY (PURGE)"),
+    sql("DELETE FROM {} WHERE id % 7 = 0"),
+    sql("UPDATE {} SET `v.w` = 'other' WHERE id % 7 = 0"),
+    sql("INSERT INTO {} " + _ALIEN),
+    sql(
+        f"MERGE INTO {{}} t USING ({_ALIEN} UNION ALL SELECT 3L, 'y', 1L, 'r', timestamp'2026-01-01') s "
+        "ON t.id = s.id WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
+    ),
+    sql("RESTORE TABLE {} TO VERSION AS OF 4"),
+    sql("TRUNCATE TABLE {}"),
+    sql("COMMENT ON TABLE {} IS 'mine'"),
+    sql("ALTER TABLE {} ALTER COLUMN id COMMENT 'the key'"),
+    sql("ALTER TABLE {} ADD COLUMN more STRING", "has other columns"),
+    sql("ALTER TABLE {} CLUSTER BY (id); OPTIMIZE {}"),
+    sql("ALTER TABLE {} ADD CONSTRAINT positive CHECK (id >= 0)", "uses checkConstraints"),
+    sql(_tuned("delta.columnMapping.mode", "name"), "uses columnMapping"),
+    sql(_tuned("delta.enableRowTracking", "true"), "uses rowTracking"),
+    sql(_tuned("delta.enableInCommitTimestamps", "true"), "uses inCommitTimestamp"),
+    sql(_tuned("delta.enableTypeWidening", "true"), "uses typeWidening"),
+    sql(_tuned("delta.enableChangeDataFeed", "true"), "uses changeDataFeed"),
+    sql(_tuned("delta.appendOnly", "true"), "uses appendOnly"),
+    sql(_tuned("delta.enableDeletionVectors", "false")),
+    sql(_tuned("delta.checkpointPolicy", "v2") + "; " + _tuned("delta.checkpointInterval", "1") + "; OPTIMIZE {}"),
+    sql("CREATE OR REPLACE TABLE {} USING DELTA AS " + _ALIEN, "was replaced"),
+]
+
+
+def _merged(table: DeltaTable) -> None:
+    source = rows((3, "y", 1, "r"), (900, "x", 1, "r"))
+    merge = table.merge(source, "t.id = s.id", source_alias="s", target_alias="t")
+    merge.when_matched_update_all().when_not_matched_insert_all().execute()
+
+
+def _vacuumed(table: DeltaTable, *, full: bool) -> None:
+    table.vacuum(0, dry_run=False, enforce_retention_duration=False, full=full)
+
+
+def _checkpointed(table: DeltaTable) -> None:
+    table.create_checkpoint()
+    table.cleanup_metadata()
+
+
+DELTA_RS = [
+    rs("optimize.compact()", lambda t: t.optimize.compact()),
+    rs('optimize.z_order(["id"])', lambda t: t.optimize.z_order(["id"])),
+    rs("vacuum(0)", lambda t: _vacuumed(t, full=False)),
+    rs("vacuum(0, full=True)", lambda t: _vacuumed(t, full=True)),
+    rs('delete("id % 7 = 0")', lambda t: t.delete("id % 7 = 0")),
+    rs("""update({"_cdc_op": "'x'"}, "id % 7 = 0")""", lambda t: t.update({"_cdc_op": "'x'"}, predicate="id % 7 = 0")),
+    rs("merge(...)", _merged),
+    rs("restore(4)", lambda t: t.restore(4)),
+    rs("create_checkpoint()", lambda t: t.create_checkpoint()),
+    rs("create_checkpoint(); cleanup_metadata()", _checkpointed),
+    rs('write_deltalake(mode="append")', lambda t: write_deltalake(t, rows((900, "x", 1, "r")), mode="append")),
+    rs('write_deltalake(mode="overwrite")', lambda t: write_deltalake(t, rows((900, "x", 1, "r")), mode="overwrite")),
+    rs(
+        'DeltaTable.create(mode="overwrite")',
+        lambda t: DeltaTable.create(t.table_uri, t.schema(), mode="overwrite"),
+        "was replaced",
+    ),
+    rs(
+        "alter.add_columns(...)",
+        lambda t: t.alter.add_columns(Field("more", PrimitiveType("string"))),
+        "has other columns",
+    ),
+    rs(
+        'alter.add_constraint({"positive": "id >= 0"})',
+        lambda t: t.alter.add_constraint({"positive": "id >= 0"}),
+        "uses checkConstraints",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkDelta]:
+    with spark_delta(quick=True) as run:
+        yield run
+
+
+@pytest.fixture(params=["deletion_vectors", pytest.param("copy_on_write", marks=pytest.mark.long)])
+def target(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DeltaTarget:
+    """A table whose index is warm, and has dropped rows that are dead."""
+    monkeypatch.setattr(key_index, "_MERGED", 2)
+    monkeypatch.setattr(compaction, "SMALLS", 2)
+    found = made(tmp_path, vectors=request.param == "deletion_vectors")
+    for at in (0, 100):
+        add(found, f"s{at}", rows(*((key, "r", 1, "r") for key in range(at, at + 100))))
+    for seq in range(2, 8):
+        batch(found, seq)
+    return found
+
+
+def batch(target: DeltaTarget, seq: int) -> dict[int, tuple[str, int] | None]:
+    """Change some rows; what they are then, or ``None``."""
+    changed: dict[int, tuple[str, int] | None] = dict.fromkeys(range(seq, 200, 13), (f"v{seq}", seq))
+    changed[200 + seq] = (f"v{seq}", seq)
+    changed |= dict.fromkeys(range(seq + 5, 200, 17), None)
+    upsert(target, *((key, *(("", seq, "d") if value is None else (*value, "u"))) for key, value in changed.items()))
+    return changed
+
+
+def seen(folder: str) -> dict[int, tuple[str, int]]:
+    """Rows as delta-rs reads them."""
+    found = pa.table(DeltaTable(folder).scan().read_all())
+    listed = {row["id"]: (row["v.w"], row["_cdc_seq"]) for row in found.to_pylist()}
+    assert len(listed) == found.num_rows, "a key is there twice"
+    return listed
+
+
+def go(target: DeltaTarget, case: Case, run: SparkDelta | None) -> None:
+    """Let somebody else write, and the stream go on."""
+    folder = str(folder_of(target))
+    beside = opened(folder_of(target).parent, vectors=target.options.vectors)
+    work = beside.compactions()
+    written = [(w, w.run()) for w in work]
+    assert written, "nothing is being compacted meanwhile"
+    case.do(folder, run)
+    if case.outcome != RIGHT:
+        for stops in (lambda: batch(target, 20), lambda: beside.compacted(written), lambda: batch(target, 21)):
+            with pytest.raises(TerminalError, match=case.outcome):
+                stops()
+        return
+    expected = seen(folder)
+    for seq in (20, 21):
+        for key, value in batch(target, seq).items():
+            if value is None:
+                expected.pop(key, None)
+            else:
+                expected[key] = value
+        assert held(target) == expected
+        beside.compacted(written)  # the second time it has been done, or was given up
+        assert seen(folder) == held(opened(folder_of(target).parent)) == expected
+    for one in beside.compactions():
+        beside.compacted([(one, one.run())])
+    beside.tidy()
+    batch(target, 22)
+    assert seen(folder) == held(target)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("case", SPARK, ids=lambda case: case.what[:60])
+def test_spark(target: DeltaTarget, case: Case, spark: SparkDelta) -> None:
+    go(target, case, spark)
+
+
+@pytest.mark.parametrize("case", DELTA_RS, ids=lambda case: case.what)
+def test_delta_rs(target: DeltaTarget, case: Case) -> None:
+    go(target, case, None)
+
+
+def test_the_table_in_the_docs() -> None:
+    lines = ["| Program | What it does | The stream |", "|---|---|---|"]
+    for program, cases in (("Spark", SPARK), ("delta-rs", DELTA_RS)):
+        for case in cases:
+            outcome = "goes on, rows are right" if case.outcome == RIGHT else f"stops: {case.outcome}"
+            what = f"`` {case.what} ``" if "`" in case.what else f"`{case.what}`"
+            lines.append(f"| {program} | {what} | {outcome} |")
+    assert held_by("docs/readers.md", "writers", lines)

@@ -1,0 +1,143 @@
+"""What other programs read of a table: its rows, or a clear refusal; and the table of them in docs/readers.md."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from airflow_provider_cdc.core.changes import last_changes
+from airflow_provider_cdc.sinks.delta import compaction, upkeep
+from airflow_provider_cdc.sinks.delta.definition import Options
+from airflow_provider_cdc.sinks.delta.staging import DeltaStaging
+from airflow_provider_cdc.sinks.delta.table import DeltaTarget
+from airflow_provider_cdc.sinks.files import write_file
+from airflow_provider_cdc.sinks.protocol import Published, Upserted
+from airflow_provider_cdc.sinks.staging import FileStaging
+from airflow_provider_cdc.sinks.storage import LocalStorage
+from tests.sinks.delta.test_table import FENCE
+from tests.support.all_types import TABLE, rows
+from tests.support.generated import held_by
+from tests.support.readers import Reader, readers
+
+pytestmark = pytest.mark.spark
+RIGHT, WRONG = "right", "wrong"
+#: Readers that are wrong with vectors, and how.
+KNOWN_WRONG = {"delta-rs, `count()`": "**wrong**: it counts dead rows as well"}
+MERGES = ["deletion_vectors", "copy_on_write"]
+
+
+@pytest.fixture(scope="module")
+def listed() -> Iterator[list[Reader]]:
+    with readers() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, DeltaTarget]:
+    """Tables that have lived: vectors, tombstones, a checkpoint and commits after it, files that were compacted."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(upkeep, "_EVERY", 5)
+        patched.setattr(compaction, "SMALLS", 3)
+        patched.setattr(compaction, "SMALL", 20_000)  # bytes: the files of the batches, not those of the snapshot
+        patched.setattr(compaction, "DEAD", 0.9)
+        return {merge: lived(tmp_path_factory.mktemp("t"), vectors=merge == MERGES[0]) for merge in MERGES}
+
+
+def lived(folder: Path, *, vectors: bool) -> DeltaTarget:
+    storage = LocalStorage(folder)
+    target = DeltaTarget(storage, TABLE.sink_schema, TABLE.key, TABLE.integer_key, Options(vectors))
+    target.create("p")
+    staging = DeltaStaging(lambda _: storage, FileStaging(storage, "aside"))
+
+    def change(keys: range | list[int], seq: int, op: str = "u") -> None:
+        changes = rows(keys, seq, op)
+        assert target.commit(lambda _: Upserted(changes), {"stream": seq}, FENCE)
+
+    files = [
+        write_file(storage, f"snapshot/1/0/1/{n}.parquet", TABLE.sink_schema, [rows(range(n, n + 120), 1, "r")], "id")
+        for n in (0, 120)
+    ]
+    target.commit(lambda _: Published(files), {"group": 1}, FENCE)
+    writer = staging.writer(TABLE, "epoch-1/one")  # a file with dead rows from the start
+    for part in (rows(range(100, 130), 2, "u"), rows([3, 125], 3, "d"), rows(range(110, 120), 3, "u")):
+        writer.add(part.to_batches()[0])
+    writer.close()
+    staged = last_changes(staging.changes(TABLE, ["epoch-1/one"]), TABLE.key)
+    target.commit(lambda _: Upserted(staged), {"stream": 3}, FENCE)
+    for seq in range(4, 8):
+        change([seq, 10 * seq, 200 + seq], seq)
+        change([seq + 1, 10 * seq + 1], seq, "d")
+    work = target.compactions()
+    written = [(w, w.run()) for w in work]
+    change([1, 61, 110], 8, "d")  # rows that die while files are put together
+    target.compacted(written)
+    target.tidy()
+    for seq in range(9, 12):
+        change([seq, 70 + seq, 300 + seq], seq)
+        change([2 * seq, 121], seq, "d")
+    return target
+
+
+def plain(found: pa.Table) -> dict[int, dict[str, Any]]:
+    """Rows by key, in types of their own (what is a float is its bits)."""
+    fitting = found.select(TABLE.sink_schema.names).cast(TABLE.sink_schema)
+
+    def exact(value: Any) -> Any:
+        if isinstance(value, list):
+            return [exact(v) for v in value]
+        return struct.pack(">d", value) if isinstance(value, float) else value
+
+    listed = [{name: exact(value) for name, value in row.items()} for row in fitting.to_pylist()]
+    assert len({row["id"] for row in listed}) == len(listed), "a key is there twice"
+    return {row["id"]: row for row in listed}
+
+
+def verdict(reader: Reader, table: DeltaTarget) -> str:
+    """Whether it reads what is there, in the words of the documentation."""
+    expected = plain(table.to_arrow())
+    try:
+        found = reader.read(table.storage.location())
+    except Exception as error:
+        first = re.split(r"(?<=[.!;]) ", str(error).strip().splitlines()[0])[0]
+        return f"refuses: *{first}*"
+    right = found == len(expected) if isinstance(found, int) else plain(found) == expected
+    return RIGHT if right else WRONG
+
+
+def test_the_table_has_lived(tables: dict[str, DeltaTarget]) -> None:
+    for merge, table in tables.items():
+        log = table.load()
+        assert log.version > (log.checkpointed or 0) > 0
+        assert {action for name in ("add", "remove") for action in (name,) if _said(table, name)} == {"add", "remove"}
+        assert _said(table, "OPTIMIZE")
+        with_vectors = sum(file.dead > 0 for file in log.files.values())
+        assert with_vectors >= 3 if merge == MERGES[0] else with_vectors == 0
+
+
+def _said(table: DeltaTarget, word: str) -> bool:
+    log = Path(table.storage.location(), "_delta_log")
+    return any(f'"{word}"' in path.read_text() for path in log.glob("*.json"))
+
+
+def test_our_own_reading(tables: dict[str, DeltaTarget]) -> None:
+    """Both merges come to the same rows."""
+    found = [plain(table.to_arrow()) for table in tables.values()]
+    assert found[0] == found[1] and len(found[0]) > 100
+
+
+def test_readers(tables: dict[str, DeltaTarget], listed: list[Reader]) -> None:
+    """Each reads the rows, or says that it cannot; what is known to be wrong stands in the documentation as well."""
+    lines = ["| Reader | Version | `deletion_vectors` | `copy_on_write` |", "|---|---|---|---|"]
+    for reader in listed:
+        found = [verdict(reader, tables[merge]) for merge in MERGES]
+        known = KNOWN_WRONG.get(reader.name, "")
+        assert (WRONG in found) == bool(known), f"{reader.name}: {found}"
+        told = [known if word == WRONG else word for word in found]
+        lines.append(f"| {reader.name} | {reader.version} | {told[0]} | {told[1]} |")
+    assert held_by("docs/readers.md", "readers", lines)
