@@ -333,7 +333,7 @@ def _prepare(context: Context, plan: Plan, concerned: Mapping[int, SinkTable]) -
     for index, target in {**concerned, **empty}.items():
         fence = generation_fence(plan, index)
         if (again or plan.definitions[index].revision) and target.exists():
-            target.begin_anew(fence, [group_marker(plan, g) for g in plan.groups_of(index)])
+            target.begin_anew(plan.pipeline, fence, [group_marker(plan, g) for g in plan.groups_of(index)])
         target.create(plan.pipeline)
         target.raise_fence(fence)
 

@@ -162,12 +162,13 @@ class SinkTable(Fenced, Protocol):
         :raises TerminalError: if it exists and is another's, or has other columns.
         """
 
-    def begin_anew(self, fence: Fence, markers: Sequence[str]) -> None:
+    def begin_anew(self, pipeline: str, fence: Fence, markers: Sequence[str]) -> None:
         """Take out all rows, once, and give the table the columns of its definition.
 
+        :param pipeline: the pipeline that owns it: nobody empties the table of another one.
         :param fence: raised in the same commit; if it stands already, nothing happens.
         :param markers: names of the markers that tell that something was published that must stay.
-        :raises TerminalError: if something was.
+        :raises TerminalError: if something was, or the table is another's.
         """
 
     def commit(self, decide: Decide, markers: Mapping[str, int], fence: Fence) -> bool:

@@ -478,11 +478,11 @@ class SinkConformance:
         self.needs(sink, Feature.REREAD)
         target = self.made(sink)
         self.publish(target, 0, 1, (1, "a", 1, "r"))
-        target.begin_anew(Fence("generation", 2), ["other"])
+        target.begin_anew("p", Fence("generation", 2), ["other"])
         assert self.held(target) == {} and target.markers().get("generation") == 2
         self.upsert(target, 2, (2, "b", 2, "c"))
         for value in (1, 2):
-            target.begin_anew(Fence("generation", value), ["other"])
+            target.begin_anew("p", Fence("generation", value), ["other"])
             assert self.held(target) == {(2, "b", 2): 1} and target.markers().get("generation") == 2
 
     def test_what_is_published_stays(self, sink: Sink) -> None:
@@ -490,7 +490,15 @@ class SinkConformance:
         target = self.made(sink)
         self.publish(target, 0, 1, (1, "a", 1, "r"))
         with pytest.raises(TerminalError):
-            target.begin_anew(Fence("generation", 2), ["other", "group/0"])
+            target.begin_anew("p", Fence("generation", 2), ["other", "group/0"])
+        assert self.held(target) == {(1, "a", 1): 1} and target.markers().get("generation") is None
+
+    def test_nobody_empties_the_table_of_another(self, sink: Sink) -> None:
+        self.needs(sink, Feature.REREAD)
+        target = self.made(sink)
+        self.publish(target, 0, 1, (1, "a", 1, "r"))
+        with pytest.raises(TerminalError):
+            target.begin_anew("q", Fence("generation", 2), [])
         assert self.held(target) == {(1, "a", 1): 1} and target.markers().get("generation") is None
 
     def test_another_definition(self, sink: Sink) -> None:
@@ -498,7 +506,7 @@ class SinkConformance:
         self.made(sink)
         more = replace(KEYED, columns=(INT, TEXT, Column("n", "decimal", "decimal(5,2)", True, precision=5, scale=2)))
         target = sink.table(more)
-        target.begin_anew(Fence("generation", 2), [])
+        target.begin_anew("p", Fence("generation", 2), [])
         target.create("p")
         row = {"id": 1, "v.w": "a", "n": Decimal("1.50"), SEQ: 1, OP: "r", TS: 0}
         file = target.stage("2/0/1/slice", [pa.Table.from_pylist([row], more.sink_schema)])

@@ -116,12 +116,14 @@ class WriteOnlyTable(States):
         if state["owner"] != pipeline or state["columns"] != self._schema.names:
             raise TerminalError(f"the {self.name} is another's, or has other columns")
 
-    def begin_anew(self, fence: Fence, markers: Sequence[str]) -> None:
+    def begin_anew(self, pipeline: str, fence: Fence, markers: Sequence[str]) -> None:
         def decide(state: State) -> State | None:
             if (state["markers"].get(fence.name) or 0) >= fence.value:
                 return None
             if any(marker in state["markers"] for marker in markers):
                 raise TerminalError(f"rows were published to the {self.name}")
+            if state["owner"] != pipeline:
+                raise TerminalError(f"the {self.name} is another's")
             return {"rows": None, "columns": self._schema.names}
 
         if (self.newest()[1]["markers"].get(fence.name) or 0) < fence.value:

@@ -9,10 +9,24 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from airflow_provider_cdc.core.table_properties import OWN
 from airflow_provider_cdc.sinks.delta.log import Log
 
-#: How the description of a table begins that a pipeline owns.
-OWNED = "airflow-cdc pipeline "
+#: How the description of a table begins that a pipeline owns, and the property that names it: people may write another
+#: description, and somebody who replaces the table takes the property away.
+OWNED, OWNER = "airflow-cdc pipeline ", f"{OWN}pipeline"
+
+
+def owner_of(metadata: Mapping[str, Any]) -> str | None:
+    """The pipeline that owns a table, ``None`` if no pipeline does.
+
+    :param metadata: of the table.
+    """
+    owner: str | None = (metadata.get("configuration") or {}).get(OWNER)
+    description = str(metadata.get("description") or "")
+    if owner is None and description.startswith(OWNED):  # the only sign that older versions have left
+        owner = description.removeprefix(OWNED)
+    return owner
 
 
 def differences(log: Log, wanted: str, partitions: Sequence[str], nullable: Collection[str]) -> list[str]:
@@ -24,9 +38,8 @@ def differences(log: Log, wanted: str, partitions: Sequence[str], nullable: Coll
     :param nullable: names of the columns that may be NULL in the source.
     """
     found = []
-    owner = str(log.metadata.get("description") or "")
-    if owner.startswith(OWNED):
-        found.append(f"it belongs to {owner}")
+    if (owner := owner_of(log.metadata)) is not None:
+        found.append(f"it belongs to {OWNED}{owner}")
     if log.markers:
         found.append(f"it has a writer: {', '.join(sorted(log.markers)[:3])}")
     needed = {column["name"]: column for column in json.loads(wanted)["fields"]}

@@ -65,7 +65,7 @@ class DeltaResumePoint:
         :param generation: number of the snapshot.
         """
         if generation > 1 and self.target.exists():
-            self.target.begin_anew(Fence(f"cdc/{self._pipeline}/generation", generation), [])
+            self.target.begin_anew(self._pipeline, Fence(f"cdc/{self._pipeline}/generation", generation), [])
 
     def read(self) -> Offset | None:
         """The resume point, ``None`` before the first batch."""

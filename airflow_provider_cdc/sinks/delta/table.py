@@ -18,7 +18,7 @@ from airflow_provider_cdc.core.deletes import HARD
 from airflow_provider_cdc.core.multiset import MissingRowsError
 from airflow_provider_cdc.core.schema import DELETED
 from airflow_provider_cdc.exceptions import CdcError, FencedError, NotReadyError, TerminalError, TransientError
-from airflow_provider_cdc.sinks.delta.adoption import OWNED, adopted, differences
+from airflow_provider_cdc.sinks.delta.adoption import OWNED, OWNER, adopted, differences, owner_of
 from airflow_provider_cdc.sinks.delta.compaction import Compaction, committed, plan
 from airflow_provider_cdc.sinks.delta.definition import (
     DELETES,
@@ -92,9 +92,8 @@ class DeltaTarget:
         :raises TerminalError: if it exists and is another's, or has other columns.
         :raises NotReadyError: if it is to be taken over, and cannot be.
         """
-        wanted = metadata_of(
-            self.schema, self.options, {**properties_of(self.options), **(configuration or {})}, OWNED + pipeline
-        )
+        properties = {**properties_of(self.options), **(configuration or {}), OWNER: pipeline}
+        wanted = metadata_of(self.schema, self.options, properties, OWNED + pipeline)
         protocol = protocol_for(self._partitioning.declared, vectors=self.options.vectors)
         for attempt in range(_TRIES):
             if not self.exists():
@@ -103,12 +102,9 @@ class DeltaTarget:
                 break
             else:
                 _wait(attempt)
+        self._log.refresh()
+        self._check_owner(self._log, pipeline)
         log = self.load()
-        if log.metadata.get("description") != OWNED + pipeline:
-            raise TerminalError(
-                f"the {self.name} was not made by pipeline {pipeline}",
-                "Choose another sink.path: only one pipeline may write to a table",
-            )
         if column_names(log.metadata) != column_names(wanted):
             raise TerminalError(
                 f"the {self.name} has other columns than its source table",
@@ -118,7 +114,7 @@ class DeltaTarget:
     def adopts(self, pipeline: str) -> bool:
         """Whether :meth:`create` takes the table over; see :class:`~airflow_provider_cdc.sinks.protocol.Adopting`."""
         self._log.refresh()
-        if not self.options.adopt or self._log.metadata.get("description") == OWNED + pipeline:
+        if not self.options.adopt or owner_of(self._log.metadata) == pipeline:
             return False
         wanted = metadata_of(self.schema, self.options, {}, "")["schemaString"]
         if found := differences(self._log, wanted, self._partitioning.names, self.options.nullable):
@@ -138,6 +134,20 @@ class DeltaTarget:
         self._check_settings(self._log)
         return self._log
 
+    def _check_owner(self, log: Log, pipeline: str) -> None:
+        if owner_of(log.metadata) != pipeline:
+            raise TerminalError(
+                f"the {self.name} was not made by pipeline {pipeline}",
+                "Choose another sink.path: only one pipeline may write to a table",
+            )
+
+    def _check_owned(self, log: Log) -> None:
+        if owner_of(log.metadata) is None:
+            raise TerminalError(
+                f"the {self.name} belongs to no pipeline: it was replaced by another one, or made by something else",
+                "Start with a fresh sink.path",
+            )
+
     def _check_settings(self, log: Log) -> None:
         self._partitioning.check(self.name, log.metadata)
         made = log.configuration.get(DELETES, HARD)
@@ -149,21 +159,35 @@ class DeltaTarget:
 
     def markers(self) -> Markers:
         """The markers of the newest version; none if the table does not exist."""
-        return dict(self.load().markers) if self._log.version >= 0 or self.exists() else {}
+        if self._log.version < 0 and not self.exists():
+            return {}
+        self._log.refresh()
+        if self.options.adopt and owner_of(self._log.metadata) is None:
+            return {}  # it is not ours yet
+        self._check_owned(self._log)
+        return dict(self.load().markers)
 
     def raise_fence(self, fence: Fence) -> None:
         """Write a fence's value, if it does not stand there yet; from then on smaller values cannot commit."""
         self.transact(lambda log: None if log.markers.get(fence.name) == fence.value else Edit(), {}, fence)
 
-    def begin_anew(self, fence: Fence, markers: Sequence[str]) -> None:
+    def begin_anew(self, pipeline: str, fence: Fence, markers: Sequence[str]) -> None:
         """Begin the table anew, once: without rows, with the columns of this target.
 
+        One that is to be taken over is left to :meth:`create`.
+
+        :param pipeline: the pipeline that owns it.
         :param fence: raised in the same transaction; if it stands already, nothing happens.
         :param markers: names of the markers that tell that something was published that must stay.
-        :raises TerminalError: if something was.
+        :raises TerminalError: if something was, or it is another's.
         """
         for attempt in range(_TRIES):
-            log = self.load()
+            self._log.refresh()
+            log = self._log
+            if self.options.adopt and owner_of(log.metadata) is None:
+                return
+            self._check_settings(log)
+            self._check_owner(log, pipeline)
             if log.markers.get(fence.name, 0) >= fence.value:
                 return
             if any(marker in log.markers for marker in markers):
@@ -349,6 +373,7 @@ class DeltaTarget:
 
     def _check(self) -> None:
         if self._log.metadata is not self._fitting:
+            self._check_owned(self._log)
             check_same(self._log, self._fitting, self._partitioning.declared)
             self._fitting = self._log.metadata
 

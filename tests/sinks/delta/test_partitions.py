@@ -552,7 +552,7 @@ def test_a_truncated_table(tmp_path: Path, vectors: bool) -> None:
 def test_it_begins_anew(tmp_path: Path) -> None:
     target = made(sink_at(tmp_path))
     upsert(target, (1, "DE", JANUARY, 1, 1, "c"))
-    target.begin_anew(Fence("generation", 2), [])
+    target.begin_anew("p", Fence("generation", 2), [])
     assert held(target) == []
     upsert(target, (1, "FR", JANUARY, 1, 1, "c"))
     assert partitions_of(target) == {("FR", "2024-01")}

@@ -187,11 +187,11 @@ def test_a_table_is_begun_anew_once(tmp_path: Path) -> None:
     """Without rows and under a higher fence; who comes second leaves what has been written since."""
     target = made(tmp_path)
     add(target, "a", rows((1, "a", 1, "r")))
-    target.begin_anew(Fence("generation", 2), ["group"])
+    target.begin_anew("p", Fence("generation", 2), ["group"])
     assert held(target) == {} and target.markers().get("generation") == 2
     upsert(target, (2, "b", 2, "c"))
     for value in (1, 2):
-        target.begin_anew(Fence("generation", value), ["group"])
+        target.begin_anew("p", Fence("generation", value), ["group"])
         assert held(target) == {2: ("b", 2)} and target.markers().get("generation") == 2
 
 
@@ -199,14 +199,14 @@ def test_a_table_with_published_rows_is_not_begun_anew(tmp_path: Path) -> None:
     target = made(tmp_path)
     add(target, "a", rows((1, "a", 1, "r")), {"group": 1})
     with pytest.raises(TerminalError, match=r"an older definition of its source were published .* fresh sink\.path"):
-        target.begin_anew(Fence("generation", 2), ["other", "group"])
+        target.begin_anew("p", Fence("generation", 2), ["other", "group"])
     assert held(target) == {1: ("a", 1)}
 
 
 def test_new_columns_may_need_a_feature(tmp_path: Path) -> None:
     target = made(tmp_path)
     schema = SCHEMA.append(pa.field("at", pa.timestamp("us")))
-    DeltaTarget(target.storage, schema, ["id"], "id").begin_anew(Fence("generation", 2), [])
+    DeltaTarget(target.storage, schema, ["id"], "id").begin_anew("p", Fence("generation", 2), [])
     assert set(target.load().protocol["readerFeatures"]) == {"deletionVectors", "timestampNtz"}
 
 
@@ -632,6 +632,33 @@ def test_a_table_of_another_pipeline(tmp_path: Path) -> None:
     target = made(tmp_path)
     with pytest.raises(TerminalError, match=r"not made by pipeline q\. Choose another sink\.path"):
         DeltaTarget(target.storage, SCHEMA).create("q")
+
+
+def test_a_table_that_was_replaced_before_a_restart(tmp_path: Path) -> None:
+    """Its markers are still there, so its rows would be taken for what they say."""
+    target = made(tmp_path)
+    add(target, "a", rows((1, "a", 1, "r")), {"m": 7})
+    DeltaTable.create(
+        folder_of(target).as_uri(),
+        DeltaTable(folder_of(target)).schema(),
+        mode="overwrite",
+        raise_if_key_not_exists=False,
+    )
+    after = opened(tmp_path)
+    with pytest.raises(TerminalError, match="belongs to no pipeline"):
+        after.markers()
+    with pytest.raises(TerminalError, match="belongs to no pipeline"):
+        upsert(after, (1, "b", 2, "u"))
+
+
+def test_people_may_describe_a_table(tmp_path: Path) -> None:
+    target = made(tmp_path)
+    DeltaTable(folder_of(target)).alter.set_table_description("orders of the shop")
+    upsert(target, (1, "a", 1, "c"))
+    again = opened(tmp_path)
+    again.create("p")
+    with pytest.raises(TerminalError, match="not made by pipeline q"):
+        again.create("q")
 
 
 def test_a_table_with_other_columns(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_what_a_table_says_of_its_source(tmp_path: Path) -> None:
         assert fields["id"] == {"airflow-cdc.type": "int unsigned"}
         assert fields["v.w"] == {"airflow-cdc.type": "varchar(9)", "comment": 'what it\'s "for"\n'}
         assert fields["_cdc_seq"] == {}
-        target.begin_anew(Fence("generation", 2), [])
+        target.begin_anew("p", Fence("generation", 2), [])
 
 
 def test_comments_are_no_part_of_the_definition() -> None:
