@@ -632,6 +632,8 @@ def test_a_table_of_another_pipeline(tmp_path: Path) -> None:
     target = made(tmp_path)
     with pytest.raises(TerminalError, match=r"not made by pipeline q\. Choose another sink\.path"):
         DeltaTarget(target.storage, SCHEMA).create("q")
+    with pytest.raises(TerminalError, match="not made by pipeline q"):
+        target.begin_anew("q", Fence("generation", 2), [])
 
 
 def test_a_table_that_was_replaced_before_a_restart(tmp_path: Path) -> None:
