@@ -373,8 +373,8 @@ class DeltaTarget:
 
     def _check(self) -> None:
         if self._log.metadata is not self._fitting:
-            self._check_owned(self._log)
             check_same(self._log, self._fitting, self._partitioning.declared)
+            self._check_owned(self._log)
             self._fitting = self._log.metadata
 
     def _decided(self, decide: Callable[[Log], Edit | None], fence: Fence) -> Edit | None:
