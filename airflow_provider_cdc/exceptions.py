@@ -101,6 +101,16 @@ class DamageError(TransientError):
         super().__init__(message, remedy, **facts)
 
 
+class StoreError(TransientError, OSError):
+    """An object store did not do what it was asked for; whether it has done it may not be known.
+
+    It is an ``OSError`` for those who know what to do about it, and worth a retry for all others.
+    """
+
+    #: Whether an answer has begun and did not come to its end: the library asks again only if none has begun.
+    broken_off = False
+
+
 class TableChangedError(TransientError):
     """The definition of a table changed while it was read: reading it again may do."""
 

@@ -21,10 +21,10 @@ from obstore.exceptions import AlreadyExistsError
 
 from airflow_provider_cdc.core.store_access import StoreAccess
 from airflow_provider_cdc.core.store_address import AZURE, GCS, S3, StoreAddress
+from airflow_provider_cdc.exceptions import StoreError
 from airflow_provider_cdc.sinks.object_files import PART, RangedFile, Upload, UploadFile
 from airflow_provider_cdc.sinks.storage import checked_name
 from airflow_provider_cdc.sinks.store_client import Bucket, Traffic, opened
-from airflow_provider_cdc.sinks.store_errors import StoreError
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from airflow_provider_cdc.exceptions import CdcError, NotReadyError, TransientError
+from airflow_provider_cdc.exceptions import CdcError, NotReadyError, StoreError
 
 _STATUS = re.compile(r"status code: (\d{3}[^:\n]*)")
 _CODE = re.compile(r"<Code>([A-Za-z0-9_.\-]{1,80})</Code>|\"(?:code|reason)\": ?\"([A-Za-z0-9_.\-]{1,80})\"")
@@ -61,16 +61,6 @@ _SOURCES: dict[str, str] = {
     "169.254.169.254": _NOBODY,
     "metadata.google.internal": _NOBODY,
 }
-
-
-class StoreError(TransientError, OSError):
-    """An object store did not do what it was asked for; whether it has done it may not be known.
-
-    It is an ``OSError`` for those who know what to do about it, and worth a retry for all others.
-    """
-
-    #: Whether an answer has begun and did not come to its end: the library asks again only if none has begun.
-    broken_off = False
 
 
 def error_of_store(error: BaseException, doing: str, secrets: Iterable[str]) -> CdcError:

@@ -128,7 +128,7 @@ def test_unknown_section_whose_value_stays_unsaid(make: Make) -> None:
         ({"stream": {"mode": "forever"}}, ("stream.mode is 'forever'", "continuous, catch_up")),
         ({"sink": {"path": "lake"}}, ("sink.path is 'lake'", "absolute")),
         ({"sink": {"kind": "iceberg"}}, ("sink.kind: 'iceberg' is not supported yet", "Use delta")),
-        ({"sink": {"deletes": "soft"}}, ("sink.deletes: 'soft' is not supported yet", "Use hard")),
+        ({"sink": {"deletes": "maybe"}}, ("sink.deletes is 'maybe'", "hard, soft, ignore")),
         ({"stream": {"schema_changes": "evolve"}}, ("stream.schema_changes: 'evolve' is not supported yet",)),
         ({"source": {"tables": ["("]}}, ("source.tables is '('", "regular expressions")),
         ({"spark": {"master": "mesos://h:1"}}, ("spark.master is 'mesos://h:1'", "It must be local")),

@@ -25,7 +25,7 @@ from airflow_provider_cdc.connections import Connection
 from airflow_provider_cdc.core.schema import SEQ
 from airflow_provider_cdc.core.store_access import StoreAccess, access_of
 from airflow_provider_cdc.core.store_address import StoreAddress
-from airflow_provider_cdc.exceptions import CdcError, NotReadyError, TransientError
+from airflow_provider_cdc.exceptions import CdcError, NotReadyError, StoreError, TransientError
 from airflow_provider_cdc.jobs.compactions import Parcel
 from airflow_provider_cdc.sinks import object_storage, store_client
 from airflow_provider_cdc.sinks.delta import upkeep
@@ -36,7 +36,6 @@ from airflow_provider_cdc.sinks.object_files import PART
 from airflow_provider_cdc.sinks.object_storage import ObjectStorage
 from airflow_provider_cdc.sinks.storage import LocalStorage
 from airflow_provider_cdc.sinks.store_check import check_store
-from airflow_provider_cdc.sinks.store_errors import StoreError
 from tests.support.object_store import object_storage as storage_of
 from tests.support.s3 import S3, s3_server
 from tests.support.store_proxy import Fault, StoreProxy
