@@ -118,6 +118,8 @@ def test_a_batch_into_one_table_makes_few_requests_one_after_the_other(
     epoch = warmed_up(world)
     monkeypatch.setattr(stream, "_LOOK_SECONDS", 3600)  # the look for groups that were read again is none of a batch
     world.write("a", value=7)
+    # While it is said how far the batch goes, its files are read: held up, the one meets the other on any machine.
+    world.proxy.meet("delay", "put", "/batch.json$")
     found = world.proxy.record(lambda: epoch.apply(world.batch(epoch)))
     said = [(r.what, r.key.removeprefix("lake/")) for r in found]
     print(*said, sep="\n")
