@@ -118,7 +118,8 @@ class Stream:
     """How changes are followed.
 
     :param mode: ``continuous``, or ``catch_up`` to end at the position seen at the start.
-    :param trigger_seconds: seconds between the starts of two batches.
+    :param trigger_seconds: least seconds between the starts of two batches. A batch begins as soon as there are
+        changes, and behind a full one at once.
     :param schema_changes: ``exception``: stop at every DDL of a captured table.
     :param max_batch_bytes: soft limit of one batch in bytes of binlog.
     :param max_batch_rows: soft limit of one batch in changed rows.
@@ -129,7 +130,7 @@ class Stream:
     """
 
     mode: str = "continuous"
-    trigger_seconds: float = 1
+    trigger_seconds: float = 0.5
     schema_changes: str = "exception"
     max_batch_bytes: int = 268_435_456
     max_batch_rows: int = 5_000_000

@@ -6,6 +6,7 @@ The source, its ``read`` and ``foreachBatch`` run in separate processes; what th
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 #: Name of the source within one Spark session.
 FORMAT = "airflow_cdc_binlog"
+#: Seconds for which the source waits at most before it says that there is no batch: Spark can end a query only then.
+_WAIT_SECONDS = 1.0
 
 
 @contextmanager
@@ -62,11 +65,13 @@ class BinlogReader(DataSourceStreamReader):
 
     :param job: the stream's job.
     :param start: where the epoch begins.
+    :param seconds: least time between the starts of two batches.
     """
 
-    def __init__(self, job: StreamJob, start: Offset) -> None:
+    def __init__(self, job: StreamJob, start: Offset, seconds: float = 0) -> None:
         self._job = job
         self._start = start
+        self._seconds, self._due = seconds, time.monotonic()
         self._planner: BatchPlanner | None = None
         self._pieces: list[Offset] = []
 
@@ -75,7 +80,7 @@ class BinlogReader(DataSourceStreamReader):
         return _encode(self._start)
 
     def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:
-        """End of the next batch.
+        """End of the next batch, which begins as soon as there are changes, and not too soon after the one before it.
 
         :param start: where the batch begins. Spark before 4.2 does not say it: the batch begins where the last one
             ended, since a checkpoint serves one epoch, and an epoch one reader.
@@ -85,11 +90,24 @@ class BinlogReader(DataSourceStreamReader):
                 if self._planner is None:
                     self._planner = self._job.make_planner()
                 begin = _decode(start) if start is not None else (self._pieces or [self._start])[-1]
+                if not self._begins(self._planner, begin):
+                    return _encode(begin)
                 self._pieces = [begin, *self._job.pieces(self._planner, begin)]
                 return _encode(self._pieces[-1])
             except CdcError:
                 self._close()
                 raise
+
+    def _begins(self, planner: BatchPlanner, begin: Offset) -> bool:
+        """Wait, but not for long, until a batch may begin, and there is something for it."""
+        now = time.monotonic()
+        until = now + _WAIT_SECONDS
+        if not planner.full:  # of a backlog there is no need to wait for more
+            time.sleep(max(0.0, min(self._due, until) - now))
+            if until < self._due or not planner.wait(begin, until - time.monotonic()):
+                return False
+        self._due = time.monotonic() + self._seconds
+        return True
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """A task for each piece of a batch, as they were found; else one, as of a batch that Spark plans again."""
@@ -120,8 +138,11 @@ class BinlogReader(DataSourceStreamReader):
             self._planner = None
 
 
-def make_source(job: StreamJob, start: Offset) -> type[DataSource]:
-    """Data source class for one epoch; the job, and with it the password, stays inside of the class."""
+def make_source(job: StreamJob, start: Offset, seconds: float) -> type[DataSource]:
+    """Data source class for one epoch; the job, and with it the password, stays inside of the class.
+
+    :param seconds: least time between the starts of two batches.
+    """
 
     class BinlogSource(DataSource):
         @classmethod
@@ -132,6 +153,6 @@ def make_source(job: StreamJob, start: Offset) -> type[DataSource]:
             return "manifest string"
 
         def streamReader(self, schema: Any) -> DataSourceStreamReader:
-            return BinlogReader(job, start)
+            return BinlogReader(job, start, seconds)
 
     return BinlogSource

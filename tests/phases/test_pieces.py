@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -34,12 +36,15 @@ def cli(mysql_server: MySQLServer, database: str, tmp_path: Path, cdc_user: dict
 
 
 @contextlib.contextmanager
-def reader(cli: Cli, piece_bytes: int = 1) -> Iterator[tuple[Epoch, BinlogReader]]:
-    """An epoch, and its source as Spark has it."""
+def reader(cli: Cli, piece_bytes: int = 1, seconds: float = 0) -> Iterator[tuple[Epoch, BinlogReader]]:
+    """An epoch, and its source as Spark has it.
+
+    :param seconds: least time between the starts of two batches.
+    """
     with cli.opened() as (context, store):
         epoch = begin(context, store, catch_up=True)
         epoch.job = replace(epoch.job, piece_bytes=piece_bytes)
-        source = BinlogReader(epoch.job, epoch.start)
+        source = BinlogReader(epoch.job, epoch.start, seconds)
         try:
             yield epoch, source
         finally:
@@ -131,6 +136,39 @@ def test_a_little_is_one_piece(cli: Cli, mysql_server: MySQLServer, database: st
         end = source.latestOffset(start, None)
         assert len(source.partitions(start, end)) == 1
         assert source.latestOffset(end, None) == end and source.partitions(end, end) == []
+
+
+def test_a_batch_begins_with_a_change(cli: Cli, mysql_server: MySQLServer, database: str) -> None:
+    """While nothing is new the source waits, and lets Spark look again; a change is taken although it has just begun
+    to wait. The next one has to wait for its time, and even that does not hold Spark up."""
+    with reader(cli, seconds=3) as (_, source):
+        start = source.initialOffset()
+        assert source.latestOffset(start, None) == start
+        writer = threading.Timer(0.3, mysql_server.execute, (f"UPDATE `{database}`.t SET v = 2",))
+        writer.start()
+        end = source.latestOffset(start, None)
+        began = time.monotonic()
+        assert end != start
+        writer.join()
+        mysql_server.execute(f"UPDATE `{database}`.t SET v = 3")
+        looks = 1
+        while source.latestOffset(end, None) == end:
+            looks += 1
+        assert time.monotonic() - began > 2.9 and looks > 1
+
+
+def test_what_is_full_is_followed_at_once(cli: Cli, mysql_server: MySQLServer, database: str) -> None:
+    with reader(cli, seconds=3600) as (epoch, source):
+        source._job = replace(epoch.job, max_batch_rows=1000, piece_bytes=16 << 20)
+        for first in range(1000, 3500, 500):
+            values = ", ".join(f"({n}, 0)" for n in range(first, first + 500))
+            mysql_server.execute(f"INSERT INTO `{database}`.t VALUES {values}")
+        ends = [source.initialOffset()]
+        for _ in range(4):
+            ends.append(source.latestOffset(ends[-1], None))
+        assert ends[1] != ends[0] and ends[2] != ends[1], "there is more"
+        mysql_server.execute(f"UPDATE `{database}`.t SET v = 2")
+        assert ends[4] == ends[3] == source.latestOffset(ends[3], None), "that was all, and the next hour has not begun"
 
 
 @pytest.mark.parametrize("compressed", [False, True])

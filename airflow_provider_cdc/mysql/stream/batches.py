@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,9 @@ from airflow_provider_cdc.mysql.binlog.walk.step import NEVER
 from airflow_provider_cdc.mysql.server.detours import look_up
 from airflow_provider_cdc.mysql.server.identity import binlog_end, identity, is_numbered, same_server
 
+#: Seconds between two looks whether there are changes.
+_LOOK_SECONDS = 0.05
+
 
 class BatchPlanner:
     """Walks the binlog ahead of the batches; it counts rows and does not decode them.
@@ -27,7 +31,11 @@ class BatchPlanner:
     :param open_at: opens a binlog stream at a position.
     :param captured: captured tables; what may not happen to them stops the scan.
     :param lineage: numbers the transactions.
+
+    ``full`` says whether the last batch ended because it was full: there is more behind it.
     """
+
+    full = False
 
     def __init__(
         self,
@@ -40,6 +48,20 @@ class BatchPlanner:
         self._binlog = BinlogReader(
             open_at, captured, lineage, count_only=True, detours=lambda: look_up(connection, captured)
         )
+
+    def wait(self, start: Offset, seconds: float) -> bool:
+        """Wait until something is new.
+
+        :param start: up to where the binlog is known.
+        :param seconds: how long at most.
+        :returns: whether something is.
+        """
+        until = time.monotonic() + seconds
+        while binlog_end(self._connection) == start.at:
+            if (left := until - time.monotonic()) <= 0:
+                return False
+            time.sleep(min(_LOOK_SECONDS, left))
+        return True
 
     def advance(self, start: Offset, max_bytes: int, max_rows: int = NEVER) -> Offset:
         """End of the batch that begins at ``start``; ``start`` itself if nothing is new.
@@ -97,6 +119,7 @@ class BatchPlanner:
         while len(found) < most and len(found) * size < max_bytes and (end := self.advance(at, size, rows)) != at:
             found.append(end)
             at = end
+        self.full = at.at < target
         return found
 
     def close(self) -> None:
