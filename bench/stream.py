@@ -3,7 +3,8 @@
 Latency is from the commit in the source to the commit in the sink, of every change: the source's time is in the GTID
 event, the sink's is taken after the commit of the batch. The stream is ``airflow-cdc stream`` as a user starts it.
 
-    make bench-stream     CDC_BENCH_SECONDS=n of latency (90), CDC_BENCH_SIZES=n,n,... rows (200000,2000000,10000000)
+    make bench-stream     CDC_BENCH_ROWS=n of the table whose changes are timed (200000), CDC_BENCH_SECONDS=n (90),
+                          CDC_BENCH_SIZES=n,n,... rows of the tables of single batches (200000,2000000,10000000)
 """
 
 from __future__ import annotations
@@ -18,30 +19,40 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.meter import SERVER, Meter
 from bench.snapshot import CHANGES_PER_SECOND, changes, machine
 from tests.support.cli import Cli
 from tests.support.servers import MySQLServer
 from tests.support.workload_tables import make_shop
 
-#: Seconds at the beginning of which nothing counts: Spark compiles its own code.
-_WARM_SECONDS = 30
+#: Seconds at the beginning of which nothing counts: Spark compiles its own code. And seconds without changes.
+_WARM_SECONDS, _IDLE_SECONDS = 30, 20
 #: Settings of the stream, and what they are called.
-LATENCY: dict[str, dict[str, Any]] = {"default settings": {}, "trigger_seconds: 0": {"trigger_seconds": 0}}
+LATENCY: dict[str, dict[str, Any]] = {
+    "default settings": {},
+    "trigger_seconds: 0": {"trigger_seconds": 0},
+    "trigger_seconds: 2": {"trigger_seconds": 2},
+}
 CHANGED = 10_000
 
 
 def latency(cli: Cli, server: MySQLServer, keys: Sequence[int], seconds: float) -> dict[str, float]:
-    """Percentiles (seconds) of the lags of all changes in so many seconds, and changes a second."""
-    with contextlib.ExitStack() as stack:
-        written = stack.enter_context(changes(server, keys))
-        process = stack.enter_context(cli.start("stream"))
+    """Percentiles (seconds) of the lags of all changes in so many seconds, and changes a second; processor time."""
+    with cli.start("stream") as process, Meter(process.pid, server.pid) as meter:
         try:
-            time.sleep(_WARM_SECONDS)
-            with cli.opened() as (_, store):
-                before = len(store.recent_batches(cli.value["name"], 1 << 20))
-            time.sleep(seconds)
-            with cli.opened() as (_, store):
-                listed = store.recent_batches(cli.value["name"], 1 << 20)
+            with changes(server, keys) as written:
+                time.sleep(_WARM_SECONDS)
+                with cli.opened() as (_, store):
+                    before = len(store.recent_batches(cli.value["name"], 1 << 20))
+                meter.mark()
+                time.sleep(seconds)
+                busy = meter.used()
+                with cli.opened() as (_, store):
+                    listed = store.recent_batches(cli.value["name"], 1 << 20)
+            time.sleep(5)
+            meter.mark()
+            time.sleep(_IDLE_SECONDS)
+            idle = meter.used()
         finally:
             process.terminate()
             process.communicate(timeout=120)
@@ -62,7 +73,14 @@ def latency(cli: Cli, server: MySQLServer, keys: Sequence[int], seconds: float) 
         for name, column, share in (("p50", "lag_p50_ms", 0.5), ("p95", "lag_p95_ms", 0.95))
     }
     most = max(b.lag_max_ms or 0 for b in batches) / 1000
-    return {**lags, "max": most, "batches": len(batches), "rate": written[0] / written[1]}
+    return {
+        **lags,
+        "max": most,
+        "commits": len(batches) / seconds,
+        "rate": written[0] / written[1],
+        "busy": 100 * sum(used for name, used in busy.items() if name != SERVER) / seconds,
+        "idle": 100 * sum(used for name, used in idle.items() if name != SERVER) / _IDLE_SECONDS,
+    }
 
 
 def upsert(cli: Cli, server: MySQLServer, keys: Sequence[int], rounds: int) -> Iterator[float]:
@@ -92,6 +110,8 @@ def upsert(cli: Cli, server: MySQLServer, keys: Sequence[int], rounds: int) -> I
 def shop(server: MySQLServer, rows: int, name: str, **settings: dict[str, Any]) -> Iterator[tuple[Cli, list[int]]]:
     """A shop with so many customers, and a copy of it."""
     with contextlib.closing(server.connect()) as connection:
+        with connection.cursor() as cursor:
+            cursor.execute("SET sql_log_bin = 0")  # nobody reads it
         make_shop(connection, "shop", rows, addresses=1, orders=1)
     (keys,) = zip(*server.execute("SELECT c_customer_sk FROM shop.customer"), strict=True)
     with tempfile.TemporaryDirectory(prefix="cdc-bench-") as folder:
@@ -106,14 +126,17 @@ def shop(server: MySQLServer, rows: int, name: str, **settings: dict[str, Any]) 
 def main() -> None:
     seconds = float(os.environ.get("CDC_BENCH_SECONDS", "90"))
     sizes = [int(size) for size in os.environ.get("CDC_BENCH_SIZES", "200000,2000000,10000000").split(",")]
+    rows = int(os.environ.get("CDC_BENCH_ROWS", "200000"))
     with MySQLServer({"innodb_buffer_pool_size": "2G", "tls_version": ""}) as server:
-        print(f"{CHANGES_PER_SECOND:,} changes/s into a table of 200,000 rows, {seconds:g} s each\n")
-        print("| | p50 s | p95 s | max s | batches | changes/s |\n|---|--:|--:|--:|--:|--:|")
+        print(f"{CHANGES_PER_SECOND:,} changes/s into a table of {rows:,} rows, {seconds:g} s each\n")
+        print("| | p50 s | p95 s | max s | commits/s | changes/s | % of a core | without changes |")
+        print("|---|--:|--:|--:|--:|--:|--:|--:|")
         for number, (name, settings) in enumerate(LATENCY.items()):
-            with shop(server, 200_000, f"latency{number}", stream=settings) as (cli, keys):
+            with shop(server, rows, f"latency{number}", stream=settings) as (cli, keys):
                 found = latency(cli, server, keys, seconds)
-            numbers = " | ".join(f"{found[k]:.2f}" for k in ("p50", "p95", "max"))
-            print(f"| {name} | {numbers} | {found['batches']} | {found['rate']:,.0f} |", flush=True)
+            numbers = " | ".join(f"{found[k]:.2f}" for k in ("p50", "p95", "max", "commits"))
+            used = " | ".join(f"{found[k]:.0f}" for k in ("busy", "idle"))
+            print(f"| {name} | {numbers} | {found['rate']:,.0f} | {used} |", flush=True)
         print(f"\n{CHANGED:,} changes all over the table in one batch: commit to Delta, medians of 3\n")
         print("| rows in the table | s | changes/s |\n|--:|--:|--:|")
         for size in sizes:
