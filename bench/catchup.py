@@ -1,12 +1,12 @@
 """Catching up: how fast a stream applies what was changed while it was down, from the binlog to the committed table.
 
 A table of 18 columns is copied, rows with random keys are updated while no stream runs, and then ``airflow-cdc stream``
-runs as a user starts it until it has caught up. Rivals do parts of the work on the same rows: Debezium's engine reads
-the same binlog into nothing, and MERGE of delta-rs gets changes that somebody has decoded already. Neither of them
-commits a table from a binlog by itself, so the time of both together is what a pipeline made of them takes at least.
+runs as a user starts it until it has caught up. Each rival does a part of that on the same rows: Debezium's engine
+reads the same binlog into nothing, and MERGE of delta-rs gets one batch of changes as a table in memory. Neither of
+them brings a binlog into a Delta table by itself; a pipeline that is made of both takes the time of both.
 
-    make bench-catchup    CDC_BENCH_ROWS=n of the table (10000000), CDC_BENCH_CHANGES=n (3000000),
-                          CDC_BENCH_RIVALS=0: without the rivals
+    make bench-catchup    CDC_BENCH_ROWS=n of the table (10000000), CDC_BENCH_CHANGES=n (10000000),
+                          CDC_BENCH_RIVALS=0: without the rivals, which need 8 GB of memory
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import DeltaTable, QueryBuilder
+from deltalake import DeltaTable, QueryBuilder, write_deltalake
 
+from bench import debezium
 from bench.meter import Meter
 from bench.snapshot import machine
 from tests.support.cli import Cli
@@ -43,6 +44,9 @@ _TRANSACTION, _WRITERS = 1000, 2
 _BUCKET = 10_000
 _SECONDS = 3600
 _KEY = "c_customer_sk"
+#: Changes a row each time.
+_MARK = f"UPDATE shop.customer SET c_birth_day = 1 + IFNULL(c_birth_day, 0) % 28 WHERE {_KEY} = 1"
+_NAMES = [name for name, _, _ in CUSTOMER.columns]
 
 
 # ---------------------------------------------------------------- the table
@@ -84,12 +88,14 @@ class Caught:
 
     :param start: seconds until it begins: Python, Java, Spark.
     :param seconds: from there to its last commit.
+    :param rest: changes and seconds behind the first batch, for which the index of keys is made.
     :param batches: changes and seconds of applying of each batch.
     :param cpu: processor seconds meanwhile, by what used them.
     """
 
     start: float
     seconds: float
+    rest: tuple[int, float]
     batches: list[tuple[int, float]]
     cpu: dict[str, float] = field(default_factory=dict)
 
@@ -118,8 +124,30 @@ def catch_up(cli: Cli, server: MySQLServer) -> Caught:
         raise SystemExit("the stream failed:\n" + "".join(said[-20:]))
     with cli.opened() as (_, store):
         batches = [b for b in reversed(store.recent_batches(cli.value["name"], 1 << 20)) if b.changes]
-    end = batches[-1].committed_at.replace(tzinfo=datetime.UTC).timestamp()
-    return Caught(begins - began, end - begins, [(b.changes, b.seconds) for b in batches], meter.used())
+    first, end = (b.committed_at.replace(tzinfo=datetime.UTC).timestamp() for b in (batches[0], batches[-1]))
+    rest = sum(b.changes for b in batches[1:]), end - first
+    return Caught(begins - began, end - begins, rest, [(b.changes, b.seconds) for b in batches], meter.used())
+
+
+# ---------------------------------------------------------------- the rivals
+
+
+def rewritten(table: Path, copy: Path) -> None:
+    """Write a Delta table once more as delta-rs does, without deletion vectors."""
+    found = QueryBuilder().register("t", DeltaTable(table)).execute(f"SELECT {', '.join(_NAMES)} FROM t")
+    write_deltalake(copy, pa.RecordBatchReader.from_stream(found))
+
+
+def merged(table: Path, rows: int, count: int) -> float:
+    """Changes a second of a MERGE of delta-rs, of one batch with random keys."""
+    keys = sorted(random.Random(1).sample(range(1, rows + 1), count))
+    places = pa.table({_KEY: pa.array(keys, pa.int32())})
+    which = DeltaTable(table).to_pyarrow_dataset().to_table(filter=pc.field(_KEY).isin(places[_KEY].combine_chunks()))
+    changed = which.set_column(_NAMES.index("c_birth_year"), "c_birth_year", pa.array([2000] * len(which), pa.int32()))
+    began = time.monotonic()
+    merge = DeltaTable(table).merge(changed, f"t.{_KEY} = s.{_KEY}", source_alias="s", target_alias="t")
+    merge.when_matched_update_all().when_not_matched_insert_all().execute()
+    return count / (time.monotonic() - began)
 
 
 # ---------------------------------------------------------------- the proof
@@ -131,8 +159,7 @@ def differing(server: MySQLServer, table: Path) -> tuple[int, int]:
     A part is a range of keys; compared are the number of its rows and the sum of their checksums. The server makes its
     own, of the text of all columns; those of the copy are made here, of what delta-rs reads.
     """
-    names = [name for name, _, _ in CUSTOMER.columns]
-    text = ", ".join(f"IFNULL({name}, '~')" for name in names)
+    text = ", ".join(f"IFNULL({name}, '~')" for name in _NAMES)
     source = {
         int(part): (int(count), int(total))
         for part, count, total in server.execute(
@@ -141,10 +168,10 @@ def differing(server: MySQLServer, table: Path) -> tuple[int, int]:
         )
     }
     counts, totals = dict[int, int](), dict[int, int]()
-    columns = ", ".join(names)
+    columns = ", ".join(_NAMES)
     for batch in QueryBuilder().register("t", DeltaTable(table)).execute(f"SELECT {columns} FROM t"):
-        found = pa.RecordBatch.from_arrays([pa.array(batch.column(i)) for i in range(len(names))], names=names)
-        values = [pc.fill_null(pc.cast(found[name], pa.string()), "~") for name in names]
+        found = pa.RecordBatch.from_arrays([pa.array(batch.column(i)) for i in range(len(_NAMES))], names=_NAMES)
+        values = [pc.fill_null(pc.cast(found[name], pa.string()), "~") for name in _NAMES]
         sums = pa.array([zlib.crc32(line) for line in _lines(values)], pa.int64())
         part = pc.divide(found[_KEY], _BUCKET)
         grouped = pa.table({"part": part, "sum": sums}).group_by("part").aggregate([("sum", "count"), ("sum", "sum")])
@@ -165,7 +192,7 @@ def _lines(values: list[Any]) -> Iterator[bytes]:
 
 def main() -> None:
     rows = int(os.environ.get("CDC_BENCH_ROWS", "10000000"))
-    changes = int(os.environ.get("CDC_BENCH_CHANGES", "3000000"))
+    changes = int(os.environ.get("CDC_BENCH_CHANGES", "10000000"))
     variables = {
         "innodb_buffer_pool_size": "3G",
         "sync_binlog": 0,
@@ -176,6 +203,10 @@ def main() -> None:
     with MySQLServer(variables) as server, tempfile.TemporaryDirectory(prefix="cdc-bench-") as folder:
         _say(f"making {rows:,} rows")
         filled(server, rows)
+        engine = None
+        if os.environ.get("CDC_BENCH_RIVALS") != "0":
+            engine = debezium.Engine(server.connect_args(), Path(folder, "debezium"))
+            engine.mark("shop", "customer", lambda: server.execute(_MARK))
         cli = Cli(Path(folder), server, r"shop\.customer", name="catchup")
         _say("copying them")
         cli.snapshot()
@@ -185,22 +216,36 @@ def main() -> None:
         caught = catch_up(cli, server)
         report(rows, caught)
         _say("comparing")
-        copied, unlike = differing(server, cli.sink / "shop" / "customer")
+        table = cli.sink / "shop" / "customer"
+        copied, unlike = differing(server, table)
         print(f"\nThe copy has {copied:,} of {rows:,} rows; ranges of keys that differ from the source: {unlike}")
-        (mysql,) = server.execute("SELECT VERSION()")[0]
         if copied != rows or unlike:
             sys.exit(1)
-    machine(str(mysql))
+        if engine is not None:
+            _say("Debezium reads the same binlog")
+            seconds, records = engine.stream("shop", "customer", changes)
+            _say("delta-rs merges one batch")
+            rewritten(table, Path(folder, "rival"))
+            merging = merged(Path(folder, "rival"), rows, min(caught.batches[0][0], rows // 2))
+            reading = records / seconds
+            both = 1 / (1 / reading + 1 / merging)
+            print(f"\nDebezium's engine reads {reading:,.0f} changes/s, delta-rs merges {merging:,.0f} changes/s;")
+            print(f"one after the other {both:,.0f} changes/s. This project: {caught.rate / both:.1f} times as many")
+        (mysql,) = server.execute("SELECT VERSION()")[0]
+    machine(str(mysql), f"Debezium {debezium.VERSION}, " if engine else "")
 
 
 def report(rows: int, caught: Caught) -> None:
     """Print what was measured."""
     print(f"{caught.changes:,} updates of random keys in a table of {rows:,} rows and 18 columns, default settings\n")
-    print("| changes/s | s | of these applying | batches | start of Python and Spark s |\n|--:|--:|--:|--:|--:|")
+    print("| | changes/s | changes | s | batches |\n|---|--:|--:|--:|--:|")
+    for name, changes, seconds, count in (
+        ("from the beginning of the stream", caught.changes, caught.seconds, len(caught.batches)),
+        ("behind the first batch", *caught.rest, len(caught.batches) - 1),
+    ):
+        print(f"| {name} | {changes / (seconds or 1):,.0f} | {changes:,} | {seconds:.1f} | {count} |")
     applying = sum(seconds for _, seconds in caught.batches)
-    print(
-        f"| {caught.rate:,.0f} | {caught.seconds:.1f} | {applying:.1f} | {len(caught.batches)} | {caught.start:.1f} |\n"
-    )
+    print(f"\nIts start takes {caught.start:.1f} s before that. Batches were applied for {applying:.1f} s.\n")
     print("| processor time | s | us a change |\n|---|--:|--:|")
     for name, used in sorted(caught.cpu.items(), key=lambda found: -found[1]):
         print(f"| {name} | {used:.1f} | {used / caught.changes * 1e6:.2f} |")

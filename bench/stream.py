@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from airflow_provider_cdc.store.models import BatchRow
 from bench.meter import SERVER, Meter
 from bench.snapshot import CHANGES_PER_SECOND, changes, machine
 from tests.support.cli import Cli
@@ -36,19 +37,25 @@ LATENCY: dict[str, dict[str, Any]] = {
 CHANGED = 10_000
 
 
+def taken(cli: Cli) -> list[BatchRow]:
+    """All batches that a stream has applied, the newest first."""
+    with cli.opened() as (_, store):
+        return store.recent_batches(cli.value["name"], 1 << 20)
+
+
 def latency(cli: Cli, server: MySQLServer, keys: Sequence[int], seconds: float) -> dict[str, float]:
     """Percentiles (seconds) of the lags of all changes in so many seconds, and changes a second; processor time."""
     with cli.start("stream") as process, Meter(process.pid, server.pid) as meter:
         try:
             with changes(server, keys) as written:
+                while not taken(cli):
+                    assert process.poll() is None, process.stderr and process.stderr.read()
+                    time.sleep(1)
                 time.sleep(_WARM_SECONDS)
-                with cli.opened() as (_, store):
-                    before = len(store.recent_batches(cli.value["name"], 1 << 20))
+                before = len(taken(cli))
                 meter.mark()
                 time.sleep(seconds)
-                busy = meter.used()
-                with cli.opened() as (_, store):
-                    listed = store.recent_batches(cli.value["name"], 1 << 20)
+                busy, listed = meter.used(), taken(cli)
             time.sleep(5)
             meter.mark()
             time.sleep(_IDLE_SECONDS)
@@ -56,7 +63,7 @@ def latency(cli: Cli, server: MySQLServer, keys: Sequence[int], seconds: float) 
         finally:
             process.terminate()
             process.communicate(timeout=120)
-    batches = listed[: len(listed) - before]  # the newest come first
+    batches = listed[: len(listed) - before]
     assert batches, "the stream has applied nothing"
 
     def weighted(values: list[tuple[float, int]], share: float) -> float:

@@ -115,7 +115,7 @@ class BatchPlanner:
         """
         found, target, at = list[Offset](), binlog_end(self._connection), start
         there = target.position - start.at.position if target.file == start.at.file else max_bytes
-        size, rows = min(max_bytes, max(least_bytes, -(-there // most))), -(-max_rows // most)
+        size, rows = min(max_bytes, max(least_bytes, -(-min(there, max_bytes) // most))), -(-max_rows // most)
         while len(found) < most and len(found) * size < max_bytes and (end := self.advance(at, size, rows)) != at:
             found.append(end)
             at = end
