@@ -21,7 +21,7 @@ from airflow_provider_cdc.mysql.server.detours import look_up
 from airflow_provider_cdc.mysql.server.identity import binlog_end, identity, is_numbered, same_server
 
 #: Seconds between two looks whether there are changes.
-_LOOK_SECONDS = 0.05
+_LOOK_SECONDS = 0.1
 
 
 class BatchPlanner:
