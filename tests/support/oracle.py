@@ -516,7 +516,9 @@ class _Show:
     def pairs(self, origin: pa.Array, partner: pa.Array) -> None:
         sources = self.source.take(origin.slice(0, EXAMPLES)).to_pylist()
         for a, b in zip(sources, self.sink.take(partner.slice(0, EXAMPLES)).to_pylist(), strict=True):
-            values = [f"{n}: source {_readable(a[n])}, sink {_readable(b[n])}" for n in a if repr(a[n]) != repr(b[n])]
+            other = [n for n in a if n in b and repr(a[n]) != repr(b[n])]
+            values = [f"{n}: source {_readable(a[n])}, sink {_readable(b[n])}" for n in other]
+            values = values or ["what deleted it, or when"]
             self.found.examples.append(f"different: {self._name(a)}: {'; '.join(values)}")
 
 
