@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_cdc.core.offset import Offset
 from airflow_provider_cdc.jobs.batches import together
 from airflow_provider_cdc.jobs.slices import run_in_threads
-from airflow_provider_cdc.phases import apply, stream
+from airflow_provider_cdc.phases import apply, reread, stream
+from airflow_provider_cdc.phases.apply import epoch_fence
 from airflow_provider_cdc.phases.groups import targets
 from airflow_provider_cdc.phases.resuming import find_place
 from airflow_provider_cdc.phases.snapshot import run_group
@@ -87,6 +89,7 @@ class World:
     def __init__(self, cli: Cli, server: MySQLServer, database: str, gone: Gone, chance: random.Random) -> None:
         self.cli, self.server, self.database, self.gone, self.chance = cli, server, database, gone, chance
         self.waiting: list[tuple[int, Any, Any]] = []
+        self.places: list[Offset] = []
         self.count = 0
 
     def tables(self) -> list[DeltaTarget]:
@@ -135,9 +138,11 @@ class World:
                 raise Crash(name)
 
         with pytest.MonkeyPatch.context() as patch, suppress(Crash):
-            patch.setattr(apply, "failpoint", failpoint)
+            for module in (apply, reread):
+                patch.setattr(module, "failpoint", failpoint)
             with self.cli.epoch() as epoch, closing(epoch.job.make_planner()) as planner:
                 at, chance = epoch.start, self.chance
+                self.places.append(at)
                 epoch.publish()
                 while not epoch.over():
                     sizes = chance.choice([1, 2000, 1 << 28]), chance.choice([1, 1500, 1 << 20])
@@ -172,6 +177,14 @@ class World:
             group = self.chance.choice([*plan.groups()])
             for _ in range(2):
                 run_group(context, store, plan, group, run_in_threads, holder="t", requested_by=asked_by(f"t{group}"))
+
+    def back(self) -> None:
+        """The resume point is that of an earlier time: whatever has come since comes again, in other batches."""
+        with self.cli.epoch() as epoch:
+            earlier = [place for place in self.places if place.at < epoch.start.at]
+            if earlier:
+                fence = epoch_fence(self.cli.context.pipeline.name, epoch.number)
+                self.cli.context.sink.resume_point().write(self.chance.choice(earlier), epoch.plan.lineage, fence)
 
     def sweep(self) -> None:
         for table in self.tables():
@@ -229,7 +242,7 @@ def test_everything_at_once(world: World, seed: int) -> None:
     steps = [
         step
         for _ in range(8)
-        for step in ("write", *chance.sample(["stream", "die", "plan", "commit", "again", "sweep", "merge"], 4))
+        for step in ("write", *chance.sample(["stream", "die", "plan", "commit", "again", "sweep", "merge", "back"], 4))
     ]
     for step in steps:
         if step == "die":
