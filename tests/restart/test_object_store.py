@@ -43,7 +43,10 @@ def proxy(kind: Kind) -> Iterator[StoreProxy]:
     [
         *(
             pytest.param(
-                replace(Schedule.chain(n), rows=1500), "moto", id=f"chain-{n}", marks=[pytest.mark.long] * (n >= QUICK)
+                replace(Schedule.chain(n), rows=1000, batch_bytes=256 << 10),
+                "moto",
+                id=f"chain-{n}",
+                marks=[pytest.mark.long] * (n >= QUICK),
             )
             for n in range(CHAINS)
         ),
