@@ -158,6 +158,9 @@ class World:
                     at = ends[-1]
                     if chance.random() < 0.3:
                         self.commit()
+                    if chance.random() < 0.5:
+                        epoch.publish()
+                epoch.publish()
 
     def plan(self) -> None:
         for index, table in enumerate(self.tables()):
