@@ -1,4 +1,5 @@
-"""Everything at once, as chance wants it: odd keys, crashes, compaction, groups that are read again, both merges."""
+"""Everything at once, as chance wants it: odd keys, partitions, deleted rows that stay, crashes, compaction, groups
+that are read again, both merges."""
 
 from __future__ import annotations
 
@@ -11,9 +12,11 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_cdc.core.offset import Offset
 from airflow_provider_cdc.jobs.batches import together
 from airflow_provider_cdc.jobs.slices import run_in_threads
-from airflow_provider_cdc.phases import apply, stream
+from airflow_provider_cdc.phases import apply, reread, stream
+from airflow_provider_cdc.phases.apply import epoch_fence
 from airflow_provider_cdc.phases.groups import targets
 from airflow_provider_cdc.phases.resuming import find_place
 from airflow_provider_cdc.phases.snapshot import run_group
@@ -22,10 +25,11 @@ from airflow_provider_cdc.sinks.delta.table import DeltaTarget
 from airflow_provider_cdc.sinks.delta.upkeep import sweep
 from tests.support.cli import Cli, asked_by
 from tests.support.delta import as_delta
-from tests.support.oracle import compare_all
+from tests.support.gone import Gone
+from tests.support.oracle import Kept, compare_all
 from tests.support.servers import MySQLServer
 
-#: Tables: the columns that tell their rows apart, the key, and values of these columns.
+#: Tables: the columns that tell their rows apart, the key, and values of these columns. All have three more columns.
 _TABLES: dict[str, tuple[dict[str, str], str, list[tuple[str, ...]]]] = {
     "whole": ({"k": "INT"}, "k", [("-3",), ("0",), ("1",), ("70",), ("-2147483648",), ("2147483647",)]),
     "huge": ({"k": "BIGINT UNSIGNED"}, "k", [("0",), ("5",), ("9223372036854775808",), ("18446744073709551615",)]),
@@ -65,12 +69,27 @@ class Crash(Exception):
     """A process that is killed, as far as that can be had without one."""
 
 
+#: By what they may be partitioned.
+_PARTITIONS: dict[str, list[list[str | dict[str, str]]]] = {
+    "whole": [["k"], ["p", {"month": "at"}]],
+    "huge": [["k"], [{"hour": "at"}]],
+    "folded": [["p"], [{"year": "at"}, "p"]],
+    "padded": [["n"], ["p"]],
+    "raw": [["p"], [{"day": "at"}]],
+    "dated": [["d"], [{"year": "t"}], ["p"]],
+    "loose": [["p"], ["p", {"month": "at"}]],
+}
+_PARTS = ("NULL", "'x'", "'y/ z'")
+_MOMENTS = ("NULL", "'2024-02-29 23:59:59.999999'", "'1969-12-31 23:00:00'")
+
+
 class World:
     """A pipeline, its source, and what has not been committed yet."""
 
-    def __init__(self, cli: Cli, server: MySQLServer, database: str, chance: random.Random) -> None:
-        self.cli, self.server, self.database, self.chance = cli, server, database, chance
+    def __init__(self, cli: Cli, server: MySQLServer, database: str, gone: Gone, chance: random.Random) -> None:
+        self.cli, self.server, self.database, self.gone, self.chance = cli, server, database, gone, chance
         self.waiting: list[tuple[int, Any, Any]] = []
+        self.places: list[Offset] = []
         self.count = 0
 
     def tables(self) -> list[DeltaTarget]:
@@ -78,25 +97,30 @@ class World:
 
     def write(self) -> None:
         """Some transactions; some are rolled back."""
-        for _ in range(self.chance.randrange(1, 8)):
-            statements = [self._statement() for _ in range(self.chance.randrange(1, 5))]
-            if self.chance.random() < 0.05:
-                self.server.session(self.database, f"TRUNCATE TABLE {self.chance.choice([*_TABLES])}")
-            end = "ROLLBACK" if self.chance.random() < 0.1 else "COMMIT"
-            self.server.session(self.database, "SET sql_mode = ''", "START TRANSACTION", *statements, end)
+        chance = self.chance
+        with closing(self.server.connect(database=self.database)) as connection, connection.cursor() as cursor:
+            cursor.execute("SET sql_mode = ''")
+            for _ in range(chance.randrange(5, 40)):
+                if chance.random() < 0.03:
+                    self.gone.truncate(connection, chance.choice([*_TABLES]))
+                cursor.execute("START TRANSACTION")
+                for _ in range(chance.randrange(1, 5)):
+                    cursor.execute(self._statement())
+                cursor.execute("ROLLBACK" if chance.random() < 0.1 else "COMMIT")
 
     def _statement(self) -> str:
         name, self.count = self.chance.choice([*_TABLES]), self.count + 1
         columns, _, values = _TABLES[name]
-        row = self.chance.choice(values)
+        row, part, at = self.chance.choice(values), self.chance.choice(_PARTS), self.chance.choice(_MOMENTS)
         where = " AND ".join(f"{c} <=> {v}" for c, v in zip(columns, row, strict=True))
         change = ", ".join(f"{c} = VALUES({c})" for c in columns)
-        first, new = next(iter(columns)), f"VALUES ({', '.join(row)}, {self.count})"
+        first, new = next(iter(columns)), f"VALUES ({', '.join(row)}, {part}, {at}, {self.count})"
         return self.chance.choice(
             [
-                f"INSERT INTO {name} {new} ON DUPLICATE KEY UPDATE {change}, v = VALUES(v)",
+                f"INSERT INTO {name} {new} ON DUPLICATE KEY UPDATE {change}, p = VALUES(p), v = VALUES(v)",
                 f"REPLACE INTO {name} {new}",
                 f"UPDATE {name} SET v = {self.count} WHERE {where}",
+                f"UPDATE {name} SET p = {part}, at = {at} WHERE {where}",
                 f"DELETE FROM {name} WHERE {where}",
                 f"DELETE FROM {name} WHERE {where} LIMIT 1",
                 f"UPDATE IGNORE {name} SET {first} = {row[0]} ORDER BY {first} LIMIT {self.chance.randrange(1, 3)}",
@@ -114,9 +138,11 @@ class World:
                 raise Crash(name)
 
         with pytest.MonkeyPatch.context() as patch, suppress(Crash):
-            patch.setattr(apply, "failpoint", failpoint)
+            for module in (apply, reread):
+                patch.setattr(module, "failpoint", failpoint)
             with self.cli.epoch() as epoch, closing(epoch.job.make_planner()) as planner:
                 at, chance = epoch.start, self.chance
+                self.places.append(at)
                 epoch.publish()
                 while not epoch.over():
                     sizes = chance.choice([1, 2000, 1 << 28]), chance.choice([1, 1500, 1 << 20])
@@ -132,6 +158,9 @@ class World:
                     at = ends[-1]
                     if chance.random() < 0.3:
                         self.commit()
+                    if chance.random() < 0.5:
+                        epoch.publish()
+                epoch.publish()
 
     def plan(self) -> None:
         for index, table in enumerate(self.tables()):
@@ -152,13 +181,32 @@ class World:
             for _ in range(2):
                 run_group(context, store, plan, group, run_in_threads, holder="t", requested_by=asked_by(f"t{group}"))
 
+    def back(self) -> None:
+        """The resume point is that of an earlier time: whatever has come since comes again, in other batches."""
+        with self.cli.epoch() as epoch:
+            earlier = [place for place in self.places if place.at < epoch.start.at]
+            if earlier:
+                fence = epoch_fence(self.cli.context.pipeline.name, epoch.number)
+                self.cli.context.sink.resume_point().write(self.chance.choice(earlier), epoch.plan.lineage, fence)
+
     def sweep(self) -> None:
         for table in self.tables():
             sweep(table.load(), 0)
 
+    def merge(self) -> None:
+        """From now on other tables are merged by copies."""
+        copies = [name for name in _TABLES if self.chance.random() < 0.5]
+        self.cli.value["sink"]["merge"] = {"copy_on_write": [f"{self.database}[.]{name}" for name in copies]}
+        self.cli.write()
+
     def differences(self) -> str:
+        soft = self.cli.value["sink"]["deletes"]["soft"]
+        kept = {
+            name: Kept(self.gone.database, "1970-01-01", f"{self.database}[.]{name}" in soft)
+            for name in self.gone.tables
+        }
         with closing(self.server.connect()) as connection:
-            return "\n".join(map(str, compare_all(connection, self.database, self.cli.sink)))
+            return "\n".join(map(str, compare_all(connection, self.database, self.cli.sink, kept=kept)))
 
 
 @pytest.fixture
@@ -166,40 +214,44 @@ def world(
     mysql_server: MySQLServer, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> Iterator[World]:
     monkeypatch.setattr(compaction, "SMALLS", 3)
+    monkeypatch.setattr(compaction, "FEWEST", 2)
     monkeypatch.setattr(compaction, "DEAD", 0.1)
     monkeypatch.setattr(key_index, "_MERGED", 2)
     chance = random.Random(seed)
     monkeypatch.setattr(edit, "SMALL_FILE", chance.choice([edit.SMALL_FILE, 2000]))
     for name, (columns, key, _) in _TABLES.items():
         filled = " NOT NULL" if key else ""
-        listed = (
-            [f"{c} {kind}{filled}" for c, kind in columns.items()]
-            + ["v INT"]
-            + ([f"PRIMARY KEY ({key})"] if key else [])
-        )
+        listed = [f"{c} {kind}{filled}" for c, kind in columns.items()]
+        listed += ["p VARCHAR(9)", "at DATETIME(6)", "v INT", *([f"PRIMARY KEY ({key})"] if key else [])]
         mysql_server.session(database, "SET sql_mode = ''", f"CREATE TABLE {name} ({', '.join(listed)})")
-    cli = Cli(tmp_path, mysql_server, rf"{database}\..*", name=database, snapshot={"chunk_rows": 2})
-    yield World(cli, mysql_server, database, chance)
+    how = {name: chance.choice(["soft", "ignore", "hard"]) for name, (_, key, _) in _TABLES.items() if key}
+    sink: dict[str, Any] = {
+        "deletes": {mode: [f"{database}[.]{n}" for n in how if how[n] == mode] for mode in ("soft", "ignore")},
+        "partition_by": {
+            f"{database}[.]{n}": chance.choice(by) for n, by in _PARTITIONS.items() if chance.random() < 0.6
+        },
+    }
+    cli = Cli(tmp_path, mysql_server, rf"{database}\..*", name=database, snapshot={"chunk_rows": 2}, sink=sink)
+    kept = [name for name, mode in how.items() if mode != "hard"]
+    with Gone(mysql_server.connect_args(), database, kept) as gone:
+        yield World(cli, mysql_server, database, gone, chance)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("seed", range(20, 30))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.long) for n in range(1, 12))])
 def test_everything_at_once(world: World, seed: int) -> None:
     chance = world.chance
     world.write()
-    world.write()
     world.cli.snapshot()
-    steps = chance.choices(
-        ["write", "stream", "die", "plan", "commit", "again", "sweep", "merge"], [2, 2, *[1] * 6], k=25
-    )
+    steps = [
+        step
+        for _ in range(8)
+        for step in ("write", *chance.sample(["stream", "die", "plan", "commit", "again", "sweep", "merge", "back"], 4))
+    ]
     for step in steps:
         if step == "die":
-            world.stream(chance.randrange(1, 12))
+            world.stream(chance.randrange(1, 30))
         elif step == "stream":
             world.stream(None)
-        elif step == "merge":
-            world.cli.value["sink"]["merge"] = chance.choice(["deletion_vectors", "copy_on_write"])
-            world.cli.write()
         else:
             getattr(world, step)()
     world.stream(None)

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from tests.support.oracle import check_ledger, compare, compare_all
+from tests.support.gone import Gone
+from tests.support.oracle import Kept, check_ledger, compare, compare_all
 from tests.support.servers import MySQLServer
 from tests.support.workload import make_foreign
 
@@ -261,3 +262,82 @@ def test_tables_without_a_key_are_counted(conn: Any, database: str, tmp_path: Pa
         assert difference([wrong, *values[1:]]) == (1, 1)
     with pytest.raises(ValueError, match="not in the source"):
         compare(conn, database, "absent", tmp_path / "t")
+
+
+# ---------------------------------------------------------------- rows that stay
+
+
+_KEPT_SCHEMA = pa.schema(
+    [
+        ("id", pa.int32()),
+        ("p", pa.string()),
+        ("at", pa.timestamp("us")),
+        ("_cdc_op", pa.string()),
+        ("_cdc_ts", pa.timestamp("us", tz="UTC")),
+        ("_cdc_deleted", pa.bool_()),
+        ("at_month", pa.string()),
+    ]
+)
+_AT = datetime.datetime(2024, 2, 29)
+_LATE, _EARLY = datetime.datetime(2200, 1, 1, tzinfo=UTC), datetime.datetime(2000, 1, 1, tzinfo=UTC)
+
+
+def _rows(**changed: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """What a soft copy holds of the table below, but for some rows, by ``r<id>``."""
+    about = {"at": _AT, "_cdc_op": "c", "_cdc_ts": _LATE, "_cdc_deleted": False, "at_month": "2024-02"}
+    gone = {**about, "_cdc_op": "d", "_cdc_deleted": True}
+    parts = {1: "x", 2: "y z", 3: "x", 4: None, 5: "y z", 6: "x"}
+    found = {f"r{n}": {"id": n, "p": p, **(gone if n in (1, 2, 6) else about)} for n, p in parts.items()}
+    return [{**found.get(name, {}), **row} for name in found | changed if (row := changed.get(name, {})) is not None]
+
+
+@pytest.mark.parametrize(
+    ("changed", "since", "said"),
+    [
+        ({}, "1970-01-01", None),
+        ({"r1": None}, "2199-01-01", None),
+        ({"r1": None}, "1970-01-01", "missing 1"),
+        ({"r2": None}, "1970-01-01", "missing 1"),  # its key was changed
+        ({"r6": None}, "1970-01-01", "missing 1"),  # it was deleted twice
+        ({"r6": {"p": None}}, "1970-01-01", "different 1"),  # the first time it was another row
+        ({"r3": None}, "2199-01-01", "missing 1"),
+        ({"r1": {"_cdc_deleted": False}}, "1970-01-01", "different 1"),
+        ({"r3": {"_cdc_deleted": True}}, "1970-01-01", "different 1"),
+        ({"r1": {"_cdc_op": "u"}}, "1970-01-01", "different 1"),
+        ({"r1": {"_cdc_ts": _EARLY}}, "1970-01-01", "different 1"),
+        ({"r3": {"_cdc_ts": _EARLY}}, "1970-01-01", None),
+        ({"r7": {**_rows()[0], "id": 7}}, "1970-01-01", "extra 1"),
+        ({"r4": {"at_month": "2024-03"}}, "1970-01-01", "at_month of a row of 2024-02 is 2024-03"),
+    ],
+)
+def test_rows_that_stay(
+    mysql_server: MySQLServer, database: str, tmp_path: Path, changed: Any, since: str, said: str | None
+) -> None:
+    mysql_server.session(
+        database,
+        "CREATE TABLE t (id INT PRIMARY KEY, p VARCHAR(9), at DATETIME)",
+        "INSERT INTO t VALUES (1, 'x', '2024-02-29'), (2, 'y z', '2024-02-29'), (6, NULL, '2024-02-29')",
+    )
+    with Gone(mysql_server.connect_args(), database, ["t"]) as gone, mysql_server.connect() as conn:
+        mysql_server.session(database, "DELETE FROM t WHERE id = 6", "INSERT INTO t VALUES (6, 'x', '2024-02-29')")
+        mysql_server.session(database, "UPDATE t SET id = 5 WHERE id = 2", "DELETE FROM t WHERE id = 1")
+        with mysql_server.connect(database=database) as other:
+            if changed != {"r2": None}:
+                mysql_server.session(database, "DELETE FROM t WHERE id = 5")
+                gone.truncate(other, "t")
+            else:
+                mysql_server.session(database, "DELETE FROM t WHERE id IN (5, 6)")
+        rows = "(3, 'x', '2024-02-29'), (4, NULL, '2024-02-29'), (5, 'y z', '2024-02-29')"
+        mysql_server.session(database, f"INSERT INTO t VALUES {rows}")
+        write_deltalake(
+            str(tmp_path / "t"),
+            pa.Table.from_pylist(_rows(**changed), _KEPT_SCHEMA),
+            partition_by=["p", "at_month"],
+        )
+        found = compare(conn, database, "t", tmp_path / "t", kept=Kept(gone.database, since, marked=True))
+        assert (found is None) if said is None else (said in str(found)), found
+        log = tmp_path / "t" / "_delta_log" / f"{0:020}.json"
+        (tmp_path / "t" / "p=x").rename(tmp_path / "t" / "p=w")
+        log.write_text(log.read_text().replace('"path":"p=x/', '"path":"p=w/'))
+        found = compare(conn, database, "t", tmp_path / "t", kept=Kept(gone.database, since, marked=True))
+        assert "p=w/" in str(found) and "has rows of {'p': 'x'" in str(found)

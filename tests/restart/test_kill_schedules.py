@@ -6,20 +6,20 @@ suite has many more (``seed-0`` ...), of which each follows from one number.
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from airflow_provider_cdc.failpoints import NAMES
-from tests.support.harness import Lake, Nursery
+from tests.support.harness import Deaths, Lake, Nursery
+from tests.support.hot import HOT
 from tests.support.schedules import CHAINS, Schedule, carry_out
 from tests.support.servers import MySQLServer
 
 #: Schedules of the long suite.
 SEEDS = 500
 
-_deaths: Counter[str] = Counter()
+_deaths = Deaths()
 
 
 @pytest.mark.parametrize(
@@ -38,13 +38,30 @@ def test_killed_and_started_again(
     tmp_path: Path,
 ) -> None:
     print(schedule)
-    lake, log = Lake(tmp_path / "lake", f"kill-{schedule.seed}"), tmp_path / "log"
+    lake = Lake(tmp_path / "lake", f"kill-{schedule.seed}", schedule.settings.section(database))
+    log = tmp_path / "log"
     _deaths.update(carry_out(schedule, lake, nursery, mysql_server, cdc_user, database, log))
 
 
 def test_every_failpoint_has_killed(request: pytest.FixtureRequest) -> None:
-    """A schedule counts only if it died where it was to die."""
-    if sum("[chain-" in item.name for item in request.session.items if item.path == request.path) < CHAINS:
-        pytest.skip("only some of the schedules were selected")
-    print(", ".join(f"{name} {_deaths[name]}" for name in NAMES))
-    assert not [name for name in NAMES if not _deaths[name]]
+    _deaths.check(request, NAMES, CHAINS)
+
+
+def test_the_chains_have_every_setting() -> None:
+    """Deleted rows that go, stay and are marked, with each merge, in tables with and without partitions, and so on."""
+    found = set[object]()
+    for n in range(CHAINS):
+        settings = Schedule.chain(n).settings
+        found.add(settings.template)
+        for table in HOT:
+            deletes = "soft" if table in settings.soft else "kept" if table in settings.kept else "hard"
+            merge = "copies" if table in settings.copies else "vectors"
+            by = settings.partitions.get(table)
+            found |= {(deletes, merge, bool(by)), (deletes, by is not None and by[0] in ("k", "n"))}
+            found |= {("adopted", deletes), ("adopted", bool(by))} if table in settings.adopted else set()
+    wanted: set[object] = {
+        (d, m, p) for d in ("soft", "kept", "hard") for m in ("copies", "vectors") for p in (False, True)
+    }
+    wanted |= {(deletes, True) for deletes in ("soft", "kept", "hard")}  # a column of the key makes the partitions
+    wanted |= {("adopted", what) for what in ("soft", "kept", "hard", False, True)}
+    assert found >= wanted and len([name for name in found if isinstance(name, str)]) == 2

@@ -11,7 +11,7 @@ import pytest
 
 from airflow_provider_cdc.exceptions import TransientError
 from airflow_provider_cdc.failpoints import NAMES
-from tests.support.harness import Nursery
+from tests.support.harness import Deaths, Nursery
 from tests.support.s3 import Kind, s3_server
 from tests.support.schedules import CHAINS, Schedule, carry_out
 from tests.support.servers import MySQLServer
@@ -23,7 +23,7 @@ SEEDS = 60
 #: Chains of every run of the tests: half of the failpoints, and all faults. A minute each.
 QUICK = 2
 
-_deaths: Counter[str] = Counter()
+_deaths = Deaths()
 _met: Counter[str] = Counter()
 
 
@@ -43,7 +43,10 @@ def proxy(kind: Kind) -> Iterator[StoreProxy]:
     [
         *(
             pytest.param(
-                replace(Schedule.chain(n), rows=1500), "moto", id=f"chain-{n}", marks=[pytest.mark.long] * (n >= QUICK)
+                replace(Schedule.chain(n), rows=1000, batch_bytes=256 << 10),
+                "moto",
+                id=f"chain-{n}",
+                marks=[pytest.mark.long] * (n >= QUICK),
             )
             for n in range(CHAINS)
         ),
@@ -66,7 +69,8 @@ def test_killed_and_started_again_while_requests_fail(
 ) -> None:
     print(schedule)
     place = proxy.place.at(proxy.behind)
-    lake, log = StoreLake(place, proxy.place, f"kill-{schedule.seed}", tmp_path / "host"), tmp_path / "log"
+    sink = schedule.settings.section(database)
+    lake, log = StoreLake(place, proxy.place, f"kill-{schedule.seed}", tmp_path / "host", sink), tmp_path / "log"
     proxy.disturb(schedule.seed, every=24)
     deaths = carry_out(
         schedule,
@@ -85,10 +89,6 @@ def test_killed_and_started_again_while_requests_fail(
 
 def test_each_failpoint_of_the_chains_has_killed_and_every_fault_was_met(request: pytest.FixtureRequest) -> None:
     """A schedule counts only if it died where it was to die, and met what it was to meet."""
-    here = [item.name for item in request.session.items if item.path == request.path]
-    chains = [n for n in range(CHAINS) if any(f"[chain-{n}]" in name for name in here)]
-    if len(chains) < QUICK:
-        pytest.skip("only some of the schedules were selected")
-    print(", ".join(f"{name} {_deaths[name]}" for name in NAMES), dict(_met))
-    assert not [name for n in chains for name in NAMES[n::CHAINS] if not _deaths[name]]
+    _deaths.check(request, NAMES, CHAINS, QUICK)
+    print(dict(_met))
     assert not [fault for fault in FAULTS if not _met[fault]]

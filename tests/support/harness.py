@@ -20,9 +20,10 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -30,16 +31,18 @@ from typing import Any, Self
 # What Arrow, SQLAlchemy and the workers import when they first need it: better once, before the first fork.
 import pandas  # noqa: F401
 import pyarrow.pandas_compat  # noqa: F401
+import pytest
 import sqlalchemy.dialects.sqlite  # noqa: F401
 from deltalake import DeltaTable
 
 from airflow_provider_cdc.exceptions import CdcError
 from airflow_provider_cdc.failpoints import VARIABLE
 from airflow_provider_cdc.jobs.slices import run_in_threads
-from airflow_provider_cdc.phases import stream
+from airflow_provider_cdc.phases import stream, upkeep
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.snapshot import run_snapshot
 from airflow_provider_cdc.pipeline import Pipeline
+from airflow_provider_cdc.sinks.delta import compaction
 from tests import ROOT
 from tests.support.processes import members
 
@@ -136,6 +139,25 @@ class Nursery:
         return json.loads(self._process.stdout.readline())
 
 
+class Deaths(Counter[str]):
+    """How often runs have died at each failpoint."""
+
+    def check(
+        self, request: pytest.FixtureRequest, names: Sequence[str], chains: int, least: int | None = None
+    ) -> None:
+        """A schedule counts only if it died where it was to die. Each chain has every so-many-th failpoint.
+
+        :param request: of a test beside the chains, whose ids are ``chain-<number>``.
+        :param chains: how many there are; ``least`` of them must have been selected, by default all.
+        """
+        here = [item.name for item in request.session.items if item.path == request.path]
+        ran = [n for n in range(chains) if any(f"[chain-{n}]" in name for name in here)]
+        if len(ran) < (least or chains):
+            pytest.skip("only some of the schedules were selected")
+        print(", ".join(f"{name} {self[name]}" for name in names))
+        assert not [name for n in ran for name in names[n::chains] if not self[name]]
+
+
 def kill_session(session: int, seconds: float = 30) -> None:
     """SIGKILL to every process of a session until none is left, as when a machine or a container dies."""
     end = time.monotonic() + seconds
@@ -156,10 +178,12 @@ class Lake:
 
     :param path: ``sink.path``.
     :param pipeline: name of the pipeline.
+    :param sink: more of the pipeline's section ``sink``. Tables are two folders below ``path``.
     """
 
     path: Path
     pipeline: str
+    sink: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def place(self) -> Path:
@@ -182,7 +206,7 @@ class Lake:
             "source": {"conn_id": "cdc_source", "tables": [rf"{database}\..*"]},
             "snapshot": snapshot,
             "stream": {"trigger_seconds": 0.1},
-            "sink": {"path": str(self.path)},
+            "sink": {"path": str(self.path), **self.sink},
             "spark": {"master": master},
         }
         file = self.path.with_name(f"{self.path.name}.yaml")
@@ -199,7 +223,7 @@ class Lake:
 
     def finished_files(self) -> dict[Path, tuple[int, int]]:
         """Snapshot files with a manifest beside them: (inode, time of the last change) of each."""
-        files = [path.parents[4] / manifest["file"]["path"] for path, manifest in self._sidecars().items()]
+        files = [path.parents[4] / name for path, manifest in self._sidecars().items() for name in files_of(manifest)]
         return {file: (file.stat().st_ino, file.stat().st_mtime_ns) for file in files}
 
     def _sidecars(self) -> dict[Path, Any]:
@@ -219,7 +243,7 @@ class Lake:
         assert {file: now.get(file) for file in before} == dict(before), "finished files were written again"
         slices = [(m.parents[1], m.name) for m in self._sidecars()]
         assert len(slices) == len(set(slices)), "a slice was read twice"
-        named = {folder / entry["file"]["path"] for folder, _, _, entry in self._published()}
+        named = {folder / name for folder, _, _, entry in self._published() for name in files_of(entry)}
         assert named == set(now), "the published files are not the finished ones"
 
     def check_books(self, *, complete: bool) -> None:
@@ -266,8 +290,14 @@ class Lake:
                     continue
                 manifest = self.private / "groups" / generation / number / f"attempt-{attempt}.json"
                 for entry in json.loads(manifest.read_text()):
-                    if (folder / entry["file"]["path"]).exists():  # else it is another table's
+                    if all((folder / name).exists() for name in files_of(entry)):  # else it is another table's
                         yield folder, number, attempt, entry
+
+
+def files_of(manifest: Mapping[str, Any]) -> list[str]:
+    """Paths of the files that a slice's manifest names: one, or one for each partition."""
+    file = manifest["file"]
+    return [part["path"] for part in file.get("parts") or (file,)]
 
 
 def _child(order: dict[str, Any]) -> int:
@@ -289,6 +319,8 @@ def _child(order: dict[str, Any]) -> int:
 
 
 def _nursery() -> None:
+    # Short runs compact, too.
+    compaction.SMALLS, compaction.FEWEST, compaction.DEAD, upkeep._LOOK_SECONDS = 4, 3, 0.1, 0.5
     for line in sys.stdin:
         order = json.loads(line)
         if "wait" in order:

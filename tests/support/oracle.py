@@ -11,11 +11,12 @@ from __future__ import annotations
 import binascii
 import struct
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +25,8 @@ import pyarrow.csv
 import pyarrow.fs
 from deltalake import DeltaTable
 from pymysql.cursors import SSCursor
+
+from tests.support.gone import MOMENT, NUMBER
 
 #: How many rows of each kind of difference are shown.
 EXAMPLES = 5
@@ -97,6 +100,21 @@ class Difference:
             f"missing {self.missing}, extra {self.extra}, doubled {self.doubled}, different {self.different}"
         )
         return "\n  ".join([head, *self.examples])
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Deleted rows that stay in the copy, as :class:`tests.support.gone.Gone` has written them down.
+
+    :param database: where that stands.
+    :param since: a row that was deleted at this time (UTC) or later must be in the copy; one that was deleted earlier
+        may be, as it may have been deleted before it was read.
+    :param marked: whether ``_cdc_deleted`` says which they are.
+    """
+
+    database: str
+    since: str
+    marked: bool
 
 
 @dataclass(frozen=True)
@@ -218,6 +236,11 @@ def _exact_session(conn: Any) -> Iterator[None]:
             cursor.execute("SET SESSION time_zone = %s, sql_mode = %s", before)
 
 
+def described(conn: Any, database: str, table: str) -> list[_Column]:
+    """The columns of a table."""
+    return _describe(conn, database, table)[0]
+
+
 def _describe(conn: Any, database: str, table: str) -> tuple[list[_Column], list[str]]:
     """Columns, and the names of the key's: the primary key, else the first NOT NULL unique one, else none."""
     with SSCursor(conn) as cursor:
@@ -276,7 +299,8 @@ def _read_source(conn: Any, database: str, table: str, columns: list[_Column]) -
     return pa.Table.from_batches(batches, schema=schema)
 
 
-def _below(place: Place, path: str) -> Place:
+def below(place: Place, path: str) -> Place:
+    """A place below another one."""
     return Path(place) / path if isinstance(place, str | Path) else place.under(path)
 
 
@@ -320,16 +344,22 @@ def _keys(table: pa.Table, key: list[str]) -> pa.Array:
 
 
 def compare(
-    conn: Any, database: str, table: str, sink_table_path: Place, without: Collection[str] = ()
+    conn: Any,
+    database: str,
+    table: str,
+    sink_table_path: Place,
+    without: Collection[str] = (),
+    kept: Kept | None = None,
 ) -> Difference | None:
     """Compare one source table with its Delta table; ``None`` when they are the same.
 
     The source must not change between the sink's last commit and this call. Columns whose names begin with ``_cdc_``
     are the sink's own and are left out, as are parts of dates that it is partitioned by. Without a key, equal rows are
-    counted.
+    counted. Of a table with partitions it is also checked that each file is in the folder of its partition.
 
     :param conn: a PyMySQL connection that may read the table; it has no other statement open.
     :param without: columns that are not copied.
+    :param kept: deleted rows that stay in the copy.
     :raises ValueError: for a table that is not there, or with a type that is not known here.
     """
     columns, key = _describe(conn, database, table)
@@ -341,14 +371,18 @@ def compare(
         found.examples.append(f"there is no Delta table at {where}")
         found.missing = 1
         return found
+    marked = [f"_cdc_{name}" for name in ("deleted", "op", "ts")] if kept and kept.marked else []
     derived = {*delta.metadata().partition_columns} - {c.name for c in columns}
+    if misplaced := _misplaced(delta, derived):
+        found.different, found.examples = len(misplaced), misplaced[:EXAMPLES]
+        return found
     present = [f.name for f in delta.schema().fields if not f.name.startswith("_cdc_") and f.name not in derived]
     if present != [c.name for c in columns]:
         found.examples.append(f"columns: source {[c.name for c in columns]}, sink {present}")
         found.different = 1
         return found
     source = _read_source(conn, database, table, columns)
-    raw = _read_sink(delta, present)
+    raw = _read_sink(delta, [*present, *marked])
     found.source_rows, found.sink_rows = len(source), len(raw)
     arrays = []
     for column in columns:
@@ -360,6 +394,12 @@ def compare(
     if found.different:
         return found
     sink = pa.table(arrays, names=present)
+    if kept:
+        source = _with_kept(conn, kept, table, columns, key, source, sink)
+        if kept.marked:
+            sink = sink.append_column("_cdc_deleted", raw["_cdc_deleted"])
+            present.append("_cdc_deleted")
+    meta = raw.select(marked)
     del raw, arrays
 
     if not key:
@@ -385,10 +425,67 @@ def compare(
         a, b = _bits(source.column(name)).take(origin), _bits(sink.column(name)).take(partner)
         same = pc.or_(pc.fill_null(pc.equal(a, b), False), pc.and_(pc.is_null(a), pc.is_null(b)))
         unequal = pc.invert(same) if unequal is None else pc.or_(unequal, pc.invert(same))
+    if kept and kept.marked:
+        unequal = pc.or_(unequal, _wrongly_marked(meta.take(partner), source[MOMENT].take(origin)))
     different = pc.indices_nonzero(unequal)
     found.different = len(different)
     show.pairs(origin.take(different), partner.take(different))
     return found if found.missing or found.extra or found.doubled or found.different else None
+
+
+def _with_kept(
+    conn: Any, kept: Kept, table: str, columns: list[_Column], key: list[str], source: pa.Table, sink: pa.Table
+) -> pa.Table:
+    """The source's rows, and the last state of those that it has lost and the copy must, or may, still have."""
+    about = [_Column(NUMBER, "bigint", 20, 0, True), _Column(MOMENT, "datetime", 0, 6, False)]
+    gone = _read_source(conn, kept.database, table, [*about, *columns]).sort_by(NUMBER)
+    keys = _keys(gone, key)
+    last = np.unique(keys.to_numpy(zero_copy_only=False)[::-1], return_index=True)[1]
+    numbers = np.sort(len(gone) - 1 - last)
+    gone, keys = gone.take(pa.array(numbers)), keys.take(pa.array(numbers))
+    must = pc.greater_equal(gone[MOMENT], pa.scalar(kept.since).cast(pa.timestamp("us")))
+    here = pc.and_(
+        pc.invert(pc.is_in(keys, _keys(source, key))),
+        pc.or_(must, pa.chunked_array([pc.is_in(keys, _keys(sink, key))])),
+    )
+    gone = gone.drop_columns([NUMBER]).filter(here)
+    parts = []
+    for rows, deleted in ((source, False), (gone, True)):
+        if MOMENT not in rows.column_names:
+            rows = rows.add_column(0, MOMENT, pa.nulls(len(rows), pa.timestamp("us")))
+        parts.append(rows.append_column("_cdc_deleted", pa.repeat(deleted, len(rows))))
+    return pa.concat_tables(parts)
+
+
+def _wrongly_marked(meta: pa.Table, moments: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Of rows, whether ``_cdc_op`` contradicts ``_cdc_deleted``, or ``_cdc_ts`` lies before the delete."""
+    before = pc.less(meta["_cdc_ts"].cast(pa.timestamp("us")), moments)
+    return pc.or_(pc.not_equal(pc.equal(meta["_cdc_op"], "d"), meta["_cdc_deleted"]), pc.fill_null(before, False))
+
+
+def _misplaced(delta: DeltaTable, derived: Collection[str]) -> list[str]:
+    """What is wrong with the partitions of a table, a line each. (That a row has the value of its file's partition is
+    seen where it is compared with the source.)
+
+    :param derived: columns that are a part of a date, as ``<column>_<unit>``.
+    """
+    if not (names := delta.metadata().partition_columns):
+        return []
+    wrong = []
+    for file in pa.table(delta.get_add_actions(flatten=True)).to_pylist():
+        folders = dict(part.split("=", 1) for part in unquote(file["path"]).split("/") if "=" in part)
+        values = {n: None if folders[n] == "__HIVE_DEFAULT_PARTITION__" else unquote(folders[n]) for n in names}
+        said = {n: None if (v := file[f"partition.{n}"]) is None else str(v) for n in names}
+        if values != said:
+            wrong.append(f"{file['path']} has rows of {said}")
+    lengths = {"year": 4, "month": 7, "day": 10, "hour": 13}
+    for name in derived:
+        column, _, unit = name.rpartition("_")
+        rows = _read_sink(delta, [column, name])
+        text = pc.utf8_slice_codeunits(pc.strftime(rows[column], "%Y-%m-%d-%H"), 0, lengths[unit])
+        pairs = {*zip(text.to_pylist(), map(str, rows[name].to_pylist()), strict=True)}
+        wrong += [f"{name} of a row of {a} is {b}" for a, b in pairs if str(a) != b]
+    return wrong
 
 
 def _counted(found: Difference, source: pa.Table, sink: pa.Table) -> Difference | None:
@@ -419,7 +516,9 @@ class _Show:
     def pairs(self, origin: pa.Array, partner: pa.Array) -> None:
         sources = self.source.take(origin.slice(0, EXAMPLES)).to_pylist()
         for a, b in zip(sources, self.sink.take(partner.slice(0, EXAMPLES)).to_pylist(), strict=True):
-            values = [f"{n}: source {_readable(a[n])}, sink {_readable(b[n])}" for n in a if repr(a[n]) != repr(b[n])]
+            other = [n for n in a if n in b and repr(a[n]) != repr(b[n])]
+            values = [f"{n}: source {_readable(a[n])}, sink {_readable(b[n])}" for n in other]
+            values = values or ["what deleted it, or when"]
             self.found.examples.append(f"different: {self._name(a)}: {'; '.join(values)}")
 
 
@@ -432,9 +531,23 @@ def _readable(value: Any) -> str:
     return str(value)
 
 
-def compare_all(conn: Any, database: str, sink_path: Place, tables: Iterable[str] | None = None) -> list[Difference]:
+def _as_named(database: str, table: str) -> str:
+    return f"{database}/{table}"
+
+
+def compare_all(
+    conn: Any,
+    database: str,
+    sink_path: Place,
+    tables: Iterable[str] | None = None,
+    *,
+    folder: Callable[[str, str], str] = _as_named,
+    kept: Mapping[str, Kept] | None = None,
+) -> list[Difference]:
     """Compare tables of a database (all of its base tables by default) with ``<sink_path>/<database>/<table>``.
 
+    :param folder: where a table is below ``sink_path``, if elsewhere.
+    :param kept: tables in whose copies deleted rows stay.
     :return: the differences; empty when everything is the same. A sink table that does not exist is a difference.
     """
     if tables is None:
@@ -447,18 +560,24 @@ def compare_all(conn: Any, database: str, sink_path: Place, tables: Iterable[str
             tables = [name for (name,) in cursor.fetchall()]
     found: list[Difference] = []
     for table in tables:
-        difference = compare(conn, database, table, _below(sink_path, f"{database}/{table}"))
+        place = below(sink_path, folder(database, table))
+        difference = compare(conn, database, table, place, kept=(kept or {}).get(table))
         if difference:
             found.append(difference)
     return found
 
 
-def check_ledger(sink_path: Place, database: str = "shop", table: str = "ledger") -> list[str]:
+def check_ledger(
+    sink_path: Place,
+    database: str = "shop",
+    table: str = "ledger",
+    folder: Callable[[str, str], str] = _as_named,
+) -> list[str]:
     """Check the sink's ledger by arithmetic alone: each writer's n must be 1, 2, .. max, each once.
 
     :return: one line for each gap or double; empty when there is none.
     """
-    delta = _delta(_below(sink_path, f"{database}/{table}"))
+    delta = _delta(below(sink_path, folder(database, table)))
     if delta is None:
         return ["there is no ledger"]
     rows = _read_sink(delta, ["writer", "n"]).sort_by([("writer", "ascending"), ("n", "ascending")])

@@ -10,15 +10,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from airflow_provider_cdc.failpoints import NAMES
+from airflow_provider_cdc.failpoints import NAMES, STREAM
+from tests.support.gone import Gone
 from tests.support.harness import KILLED, Nursery
 from tests.support.heap import HeapWriter
-from tests.support.oracle import Place, check_ledger, compare_all
+from tests.support.hot import HotWriter, make_hot
+from tests.support.oracle import Kept, Place, check_ledger, compare_all
 from tests.support.servers import MySQLServer
+from tests.support.sink_settings import Settings
 from tests.support.workload import Writers, make_foreign, make_shop
 
 #: Chains that meet each failpoint once between them.
 CHAINS = 4
+#: What their settings are drawn from: with these numbers each setting is there, alone and with others.
+CHAIN_SETTINGS = (42, 269, 22, 33)
 
 #: Up to which time at a failpoint a fresh run dies for certain; once where nothing is said.
 _CERTAIN = {"chunk": 12, "file": 3, "manifest": 3, "group": 3, "table": 2}
@@ -45,6 +50,7 @@ class Step:
 class Schedule:
     """Everything about one test but the clock.
 
+    :param settings: how the tables are written.
     :param rows: of the largest table.
     """
 
@@ -54,6 +60,7 @@ class Schedule:
     group_rows: int
     batch_bytes: int
     steps: tuple[Step, ...]
+    settings: Settings
     rows: int = 5000
 
     @classmethod
@@ -63,9 +70,9 @@ class Schedule:
             Step(f"{name}:1", 0, (("bookkeeping", "staging")[i % 2],) if (i + number) % 2 else (), certain=True)
             for i, name in enumerate(NAMES[number::CHAINS])
         ]
-        return cls(
-            number, ("shop", "foreign")[number % 2], 400, 400 * (8, 1000)[number % 2], 64 << 10 << number, (*steps,)
-        )
+        tables = ("shop", "foreign")[number % 2]
+        settings = Settings.drawn(random.Random(CHAIN_SETTINGS[number]), tables)
+        return cls(number, tables, 400, 400 * (8, 1000)[number % 2], 64 << 10 << number, (*steps,), settings)
 
     @classmethod
     def of(cls, seed: int) -> Schedule:
@@ -81,7 +88,7 @@ class Schedule:
         chunk_rows = draw.choice((300, 400, 500))
         group_rows = chunk_rows * draw.choice((8, 24, 1000))
         tables, batch_bytes = draw.choice(("shop", "foreign")), draw.choice((64, 256, 1024)) << 10
-        return cls(seed, tables, chunk_rows, group_rows, batch_bytes, (*steps,))
+        return cls(seed, tables, chunk_rows, group_rows, batch_bytes, (*steps,), Settings.drawn(draw, tables))
 
 
 def _losses(draw: random.Random) -> tuple[str, ...]:
@@ -95,6 +102,7 @@ def _make(server: MySQLServer, schedule: Schedule, database: str) -> None:
             make_shop(connection, database, rows, addresses=rows * 3 // 10, orders=rows * 2 // 5)
         else:
             make_foreign(connection, database, rows / 250_000)
+        make_hot(connection, database)
 
 
 class Target(Protocol):
@@ -103,6 +111,10 @@ class Target(Protocol):
     @property
     def place(self) -> Place:
         """Where the tables are."""
+
+    @property
+    def sink(self) -> Mapping[str, Any]:
+        """More of the pipeline's section ``sink``."""
 
     @property
     def connections(self) -> Mapping[str, str]:
@@ -156,33 +168,43 @@ def carry_out(
                 break
         return code
 
-    args = server.connect_args()
+    args, settings = server.connect_args(), schedule.settings
     with (
+        Gone(args, database, [*settings.soft, *settings.kept]) as gone,
         HeapWriter(args, database, seed) as heap,
+        HotWriter(args, database, gone, seed) as hot,
         Writers(args, schedule.tables, database=database, rate=25, seed=seed) as writers,
     ):
+        with server.connect() as connection:
+            settings.make_adopted(connection, database, lake.place)
+        since = ""
         for step in schedule.steps:
             code = go(step.failpoint) if step.failpoint else go(seconds=step.seconds)
             for _ in range(9 if step.certain else 0):
                 if code == 0:  # the writers had not come to so many changes yet
                     time.sleep(0.3)
                     code = go(step.failpoint)
-            if code == KILLED and step.failpoint:
-                deaths[step.failpoint.partition(":")[0]] += 1
+            name = step.failpoint.partition(":")[0]
+            if code == KILLED and name:
+                deaths[name] += 1
             assert code == KILLED or (code == 0 and not step.certain), log.read_text()
+            if not since and (code == 0 or name in STREAM):  # the snapshot is complete
+                since = gone.now()
             finished |= lake.finished_files()
             for what in step.lose:
                 lake.lose(what)
         last()
         assert go() == 0, log.read_text()
-        writers.stop()
-        heap.stop()
-    assert go() == 0, log.read_text()
-
-    with server.connect() as connection:
-        differences = compare_all(connection, database, lake.place)
+        since = since or gone.now()
+        time.sleep(0.5)
+        for writer in (writers, heap, hot):
+            writer.stop()
+        assert go() == 0, log.read_text()
+        kept = {table: Kept(gone.database, since, table in settings.soft) for table in gone.tables}
+        with server.connect() as connection:
+            differences = compare_all(connection, database, lake.place, folder=settings.folder, kept=kept)
     assert not differences, "\n".join(map(str, differences))
     if schedule.tables == "shop":
-        assert not check_ledger(lake.place, database)
+        assert not check_ledger(lake.place, database, folder=settings.folder)
     lake.check_files(finished)
     return deaths

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.support.harness import files_of
 from tests.support.s3 import S3
 
 CONN_ID = "cdc_lake"
@@ -65,12 +66,11 @@ class StoreLake:
 
     def finished_files(self) -> dict[str, tuple[str, str]]:
         """Snapshot files with a manifest beside them: hash and time of each."""
-        stamps, found = self.place.stamps(f"{self.place.prefix}/"), {}
+        stamps, found = self.place.stamps(f"{self.place.prefix}/"), dict[str, tuple[str, str]]()
         for name in filter(_MANIFEST.fullmatch, stamps):
             manifest = json.loads(self.place.content(name))
-            file = f"{name.partition('/snapshot/')[0]}/{manifest['file']['path']}"
-            if file in stamps:
-                found[file] = stamps[file]
+            files = [f"{name.partition('/snapshot/')[0]}/{file}" for file in files_of(manifest)]
+            found |= {file: stamps[file] for file in files if file in stamps}
         return found
 
     def check_files(self, before: Mapping[str, Any]) -> None:

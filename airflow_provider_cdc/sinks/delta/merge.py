@@ -253,7 +253,7 @@ class Merge:
         """
         edit, gone = Edit(new=self._published(change.slices)), dict[str, BitMap]()
         names, index = self._keys.names, KeyIndex(1 << 62)
-        for read in (file for part in change.slices for file in part.files):
+        for read in (file for part in change.slices for file in part.files if file.rows):
             parts = row_groups(self._storage, read.path, self._keys.schema, names, read.partition)
             index.add(read.path, Facts.of([self._worder(rows) for rows in parts], 0))
         for file, home in self._concerned(change):

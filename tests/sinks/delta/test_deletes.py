@@ -226,6 +226,19 @@ def test_a_group_that_is_read_again_loses_nothing(opened: Open, table: TableSche
     assert living(target) == {1: "A", 2: "b", 3: "C", 4: "d"}
 
 
+@pytest.mark.parametrize("how", ["soft", "ignore"])
+def test_a_group_that_is_read_again_and_is_empty(tmp_path: Path, how: str) -> None:
+    """Also where a column of the key makes the partitions: a slice without rows is in none."""
+    sink = DeltaSink(
+        str(tmp_path), "p", deletes=Deletes(**{how: ("shop..*",)}), partition_by=(("shop..*", (("k", None),)),)
+    )
+    target = made(sink, NAMED)
+    do(target, Published([target.stage("1/0/1/slice", [rows((1, "a", 1, "r"), (2, "b", 1, "r"))])]))
+    empty = target.stage("1/0/2/slice", [rows()])
+    do(target, Replaced([empty], (1, 0), lambda keys: pa.repeat(True, keys.num_rows)))
+    assert living(target) == ({} if how == "soft" else {1: "a", 2: "b"}) and len(held(target)) == 2
+
+
 # ---------------------------------------------------------------- the setting
 
 

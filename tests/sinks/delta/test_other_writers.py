@@ -98,6 +98,15 @@ def _vacuumed(table: DeltaTable, *, full: bool) -> None:
     table.vacuum(0, dry_run=False, enforce_retention_duration=False, full=full)
 
 
+def _replaced(table: DeltaTable) -> None:
+    """With a new table that has its columns, and names its owner."""
+    own = {name: value for name, value in table.metadata().configuration.items() if name.startswith("airflow-cdc.")}
+    assert own
+    DeltaTable.create(
+        table.table_uri, table.schema(), mode="overwrite", configuration=own, raise_if_key_not_exists=False
+    )
+
+
 def _checkpointed(table: DeltaTable) -> None:
     table.create_checkpoint()
     table.cleanup_metadata()
@@ -121,6 +130,7 @@ DELTA_RS = [
         lambda t: DeltaTable.create(t.table_uri, t.schema(), mode="overwrite"),
         "was replaced",
     ),
+    rs('DeltaTable.create(mode="overwrite", configuration=...)', _replaced, "was replaced by another one"),
     rs(
         "alter.add_columns(...)",
         lambda t: t.alter.add_columns(Field("more", PrimitiveType("string"))),

@@ -20,25 +20,31 @@ from tests.support.object_store import access
 from tests.support.s3 import S3
 
 
-class TestDeltaSink(SinkConformance):
+class _Broken(SinkConformance):
+    """Commits of Delta tables break where the log is written."""
+
+    storage: type[LocalStorage | ObjectStorage] = LocalStorage
+
+    @contextmanager
+    def broken(self, monkeypatch: pytest.MonkeyPatch, *, made: bool) -> Iterator[None]:
+        """Also what has happened cannot be found out."""
+        real, fails = self.storage.write_once, failing(self.storage.write_once, made=made)
+
+        def write_once(storage: Any, name: str, data: bytes) -> Any:
+            return (fails if name.startswith("_delta_log/") else real)(storage, name, data)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(self.storage, "write_once", write_once)
+            patch.setattr(self.storage, "read", failing(self.storage.read, made=False))
+            yield
+
+
+class TestDeltaSink(_Broken):
     copies: tuple[str, ...] = ()
     partition_by: tuple[tuple[str, tuple[tuple[str, str | None], ...]], ...] = ()
 
     def open(self, folder: Path) -> Sink:
         return DeltaSink(str(folder), "p", self.copies, partition_by=self.partition_by)
-
-    @contextmanager
-    def broken(self, monkeypatch: pytest.MonkeyPatch, *, made: bool) -> Iterator[None]:
-        """Also what has happened cannot be found out."""
-        real, fails = LocalStorage.write_once, failing(LocalStorage.write_once, made=made)
-
-        def write_once(self: LocalStorage, name: str, data: bytes) -> Any:
-            return (fails if name.startswith("_delta_log/") else real)(self, name, data)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(LocalStorage, "write_once", write_once)
-            patch.setattr(LocalStorage, "read", failing(LocalStorage.read, made=False))
-            yield
 
 
 class TestDeltaSinkByCopies(TestDeltaSink):
@@ -66,8 +72,9 @@ class TestDeltaSinkByPartitionsOfKeys(TestDeltaSinkByPartitions):
     partition_by = (("shop[.](orders|two|log)", (("id", None),)),)
 
 
-class TestDeltaSinkInAnObjectStore(SinkConformance):
+class TestDeltaSinkInAnObjectStore(_Broken):
     copies: tuple[str, ...] = ()
+    storage = ObjectStorage
 
     @pytest.fixture(autouse=True)
     def at(self, s3: S3) -> None:
@@ -75,19 +82,6 @@ class TestDeltaSinkInAnObjectStore(SinkConformance):
 
     def open(self, folder: Path) -> Sink:
         return DeltaSink(self.place.uri("lake"), "p", self.copies, access=access(self.place))
-
-    @contextmanager
-    def broken(self, monkeypatch: pytest.MonkeyPatch, *, made: bool) -> Iterator[None]:
-        """Also what has happened cannot be found out."""
-        real, fails = ObjectStorage.write_once, failing(ObjectStorage.write_once, made=made)
-
-        def write_once(self: ObjectStorage, name: str, data: bytes) -> Any:
-            return (fails if name.startswith("_delta_log/") else real)(self, name, data)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(ObjectStorage, "write_once", write_once)
-            patch.setattr(ObjectStorage, "read", failing(ObjectStorage.read, made=False))
-            yield
 
 
 class TestDeltaSinkInAnObjectStoreByCopies(TestDeltaSinkInAnObjectStore):
