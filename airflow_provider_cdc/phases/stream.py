@@ -26,6 +26,7 @@ from airflow_provider_cdc.phases.apply import Applied, Applier, epoch_fence, hig
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.groups import coverage, targets
 from airflow_provider_cdc.phases.liveness import Heart, whoami
+from airflow_provider_cdc.phases.reading_ahead import ReadingAhead
 from airflow_provider_cdc.phases.reread import publish_staged
 from airflow_provider_cdc.phases.restarts import note_restart
 from airflow_provider_cdc.phases.resuming import find_place
@@ -52,6 +53,7 @@ class Epoch:
     :param target: position at which a catch-up ends, ``None`` for a continuous stream.
     :param details: what else the bookkeeping knows of it.
     :param upkeep: looks after the tables while it runs.
+    :param ahead: gets them ready while it begins.
     :param lease: seconds for which it continues without a task that supervises it.
     """
 
@@ -65,6 +67,7 @@ class Epoch:
     target: Position | None
     details: dict[str, str | None]
     upkeep: Upkeep
+    ahead: ReadingAhead
     stop: threading.Event = field(default_factory=threading.Event)
     batches: int = 0
     idle: Callable[[], bool] = lambda: False
@@ -157,6 +160,7 @@ def begin(context: Context, store: Store, *, catch_up: bool, log: str | None = N
             held = coverage(context, plan, tables) or held  # up to the fence a group may have been read again
             upkeep = Upkeep(targets(context, plan), run_in_threads, context.reporter.line)
             applier = Applier(context, plan, tables, held, progress, number, upkeep.changed)
+            ahead = ReadingAhead(tables, pipeline.sink.index_bytes, context.reporter.line)
             end = find_place(context, store, applier, held)
     except CdcError as error:
         store.end_stream(pipeline.name, number, "failed", str(error), kind_of(error))
@@ -179,7 +183,7 @@ def begin(context: Context, store: Store, *, catch_up: bool, log: str | None = N
         deletes=pipeline.sink.deletions,
     )
     ends = end if catch_up else None
-    return Epoch(context, store, plan, number, job, applier.at, applier, ends, details, upkeep, stop)
+    return Epoch(context, store, plan, number, job, applier.at, applier, ends, details, upkeep, ahead, stop)
 
 
 def run_in_process(epoch: Epoch) -> None:
@@ -238,9 +242,11 @@ class _Life:
         if not self._epoch.context.pipeline.sink.compaction:
             self._epoch.upkeep.run = None
         self._epoch.upkeep.__enter__()
+        self._epoch.ahead.__enter__()
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         epoch = self._epoch
+        epoch.ahead.__exit__()
         epoch.upkeep.__exit__()
         self._heart.__exit__()
         with suppress(CdcError, SQLAlchemyError):  # an outage of the bookkeeping must not hide how it ended
