@@ -17,7 +17,8 @@ from pyroaring import BitMap
 from airflow_provider_cdc.core.schema import META_COLUMNS, SEQ
 from airflow_provider_cdc.sinks.delta.edit import SLICES
 from airflow_provider_cdc.sinks.delta.key_index import Facts, Found, KeyIndex
-from airflow_provider_cdc.sinks.delta.log import LiveFile, Log
+from airflow_provider_cdc.sinks.delta.live_file import LiveFile
+from airflow_provider_cdc.sinks.delta.log import Log
 from airflow_provider_cdc.sinks.delta.partitions import Partitioning
 from airflow_provider_cdc.sinks.delta.words import Worder, Words
 from airflow_provider_cdc.sinks.files import row_groups
