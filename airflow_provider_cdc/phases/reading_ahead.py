@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from airflow_provider_cdc.exceptions import CdcError
 from airflow_provider_cdc.sinks.protocol import Foresighted, SinkTable
+from airflow_provider_cdc.sinks.traffic import carried
 
 
 class ReadingAhead:
@@ -24,7 +25,7 @@ class ReadingAhead:
         self._work = [(table.name, table.ahead()) for table in tables if isinstance(table, Foresighted)]
         self._room, self._tell = room, tell
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._go, name="reading-ahead", daemon=True)
+        self._thread = threading.Thread(target=carried(self._go), name="reading-ahead", daemon=True)
 
     def __enter__(self) -> None:
         self._thread.start()

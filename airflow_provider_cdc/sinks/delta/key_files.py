@@ -24,6 +24,7 @@ from airflow_provider_cdc.sinks.delta.words import Worder, Words
 from airflow_provider_cdc.sinks.files import row_groups
 from airflow_provider_cdc.sinks.protocol import ReadAhead
 from airflow_provider_cdc.sinks.storage import Storage
+from airflow_provider_cdc.sinks.traffic import carried
 
 #: Files that are read at the same time, and where reading is mostly waiting for a server.
 _READERS, _REMOTE_READERS = 4, 16
@@ -133,7 +134,7 @@ class KeyFiles:
 
         pool = ThreadPoolExecutor(_REMOTE_READERS if self.storage.remote else _READERS)
         try:
-            for number, _ in enumerate(pool.map(read, files), 1):
+            for number, _ in enumerate(pool.map(carried(read), files), 1):
                 if number % _PORTION == 0:
                     self.index.settle()
                     yield
