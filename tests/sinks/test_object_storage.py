@@ -38,6 +38,7 @@ from airflow_provider_cdc.sinks.object_storage import ObjectStorage
 from airflow_provider_cdc.sinks.storage import LocalStorage
 from airflow_provider_cdc.sinks.store_check import check_store
 from airflow_provider_cdc.sinks.traffic import Traffic, carried, counting, summed, text_of
+from bench import store
 from tests.support.object_store import object_storage as storage_of
 from tests.support.s3 import S3, s3_server
 from tests.support.store_proxy import Fault, StoreProxy, counted_by
@@ -588,3 +589,12 @@ def test_checkpoints_and_clean_up_of_a_delta_log(
     assert again.version == 9 and again.markers == {"m": 8}
     assert DeltaTable(folder.uri(), storage_options=folder.options()).version() == 9
     assert DeltaTable(s3.uri("lake/odd%20=2F%20name/t"), storage_options=s3.options).version() == 9
+
+
+def test_a_benchmark_prints_what_status_would_show(proxy: StoreProxy) -> None:
+    """``make bench-store`` counts as batches of the stream are counted, and the store has seen just that."""
+    storage = storage_of(proxy.place, "table")
+    store.make(storage, 1000)
+    counts, seen = store.asked(proxy, storage, 1000, 50)
+    assert counts == counted_by(seen) and counts["put"] == 3
+    assert text_of(counts).startswith("4 requests (1 GET, 3 PUT), ")
