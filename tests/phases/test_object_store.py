@@ -163,7 +163,8 @@ def test_what_status_says_of_the_store_is_what_the_store_has_seen(
                 with counting(epoch.asked):
                     manifest = world.batch(epoch)  # the plan is read once
                 if value == 7:
-                    epoch.upkeep.__exit__()  # from now on nothing else asks the store
+                    with counting(epoch.asked):
+                        epoch.upkeep.__exit__()  # from now on nothing else asks the store
                 applied = world.proxy.record(partial(epoch.apply, manifest))
                 last.update(summed([counted_by(applied), manifest["asked"]]))
                 time.sleep(0.3)

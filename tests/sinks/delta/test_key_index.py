@@ -157,6 +157,26 @@ def test_files_are_read_ahead_while_others_are_looked_for(small: None, kind: str
     assert world.find(asked) == world.expected(asked)
 
 
+def test_what_is_forgotten_while_segments_are_put_together(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By another thread: it stays forgotten, and what is read anew is there once."""
+    world = World("integer", 1 << 20)
+    for n in range(3):
+        world.add(f"f{n}", [n])
+    merged = KeyIndex._merged
+
+    def meanwhile(self: KeyIndex, segments: Any, dead: Any) -> Any:
+        found = merged(self, segments, dead)
+        monkeypatch.setattr(KeyIndex, "_merged", merged)
+        self.forget(["f1"])
+        world.add("f1", [1])
+        return found
+
+    monkeypatch.setattr(KeyIndex, "_merged", meanwhile)
+    world.index.settle()
+    assert world.find([0, 1, 2]) == {(n, f"f{n}", 0) for n in range(3)}
+    assert sum(len(s.words) for s in world.index._segments) == 3
+
+
 def test_a_file_that_is_in_it_is_not_added_again(small: None) -> None:
     world = World("integer", 1 << 20)
     for _ in range(2):
