@@ -166,6 +166,7 @@ def test_what_status_says_of_the_store_is_what_the_store_has_seen(
                     with counting(epoch.asked):
                         epoch.upkeep.__exit__()  # from now on nothing else asks the store
                 applied = world.proxy.record(partial(epoch.apply, manifest))
+                last.clear()
                 last.update(summed([counted_by(applied), manifest["asked"]]))
                 time.sleep(0.3)
 
