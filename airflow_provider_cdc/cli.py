@@ -170,6 +170,7 @@ def status(path: str, as_json: bool) -> None:
     """Show phases, chunks, rates, lag and offset."""
     from airflow_provider_cdc.core.start import SNAPSHOT, start_text
     from airflow_provider_cdc.phases.status import status as look
+    from airflow_provider_cdc.sinks.traffic import text_of
 
     with _context(path) as context:
         found = look(context)
@@ -180,6 +181,8 @@ def status(path: str, as_json: bool) -> None:
         click.echo(f"pipeline {found['pipeline']}: {found['phase']}")
         start = found["start"]
         click.echo(f"  snapshot: {_progress(snap)}" if start == SNAPSHOT else f"  no snapshot: {start_text(start)}")
+        if snap["traffic"]:
+            click.echo(f"    object store: {text_of(snap['traffic'])}")
         for row in found["groups"]:
             if row["state"] in ("running", "rereading"):
                 click.echo(f"    group {row['group']}: {_progress(row)}")
@@ -199,7 +202,11 @@ def status(path: str, as_json: bool) -> None:
             )
             if flow["index_bytes"]:
                 spilled = f", {flow['index_disk_bytes']:,} more on disk" if flow["index_disk_bytes"] else ""
-                click.echo(f"    index of keys: {flow['index_bytes']:,} bytes{spilled}")
+                most = f"at most {flow['index_bytes_per_table']:,} in memory for a table"
+                click.echo(f"    index of keys: {flow['index_bytes']:,} bytes{spilled}; {most}")
+            for what, asked in (flow["traffic"] or {}).items():
+                if asked:
+                    click.echo(f"    object store, {what.replace('_', ' ')}: {text_of(asked)}")
             if flow["supervisor"]:
                 click.echo(f"    supervised by {flow['supervisor']}, {flow['supervised_seconds_ago']} s ago")
             elif flow["log"] and flow["state"] == "running":

@@ -2,7 +2,8 @@
 
 A batch is what the stream does with it: its rows are written as a file, as a task of Spark does, its keys are read back
 and looked up, vectors are written and the version is committed. The resume point is not part of it. Requests and bytes
-are what a proxy before the store has seen; times are those without it.
+are counted as `airflow-cdc status` shows them; how many were made one after the other, a proxy before the store says.
+Times are those without it.
 
     make bench-store    CDC_BENCH_ROWS=n rows (1000000), CDC_BENCH_BATCHES=n (200)
 """
@@ -29,6 +30,7 @@ from airflow_provider_cdc.sinks.delta.table import DeltaTarget
 from airflow_provider_cdc.sinks.files import described, write_file
 from airflow_provider_cdc.sinks.protocol import Fence, Published, Upserted
 from airflow_provider_cdc.sinks.storage import LocalStorage, Storage
+from airflow_provider_cdc.sinks.traffic import Traffic, counting, text_of
 from bench.merge import SCHEMA, batches, rows
 from bench.snapshot import machine
 from tests.support.object_store import object_storage
@@ -84,23 +86,22 @@ def written(storage: Storage) -> int:
     return sum(size for _, size in storage.list(""))
 
 
-def asked(proxy: StoreProxy, storage: Storage, size: int, changes: int) -> tuple[str, str, int]:
-    """Requests of a batch, bytes there and back, and how many were made one after the other."""
-    found: list[list[Request]] = []
+def asked(proxy: StoreProxy, storage: Storage, size: int, changes: int) -> tuple[dict[str, int], list[Request]]:
+    """What the last of some batches has asked: as the project counts it, and as the proxy has seen it."""
+    before, seen = Counter[str](), len(proxy.requests)
+    found: list[tuple[dict[str, int], list[Request]]] = []
 
     def take() -> None:
-        found.append(proxy.requests[:])
-        proxy.requests.clear()
+        nonlocal before, seen
+        now = Counter(counts.to_json())
+        found.append(
+            ({name: now[name] - before[name] for name in now if now[name] > before[name]}, proxy.requests[seen:])
+        )
+        before, seen = now, len(proxy.requests)
 
-    def begin() -> None:
-        proxy.requests.clear()
-
-    apply(storage, size, changes, 1, begin)
-    apply(storage, size, changes, 5, take)
-    last = found[-1]
-    kinds = Counter("put" if r.what in ("put", "create") else r.what for r in last)
-    requests = ", ".join(f"{count} {kind.upper()}" for kind, count in sorted(kinds.items()))
-    return requests, f"{sum(r.sent for r in last):,} / {sum(r.received for r in last):,}", in_a_row(last)
+    with counting(Traffic()) as counts:
+        apply(storage, size, changes, 5, take)
+    return found[-1]
 
 
 def main() -> None:
@@ -111,8 +112,8 @@ def main() -> None:
     machine()
     console.print(f"{size:,} rows of {len(SCHEMA)} columns, {count} batches each; S3 is {server} on this machine\n")
     table = Table()
-    for name in ("changes", "where", "median ms", "p95 ms", "requests", "bytes there / back", "in a row"):
-        table.add_column(name, justify="left" if name in ("where", "requests") else "right")
+    for name in ("changes", "where", "median ms", "p95 ms", "requests of a batch", "in a row"):
+        table.add_column(name, justify="left" if name in ("where", "requests of a batch") else "right")
     with (
         tempfile.TemporaryDirectory(prefix="cdc-bench-") as folder,
         s3_server(kind) as place,
@@ -127,10 +128,10 @@ def main() -> None:
                 took = [seconds * 1000 for seconds in apply(storage, size, changes, count)]
                 numbers = f"{statistics.median(took):.0f}", f"{np.quantile(took, 0.95):.0f}"
                 if storage is local:
-                    more = "", f"{(written(storage) - before) // (count + 1):,} written", ""
+                    more = f"{(written(storage) - before) // (count + 1):,} bytes written", ""
                 else:
-                    requests, size_of, chain = asked(proxy, object_storage(proxy.place, "table"), size, changes)
-                    more = requests, size_of, str(chain)
+                    counts, seen = asked(proxy, object_storage(proxy.place, "table"), size, changes)
+                    more = text_of(counts), str(in_a_row(seen))
                 table.add_row(f"{changes:,}", where, *numbers, *more)
     console.print(table)
 

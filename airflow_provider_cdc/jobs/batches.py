@@ -25,6 +25,7 @@ from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.sinks.layout import Layout, read_plan
 from airflow_provider_cdc.sinks.protocol import ChangeWriter, Sink, Staging
 from airflow_provider_cdc.sinks.storage import Storage
+from airflow_provider_cdc.sinks.traffic import Traffic, counting, summed
 
 if TYPE_CHECKING:
     from airflow_provider_cdc.mysql.stream.batches import BatchPlanner
@@ -114,12 +115,14 @@ class StreamJob:
         :param reader: which of the ``readers`` this is.
         :returns: manifest: start, end, and for each table with changes its index, the names of what was staged, the
             number of rows, and the ``_cdc_seq`` and time of the TRUNCATE after which they come; and all that was
-            staged, as index and name. A table has one such entry, unless its rows stay when it is truncated.
+            staged, as index and name. A table has one such entry, unless its rows stay when it is truncated. And
+            ``asked``: the requests to an object store that this took.
         :raises UnknownPrepareError: if an XA transaction is committed whose rows are not in the binlog any more.
         :raises TransientError: if the connection reaches another server now, or the file was purged.
         """
-        with moved():
-            return self._stage(start, end, attempt, reader)
+        with moved(), counting(Traffic()) as asked:
+            manifest = self._stage(start, end, attempt, reader)
+        return {**manifest, "asked": asked.to_json()}
 
     def _stage(self, start: Offset, end: Offset, attempt: str, reader: int) -> dict[str, Any]:
         # Compiled: not for drivers, as in slices.py.
@@ -219,6 +222,7 @@ def together(manifests: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "end": end,
         "tables": [entry for i in sorted(tables) for entry in tables[i]],
         "staged": [name for manifest in manifests for name in manifest["staged"]],
+        "asked": summed(manifest["asked"] for manifest in manifests),
     }
 
 

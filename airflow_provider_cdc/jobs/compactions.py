@@ -12,6 +12,7 @@ from typing import Any
 from airflow_provider_cdc.core.store_access import StoreAccess
 from airflow_provider_cdc.sinks.files import DataFile
 from airflow_provider_cdc.sinks.protocol import Compaction
+from airflow_provider_cdc.sinks.traffic import Traffic, carried, counting, current
 
 #: Runs compactions wherever there is room; the results are in their order.
 Runner = Callable[[Sequence[Compaction]], Sequence[Sequence[DataFile]]]
@@ -19,13 +20,19 @@ Runner = Callable[[Sequence[Compaction]], Sequence[Sequence[DataFile]]]
 
 def run_in_threads(work: Sequence[Compaction]) -> Sequence[Sequence[DataFile]]:
     """Runner for this process."""
+
+    def run(compaction: Compaction) -> Sequence[DataFile]:
+        return compaction.run()
+
     with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(lambda compaction: compaction.run(), work))
+        return list(pool.map(carried(run), work))
 
 
 def run_for_json(compaction: Compaction) -> str:
-    """Run one, and say what it has written as JSON: so it travels from a task."""
-    return json.dumps([file.to_json() for file in compaction.run()])
+    """Run one, and say what it has written and asked as JSON: so it travels from a task."""
+    with counting(Traffic()) as asked:
+        files = [file.to_json() for file in compaction.run()]
+    return json.dumps({"files": files, "asked": asked.to_json()})
 
 
 class Parcel:
@@ -66,5 +73,7 @@ class Parcel:
 
 
 def from_json(text: str) -> list[DataFile]:
-    """What :func:`run_for_json` has said."""
-    return [DataFile(**value) for value in json.loads(text)]
+    """The files that :func:`run_for_json` has told of; what it has asked is counted here."""
+    found = json.loads(text)
+    current().add(found["asked"])
+    return [DataFile(**value) for value in found["files"]]

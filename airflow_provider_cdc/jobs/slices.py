@@ -34,6 +34,7 @@ from airflow_provider_cdc.sinks.layout import Layout
 from airflow_provider_cdc.sinks.notes import Notes
 from airflow_provider_cdc.sinks.protocol import Sink
 from airflow_provider_cdc.sinks.storage import Storage, read_json, write_json_once
+from airflow_provider_cdc.sinks.traffic import Traffic, counting
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -83,11 +84,17 @@ class SnapshotJob:
 
         :param worker: number of the worker, from 0.
         :param copy: how many copies of this worker were started before.
-        :returns: the manifests of the finished slices.
+        :returns: the manifests of the finished slices, each with ``asked``: the requests to an object store since the
+            one before.
         """
-        with closing(_Worker(self, worker, copy)) as reader:
+        with counting(Traffic()) as asked:
+            reader = _Worker(self, worker, copy)
+        with closing(reader):
             for no in self.missing[worker :: len(self.replicas)]:
-                yield reader.slice(no)
+                with counting(asked):
+                    manifest = reader.slice(no)
+                yield manifest | {"asked": asked.to_json()}
+                asked = Traffic()
 
     def manifest(self, table: TableSchema, no: int) -> str:
         """Name of the manifest of a slice, which is there when the slice is finished."""

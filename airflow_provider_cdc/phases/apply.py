@@ -39,6 +39,7 @@ from airflow_provider_cdc.sinks.protocol import (
     Upserted,
 )
 from airflow_provider_cdc.sinks.storage import read_json, write_json
+from airflow_provider_cdc.sinks.traffic import carried
 
 #: Tables that are committed at the same time, where a commit is mostly waiting.
 _AT_ONCE = 8
@@ -233,8 +234,8 @@ class Applier:
             self._say(end, end_seq)
             return [stamps for found in tables for stamps in self._apply_entries(found, end_seq)]
         with ThreadPoolExecutor(_AT_ONCE, "table") as pool:
-            said = pool.submit(self._say, end, end_seq)
-            work = [pool.submit(self._apply_entries, found, end_seq, said.result) for found in tables]
+            said = pool.submit(carried(self._say), end, end_seq)
+            work = [pool.submit(carried(self._apply_entries), found, end_seq, said.result) for found in tables]
         return [stamps for one in work for stamps in one.result()]
 
     def _say(self, end: Offset, end_seq: int) -> None:

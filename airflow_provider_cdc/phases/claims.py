@@ -24,6 +24,7 @@ from airflow_provider_cdc.failpoints import failpoint
 from airflow_provider_cdc.phases.groups import Group, TaskRequest, chunk_rows, results
 from airflow_provider_cdc.processes import died_here, machine, start_time
 from airflow_provider_cdc.sinks.storage import read_json
+from airflow_provider_cdc.sinks.traffic import carried
 from airflow_provider_cdc.store import GroupRow, Store
 
 _POLL_SECONDS = 0.5
@@ -56,7 +57,7 @@ class Claim:
         self._notes = group.notes(attempt)
         self._looking = threading.Lock()
         self._taken, self._stop = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._loop, name="group-claim", daemon=True)
+        self._thread = threading.Thread(target=carried(self._loop), name="group-claim", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()

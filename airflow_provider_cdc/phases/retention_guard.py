@@ -33,6 +33,7 @@ from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.snapshot_progress import group_progress, snapshot_progress
 from airflow_provider_cdc.sinks.notes import Notes
+from airflow_provider_cdc.sinks.traffic import carried
 
 if TYPE_CHECKING:
     from airflow_provider_cdc.store import Store
@@ -173,7 +174,7 @@ class RetentionGuard:
         fresh = _Memory(PurgeWatch(plan.p0, slots.guard(group)))
         self._memory = _memories.setdefault(known, fresh)
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._loop, name="retention-guard", daemon=True)
+        self._thread = threading.Thread(target=carried(self._loop), name="retention-guard", daemon=True)
 
     def __enter__(self) -> Self:
         # Once a stream has begun it needs nothing of the beginning any more.

@@ -44,6 +44,7 @@ from airflow_provider_cdc.phases.restarts import note_restart
 from airflow_provider_cdc.phases.retention_guard import RetentionGuard
 from airflow_provider_cdc.sinks.protocol import Feature, SinkTable
 from airflow_provider_cdc.sinks.storage import write_json
+from airflow_provider_cdc.sinks.traffic import Traffic, counting, current, text_of
 from airflow_provider_cdc.store import Store
 
 #: Number of a slice -> attempt that read it, and its manifest.
@@ -68,6 +69,7 @@ class GroupResult:
     :param rows_per_second: ``None`` where nothing was read.
     :param min_lw: lowest low watermark.
     :param max_hw: highest high watermark.
+    :param traffic: requests to an object store and bytes, of this process and its tasks; ``None`` for a folder.
     """
 
     group: int
@@ -81,6 +83,7 @@ class GroupResult:
     rows_per_second: int | None
     min_lw: Position
     max_hw: Position
+    traffic: Mapping[str, int] | None
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON value; positions are ``[file, position]``."""
@@ -132,9 +135,11 @@ def run_group(
             f"snapshot {plan.generation} of {plan.pipeline} has no chunk group {group}: the snapshot was planned again",
             "Clear the planner and everything downstream, so that the groups are those of the plan",
         )
+    asked = Traffic()
     for last in (*[False] * _REPLANS, True):
         try:
-            return _run(Group(context, plan, group, opened), store, run, holder, requested_by)
+            with counting(asked):
+                return _run(Group(context, plan, group, opened), store, run, holder, requested_by, asked)
         except TableAlteredError as error:
             if last:
                 raise
@@ -148,7 +153,9 @@ def run_group(
     raise AssertionError("unreachable")
 
 
-def _run(work: Group, store: Store, run: Runner, holder: str, requested_by: TaskRequest | None) -> GroupResult:
+def _run(
+    work: Group, store: Store, run: Runner, holder: str, requested_by: TaskRequest | None, asked: Traffic
+) -> GroupResult:
     began, plan = time.monotonic(), work.plan
     _prepare(work.context, plan, work.tables)
     held = claim(work, store, holder, requested_by)
@@ -165,6 +172,10 @@ def _run(work: Group, store: Store, run: Runner, holder: str, requested_by: Task
         if outcome == "staged":
             found = work.totals(dict.fromkeys(work.tables, attempt))
     store.finish_snapshot(plan.pipeline, plan.generation)
+    traffic = asked.to_json() if work.context.storage.remote else None
+    if traffic is not None and held is not None:
+        store.group_asked(plan.pipeline, plan.generation, work.number, traffic)
+        work.context.reporter.line(f"group {work.number} took {text_of(traffic)}")
     seconds = time.monotonic() - began
     return GroupResult(
         work.number,
@@ -178,6 +189,7 @@ def _run(work: Group, store: Store, run: Runner, holder: str, requested_by: Task
         None if outcome == "adopted" else round(found.rows / max(seconds, 1e-3)),
         found.min_lw,
         found.max_hw,
+        traffic,
     )
 
 
@@ -278,7 +290,9 @@ def _read(work: Group, held: Claim, run: Runner, since: Offset, lineage: Lineage
     try:
         if missing:
             with RetentionGuard(context, held.store, plan, work.number, notes):
-                finished |= {manifest["slice"]: (held.attempt, manifest) for manifest in run(job)}
+                for manifest in run(job):
+                    current().add(manifest.pop("asked"))
+                    finished[manifest["slice"]] = held.attempt, manifest
     finally:
         notes.clear()
     held.look()

@@ -13,6 +13,7 @@ from airflow_provider_cdc.phases.snapshot import adopt_published
 from airflow_provider_cdc.phases.snapshot_progress import group_progress, snapshot_progress
 from airflow_provider_cdc.processes import tail
 from airflow_provider_cdc.sinks.protocol import Measured
+from airflow_provider_cdc.sinks.traffic import summed
 from airflow_provider_cdc.store import Store, StreamRow
 from airflow_provider_cdc.store.models import BatchRow
 
@@ -25,11 +26,11 @@ def status(context: Context) -> dict[str, Any]:
 
     :returns: ``pipeline``; ``phase`` (``snapshot``, ``snapshot_complete``, ``streaming``, ``stopped``);
         ``tables`` (chunks done and total, rows); ``snapshot`` and ``groups`` (chunks, rows, corrected keys, rate, time
-        left, why it is paused); ``sink`` (files, bytes, rows of each table that is made, if the sink tells);
-        ``offset`` (the resume point); ``lag_seconds``, ``lag_bytes``, ``purge_in_hours`` (how far the source is ahead
-        of it, and how long it keeps it), ``lag_unknown`` (why that cannot be told); ``stream`` (epoch, state, batches,
-        changes, rate, lag of what it has applied, memory of its index of keys, who supervises it, the end of its
-        driver's log), ``null`` before the first.
+        left, why it is paused, requests to an object store); ``sink`` (files, bytes, rows of each table that is made,
+        if the sink tells); ``offset`` (the resume point); ``lag_seconds``, ``lag_bytes``, ``purge_in_hours`` (how far
+        the source is ahead of it, and how long it keeps it), ``lag_unknown`` (why that cannot be told); ``stream``
+        (epoch, state, batches, changes, rate, lag of what it has applied, memory of its index of keys, requests to an
+        object store, who supervises it, the end of its driver's log), ``null`` before the first.
     """
     plan = context.need_plan()
     store = context.store()
@@ -68,13 +69,20 @@ def status(context: Context) -> dict[str, Any]:
             ],
             "snapshot": {
                 "complete": complete,
+                "traffic": summed(asked) if (asked := [g.traffic for g, _ in groups if g.traffic]) else None,
                 **whole.to_json(),
                 "rows_per_second": round(total / seconds) if seconds else None if complete else whole.rows_per_second,
                 "seconds": seconds,
                 "paused": whole.paused,
             },
             "groups": [
-                {"group": group.group_no, "state": group.state, **progress.to_json(), "paused": progress.paused}
+                {
+                    "group": group.group_no,
+                    "state": group.state,
+                    **progress.to_json(),
+                    "paused": progress.paused,
+                    "traffic": group.traffic,
+                }
                 for group, progress in groups
             ],
             "sink": [
@@ -102,6 +110,8 @@ def status(context: Context) -> dict[str, Any]:
                 "changes": totals.changes,
                 "index_bytes": stream.index_bytes,
                 "index_disk_bytes": stream.index_disk_bytes,
+                "index_bytes_per_table": context.pipeline.sink.index_bytes,
+                "traffic": stream.traffic and {"last_batch": _last_asked(stream, recent), "run": stream.traffic},
                 "changes_per_second": _rate(stream, recent, going),
                 "lag_p50_seconds": _weighted(recent, "lag_p50_ms", 0.5),
                 "lag_p95_seconds": _weighted(recent, "lag_p95_ms", 0.95),
@@ -123,6 +133,10 @@ def _look(context: Context, store: Store) -> tuple[StreamRow | None, bool]:
 def _rate(stream: StreamRow, recent: list[BatchRow], going: bool) -> float:
     mine = [b for b in recent if b.epoch == stream.epoch]
     return changes_per_second(mine, stream.started_at, datetime.now(UTC) if going or not mine else mine[0].committed_at)
+
+
+def _last_asked(stream: StreamRow, recent: list[BatchRow]) -> Any:
+    return next((batch.traffic for batch in recent if batch.epoch == stream.epoch), None)
 
 
 def _age(moment: datetime | None) -> float | None:

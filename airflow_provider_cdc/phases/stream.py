@@ -26,12 +26,14 @@ from airflow_provider_cdc.phases.apply import Applied, Applier, epoch_fence, hig
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.groups import coverage, targets
 from airflow_provider_cdc.phases.liveness import Heart, whoami
+from airflow_provider_cdc.phases.reading_ahead import ReadingAhead
 from airflow_provider_cdc.phases.reread import publish_staged
 from airflow_provider_cdc.phases.restarts import note_restart
 from airflow_provider_cdc.phases.resuming import find_place
 from airflow_provider_cdc.phases.snapshot import adopt_published
 from airflow_provider_cdc.phases.upkeep import Upkeep
 from airflow_provider_cdc.processes import machine
+from airflow_provider_cdc.sinks.traffic import Traffic, counting, text_of
 from airflow_provider_cdc.store import Store
 
 if TYPE_CHECKING:
@@ -52,6 +54,8 @@ class Epoch:
     :param target: position at which a catch-up ends, ``None`` for a continuous stream.
     :param details: what else the bookkeeping knows of it.
     :param upkeep: looks after the tables while it runs.
+    :param ahead: gets them ready while it begins.
+    :param asked: requests to an object store since it began.
     :param lease: seconds for which it continues without a task that supervises it.
     """
 
@@ -65,6 +69,8 @@ class Epoch:
     target: Position | None
     details: dict[str, str | None]
     upkeep: Upkeep
+    ahead: ReadingAhead
+    asked: Traffic
     stop: threading.Event = field(default_factory=threading.Event)
     batches: int = 0
     idle: Callable[[], bool] = lambda: False
@@ -74,7 +80,9 @@ class Epoch:
     def apply(self, manifest: dict[str, Any]) -> Applied:
         """Apply a batch and write it into the bookkeeping."""
         began = time.monotonic()
-        applied = self.applier.apply(manifest)
+        with counting(Traffic(self.asked)) as asked:
+            applied = self.applier.apply(manifest)
+        asked.add(manifest["asked"])
         start, end = Offset.from_json(manifest["start"]), Offset.from_json(manifest["end"])
         size = end.at.position - (start.at.position if start.at.file == end.at.file else 0)
         with suppress(CdcError, SQLAlchemyError):  # an outage of the bookkeeping does not stop the stream
@@ -91,12 +99,13 @@ class Epoch:
                 lag_p95_ms=applied.percentile(95),
                 lag_max_ms=applied.percentile(100),
                 index=self.applier.index,
+                traffic=(asked.to_json(), self.asked.to_json()) if self.context.storage.remote else None,
             )
         self.batches += 1
         if applied.changes:
-            self.context.reporter.line(
-                f"batch to {end.at}: {applied.changes} changes, lag p95 {(applied.percentile(95) or 0) / 1000:.1f} s"
-            )
+            lag = f"lag p95 {(applied.percentile(95) or 0) / 1000:.1f} s"
+            more = f"; {text_of(asked.to_json())}" if self.context.storage.remote else ""
+            self.context.reporter.line(f"batch to {end.at}: {applied.changes} changes, {lag}{more}")
         self.publish()
         return applied
 
@@ -106,7 +115,8 @@ class Epoch:
         if self.context.storage.remote and now < self._looked + _LOOK_SECONDS and not self.over():
             return
         self._looked = now
-        publish_staged(self.context, self.store, self.plan, self.applier, self.job)
+        with counting(self.asked):
+            publish_staged(self.context, self.store, self.plan, self.applier, self.job)
 
     @property
     def reached(self) -> bool:
@@ -130,6 +140,11 @@ def begin(context: Context, store: Store, *, catch_up: bool, log: str | None = N
     # Compiled now if it never was on this machine: that holds all threads for seconds, the heartbeat's with them.
     import airflow_provider_cdc.mysql.stream.batches  # noqa: F401
 
+    with counting(Traffic()) as asked:
+        return _begin(context, store, asked, catch_up=catch_up, log=log, ui=ui)
+
+
+def _begin(context: Context, store: Store, asked: Traffic, *, catch_up: bool, log: str | None, ui: str | None) -> Epoch:
     pipeline, plan = context.pipeline, context.need_plan()
     tables = targets(context, plan)
     held = coverage(context, plan, tables)
@@ -157,6 +172,7 @@ def begin(context: Context, store: Store, *, catch_up: bool, log: str | None = N
             held = coverage(context, plan, tables) or held  # up to the fence a group may have been read again
             upkeep = Upkeep(targets(context, plan), run_in_threads, context.reporter.line)
             applier = Applier(context, plan, tables, held, progress, number, upkeep.changed)
+            ahead = ReadingAhead(tables, pipeline.sink.index_bytes, context.reporter.line)
             end = find_place(context, store, applier, held)
     except CdcError as error:
         store.end_stream(pipeline.name, number, "failed", str(error), kind_of(error))
@@ -179,12 +195,12 @@ def begin(context: Context, store: Store, *, catch_up: bool, log: str | None = N
         deletes=pipeline.sink.deletions,
     )
     ends = end if catch_up else None
-    return Epoch(context, store, plan, number, job, applier.at, applier, ends, details, upkeep, stop)
+    return Epoch(context, store, plan, number, job, applier.at, applier, ends, details, upkeep, ahead, asked, stop)
 
 
 def run_in_process(epoch: Epoch) -> None:
     """Drive an epoch in this process, without Spark: for tests. Ends when caught up or stopped."""
-    with closing(epoch.job.make_planner()) as planner, _Life(epoch):
+    with counting(epoch.asked), closing(epoch.job.make_planner()) as planner, _Life(epoch):
         at = epoch.start
         epoch.publish()
         while not epoch.over():
@@ -238,10 +254,13 @@ class _Life:
         if not self._epoch.context.pipeline.sink.compaction:
             self._epoch.upkeep.run = None
         self._epoch.upkeep.__enter__()
+        self._epoch.ahead.__enter__()
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         epoch = self._epoch
-        epoch.upkeep.__exit__()
+        epoch.ahead.__exit__()
+        with counting(epoch.asked):
+            epoch.upkeep.__exit__()
         self._heart.__exit__()
         with suppress(CdcError, SQLAlchemyError):  # an outage of the bookkeeping must not hide how it ended
             epoch.store.end_stream(
@@ -250,6 +269,7 @@ class _Life:
                 "failed" if error else "caught_up" if epoch.reached else "stopped",
                 str(error) if error else None,
                 kind_of(error) if isinstance(error, CdcError) else type(error).__name__ if error else None,
+                epoch.asked.to_json() if epoch.context.storage.remote else None,
             )
 
     def _has_moved(self) -> bool:

@@ -16,6 +16,7 @@ from airflow_provider_cdc.jobs.compactions import Runner
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.groups import targets
 from airflow_provider_cdc.sinks.protocol import Compactable, SinkTable
+from airflow_provider_cdc.sinks.traffic import carried
 
 #: Compactions whose results are committed together.
 _TOGETHER = 8
@@ -74,7 +75,7 @@ class Upkeep:
         self._since_tidied: set[int] = set()
         self._tidied = time.monotonic()
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._go, name="upkeep", daemon=True)
+        self._thread = threading.Thread(target=carried(self._go), name="upkeep", daemon=True)
 
     def changed(self, index: int) -> None:
         """Hear of a table that was written to."""

@@ -24,7 +24,8 @@ from airflow_provider_cdc.core.store_address import AZURE, GCS, S3, StoreAddress
 from airflow_provider_cdc.exceptions import StoreError
 from airflow_provider_cdc.sinks.object_files import PART, RangedFile, Upload, UploadFile
 from airflow_provider_cdc.sinks.storage import checked_name
-from airflow_provider_cdc.sinks.store_client import Bucket, Traffic, opened
+from airflow_provider_cdc.sinks.store_client import Bucket, opened
+from airflow_provider_cdc.sinks.traffic import current
 
 T = TypeVar("T")
 
@@ -55,19 +56,14 @@ class ObjectStorage:
     #: Each call is a request to a server.
     remote: ClassVar[bool] = True
 
-    @property
-    def traffic(self) -> Traffic:
-        """What this process has asked of the bucket, whatever the prefix."""
-        return self._bucket.traffic
-
     def read(self, name: str) -> bytes | None:
         """See :class:`Storage`."""
 
         def read() -> bytes:
             with self._errors("reading", name, FileNotFoundError) as (bucket, key):
-                bucket.traffic.count("get")
+                current().count("get")
                 data = bytes(bucket.store.get(key).bytes().to_bytes())
-                bucket.traffic.count("get", requests=0, received=len(data))
+                current().count("get", requests=0, received=len(data))
                 return data
 
         try:
@@ -78,8 +74,9 @@ class ObjectStorage:
     def write(self, name: str, data: bytes) -> None:
         """See :class:`Storage`."""
         with self._errors("writing", name) as (bucket, key):
-            bucket.traffic.count("put", sent=len(data))
-            bucket.store.put(key, data, use_multipart=len(data) > 4 * PART, chunk_size=PART, max_concurrency=_UPLOADS)
+            large = len(data) > 4 * PART
+            current().count("put", sent=len(data), requests=_uploads(len(data)) if large else 1)
+            bucket.store.put(key, data, use_multipart=large, chunk_size=PART, max_concurrency=_UPLOADS)
 
     def write_once(self, name: str, data: bytes) -> bool:
         """See :class:`Storage`.
@@ -92,7 +89,7 @@ class ObjectStorage:
         for attempt in range(_TRIES):
             try:
                 with self._errors("writing", name, AlreadyExistsError) as (bucket, key):
-                    bucket.traffic.count("put", sent=len(data))
+                    current().count("put", sent=len(data))
                     bucket.store.put(key, data, mode="create", attributes={_WRITE: number}, use_multipart=False)
                 return True
             except AlreadyExistsError:
@@ -135,9 +132,9 @@ class ObjectStorage:
             left -= 1
             try:
                 with bucket.errors(f"listing {self.location(folder)}"):
-                    bucket.traffic.count("list")
+                    current().count("list")
                     for page, found in enumerate(bucket.store.list(prefix or None, offset=last, chunk_size=1000)):
-                        bucket.traffic.count("list", requests=int(page > 0))
+                        current().count("list", requests=int(page > 0))
                         for item in found:
                             last = item["path"]
                             yield last[len(root) :], int(item["size"])
@@ -153,7 +150,7 @@ class ObjectStorage:
             some = keys[start : start + 1000]
             try:
                 with self._errors("deleting", names[start], FileNotFoundError) as (bucket, _):
-                    bucket.traffic.count("delete")
+                    current().count("delete")
                     bucket.store.delete(some)
             except FileNotFoundError:  # of some stores, at the first that is not there
                 for key in some:
@@ -161,7 +158,7 @@ class ObjectStorage:
                         suppress(FileNotFoundError),
                         self._errors("deleting", names[start], FileNotFoundError) as (bucket, _),
                     ):
-                        bucket.traffic.count("delete")
+                        current().count("delete")
                         bucket.store.delete(key)
 
     def clear(self, folder: str) -> None:
@@ -175,15 +172,19 @@ class ObjectStorage:
         if mode == "rb":
             return self._reader(name)
         self._key(name)
+        traffic = current()  # what is large is sent by another thread
 
         def put(content: bytes | Iterator[bytes]) -> None:
             with self._errors("writing", name) as (bucket, key):
-                small = isinstance(content, bytes)
-                pieces = content if isinstance(content, bytes) else _counted(bucket.traffic, content)
-                bucket.traffic.count(
-                    "put", sent=len(content) if isinstance(content, bytes) else 0, requests=1 if small else 2
-                )
-                bucket.store.put(key, pieces, use_multipart=not small, chunk_size=PART, max_concurrency=_UPLOADS)
+                if isinstance(content, bytes):
+                    traffic.count("put", sent=len(content))
+                    bucket.store.put(key, content, use_multipart=False)
+                    return
+                pieces = _Counted(content)
+                try:
+                    bucket.store.put(key, pieces, use_multipart=True, chunk_size=PART, max_concurrency=_UPLOADS)
+                finally:
+                    traffic.count("put", sent=pieces.size, requests=_uploads(pieces.size))
 
         return UploadFile(Upload(put))
 
@@ -217,19 +218,21 @@ class ObjectStorage:
         return found | {name: _text(value) for name, value in client.items()}
 
     def _reader(self, name: str) -> pa.NativeFile:
+        traffic = current()  # what is wanted of a large file, threads of Arrow read
+
         def begin() -> tuple[int, bytes | None]:
             with self._errors("reading", name, FileNotFoundError) as (bucket, key):
-                bucket.traffic.count("get")
+                current().count("get")
                 found = bucket.store.get(key)
                 size = int(found.meta["size"])
                 if size > PART:  # only its size is of use: what is wanted of a large file is read in parts
                     return size, None
-                bucket.traffic.count("get", requests=0, received=size)
+                current().count("get", requests=0, received=size)
                 return size, found.bytes().to_bytes()
 
         def read_ranges(starts: list[int], ends: list[int]) -> list[Any]:
             with self._errors("reading", name, FileNotFoundError) as (bucket, key):
-                bucket.traffic.count("get", requests=len(starts), received=sum(ends) - sum(starts))
+                traffic.count("get", received=sum(ends) - sum(starts))  # side by side: they are asked for as one
                 return list(bucket.store.get_ranges(key, starts=starts, ends=ends, coalesce=0))
 
         size, content = _to_its_end(begin)
@@ -241,7 +244,7 @@ class ObjectStorage:
     def _head(self, name: str) -> Any:
         try:
             with self._errors("looking at", name, FileNotFoundError) as (bucket, key):
-                bucket.traffic.count("head")
+                current().count("head")
                 return bucket.store.head(key)
         except FileNotFoundError:
             return None
@@ -250,7 +253,7 @@ class ObjectStorage:
         """Number of the write that a file bears; empty if it bears none, ``None`` if there is no file."""
         try:
             with self._errors("looking at", name, FileNotFoundError) as (bucket, key):
-                bucket.traffic.count("head")
+                current().count("head")
                 attributes: Mapping[Any, Any] = bucket.store.get(key, options={"head": True}).attributes
                 return str(attributes.get(_WRITE, ""))
         except FileNotFoundError:
@@ -292,7 +295,21 @@ def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _counted(traffic: Traffic, pieces: Iterator[bytes]) -> Iterator[bytes]:
-    for piece in pieces:
-        traffic.count("put", sent=len(piece))
-        yield piece
+def _uploads(size: int) -> int:
+    """Requests of an upload in parts: those of the parts, its beginning and its end."""
+    return 2 + max(1, -(-size // PART))
+
+
+class _Counted:
+    """Pieces, and the size of those that were taken.
+
+    :param pieces: the pieces.
+    """
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces, self.size = pieces, 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        for piece in self._pieces:
+            self.size += len(piece)
+            yield piece

@@ -239,6 +239,19 @@ class Compactable(Protocol):
         """
 
 
+#: Reads ahead. Gets the bytes of memory that it may take for what nothing speaks for, and whether to leave the rest;
+#: returns how many of these bytes it has taken.
+ReadAhead = Callable[[int, Callable[[], bool]], int]
+
+
+@runtime_checkable
+class Foresighted(Protocol):
+    """A table that can get ready for changes before they come."""
+
+    def ahead(self) -> ReadAhead:
+        """What does that: it may run in another thread, while this object is used. Nobody waits for it."""
+
+
 @runtime_checkable
 class Adopting(Protocol):
     """A table that may take the place of one that something else has made."""

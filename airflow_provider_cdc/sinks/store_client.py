@@ -1,10 +1,8 @@
-"""A bucket of an object store, as a process has opened it: settings, keys, errors, and what was asked of it."""
+"""A bucket of an object store, as a process has opened it: settings, keys and errors."""
 
 from __future__ import annotations
 
 import os
-import threading
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,30 +30,6 @@ RETRY: Any = {
     "backoff": {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=10), "base": 2},
     "retry_timeout": timedelta(seconds=120),
 }
-
-
-class Traffic:
-    """What was asked of a store by this process, and how many bytes went there and back. Repetitions are not seen."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.requests: Counter[str] = Counter()
-        self.sent = self.received = 0
-
-    def count(self, kind: str, *, sent: int = 0, received: int = 0, requests: int = 1) -> None:
-        """Count requests.
-
-        :param kind: ``get``, ``head``, ``put``, ``list`` or ``delete``.
-        """
-        with self._lock:
-            self.requests[kind] += requests
-            self.sent += sent
-            self.received += received
-
-    def to_json(self) -> dict[str, int]:
-        """Plain values: requests by kind, and bytes."""
-        with self._lock:
-            return {**self.requests, "bytes_sent": self.sent, "bytes_received": self.received}
 
 
 @dataclass(frozen=True)
@@ -100,7 +74,6 @@ class Bucket:
     """A bucket, as this process has opened it: with its connections, which all storages in it share."""
 
     def __init__(self, address: StoreAddress, access: StoreAccess | None) -> None:
-        self.traffic = Traffic()
         self.secrets = access.secrets if access else ()
         self.config = settings(address, access)
         self.provider = _provider(access, self.config.get("region"))

@@ -19,6 +19,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from airflow_provider_cdc.core.offset import Offset
 from airflow_provider_cdc.exceptions import CdcError, pack
 from airflow_provider_cdc.jobs.batches import StreamJob
+from airflow_provider_cdc.sinks.traffic import Traffic, counting, summed
 
 if TYPE_CHECKING:
     # Not in the processes in which Spark only makes the source or plans its tasks: it loads the compiled decoder.
@@ -53,11 +54,12 @@ class Range(InputPartition):
     :param start: start offset.
     :param end: end offset.
     :param reader: number of the task in its batch.
+    :param asked: requests to an object store that planning took, and that nobody has told of.
     """
 
-    def __init__(self, start: Offset, end: Offset, reader: int) -> None:
+    def __init__(self, start: Offset, end: Offset, reader: int, asked: dict[str, int]) -> None:
         super().__init__(None)
-        self.start, self.end, self.reader = start, end, reader
+        self.start, self.end, self.reader, self.asked = start, end, reader, asked
 
 
 class BinlogReader(DataSourceStreamReader):
@@ -74,6 +76,7 @@ class BinlogReader(DataSourceStreamReader):
         self._seconds, self._due = seconds, time.monotonic()
         self._planner: BatchPlanner | None = None
         self._pieces: list[Offset] = []
+        self._asked: list[dict[str, int]] = []
 
     def initialOffset(self) -> dict[str, Any]:
         """Where the epoch begins: the sink's resume point."""
@@ -85,10 +88,11 @@ class BinlogReader(DataSourceStreamReader):
         :param start: where the batch begins. Spark before 4.2 does not say it: the batch begins where the last one
             ended, since a checkpoint serves one epoch, and an epoch one reader.
         """
-        with _packed():
+        with _packed(), counting(Traffic()) as asked:
             try:
                 if self._planner is None:
                     self._planner = self._job.make_planner()
+                    self._asked.append(asked.to_json())
                 begin = _decode(start) if start is not None else (self._pieces or [self._start])[-1]
                 if not self._begins(self._planner, begin):
                     return _encode(begin)
@@ -114,7 +118,9 @@ class BinlogReader(DataSourceStreamReader):
         found = [_decode(start), _decode(end)]
         if self._pieces[:1] == found[:1] and self._pieces[-1:] == found[1:]:
             found = self._pieces
-        return [Range(*ends, i) for i, ends in enumerate(pairwise(found)) if ends[0] != ends[1]]
+        asked, self._asked = summed(self._asked), []
+        pieces = [ends for ends in pairwise(found) if ends[0] != ends[1]]
+        return [Range(*ends, i, {} if i else asked) for i, ends in enumerate(pieces)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Stage the files of a range and return their manifest."""
@@ -123,6 +129,7 @@ class BinlogReader(DataSourceStreamReader):
         attempt = str(context.taskAttemptId()) if context is not None else "0"
         with _packed():
             manifest = self._job.stage(partition.start, partition.end, attempt, partition.reader)
+        manifest["asked"] = summed([manifest["asked"], partition.asked])
         yield pa.RecordBatch.from_pydict({"manifest": [json.dumps(manifest)]})
 
     def commit(self, end: dict[str, Any]) -> None:

@@ -123,7 +123,8 @@ class GroupRow(Base):
     """A chunk group, the unit of retry. ``state`` is ``pending``, ``running`` or ``done``; ``attempt`` counts from 1.
 
     ``tables`` is a list of ``[database, table]``. The watermarks are those of the attempt that the sink took.
-    ``holder`` says who reads it while ``heartbeat_at`` is fresh.
+    ``holder`` says who reads it while ``heartbeat_at`` is fresh. ``traffic`` is what was asked of an object store by
+    the process that has finished it, and by its tasks.
     """
 
     __tablename__ = "chunk_groups"
@@ -140,6 +141,7 @@ class GroupRow(Base):
     heartbeat_at: Mapped[datetime | None]
     started_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]
+    traffic: Mapped[Any | None] = mapped_column(Json)
 
 
 class ChunkRow(Base):
@@ -194,7 +196,8 @@ class StreamRow(Base):
     boot of a kernel and a PID namespace.
 
     The sums, the highest lag and the offsets are those of all its batches, the old ones that were removed included.
-    ``index_bytes`` and ``index_disk_bytes`` are what the index of keys took after the last one.
+    ``index_bytes`` and ``index_disk_bytes`` are what the index of keys took after the last one. ``traffic`` is what was
+    asked of an object store: for the batches, and all else that the run has done.
     """
 
     __tablename__ = "streams"
@@ -226,10 +229,14 @@ class StreamRow(Base):
     machine: Mapped[str | None] = mapped_column(text(64))
     index_bytes: Mapped[int | None] = mapped_column(BigInteger)
     index_disk_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    traffic: Mapped[Any | None] = mapped_column(Json)
 
 
 class BatchRow(Base):
-    """One of the last batches that the sink has taken of a stream. Offsets are JSON, ``bytes`` those of the binlog."""
+    """One of the last batches that the sink has taken of a stream. Offsets are JSON, ``bytes`` those of the binlog.
+
+    ``traffic`` is what was asked of an object store for it.
+    """
 
     __tablename__ = "batches"
     pipeline: Mapped[str] = mapped_column(primary_key=True)
@@ -244,6 +251,7 @@ class BatchRow(Base):
     lag_p95_ms: Mapped[float | None]
     lag_max_ms: Mapped[float | None]
     committed_at: Mapped[datetime]
+    traffic: Mapped[Any | None] = mapped_column(Json)
 
 
 class EventRow(Base):

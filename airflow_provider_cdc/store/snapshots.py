@@ -195,6 +195,11 @@ class SnapshotStore(Database):
         with self._write() as session:
             return changed(session, _claimed(pipeline, generation, group_no, attempt).values(values))
 
+    def group_asked(self, pipeline: str, generation: int, group_no: int, traffic: Mapping[str, int]) -> None:
+        """Write down what was asked of an object store to read and publish a group."""
+        with self._write() as session:
+            changed(session, _group(pipeline, generation, group_no).values(traffic=traffic))
+
     def adopt_group(
         self,
         pipeline: str,

@@ -120,17 +120,27 @@ class StreamStore(Database):
             return row.epoch
 
     def end_stream(
-        self, pipeline: str, epoch: int, state: str, error: str | None = None, error_kind: str | None = None
+        self,
+        pipeline: str,
+        epoch: int,
+        state: str,
+        error: str | None = None,
+        error_kind: str | None = None,
+        traffic: Mapping[str, int] | None = None,
     ) -> None:
         """Record the end of a run.
 
         :param state: ``caught_up``, ``stopped`` or ``failed``.
         :param error: why it failed; holds no secret.
         :param error_kind: class of the error.
+        :param traffic: what it has asked of an object store, if it has one.
         """
         with self._write() as session:
             kind = error_kind and error_kind[:32]  # any library's class
-            changed(session, _stream(pipeline, epoch).values(state=state, error=clean(error), error_kind=kind))
+            values = {"traffic": traffic} if traffic is not None else {}
+            changed(
+                session, _stream(pipeline, epoch).values(state=state, error=clean(error), error_kind=kind, **values)
+            )
 
     def current_stream(self, pipeline: str) -> StreamRow | None:
         """The newest run, in whatever state, or ``None``."""
@@ -157,6 +167,7 @@ class StreamStore(Database):
         lag_p95_ms: float | None = None,
         lag_max_ms: float | None = None,
         index: tuple[int, int] | None = None,
+        traffic: tuple[Mapping[str, int], Mapping[str, int]] | None = None,
     ) -> None:
         """Record a batch that the sink has taken; one that is recorded again replaces the first.
 
@@ -164,6 +175,7 @@ class StreamStore(Database):
         :param changes: changes applied, from ``bytes`` bytes of binlog in ``seconds`` seconds.
         :param lag_p50_ms: median time from the source's commit to the sink's, in milliseconds; the others alike.
         :param index: bytes that the index of keys takes now, in memory and on disk.
+        :param traffic: what was asked of an object store for the batch, and so far in this run.
         """
         sums = {"changes": changes, "bytes": bytes, "seconds": seconds}
         lags = {"lag_p50_ms": lag_p50_ms, "lag_p95_ms": lag_p95_ms, "lag_max_ms": lag_max_ms}
@@ -178,8 +190,10 @@ class StreamStore(Database):
                 run.start_offset = start_offset if run.start_offset is None else run.start_offset
                 run.end_offset = end_offset
                 run.index_bytes, run.index_disk_bytes = index or (None, None)
+                run.traffic = traffic[1] if traffic else None
             row = BatchRow(pipeline=pipeline, epoch=epoch, batch_id=batch_id, committed_at=now(), **sums, **lags)
             row.start_offset, row.end_offset = start_offset, end_offset
+            row.traffic = traffic[0] if traffic else None
             session.merge(row)
         if batch_id % _PRUNE_EVERY == 0:
             self._prune(pipeline)

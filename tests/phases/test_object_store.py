@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +16,23 @@ from deltalake import DeltaTable
 
 from airflow_provider_cdc.exceptions import FencedError
 from airflow_provider_cdc.jobs.slices import run_in_threads
-from airflow_provider_cdc.phases import stream
+from airflow_provider_cdc.phases import stream, upkeep
 from airflow_provider_cdc.phases.apply import epoch_fence
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.groups import targets
-from airflow_provider_cdc.phases.snapshot import run_snapshot
+from airflow_provider_cdc.phases.snapshot import run_group, run_snapshot
+from airflow_provider_cdc.phases.status import status
 from airflow_provider_cdc.phases.stream import Epoch
 from airflow_provider_cdc.pipeline import Pipeline
+from airflow_provider_cdc.sinks.delta import compaction
+from airflow_provider_cdc.sinks.traffic import counting, summed, text_of
 from airflow_provider_cdc.store import Store
+from tests.support.harness import Lake
 from tests.support.oracle import compare_all
 from tests.support.s3 import S3
 from tests.support.servers import MySQLServer
 from tests.support.store_lake import StoreLake
-from tests.support.store_proxy import LATE, Fault, Request, StoreProxy, What, in_a_row
+from tests.support.store_proxy import LATE, Fault, Request, StoreProxy, What, counted_by, in_a_row
 
 TABLES = ("a", "b", "c", "d")
 #: A commit of a table, and of the resume point.
@@ -44,6 +49,7 @@ class World:
     place: S3
     context: Context
     store: Store
+    snapshot: list[Request]
 
     def write(self, *tables: str, value: int) -> None:
         """One transaction that changes a row and adds one in each table."""
@@ -95,8 +101,13 @@ def world(
             monkeypatch.setenv(name, value)
         context = Context.of(Pipeline.load(lake.write_pipeline(database)))
         with closing(context.store()) as store:
-            run_snapshot(context, store, context.ensure_plan(store), run_in_threads)
-            yield World(mysql_server, database, proxy, place, context, store)
+            plan = context.ensure_plan(store)
+
+            def snapshot() -> None:
+                for group in plan.groups():
+                    run_group(context, store, plan, group, run_in_threads, holder="test")
+
+            yield World(mysql_server, database, proxy, place, context, store, proxy.record(snapshot))
 
 
 def warmed_up(world: World) -> Epoch:
@@ -126,6 +137,62 @@ def test_a_batch_into_one_table_makes_few_requests_one_after_the_other(
     assert in_a_row(found) <= 6, said
     assert not [r for r in found if r.what in ("list", "head")], said
     assert not world.differences()
+
+
+def test_what_status_says_of_the_store_is_what_the_store_has_seen(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the snapshot's groups, the last batch, and the whole run: with what tasks and other threads have asked."""
+    found = status(world.context)
+    assert found["snapshot"]["traffic"] == summed(group["traffic"] for group in found["groups"])
+    assert found["snapshot"]["traffic"] == counted_by(world.snapshot)
+
+    monkeypatch.setattr(upkeep, "_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(stream, "_LOOK_SECONDS", 3600)  # the look for groups that were read again is none of a batch
+    monkeypatch.setattr(compaction, "SMALLS", 3)
+    lines: list[str] = []
+    monkeypatch.setattr(world.context.reporter, "line", lines.append)
+    last: dict[str, int] = {}
+
+    def run() -> None:
+        world.write(*TABLES, value=5)
+        epoch = world.begin()
+        with stream._Life(epoch):
+            for value in range(8):
+                world.write(*TABLES, value=100 + value)
+                with counting(epoch.asked):
+                    manifest = world.batch(epoch)  # the plan is read once
+                if value == 7:
+                    with counting(epoch.asked):
+                        epoch.upkeep.__exit__()  # from now on nothing else asks the store
+                applied = world.proxy.record(partial(epoch.apply, manifest))
+                last.clear()
+                last.update(summed([counted_by(applied), manifest["asked"]]))
+                time.sleep(0.3)
+
+    seen = world.proxy.record(run)
+    traffic = status(world.context)["stream"]["traffic"]
+    assert traffic["run"] == counted_by(seen)
+    assert [r for r in seen if "/part-" in r.key], "compactions are part of the run"
+    assert traffic["last_batch"] == last and last["put"] >= 4
+    assert lines[-1].endswith(f"; {text_of(last)}")
+
+
+def test_nothing_is_said_of_a_store_where_there_is_none(
+    mysql_server: MySQLServer, cdc_user: dict[str, str], database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_CDC_SOURCE", mysql_server.uri(**cdc_user))
+    with closing(mysql_server.connect(database=database)) as connection, connection.cursor() as cursor:
+        cursor.execute("CREATE TABLE t (id int PRIMARY KEY)")
+        cursor.execute("INSERT INTO t VALUES (1)")
+    context = Context.of(Pipeline.load(Lake(tmp_path / "lake", "local").write_pipeline(database)))
+    with closing(context.store()) as store:
+        run_snapshot(context, store, context.ensure_plan(store), run_in_threads)
+        epoch = stream.begin(context, store, catch_up=True)
+        stream.run_in_process(epoch)
+    found = status(context)
+    assert found["snapshot"]["traffic"] is None and found["stream"]["traffic"] is None
+    assert [group["traffic"] for group in found["groups"]] == [None]
 
 
 def test_tables_are_committed_at_the_same_time_and_all_before_the_resume_point(world: World) -> None:

@@ -231,4 +231,6 @@ def test_what_the_sink_takes(tmp_path: Path, mysql_server: MySQLServer, database
     assert found["stream"]["index_bytes"] > 0 and found["stream"]["index_disk_bytes"] == 0
     said = cli.call("status").out
     assert f"    {database}.a: 3 rows in 2 files, {first['bytes']:,} bytes, 1 dead rows in 1 of them\n" in said
-    assert f"    index of keys: {found['stream']['index_bytes']:,} bytes\n" in said
+    held = f"{found['stream']['index_bytes']:,} bytes; at most {found['stream']['index_bytes_per_table']:,} in memory"
+    assert f"    index of keys: {held} for a table\n" in said and found["stream"]["index_bytes_per_table"] == 1 << 28
+    assert "object store" not in said

@@ -9,6 +9,7 @@ import pickle
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -36,9 +37,11 @@ from airflow_provider_cdc.sinks.object_files import PART
 from airflow_provider_cdc.sinks.object_storage import ObjectStorage
 from airflow_provider_cdc.sinks.storage import LocalStorage
 from airflow_provider_cdc.sinks.store_check import check_store
+from airflow_provider_cdc.sinks.traffic import Traffic, carried, counting, summed, text_of
+from bench import store
 from tests.support.object_store import object_storage as storage_of
 from tests.support.s3 import S3, s3_server
-from tests.support.store_proxy import Fault, StoreProxy
+from tests.support.store_proxy import Fault, StoreProxy, counted_by
 
 
 @pytest.fixture
@@ -498,8 +501,6 @@ def test_a_forked_process_does_not_hang(storage: ObjectStorage) -> None:
 
 
 def test_requests_are_counted(proxy: StoreProxy, storage: ObjectStorage) -> None:
-    before = dict(storage.traffic.to_json())
-
     def work() -> None:
         storage.write("a", b"x" * 1000)
         storage.write_once("b", b"y")
@@ -509,13 +510,50 @@ def test_requests_are_counted(proxy: StoreProxy, storage: ObjectStorage) -> None
         list(storage.list(""))
         storage.delete("a", "b")
 
-    seen = proxy.record(work)
-    after = storage.within("inner").traffic.to_json()
-    counted = {name: after[name] - before.get(name, 0) for name in after}
-    assert counted == {
-        "put": 2, "get": 2, "head": 1, "list": 1, "delete": 1, "bytes_sent": 1001, "bytes_received": 1000
-    }  # fmt: skip
-    assert len(seen) == 7
+    run = Traffic()
+    with counting(Traffic(run)) as traffic:
+        seen = proxy.record(work)
+    storage.read("a")  # not counted any more
+    assert traffic.to_json() == run.to_json() == {
+        "requests": 7, "put": 2, "get": 2, "head": 1, "list": 1, "delete": 1, "bytes_sent": 1001, "bytes_received": 1000
+    } == counted_by(seen)  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [PART - 1, PART, 2 * PART + 1, 5 * PART])
+@pytest.mark.parametrize("how", ["whole", "in pieces"])
+def test_requests_for_large_files_are_counted(proxy: StoreProxy, storage: ObjectStorage, size: int, how: str) -> None:
+    """Also those of other threads: uploads in parts, and what Arrow reads."""
+
+    def work() -> None:
+        if how == "whole":
+            storage.write("f", b"x" * size)
+        else:
+            with storage.open("f", "wb") as file:
+                for start in range(0, size, 3_000_000):
+                    file.write(b"x" * min(3_000_000, size - start))
+        with storage.open("f", "rb") as file, ThreadPoolExecutor(1) as pool:
+            assert len(pool.submit(file.read).result()) == size
+
+    with counting(Traffic()) as traffic:
+        seen = proxy.record(work)
+    assert traffic.to_json() == counted_by(seen)
+
+
+def test_requests_of_other_threads_are_counted_where_they_were_asked_for(storage: ObjectStorage) -> None:
+    with counting(Traffic()) as traffic, ThreadPoolExecutor(4) as pool:
+        list(pool.map(carried(storage.read), "abc"))
+        list(pool.map(storage.read, "abc"))  # of nobody
+        with counting(Traffic()) as inner:
+            pool.submit(carried(storage.read), "d").result()
+        with counting(Traffic(traffic)) as part:
+            pool.submit(carried(storage.read), "d").result()
+        part.add({"get": 2, "bytes_received": 5})  # as a task on another host has counted
+    assert inner.to_json()["requests"] == 1
+    assert part.to_json() == {"requests": 3, "get": 3, "bytes_sent": 0, "bytes_received": 5}
+    assert traffic.to_json() == {"requests": 6, "get": 6, "bytes_sent": 0, "bytes_received": 5}
+    assert summed([part.to_json(), inner.to_json()])["get"] == 4
+    assert text_of(part.to_json()) == "3 requests (3 GET), 0 bytes sent, 5 received"
+    assert text_of(Traffic().to_json()) == "0 requests, 0 bytes sent, 0 received"
 
 
 def test_checkpoints_and_clean_up_of_a_delta_log(
@@ -551,3 +589,12 @@ def test_checkpoints_and_clean_up_of_a_delta_log(
     assert again.version == 9 and again.markers == {"m": 8}
     assert DeltaTable(folder.uri(), storage_options=folder.options()).version() == 9
     assert DeltaTable(s3.uri("lake/odd%20=2F%20name/t"), storage_options=s3.options).version() == 9
+
+
+def test_a_benchmark_prints_what_status_would_show(proxy: StoreProxy) -> None:
+    """``make bench-store`` counts as batches of the stream are counted, and the store has seen just that."""
+    storage = storage_of(proxy.place, "table")
+    store.make(storage, 1000)
+    counts, seen = store.asked(proxy, storage, 1000, 50)
+    assert counts == counted_by(seen) and counts["put"] == 3
+    assert text_of(counts).startswith("4 requests (1 GET, 3 PUT), ")

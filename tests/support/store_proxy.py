@@ -20,6 +20,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Literal, get_args
 from urllib.parse import unquote, urlsplit
 
+from airflow_provider_cdc.sinks.object_files import PART
 from tests.support.s3 import S3
 
 Fault = Literal[
@@ -73,6 +74,7 @@ class Request:
     received: int
     status: int
     fault: Fault | None
+    method: str = ""
 
 
 def in_a_row(requests: Iterable[Request]) -> int:
@@ -82,6 +84,23 @@ def in_a_row(requests: Iterable[Request]) -> int:
         if request.begin >= last:
             last, length = request.end, length + 1
     return length
+
+
+def counted_by(requests: Iterable[Request]) -> dict[str, int]:
+    """What the project should have counted of them. Bytes are those of files.
+
+    Of a large file the project asks for the whole, looks at its size, and then reads what it wants in ranges.
+    """
+    found: Counter[str] = Counter()
+    for request in requests:
+        kind = {"create": "put", "multipart": "put"}.get(request.what, str(request.what))
+        found[kind] += 1
+        if request.method == "PUT":
+            found["bytes_sent"] += request.sent
+        if kind == "get" and (request.status == 206 or (request.status == 200 and request.received <= PART)):
+            found["bytes_received"] += request.received
+    sizes = {name: found.pop(name, 0) for name in ("bytes_sent", "bytes_received")}
+    return {"requests": sum(found.values()), **found, **sizes}
 
 
 class StoreProxy:
@@ -246,7 +265,7 @@ def _handler_of(proxy: StoreProxy) -> type[BaseHTTPRequestHandler]:
             heard = fault not in ("cut", "lost", "late")
             end = time.monotonic()
             proxy.seen(
-                Request(what, key, begin, end, len(body), len(answer), status if heard else 0, fault)
+                Request(what, key, begin, end, len(body), len(answer), status if heard else 0, fault, self.command)
             )  # before it is answered: who waits for the answer finds it recorded
             if heard:
                 self._answer(status, reason, headers, answer, fault == "short")

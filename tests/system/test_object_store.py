@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import polars as pl
@@ -15,6 +16,7 @@ from tests import ROOT
 from tests.support.cli import Cli, tree
 from tests.support.s3 import S3
 from tests.support.servers import MySQLServer
+from tests.support.store_proxy import StoreProxy
 
 
 def in_store(folder: Path, server: MySQLServer, s3: S3, *tables: str) -> Cli:
@@ -28,8 +30,16 @@ def parquet(s3: S3, prefix: str) -> list[str]:
     return [key for key in s3.keys(f"{prefix}/") if key.endswith(".parquet") and "_delta_log" not in key]
 
 
+@pytest.fixture
+def proxy(s3: S3) -> Iterator[StoreProxy]:
+    with StoreProxy(s3) as found:
+        yield found
+
+
 @pytest.mark.spark
-def test_snapshot_and_stream(mysql_server: MySQLServer, database: str, s3: S3, tmp_path: Path) -> None:
+def test_snapshot_and_stream(
+    mysql_server: MySQLServer, database: str, s3: S3, proxy: StoreProxy, tmp_path: Path
+) -> None:
     for statement in (
         f"CREATE TABLE {database}.t (id INT PRIMARY KEY, v VARCHAR(20))",
         f"CREATE TABLE {database}.log (v VARCHAR(20))",
@@ -51,7 +61,7 @@ def test_snapshot_and_stream(mysql_server: MySQLServer, database: str, s3: S3, t
     ):
         mysql_server.execute(statement)
     # Another host goes on: it has nothing but the store.
-    other = in_store(tmp_path / "other", mysql_server, s3, f"{database}[.].*")
+    other = in_store(tmp_path / "other", mysql_server, proxy.place, f"{database}[.].*")
     other.catch_up()
     mysql_server.execute(f"INSERT INTO {database}.t VALUES (100, 'x')")
     other.catch_up()
@@ -65,13 +75,18 @@ def test_snapshot_and_stream(mysql_server: MySQLServer, database: str, s3: S3, t
     assert maintained.returncode == 0, maintained
     assert len(parquet(s3, f"lake/{database}/t")) == files + 1, maintained  # old ones stay for readers
     mysql_server.execute(f"DELETE FROM {database}.t WHERE id = 100")
-    other.catch_up()
+    asked = proxy.record(other.catch_up)
     verified = other.call("verify")
     assert verified.code == 0, verified
     found = pl.read_delta(s3.uri(f"lake/{database}/t"), storage_options=s3.options)
     assert sorted(found.select("id", "v").rows()) == [(1, "a"), (2, "B"), (4, "d")]
     status = other.call("status", "--json")
-    assert json.loads(status.out)
+    traffic = json.loads(status.out)["stream"]["traffic"]
+    # What was written before it began: whether the store can be used.
+    puts = [r.key for r in asked if r.what in ("put", "create") and "/check/" not in r.key]
+    assert [key for key in puts if "/changes/" in key], "by tasks, in processes of their own"
+    assert traffic["run"]["put"] == len(puts), puts
+    assert 0 < traffic["last_batch"]["put"] < traffic["run"]["put"], "the fences are not part of a batch"
     assert not (tmp_path / "one" / "lake").exists() and s3.secret.encode() not in b"".join(
         data for data in tree(tmp_path).values() if data
     )

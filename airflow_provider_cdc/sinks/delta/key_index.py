@@ -3,11 +3,14 @@
 Which rows are alive, only the log says; so an index that is lost, old or too large does no harm. Small files are put
 together, as in a log-structured merge tree, so that a search looks into few segments. What does not fit into memory
 lies in files without a name, which are gone with the process.
+
+Segments never change: whoever searches goes on with those that it has found, whatever other threads do meanwhile.
 """
 
 from __future__ import annotations
 
 import tempfile
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +20,9 @@ from pyroaring import BitMap
 
 from airflow_provider_cdc.sinks.delta.words import Words, joined
 
-#: Segments of about one size that are put together, and the rows above which none is.
-_MERGED, _LARGEST = 8, 500_000
+#: Segments of about one size that are put together, and the rows above which none is. At most so many times as many
+#: rows are put together at a time: that bounds the time it takes, and the memory.
+_MERGED, _LARGEST, _AT_MOST = 8, 500_000, 4
 
 
 @dataclass(frozen=True)
@@ -82,13 +86,16 @@ class _Segment:
 
 
 class KeyIndex:
-    """Index of the data files of a table.
+    """Index of the data files of a table. For several threads at once.
 
     :param held: bytes that it may take in memory.
     """
 
     def __init__(self, held: int) -> None:
         self._held = held
+        self._lock = threading.RLock()
+        #: Held by whoever reads files that a batch waits for: who reads others lets it go first.
+        self.turn = threading.Lock()
         self._segments: list[_Segment] = []
         self._numbers: dict[str, int] = {}
         self._names: dict[int, str] = {}
@@ -101,8 +108,9 @@ class KeyIndex:
     @property
     def size(self) -> tuple[int, int]:
         """Bytes in memory, and on disk."""
-        memory = sum(s.size for s in self._segments if s.in_memory)
-        return memory, sum(s.size for s in self._segments) - memory
+        segments = self._segments
+        memory = sum(s.size for s in segments if s.in_memory)
+        return memory, sum(s.size for s in segments) - memory
 
     def number(self, path: str) -> int:
         """Number of a file that is in it."""
@@ -117,25 +125,28 @@ class KeyIndex:
         return self._newest[file]
 
     def add(self, path: str, facts: Facts) -> None:
-        """Take note of a file."""
-        number, self._next = self._next, self._next + 1
-        self._numbers[path], self._names[number], self._newest[number] = number, path, facts.newest
-        if not len(facts.words):
-            return
+        """Take note of a file. Of one that is in it, more cannot be known."""
         words, row = facts.words, facts.rows
-        if not bool(np.all(words.first[1:] >= words.first[:-1])):
+        if not _in_order(words):
             order = np.argsort(words.first, kind="stable")
             words, row = words.take(order), order.astype(np.uint32) if row is None else row[order]
-        self._segments.append(_Segment(words, np.uint32(number), row))
+        with self._lock:
+            if path in self._numbers:  # another thread was faster
+                return
+            number, self._next = self._next, self._next + 1
+            self._names[number], self._newest[number], self._numbers[path] = path, facts.newest, number
+            if len(words):
+                self._segments = [*self._segments, _Segment(words, np.uint32(number), row)]
 
     def forget(self, paths: Iterable[str]) -> None:
         """Forget what is known of files."""
-        gone = {path: self._numbers.pop(path) for path in set(paths) if path in self._numbers}
-        if gone:
-            numbers = np.fromiter(gone.values(), np.uint32)
-            self._segments = [kept for s in self._segments if (kept := _without(s, numbers)) is not None]
-            for number in gone.values():
-                del self._names[number], self._newest[number]
+        with self._lock:
+            gone = {path: self._numbers.pop(path) for path in set(paths) if path in self._numbers}
+            if gone:
+                numbers = np.fromiter(gone.values(), np.uint32)
+                self._segments = [kept for s in self._segments if (kept := _without(s, numbers)) is not None]
+                for number in gone.values():
+                    del self._names[number], self._newest[number]
 
     def follow(self, live: Mapping[str, Any], dead: Callable[[str], BitMap]) -> None:
         """Forget files that are gone, and put small segments together: without the rows that are dead by now.
@@ -143,11 +154,20 @@ class KeyIndex:
         :param live: paths of the files of the table.
         :param dead: the dead rows of one.
         """
-        self.forget(path for path in self._numbers if path not in live)
+        self.forget(path for path in list(self._numbers) if path not in live)
+        self.settle(dead)
+
+    def settle(self, dead: Callable[[str], BitMap] | None = None) -> None:
+        """Put small segments together, and onto disk what does not fit into memory.
+
+        :param dead: as for :meth:`follow`; where it is not known, dead rows stay.
+        """
         while (small := self._mergeable()) is not None:
-            rest = [s for s in self._segments if not any(s is m for m in small)]
             merged = self._merged(small, dead)
-            self._segments = [*rest, merged] if len(merged.words) else rest
+            with self._lock:
+                rest = [s for s in self._segments if not any(s is m for m in small)]
+                if len(rest) + len(small) == len(self._segments):  # else another thread has changed some of them
+                    self._segments = [*rest, merged] if len(merged.words) else rest
         self._fit()
 
     def find(self, words: Words) -> Found:
@@ -189,33 +209,50 @@ class KeyIndex:
         for segment in self._segments:
             if len(segment.words) <= _LARGEST:
                 classes.setdefault(len(segment.words).bit_length() // 3, []).append(segment)
-        return next((found for found in classes.values() if len(found) >= _MERGED), None)
+        found = next((found for found in classes.values() if len(found) >= _MERGED), None)
+        if found is None:
+            return None
+        found.sort(key=lambda s: int(s.words.first[0]))  # those of a snapshot lie one behind the other then
+        rows = np.cumsum([len(s.words) for s in found])
+        return found[: max(2, int(np.searchsorted(rows, _AT_MOST * _LARGEST, "right")))]
 
-    def _merged(self, segments: list[_Segment], dead: Callable[[str], BitMap]) -> _Segment:
+    def _merged(self, segments: list[_Segment], dead: Callable[[str], BitMap] | None) -> _Segment:
         """One segment of several, without the rows that are dead: they stay so."""
-        words, files = joined([s.words for s in segments]), np.concatenate([s.files() for s in segments])
-        rows = np.concatenate([s.rows() for s in segments])
-        kept = np.ones(len(rows), bool)
-        for number in np.unique(files):
+        parts = segments if dead is None else [self._living(s, dead) for s in segments]
+        words, files = joined([s.words for s in parts]), np.concatenate([s.files() for s in parts])
+        rows = np.concatenate([s.rows() for s in parts])
+        if _in_order(words):
+            return _Segment(words, files, rows)
+        order = np.argsort(words.first, kind="stable")
+        return _Segment(words.take(order), files[order], rows[order])
+
+    def _living(self, segment: _Segment, dead: Callable[[str], BitMap]) -> _Segment:
+        """A segment without the rows that are dead."""
+        files, rows, kept = segment.files(), segment.rows(), np.ones(len(segment.words), bool)
+        order = np.argsort(files, kind="stable")
+        numbers, starts = np.unique(files[order], return_index=True)
+        for number, mine in zip(numbers, np.split(order, starts[1:]), strict=True):
             gone = dead(self._names[int(number)])
             if gone:
-                mine = np.flatnonzero(files == number)
                 kept[mine] = ~np.isin(rows[mine], np.asarray(gone.to_array(), np.uint32))
-        order = np.argsort(words.first, kind="stable")
-        order = order[kept[order]]
-        return _Segment(words.take(order), files[order], rows[order])
+        return segment if kept.all() else _Segment(segment.words.take(kept), files[kept], rows[kept])
 
     def _fit(self) -> None:
         """Put the largest segments onto disk where memory does not suffice."""
-        left = self.size[0] - self._held
-        for segment in sorted((s for s in self._segments if s.in_memory), key=lambda s: -s.size):
-            if left <= 0:
-                return
-            left -= segment.size
-            arrays = (segment.words.first, segment.words.second, segment.file, segment.row)
-            first, second, file, row = (_on_disk(a) if isinstance(a, np.ndarray) else a for a in arrays)
-            stored = _Segment(Words(first, second), file, row)
-            self._segments = [stored if s is segment else s for s in self._segments]
+        with self._lock:
+            left = self.size[0] - self._held
+            for segment in sorted((s for s in self._segments if s.in_memory), key=lambda s: -s.size):
+                if left <= 0:
+                    return
+                left -= segment.size
+                arrays = (segment.words.first, segment.words.second, segment.file, segment.row)
+                first, second, file, row = (_on_disk(a) if isinstance(a, np.ndarray) else a for a in arrays)
+                stored = _Segment(Words(first, second), file, row)
+                self._segments = [stored if s is segment else s for s in self._segments]
+
+
+def _in_order(words: Words) -> bool:
+    return bool(np.all(words.first[1:] >= words.first[:-1]))
 
 
 _LAST = np.uint64(2**64 - 1)

@@ -8,8 +8,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,15 +17,16 @@ from pyroaring import BitMap
 
 from airflow_provider_cdc.core.deletes import HARD, SOFT
 from airflow_provider_cdc.core.multiset import MissingRowsError, first
-from airflow_provider_cdc.core.schema import DELETED, META_COLUMNS, OP, SEQ
+from airflow_provider_cdc.core.schema import DELETED, OP, SEQ
 from airflow_provider_cdc.exceptions import TransientError
 from airflow_provider_cdc.sinks.delta.deleted import buried, marked
 from airflow_provider_cdc.sinks.delta.edit import LARGE_FILE, SLICES, Edit, alive, new_part, rows_of, write_part
+from airflow_provider_cdc.sinks.delta.key_files import KeyFiles
 from airflow_provider_cdc.sinks.delta.key_index import Facts, Found, KeyIndex
 from airflow_provider_cdc.sinks.delta.live_file import LiveFile
 from airflow_provider_cdc.sinks.delta.log import Log
-from airflow_provider_cdc.sinks.delta.partitions import PartitionedFiles, Partitioning
-from airflow_provider_cdc.sinks.delta.words import Worder, Words
+from airflow_provider_cdc.sinks.delta.partitions import PartitionedFiles
+from airflow_provider_cdc.sinks.delta.words import Words
 from airflow_provider_cdc.sinks.files import DataFile, portions, read_file, row_groups, without_rows
 from airflow_provider_cdc.sinks.protocol import Change, Counted, Emptied, Published, Replaced, Upserted
 
@@ -35,32 +34,6 @@ from airflow_provider_cdc.sinks.protocol import Change, Counted, Emptied, Publis
 #: of a server's columns do not end with a space.
 FILE, ROW = "__file ", "__row "
 _FILES = b"files"
-#: Files whose keys are read at the same time.
-_READERS = 4
-
-
-@dataclass(frozen=True)
-class Keys:
-    """What tells the rows of a table apart.
-
-    :param partitioning: how it is partitioned.
-    :param names: the key columns; none if rows are told by all their values.
-    :param stat: the key column if it is a single integer, which file statistics are kept for.
-    """
-
-    partitioning: Partitioning
-    names: Sequence[str] = ()
-    stat: str | None = None
-
-    @property
-    def schema(self) -> pa.Schema:
-        """Schema of its rows."""
-        return self.partitioning.schema
-
-    @property
-    def told_by(self) -> list[str]:
-        """Columns that tell rows apart."""
-        return list(self.names) or [name for name in self.schema.names if name not in META_COLUMNS]
 
 
 def placed(changes: pa.Table, files: Sequence[DataFile]) -> pa.Table:
@@ -86,14 +59,13 @@ class Merge:
     """Merges into one version of a table.
 
     :param log: the table as it stands.
-    :param keys: what tells its rows apart.
-    :param index: where they are.
-    :param worder: makes the words of the index.
+    :param files: where its rows are.
     :param deletes: what becomes of rows that are deleted in the source.
     """
 
-    def __init__(self, log: Log, keys: Keys, index: KeyIndex, worder: Worder, deletes: str = HARD) -> None:
-        self._log, self._keys, self._index, self._worder, self._deletes = log, keys, index, worder, deletes
+    def __init__(self, log: Log, files: KeyFiles, deletes: str = HARD) -> None:
+        self._log, self._files, self._deletes = log, files, deletes
+        self._keys, self._worder = files.keys, files.worder
         self._storage = log.storage
 
     def of(self, change: Change) -> Edit | None:
@@ -115,13 +87,11 @@ class Merge:
         words, seqs = self._worder(changes), changes[SEQ].to_numpy()
         edit, current = Edit(), np.ones(changes.num_rows, bool)
         if changes.num_rows:
-            stat = self._keys.stat
-            span = pc.min_max(changes[stat]).as_py() if stat else None
-            found = self._find(words, (int(span["min"]), int(span["max"])) if span else None)
-            lowest = int(seqs.min())
+            found = self._files.find(self._log, words)
+            index, lowest = self._files.index, int(seqs.min())
             for file, asked, rows in self._by_file(found):
                 newer = np.ones(len(rows), bool)
-                if self._index.newest(self._index.number(file.path)) >= lowest:
+                if index.newest(index.number(file.path)) >= lowest:
                     newer = seqs[asked] > self._column(file, SEQ)[rows]
                 current[asked[~newer]] = False
                 if newer.any():
@@ -168,7 +138,7 @@ class Merge:
         net = change.net
         edit = self._emptied(change.since) if change.since else Edit()
         if net.removed.num_rows:
-            found = self._find(self._worder(net.removed), None)
+            found = self._files.find(self._log, self._worder(net.removed))
             left = net.counts.copy()
             for file, asked, rows in self._by_file(found):
                 if file.path in edit.gone:
@@ -305,38 +275,14 @@ class Merge:
 
     # ------------------------------------------------------------ looking up
 
-    def _find(self, words: Words, span: tuple[int, int] | None) -> Found:
-        """Where rows with such words are, after the files that may have them were indexed."""
-        files = [f for f in self._log.files.values() if not f.apart(self._keys.stat, span)]
-        missing = [f for f in files if f.path not in self._index]
-        if len(missing) > 1:
-            with ThreadPoolExecutor(_READERS) as pool:
-                known = list(pool.map(self._facts, missing))
-        else:
-            known = [self._facts(f) for f in missing]
-        for file, facts in zip(missing, known, strict=True):
-            self._index.add(file.path, facts)
-        self._index.follow(self._log.files, lambda path: self._log.dead(self._log.files[path]))
-        return self._index.find(words)
-
-    def _facts(self, file: LiveFile) -> Facts:
-        names = self._keys.told_by
-        bounds = file.bounds(SEQ)
-        columns = names if bounds else [*names, SEQ]
-        # Portions: values of a table without a key may be many times what is kept of them.
-        parts, newest = [], bounds[1] if bounds else 0
-        for rows in row_groups(self._storage, file.path, self._keys.schema, columns, file.partition):
-            parts.append(self._worder(rows))
-            if bounds is None and rows.num_rows:
-                newest = max(newest, int(pc.max(rows[SEQ]).as_py()))
-        return Facts.of(parts, newest)
-
     def _by_file(self, found: Found) -> Iterator[tuple[LiveFile, Any, Any]]:
         """What was found alive, file by file: the file, what was asked for, and the rows."""
         order = np.argsort(found.file, kind="stable")
         numbers, starts = np.unique(found.file[order], return_index=True)
         for number, mine in zip(numbers, np.split(order, starts[1:]), strict=False):
-            file = self._log.files[self._index.name(int(number))]
+            file = self._log.files.get(self._files.index.name(int(number)))
+            if file is None:  # it was gone when another thread had read it
+                continue
             asked, rows = found.asked[mine], found.row[mine]
             if dead := self._log.dead(file):
                 living = BitMap(rows.astype(np.uint32)) - dead

@@ -9,7 +9,7 @@ import pyarrow as pa
 from airflow_provider_cdc.core.schema import DELETED
 from airflow_provider_cdc.sinks.delta.deleted import marked
 from airflow_provider_cdc.sinks.delta.edit import SLICES
-from airflow_provider_cdc.sinks.delta.merge import Keys
+from airflow_provider_cdc.sinks.delta.key_files import Keys
 from airflow_provider_cdc.sinks.delta.partitions import PartitionedFiles, Partitioning, together
 from airflow_provider_cdc.sinks.files import DataFile, gathered, row_groups, write_file
 from airflow_provider_cdc.sinks.storage import Storage

@@ -31,15 +31,16 @@ from airflow_provider_cdc.sinks.delta.definition import (
 from airflow_provider_cdc.sinks.delta.deleted import living
 from airflow_provider_cdc.sinks.delta.edit import Edit, Written, by_copies, by_vectors, is_part
 from airflow_provider_cdc.sinks.delta.features import protocol_for, switched, uses_vectors
+from airflow_provider_cdc.sinks.delta.key_files import KeyFiles, Keys
 from airflow_provider_cdc.sinks.delta.key_index import KeyIndex
 from airflow_provider_cdc.sinks.delta.log import NEWEST, Log
-from airflow_provider_cdc.sinks.delta.merge import Keys, Merge, living_rows
+from airflow_provider_cdc.sinks.delta.merge import Merge, living_rows
 from airflow_provider_cdc.sinks.delta.partitions import Partitioning
 from airflow_provider_cdc.sinks.delta.slices import Slices
 from airflow_provider_cdc.sinks.delta.upkeep import checkpoint, sweep
 from airflow_provider_cdc.sinks.delta.words import Worder
 from airflow_provider_cdc.sinks.files import DataFile
-from airflow_provider_cdc.sinks.protocol import Decide, Fence, Markers, Size
+from airflow_provider_cdc.sinks.protocol import Decide, Fence, Markers, ReadAhead, Size
 from airflow_provider_cdc.sinks.storage import Storage
 
 _TRIES = 50
@@ -70,7 +71,7 @@ class DeltaTarget(Slices):
         self._log = Log(storage)
         self._fitting: Mapping[str, Any] | None = None
         self._index = KeyIndex(options.index_bytes)
-        self._worder = Worder(self._keys.told_by, schema)
+        self._key_files = KeyFiles(storage, self._keys, Worder(self._keys.told_by, schema), self._index)
 
     @property
     def name(self) -> str:
@@ -185,7 +186,7 @@ class DeltaTarget(Slices):
 
         def edit(log: Log) -> Edit | None:
             change = decide(dict(log.markers))
-            merge = Merge(log, self._keys, self._index, self._worder, self.options.deletes)
+            merge = Merge(log, self._key_files, self.options.deletes)
             return None if change is None else merge.of(change)
 
         return self.transact(edit, markers, fence)
@@ -296,6 +297,10 @@ class DeltaTarget(Slices):
     def index(self) -> tuple[int, int]:
         """Bytes that the index of keys takes, in memory and on disk."""
         return self._index.size
+
+    def ahead(self) -> ReadAhead:
+        """See :class:`~airflow_provider_cdc.sinks.protocol.Foresighted`."""
+        return self._key_files.ahead(self._log)
 
     # ------------------------------------------------------------ parts
 

@@ -62,6 +62,7 @@ class Worder:
     def __init__(self, columns: Sequence[str], schema: pa.Schema) -> None:
         self.columns = tuple(columns)
         self.plain = len(columns) == 1 and pa.types.is_integer(schema.field(columns[0]).type)
+        self._unsigned = self.plain and pa.types.is_unsigned_integer(schema.field(columns[0]).type)
         self._secret = np.frombuffer(secrets.token_bytes(16), np.uint64)
 
     def __call__(self, rows: pa.Table) -> Words:
@@ -73,6 +74,10 @@ class Worder:
             return Words(_integers(rows[self.columns[0]]))
         parts = [self._hashed(rows.slice(at, _ROWS)) for at in range(0, rows.num_rows, _ROWS)]
         return joined(parts) if parts else Words(np.empty(0, np.uint64), np.empty(0, np.uint64))
+
+    def of_integers(self, values: Sequence[int]) -> Any:
+        """First words of keys that are single integers."""
+        return _integers(pa.chunked_array([pa.array(values, pa.uint64() if self._unsigned else pa.int64())]))
 
     def _hashed(self, rows: pa.Table) -> Words:
         from airflow_provider_cdc.sinks.delta import siphash  # compiled: not for drivers that need none of it

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,7 @@ class World:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MERGED", 3)
     monkeypatch.setattr(module, "_LARGEST", 200)
+    monkeypatch.setattr(module, "_AT_MOST", 2)
 
 
 @pytest.mark.parametrize("held", [0, 500, 1 << 20])
@@ -117,6 +119,72 @@ def test_small_segments_are_put_together(small: None) -> None:
         world.follow()
     assert len(world.index._segments) < 10
     assert world.find([5, 1005]) == {(5, "f5", 0), (1005, "f5", 1)}
+
+
+def test_many_files_are_not_put_together_at_once(small: None) -> None:
+    """As when the keys of a large table are read: that would take its time, and twice the memory."""
+    world = World("integer", 1 << 20)
+    for n in range(20):
+        world.add(f"f{n}", [*range(100 * n, 100 * n + 100)])
+    world.follow()
+    assert max(len(s.words) for s in world.index._segments) == 400
+    assert world.find([5, 1999]) == {(5, "f0", 5), (1999, "f19", 99)}
+
+
+@pytest.mark.parametrize("kind", SCHEMA)
+def test_files_are_read_ahead_while_others_are_looked_for(small: None, kind: str) -> None:
+    """By several threads, which put segments together at the same time."""
+    world = World(kind, 2_000)
+    world.add("late", [*range(1000)], dead=range(0, 1000, 2))
+    world.follow()
+    facts = {f"f{n}": Facts(world.words([*range(1000 + 20 * n, 1020 + 20 * n)]), 1) for n in range(200)}
+
+    def ahead(paths: list[str]) -> None:
+        for path in paths:
+            world.index.add(path, facts[path])
+            world.index.settle()
+
+    with ThreadPoolExecutor(4) as pool:
+        work = [pool.submit(ahead, list(facts)[start:]) for start in (0, 0, 50, 150)]  # all of them more than once
+        while not all(w.done() for w in work):
+            assert world.find([1, 3, 999]) == {(key, "late", key) for key in (1, 3, 999)}
+            world.index.follow({"late": 0, **facts}, lambda path: world.dead.get(path, BitMap()))
+    for one in work:
+        one.result()
+    for path in facts:
+        world.files[path], world.dead[path] = [*range(1000 + 20 * int(path[1:]), 1020 + 20 * int(path[1:]))], BitMap()
+    asked = [*range(990, 5010)]
+    assert world.find(asked) == world.expected(asked)
+
+
+def test_what_is_forgotten_while_segments_are_put_together(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By another thread: it stays forgotten, and what is read anew is there once."""
+    world = World("integer", 1 << 20)
+    for n in range(3):
+        world.add(f"f{n}", [n])
+    merged = KeyIndex._merged
+
+    def meanwhile(self: KeyIndex, segments: Any, dead: Any) -> Any:
+        found = merged(self, segments, dead)
+        monkeypatch.setattr(KeyIndex, "_merged", merged)
+        self.forget(["f1"])
+        world.add("f1", [1])
+        return found
+
+    monkeypatch.setattr(KeyIndex, "_merged", meanwhile)
+    world.index.settle()
+    assert world.find([0, 1, 2]) == {(n, f"f{n}", 0) for n in range(3)}
+    assert sum(len(s.words) for s in world.index._segments) == 3
+
+
+def test_a_file_that_is_in_it_is_not_added_again(small: None) -> None:
+    world = World("integer", 1 << 20)
+    for _ in range(2):
+        world.add("a", [1, 2])
+    assert world.find([1, 2]) == {(1, "a", 0), (2, "a", 1)}
+    world.remove("a")
+    world.follow()
+    assert len(world.index._segments) == 0, "and then it is forgotten"
 
 
 def test_what_is_dead_is_dropped_when_segments_are_put_together(small: None) -> None:

@@ -19,7 +19,7 @@ from airflow_provider_cdc.core.changes import last_changes
 from airflow_provider_cdc.core.schema import OP, SEQ, TS, Column, TableSchema
 from airflow_provider_cdc.exceptions import FencedError, TerminalError, TransientError
 from airflow_provider_cdc.sinks.delta import edit as by
-from airflow_provider_cdc.sinks.delta import key_index, merge
+from airflow_provider_cdc.sinks.delta import key_files, key_index
 from airflow_provider_cdc.sinks.delta import table as module
 from airflow_provider_cdc.sinks.delta.definition import Options
 from airflow_provider_cdc.sinks.delta.edit import Edit
@@ -316,9 +316,9 @@ def test_files_whose_keys_lie_elsewhere_are_not_read(tmp_path: Path, monkeypatch
         read.append(name)
         return row_groups(storage, name, *rest)
 
-    monkeypatch.setattr(merge, "row_groups", noted)
-    upsert(target, (12, "new", 2, "c"))
-    assert read == ["snapshot/high.parquet"]
+    monkeypatch.setattr(key_files, "row_groups", noted)
+    upsert(target, (0, "new", 2, "c"), (7, "new", 2, "c"), (12, "new", 2, "c"))
+    assert read == ["snapshot/high.parquet"], "of several keys none lies within the other file"
     for key in (1, 5):  # its smallest and its largest key
         upsert(target, (key, "newer", 3, "u"))
         assert held(target)[key] == ("newer", 3)

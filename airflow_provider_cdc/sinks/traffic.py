@@ -1,0 +1,101 @@
+"""What is asked of object stores: counted where it is asked, for whatever it is asked for.
+
+A batch, a chunk group or a run has a :class:`Traffic`; what is asked while it is counting (:func:`counting`) is
+counted there. Tasks on other hosts count for themselves, and return the numbers with their results.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+#: Names of the kinds of requests, in their order.
+KINDS = ("get", "head", "put", "list", "delete")
+_SENT, _RECEIVED = "bytes_sent", "bytes_received"
+
+
+class Traffic:
+    """How many requests were made, and how many bytes of files went there and back.
+
+    What the library asks again, after an error or for want of an answer, counts once.
+
+    :param within: what it is a part of, where the same is counted as well.
+    """
+
+    def __init__(self, within: Traffic | None = None) -> None:
+        self._within, self._lock = within, threading.Lock()
+        self._counts: Counter[str] = Counter()
+
+    def count(self, kind: str, *, sent: int = 0, received: int = 0, requests: int = 1) -> None:
+        """Count requests.
+
+        :param kind: one of :data:`KINDS`. An upload in parts is of the kind ``put``, whatever its requests are.
+        """
+        self.add({kind: requests, _SENT: sent, _RECEIVED: received})
+
+    def add(self, counts: Mapping[str, int]) -> None:
+        """Count what somebody else has counted: :meth:`to_json`."""
+        with self._lock:
+            self._counts.update({name: counts.get(name, 0) for name in (*KINDS, _SENT, _RECEIVED)})
+        if self._within is not None:
+            self._within.add(counts)
+
+    def to_json(self) -> dict[str, int]:
+        """Plain values: ``requests``, the same by kind, ``bytes_sent`` and ``bytes_received``."""
+        with self._lock:
+            kinds = {kind: self._counts[kind] for kind in KINDS if self._counts[kind]}
+            return {"requests": sum(kinds.values()), **kinds, **{n: self._counts[n] for n in (_SENT, _RECEIVED)}}
+
+
+def summed(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """One of several :meth:`Traffic.to_json`."""
+    found = Traffic()
+    for one in counts:
+        found.add(one)
+    return found.to_json()
+
+
+def text_of(counts: Mapping[str, int]) -> str:
+    """A :meth:`Traffic.to_json` for people."""
+    kinds = ", ".join(f"{counts[kind]:,} {kind.upper()}" for kind in KINDS if counts.get(kind))
+    total = counts["requests"]
+    said = f"{total:,} request{'' if total == 1 else 's'}" + (f" ({kinds})" if kinds else "")
+    return f"{said}, {counts[_SENT]:,} bytes sent, {counts[_RECEIVED]:,} received"
+
+
+_CURRENT: ContextVar[Traffic | None] = ContextVar("traffic", default=None)
+#: Takes what nobody wants to know.
+_NOBODY = Traffic()
+
+
+def current() -> Traffic:
+    """Where requests are counted now."""
+    return _CURRENT.get() or _NOBODY
+
+
+@contextmanager
+def counting(traffic: Traffic) -> Iterator[Traffic]:
+    """Count there what this thread asks in this block, and nowhere else."""
+    token = _CURRENT.set(traffic)
+    try:
+        yield traffic
+    finally:
+        _CURRENT.reset(token)
+
+
+def carried(work: Callable[P, T]) -> Callable[P, T]:
+    """Work for another thread, whose requests are counted where they are counted now."""
+    traffic = current()
+
+    def counted(*args: P.args, **kwargs: P.kwargs) -> T:
+        with counting(traffic):
+            return work(*args, **kwargs)
+
+    return counted

@@ -1,0 +1,169 @@
+"""Reading keys into the index: which files, in which order, and beside a stream that goes on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from airflow_provider_cdc.sinks.delta import key_files as module
+from airflow_provider_cdc.sinks.delta.key_index import KeyIndex
+from airflow_provider_cdc.sinks.delta.table import DeltaTarget
+from airflow_provider_cdc.sinks.files import row_groups, write_file
+from airflow_provider_cdc.sinks.protocol import Published
+from airflow_provider_cdc.sinks.storage import LocalStorage
+from tests.sinks.delta.test_table import FENCE, SCHEMA, held, made, opened, rows, upsert
+
+#: Room for everything.
+ROOM = 1 << 30
+
+
+def go_on() -> bool:
+    return False
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The files whose keys are read."""
+    found: list[str] = []
+
+    def noted(storage: Any, name: str, *rest: Any) -> Any:
+        found.append(name)
+        return row_groups(storage, name, *rest)
+
+    monkeypatch.setattr(module, "row_groups", noted)
+    return found
+
+
+def in_files(folder: Path, count: int, schema: pa.Schema = SCHEMA, **options: Any) -> DeltaTarget:
+    """A table with so many files of the snapshot, each with ten rows; opened anew."""
+    target = made(folder, **options)
+    files = [
+        write_file(
+            target.storage,
+            f"snapshot/1/0/1/slice-{n}.parquet",
+            SCHEMA,
+            [rows(*((10 * n + i, f"{n}", 1, "r") for i in range(10)))],
+            "id",
+        )
+        for n in range(count)
+    ]
+    target.commit(lambda _: Published(files), {}, FENCE)
+    return again(folder)
+
+
+def again(folder: Path) -> DeltaTarget:
+    target = opened(folder)
+    target.load()
+    return target
+
+
+def test_a_new_table_is_read_from_its_newest_file_on(tmp_path: Path, read: list[str]) -> None:
+    target = in_files(tmp_path, 3)
+    assert target.ahead()(ROOM, go_on) == sum(target.index) > 30 * 8 - 1
+    assert sorted(read) == [f"snapshot/1/0/1/slice-{n}.parquet" for n in range(3)]
+    upsert(target, (5, "new", 2, "u"), (25, "new", 2, "u"))
+    assert len(read) == 3, "a batch reads nothing again"
+    assert held(target)[5] == held(target)[25] == ("new", 2) and len(held(target)) == 30
+
+
+def test_what_changes_have_hit_is_read_of_a_table_that_has_changed(tmp_path: Path, read: list[str]) -> None:
+    """Not the rest: of a table to which rows are only added nothing is looked for."""
+    upsert(in_files(tmp_path, 3), (15, "new", 2, "u"), (99, "new", 2, "c"))
+    read.clear()
+    target = again(tmp_path)
+    assert target.ahead()(0, go_on) == 0, "memory for what nothing speaks for is not needed"
+    assert read == ["snapshot/1/0/1/slice-1.parquet"]
+    assert target.ahead()(ROOM, go_on) == 0 and len(read) == 1
+
+
+def test_there_is_no_room(tmp_path: Path, read: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PORTION", 1)
+    monkeypatch.setattr(module, "_READERS", 1)
+    target = in_files(tmp_path, 40)
+    assert target.ahead()(0, go_on) == 0 and not read
+    assert 0 < target.ahead()(200, go_on) < 1000
+    assert read and len(read) < 40 and read[0] == "snapshot/1/0/1/slice-39.parquet"
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_it_ends_when_it_is_told(
+    tmp_path: Path, read: list[str], monkeypatch: pytest.MonkeyPatch, changed: bool
+) -> None:
+    monkeypatch.setattr(module, "_PORTION", 1)
+    monkeypatch.setattr(module, "_READERS", 1)
+    target = in_files(tmp_path, 40)
+    if changed:
+        upsert(target, *((10 * n, "new", 2, "u") for n in range(40)))
+        read.clear()
+        target = again(tmp_path)
+    target.ahead()(ROOM, lambda: True)
+    assert 0 < len(read) < 40
+
+
+def test_what_a_batch_waits_for_is_read_first(tmp_path: Path, read: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    target = in_files(tmp_path, 6)
+    reading, go = threading.Event(), threading.Event()
+    facts = module.KeyFiles._facts
+
+    def slow(self: Any, file: Any) -> Any:
+        if file.path.endswith("slice-2.parquet"):
+            reading.set()
+            go.wait(60)
+        return facts(self, file)
+
+    monkeypatch.setattr(module.KeyFiles, "_facts", slow)
+    batch = threading.Thread(target=upsert, args=(target, (25, "new", 2, "u")))
+    ahead = threading.Thread(target=target.ahead(), args=(ROOM, go_on))
+    batch.start()
+    assert reading.wait(60)
+    ahead.start()
+    ahead.join(0.5)
+    assert not read and ahead.is_alive(), "nothing else is read meanwhile"
+    go.set()
+    batch.join(60)
+    ahead.join(60)
+    assert sorted(read) == [f"snapshot/1/0/1/slice-{n}.parquet" for n in range(6)]
+    assert held(target)[25] == ("new", 2)
+
+
+def test_a_file_that_is_gone_when_it_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two steps of a batch: its rows are those of no file any more."""
+    target = in_files(tmp_path, 2)
+    ahead = target.ahead()
+    other = opened(tmp_path, vectors=False)  # writes the first file anew
+    upsert(other, (5, "copied", 2, "u"))
+    target.load()
+    follow = KeyIndex.follow
+
+    def late(self: KeyIndex, live: Any, dead: Callable[[str], Any]) -> None:
+        follow(self, live, dead)
+        if self is target._index:
+            ahead(ROOM, go_on)
+
+    monkeypatch.setattr(KeyIndex, "follow", late)
+    upsert(target, (5, "new", 3, "u"), (6, "new", 3, "u"))
+    assert "snapshot/1/0/1/slice-0.parquet" in target._index, "or this tests nothing"
+    assert held(target)[5] == held(target)[6] == ("new", 3) and len(held(target)) == 20
+    upsert(target, (7, "newer", 4, "u"))
+    assert held(target)[7] == ("newer", 4) and len(held(target)) == 20
+
+
+def test_a_table_without_a_key_is_not_read_as_a_whole(tmp_path: Path, read: list[str]) -> None:
+    """All of its values would be."""
+    in_files(tmp_path, 2)
+    target = DeltaTarget(LocalStorage(tmp_path / "t"), SCHEMA)
+    target.load()
+    assert target.ahead()(ROOM, go_on) == 0 and not read
+
+
+def test_statistics_exclude_files_one_by_one(tmp_path: Path, read: list[str]) -> None:
+    """Not by the smallest and the largest key of a batch; and at the very bounds of a file nothing is left out."""
+    target = in_files(tmp_path, 10)
+    upsert(target, (-1, "new", 2, "c"), (39, "new", 2, "u"), (60, "new", 2, "u"), (100, "new", 2, "c"))
+    assert sorted(read) == ["snapshot/1/0/1/slice-3.parquet", "snapshot/1/0/1/slice-6.parquet"]
+    assert held(target)[39] == held(target)[60] == ("new", 2) and len(held(target)) == 102
