@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -201,6 +202,32 @@ def row_groups(
             found = file.reader.read_row_group(number, column_indices=indices).select(stored.names).cast(stored)
             rows = file.metadata.row_group(number).num_rows
             yield found if stored == wanted else _filled(found, rows, wanted, partition)
+
+
+def picked(
+    storage: Storage, name: str, schema: pa.Schema, rows: Any, partition: Partition = NO_PARTITION
+) -> Iterator[pa.Table]:
+    """Some rows of a file in their order, in portions. Row groups that have none of them are not read.
+
+    :param rows: their numbers, in ascending order.
+    :param schema: as for :func:`row_groups`, and ``partition``.
+    """
+    stored = pa.schema([f for f in schema if f.name not in partition])
+    with parquet(storage, name) as file:
+        groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
+        indices = [file.schema_arrow.get_field_index(c) for c in stored.names]
+        first = np.cumsum([0, *(group.num_rows for group in groups)])
+        hit = np.unique(np.searchsorted(first, rows, side="right") - 1).tolist()
+        while hit:
+            held = [hit.pop(0)]
+            size = groups[held[0]].total_byte_size
+            while hit and (size := size + groups[hit[0]].total_byte_size) <= _ROW_GROUP_BYTES:
+                held.append(hit.pop(0))
+            found = file.reader.read_row_groups(held, column_indices=indices).select(stored.names).cast(stored)
+            numbers = np.concatenate([np.arange(first[n], first[n + 1]) for n in held])
+            low, high = np.searchsorted(rows, [numbers[0], numbers[-1] + 1])
+            part = found.take(pa.array(np.searchsorted(numbers, rows[low:high])))
+            yield part if stored == schema else _filled(part, part.num_rows, schema, partition)
 
 
 def _filled(found: pa.Table, rows: int, wanted: pa.Schema, partition: Partition) -> pa.Table:

@@ -23,7 +23,7 @@ from pyroaring import BitMap
 
 from airflow_provider_cdc import __version__
 from airflow_provider_cdc.exceptions import TerminalError, TransientError
-from airflow_provider_cdc.sinks.delta.features import check_protocol
+from airflow_provider_cdc.sinks.delta.features import check_protocol, has_feed, retention
 from airflow_provider_cdc.sinks.delta.vectors import Vector, read_vector
 from airflow_provider_cdc.sinks.files import DataFile, parquet
 from airflow_provider_cdc.sinks.storage import Storage
@@ -36,7 +36,8 @@ _OWN = re.compile(r"(snapshot|changes)/.*|([^/]+=[^/]*/)*part-[0-9a-f]{32}(-\d+)
 _EXACT = 1 << 53
 #: Seconds for which a version is taken for the newest one until a commit shows that it is not.
 NEWEST = 60
-#: Seconds for which it is known what was removed: what is gone for longer was deleted, or is nobody's.
+#: Seconds for which it is known what was removed, beyond the retention of a change data feed: what is gone for longer
+#: was deleted, or is nobody's.
 _REMEMBER = 86400
 #: Commits after which the rest is forgotten: a stream runs for months.
 _FORGET_EVERY = 1000
@@ -260,7 +261,7 @@ class Log:
             self.version += 1
             self._read_at = time.time()
             if self.version % _FORGET_EVERY == 0:
-                since = _now() - _REMEMBER * 1000
+                since = self._remembered_since()
                 self.removed = {name: at for name, at in self.removed.items() if at > since}
         return stands
 
@@ -342,12 +343,17 @@ class Log:
                     yield from self._tombstones(gone)
 
     def _tombstones(self, gone: pa.StructArray) -> Iterator[dict[str, Any]]:
-        since = _now() - _REMEMBER * 1000
+        since = self._remembered_since()
         names = {f.name for f in gone.type}
         if "deletionTimestamp" in names:
             recent = pc.greater(pc.fill_null(pc.struct_field(gone, "deletionTimestamp"), 0), since)
             for value in gone.filter(recent).to_pylist():
                 yield {"remove": _plain(value)}
+
+    def _remembered_since(self) -> float:
+        """Since when (milliseconds) it has to be known what was removed."""
+        kept = retention(self.configuration) if not self.metadata or has_feed(self.configuration) else 0.0
+        return float("-inf") if kept is None else _now() - (kept + _REMEMBER) * 1000
 
     def _replay(self, actions: Iterable[Mapping[str, Any]], *, own: bool = False) -> None:
         adds, before = [], dict[str, LiveFile]()

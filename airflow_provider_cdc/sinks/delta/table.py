@@ -32,7 +32,15 @@ from airflow_provider_cdc.sinks.delta.definition import (
 )
 from airflow_provider_cdc.sinks.delta.deleted import living, marked
 from airflow_provider_cdc.sinks.delta.edit import SLICES, Edit, Written, by_copies, by_vectors, is_part
-from airflow_provider_cdc.sinks.delta.features import protocol_for, switched, uses_vectors
+from airflow_provider_cdc.sinks.delta.features import (
+    has_feed,
+    protocol_for,
+    reconfigured,
+    switched,
+    uses_vectors,
+    with_feed,
+)
+from airflow_provider_cdc.sinks.delta.feed import Feed, said
 from airflow_provider_cdc.sinks.delta.key_index import KeyIndex
 from airflow_provider_cdc.sinks.delta.log import NEWEST, Log
 from airflow_provider_cdc.sinks.delta.merge import Keys, Merge, living_rows
@@ -94,7 +102,7 @@ class DeltaTarget:
         """
         properties = {**properties_of(self.options), **(configuration or {}), OWNER: pipeline}
         wanted = metadata_of(self.schema, self.options, properties, OWNED + pipeline)
-        protocol = protocol_for(self._partitioning.declared, vectors=self.options.vectors)
+        protocol = with_feed(protocol_for(self._partitioning.declared, vectors=self.options.vectors), properties)
         for attempt in range(_TRIES):
             if not self.exists():
                 self._log.commit([{"protocol": protocol}, {"metaData": wanted}], "CREATE TABLE")
@@ -196,6 +204,7 @@ class DeltaTarget:
                     "Start with a fresh sink.path (or remove the old one) and run again",
                 )
             needed = protocol_for(self._partitioning.declared, vectors=uses_vectors(log.protocol, log.configuration))
+            needed = with_feed(needed, log.configuration)
             features = set(needed.get("readerFeatures", ())) - set(log.protocol.get("readerFeatures") or ())
             actions: list[dict[str, Any]] = [{"protocol": needed}] if features else []
             renewed = metadata_of(self.schema, self.options, log.configuration, log.metadata["description"])
@@ -393,13 +402,16 @@ class DeltaTarget:
     def _commit(self, edit: Edit, markers: Mapping[str, int]) -> bool:
         log, storage = self._log, self.storage
         metadata = configured(log, self.options)
-        first = [] if metadata is log.metadata else [{"metaData": metadata}]
         if self.options.vectors:
             written = by_vectors(log, edit, self._keys.stat, self._partitioning)
-            if not uses_vectors(log.protocol, log.configuration):  # until now it was merged by copies
-                first = switched(log.protocol, metadata, vectors=True)
         else:
             written = by_copies(log, edit, self._keys.stat, self._partitioning)
+        if self.options.vectors and not uses_vectors(log.protocol, log.configuration):  # until now merged by copies
+            first = switched(log.protocol, metadata, vectors=True)
+        else:
+            first = reconfigured(log.protocol, log.metadata, metadata)
+        if has_feed(metadata.get("configuration") or {}):
+            self._feed(edit, written)
         written.actions = [*first, *written.actions]
         ours = [*written.files, *(file.path for file, _ in edit.new if is_part(file.path))]
         if not log.commit([*written.actions, *(_marker(k, v) for k, v in markers.items())], "MERGE"):
@@ -407,6 +419,13 @@ class DeltaTarget:
             return False
         self._stands(edit, written)
         return True
+
+    def _feed(self, edit: Edit, written: Written) -> None:
+        """Let it say as well which rows it changes."""
+        feed = Feed(self._log, self._partitioning, self._worder, keyed=bool(self._keys.names))
+        files = feed.of(edit, written.actions)
+        written.files += [file.path for file in files]
+        written.actions += said(files)
 
     def _stands(self, edit: Edit, written: Written) -> None:
         log = self._log
