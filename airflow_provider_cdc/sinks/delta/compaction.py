@@ -16,7 +16,8 @@ import numpy as np
 from pyroaring import BitMap
 
 from airflow_provider_cdc.sinks.delta.edit import Written, alive, new_part, partition_of, rows_of
-from airflow_provider_cdc.sinks.delta.log import LiveFile, Log, added
+from airflow_provider_cdc.sinks.delta.live_file import LiveFile, added
+from airflow_provider_cdc.sinks.delta.log import Log
 from airflow_provider_cdc.sinks.delta.partitions import Partitioning, takes_vectors
 from airflow_provider_cdc.sinks.delta.vectors import write_vectors
 from airflow_provider_cdc.sinks.files import DataFile, Partition, row_groups, write_file

@@ -14,7 +14,8 @@ import pyarrow as pa
 from pyroaring import BitMap
 
 from airflow_provider_cdc.sinks.delta.key_index import Facts
-from airflow_provider_cdc.sinks.delta.log import LiveFile, Log, added
+from airflow_provider_cdc.sinks.delta.live_file import LiveFile, added
+from airflow_provider_cdc.sinks.delta.log import Log
 from airflow_provider_cdc.sinks.delta.partitions import Partitioning, takes_vectors
 from airflow_provider_cdc.sinks.delta.vectors import write_vectors
 from airflow_provider_cdc.sinks.files import DataFile, Partition, parquet, portions, row_groups, write_file

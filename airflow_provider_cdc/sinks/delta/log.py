@@ -10,30 +10,25 @@ import json
 import re
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import chain
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
-import pyarrow as pa
-import pyarrow.compute as pc
 from pyroaring import BitMap
 
 from airflow_provider_cdc import __version__
 from airflow_provider_cdc.exceptions import TerminalError, TransientError
+from airflow_provider_cdc.sinks.delta.checkpoint import actions_of
 from airflow_provider_cdc.sinks.delta.features import check_protocol, has_feed, retention
+from airflow_provider_cdc.sinks.delta.live_file import LiveFile, now
 from airflow_provider_cdc.sinks.delta.vectors import Vector, read_vector
-from airflow_provider_cdc.sinks.files import DataFile, parquet
 from airflow_provider_cdc.sinks.storage import Storage
 
 FOLDER = "_delta_log"
 _CHECKPOINT = re.compile(rf"{FOLDER}/(\d{{20}})\.checkpoint(?:\.(\d{{10}})\.(\d{{10}}))?\.parquet")
 _COMMIT = re.compile(rf"{FOLDER}/(\d{{20}})\.json")
-#: Data files that this project has written: the statistics of others are not exact where numbers are large.
-_OWN = re.compile(r"(snapshot|changes)/.*|([^/]+=[^/]*/)*part-[0-9a-f]{32}(-\d+)?\.parquet")
-_EXACT = 1 << 53
 #: Seconds for which a version is taken for the newest one until a commit shows that it is not.
 NEWEST = 60
 #: Seconds for which it is known what was removed, beyond the retention of a change data feed: what is gone for longer
@@ -41,112 +36,6 @@ NEWEST = 60
 _REMEMBER = 86400
 #: Commits after which the rest is forgotten: a stream runs for months.
 _FORGET_EVERY = 1000
-
-
-@dataclass(frozen=True)
-class LiveFile:
-    """A data file of a version.
-
-    :param action: what the log says of it.
-    """
-
-    action: Mapping[str, Any]
-
-    @cached_property
-    def path(self) -> str:
-        """Name in the table's folder."""
-        return unquote(str(self.action["path"]))
-
-    @cached_property
-    def size(self) -> int:
-        """Bytes."""
-        return int(self.action["size"])
-
-    @cached_property
-    def stats(self) -> Mapping[str, Any]:
-        """Its statistics; none of them need be there."""
-        return json.loads(self.action.get("stats") or "{}") or {}
-
-    @cached_property
-    def partition(self) -> Mapping[str, str | None]:
-        """Values of the columns that are not in the file, as text: an empty one is NULL."""
-        return {name: value or None for name, value in (self.action.get("partitionValues") or {}).items()}
-
-    @cached_property
-    def vector(self) -> Vector | None:
-        """Its deletion vector."""
-        found = self.action.get("deletionVector")
-        return Vector.from_json(found) if found else None
-
-    @property
-    def dead(self) -> int:
-        """How many of its rows are dead."""
-        return self.vector.rows if self.vector else 0
-
-    def bounds(self, column: str) -> tuple[int, int] | None:
-        """Lowest and highest value of a column of integers, ``None`` if they are not known exactly."""
-        low, high = ((self.stats.get(name) or {}).get(column) for name in ("minValues", "maxValues"))
-        if not isinstance(low, int) or not isinstance(high, int) or isinstance(low, bool):
-            return None
-        exact = _OWN.fullmatch(self.path) or max(abs(low), abs(high)) < _EXACT
-        return (low, high) if exact else None
-
-    def apart(self, column: str | None, span: tuple[int, int] | None) -> bool:
-        """Whether it is known that no value of a column lies within a span."""
-        bounds = self.bounds(column) if column and span else None
-        return bounds is not None and span is not None and (bounds[0] > span[1] or bounds[1] < span[0])
-
-    def with_vector(self, vector: Vector, rows: int, *, change: bool) -> dict[str, Any]:
-        """Action that adds it again with other dead rows.
-
-        :param rows: how many it has, dead ones as well: a file with a vector must say so.
-        """
-        stats = json.dumps({**self.stats, "numRecords": rows, "tightBounds": False})
-        return {"add": {**self.action, "dataChange": change, "stats": stats, "deletionVector": vector.to_json()}}
-
-    def removed(self, *, change: bool) -> dict[str, Any]:
-        """Action that removes it."""
-        found = {
-            "path": self.action["path"],
-            "deletionTimestamp": _now(),
-            "dataChange": change,
-            "extendedFileMetadata": True,
-            "partitionValues": self.action.get("partitionValues") or {},
-            "size": self.size,
-        }
-        if self.vector:
-            found["deletionVector"] = self.vector.to_json()
-        return {"remove": found}
-
-
-def added(file: DataFile, key: str | None, vector: Vector | None, *, change: bool = True) -> dict[str, Any]:
-    """Action that adds a new file.
-
-    :param key: name of the single integer key column.
-    """
-    bounds = {key: (file.low, file.high)} if key and file.low is not None else {}
-    if file.oldest is not None:
-        bounds["_cdc_seq"] = (file.oldest, file.newest)
-    stats: dict[str, Any] = {"numRecords": file.rows}
-    if bounds:
-        stats["minValues"] = {name: low for name, (low, _) in bounds.items()}
-        stats["maxValues"] = {name: high for name, (_, high) in bounds.items()}
-        stats["nullCount"] = dict.fromkeys(bounds, 0)
-    if vector:
-        stats["tightBounds"] = False
-    found = {
-        "path": quote(file.path, safe="/="),
-        "partitionValues": dict(file.partition),
-        "size": file.size,
-        "modificationTime": _now(),
-        "dataChange": change,
-        "stats": json.dumps(stats),
-    }
-    return {"add": found | ({"deletionVector": vector.to_json()} if vector else {})}
-
-
-def _now() -> int:
-    return int(time.time() * 1000)
 
 
 @dataclass
@@ -233,7 +122,7 @@ class Log:
             return False
         number = uuid.uuid4().hex
         info = {
-            "timestamp": _now(),
+            "timestamp": now(),
             "operation": operation,
             "operationParameters": {},
             "engineInfo": f"airflow-provider-cdc/{__version__}",
@@ -306,7 +195,7 @@ class Log:
     def _load(self) -> None:
         names = self._checkpoint()
         # As one: a file with a vector stands beside its tombstones with older ones, which may be in another part.
-        self._replay(chain.from_iterable(map(self._actions_of, names)))
+        self._replay(chain.from_iterable(actions_of(self.storage, name, self._remembered_since) for name in names))
         if names and (match := _CHECKPOINT.fullmatch(names[0])):
             self.version = self.checkpointed = int(match[1])
         self._follow()
@@ -328,32 +217,10 @@ class Log:
             self.version += 1
         self._read_at = time.time()
 
-    def _actions_of(self, name: str) -> Iterator[dict[str, Any]]:
-        """What a file of a checkpoint says. Not the tombstones as Python objects: they may be many."""
-        kinds = ("protocol", "metaData", "txn", "add")
-        with parquet(self.storage, name) as file:
-            known = set(file.schema_arrow.names)
-            for number in range(file.num_row_groups):
-                rows = file.read_row_group(number, columns=_wanted(file.schema_arrow))
-                for kind in (k for k in kinds if k in known):
-                    for value in rows[kind].filter(pc.is_valid(rows[kind])).to_pylist():
-                        yield {kind: _plain(value)}
-                if "remove" in known:
-                    gone = rows["remove"].filter(pc.is_valid(rows["remove"])).combine_chunks()
-                    yield from self._tombstones(gone)
-
-    def _tombstones(self, gone: pa.StructArray) -> Iterator[dict[str, Any]]:
-        since = self._remembered_since()
-        names = {f.name for f in gone.type}
-        if "deletionTimestamp" in names:
-            recent = pc.greater(pc.fill_null(pc.struct_field(gone, "deletionTimestamp"), 0), since)
-            for value in gone.filter(recent).to_pylist():
-                yield {"remove": _plain(value)}
-
     def _remembered_since(self) -> float:
         """Since when (milliseconds) it has to be known what was removed."""
         kept = retention(self.configuration) if not self.metadata or has_feed(self.configuration) else 0.0
-        return float("-inf") if kept is None else _now() - (kept + _REMEMBER) * 1000
+        return float("-inf") if kept is None else now() - (kept + _REMEMBER) * 1000
 
     def _replay(self, actions: Iterable[Mapping[str, Any]], *, own: bool = False) -> None:
         adds, before = [], dict[str, LiveFile]()
@@ -390,27 +257,3 @@ class Log:
                 self.removed[place] = max(at, self.removed.get(place, 0))
         self._dead.pop(path, None)
         return self.files.pop(path, None)
-
-
-def _wanted(schema: pa.Schema) -> list[str]:
-    """Columns of a checkpoint: not the statistics a second time, in columns of their own."""
-    found = []
-    for column in schema:
-        if column.name in ("protocol", "metaData", "txn", "remove"):
-            found.append(column.name)
-        elif column.name == "add":
-            found += [f"add.{f.name}" for f in column.type if f.name not in ("stats_parsed", "partitionValues_parsed")]
-    return found
-
-
-#: What is a map in the log.
-_MAPS = {"partitionValues", "tags", "configuration", "options"}
-
-
-def _plain(value: Any) -> Any:
-    """A value of a checkpoint as it would stand in a commit: there maps are lists of pairs, and what is missing is
-    there as ``None``.
-    """
-    if isinstance(value, dict):
-        return {k: dict(v) if k in _MAPS else _plain(v) for k, v in value.items() if v is not None}
-    return value

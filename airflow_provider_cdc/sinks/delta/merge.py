@@ -24,7 +24,8 @@ from airflow_provider_cdc.exceptions import TransientError
 from airflow_provider_cdc.sinks.delta.deleted import buried, marked
 from airflow_provider_cdc.sinks.delta.edit import LARGE_FILE, SLICES, Edit, alive, new_part, rows_of, write_part
 from airflow_provider_cdc.sinks.delta.key_index import Facts, Found, KeyIndex
-from airflow_provider_cdc.sinks.delta.log import LiveFile, Log
+from airflow_provider_cdc.sinks.delta.live_file import LiveFile
+from airflow_provider_cdc.sinks.delta.log import Log
 from airflow_provider_cdc.sinks.delta.partitions import PartitionedFiles, Partitioning
 from airflow_provider_cdc.sinks.delta.words import Worder, Words
 from airflow_provider_cdc.sinks.files import DataFile, portions, read_file, row_groups, without_rows

@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
-from airflow_provider_cdc.core.deletes import HARD
 from airflow_provider_cdc.core.multiset import MissingRowsError
-from airflow_provider_cdc.core.schema import DELETED
 from airflow_provider_cdc.exceptions import CdcError, FencedError, NotReadyError, TerminalError, TransientError
 from airflow_provider_cdc.sinks.delta.adoption import OWNED, OWNER, adopted, differences, owner_of
+from airflow_provider_cdc.sinks.delta.checks import check_owned, check_owner, check_settings
 from airflow_provider_cdc.sinks.delta.compaction import Compaction, committed, plan
 from airflow_provider_cdc.sinks.delta.definition import (
-    DELETES,
     USUAL,
     Options,
     check_same,
@@ -30,8 +28,8 @@ from airflow_provider_cdc.sinks.delta.definition import (
     metadata_of,
     properties_of,
 )
-from airflow_provider_cdc.sinks.delta.deleted import living, marked
-from airflow_provider_cdc.sinks.delta.edit import SLICES, Edit, Written, by_copies, by_vectors, is_part
+from airflow_provider_cdc.sinks.delta.deleted import living
+from airflow_provider_cdc.sinks.delta.edit import Edit, Written, by_copies, by_vectors, is_part
 from airflow_provider_cdc.sinks.delta.features import (
     has_feed,
     protocol_for,
@@ -44,10 +42,11 @@ from airflow_provider_cdc.sinks.delta.feed import Feed, said
 from airflow_provider_cdc.sinks.delta.key_index import KeyIndex
 from airflow_provider_cdc.sinks.delta.log import NEWEST, Log
 from airflow_provider_cdc.sinks.delta.merge import Keys, Merge, living_rows
-from airflow_provider_cdc.sinks.delta.partitions import PartitionedFiles, Partitioning, together
+from airflow_provider_cdc.sinks.delta.partitions import Partitioning
+from airflow_provider_cdc.sinks.delta.slices import Slices
 from airflow_provider_cdc.sinks.delta.upkeep import checkpoint, sweep
 from airflow_provider_cdc.sinks.delta.words import Worder
-from airflow_provider_cdc.sinks.files import DataFile, gathered, row_groups, write_file
+from airflow_provider_cdc.sinks.files import DataFile
 from airflow_provider_cdc.sinks.protocol import Decide, Fence, Markers, Size
 from airflow_provider_cdc.sinks.storage import Storage
 
@@ -56,7 +55,7 @@ _TRIES = 50
 _COMPACTIONS = "airflow-cdc/compactions"
 
 
-class DeltaTarget:
+class DeltaTarget(Slices):
     """One Delta table.
 
     :param storage: that of its folder.
@@ -73,11 +72,9 @@ class DeltaTarget:
         stat: str | None = None,
         options: Options = USUAL,
     ) -> None:
-        self.storage = storage
-        self.schema = schema
+        partitioning = Partitioning(schema, options.partitioned_by)
+        super().__init__(storage, partitioning, Keys(partitioning, key, stat))
         self.options = options
-        self._partitioning = Partitioning(schema, options.partitioned_by)
-        self._keys = Keys(self._partitioning, key, stat)
         self._log = Log(storage)
         self._fitting: Mapping[str, Any] | None = None
         self._index = KeyIndex(options.index_bytes)
@@ -111,7 +108,7 @@ class DeltaTarget:
             else:
                 _wait(attempt)
         self._log.refresh()
-        self._check_owner(self._log, pipeline)
+        check_owner(self._log, pipeline)
         log = self.load()
         if column_names(log.metadata) != column_names(wanted):
             raise TerminalError(
@@ -139,31 +136,8 @@ class DeltaTarget:
         :raises NotReadyError: if it was made under another ``sink.deletes``.
         """
         self._log.refresh()
-        self._check_settings(self._log)
+        check_settings(self._log, self._partitioning, self.options)
         return self._log
-
-    def _check_owner(self, log: Log, pipeline: str) -> None:
-        if owner_of(log.metadata) != pipeline:
-            raise TerminalError(
-                f"the {self.name} was not made by pipeline {pipeline}",
-                "Choose another sink.path: only one pipeline may write to a table",
-            )
-
-    def _check_owned(self, log: Log) -> None:
-        if owner_of(log.metadata) is None:
-            raise TerminalError(
-                f"the {self.name} belongs to no pipeline: it was replaced by another one, or made by something else",
-                "Start with a fresh sink.path",
-            )
-
-    def _check_settings(self, log: Log) -> None:
-        self._partitioning.check(self.name, log.metadata)
-        made = log.configuration.get(DELETES, HARD)
-        if made != self.options.deletes:
-            raise NotReadyError(
-                f"the {self.name} was made with sink.deletes {made}, and it is {self.options.deletes} now",
-                f"It cannot be changed later: set it back to {made} for this table, or start with a fresh sink.path",
-            )
 
     def markers(self) -> Markers:
         """The markers of the newest version; none if the table does not exist."""
@@ -172,7 +146,7 @@ class DeltaTarget:
         self._log.refresh()
         if self.options.adopt and owner_of(self._log.metadata) is None:
             return {}  # it is not ours yet
-        self._check_owned(self._log)
+        check_owned(self._log)
         return dict(self.load().markers)
 
     def raise_fence(self, fence: Fence) -> None:
@@ -194,8 +168,8 @@ class DeltaTarget:
             log = self._log
             if self.options.adopt and owner_of(log.metadata) is None:
                 return
-            self._check_settings(log)
-            self._check_owner(log, pipeline)
+            check_settings(log, self._partitioning, self.options)
+            check_owner(log, pipeline)
             if log.markers.get(fence.name, 0) >= fence.value:
                 return
             if any(marker in log.markers for marker in markers):
@@ -203,8 +177,8 @@ class DeltaTarget:
                     f"rows under an older definition of its source were published to the {self.name}",
                     "Start with a fresh sink.path (or remove the old one) and run again",
                 )
-            needed = protocol_for(self._partitioning.declared, vectors=uses_vectors(log.protocol, log.configuration))
-            needed = with_feed(needed, log.configuration)
+            vectors = uses_vectors(log.protocol, log.configuration)
+            needed = with_feed(protocol_for(self._partitioning.declared, vectors=vectors), log.configuration)
             features = set(needed.get("readerFeatures", ())) - set(log.protocol.get("readerFeatures") or ())
             actions: list[dict[str, Any]] = [{"protocol": needed}] if features else []
             renewed = metadata_of(self.schema, self.options, log.configuration, log.metadata["description"])
@@ -264,7 +238,7 @@ class DeltaTarget:
         """All rows of the newest version, in the sink's schema, and its markers."""
         log = Log(self.storage)  # of its own: it must not go on while it is read
         log.refresh()
-        self._check_settings(log)
+        check_settings(log, self._partitioning, self.options)
         return living(living_rows(log, self.schema)), dict(log.markers)
 
     def to_arrow(self) -> pa.Table:
@@ -332,62 +306,16 @@ class DeltaTarget:
         """Bytes that the index of keys takes, in memory and on disk."""
         return self._index.size
 
-    # ------------------------------------------------------------ the snapshot
-
-    def stage(self, place: str, rows: Iterable[pa.Table]) -> DataFile:
-        """Write a slice of the snapshot, beside the files of the table."""
-        name = f"{SLICES}/{place}.parquet"
-        if self._partitioning:
-            whole = self._stage_parts(name, rows)
-            if whole.rows:
-                return whole
-            rows = ()  # a file without rows: that of no partition
-        try:
-            schema, stat = self._partitioning.stored, self._keys.stat
-            found = (marked(part, self.schema) for part in rows)
-            return write_file(self.storage, name, schema, found, stat, ordered_by=self._keys.names)
-        except BaseException:
-            self.storage.delete(name)
-            raise
-
-    def _stage_parts(self, name: str, rows: Iterable[pa.Table]) -> DataFile:
-        folder, _, base = name.removesuffix(".parquet").rpartition("/")
-        keys = self._keys
-        files = PartitionedFiles(self.storage, folder, base, self._partitioning, keys.stat, keys.names)
-        try:
-            for portion in gathered(rows):
-                files.add(marked(portion, self.schema))
-            return together(name, files.close())
-        except BaseException:
-            files.discard()
-            raise
-
-    def staged(self, file: DataFile) -> bool:
-        """Whether its files are there, and of the size that was written."""
-        whole = all(self.storage.size(part.path) == part.size for part in file.files)
-        return whole and sum(part.size for part in file.files) == file.size
-
-    def read_staged(self, file: DataFile) -> Iterator[pa.Table]:
-        """The rows of a slice, row group by row group."""
-        names = [name for name in self.schema.names if name != DELETED]
-        for part in file.files:
-            partition = part.partition or dict.fromkeys(self._partitioning.names)  # of a slice without rows
-            yield from row_groups(self.storage, part.path, self.schema, names, partition)
-
-    def discard(self, file: DataFile) -> None:
-        """Remove the files of a slice."""
-        self.storage.delete(*(part.path for part in file.files))
-
     # ------------------------------------------------------------ parts
 
     def _check(self) -> None:
         if self._log.metadata is not self._fitting:
             check_same(self._log, self._fitting, self._partitioning.declared)
-            self._check_owned(self._log)
+            check_owned(self._log)
             self._fitting = self._log.metadata
 
     def _decided(self, decide: Callable[[Log], Edit | None], fence: Fence) -> Edit | None:
-        self._check_settings(self._log)
+        check_settings(self._log, self._partitioning, self.options)
         self._check()
         standing = self._log.markers.get(fence.name)
         if standing is not None and standing > fence.value:

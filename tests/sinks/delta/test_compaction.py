@@ -13,7 +13,7 @@ from pyroaring import BitMap
 from airflow_provider_cdc.sinks.delta import compaction as module
 from airflow_provider_cdc.sinks.delta.compaction import chosen
 from airflow_provider_cdc.sinks.delta.definition import Options
-from airflow_provider_cdc.sinks.delta.log import LiveFile
+from airflow_provider_cdc.sinks.delta.live_file import LiveFile
 from airflow_provider_cdc.sinks.delta.table import DeltaTarget
 from airflow_provider_cdc.sinks.delta.vectors import Vector
 from airflow_provider_cdc.sinks.protocol import Emptied

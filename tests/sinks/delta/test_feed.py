@@ -181,7 +181,7 @@ class Case:
     def reread(self, below: int, *listed: Row) -> bool:
         """All rows with such keys are read again."""
         self.seq += 1
-        file = self.target.stage(f"1/0/{self.seq}/s", [self.arrow(*((row, self.seq, "r") for row in listed))])
+        file = self.target.stage(f"1/1/{self.seq + 1}/s", [self.arrow(*((row, self.seq, "r") for row in listed))])
         found = {self.key(row): self.kept(row, self.seq, "r") for row in listed}
         after = self.rows | found
         for key, row in self.rows.items():
@@ -194,7 +194,7 @@ class Case:
         def owned(keys: pa.Table) -> pa.Array:
             return pa.array([key < below for key in keys["id"].to_pylist()], pa.bool_())
 
-        return self.do(Replaced([file], (1, 0), owned, (0, below - 1)), after)
+        return self.do(Replaced([file], (1, 1), owned, (0, below - 1)), after)
 
     def count(self, gone: Sequence[Row], added: Sequence[Row], since: int = 0) -> bool:
         """Changes of a table without a key; what they come to is told by the rows before and after."""

@@ -17,7 +17,8 @@ from pyroaring import BitMap
 
 from airflow_provider_cdc.exceptions import TerminalError, TransientError
 from airflow_provider_cdc.sinks.delta import log as module
-from airflow_provider_cdc.sinks.delta.log import LiveFile, Log, added
+from airflow_provider_cdc.sinks.delta.live_file import LiveFile, added
+from airflow_provider_cdc.sinks.delta.log import Log
 from airflow_provider_cdc.sinks.delta.vectors import write_vectors
 from airflow_provider_cdc.sinks.files import DataFile
 from airflow_provider_cdc.sinks.storage import LocalStorage, Storage

@@ -25,7 +25,8 @@ from airflow_provider_cdc.exceptions import CdcError, NotReadyError, TerminalErr
 from airflow_provider_cdc.pipeline import Sink
 from airflow_provider_cdc.pipeline import sink as section
 from airflow_provider_cdc.sinks.delta import compaction, partitions, upkeep
-from airflow_provider_cdc.sinks.delta.log import LiveFile, Log
+from airflow_provider_cdc.sinks.delta.live_file import LiveFile
+from airflow_provider_cdc.sinks.delta.log import Log
 from airflow_provider_cdc.sinks.delta.sink import DeltaSink
 from airflow_provider_cdc.sinks.delta.table import DeltaTarget
 from airflow_provider_cdc.sinks.files import DataFile, parquet

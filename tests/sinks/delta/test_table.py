@@ -23,7 +23,8 @@ from airflow_provider_cdc.sinks.delta import key_index, merge
 from airflow_provider_cdc.sinks.delta import table as module
 from airflow_provider_cdc.sinks.delta.definition import Options
 from airflow_provider_cdc.sinks.delta.edit import Edit
-from airflow_provider_cdc.sinks.delta.log import Log, added
+from airflow_provider_cdc.sinks.delta.live_file import added
+from airflow_provider_cdc.sinks.delta.log import Log
 from airflow_provider_cdc.sinks.delta.staging import DeltaStaging
 from airflow_provider_cdc.sinks.delta.table import DeltaTarget
 from airflow_provider_cdc.sinks.delta.upkeep import sweep

@@ -1,0 +1,43 @@
+"""Whether a Delta table is the one that it was, and is to be written to."""
+
+from __future__ import annotations
+
+from airflow_provider_cdc.core.deletes import HARD
+from airflow_provider_cdc.exceptions import NotReadyError, TerminalError
+from airflow_provider_cdc.sinks.delta.adoption import owner_of
+from airflow_provider_cdc.sinks.delta.definition import DELETES, Options
+from airflow_provider_cdc.sinks.delta.log import Log
+from airflow_provider_cdc.sinks.delta.partitions import Partitioning
+
+
+def check_owner(log: Log, pipeline: str) -> None:
+    """Refuse a table that another pipeline owns, or none."""
+    if owner_of(log.metadata) != pipeline:
+        raise TerminalError(
+            f"the {log.name} was not made by pipeline {pipeline}",
+            "Choose another sink.path: only one pipeline may write to a table",
+        )
+
+
+def check_owned(log: Log) -> None:
+    """Refuse a table that no pipeline owns."""
+    if owner_of(log.metadata) is None:
+        raise TerminalError(
+            f"the {log.name} belongs to no pipeline: it was replaced by another one, or made by something else",
+            "Start with a fresh sink.path",
+        )
+
+
+def check_settings(log: Log, partitioning: Partitioning, options: Options) -> None:
+    """Refuse a table that was made under settings which cannot be changed.
+
+    :raises TerminalError: if it is partitioned otherwise.
+    :raises NotReadyError: if it was made under another ``sink.deletes``.
+    """
+    partitioning.check(log.name, log.metadata)
+    made = log.configuration.get(DELETES, HARD)
+    if made != options.deletes:
+        raise NotReadyError(
+            f"the {log.name} was made with sink.deletes {made}, and it is {options.deletes} now",
+            f"It cannot be changed later: set it back to {made} for this table, or start with a fresh sink.path",
+        )

@@ -1,0 +1,72 @@
+"""Slices of the snapshot, written by tasks beside the files of a Delta table, of which they become a part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import pyarrow as pa
+
+from airflow_provider_cdc.core.schema import DELETED
+from airflow_provider_cdc.sinks.delta.deleted import marked
+from airflow_provider_cdc.sinks.delta.edit import SLICES
+from airflow_provider_cdc.sinks.delta.merge import Keys
+from airflow_provider_cdc.sinks.delta.partitions import PartitionedFiles, Partitioning, together
+from airflow_provider_cdc.sinks.files import DataFile, gathered, row_groups, write_file
+from airflow_provider_cdc.sinks.storage import Storage
+
+
+class Slices:
+    """The slices of one table, and what is needed to write them.
+
+    :param storage: that of the table's folder.
+    :param partitioning: how it is partitioned.
+    :param keys: how its rows are told apart.
+    """
+
+    def __init__(self, storage: Storage, partitioning: Partitioning, keys: Keys) -> None:
+        self.storage = storage
+        self.schema = partitioning.schema
+        self._partitioning, self._keys = partitioning, keys
+
+    def stage(self, place: str, rows: Iterable[pa.Table]) -> DataFile:
+        """Write a slice of the snapshot, beside the files of the table."""
+        name = f"{SLICES}/{place}.parquet"
+        if self._partitioning:
+            whole = self._stage_parts(name, rows)
+            if whole.rows:
+                return whole
+            rows = ()  # a file without rows: that of no partition
+        try:
+            schema, stat = self._partitioning.stored, self._keys.stat
+            found = (marked(part, self.schema) for part in rows)
+            return write_file(self.storage, name, schema, found, stat, ordered_by=self._keys.names)
+        except BaseException:
+            self.storage.delete(name)
+            raise
+
+    def _stage_parts(self, name: str, rows: Iterable[pa.Table]) -> DataFile:
+        folder, _, base = name.removesuffix(".parquet").rpartition("/")
+        files = PartitionedFiles(self.storage, folder, base, self._partitioning, self._keys.stat, self._keys.names)
+        try:
+            for portion in gathered(rows):
+                files.add(marked(portion, self.schema))
+            return together(name, files.close())
+        except BaseException:
+            files.discard()
+            raise
+
+    def staged(self, file: DataFile) -> bool:
+        """Whether its files are there, and of the size that was written."""
+        whole = all(self.storage.size(part.path) == part.size for part in file.files)
+        return whole and sum(part.size for part in file.files) == file.size
+
+    def read_staged(self, file: DataFile) -> Iterator[pa.Table]:
+        """The rows of a slice, row group by row group."""
+        names = [name for name in self.schema.names if name != DELETED]
+        for part in file.files:
+            partition = part.partition or dict.fromkeys(self._partitioning.names)  # of a slice without rows
+            yield from row_groups(self.storage, part.path, self.schema, names, partition)
+
+    def discard(self, file: DataFile) -> None:
+        """Remove the files of a slice."""
+        self.storage.delete(*(part.path for part in file.files))
