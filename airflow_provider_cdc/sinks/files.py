@@ -76,6 +76,7 @@ def write_file(
     *,
     ordered_by: Collection[str] = (),
     partition: Partition = NO_PARTITION,
+    group_rows: int | None = None,
 ) -> DataFile:
     """Write tables as one Parquet file.
 
@@ -87,6 +88,7 @@ def write_file(
     :param key: name of the single integer key column, for statistics.
     :param ordered_by: columns by which the rows are ordered.
     :param partition: what all rows have in columns that the schema lacks.
+    :param group_rows: rows of a row group; ``None`` for as many as are gathered.
     """
     spans = {name: _Span() for name in (key, SEQ) if name is not None and name in schema.names}
     rows = 0
@@ -98,7 +100,7 @@ def write_file(
         with pq.ParquetWriter(file, schema, compression=_COMPRESSION, **_encoding(first, ordered_by)) as writer:
             while first is not None:
                 group, first = first, None  # not held while the next one is made
-                writer.write_table(group, row_group_size=max(1, group.num_rows))
+                writer.write_table(group, row_group_size=group_rows or max(1, group.num_rows))
                 rows += group.num_rows
                 for column, span in spans.items():
                     span.add(group[column])
@@ -279,10 +281,11 @@ class ChangeFile:
 
     :param name: name of the file.
     :param schema: schema of its rows.
+    :param group_rows: rows of a row group; ``None`` for as many as are put together.
     """
 
-    def __init__(self, storage: Storage, name: str, schema: pa.Schema) -> None:
-        self._storage, self._name, self._schema = storage, name, schema
+    def __init__(self, storage: Storage, name: str, schema: pa.Schema, group_rows: int | None = None) -> None:
+        self._storage, self._name, self._schema, self._group_rows = storage, name, schema, group_rows
         self._held = list[pa.RecordBatch]()
         self._open()
 
@@ -323,7 +326,7 @@ class ChangeFile:
         if self._writer is None:
             how = _encoding(rows, ())
             self._writer = pq.ParquetWriter(self._file, self._schema, compression=_COMPRESSION, **how)
-        self._writer.write_table(rows)
+        self._writer.write_table(rows, row_group_size=self._group_rows)
         self._held = []
 
 

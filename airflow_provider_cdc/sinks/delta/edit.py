@@ -201,14 +201,17 @@ def copied(
             part,
             key,
             partition=partition,
+            group_rows=partitioning.group_rows,
         )
         for part in portions(rows, LARGE_FILE)
     ]
 
 
-def write_part(storage: Storage, schema: pa.Schema, rows: Iterable[pa.Table], key: str | None) -> DataFile:
+def write_part(
+    storage: Storage, schema: pa.Schema, rows: Iterable[pa.Table], key: str | None, group_rows: int | None = None
+) -> DataFile:
     """Write rows as a file of a table without partitions."""
-    return write_file(storage, f"{new_part()}.parquet", schema, rows, key)
+    return write_file(storage, f"{new_part()}.parquet", schema, rows, key, group_rows=group_rows)
 
 
 def new_part() -> str:

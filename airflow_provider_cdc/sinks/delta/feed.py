@@ -62,7 +62,7 @@ class Feed:
         self._log, self._storage, self._worder, self._keyed = log, log.storage, worder, keyed
         self._schema = partitioning.schema
         typed = self._schema.append(pa.field(TYPE, pa.string()))
-        self._partitioning = replace(partitioning, schema=typed)
+        self._partitioning = replace(partitioning, schema=typed, group_rows=None)
 
     def of(self, edit: Edit, actions: Iterable[Mapping[str, Any]]) -> list[DataFile]:
         """Write what a commit says; nothing if its actions say it.

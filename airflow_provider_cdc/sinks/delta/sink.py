@@ -93,6 +93,7 @@ class DeltaSink:
         """The first pattern that fits counts."""
         found = (parts for pattern, parts in self.partition_by if matches([pattern], table.database, table.name))
         made = Partitioning.of(table, [Part(*part) for part in next(found, ())])
+        made = replace(made, group_rows=Options(properties=self.table_properties.of(*table.id)).group_rows)
         return replace(made, schema=with_mark(made.schema)) if self.deletes.of(table) == SOFT else made
 
     def _folder(self, table: TableSchema) -> Storage:

@@ -72,7 +72,7 @@ class DeltaTarget(Slices):
         stat: str | None = None,
         options: Options = USUAL,
     ) -> None:
-        partitioning = Partitioning(schema, options.partitioned_by)
+        partitioning = Partitioning(schema, options.partitioned_by, options.group_rows)
         super().__init__(storage, partitioning, Keys(partitioning, key, stat))
         self.options = options
         self._log = Log(storage)

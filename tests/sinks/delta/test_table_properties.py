@@ -86,9 +86,9 @@ def test_a_property_with_two_values() -> None:
     ("name", "value", "why"),
     [
         ("delta.enableDeletionVectors", "true", "cannot be set: sink.merge decides it"),
-        ("delta.deletedFileRetentionDuration", "interval 1 days", "old files are kept for an hour"),
+        ("delta.deletedFileRetentionDuration", "1 day", "It must be an interval"),
         ("delta.checkpointInterval", 10, "a checkpoint is written every 100 commits"),
-        ("delta.enableChangeDataFeed", True, "is not supported yet"),
+        ("delta.enableChangeDataFeed", "yes", "It must be true or false"),
         ("delta.columnMapping.mode", "name", "is not a property that this version understands"),
         ("Delta.appendOnly", "true", "is not a property that this version understands"),
         ("airflow-cdc.deletes", "soft", "is not a property that this version understands"),
