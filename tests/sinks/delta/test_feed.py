@@ -17,7 +17,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
 from airflow_provider_cdc.core.changes import last_changes
 from airflow_provider_cdc.core.deletes import HARD, IGNORE, SOFT, Deletes
@@ -58,6 +58,15 @@ def spark() -> Iterator[SparkDelta]:
         yield run
 
 
+def changes(*listed: tuple[Row, int, str]) -> pa.Table:
+    names, moment = TABLE.sink_schema.names, datetime(2026, 1, 1, tzinfo=UTC)
+    data = [
+        dict(zip(names, (*r[:2], r[2] and datetime.fromisoformat(r[2]).date(), r[3], seq, op, moment), strict=True))
+        for r, seq, op in listed
+    ]
+    return pa.Table.from_pylist(data, TABLE.sink_schema)
+
+
 @dataclass
 class Case:
     """A table with a feed."""
@@ -73,7 +82,7 @@ class Case:
     adopt: bool = False
     seq: int = 0
     group: int = 0
-    changes: int = 0
+    batches: int = 0
     #: The key of each row -> its values, ``_cdc_seq``, ``_cdc_op``, and ``_cdc_deleted`` where it is kept.
     rows: dict[Any, tuple[Any, ...]] = field(default_factory=dict)
     said: Counter[Said] = field(default_factory=Counter)
@@ -111,14 +120,6 @@ class Case:
     def key(self, row: Row) -> Any:
         return (row[1], row[0]) if self.table is NAMED else row[0]
 
-    def arrow(self, *listed: tuple[Row, int, str]) -> pa.Table:
-        names, moment = TABLE.sink_schema.names, datetime(2026, 1, 1, tzinfo=UTC)
-        data = [
-            dict(zip(names, (*r[:2], r[2] and datetime.fromisoformat(r[2]).date(), r[3], seq, op, moment), strict=True))
-            for r, seq, op in listed
-        ]
-        return pa.Table.from_pylist(data, TABLE.sink_schema)
-
     # ------------------------------------------------------------ what is done, and what it comes to
 
     def do(self, change: Change, after: dict[Any, tuple[Any, ...]]) -> bool:
@@ -150,7 +151,7 @@ class Case:
 
     def publish(self, *listed: Row) -> bool:
         self.group += 1
-        file = self.target.stage(f"1/{self.group}/1/s", [self.arrow(*((row, self.seq, "r") for row in listed))])
+        file = self.target.stage(f"1/{self.group}/1/s", [changes(*((row, self.seq, "r") for row in listed))])
         return self.do(Published([file]), self.rows | {self.key(row): self.kept(row, self.seq, "r") for row in listed})
 
     def batch(self, *listed: tuple[Row, str], stale: bool = False) -> bool:
@@ -158,13 +159,13 @@ class Case:
 
         :param stale: they are older than all rows.
         """
-        self.changes += 1
-        name, staging = f"epoch-1/{self.changes}", self.sink.staging()
+        self.batches += 1
+        name, staging = f"epoch-1/{self.batches}", self.sink.staging()
         numbered = [(row, 0 if stale else self.seq + at + 1, op) for at, (row, op) in enumerate(listed)]
         self.seq += len(listed)
         writer = staging.writer(self.table, name)
         for at in range(0, len(numbered), 3):
-            writer.add(self.arrow(*numbered[at : at + 3]).combine_chunks().to_batches()[0])
+            writer.add(changes(*numbered[at : at + 3]).combine_chunks().to_batches()[0])
         writer.close()
         after = dict(self.rows)
         for row, seq, op in numbered:  # the last one of each key counts, and only against the row as it was before
@@ -177,8 +178,8 @@ class Case:
                 after.pop(key, None)
             else:
                 after[key] = self.kept(row, seq, op)
-        changes = staging.changes(self.table, [name])
-        stood = self.do(Upserted(last_changes(changes, self.table.key)), after)
+        found = last_changes(staging.changes(self.table, [name]), self.table.key)
+        stood = self.do(Upserted(found), after)
         staging.applied(self.table, [name])
         return stood
 
@@ -197,7 +198,7 @@ class Case:
     def reread(self, below: int, *listed: Row) -> bool:
         """All rows with such keys are read again."""
         self.seq += 1
-        file = self.target.stage(f"1/1/{self.seq + 1}/s", [self.arrow(*((row, self.seq, "r") for row in listed))])
+        file = self.target.stage(f"1/1/{self.seq + 1}/s", [changes(*((row, self.seq, "r") for row in listed))])
         found = {self.key(row): self.kept(row, self.seq, "r") for row in listed}
         after = self.rows | found
         for key, row in self.rows.items():
@@ -217,7 +218,7 @@ class Case:
         self.seq += 1
         before, version = self.held(), self.version
         listed = [*((row, self.seq, "d") for row in gone), *((row, self.seq, "c") for row in added)]
-        change = net(self.arrow(*listed), [c.name for c in TABLE.columns])
+        change = net(changes(*listed), [c.name for c in TABLE.columns])
         stood = self.target.commit(lambda _: Counted(change, since), {}, FENCE)
         after = self.held()
         for row, count in (before - after).items():
@@ -376,6 +377,14 @@ def test_a_table_without_a_key(tmp_path: Path, spark: SparkDelta, merge: str, pa
 
 
 @MERGES
+def test_rows_without_a_key_are_never_updated(tmp_path: Path, merge: str) -> None:
+    case = Case(tmp_path, merge, table=KEYLESS)
+    case.count([], [row(1), row(2)])
+    case.count([row(1)], [row(1, 5)])
+    assert case.recorded(case.version) == {("delete", 1, 0), ("insert", 1, 5)}
+
+
+@MERGES
 def test_what_a_commit_says_itself_is_not_written(tmp_path: Path, merge: str) -> None:
     """What is only added, and what only goes as whole files; and what changes no row."""
     case = Case(tmp_path, merge)
@@ -424,9 +433,8 @@ def test_changes_of_one_key_in_a_batch_are_one(tmp_path: Path, spark: SparkDelta
     }
 
 
-@pytest.mark.spark
 @MERGES
-def test_a_commit_that_came_too_late_leaves_nothing(tmp_path: Path, spark: SparkDelta, merge: str) -> None:
+def test_a_commit_that_came_too_late_leaves_nothing(tmp_path: Path, merge: str) -> None:
     """It is decided again, and read again: the row that dies is another one then."""
     case = Case(tmp_path, merge)
     case.publish(row(1), row(2))
@@ -437,13 +445,15 @@ def test_a_commit_that_came_too_late_leaves_nothing(tmp_path: Path, spark: Spark
         asked.append(case.target.load().version)
         if len(asked) == 1:
             other.batch((row(1, 5), "u"))
-        return Upserted(case.arrow((row(1, 6), 50, "u"), (row(3), 51, "c")))
+        return Upserted(changes((row(1, 6), 50, "u"), (row(3), 51, "c")))
 
     assert case.target.commit(decide, {}, FENCE)
     assert len(asked) == 2
-    case.rows, case.said = other.rows, other.said
-    case.expect(case.version, case.rows | {1: (*row(1, 6), 50, "u"), 3: (*row(3), 51, "c")})
-    assert case.feed(spark) == case.said
+    assert case.recorded(case.version - 1) == {("update_preimage", 1, 0), ("update_postimage", 1, 5)}
+    assert case.recorded(case.version) == {
+        *(("update_preimage", 1, 5), ("update_postimage", 1, 6)),
+        ("insert", 3, 0),
+    }
     named = {action["path"] for version in range(case.version + 1) for action in case.cdc(version)}
     assert {p.relative_to(case.path).as_posix() for p in case.path.glob("_change_data/**/*.parquet")} == named
 
@@ -451,12 +461,33 @@ def test_a_commit_that_came_too_late_leaves_nothing(tmp_path: Path, spark: Spark
 def beside(case: Case) -> Case:
     """The same table, as another process has it."""
     other = Case(case.folder, case.merge, case.deletes, case.parts, case.table)
-    other.seq, other.group, other.changes = case.seq, case.group, case.changes + 10
+    other.seq, other.group, other.batches = case.seq, case.group, case.batches + 10
     other.rows, other.said = dict(case.rows), Counter(case.said)
     return other
 
 
 # ---------------------------------------------------------------- it begins, and ends
+
+
+@pytest.mark.parametrize("who", ["settings", "somebody"])
+@MERGES
+def test_the_table_says_whether_there_is_one(tmp_path: Path, merge: str, who: str) -> None:
+    case = Case(tmp_path, merge, on=None)
+    case.publish(row(1), row(2))
+    if who == "settings":
+        case.on = True
+        case.target = case.opened()
+    else:
+        log = case.target.load()
+        wanted = {**log.metadata, "configuration": {**log.configuration, FEED: "true"}}
+        assert log.commit(features.reconfigured(log.protocol, log.metadata, wanted), "SET TBLPROPERTIES")
+    case.batch((row(1, 6), "u"))
+    assert case.recorded(case.version) == {("update_preimage", 1, 0), ("update_postimage", 1, 6)}
+    assert "changeDataFeed" in case.target.load().protocol["writerFeatures"]
+    case.on = False
+    case.target = case.opened()
+    case.batch((row(1, 7), "u"))
+    assert case.recorded(case.version) == set()
 
 
 @pytest.mark.spark
@@ -483,11 +514,8 @@ def test_it_begins_later(tmp_path: Path, spark: SparkDelta, merge: str, who: str
     assert case.feed(spark, since) == case.said
 
 
-@pytest.mark.spark
 @MERGES
-def test_vectors_begin_and_end_beside_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spark: SparkDelta, merge: str
-) -> None:
+def test_vectors_begin_and_end_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, merge: str) -> None:
     """Whoever changes the protocol of the table leaves it the feed."""
     monkeypatch.setattr(compaction, "SMALLS", 2)
     case = Case(tmp_path, merge)
@@ -499,29 +527,44 @@ def test_vectors_begin_and_end_beside_it(
     case.compact()
     case.target.tidy()
     case.batch((row(3, 5), "u"))
-    log = case.target.load()
-    assert "changeDataFeed" in log.protocol["writerFeatures"]
-    assert ("deletionVectors" in log.protocol["writerFeatures"]) == (case.merge == "vectors")
-    assert case.feed(spark) == case.said
+    assert case.recorded(case.version) == {("update_preimage", 3, 0), ("update_postimage", 3, 5)}
+    found = case.target.load().protocol["writerFeatures"]
+    assert "changeDataFeed" in found and ("deletionVectors" in found) == (case.merge == "vectors")
+
+
+def adopted(folder: Path, merge: str, wanted: bool) -> Case:
+    """A table with a feed that delta-rs has made, and its row that went then."""
+    theirs = changes((row(1), 0, "r")).select([c.name for c in TABLE.columns])
+    write_deltalake(str(folder / "shop" / "t"), theirs, configuration={FEED: "true"})
+    case = Case(folder, merge, on=wanted or None, adopt=True)
+    case.said[(case.version, "delete", *row(1), None, None)] += 1
+    case.publish(row(1), row(2))
+    case.batch((row(1, 5), "u"), (row(2), "d"))
+    return case
+
+
+WANTED = pytest.mark.parametrize("wanted", [True, False], ids=["asked for", "theirs"])
+
+
+@WANTED
+@MERGES
+def test_a_table_that_is_adopted_keeps_it(tmp_path: Path, merge: str, wanted: bool) -> None:
+    case = adopted(tmp_path, merge, wanted)
+    assert case.recorded(case.version) == {
+        *(("update_preimage", 1, 0), ("update_postimage", 1, 5)),
+        ("delete", 2, 0),
+    }
+    protocol = case.target.load().protocol
+    assert "changeDataFeed" in (protocol.get("writerFeatures") or ()) or 4 <= protocol["minWriterVersion"] < 7
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("wanted", [True, False], ids=["asked for", "theirs"])
+@WANTED
 @MERGES
-def test_a_table_with_a_feed_is_adopted(tmp_path: Path, spark: SparkDelta, merge: str, wanted: bool) -> None:
+def test_the_feed_of_a_table_that_is_adopted(tmp_path: Path, spark: SparkDelta, merge: str, wanted: bool) -> None:
     """Its rows go, which the feed says; and goes on."""
-    path = tmp_path / "shop" / "t"
-    spark(
-        f"CREATE TABLE delta.`{path}` (id BIGINT, `pl.ace` STRING, made DATE, v INT) USING DELTA "
-        f"TBLPROPERTIES ('{FEED}' = 'true', 'delta.minWriterVersion' = '4', 'delta.minReaderVersion' = '1')"
-    )
-    spark(f"INSERT INTO delta.`{path}` VALUES (1, 'AT', date'2026-01-31', 0)")
-    case = Case(tmp_path, merge, on=wanted or None, adopt=True)
-    since = case.version
-    case.said[(since, "delete", *row(1), None, None)] += 1
-    case.publish(row(1), row(2))
-    case.batch((row(1, 5), "u"), (row(2), "d"))
-    assert case.feed(spark, since) == case.said
+    case = adopted(tmp_path, merge, wanted)
+    assert case.feed(spark, 1) == case.said
 
 
 @pytest.mark.spark
@@ -581,11 +624,10 @@ def test_only_the_row_groups_of_rows_that_die_are_read(tmp_path: Path, monkeypat
 HOUR = 3600.0
 
 
-@pytest.mark.spark
 @pytest.mark.parametrize("retention", [None, "interval 3 days"])
 @MERGES
-def test_it_is_read_for_as_long_as_the_table_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spark: SparkDelta, merge: str, retention: str | None
+def test_it_is_kept_for_as_long_as_the_table_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, merge: str, retention: str | None
 ) -> None:
     """Also what commits say by data files that are gone by now."""
     monkeypatch.setattr(compaction, "SMALLS", 2)
@@ -600,7 +642,6 @@ def test_it_is_read_for_as_long_as_the_table_says(
         case.opened().tidy()
         if kept:
             assert present(case.path) == before
-            assert case.feed(spark) == case.said
     assert present(case.path) == needed(case.target.load())
     assert case.opened().read()[0].num_rows == case.held().total()
 
@@ -661,11 +702,9 @@ def test_in_an_object_store(s3: S3, merge: str) -> None:
     sink = DeltaSink(s3.uri("lake"), "p", copies, table_properties=properties, access=access(s3))
     target = sink.table(TABLE)
     target.create("p")
-    arrow = Case.arrow
-    none: Any = None
-    file = target.stage("1/1/1/s", [arrow(none, (row(1), 1, "r"), (row(2), 1, "r"), (row(3), 1, "r"))])
+    file = target.stage("1/1/1/s", [changes((row(1), 1, "r"), (row(2), 1, "r"), (row(3), 1, "r"))])
     assert target.commit(lambda _: Published([file]), {}, FENCE)
-    change = Upserted(arrow(none, (row(1, 5), 2, "u"), (row(2), 3, "d"), (row(4), 4, "c")))
+    change = Upserted(changes((row(1, 5), 2, "u"), (row(2), 3, "d"), (row(4), 4, "c")))
     assert target.commit(lambda _: change, {}, FENCE)
     target.tidy()
     table = DeltaTable(s3.uri("lake/shop/t"), storage_options=s3.options)
