@@ -90,6 +90,8 @@ def _written(log: Log, name: str) -> float:
 def _prescribed(log: Log) -> float:
     """For how many seconds the table says that files stay which no version needs."""
     found = retention(log.configuration)
+    if found is None and not has_feed(log.configuration):
+        return float("inf")  # of the feed that it may have had; nothing else goes by it
     if found is None:
         raise TerminalError(
             f"no old files of the {log.name} are deleted: it has {RETENTION} = {log.configuration[RETENTION]!r}, "

@@ -670,6 +670,10 @@ def test_a_retention_that_is_not_understood(tmp_path: Path) -> None:
     assert log.commit([{"metaData": {**log.metadata, "configuration": wanted}}], "SET TBLPROPERTIES")
     with pytest.raises(TerminalError, match="no old files.*'a while', which this version does not understand.*ALTER"):
         case.opened().tidy()
+    case.on = False
+    case.target = case.opened()
+    case.batch((row(2), "c"))
+    case.target.tidy()  # nothing goes by it
     assert features.retention({RETENTION: "interval 1 week 2 days 3 HOURS"}) == 219 * HOUR
     assert features.retention({}) == 7 * 24 * HOUR
 
