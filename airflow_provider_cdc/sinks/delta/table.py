@@ -229,8 +229,13 @@ class DeltaTarget(Slices):
                 if newest:
                     return False
                 continue
-            if self._commit(edit, {**markers, fence.name: fence.value}):
-                return True
+            try:
+                if self._commit(edit, {**markers, fence.name: fence.value}):
+                    return True
+            except FileNotFoundError:  # likewise
+                if newest:
+                    raise
+                continue
             _wait(attempt)
         raise self._never("others were always faster")
 

@@ -458,6 +458,21 @@ def test_a_commit_that_came_too_late_leaves_nothing(tmp_path: Path, merge: str) 
     assert {p.relative_to(case.path).as_posix() for p in case.path.glob("_change_data/**/*.parquet")} == named
 
 
+def test_a_file_that_only_an_old_version_has_was_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commit would have come too late, and does so before it is made."""
+    monkeypatch.setattr(compaction, "SMALLS", 2)
+    case = Case(tmp_path)
+    case.publish(row(1), row(2))
+    case.publish(row(3))
+    case.batch((row(1, 5), "u"))
+    before = {*case.target.load().files}
+    assert beside(case).compact()
+    for name in before:
+        (case.path / name).unlink()
+    assert case.target.commit(lambda _: Upserted(changes((row(1, 6), 50, "u"))), {}, FENCE)
+    assert case.recorded(case.version) == {("update_preimage", 1, 5), ("update_postimage", 1, 6)}
+
+
 def beside(case: Case) -> Case:
     """The same table, as another process has it."""
     other = Case(case.folder, case.merge, case.deletes, case.parts, case.table)
