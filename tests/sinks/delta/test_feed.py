@@ -298,16 +298,17 @@ def history(case: Case, seed: int, steps: int = 14, places: Sequence[str | None]
             case.target.raise_fence(Fence("epoch", 1))
 
 
+CASES = [
+    (HARD, False, "integer"),
+    (HARD, True, "integer"),
+    (SOFT, False, "text"),
+    (SOFT, True, "integer"),
+    (IGNORE, True, "text"),
+]
 HISTORIES = [
-    (merge, deletes, parts, name)
+    pytest.param(merge, *case, marks=[pytest.mark.long] if merge == "copies" and case != CASES[1] else [])
     for merge in ("vectors", "copies")
-    for deletes, parts, name in (
-        (HARD, False, "integer"),
-        (HARD, True, "integer"),
-        (SOFT, False, "text"),
-        (SOFT, True, "integer"),
-        (IGNORE, True, "text"),
-    )
+    for case in CASES
 ]
 
 
@@ -694,7 +695,7 @@ def test_a_retention_that_is_not_understood(tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("program", ["Spark", "delta-rs", "delta-rs, full"])
+@pytest.mark.parametrize("program", ["Spark", pytest.param("delta-rs", marks=pytest.mark.long), "delta-rs, full"])
 @MERGES
 def test_a_vacuum_of_others_leaves_it_alone(tmp_path: Path, spark: SparkDelta, merge: str, program: str) -> None:
     case = Case(tmp_path, merge)
