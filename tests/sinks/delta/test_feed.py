@@ -383,6 +383,11 @@ def test_rows_without_a_key_are_never_updated(tmp_path: Path, merge: str) -> Non
     case.count([], [row(1), row(2)])
     case.count([row(1)], [row(1, 5)])
     assert case.recorded(case.version) == {("delete", 1, 0), ("insert", 1, 5)}
+    case.count([], [row(2), row(3)], since=case.seq + 1)  # after a TRUNCATE, an equal one
+    assert case.recorded(case.version) == {
+        *(("delete", 1, 5), ("delete", 2, 0)),
+        *(("insert", 2, 0), ("insert", 3, 0)),
+    }
 
 
 @MERGES
@@ -540,12 +545,19 @@ def test_vectors_begin_and_end_beside_it(tmp_path: Path, monkeypatch: pytest.Mon
     case.merge = "copies" if merge == "vectors" else "vectors"
     case.target = case.opened()
     case.batch((row(2, 5), "u"))
+    assert may_have_it(case)
     case.compact()
     case.target.tidy()
+    assert may_have_it(case)
+    assert ("deletionVectors" in case.target.load().protocol["writerFeatures"]) == (case.merge == "vectors")
     case.batch((row(3, 5), "u"))
     assert case.recorded(case.version) == {("update_preimage", 3, 0), ("update_postimage", 3, 5)}
-    found = case.target.load().protocol["writerFeatures"]
-    assert "changeDataFeed" in found and ("deletionVectors" in found) == (case.merge == "vectors")
+
+
+def may_have_it(case: Case) -> bool:
+    """Whether the protocol of the table, as it stands, lets it have a feed."""
+    protocol = case.target.load().protocol
+    return "changeDataFeed" in (protocol.get("writerFeatures") or ()) or 4 <= protocol["minWriterVersion"] < 7
 
 
 def adopted(folder: Path, merge: str, wanted: bool) -> Case:
@@ -553,6 +565,7 @@ def adopted(folder: Path, merge: str, wanted: bool) -> Case:
     theirs = changes((row(1), 0, "r")).select([c.name for c in TABLE.columns])
     write_deltalake(str(folder / "shop" / "t"), theirs, configuration={FEED: "true"})
     case = Case(folder, merge, on=wanted or None, adopt=True)
+    assert may_have_it(case)
     case.said[(case.version, "delete", *row(1), None, None)] += 1
     case.publish(row(1), row(2))
     case.batch((row(1, 5), "u"), (row(2), "d"))
@@ -570,8 +583,6 @@ def test_a_table_that_is_adopted_keeps_it(tmp_path: Path, merge: str, wanted: bo
         *(("update_preimage", 1, 0), ("update_postimage", 1, 5)),
         ("delete", 2, 0),
     }
-    protocol = case.target.load().protocol
-    assert "changeDataFeed" in (protocol.get("writerFeatures") or ()) or 4 <= protocol["minWriterVersion"] < 7
 
 
 @pytest.mark.spark
