@@ -21,7 +21,7 @@ BESIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Some container images set it. Each of the thousand processes of a test run would then compile all that it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo demo-core bench-snapshot bench-stream bench-catchup bench-merge bench-store bench-binlog bench-memory jvm test test-fast test-airflow test-long test-versions mutations lint lock clean
+.PHONY: help setup demo demo-core bench-snapshot bench-stream bench-catchup bench-merge bench-feed bench-store bench-binlog bench-memory jvm test test-fast test-airflow test-long test-versions mutations lint lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -62,6 +62,9 @@ bench-catchup: setup ## Time a stream that catches up: random updates of a large
 
 bench-merge: setup ## Time merging random changes beside delta-rs and Spark (CDC_BENCH_SIZES=n,n,... rows; 1M, 50M)
 	@$(BIN)/python -m bench.merge
+
+bench-feed: setup ## Time what a change data feed costs (CDC_BENCH_SIZES=n,n,... rows; 1M, 10M)
+	@$(BIN)/python -m bench.feed
 
 bench-store: setup ## Time a batch on local disk and in an S3-compatible store, and count its requests and bytes
 	@$(BIN)/python -m bench.store

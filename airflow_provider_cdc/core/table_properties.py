@@ -14,15 +14,20 @@ from airflow_provider_cdc.exceptions import NotReadyError
 _DELTA, OWN = "delta.", "airflow-cdc."
 _INTERVAL = re.compile(r"interval [1-9]\d* (second|minute|hour|day|week)s?")
 #: Properties of Delta that may be set, with what their values look like.
-_KNOWN = {"delta.logRetentionDuration": (_INTERVAL, "an interval such as interval 7 days")}
+FEED, RETENTION = "delta.enableChangeDataFeed", "delta.deletedFileRetentionDuration"
+_KNOWN = {
+    "delta.logRetentionDuration": (_INTERVAL, "an interval such as interval 7 days"),
+    RETENTION: (_INTERVAL, "an interval such as interval 7 days"),
+    FEED: (re.compile("true|false"), "true or false"),
+}
 #: Those that a setting of the pipeline decides, and what the project keeps by itself.
 _DECIDED = {
     "delta.enableDeletionVectors": "sink.merge decides it",
-    "delta.deletedFileRetentionDuration": "old files are kept for an hour",
     "delta.checkpointInterval": "a checkpoint is written every 100 commits",
     "delta.setTransactionRetentionDuration": "the copy would lose what it holds: transactions must be kept",
 }
-_FEED = "delta.enableChangeDataFeed"
+#: Of tables with a change data feed: it can be read for as long as versions stay in the log.
+_OF_FEED = {RETENTION: "interval 1 days"}
 _EVERY = ".*[.].*"
 
 
@@ -59,7 +64,7 @@ class TableProperties:
     def of(self, database: str, table: str) -> dict[str, str]:
         """Those of a table.
 
-        :raises NotReadyError: if it would have two values of one.
+        :raises NotReadyError: if it would have two values of one, or one that it has no use for.
         """
         found: dict[str, str] = {}
         for name, value, patterns in self.listed:
@@ -68,17 +73,20 @@ class TableProperties:
                     f"sink.table_properties.{name} is {found[name]} and {value} for table {database}.{table}",
                     "Let each table match the patterns of one value",
                 )
+        if found.get(FEED) == "true":
+            return {**_OF_FEED, **found}
+        if RETENTION in found:
+            raise NotReadyError(
+                f"sink.table_properties.{RETENTION} is set for table {database}.{table}, which has no change data feed:"
+                " its old files are kept for an hour",
+                f"Set it only for tables with {FEED}, or leave it out",
+            )
         return found
 
 
 def _check_name(name: str) -> None:
     if name in _DECIDED:
         raise NotReadyError(f"sink.table_properties: {name} cannot be set: {_DECIDED[name]}", "Leave it out")
-    if name == _FEED:
-        raise NotReadyError(
-            f"sink.table_properties: {name} is not supported yet",
-            "Leave it out: an update would be a delete and an insert in the feed",
-        )
     if (name.lower().startswith(_DELTA) and name not in _KNOWN) or name.lower().startswith(OWN):
         raise NotReadyError(
             f"sink.table_properties: {name} is not a property that this version understands",

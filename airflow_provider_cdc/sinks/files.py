@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -75,6 +76,7 @@ def write_file(
     *,
     ordered_by: Collection[str] = (),
     partition: Partition = NO_PARTITION,
+    group_rows: int | None = None,
 ) -> DataFile:
     """Write tables as one Parquet file.
 
@@ -86,6 +88,7 @@ def write_file(
     :param key: name of the single integer key column, for statistics.
     :param ordered_by: columns by which the rows are ordered.
     :param partition: what all rows have in columns that the schema lacks.
+    :param group_rows: rows of a row group; ``None`` for as many as are gathered.
     """
     spans = {name: _Span() for name in (key, SEQ) if name is not None and name in schema.names}
     rows = 0
@@ -97,7 +100,7 @@ def write_file(
         with pq.ParquetWriter(file, schema, compression=_COMPRESSION, **_encoding(first, ordered_by)) as writer:
             while first is not None:
                 group, first = first, None  # not held while the next one is made
-                writer.write_table(group, row_group_size=max(1, group.num_rows))
+                writer.write_table(group, row_group_size=group_rows or max(1, group.num_rows))
                 rows += group.num_rows
                 for column, span in spans.items():
                     span.add(group[column])
@@ -203,6 +206,32 @@ def row_groups(
             yield found if stored == wanted else _filled(found, rows, wanted, partition)
 
 
+def picked(
+    storage: Storage, name: str, schema: pa.Schema, rows: Any, partition: Partition = NO_PARTITION
+) -> Iterator[pa.Table]:
+    """Some rows of a file in their order, in portions. Row groups that have none of them are not read.
+
+    :param rows: their numbers, in ascending order.
+    :param schema: as for :func:`row_groups`, and ``partition``.
+    """
+    stored = pa.schema([f for f in schema if f.name not in partition])
+    with parquet(storage, name) as file:
+        groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
+        indices = [file.schema_arrow.get_field_index(c) for c in stored.names]
+        first = np.cumsum([0, *(group.num_rows for group in groups)])
+        hit = np.unique(np.searchsorted(first, rows, side="right") - 1).tolist()
+        while hit:
+            held = [hit.pop(0)]
+            size = groups[held[0]].total_byte_size
+            while hit and (size := size + groups[hit[0]].total_byte_size) <= _ROW_GROUP_BYTES:
+                held.append(hit.pop(0))
+            found = file.reader.read_row_groups(held, column_indices=indices).select(stored.names).cast(stored)
+            numbers = np.concatenate([np.arange(first[n], first[n + 1]) for n in held])
+            low, high = np.searchsorted(rows, [numbers[0], numbers[-1] + 1])
+            part = found.take(pa.array(np.searchsorted(numbers, rows[low:high])))
+            yield part if stored == schema else _filled(part, part.num_rows, schema, partition)
+
+
 def _filled(found: pa.Table, rows: int, wanted: pa.Schema, partition: Partition) -> pa.Table:
     """Rows with the columns that are not in their file."""
     columns = [
@@ -252,10 +281,11 @@ class ChangeFile:
 
     :param name: name of the file.
     :param schema: schema of its rows.
+    :param group_rows: rows of a row group; ``None`` for as many as are put together.
     """
 
-    def __init__(self, storage: Storage, name: str, schema: pa.Schema) -> None:
-        self._storage, self._name, self._schema = storage, name, schema
+    def __init__(self, storage: Storage, name: str, schema: pa.Schema, group_rows: int | None = None) -> None:
+        self._storage, self._name, self._schema, self._group_rows = storage, name, schema, group_rows
         self._held = list[pa.RecordBatch]()
         self._open()
 
@@ -296,7 +326,7 @@ class ChangeFile:
         if self._writer is None:
             how = _encoding(rows, ())
             self._writer = pq.ParquetWriter(self._file, self._schema, compression=_COMPRESSION, **how)
-        self._writer.write_table(rows)
+        self._writer.write_table(rows, row_group_size=self._group_rows)
         self._held = []
 
 

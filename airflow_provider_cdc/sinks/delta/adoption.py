@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from airflow_provider_cdc.core.table_properties import OWN
+from airflow_provider_cdc.sinks.delta.features import with_feed
 from airflow_provider_cdc.sinks.delta.log import Log
 
 #: How the description of a table begins that a pipeline owns, and the property that names it: people may write another
@@ -79,7 +80,7 @@ def adopted(log: Log, metadata: Mapping[str, Any], protocol: Mapping[str, Any]) 
         "configuration": {**log.configuration, **metadata["configuration"]},
     }
     actions: list[dict[str, Any]] = []
-    if (needed := _both(log.protocol, protocol)) != log.protocol:
+    if (needed := with_feed(_both(log.protocol, protocol), renewed["configuration"])) != log.protocol:
         actions.append({"protocol": needed})
     actions.append({"metaData": renewed})
     return actions + [file.removed(change=True) for file in log.files.values()]

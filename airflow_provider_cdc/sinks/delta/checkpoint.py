@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -15,11 +15,11 @@ from airflow_provider_cdc.sinks.storage import Storage
 _MAPS = {"partitionValues", "tags", "configuration", "options"}
 
 
-def actions_of(storage: Storage, name: str, since: int) -> Iterator[dict[str, Any]]:
+def actions_of(storage: Storage, name: str, since: Callable[[], float]) -> Iterator[dict[str, Any]]:
     """What a file of a checkpoint says. Not the tombstones as Python objects: they may be many.
 
     :param storage: that of the table's folder.
-    :param since: milliseconds; what was removed before is left out.
+    :param since: milliseconds; what was removed before is left out. Called when the properties of the table are known.
     """
     kinds = ("protocol", "metaData", "txn", "add")
     with parquet(storage, name) as file:
@@ -31,10 +31,10 @@ def actions_of(storage: Storage, name: str, since: int) -> Iterator[dict[str, An
                     yield {kind: _plain(value)}
             if "remove" in known:
                 gone = rows["remove"].filter(pc.is_valid(rows["remove"])).combine_chunks()
-                yield from _tombstones(gone, since)
+                yield from _tombstones(gone, since())
 
 
-def _tombstones(gone: pa.StructArray, since: int) -> Iterator[dict[str, Any]]:
+def _tombstones(gone: pa.StructArray, since: float) -> Iterator[dict[str, Any]]:
     if "deletionTimestamp" in {f.name for f in gone.type}:
         recent = pc.greater(pc.fill_null(pc.struct_field(gone, "deletionTimestamp"), 0), since)
         for value in gone.filter(recent).to_pylist():

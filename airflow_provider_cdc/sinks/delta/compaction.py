@@ -63,7 +63,13 @@ class Compaction:
         path = self.partitioning.path("", self.partition, f"{new_part()}.parquet")
         try:
             file = write_file(
-                self.storage, path, schema, chain.from_iterable(parts), self.key, partition=self.partition
+                self.storage,
+                path,
+                schema,
+                chain.from_iterable(parts),
+                self.key,
+                partition=self.partition,
+                group_rows=self.partitioning.group_rows,
             )
         except BaseException:
             self.storage.delete(path)

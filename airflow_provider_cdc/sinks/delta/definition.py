@@ -14,7 +14,7 @@ from deltalake import Schema
 
 from airflow_provider_cdc.core.deletes import HARD
 from airflow_provider_cdc.exceptions import TerminalError
-from airflow_provider_cdc.sinks.delta.features import ENABLED
+from airflow_provider_cdc.sinks.delta.features import ENABLED, has_feed
 from airflow_provider_cdc.sinks.delta.log import Log
 from airflow_provider_cdc.sinks.delta.partitions import Part, Partitioning
 
@@ -26,6 +26,8 @@ _PROPERTIES = {
     "delta.deletedFileRetentionDuration": "interval 2 hours",
     "delta.checkpointInterval": "100",
 }
+#: Rows of a row group of a table with a change data feed: to read one of them, all are read.
+_FEED_ROWS = 4096
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,11 @@ class Options:
     adopt: bool = False
     nullable: frozenset[str] = frozenset()
     partitioned_by: tuple[Part, ...] = ()
+
+    @property
+    def group_rows(self) -> int | None:
+        """Rows of a row group, where single rows are read again."""
+        return _FEED_ROWS if has_feed(self.properties) else None
 
 
 #: The defaults.

@@ -44,17 +44,17 @@ class Edit:
     new: list[tuple[DataFile, BitMap]] = field(default_factory=list)
     facts: dict[str, Facts] = field(default_factory=dict)
 
-    def without_vectors(self) -> Edit | None:
-        """What it does to files that must not have vectors (:func:`~.partitions.takes_vectors`); ``None`` for nothing.
-
-        That is taken out of it.
+    def without_vectors(self) -> tuple[Edit | None, Edit]:
+        """What it does to files that must not have vectors (:func:`~.partitions.takes_vectors`), ``None`` for nothing;
+        and the rest.
         """
-        dead = {path: self.dead.pop(path) for path in list(self.dead) if not takes_vectors(path)}
+        dead = {path: rows for path, rows in self.dead.items() if not takes_vectors(path)}
         new = [(file, rows) for file, rows in self.new if rows and not takes_vectors(file.path)]
         if not dead and not new:
-            return None
-        self.new = [(file, rows) for file, rows in self.new if not rows or takes_vectors(file.path)]
-        return Edit(dead=dead, new=new)
+            return None, self
+        others = {path: rows for path, rows in self.dead.items() if takes_vectors(path)}
+        whole = [(file, rows) for file, rows in self.new if not rows or takes_vectors(file.path)]
+        return Edit(dead=dead, new=new), Edit(others, self.gone, whole, self.facts)
 
 
 @dataclass
@@ -78,7 +78,7 @@ def by_vectors(log: Log, edit: Edit, key: str | None, partitioning: Partitioning
 
     :param key: name of the single integer key column, for statistics.
     """
-    copies, counts = edit.without_vectors(), dict[str, int]()
+    (copies, edit), counts = edit.without_vectors(), dict[str, int]()
     found = Written() if copies is None else by_copies(log, copies, key, partitioning)
     found.actions += [log.files[path].removed(change=True) for path in sorted(edit.gone)]
     for path, rows in edit.dead.items():
@@ -201,14 +201,17 @@ def copied(
             part,
             key,
             partition=partition,
+            group_rows=partitioning.group_rows,
         )
         for part in portions(rows, LARGE_FILE)
     ]
 
 
-def write_part(storage: Storage, schema: pa.Schema, rows: Iterable[pa.Table], key: str | None) -> DataFile:
+def write_part(
+    storage: Storage, schema: pa.Schema, rows: Iterable[pa.Table], key: str | None, group_rows: int | None = None
+) -> DataFile:
     """Write rows as a file of a table without partitions."""
-    return write_file(storage, f"{new_part()}.parquet", schema, rows, key)
+    return write_file(storage, f"{new_part()}.parquet", schema, rows, key, group_rows=group_rows)
 
 
 def new_part() -> str:

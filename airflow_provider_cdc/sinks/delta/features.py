@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pyarrow as pa
 
+from airflow_provider_cdc.core.table_properties import FEED as FEED_ENABLED
+from airflow_provider_cdc.core.table_properties import RETENTION
 from airflow_provider_cdc.exceptions import TerminalError
 
 VECTORS = "deletionVectors"
 #: Property of a table whose rows may die by them.
 ENABLED = "delta.enableDeletionVectors"
+FEED = "changeDataFeed"
+#: Columns that only its readers see.
+_FEED_COLUMNS = {"_change_type", "_commit_version", "_commit_timestamp"}
+_WEEK = 7 * 24 * 3600.0
 _NTZ = "timestampNtz"
 _GENERATED = "generatedColumns"
 #: What says of a column how its values follow from others: readers that know it need no condition on it.
 EXPRESSION = "delta.generationExpression"
 _READER, _WRITER = 3, 7
+#: From this version of writers on, a table whose protocol names no features may have a change data feed.
+_FEEDING = 4
+#: What all writers know.
+_BASIC = ("appendOnly", "invariants")
 #: Features that change nothing of what is written here.
 _HARMLESS = {"appendOnly", "invariants", "v2Checkpoint", "vacuumProtocolCheck", "domainMetadata", "clustering"}
-_KNOWN = {VECTORS, _NTZ, "timestampNtz-preview"} | _HARMLESS
+_KNOWN = {VECTORS, FEED, _NTZ, "timestampNtz-preview"} | _HARMLESS
 #: Features that count only where a property of the table says so.
 _BY_PROPERTY = {
-    "changeDataFeed": "delta.enableChangeDataFeed",
     "rowTracking": "delta.enableRowTracking",
     "inCommitTimestamp": "delta.enableInCommitTimestamps",
     "inCommitTimestamp-preview": "delta.enableInCommitTimestamps",
@@ -65,10 +75,10 @@ def protocol_for(schema: pa.Schema, *, vectors: bool) -> dict[str, Any]:
 def with_vectors(protocol: Mapping[str, Any], *, vectors: bool) -> dict[str, Any]:
     """A table's protocol with or without deletion vectors."""
     readers = {*(protocol.get("readerFeatures") or ())} - {VECTORS}
-    writers = {*(protocol.get("writerFeatures") or ("appendOnly", "invariants"))} - {VECTORS}
+    writers = {*(protocol.get("writerFeatures") or _BASIC)} - {VECTORS}
     if vectors:
         readers, writers = readers | {VECTORS}, writers | {VECTORS}
-    if not readers and writers <= {"appendOnly", "invariants"}:
+    if not readers and writers <= {*_BASIC}:
         return {"minReaderVersion": 1, "minWriterVersion": 2}
     return {
         "minReaderVersion": _READER if readers else 1,
@@ -78,13 +88,67 @@ def with_vectors(protocol: Mapping[str, Any], *, vectors: bool) -> dict[str, Any
     }
 
 
+def with_feed(protocol: Mapping[str, Any], configuration: Mapping[str, str]) -> Mapping[str, Any]:
+    """A table's protocol with all that its change data feed needs; the very same if it has that, or there is no feed.
+
+    :param configuration: properties that the table is to have.
+    """
+    writers = protocol.get("writerFeatures") or ()
+    version = int(protocol.get("minWriterVersion") or 1)
+    if not has_feed(configuration) or FEED in writers or _FEEDING <= version < _WRITER:
+        return protocol
+    return {**protocol, "minWriterVersion": _WRITER, "writerFeatures": sorted({*(writers or _BASIC), FEED})}
+
+
 def switched(protocol: Mapping[str, Any], metadata: Mapping[str, Any], *, vectors: bool) -> list[dict[str, Any]]:
     """Actions that begin the use of deletion vectors, or end it when no file has one."""
-    configuration = {k: v for k, v in (metadata.get("configuration") or {}).items() if k != ENABLED}
+    before = metadata.get("configuration") or {}
+    configuration = {k: v for k, v in before.items() if k != ENABLED} | ({ENABLED: "true"} if vectors else {})
     return [
-        {"protocol": with_vectors(protocol, vectors=vectors)},
-        {"metaData": {**metadata, "configuration": configuration | ({ENABLED: "true"} if vectors else {})}},
+        {"protocol": with_feed(with_vectors(protocol, vectors=vectors), configuration)},
+        {"metaData": {**metadata, "configuration": configuration}},
     ]
+
+
+def reconfigured(
+    protocol: Mapping[str, Any], metadata: Mapping[str, Any], wanted: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """Actions that give a table other properties; none if it has them.
+
+    :param metadata: of the table; the very same as the next if nothing is to change.
+    :param wanted: what it is to be.
+    """
+    needed = with_feed(protocol, wanted.get("configuration") or {})
+    changed = [{"protocol": needed}] if needed is not protocol else []
+    return [*changed, *([{"metaData": wanted}] if wanted is not metadata else [])]
+
+
+def has_feed(configuration: Mapping[str, str]) -> bool:
+    """Whether commits say which rows they insert, update and delete."""
+    return str(configuration.get(FEED_ENABLED, "")).lower() == "true"
+
+
+_UNITS = {"week": _WEEK, "day": 24 * 3600.0, "hour": 3600.0, "minute": 60.0, "second": 1.0}
+_AMOUNT = re.compile(rf"(\d+)\s+({'|'.join(_UNITS)})s?\b\s*")
+
+
+def hidden_by_feed(columns: Iterable[str]) -> list[str]:
+    """Those of some columns that a table with a change data feed must not have."""
+    return [name for name in columns if name.lower() in _FEED_COLUMNS]
+
+
+def retention(configuration: Mapping[str, str]) -> float | None:
+    """For how many seconds files stay that no version needs any more; ``None`` if what the table says of it is not
+    understood.
+    """
+    text = configuration.get(RETENTION)
+    if text is None:
+        return _WEEK  # as Delta has it
+    said = text.strip().lower().removeprefix("interval").strip()
+    amounts = _AMOUNT.findall(said)
+    if not amounts or _AMOUNT.sub("", said):
+        return None
+    return sum(int(count) * _UNITS[unit] for count, unit in amounts)
 
 
 def uses_vectors(protocol: Mapping[str, Any], configuration: Mapping[str, str]) -> bool:
@@ -114,6 +178,8 @@ def check_protocol(name: str, protocol: Mapping[str, Any], metadata: Mapping[str
     if int(protocol.get("minReaderVersion") or 1) > _READER or int(protocol.get("minWriterVersion") or 1) > _WRITER:
         strange.add(f"protocol {protocol.get('minReaderVersion')}, {protocol.get('minWriterVersion')}")
     fields = json.loads(metadata.get("schemaString") or '{"fields":[]}')["fields"]
+    if has_feed(configuration) and (taken := hidden_by_feed(column["name"] for column in fields)):
+        strange.add(f"{FEED}, which hides its columns {', '.join(taken)}")
     parts = metadata.get("partitionColumns") or ()  # this project has generated those
     for column in fields:
         found = {f for f, key in _BY_COLUMN.items() if any(m.startswith(key) for m in column["metadata"])}

@@ -21,7 +21,7 @@ from pyroaring import BitMap
 from airflow_provider_cdc import __version__
 from airflow_provider_cdc.exceptions import TerminalError, TransientError
 from airflow_provider_cdc.sinks.delta.checkpoint import actions_of
-from airflow_provider_cdc.sinks.delta.features import check_protocol
+from airflow_provider_cdc.sinks.delta.features import check_protocol, has_feed, retention
 from airflow_provider_cdc.sinks.delta.live_file import LiveFile, now
 from airflow_provider_cdc.sinks.delta.vectors import Vector, read_vector
 from airflow_provider_cdc.sinks.storage import Storage
@@ -31,7 +31,8 @@ _CHECKPOINT = re.compile(rf"{FOLDER}/(\d{{20}})\.checkpoint(?:\.(\d{{10}})\.(\d{
 _COMMIT = re.compile(rf"{FOLDER}/(\d{{20}})\.json")
 #: Seconds for which a version is taken for the newest one until a commit shows that it is not.
 NEWEST = 60
-#: Seconds for which it is known what was removed: what is gone for longer was deleted, or is nobody's.
+#: Seconds for which it is known what was removed, beyond the retention of a change data feed: what is gone for longer
+#: was deleted, or is nobody's.
 _REMEMBER = 86400
 #: Commits after which the rest is forgotten: a stream runs for months.
 _FORGET_EVERY = 1000
@@ -149,7 +150,7 @@ class Log:
             self.version += 1
             self._read_at = time.time()
             if self.version % _FORGET_EVERY == 0:
-                since = now() - _REMEMBER * 1000
+                since = self._remembered_since()
                 self.removed = {name: at for name, at in self.removed.items() if at > since}
         return stands
 
@@ -194,8 +195,7 @@ class Log:
     def _load(self) -> None:
         names = self._checkpoint()
         # As one: a file with a vector stands beside its tombstones with older ones, which may be in another part.
-        since = now() - _REMEMBER * 1000
-        self._replay(chain.from_iterable(actions_of(self.storage, name, since) for name in names))
+        self._replay(chain.from_iterable(actions_of(self.storage, name, self._remembered_since) for name in names))
         if names and (match := _CHECKPOINT.fullmatch(names[0])):
             self.version = self.checkpointed = int(match[1])
         self._follow()
@@ -216,6 +216,11 @@ class Log:
             self._replay([json.loads(line) for line in data.splitlines() if line.strip()])
             self.version += 1
         self._read_at = time.time()
+
+    def _remembered_since(self) -> float:
+        """Since when (milliseconds) it has to be known what was removed."""
+        kept = retention(self.configuration) if not self.metadata or has_feed(self.configuration) else 0.0
+        return float("-inf") if kept is None else now() - (kept + _REMEMBER) * 1000
 
     def _replay(self, actions: Iterable[Mapping[str, Any]], *, own: bool = False) -> None:
         adds, before = [], dict[str, LiveFile]()

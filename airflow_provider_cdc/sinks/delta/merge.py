@@ -128,7 +128,7 @@ class Merge:
         """Write rows into files of their partitions; and the number of the file of each."""
         keys = self._keys
         if not keys.partitioning:
-            file = write_part(self._storage, keys.schema, tables, keys.stat)
+            file = write_part(self._storage, keys.schema, tables, keys.stat, keys.partitioning.group_rows)
             return [file], np.zeros(file.rows, np.int64)
         files = PartitionedFiles(self._storage, "", new_part(), keys.partitioning, keys.stat)
         number = [files.add(rows)[0] for rows in tables]

@@ -71,10 +71,12 @@ class Partitioning:
 
     :param schema: schema of its rows, without parts of dates.
     :param parts: what it is partitioned by.
+    :param group_rows: rows of a row group of its files, if that matters.
     """
 
     schema: pa.Schema
     parts: tuple[Part, ...] = ()
+    group_rows: int | None = None
 
     @classmethod
     def of(cls, table: TableSchema, parts: Sequence[Part]) -> Partitioning:
@@ -271,6 +273,7 @@ class PartitionedFiles:
             self._key,
             ordered_by=self._ordered_by,
             partition=values,
+            group_rows=self._partitioning.group_rows,
         )
 
     def _path(self, number: int) -> str:

@@ -9,9 +9,11 @@ from airflow_provider_cdc.core.deletes import ALL_HARD, SOFT, Deletes
 from airflow_provider_cdc.core.patterns import matches
 from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.core.store_access import StoreAccess
-from airflow_provider_cdc.core.table_properties import NONE, OWN, TableProperties
+from airflow_provider_cdc.core.table_properties import FEED, NONE, OWN, TableProperties
+from airflow_provider_cdc.exceptions import NotReadyError
 from airflow_provider_cdc.sinks.delta.definition import Options
 from airflow_provider_cdc.sinks.delta.deleted import with_mark
+from airflow_provider_cdc.sinks.delta.features import has_feed, hidden_by_feed
 from airflow_provider_cdc.sinks.delta.partitions import Part, Partitioning
 from airflow_provider_cdc.sinks.delta.resume_point import DeltaResumePoint
 from airflow_provider_cdc.sinks.delta.staging import DeltaStaging
@@ -54,11 +56,17 @@ class DeltaSink:
     def table(self, table: TableSchema) -> DeltaTarget:
         """Delta table of a captured table.
 
-        :raises NotReadyError: if it cannot be partitioned as the settings say.
+        :raises NotReadyError: if it cannot be partitioned, or have the properties, that the settings say.
         """
         deletes, vectors = self.deletes.of(table), not matches(self.copies, table.database, table.name)
         partitioning = self._partitioning(table)
         properties = {**self.table_properties.of(*table.id), f"{OWN}source": table.label}
+        if has_feed(properties) and (taken := hidden_by_feed(c.name for c in table.copied)):
+            raise NotReadyError(
+                f"sink.table_properties: table {table.label} has a column {taken[0]}, which readers of a change data "
+                "feed take for one of theirs",
+                f"Leave the table out of those with {FEED}, or the column out by source.exclude_columns",
+            )
         nullable = frozenset(c.name for c in table.copied if c.nullable or c.name in table.may_be_null)
         options = Options(
             vectors,
@@ -85,6 +93,7 @@ class DeltaSink:
         """The first pattern that fits counts."""
         found = (parts for pattern, parts in self.partition_by if matches([pattern], table.database, table.name))
         made = Partitioning.of(table, [Part(*part) for part in next(found, ())])
+        made = replace(made, group_rows=Options(properties=self.table_properties.of(*table.id)).group_rows)
         return replace(made, schema=with_mark(made.schema)) if self.deletes.of(table) == SOFT else made
 
     def _folder(self, table: TableSchema) -> Storage:

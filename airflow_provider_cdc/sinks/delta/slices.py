@@ -39,7 +39,8 @@ class Slices:
         try:
             schema, stat = self._partitioning.stored, self._keys.stat
             found = (marked(part, self.schema) for part in rows)
-            return write_file(self.storage, name, schema, found, stat, ordered_by=self._keys.names)
+            names, group_rows = self._keys.names, self._partitioning.group_rows
+            return write_file(self.storage, name, schema, found, stat, ordered_by=names, group_rows=group_rows)
         except BaseException:
             self.storage.delete(name)
             raise

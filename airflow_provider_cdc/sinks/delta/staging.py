@@ -72,9 +72,10 @@ class DeltaStaging:
         schema = table.sink_schema
         if partitioning := self._partitioning(table):
             return _PartitionedChanges(self._folder(table), name, partitioning, table)
+        group_rows = partitioning.group_rows
         if self._deletes.of(table) == SOFT:  # a delete is a row of the table, too
-            return _MarkedChanges(self._folder(table), _file(name), with_mark(schema))
-        return ChangeFile(self._folder(table), _file(name), schema)
+            return _MarkedChanges(self._folder(table), _file(name), with_mark(schema), group_rows)
+        return ChangeFile(self._folder(table), _file(name), schema, group_rows)
 
     def read(self, table: TableSchema, names: Sequence[str]) -> pa.Table:
         """The changes of some pieces, in this order."""

@@ -30,7 +30,15 @@ from airflow_provider_cdc.sinks.delta.definition import (
 )
 from airflow_provider_cdc.sinks.delta.deleted import living
 from airflow_provider_cdc.sinks.delta.edit import Edit, Written, by_copies, by_vectors, is_part
-from airflow_provider_cdc.sinks.delta.features import protocol_for, switched, uses_vectors
+from airflow_provider_cdc.sinks.delta.features import (
+    has_feed,
+    protocol_for,
+    reconfigured,
+    switched,
+    uses_vectors,
+    with_feed,
+)
+from airflow_provider_cdc.sinks.delta.feed import Feed, said
 from airflow_provider_cdc.sinks.delta.key_files import KeyFiles, Keys
 from airflow_provider_cdc.sinks.delta.key_index import KeyIndex
 from airflow_provider_cdc.sinks.delta.log import NEWEST, Log
@@ -65,7 +73,7 @@ class DeltaTarget(Slices):
         stat: str | None = None,
         options: Options = USUAL,
     ) -> None:
-        partitioning = Partitioning(schema, options.partitioned_by)
+        partitioning = Partitioning(schema, options.partitioned_by, options.group_rows)
         super().__init__(storage, partitioning, Keys(partitioning, key, stat))
         self.options = options
         self._log = Log(storage)
@@ -92,7 +100,7 @@ class DeltaTarget(Slices):
         """
         properties = {**properties_of(self.options), **(configuration or {}), OWNER: pipeline}
         wanted = metadata_of(self.schema, self.options, properties, OWNED + pipeline)
-        protocol = protocol_for(self._partitioning.declared, vectors=self.options.vectors)
+        protocol = with_feed(protocol_for(self._partitioning.declared, vectors=self.options.vectors), properties)
         for attempt in range(_TRIES):
             if not self.exists():
                 self._log.commit([{"protocol": protocol}, {"metaData": wanted}], "CREATE TABLE")
@@ -170,7 +178,8 @@ class DeltaTarget(Slices):
                     f"rows under an older definition of its source were published to the {self.name}",
                     "Start with a fresh sink.path (or remove the old one) and run again",
                 )
-            needed = protocol_for(self._partitioning.declared, vectors=uses_vectors(log.protocol, log.configuration))
+            vectors = uses_vectors(log.protocol, log.configuration)
+            needed = with_feed(protocol_for(self._partitioning.declared, vectors=vectors), log.configuration)
             features = set(needed.get("readerFeatures", ())) - set(log.protocol.get("readerFeatures") or ())
             actions: list[dict[str, Any]] = [{"protocol": needed}] if features else []
             renewed = metadata_of(self.schema, self.options, log.configuration, log.metadata["description"])
@@ -221,8 +230,13 @@ class DeltaTarget(Slices):
                 if newest:
                     return False
                 continue
-            if self._commit(edit, {**markers, fence.name: fence.value}):
-                return True
+            try:
+                if self._commit(edit, {**markers, fence.name: fence.value}):
+                    return True
+            except FileNotFoundError:  # likewise
+                if newest:
+                    raise
+                continue
             _wait(attempt)
         raise self._never("others were always faster")
 
@@ -326,13 +340,16 @@ class DeltaTarget(Slices):
     def _commit(self, edit: Edit, markers: Mapping[str, int]) -> bool:
         log, storage = self._log, self.storage
         metadata = configured(log, self.options)
-        first = [] if metadata is log.metadata else [{"metaData": metadata}]
         if self.options.vectors:
             written = by_vectors(log, edit, self._keys.stat, self._partitioning)
-            if not uses_vectors(log.protocol, log.configuration):  # until now it was merged by copies
-                first = switched(log.protocol, metadata, vectors=True)
         else:
             written = by_copies(log, edit, self._keys.stat, self._partitioning)
+        if self.options.vectors and not uses_vectors(log.protocol, log.configuration):  # until now merged by copies
+            first = switched(log.protocol, metadata, vectors=True)
+        else:
+            first = reconfigured(log.protocol, log.metadata, metadata)
+        if has_feed(metadata.get("configuration") or {}):
+            self._feed(edit, written)
         written.actions = [*first, *written.actions]
         ours = [*written.files, *(file.path for file, _ in edit.new if is_part(file.path))]
         if not log.commit([*written.actions, *(_marker(k, v) for k, v in markers.items())], "MERGE"):
@@ -340,6 +357,13 @@ class DeltaTarget(Slices):
             return False
         self._stands(edit, written)
         return True
+
+    def _feed(self, edit: Edit, written: Written) -> None:
+        """Let it say as well which rows it changes."""
+        feed = Feed(self._log, self._partitioning, self._worder, keyed=bool(self._keys.names))
+        files = feed.of(edit, written.actions)
+        written.files += [file.path for file in files]
+        written.actions += said(files)
 
     def _stands(self, edit: Edit, written: Written) -> None:
         log = self._log

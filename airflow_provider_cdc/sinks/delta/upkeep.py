@@ -7,13 +7,17 @@ import time
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from airflow_provider_cdc.exceptions import TransientError
+from airflow_provider_cdc.core.table_properties import RETENTION
+from airflow_provider_cdc.exceptions import TerminalError, TransientError
 from airflow_provider_cdc.sinks.delta.edit import CHANGES, is_part
+from airflow_provider_cdc.sinks.delta.features import has_feed, retention
+from airflow_provider_cdc.sinks.delta.feed import FOLDER as FEED
+from airflow_provider_cdc.sinks.delta.feed import written_at
 from airflow_provider_cdc.sinks.delta.log import FOLDER as LOG
 from airflow_provider_cdc.sinks.delta.log import Log
 from airflow_provider_cdc.sinks.delta.vectors import FOLDER as VECTORS
 
-#: Hours for which files are kept that only older versions refer to.
+#: Hours for which files are kept that only older versions refer to, where there is no change data feed.
 KEEP_HOURS = 1
 #: Hours after which a file that no version refers to was left by somebody who was killed.
 _ABANDONED_HOURS = 48
@@ -40,12 +44,18 @@ def checkpoint(log: Log) -> None:
 
 
 def sweep(log: Log, keep_hours: float = KEEP_HOURS) -> None:
-    """Delete data files and vectors that no version of the last hours refers to, and those that somebody has left.
+    """Delete data files and vectors that no version of the last hours refers to, those of the change data feed that are
+    older, and those that somebody has left.
+
+    Of a change data feed commits are readable that are no older than the table's own retention: also where they say
+    what changed by the data files that they add or remove.
 
     :raises TransientError: if that is not possible now.
+    :raises TerminalError: if it is not understood for how long the table keeps its files.
     """
     now = time.time()
-    limit = (now - keep_hours * 3600) * 1000
+    fed_until = now - max(_prescribed(log), keep_hours * 3600)
+    until = fed_until if has_feed(log.configuration) else now - keep_hours * 3600
     live = {*log.files} | {f.vector.file for f in log.files.values() if f.vector and f.vector.file}
     gone: list[str] = []
     try:
@@ -53,16 +63,39 @@ def sweep(log: Log, keep_hours: float = KEEP_HOURS) -> None:
             if name.startswith(f"{LOG}/") or name in live:
                 continue
             removed = log.removed.get(name)
-            if removed is not None:
-                if removed <= limit:
-                    gone.append(name)
+            if name.startswith(f"{FEED}/"):
+                old = written_at(name) < fed_until and _written(log, name) < fed_until
+            elif removed is not None:
+                old = removed <= until * 1000
             elif is_part(name) or name.startswith((f"{CHANGES}/", f"{VECTORS}/")):
-                written = log.storage.modified(name)
-                if written is not None and written < now - _ABANDONED_HOURS * 3600:
-                    gone.append(name)
+                old = _written(log, name) < now - _ABANDONED_HOURS * 3600
+            else:
+                old = False
+            if old:
+                gone.append(name)
         log.storage.delete(*gone)
-        log.removed = {name: at for name, at in log.removed.items() if at > limit}
+        log.removed = {name: at for name, at in log.removed.items() if at > until * 1000}
     except OSError as error:
         raise TransientError(
             f"old files of the {log.name} could not be deleted: {error}", "They are the next time"
         ) from None
+
+
+def _written(log: Log, name: str) -> float:
+    """When a file was written, by the storage's clock; one that is gone will never have been."""
+    written = log.storage.modified(name)
+    return float("inf") if written is None else written
+
+
+def _prescribed(log: Log) -> float:
+    """For how many seconds the table says that files stay which no version needs."""
+    found = retention(log.configuration)
+    if found is None and not has_feed(log.configuration):
+        return float("inf")  # of the feed that it may have had; nothing else goes by it
+    if found is None:
+        raise TerminalError(
+            f"no old files of the {log.name} are deleted: it has {RETENTION} = {log.configuration[RETENTION]!r}, "
+            "which this version does not understand",
+            "Write it as interval 7 days: in sink.table_properties, or with ALTER TABLE",
+        )
+    return found

@@ -80,7 +80,7 @@ SPARK = [
     sql(_tuned("delta.enableRowTracking", "true"), "uses rowTracking"),
     sql(_tuned("delta.enableInCommitTimestamps", "true"), "uses inCommitTimestamp"),
     sql(_tuned("delta.enableTypeWidening", "true"), "uses typeWidening"),
-    sql(_tuned("delta.enableChangeDataFeed", "true"), "uses changeDataFeed"),
+    sql(_tuned("delta.enableChangeDataFeed", "true")),
     sql(_tuned("delta.appendOnly", "true"), "uses appendOnly"),
     sql(_tuned("delta.enableDeletionVectors", "false")),
     sql(_tuned("delta.checkpointPolicy", "v2") + "; " + _tuned("delta.checkpointInterval", "1") + "; OPTIMIZE {}"),

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
+from airflow_provider_cdc.core.table_properties import FEED, TableProperties
 from airflow_provider_cdc.exceptions import TerminalError
 from airflow_provider_cdc.sinks.delta.sink import DeltaSink
 from airflow_provider_cdc.sinks.object_storage import ObjectStorage
@@ -42,9 +43,11 @@ class _Broken(SinkConformance):
 class TestDeltaSink(_Broken):
     copies: tuple[str, ...] = ()
     partition_by: tuple[tuple[str, tuple[tuple[str, str | None], ...]], ...] = ()
+    properties: ClassVar[dict[str, str]] = {}
 
     def open(self, folder: Path) -> Sink:
-        return DeltaSink(str(folder), "p", self.copies, partition_by=self.partition_by)
+        properties = TableProperties.parse(self.properties)
+        return DeltaSink(str(folder), "p", self.copies, partition_by=self.partition_by, table_properties=properties)
 
 
 class TestDeltaSinkByCopies(TestDeltaSink):
@@ -70,6 +73,14 @@ class TestDeltaSinkByPartitionsOfKeys(TestDeltaSinkByPartitions):
     """The key is in no file."""
 
     partition_by = (("shop[.](orders|two|log)", (("id", None),)),)
+
+
+class TestDeltaSinkWithAFeed(TestDeltaSink):
+    properties: ClassVar[dict[str, str]] = {FEED: "true"}
+
+
+class TestDeltaSinkWithAFeedByPartitionsByCopies(TestDeltaSinkByPartitionsByCopies):
+    properties: ClassVar[dict[str, str]] = {FEED: "true"}
 
 
 class TestDeltaSinkInAnObjectStore(_Broken):

@@ -611,7 +611,6 @@ def test_others_who_never_leave_room(tmp_path: Path, monkeypatch: pytest.MonkeyP
     [
         ("columnMapping", {"delta.columnMapping.mode": "name"}),
         ("rowTracking", {"delta.enableRowTracking": "true"}),
-        ("changeDataFeed", {"delta.enableChangeDataFeed": "true"}),
         ("checkConstraints", {"delta.constraints.positive": "id > 0"}),
         ("something new", {}),
     ],

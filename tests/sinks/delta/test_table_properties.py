@@ -9,7 +9,8 @@ import pytest
 from deltalake import DeltaTable
 
 from airflow_provider_cdc.core.schema import Column, TableSchema
-from airflow_provider_cdc.core.table_properties import TableProperties
+from airflow_provider_cdc.core.table_properties import FEED, TableProperties
+from airflow_provider_cdc.core.table_properties import RETENTION as KEPT
 from airflow_provider_cdc.exceptions import NotReadyError, TerminalError
 from airflow_provider_cdc.sinks.delta.sink import DeltaSink
 from airflow_provider_cdc.sinks.protocol import Fence
@@ -82,13 +83,24 @@ def test_a_property_with_two_values() -> None:
         found.of("shop", "t")
 
 
+def test_how_long_files_stay_is_said_for_a_feed() -> None:
+    """By default as long as versions stay in the log; elsewhere nothing would go by it."""
+    asked = TableProperties.parse({FEED: {"true": ["shop.t"], "false": ["shop.u"]}})
+    assert asked.of("shop", "t") == {FEED: "true", KEPT: "interval 1 days"}
+    assert asked.of("shop", "u") == {FEED: "false"} and asked.of("crm", "t") == {}
+    longer = TableProperties.parse({FEED: {True: ["shop.t"]}, KEPT: "interval 9 days"})
+    assert longer.of("shop", "t") == {FEED: "true", KEPT: "interval 9 days"}
+    with pytest.raises(NotReadyError, match="is set for table shop.u, which has no change data feed.*kept for an hour"):
+        longer.of("shop", "u")
+
+
 @pytest.mark.parametrize(
     ("name", "value", "why"),
     [
         ("delta.enableDeletionVectors", "true", "cannot be set: sink.merge decides it"),
-        ("delta.deletedFileRetentionDuration", "interval 1 days", "old files are kept for an hour"),
+        ("delta.deletedFileRetentionDuration", "1 day", "It must be an interval"),
         ("delta.checkpointInterval", 10, "a checkpoint is written every 100 commits"),
-        ("delta.enableChangeDataFeed", True, "is not supported yet"),
+        ("delta.enableChangeDataFeed", "yes", "It must be true or false"),
         ("delta.columnMapping.mode", "name", "is not a property that this version understands"),
         ("Delta.appendOnly", "true", "is not a property that this version understands"),
         ("airflow-cdc.deletes", "soft", "is not a property that this version understands"),
