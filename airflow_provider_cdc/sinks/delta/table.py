@@ -314,6 +314,7 @@ class DeltaTarget(Slices):
 
     def ahead(self) -> ReadAhead:
         """See :class:`~airflow_provider_cdc.sinks.protocol.Foresighted`."""
+        self._forget_revived()  # or what is read ahead would be forgotten with the first batch
         return self._key_files.ahead(self._log)
 
     # ------------------------------------------------------------ parts
@@ -333,9 +334,12 @@ class DeltaTarget(Slices):
                 f"{fence.name} stands at {standing} in {self.storage.location()}, this run has {fence.value}",
                 "A newer run has taken over; leave it running and stop this one",
             )
+        self._forget_revived()
+        return decide(self._log)
+
+    def _forget_revived(self) -> None:
         self._index.forget(self._log.revived)
         self._log.revived.clear()
-        return decide(self._log)
 
     def _commit(self, edit: Edit, markers: Mapping[str, int]) -> bool:
         log, storage = self._log, self.storage

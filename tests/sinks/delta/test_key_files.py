@@ -79,6 +79,8 @@ def test_what_changes_have_hit_is_read_of_a_table_that_has_changed(tmp_path: Pat
     assert target.ahead()(0, go_on) == 0, "memory for what nothing speaks for is not needed"
     assert read == ["snapshot/1/0/1/slice-1.parquet"]
     assert target.ahead()(ROOM, go_on) == 0 and len(read) == 1
+    upsert(target, (15, "newer", 3, "u"))
+    assert read.count("snapshot/1/0/1/slice-1.parquet") == 1 and held(target)[15] == ("newer", 3)
 
 
 def test_there_is_no_room(tmp_path: Path, read: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
