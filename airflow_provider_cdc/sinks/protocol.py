@@ -228,8 +228,11 @@ class Compaction(Protocol):
 class Compactable(Protocol):
     """A table that is compacted while others write to it."""
 
-    def compactions(self) -> Sequence[Compaction]:
-        """What there is to do now."""
+    def compactions(self, *, purge: bool = False) -> Sequence[Compaction]:
+        """What there is to do now.
+
+        :param purge: whether to leave neither dead rows nor small files, whatever it costs.
+        """
 
     def compacted(self, done: Sequence[tuple[Any, Sequence[DataFile]]]) -> bool:
         """Put what compactions have written into the place of what they have read.

@@ -248,11 +248,14 @@ class DeltaTarget(Slices):
         sweep(log)
         checkpoint(log)
 
-    def compactions(self) -> list[Compaction]:
-        """What there is to do so that files are neither many nor small, and dead rows few: each can be run anywhere."""
+    def compactions(self, *, purge: bool = False) -> list[Compaction]:
+        """What there is to do so that files are neither many nor small, and dead rows few: each can be run anywhere.
+
+        :param purge: whether to leave neither dead rows nor small files.
+        """
         self.load()
         self._check()
-        return plan(self._log, self._partitioning, self._keys.stat, vectors=self.options.vectors)
+        return plan(self._log, self._partitioning, self._keys.stat, vectors=self.options.vectors, purge=purge)
 
     def compacted(self, done: Sequence[tuple[Compaction, Sequence[DataFile]]]) -> bool:
         """Put what compactions have written into the place of what they have read.
@@ -271,6 +274,7 @@ class DeltaTarget(Slices):
                 break  # a VACUUM deletes what no version has
             count = _marker(_COMPACTIONS, log.markers.get(_COMPACTIONS, 0) + len(done))
             if log.commit([*written.actions, count], "OPTIMIZE"):
+                checkpoint(log)
                 return True
             log.storage.delete(*written.files)
             _wait(attempt)

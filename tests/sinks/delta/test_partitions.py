@@ -304,7 +304,7 @@ def test_a_key_moves_to_another_partition(tmp_path: Path, vectors: bool, how: st
 @pytest.mark.parametrize("seed", range(3))
 def test_keys_move_at_random(tmp_path: Path, vectors: bool, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slices, pieces, merges and compactions, by objects that come and go."""
-    monkeypatch.setattr(compaction, "SMALLS", 2)
+    monkeypatch.setattr(compaction, "FANOUT", 2)
     monkeypatch.setattr(compaction, "FEWEST", 2)
     chance = random.Random(seed)
     expected: dict[int, tuple[Any, ...]] = {}
@@ -390,7 +390,7 @@ def test_what_a_piece_has_left(tmp_path: Path) -> None:
 
 def test_rows_of_escaped_partitions_die_for_all_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Polars does not find the vectors of such files, so these are written anew; the others are not."""
-    monkeypatch.setattr(compaction, "SMALLS", 2)
+    monkeypatch.setattr(compaction, "FANOUT", 2)
     monkeypatch.setattr(compaction, "FEWEST", 2)
     sink = sink_at(tmp_path, (("country", None),))
     target = made(sink)
@@ -634,7 +634,7 @@ def test_files_stay_few_whatever_the_number_of_partitions() -> None:
 
 def test_compacted_files_stay_in_their_partition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that move meanwhile are dead in the new file."""
-    monkeypatch.setattr(compaction, "SMALLS", 2)
+    monkeypatch.setattr(compaction, "FANOUT", 2)
     monkeypatch.setattr(compaction, "FEWEST", 2)
     target = made(sink_at(tmp_path))
     for n in range(0, 6, 2):

@@ -43,7 +43,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, DeltaTarget]:
     """Tables that have lived: vectors, tombstones, a checkpoint and commits after it, files that were compacted."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(upkeep, "_EVERY", 5)
-        patched.setattr(compaction, "SMALLS", 3)
+        patched.setattr(compaction, "FANOUT", 3)
         patched.setattr(compaction, "SMALL", 20_000)  # bytes: the files of the batches, not those of the snapshot
         patched.setattr(compaction, "DEAD", 0.9)
         return {merge: lived(tmp_path_factory.mktemp("t"), vectors=merge == MERGES[0]) for merge in MERGES}
