@@ -94,7 +94,7 @@ def test_a_row_is_written_again_a_few_times(batch: int) -> None:
 
 
 def test_files_with_dead_rows_are_written_anew() -> None:
-    assert groups([file("a", 50 * MB, 20), file("b", 50 * MB, 21)]) == [["b"]]
+    assert groups([file("a", 50 * MB, 15), file("b", 50 * MB, 16)]) == [["b"]]
 
 
 def test_a_small_file_with_dead_rows_waits_for_others() -> None:

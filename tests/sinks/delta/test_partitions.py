@@ -612,15 +612,17 @@ MB = 1 << 20
 
 
 def test_only_files_of_one_partition_are_put_together() -> None:
-    listed = [file(f"{p}{n}", p, MB) for n in range(32) for p in ("a", "b")]
-    assert groups(listed) == [[f"a{n}" for n in range(32)], [f"b{n}" for n in range(32)]]
+    listed = [file(f"{p}{n}", p, MB) for n in range(8) for p in ("a", "b")]
+    assert groups(listed) == [[f"a{n}" for n in range(8)], [f"b{n}" for n in range(8)]]
     assert groups(listed[:-2]) == []
     assert groups([file("a", "a", 50 * MB, 30), file("b", None, 50 * MB, 10)]) == [["a"]]
 
 
 def test_files_stay_few_whatever_the_number_of_partitions() -> None:
-    """Small ones: about 400 in all, or four a partition; and above 400 in all, one beside the large one."""
-    for parts, most in ((10, 20), (50, 4), (1000, 4)):
+    """Of each tier fewer than eight, or than four in each of many partitions; and above 400 in all, one beside the large
+    one.
+    """
+    for parts, most in ((10, 8), (40, 5), (50, 4), (1000, 4)):
         listed = [file(f"{p}-{n}", str(p), MB) for p in range(parts) for n in range(most)]
         found = groups(listed)
         assert len(found) == parts and all(len(group) == most for group in found), parts
