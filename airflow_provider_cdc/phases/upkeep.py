@@ -34,13 +34,14 @@ def compact(table: SinkTable, run: Runner, over: Callable[[], bool] = lambda: Fa
     """
     count = 0
     while isinstance(table, Compactable) and not over() and (work := table.compactions(purge=purge)):
+        if not purge:  # what is small comes first, and beside a stream there is more of it by then
+            work = work[:_TOGETHER]
         stood, purge = 0, False  # rows go on dying beside a stream: that has no end
         for at in range(0, len(work), _TOGETHER):
             if over():
                 return count
             portion = work[at : at + _TOGETHER]
-            if table.compacted(list(zip(portion, run(portion), strict=True))):
-                stood += len(portion)
+            stood += table.compacted(list(zip(portion, run(portion), strict=True)))
         count += stood
         if not stood:
             break  # others are writing the same files anew

@@ -41,9 +41,9 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compaction, "FANOUT", 3)
 
 
-def change(cli: Cli, server: MySQLServer, database: str, times: int) -> None:
+def change(cli: Cli, server: MySQLServer, database: str, times: int, first: int = 0) -> None:
     """So many batches, each with files of its own."""
-    for n in range(times):
+    for n in range(first, first + times):
         server.session(
             database,
             f"UPDATE a SET v = v + 1 WHERE id < 60 AND id % 7 = {n % 7}",
@@ -157,7 +157,7 @@ def test_a_purge_beside_a_stream_has_an_end(cli: Cli, mysql_server: MySQLServer,
         rounds.append(len(work))
         assert len(rounds) < 5
         done = [c.run() for c in work]
-        change(cli, mysql_server, database, 1)
+        change(cli, mysql_server, database, 1, 100)
         return done
 
     assert compact(table, beside, purge=True) == 1 and rounds == [1]
@@ -182,7 +182,7 @@ def test_maintain(cli: Cli, mysql_server: MySQLServer, database: str) -> None:
     assert f"{database}.a: 1 compaction\n" in found.err and f"{database}.b: 1 compaction\n" in found.err
     assert [len(table.load().files) for table in tables(cli)] == [1, 1]
     assert equal(cli)
-    change(cli, mysql_server, database, 1)
+    change(cli, mysql_server, database, 1, 100)
     assert cli.run("maintain", "--purge").code == 0
     assert [[file.dead for file in table.load().files.values()] for table in tables(cli)] == [[0], [0]]
     assert equal(cli)

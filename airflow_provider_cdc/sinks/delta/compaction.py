@@ -171,30 +171,25 @@ def _bins(files: Sequence[LiveFile], large: int) -> Iterator[list[LiveFile]]:
 
 def committed(
     log: Log, done: Sequence[tuple[Compaction, Sequence[DataFile]]], key: str | None, *, change: bool = False
-) -> Written | None:
+) -> tuple[Written, int]:
     """What is to be committed for compactions that have run, on a version of the table.
 
-    :returns: ``None`` if a file that was read is not there any more, or must not be put in its place.
+    Each stands by itself: if a file that was read is not there any more, or what was written must not be put in its
+    place, that is spare.
+
+    :returns: this, and how many of them stand then.
     """
-    found, late = Written(), dict[str, BitMap]()
+    found, late, stood, gone = Written(), dict[str, BitMap](), 0, set[str]()
     for compaction, files in done:
-        start, dead = 0, BitMap()
-        for path, before in compaction.sources:
-            if path not in log.files:
-                return None
-            old = log.files[path]
-            gone, now = BitMap.deserialize(before), log.dead(old)
-            if not gone.issubset(now):
-                return None  # rows came back: somebody has restored an older version
-            count = rows_of(log.storage, old)
-            fresh = np.asarray((now - gone).to_array(), np.int64)
-            dead |= BitMap((start + fresh - np.searchsorted(np.asarray(gone.to_array(), np.int64), fresh)).astype("u4"))
-            start += count - len(gone)
-            found.actions.append(old.removed(change=change))
+        dead = None if gone & {path for path, _ in compaction.sources} else _died_since(log, compaction)
+        if dead is None or any(dead and not takes_vectors(file.path) for file in files):
+            found.spare += [file.path for file in files if file.path not in log.files]  # it may stand already
+            continue
+        stood += 1
+        gone |= {path for path, _ in compaction.sources}
+        found.actions += [log.files[path].removed(change=change) for path, _ in compaction.sources]
         for file in files:
             if len(dead) < file.rows:
-                if dead and not takes_vectors(file.path):
-                    return None  # it is done again, some day, on what is there then
                 if dead:
                     late[file.path] = dead
                 found.actions.append({"file": file})
@@ -206,4 +201,20 @@ def committed(
         added(a["file"], key, vectors.get(a["file"].path), change=change) if "file" in a else a for a in found.actions
     ]
     found.vectors = late
-    return found
+    return found, stood
+
+
+def _died_since(log: Log, compaction: Compaction) -> BitMap | None:
+    """Rows of what a compaction has written that are dead by now; ``None`` if it is void."""
+    start, dead = 0, BitMap()
+    for path, before in compaction.sources:
+        if path not in log.files:
+            return None
+        old = log.files[path]
+        gone, now = BitMap.deserialize(before), log.dead(old)
+        if not gone.issubset(now):
+            return None  # rows came back: somebody has restored an older version
+        fresh = np.asarray((now - gone).to_array(), np.int64)
+        dead |= BitMap((start + fresh - np.searchsorted(np.asarray(gone.to_array(), np.int64), fresh)).astype("u4"))
+        start += rows_of(log.storage, old) - len(gone)
+    return dead

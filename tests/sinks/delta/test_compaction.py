@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 from pyroaring import BitMap
 
 from airflow_provider_cdc.sinks.delta import compaction as module
-from airflow_provider_cdc.sinks.delta.compaction import chosen
+from airflow_provider_cdc.sinks.delta.compaction import Compaction, chosen
 from airflow_provider_cdc.sinks.delta.definition import Options
 from airflow_provider_cdc.sinks.delta.live_file import LiveFile
 from airflow_provider_cdc.sinks.delta.table import DeltaTarget
@@ -175,6 +175,37 @@ def test_a_file_that_is_gone_makes_it_void(soon: None, tmp_path: Path) -> None:
     assert not other.compacted([(work, written)])
     assert held(opened(tmp_path)) == {2: ("a", 3)}
     assert not (folder_of(target) / written[0].path).exists(), "nobody would delete it for two days"
+
+
+def test_of_several_those_stand_whose_files_are_there(soon: None, tmp_path: Path) -> None:
+    """Files all of whose rows are changed again and again go at any moment: the others do not wait for them."""
+    target, other = made(tmp_path), opened(tmp_path)
+    for n in range(2):
+        upsert(target, (n, "a", n + 1, "c"), (10 + n, "a", n + 1, "c"))
+    [first] = other.compactions()
+    for n in range(2):
+        upsert(target, (n + 20, "a", n + 3, "c"))
+    paths = {path for path, _ in first.sources}
+    [both] = other.compactions()
+    second = Compaction(both.storage, both.partitioning, tuple((p, d) for p, d in both.sources if p not in paths), "id")
+    done = [(c, c.run()) for c in (first, second)]
+    upsert(target, (0, "b", 9, "u"), (10, "b", 9, "u"))
+    expected = held(target)
+    assert other.compacted(done) == 1
+    assert held(target) == held(opened(tmp_path)) == expected
+    live = other.load().files
+    assert [file.path in live for _, [file] in done] == [False, True]
+    assert not (folder_of(target) / done[0][1][0].path).exists()
+    assert other.load().markers["airflow-cdc/compactions"] == 1
+
+
+def test_two_of_one_file_do_not_both_stand(soon: None, tmp_path: Path) -> None:
+    target = made(tmp_path)
+    for n in range(2):
+        upsert(target, (n, "a", n + 1, "c"))
+    [work] = target.compactions()
+    assert target.compacted([(work, work.run()), (work, work.run())]) == 1
+    assert held(opened(tmp_path)) == {0: ("a", 1), 1: ("a", 2)} and len(target.to_arrow()) == 2
 
 
 def test_of_two_the_first_counts(soon: None, tmp_path: Path) -> None:

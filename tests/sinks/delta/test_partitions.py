@@ -619,9 +619,7 @@ def test_only_files_of_one_partition_are_put_together() -> None:
 
 
 def test_files_stay_few_whatever_the_number_of_partitions() -> None:
-    """Of each tier fewer than eight, or than four in each of many partitions; and above 400 in all, one beside the large
-    one.
-    """
+    """Of a tier fewer than eight, or than four if partitions are many; above 400 in all, one beside the large one."""
     for parts, most in ((10, 8), (40, 5), (50, 4), (1000, 4)):
         listed = [file(f"{p}-{n}", str(p), MB) for p in range(parts) for n in range(most)]
         found = groups(listed)
