@@ -212,8 +212,11 @@ def line(name: str, size: int, changes: int, took: list[float]) -> float:
     return middle
 
 
-def told(size: int, count: int, found: Ours, target: DeltaTarget) -> str:
-    """What else there is to say of batches of this project."""
+def told(size: int, count: int, found: Ours, joined: float, target: DeltaTarget) -> str:
+    """What else there is to say of batches of this project.
+
+    :param joined: seconds that it took to put the files of the snapshot together, before the first batch.
+    """
     log = target.load()
     dead, written = sum(f.dead for f in log.files.values()), found.compacted / found.changed
     return (
@@ -221,7 +224,8 @@ def told(size: int, count: int, found: Ours, target: DeltaTarget) -> str:
         f"compaction, {found.cpu / count * 1000:.0f} ms of processor time. The first batch took {found.first:.1f} s, "
         f"as it made the index; memory grew by {found.grown >> 20} MiB at its peak. The index ends with "
         f"{found.index[0] >> 20} MiB in memory and {found.index[1] >> 20} MiB on disk. Compaction wrote {written:.1f} "
-        f"times the bytes of the changes; {len(log.files)} files, {dead / (size + dead):.0%} of the rows dead"
+        f"times the bytes of the changes; {len(log.files)} files, {dead / (size + dead):.0%} of the rows dead. "
+        f"To put the files of the snapshot together had taken {joined:.0f} s before"
     )
 
 
@@ -243,10 +247,13 @@ def main() -> None:
             if "own" in arms:
                 made(folder, size, vectors=True)
                 fresh = linked(folder, "fresh")
+                began = time.monotonic()
+                compact(opened(folder, vectors=True), run_in_threads)
+                joined = time.monotonic() - began
                 found = ours(folder, size, 5000, count, vectors=True)
                 middle = line("this project", size, 5000, found.took)
                 costs[size] = middle, (sum(found.took) + found.beside) / count, found.cpu / count
-                more.append(told(size, count, found, opened(folder, vectors=True)))
+                more.append(told(size, count, found, joined, opened(folder, vectors=True)))
                 scans += scanned(folder, fresh, size, readers)
                 line("this project", size, 100_000, ours(folder, size, 100_000, 10, vectors=True).took)
                 for path in Path(work).iterdir():

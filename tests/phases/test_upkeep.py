@@ -71,9 +71,9 @@ def test_a_stream_compacts_beside_its_work(
     stood: list[int] = []
     done = DeltaTarget.compacted
 
-    def compacted(table: DeltaTarget, work: Sequence[Any]) -> bool:
+    def compacted(table: DeltaTarget, work: Sequence[Any]) -> int:
         found = done(table, work)
-        stood.append(len(work) if found else 0)
+        stood.append(found)
         return found
 
     monkeypatch.setattr(DeltaTarget, "compacted", compacted)
