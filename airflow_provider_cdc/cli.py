@@ -127,12 +127,13 @@ def run(path: str, catch_up: bool) -> None:
 @cli.command()
 @_FILE
 @_JSON
-def maintain(path: str, as_json: bool) -> None:
+@click.option("--purge", is_flag=True, help="Write all files anew that have dead rows, and join all small ones.")
+def maintain(path: str, as_json: bool, purge: bool) -> None:
     """Compact the sink's tables and delete old files; a stream may run."""
     from airflow_provider_cdc.driver import kept_up
 
     with _context(path, quiet=as_json) as context:
-        found = kept_up(context)
+        found = kept_up(context, purge=purge)
         if as_json:
             click.echo(json.dumps(found, indent=2))
 

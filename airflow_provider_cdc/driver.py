@@ -58,6 +58,7 @@ class Request:
     :param result: file that is written at the end: ``{"outcome": ...}`` or ``{"error": {kind, message, remedy}}``.
     :param group: number of the chunk group to read; ``None`` for the stream.
     :param maintain: compact and tidy the sink's tables, and nothing else.
+    :param purge: with ``maintain``, leave neither dead rows nor small files.
     :param holder: who reads the group, for people.
     :param task: identity of the task that wants the group, and ``task_request`` the number of its request: see
         :class:`~airflow_provider_cdc.phases.groups.TaskRequest`.
@@ -71,6 +72,7 @@ class Request:
     result: str = ""
     group: int | None = None
     maintain: bool = False
+    purge: bool = False
     holder: str = ""
     task: str = ""
     task_request: int = 0
@@ -149,7 +151,7 @@ def main() -> int:
 
 def _outcome(context: Context, request: Request) -> dict[str, Any]:
     if request.maintain:
-        return kept_up(context)
+        return kept_up(context, purge=request.purge)
     return _stream(context, request) if request.group is None else _group(context, request)
 
 
@@ -229,7 +231,7 @@ def _when_needed(context: Context, session: list[SparkSession]) -> Runner:
     return run
 
 
-def kept_up(context: Context) -> dict[str, Any]:
+def kept_up(context: Context, *, purge: bool = False) -> dict[str, Any]:
     """Compact and tidy the sink's tables; Spark is started only if there is something to compact."""
     from airflow_provider_cdc.phases.upkeep import maintain
 
@@ -243,7 +245,7 @@ def kept_up(context: Context) -> dict[str, Any]:
         return run_compactions(session[0])(work)
 
     try:
-        return maintain(context, run)
+        return maintain(context, run, purge=purge)
     finally:
         for spark in session:
             spark.stop()

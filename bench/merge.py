@@ -1,112 +1,77 @@
-"""Merging batches of random changes into tables of several sizes: this project, delta-rs and Spark, in one run.
+"""Merging batches of random changes into tables of several sizes: this project, delta-rs and Spark, in one run; and
+what it costs to read the table after that.
 
 A batch of this project is what a running stream does with it: its rows are written as a file, as a task of Spark does,
-then keys are looked up, vectors written and the version committed; compaction and upkeep go on in a thread beside it.
-MERGE of delta-rs and of Spark gets the same rows as a table in memory or a file. No server takes part.
+then keys are looked up, vectors written and the version committed; compaction goes on in a thread beside it. MERGE of
+delta-rs and of Spark gets the same rows as a table in memory or a file. No server takes part.
 
-    make bench-merge    CDC_BENCH_SIZES=n,n,... rows (1000000,50000000), CDC_BENCH_BATCHES=n of this project (1000)
+    make bench-merge    CDC_BENCH_SIZES=n,n,... rows (1000000,50000000), CDC_BENCH_BATCHES=n of this project (1000),
+                        CDC_BENCH_ARMS=own,rivals (both): rivals merge a few batches into tables of up to 10,000,000
+                        rows; CDC_BENCH_READERS=delta-rs,polars,duckdb,spark (the first three)
+
+Old files are kept for seconds here, not for an hour: the disk takes about three times the size of the largest table.
 """
 
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from deltalake import DeltaTable, WriterProperties
+from pyroaring import BitMap
 
 from airflow_provider_cdc.core.schema import OP, SEQ, TS
 from airflow_provider_cdc.jobs.compactions import run_in_threads
 from airflow_provider_cdc.phases.upkeep import compact
-from airflow_provider_cdc.sinks.delta.definition import Options
+from airflow_provider_cdc.sinks.delta.edit import Edit
 from airflow_provider_cdc.sinks.delta.merge import placed
 from airflow_provider_cdc.sinks.delta.table import DeltaTarget
-from airflow_provider_cdc.sinks.files import described, write_file
-from airflow_provider_cdc.sinks.protocol import Fence, Published, Upserted
+from airflow_provider_cdc.sinks.delta.upkeep import sweep
+from airflow_provider_cdc.sinks.files import DataFile, described, write_file
+from airflow_provider_cdc.sinks.protocol import Compaction, Upserted
 from airflow_provider_cdc.sinks.storage import LocalStorage
+from bench.merge_scan import READERS, readings
+from bench.merge_tables import FENCE, SCHEMA, batches, made, opened
 from bench.snapshot import machine
 
-_TEXTS = 5
-SCHEMA = pa.schema(
-    [
-        ("id", pa.int64()),
-        *((f"n{i}", pa.int32()) for i in range(8)),
-        *((f"t{i}", pa.string()) for i in range(_TEXTS)),
-        ("amount", pa.decimal128(12, 2)),
-        (SEQ, pa.int64()),
-        (OP, pa.string()),
-        (TS, pa.timestamp("us", tz="UTC")),
-    ]
-)
-_FENCE = Fence("cdc/bench/epoch", 1)
-_SLICE = 130_000  # rows of a file of the snapshot
-_PORTION = 1_000_000
-_WORDS = np.array([f"word number {n}" for n in range(5000)])
-
-
-def rows(keys: Any, seq: int, chance: np.random.Generator) -> pa.Table:
-    """Rows with 18 columns for keys."""
-    count = len(keys)
-    words = pa.array(_WORDS)
-    columns: list[Any] = [pa.array(keys, pa.int64())]
-    columns += [pa.array(chance.integers(0, 1 << 20, count), pa.int32()) for _ in range(8)]
-    columns += [words.take(pa.array(chance.integers(0, len(_WORDS), count))) for _ in range(_TEXTS)]
-    columns += [pa.array(chance.integers(0, 10**9, count)).cast(pa.decimal128(19, 0)).cast(pa.decimal128(21, 2))]
-    columns[-1] = columns[-1].cast(pa.decimal128(12, 2))
-    columns += [
-        pa.array(np.full(count, seq)),
-        pa.array(["u"] * count),
-        pa.array(np.full(count, seq), SCHEMA.field(TS).type),
-    ]
-    return pa.Table.from_arrays(columns, schema=SCHEMA)
-
-
-def opened(folder: Path, *, vectors: bool) -> DeltaTarget:
-    return DeltaTarget(LocalStorage(folder), SCHEMA, ["id"], "id", Options(vectors))
-
-
-def made(folder: Path, size: int, *, vectors: bool) -> DeltaTarget:
-    """A table with so many rows, as a snapshot leaves it."""
-    target, chance = opened(folder, vectors=vectors), np.random.default_rng(1)
-    target.create("bench")
-    files = []
-    for start in range(0, size, _PORTION):
-        portion = rows(np.arange(start, min(start + _PORTION, size)), 1, chance)
-        for at in range(0, portion.num_rows, _SLICE):
-            name = f"snapshot/1/0/1/slice-{start + at}.parquet"
-            files.append(write_file(target.storage, name, SCHEMA, [portion.slice(at, _SLICE)], "id"))
-    target.commit(lambda _: Published(files), {}, _FENCE)
-    return target
-
-
-def batches(size: int, changes: int, count: int) -> Iterator[tuple[int, pa.Table]]:
-    """Batches of updates of random keys, each with its seq."""
-    chance = np.random.default_rng(2)
-    for seq in range(2, count + 2):
-        yield seq, rows(chance.choice(size, changes, replace=False), seq, chance)
+_RIVALS_ROWS = 10_000_000
+_ROUNDS = 3
+#: Seconds between two looks of the compaction and two times that old files are deleted, and hours for which they stay.
+_LOOK, _SWEEP, _KEEP_HOURS = 0.5, 10.0, 15 / 3600
 
 
 class Beside:
-    """Compaction and upkeep of a table in a thread, as a stream has it."""
+    """Compaction of a table in a thread, as a stream has it."""
 
     def __init__(self, target: DeltaTarget) -> None:
-        self._target, self._over, self.seconds, self.count = target, threading.Event(), 0.0, 0
+        self._target, self._over = target, threading.Event()
+        self.seconds, self.count, self.bytes = 0.0, 0, 0
         self._thread = threading.Thread(target=self._go)
 
     def _go(self) -> None:
-        while not self._over.wait(0.5):
+        swept = time.monotonic()
+        while not self._over.wait(_LOOK):
             began = time.monotonic()
-            self.count += compact(self._target, run_in_threads, self._over.is_set)
-            self._target.tidy()
+            self.count += compact(self._target, self._run, self._over.is_set)
             self.seconds += time.monotonic() - began
+            if time.monotonic() - swept > _SWEEP:
+                sweep(self._target.load(), _KEEP_HOURS)
+                swept = time.monotonic()
+
+    def _run(self, work: Sequence[Compaction]) -> Sequence[Sequence[DataFile]]:
+        done = run_in_threads(work)
+        self.bytes += sum(file.size for files in done for file in files)
+        return done
 
     def __enter__(self) -> Beside:
         self._thread.start()
@@ -117,26 +82,61 @@ class Beside:
         self._thread.join()
 
 
-def applied(target: DeltaTarget, change: Upserted, marker: int) -> bool:
-    """Commit a batch."""
-    return target.commit(lambda _: change, {"cdc/bench/stream": marker}, _FENCE)
+@dataclass
+class Ours:
+    """What batches of this project took.
+
+    :param took: seconds of each batch but the first one.
+    :param first: seconds of the first one, which makes the index, and ``grown`` bytes by which it made the peak of the
+        process's memory grow.
+    :param index: bytes of the index of keys at the end, in memory and on disk.
+    :param beside: seconds of compaction.
+    :param cpu: processor time of all batches but the first, and of compaction.
+    :param compacted: bytes that compaction wrote, ``changed`` those of the changes.
+    """
+
+    took: list[float] = field(default_factory=list)
+    first: float = 0.0
+    grown: int = 0
+    index: tuple[int, int] = (0, 0)
+    beside: float = 0.0
+    cpu: float = 0.0
+    compacted: int = 0
+    changed: int = 0
 
 
-def ours(folder: Path, size: int, changes: int, count: int, *, vectors: bool) -> tuple[list[float], float]:
-    """Seconds of each batch, the first one (which makes the index) left out, and of what went on beside them."""
-    target, took = opened(folder, vectors=vectors), []
+def ours(folder: Path, size: int, changes: int, count: int, *, vectors: bool) -> Ours:
+    """Batches of this project, the first one (which makes the index) apart."""
+    target, found = opened(folder, vectors=vectors), Ours()
     columns = ["id", SEQ, OP, TS]
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with Beside(opened(folder, vectors=vectors)) as beside:
         first = target.load().version * 10
+        used, made_in = time.process_time(), time.thread_time()
         for seq, changed in batches(size, changes, count + 1):
+            used += time.thread_time() - made_in  # that of making the batch
             began = time.monotonic()
             name = f"changes/epoch-1/{first + seq}-{changes}.parquet"
             newer = changed.set_column(SCHEMA.get_field_index(SEQ), SEQ, pa.array(np.full(len(changed), first + seq)))
             write_file(target.storage, name, SCHEMA, [newer], "id")
             file, keys = described(target.storage, name, SCHEMA, columns, "id")
-            assert applied(target, Upserted(placed(keys, [file])), first + seq)
-            took.append(time.monotonic() - began)
-    return took[1:], beside.seconds
+            change = Upserted(placed(keys, [file]))
+            assert target.commit(lambda _, change=change: change, {"cdc/bench/stream": first + seq}, FENCE)  # type: ignore[misc]
+            found.took.append(time.monotonic() - began)
+            found.changed += file.size
+            if len(found.took) == 1:
+                found.grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak) << 10
+                used = time.process_time()
+            made_in = time.thread_time()
+    found.cpu = time.process_time() - used
+    found.first, found.index = found.took.pop(0), target.index
+    found.beside, found.compacted = beside.seconds, beside.bytes
+    return found
+
+
+def copies(folder: Path, size: int, changes: int, count: int) -> list[float]:
+    """This project, merging by copies."""
+    return ours(folder, size, changes, count, vectors=False).took
 
 
 def delta_rs(folder: Path, size: int, changes: int, count: int) -> list[float]:
@@ -170,61 +170,110 @@ def spark(folder: Path, size: int, changes: int, count: int) -> list[float]:
     return took[1:]
 
 
-def scan(folder: Path) -> float:
-    """Seconds to read all columns of a table, the median of 3."""
+#: Name, arm, whether into a table with vectors, and how many batches.
+RIVALS: list[tuple[str, Callable[[Path, int, int, int], list[float]], bool, int]] = [
+    ("this project, `copy_on_write`", copies, False, 5),
+    ("delta-rs `MERGE`", delta_rs, False, 5),
+    ("Spark `MERGE`, deletion vectors", spark, True, 3),
+]
 
-    def once() -> float:
-        began = time.monotonic()
-        total = 0
-        for batch in DeltaTable(folder).scan():
-            total += batch.num_rows
-        return time.monotonic() - began
 
-    once()
-    return statistics.median(once() for _ in range(3))
+def linked(folder: Path, name: str) -> Path:
+    """The table as it stands, in another folder: no file of it ever changes."""
+    return Path(shutil.copytree(folder, folder.with_name(name), copy_function=os.link))
+
+
+def scanned(folder: Path, fresh: Path, size: int, readers: Sequence[str]) -> list[str]:
+    """What it takes to read a table after the batches, and after a purge, as lines: one for each reader.
+
+    And the fresh one with one dead row in each file: that is the price of a reader's own way to apply vectors.
+    """
+    steady, one = linked(folder, "steady"), linked(fresh, "one")
+    compact(opened(folder, vectors=True), run_in_threads, purge=True)
+    target = opened(one, vectors=True)
+    dead = {path: BitMap([0]) for path in target.load().files}
+    target.transact(lambda _: Edit(dead=dead), {}, FENCE)
+    tables = {fresh: size, one: size - len(dead), steady: size, folder: size}
+    lines = []
+    for reader in readers:
+        base, *others = readings(reader, tables, _ROUNDS)
+        # Spark reads in another process, whose processor time is not known here.
+        cpu = [f" ({other.cpu / base.cpu:.2f})" if reader != "spark" else "" for other in others]
+        shares = " | ".join(f"{other.wall / base.wall:.2f}{more}" for other, more in zip(others, cpu, strict=True))
+        lines.append(f"| {reader} | {size:,} | {base.wall:.2f} | {shares} |")
+    return lines
 
 
 def line(name: str, size: int, changes: int, took: list[float]) -> float:
+    """Print what batches took, and return the median."""
     middle = statistics.median(took)
     high = sorted(took)[max(0, round(0.95 * len(took)) - 1)]
     print(f"| {name} | {size:,} | {changes:,} | {len(took)} | {middle * 1000:,.0f} | {high * 1000:,.0f} |", flush=True)
     return middle
 
 
+def told(size: int, count: int, found: Ours, joined: float, target: DeltaTarget) -> str:
+    """What else there is to say of batches of this project.
+
+    :param joined: seconds that it took to put the files of the snapshot together, before the first batch.
+    """
+    log = target.load()
+    dead, written = sum(f.dead for f in log.files.values()), found.compacted / found.changed
+    return (
+        f"{size:,} rows, {count} batches: {(sum(found.took) + found.beside) / count * 1000:.0f} ms a batch with "
+        f"compaction, {found.cpu / count * 1000:.0f} ms of processor time. The first batch took {found.first:.1f} s, "
+        f"as it made the index; memory grew by {found.grown >> 20} MiB at its peak. The index ends with "
+        f"{found.index[0] >> 20} MiB in memory and {found.index[1] >> 20} MiB on disk. Compaction wrote {written:.1f} "
+        f"times the bytes of the changes; {len(log.files)} files, {dead / (size + dead):.0%} of the rows dead. "
+        f"To put the files of the snapshot together had taken {joined:.0f} s before"
+    )
+
+
 def main() -> None:
     sizes = [int(size) for size in os.environ.get("CDC_BENCH_SIZES", "1000000,50000000").split(",")]
     count = int(os.environ.get("CDC_BENCH_BATCHES", "1000"))
+    arms = os.environ.get("CDC_BENCH_ARMS", "own,rivals").split(",")
+    readers = os.environ.get("CDC_BENCH_READERS", "delta-rs,polars,duckdb").split(",")
+    if wrong := ({*arms} - {"own", "rivals"}) | ({*readers} - {*READERS}):
+        raise SystemExit(f"there is no {', '.join(sorted(wrong))}: see the head of bench/merge.py")
     print(f"Updates of random keys in tables of 18 columns; {count} batches of this project\n")
     print("| | rows of the table | changes of a batch | batches | median ms | p95 ms |\n|---|--:|--:|--:|--:|--:|")
-    rivals: list[tuple[str, Callable[[Path, int, int, int], list[float]], bool, int]] = [
-        ("this project, `copy_on_write`", lambda f, s, n, c: ours(f, s, n, c, vectors=False)[0], False, 5),
-        ("delta-rs `MERGE`", delta_rs, False, 5),
-        ("Spark `MERGE`, deletion vectors", spark, True, 3),
-    ]
+    more: list[str] = []
     scans: list[str] = []
-    middles: dict[int, float] = {}
+    costs: dict[int, tuple[float, float, float]] = {}
     for size in sizes:
         with tempfile.TemporaryDirectory(prefix="cdc-bench-") as work:
             folder = Path(work, "t")
-            made(folder, size, vectors=True)
-            fresh = scan(folder)
-            took, beside = ours(folder, size, 5000, count, vectors=True)
-            middles[size] = line("this project", size, 5000, took)
-            compact(opened(folder, vectors=True), run_in_threads)
-            scans.append(
-                f"{size:,} rows, {count} batches: {(sum(took) + beside) / count * 1000:.0f} ms a batch with compaction "
-                f"and upkeep; then reading all rows takes {scan(folder) / fresh:.2f} times as long as when it was fresh"
-            )
-            line("this project", size, 100_000, ours(folder, size, 100_000, 10, vectors=True)[0])
-            shutil.rmtree(folder)
-            if size <= 10_000_000:
-                for name, arm, vectors, rounds in rivals:
+            if "own" in arms:
+                made(folder, size, vectors=True)
+                fresh = linked(folder, "fresh")
+                began = time.monotonic()
+                compact(opened(folder, vectors=True), run_in_threads)
+                joined = time.monotonic() - began
+                found = ours(folder, size, 5000, count, vectors=True)
+                middle = line("this project", size, 5000, found.took)
+                costs[size] = middle, (sum(found.took) + found.beside) / count, found.cpu / count
+                more.append(told(size, count, found, joined, opened(folder, vectors=True)))
+                scans += scanned(folder, fresh, size, readers)
+                line("this project", size, 100_000, ours(folder, size, 100_000, 10, vectors=True).took)
+                for path in Path(work).iterdir():
+                    shutil.rmtree(path)
+            if "rivals" in arms and size <= _RIVALS_ROWS:
+                for name, arm, vectors, rounds in RIVALS:
                     made(folder, size, vectors=vectors)
                     line(name, size, 5000, arm(folder, size, 5000, rounds))
                     shutil.rmtree(folder)
-    print("\n" + "\n".join(scans))
-    if len(sizes) > 1:
-        print(f"{sizes[-1]:,} to {sizes[0]:,} rows: {middles[sizes[-1]] / middles[sizes[0]]:.1f} times as long")
+    if scans:
+        print("\nReading all rows by the clock (by processor time), times what the fresh table takes\n")
+        print("| | rows of the table | fresh s | one dead row in each file | after the batches | after a purge |")
+        print("|---|--:|--:|--:|--:|--:|\n" + "\n".join(scans))
+    print("\n" + "\n".join(more))
+    if len(costs) > 1:
+        shares = [many / few for many, few in zip(costs[sizes[-1]], costs[sizes[0]], strict=True)]
+        print(
+            f"{sizes[-1]:,} to {sizes[0]:,} rows: a batch takes {shares[0]:.1f} times as long, {shares[1]:.1f} with "
+            f"compaction, {shares[2]:.1f} in processor time"
+        )
     machine()
 
 

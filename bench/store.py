@@ -31,7 +31,7 @@ from airflow_provider_cdc.sinks.files import described, write_file
 from airflow_provider_cdc.sinks.protocol import Fence, Published, Upserted
 from airflow_provider_cdc.sinks.storage import LocalStorage, Storage
 from airflow_provider_cdc.sinks.traffic import Traffic, counting, text_of
-from bench.merge import SCHEMA, batches, rows
+from bench.merge_tables import SCHEMA, batches, rows
 from bench.snapshot import machine
 from tests.support.object_store import object_storage
 from tests.support.s3 import VERSITYGW, Kind, s3_server, versitygw_at_hand

@@ -183,20 +183,22 @@ class CdcMaintainOperator(PipelineOperator):
     XCom: ``tables``, each with ``table`` and ``compactions``, how many there were.
 
     :param pipeline: as in :class:`CdcPreflightOperator`. (templated)
+    :param purge: whether to write all files anew that have dead rows, and to join all small ones.
     """
 
     operator_extra_links = (SparkUiLink(),)
     ui_color = "#e0f2f1"
 
-    def __init__(self, *, pipeline: PipelineLike, **kwargs: Any) -> None:
+    def __init__(self, *, pipeline: PipelineLike, purge: bool = False, **kwargs: Any) -> None:
         super().__init__(pipeline=pipeline, **kwargs)
+        self.purge = purge
         self._driver: Driver | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Run a driver and relay what it says."""
         with task_errors(self.log):
             found = context_of(self.pipeline, self.log)
-            return _attended(self, request_of(found.pipeline, maintain=True), context)
+            return _attended(self, request_of(found.pipeline, maintain=True, purge=self.purge), context)
 
     def on_kill(self) -> None:
         """End the driver: nothing is lost but its work."""

@@ -26,35 +26,38 @@ _LOOK_SECONDS, _TIDY_SECONDS = 1.0, 600.0
 _END_SECONDS = 60.0
 
 
-def compact(table: SinkTable, run: Runner, over: Callable[[], bool] = lambda: False) -> int:
+def compact(table: SinkTable, run: Runner, over: Callable[[], bool] = lambda: False, *, purge: bool = False) -> int:
     """Compact a table until there is nothing to do.
 
     :param over: whether to leave the rest.
+    :param purge: whether to write anew, once, all files that have dead rows, and to put all small ones together.
     :returns: how many compactions stand.
     """
     count = 0
-    while isinstance(table, Compactable) and not over() and (work := table.compactions()):
-        stood = 0
+    while isinstance(table, Compactable) and not over() and (work := table.compactions(purge=purge)):
+        if not purge:  # what is small comes first, and beside a stream there is more of it by then
+            work = work[:_TOGETHER]
+        stood, purge = 0, False  # rows go on dying beside a stream: that has no end
         for at in range(0, len(work), _TOGETHER):
             if over():
                 return count
             portion = work[at : at + _TOGETHER]
-            if table.compacted(list(zip(portion, run(portion), strict=True))):
-                stood += len(portion)
+            stood += table.compacted(list(zip(portion, run(portion), strict=True)))
         count += stood
         if not stood:
             break  # others are writing the same files anew
     return count
 
 
-def maintain(context: Context, run: Runner) -> dict[str, Any]:
+def maintain(context: Context, run: Runner, *, purge: bool = False) -> dict[str, Any]:
     """Compact and tidy all tables of a pipeline, once; beside a stream, or without one. The source is not asked.
 
+    :param purge: as for :func:`compact`.
     :returns: JSON value: ``tables``, each with ``table`` and ``compactions``.
     """
     plan, found = context.need_plan(), []
     for schema, table in zip(plan.tables, targets(context, plan), strict=True):
-        count = compact(table, run)
+        count = compact(table, run, purge=purge)
         table.tidy()
         context.reporter.line(f"{schema.label}: {count or 'no'} compaction{'' if count == 1 else 's'}")
         found.append({"table": schema.label, "compactions": count})

@@ -228,14 +228,17 @@ class Compaction(Protocol):
 class Compactable(Protocol):
     """A table that is compacted while others write to it."""
 
-    def compactions(self) -> Sequence[Compaction]:
-        """What there is to do now."""
+    def compactions(self, *, purge: bool = False) -> Sequence[Compaction]:
+        """What there is to do now.
 
-    def compacted(self, done: Sequence[tuple[Any, Sequence[DataFile]]]) -> bool:
+        :param purge: whether to leave neither dead rows nor small files, whatever it costs.
+        """
+
+    def compacted(self, done: Sequence[tuple[Any, Sequence[DataFile]]]) -> int:
         """Put what compactions have written into the place of what they have read.
 
         :param done: compactions, and what each has returned.
-        :returns: whether it stands; if not, somebody was faster, and nothing has changed.
+        :returns: how many of them stand; at the others somebody was faster, and they have changed nothing.
         """
 
 

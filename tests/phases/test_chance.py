@@ -213,8 +213,7 @@ class World:
 def world(
     mysql_server: MySQLServer, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> Iterator[World]:
-    monkeypatch.setattr(compaction, "SMALLS", 3)
-    monkeypatch.setattr(compaction, "FEWEST", 2)
+    monkeypatch.setattr(compaction, "FANOUT", 3)
     monkeypatch.setattr(compaction, "DEAD", 0.1)
     monkeypatch.setattr(key_index, "_MERGED", 2)
     chance = random.Random(seed)

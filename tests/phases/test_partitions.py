@@ -78,7 +78,7 @@ def changes(seed: int) -> list[str]:
 
 def test_from_end_to_end(cli: Cli, mysql_server: MySQLServer, database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Equal to the source for each reader, the columns that are not the source's included."""
-    monkeypatch.setattr(compaction, "SMALLS", 2)
+    monkeypatch.setattr(compaction, "FANOUT", 2)
     monkeypatch.setattr(compaction, "FEWEST", 2)
     assert cli.call("check").code == 0
     cli.snapshot()

@@ -38,12 +38,12 @@ def cli(mysql_server: MySQLServer, database: str, tmp_path: Path) -> Iterator[Cl
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compaction, "SMALLS", 3)
+    monkeypatch.setattr(compaction, "FANOUT", 3)
 
 
-def change(cli: Cli, server: MySQLServer, database: str, times: int) -> None:
+def change(cli: Cli, server: MySQLServer, database: str, times: int, first: int = 0) -> None:
     """So many batches, each with files of its own."""
-    for n in range(times):
+    for n in range(first, first + times):
         server.session(
             database,
             f"UPDATE a SET v = v + 1 WHERE id < 60 AND id % 7 = {n % 7}",
@@ -71,9 +71,9 @@ def test_a_stream_compacts_beside_its_work(
     stood: list[int] = []
     done = DeltaTarget.compacted
 
-    def compacted(table: DeltaTarget, work: Sequence[Any]) -> bool:
+    def compacted(table: DeltaTarget, work: Sequence[Any]) -> int:
         found = done(table, work)
-        stood.append(len(work) if found else 0)
+        stood.append(found)
         return found
 
     monkeypatch.setattr(DeltaTarget, "compacted", compacted)
@@ -115,7 +115,7 @@ def test_not_if_the_pipeline_says_so(soon: None, cli: Cli, mysql_server: MySQLSe
 def test_what_fails_is_told_and_the_stream_goes_on(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     monkeypatch.setattr("airflow_provider_cdc.phases.upkeep._LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(DeltaTarget, "compactions", lambda _: 1 / 0)
+    monkeypatch.setattr(DeltaTarget, "compactions", lambda _, **__: 1 / 0)
     upkeep = Upkeep(tables(cli), lambda work: [], told.append)
     with upkeep:
         for _ in range(2):
@@ -146,6 +146,26 @@ def test_others_who_are_always_faster(soon: None, cli: Cli, mysql_server: MySQLS
     assert not table.compactions()
 
 
+def test_a_purge_beside_a_stream_has_an_end(cli: Cli, mysql_server: MySQLServer, database: str) -> None:
+    """All that was dead when it began goes; rows die for as long as the stream goes on."""
+    change(cli, mysql_server, database, 3)
+    table = tables(cli)[0]
+    assert compact(table, lambda work: [c.run() for c in work]) == 0, "there are few files, and they are small"
+    rounds = []
+
+    def beside(work: Sequence[Any]) -> Any:
+        rounds.append(len(work))
+        assert len(rounds) < 5
+        done = [c.run() for c in work]
+        change(cli, mysql_server, database, 1, 100)
+        return done
+
+    assert compact(table, beside, purge=True) == 1 and rounds == [1]
+    assert table.load().files and equal(cli)
+    assert compact(table, lambda work: [c.run() for c in work], purge=True) == 1
+    assert [file.dead for file in table.load().files.values()] == [0] and equal(cli)
+
+
 @pytest.mark.spark
 def test_maintain(cli: Cli, mysql_server: MySQLServer, database: str) -> None:
     """The command, whose compactions are Spark tasks; a table with nothing to do needs no Spark."""
@@ -154,13 +174,17 @@ def test_maintain(cli: Cli, mysql_server: MySQLServer, database: str) -> None:
     assert json.loads(cli.call("maintain", "--json").out) == {
         "tables": [{"table": f"{database}.a", "compactions": 0}, {"table": f"{database}.b", "compactions": 0}]
     }
-    change(cli, mysql_server, database, compaction.SMALLS)
+    change(cli, mysql_server, database, compaction.FANOUT)
     before = [len(table.load().files) for table in tables(cli)]
-    assert min(before) >= compaction.SMALLS
+    assert min(before) >= compaction.FANOUT
     found = cli.run("maintain")
     assert found.code == 0, found.err
     assert f"{database}.a: 1 compaction\n" in found.err and f"{database}.b: 1 compaction\n" in found.err
     assert [len(table.load().files) for table in tables(cli)] == [1, 1]
+    assert equal(cli)
+    change(cli, mysql_server, database, 1, 100)
+    assert cli.run("maintain", "--purge").code == 0
+    assert [[file.dead for file in table.load().files.values()] for table in tables(cli)] == [[0], [0]]
     assert equal(cli)
 
 

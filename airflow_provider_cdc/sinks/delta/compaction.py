@@ -7,7 +7,8 @@ commit looks at the table as it stands: rows that have died since are dead in th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -23,15 +24,14 @@ from airflow_provider_cdc.sinks.delta.vectors import write_vectors
 from airflow_provider_cdc.sinks.files import DataFile, Partition, row_groups, write_file
 from airflow_provider_cdc.sinks.storage import Storage
 
-#: Files below these sizes are put together when there are so many of them.
-SMALL, SMALLS = 4 << 20, 32
-MIDDLE, MIDDLES = 16 << 20, 16
+#: So many files of one tier are put together: the sizes of a tier lie within a factor of eight.
+FANOUT = 8
 #: Of a partition never fewer than these, however many partitions there are.
 FEWEST = 4
-#: The share of dead rows above which a file is written anew.
-DEAD = 0.2
-#: A file that is put together becomes no larger than this, or than the table's share of it.
-_LARGE, _SHARE = 64 << 20, 256
+#: The share of dead rows above which a file is written anew, and the size below which it waits for others instead.
+DEAD, SMALL = 0.15, 2 << 20
+#: A file that is put together becomes no larger than the table's share: between these sizes, whatever that is.
+_LARGE, _SHARE = (16 << 20, 1 << 30), 64
 #: Above so many files some readers hang if they have vectors.
 _MOST = 400
 
@@ -79,10 +79,13 @@ class Compaction:
         return [file] if file.rows else []
 
 
-def plan(log: Log, partitioning: Partitioning, key: str | None, *, vectors: bool) -> list[Compaction]:
+def plan(
+    log: Log, partitioning: Partitioning, key: str | None, *, vectors: bool, purge: bool = False
+) -> list[Compaction]:
     """What is to be compacted now.
 
     :param vectors: whether rows may die by deletion vectors; if not, files that have one are written anew.
+    :param purge: whether to leave neither dead rows nor small files.
     """
     return [
         Compaction(
@@ -92,42 +95,61 @@ def plan(log: Log, partitioning: Partitioning, key: str | None, *, vectors: bool
             key,
             files[0].partition,
         )
-        for files in chosen(list(log.files.values()), lambda f: rows_of(log.storage, f), vectors=vectors)
+        for files in chosen(list(log.files.values()), lambda f: rows_of(log.storage, f), vectors=vectors, purge=purge)
     ]
 
 
-def chosen(files: Sequence[LiveFile], rows: Any, *, vectors: bool = True) -> list[list[LiveFile]]:
+def chosen(files: Sequence[LiveFile], rows: Any, *, vectors: bool = True, purge: bool = False) -> list[list[LiveFile]]:
     """Groups of files that shall become one each.
 
+    A row is written again once for each tier that its file rises, and after that only to be rid of dead ones: once in
+    the time in which so many of its file's rows die.
+
     :param rows: how many rows a file has.
+    :param vectors, purge: as for :func:`plan`.
     """
     parts: dict[Any, list[LiveFile]] = {}
     for file in files:
         parts.setdefault(partition_of(file), []).append(file)
-    total = sum(f.size for f in files)
+    large = _large(sum(f.size for f in files))
     found: list[list[LiveFile]] = []
     for mine in parts.values():
-        small = [f for f in mine if f.size < SMALL]
-        worn = [f for f in mine if f.size >= SMALL and f.dead and (not vectors or f.dead > DEAD * rows(f))]
-        together, large = _together(mine, len(parts)), max(_LARGE, total // _SHARE)
+        together, most = _together(mine, large, 1 if purge else _fanout(len(parts))), large
         if not together and len(files) > _MOST and len(mine) > max(1, _MOST // len(parts)):
-            together, large = _even(mine), max(large, 4 * total // _MOST)
-        if not vectors:
-            together = [*together, *(f for f in small if f.dead and f not in together)]
-        bins = list(_bins(together, large))
+            together, most = _even(mine), 4 * large
+        if purge or not vectors:
+            worn = [f for f in mine if f.dead]
+        else:
+            worn = [f for f in mine if f.size >= SMALL and f.dead > DEAD * rows(f)]
+        bins = list(_bins(together, most))
         taken = {f.path for group in bins for f in group}
         found += [*bins, *([f] for f in worn if f.path not in taken)]
     return found
 
 
-def _together(files: Sequence[LiveFile], parts: int) -> list[LiveFile]:
-    """The small files of a partition, if they are many: the more partitions there are, the fewer that is."""
-    small = [f for f in files if f.size < SMALL]
-    middle = [f for f in files if SMALL <= f.size < MIDDLE]
-    many = [most if parts == 1 else max(FEWEST, min(most, _MOST // 2 // parts)) for most in (SMALLS, MIDDLES)]
-    if len(small) >= many[0]:
-        return [*small, *middle] if len(middle) >= many[1] else small
-    return middle if len(middle) >= many[1] else []
+def _large(total: int) -> int:
+    """The size above which no file of a table is put together with others."""
+    return max(_LARGE[0], min(total // _SHARE, _LARGE[1]), 2 * total // _MOST)
+
+
+def _fanout(parts: int) -> int:
+    """Files of a tier that are too many: the more partitions there are, the fewer that is."""
+    return FANOUT if parts == 1 else max(FEWEST, min(FANOUT, _MOST // 2 // parts))
+
+
+def _together(files: Sequence[LiveFile], large: int, most: int) -> list[LiveFile]:
+    """The files of the highest tier of a partition that has too many, and of all below it, the smallest first.
+
+    Those above half of the largest size are as large as they will be: each is in no tier.
+    """
+    young = sorted((f for f in files if 2 * f.size <= large), key=lambda f: f.size)
+    tiers = Counter(map(_tier, young))
+    full = max((tier for tier, count in tiers.items() if count >= most), default=None)
+    return [] if full is None else [f for f in young if _tier(f) <= full]
+
+
+def _tier(file: LiveFile) -> int:
+    return file.size.bit_length() // 3
 
 
 def _even(files: Sequence[LiveFile]) -> list[LiveFile]:
@@ -138,43 +160,42 @@ def _even(files: Sequence[LiveFile]) -> list[LiveFile]:
     return found
 
 
-def _bins(files: Sequence[LiveFile], large: int) -> Iterable[list[LiveFile]]:
+def _bins(files: Sequence[LiveFile], large: int) -> Iterator[list[LiveFile]]:
+    """Groups of several files that are no larger together: one that is left alone stays as it is."""
     held: list[LiveFile] = []
+    size = 0
     for file in files:
-        if held and sum(f.size for f in held) + file.size > large:
-            yield held
-            held = []
+        if held and size + file.size > large:
+            if len(held) > 1:
+                yield held
+            held, size = [], 0
         held.append(file)
-    if len(held) > 1 or any(f.dead for f in held):
+        size += file.size
+    if len(held) > 1:
         yield held
 
 
 def committed(
     log: Log, done: Sequence[tuple[Compaction, Sequence[DataFile]]], key: str | None, *, change: bool = False
-) -> Written | None:
+) -> tuple[Written, int]:
     """What is to be committed for compactions that have run, on a version of the table.
 
-    :returns: ``None`` if a file that was read is not there any more, or must not be put in its place.
+    Each stands by itself: if a file that was read is not there any more, or what was written must not be put in its
+    place, that is spare.
+
+    :returns: this, and how many of them stand then.
     """
-    found, late = Written(), dict[str, BitMap]()
+    found, late, stood, gone = Written(), dict[str, BitMap](), 0, set[str]()
     for compaction, files in done:
-        start, dead = 0, BitMap()
-        for path, before in compaction.sources:
-            if path not in log.files:
-                return None
-            old = log.files[path]
-            gone, now = BitMap.deserialize(before), log.dead(old)
-            if not gone.issubset(now):
-                return None  # rows came back: somebody has restored an older version
-            count = rows_of(log.storage, old)
-            fresh = np.asarray((now - gone).to_array(), np.int64)
-            dead |= BitMap((start + fresh - np.searchsorted(np.asarray(gone.to_array(), np.int64), fresh)).astype("u4"))
-            start += count - len(gone)
-            found.actions.append(old.removed(change=change))
+        dead = None if gone & {path for path, _ in compaction.sources} else _died_since(log, compaction)
+        if dead is None or any(dead and not takes_vectors(file.path) for file in files):
+            found.spare += [file.path for file in files if file.path not in log.files]  # it may stand already
+            continue
+        stood += 1
+        gone |= {path for path, _ in compaction.sources}
+        found.actions += [log.files[path].removed(change=change) for path, _ in compaction.sources]
         for file in files:
             if len(dead) < file.rows:
-                if dead and not takes_vectors(file.path):
-                    return None  # it is done again, some day, on what is there then
                 if dead:
                     late[file.path] = dead
                 found.actions.append({"file": file})
@@ -186,4 +207,20 @@ def committed(
         added(a["file"], key, vectors.get(a["file"].path), change=change) if "file" in a else a for a in found.actions
     ]
     found.vectors = late
-    return found
+    return found, stood
+
+
+def _died_since(log: Log, compaction: Compaction) -> BitMap | None:
+    """Rows of what a compaction has written that are dead by now; ``None`` if it is void."""
+    start, dead = 0, BitMap()
+    for path, before in compaction.sources:
+        if path not in log.files:
+            return None
+        old = log.files[path]
+        gone, now = BitMap.deserialize(before), log.dead(old)
+        if not gone.issubset(now):
+            return None  # rows came back: somebody has restored an older version
+        fresh = np.asarray((now - gone).to_array(), np.int64)
+        dead |= BitMap((start + fresh - np.searchsorted(np.asarray(gone.to_array(), np.int64), fresh)).astype("u4"))
+        start += rows_of(log.storage, old) - len(gone)
+    return dead

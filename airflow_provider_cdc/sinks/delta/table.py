@@ -263,35 +263,40 @@ class DeltaTarget(Slices):
         sweep(log)
         checkpoint(log)
 
-    def compactions(self) -> list[Compaction]:
-        """What there is to do so that files are neither many nor small, and dead rows few: each can be run anywhere."""
+    def compactions(self, *, purge: bool = False) -> list[Compaction]:
+        """What there is to do so that files are neither many nor small, and dead rows few: each can be run anywhere.
+
+        :param purge: whether to leave neither dead rows nor small files.
+        """
         self.load()
         self._check()
-        return plan(self._log, self._partitioning, self._keys.stat, vectors=self.options.vectors)
+        return plan(self._log, self._partitioning, self._keys.stat, vectors=self.options.vectors, purge=purge)
 
-    def compacted(self, done: Sequence[tuple[Compaction, Sequence[DataFile]]]) -> bool:
+    def compacted(self, done: Sequence[tuple[Compaction, Sequence[DataFile]]]) -> int:
         """Put what compactions have written into the place of what they have read.
 
         Rows that have died meanwhile are dead in the new files, too.
 
         :param done: compactions, and the files that each has written.
-        :returns: whether it stands; if not, somebody has written the same files anew, or deleted the new ones, and
+        :returns: how many stand; of others, somebody has written the same files anew, or deleted the new ones, and
             nothing is lost.
         """
         for attempt in range(_TRIES):
             log = self.load()
             self._check()
-            written = committed(log, done, self._keys.stat)
-            if written is None or not all(self.staged(file) for _, files in done for file in files):
+            written, stood = committed(log, done, self._keys.stat)
+            if not stood or not all(self.staged(file) for _, files in done for file in files):
                 break  # a VACUUM deletes what no version has
-            count = _marker(_COMPACTIONS, log.markers.get(_COMPACTIONS, 0) + len(done))
+            count = _marker(_COMPACTIONS, log.markers.get(_COMPACTIONS, 0) + stood)
             if log.commit([*written.actions, count], "OPTIMIZE"):
-                return True
+                log.storage.delete(*written.spare)
+                checkpoint(log)
+                return stood
             log.storage.delete(*written.files)
             _wait(attempt)
         # Unless it stands already: done twice it does nothing more.
         self.storage.delete(*(f.path for _, files in done for f in files if f.path not in self._log.files))
-        return False
+        return 0
 
     def size(self) -> Size:
         """What the newest version takes, as the log says it."""

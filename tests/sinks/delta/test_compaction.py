@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 from pyroaring import BitMap
 
 from airflow_provider_cdc.sinks.delta import compaction as module
-from airflow_provider_cdc.sinks.delta.compaction import chosen
+from airflow_provider_cdc.sinks.delta.compaction import Compaction, chosen
 from airflow_provider_cdc.sinks.delta.definition import Options
 from airflow_provider_cdc.sinks.delta.live_file import LiveFile
 from airflow_provider_cdc.sinks.delta.table import DeltaTarget
@@ -32,7 +32,7 @@ def compact(target: DeltaTarget) -> int:
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two small files are too many, and one dead row in ten."""
-    monkeypatch.setattr(module, "SMALLS", 2)
+    monkeypatch.setattr(module, "FANOUT", 2)
     monkeypatch.setattr(module, "DEAD", 0.1)
 
 
@@ -45,32 +45,60 @@ def file(name: str, size: int, dead: int = 0, count: int = 100) -> LiveFile:
     return LiveFile({"path": name, "size": size, "stats": stats, **({"deletionVector": vector} if vector else {})})
 
 
-def groups(listed: list[LiveFile], *, vectors: bool = True) -> list[list[str]]:
-    found = chosen(listed, lambda f: f.stats["numRecords"], vectors=vectors)
+def groups(listed: list[LiveFile], *, vectors: bool = True, purge: bool = False) -> list[list[str]]:
+    found = chosen(listed, lambda f: f.stats["numRecords"], vectors=vectors, purge=purge)
     return [[f.path for f in group] for group in found]
 
 
-def test_small_files_are_put_together() -> None:
-    small = [file(f"s{n}", MB) for n in range(32)]
-    assert groups([*small[:31], file("large", 100 * MB)]) == []
+def test_eight_files_of_a_tier_are_put_together() -> None:
+    small = [file(f"s{n}", MB) for n in range(8)]
+    assert groups([*small[:7], file("large", 100 * MB)]) == []
     assert groups([*small, file("large", 100 * MB)]) == [[f.path for f in small]]
+
+
+def test_smaller_files_come_along_and_larger_ones_do_not() -> None:
+    """Those of the tier above wait until they are eight: else they would be written again for each eight files."""
+    tiers = [file(f"{size}-{n}", size * MB >> 10) for size in (4, 40, 300, 3000) for n in range(3)]
+    assert groups(tiers) == []
+    found = groups([*tiers, *(file(f"more-{n}", 300 * MB >> 10) for n in range(5))])
+    assert [sorted({name.split("-")[0] for name in group}) for group in found] == [["300", "4", "40", "more"]]
+    assert len(found[0]) == 14
 
 
 def test_none_becomes_too_large() -> None:
     found = groups([file(f"s{n}", 3 * MB) for n in range(50)])
-    assert [len(group) for group in found] == [21, 21, 8]
-    large = [file(f"l{n}", 1000 * MB) for n in range(40)]  # files grow with the table
-    assert [len(group) for group in groups([*large, *(file(f"s{n}", 3 * MB) for n in range(60))])] == [52, 8]
+    assert [len(group) for group in found] == [5] * 10
+    large = [file(f"l{n}", 100 * MB) for n in range(40)]  # files grow with the table
+    assert [len(group) for group in groups([*large, *(file(f"s{n}", 3 * MB) for n in range(60))])] == [21, 21, 18]
+    assert groups([file(f"s{n}", 9 * MB) for n in range(50)]) == [], "each is more than half of the largest"
+    done = file("done", 20 * MB)  # of the same tier as the others, and more than half of the largest size
+    young = [file(f"s{n}", 9 * MB) for n in range(8)]
+    found = groups([*(file(f"l{n}", 105 * MB) for n in range(20)), done, *young])
+    assert sorted(chain.from_iterable(found)) == sorted(f.path for f in young), found
+    huge = [file(f"l{n}", 5000 * MB) for n in range(20)]
+    found = groups([*huge, *(file(f"s{n}", 300 * MB) for n in range(8))])
+    assert [len(group) for group in found] == [3, 3, 2], "at most a gigabyte"
+    huge = [file(f"l{n}", 50_000 * MB) for n in range(20)]
+    assert len(groups([*huge, *(file(f"s{n}", 300 * MB) for n in range(8))])) == 1, "unless there were too many of them"
 
 
-def test_files_of_a_middle_size_are_put_together_later() -> None:
-    middle = [file(f"m{n}", 5 * MB) for n in range(16)]
-    assert groups(middle[:15]) == []
-    assert [len(group) for group in groups(middle)] == [12, 4]
+@pytest.mark.parametrize("batch", [10 << 10, 200 << 10, 3 * MB])
+def test_a_row_is_written_again_a_few_times(batch: int) -> None:
+    """Without dead rows, once for each tier: whatever the size of the batches, and however long it goes on."""
+    listed, written, most = list[LiveFile](), 0, 0
+    for n in range(3000):
+        listed.append(file(f"b{n}", batch))
+        while found := groups(listed):
+            for number, group in enumerate(found):
+                whole = sum(f.size for f in listed if f.path in group)
+                listed = [f for f in listed if f.path not in group] + [file(f"c{n}-{number}-{whole}", whole)]
+                written += whole
+        most = max(most, sum(f.size < 8 * MB for f in listed))
+    assert written < 5 * 3000 * batch and most < 30
 
 
 def test_files_with_dead_rows_are_written_anew() -> None:
-    assert groups([file("a", 50 * MB, 20), file("b", 50 * MB, 21)]) == [["b"]]
+    assert groups([file("a", 50 * MB, 15), file("b", 50 * MB, 16)]) == [["b"]]
 
 
 def test_a_small_file_with_dead_rows_waits_for_others() -> None:
@@ -79,12 +107,19 @@ def test_a_small_file_with_dead_rows_waits_for_others() -> None:
 
 def test_files_are_never_too_many() -> None:
     """Some readers hang above 510 files with vectors."""
-    listed = [file(f"l{n}", (20 + n) * MB, 1) for n in range(401)]
-    assert groups(listed[:400]) == []
+    listed = [file(f"l{n}", 900 * MB + n, 1) for n in range(401)]
+    assert sum(map(len, groups(listed))) > 300, "each is small beside its share"
+    listed = [file(f"s{n}", 10**n * MB, 1) for n in range(3)] + [file(f"l{n}", 1000 * MB, 1) for n in range(398)]
+    assert groups(listed[:400]) == [], "none is small beside its share but three that are not enough"
     found = groups(listed)
-    assert sum(map(len, found)) >= 199 and found[0][0] == "l0" and len(found) < 60
-    found = groups([file(f"l{n}", 900 * MB, 1) for n in range(401)])
-    assert sum(map(len, found)) == 200 and len(found) == 50
+    assert sum(map(len, found)) >= 199 and found[0][0] == "s0" and len(found) < 60
+
+
+def test_a_purge_leaves_neither_dead_rows_nor_small_files() -> None:
+    listed = [file("a", 50 * MB, 1), file("b", 50 * MB), *(file(f"s{n}", MB << n, n) for n in range(3))]
+    assert groups(listed) == []
+    assert groups(listed, purge=True) == [["s0", "s1", "s2"], ["a"]]
+    assert groups([file("b", 50 * MB), file("s", MB)], purge=True) == []
 
 
 def test_to_end_the_use_of_vectors() -> None:
@@ -144,6 +179,37 @@ def test_a_file_that_is_gone_makes_it_void(soon: None, tmp_path: Path) -> None:
     assert not other.compacted([(work, written)])
     assert held(opened(tmp_path)) == {2: ("a", 3)}
     assert not (folder_of(target) / written[0].path).exists(), "nobody would delete it for two days"
+
+
+def test_of_several_those_stand_whose_files_are_there(soon: None, tmp_path: Path) -> None:
+    """Files all of whose rows are changed again and again go at any moment: the others do not wait for them."""
+    target, other = made(tmp_path), opened(tmp_path)
+    for n in range(2):
+        upsert(target, (n, "a", n + 1, "c"), (10 + n, "a", n + 1, "c"))
+    [first] = other.compactions()
+    for n in range(2):
+        upsert(target, (n + 20, "a", n + 3, "c"))
+    paths = {path for path, _ in first.sources}
+    [both] = other.compactions()
+    second = Compaction(both.storage, both.partitioning, tuple((p, d) for p, d in both.sources if p not in paths), "id")
+    done = [(c, c.run()) for c in (first, second)]
+    upsert(target, (0, "b", 9, "u"), (10, "b", 9, "u"))
+    expected = held(target)
+    assert other.compacted(done) == 1
+    assert held(target) == held(opened(tmp_path)) == expected
+    live = other.load().files
+    assert [file.path in live for _, [file] in done] == [False, True]
+    assert not (folder_of(target) / done[0][1][0].path).exists()
+    assert other.load().markers["airflow-cdc/compactions"] == 1
+
+
+def test_two_of_one_file_do_not_both_stand(soon: None, tmp_path: Path) -> None:
+    target = made(tmp_path)
+    for n in range(2):
+        upsert(target, (n, "a", n + 1, "c"))
+    [work] = target.compactions()
+    assert target.compacted([(work, work.run()), (work, work.run())]) == 1
+    assert held(opened(tmp_path)) == {0: ("a", 1), 1: ("a", 2)} and len(target.to_arrow()) == 2
 
 
 def test_of_two_the_first_counts(soon: None, tmp_path: Path) -> None:

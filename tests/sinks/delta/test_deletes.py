@@ -185,13 +185,14 @@ def test_a_group_that_is_read_again_keeps_them(opened: Open, table: TableSchema)
 def test_compaction_keeps_them(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     sink = opened("soft")
     target = made(sink)
-    monkeypatch.setattr(compaction, "SMALLS", 2)
+    monkeypatch.setattr(compaction, "FANOUT", 2)
     monkeypatch.setattr(compaction, "FEWEST", 2)
     for n in range(3):
         do(target, Published([target.stage(f"1/{n}/1/slice", [rows((n, "a", 1, "r"), (10 + n, "b", 1, "r"))])]))
     upsert(target, *((n, "a", 2, "d") for n in range(3)))
     before = held(target)
-    assert target.compacted([(c, c.run()) for c in target.compactions()])
+    work = target.compactions()
+    assert target.compacted([(c, c.run()) for c in work]) == len(work)
     assert len(target.load().files) == (2 if sink.partition_by else 1) and held(target) == before
 
 

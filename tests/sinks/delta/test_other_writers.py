@@ -154,7 +154,7 @@ def spark() -> Iterator[SparkDelta]:
 def target(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DeltaTarget:
     """A table whose index is warm, and has dropped rows that are dead."""
     monkeypatch.setattr(key_index, "_MERGED", 2)
-    monkeypatch.setattr(compaction, "SMALLS", 2)
+    monkeypatch.setattr(compaction, "FANOUT", 2)
     found = made(tmp_path, vectors=request.param == "deletion_vectors")
     for at in (0, 100):
         add(found, f"s{at}", rows(*((key, "r", 1, "r") for key in range(at, at + 100))))

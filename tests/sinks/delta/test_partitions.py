@@ -304,7 +304,7 @@ def test_a_key_moves_to_another_partition(tmp_path: Path, vectors: bool, how: st
 @pytest.mark.parametrize("seed", range(3))
 def test_keys_move_at_random(tmp_path: Path, vectors: bool, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slices, pieces, merges and compactions, by objects that come and go."""
-    monkeypatch.setattr(compaction, "SMALLS", 2)
+    monkeypatch.setattr(compaction, "FANOUT", 2)
     monkeypatch.setattr(compaction, "FEWEST", 2)
     chance = random.Random(seed)
     expected: dict[int, tuple[Any, ...]] = {}
@@ -390,7 +390,7 @@ def test_what_a_piece_has_left(tmp_path: Path) -> None:
 
 def test_rows_of_escaped_partitions_die_for_all_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Polars does not find the vectors of such files, so these are written anew; the others are not."""
-    monkeypatch.setattr(compaction, "SMALLS", 2)
+    monkeypatch.setattr(compaction, "FANOUT", 2)
     monkeypatch.setattr(compaction, "FEWEST", 2)
     sink = sink_at(tmp_path, (("country", None),))
     target = made(sink)
@@ -612,15 +612,15 @@ MB = 1 << 20
 
 
 def test_only_files_of_one_partition_are_put_together() -> None:
-    listed = [file(f"{p}{n}", p, MB) for n in range(32) for p in ("a", "b")]
-    assert groups(listed) == [[f"a{n}" for n in range(32)], [f"b{n}" for n in range(32)]]
+    listed = [file(f"{p}{n}", p, MB) for n in range(8) for p in ("a", "b")]
+    assert groups(listed) == [[f"a{n}" for n in range(8)], [f"b{n}" for n in range(8)]]
     assert groups(listed[:-2]) == []
     assert groups([file("a", "a", 50 * MB, 30), file("b", None, 50 * MB, 10)]) == [["a"]]
 
 
 def test_files_stay_few_whatever_the_number_of_partitions() -> None:
-    """Small ones: about 400 in all, or four a partition; and above 400 in all, one beside the large one."""
-    for parts, most in ((10, 20), (50, 4), (1000, 4)):
+    """Of a tier fewer than eight, or than four if partitions are many; above 400 in all, one beside the large one."""
+    for parts, most in ((10, 8), (40, 5), (50, 4), (1000, 4)):
         listed = [file(f"{p}-{n}", str(p), MB) for p in range(parts) for n in range(most)]
         found = groups(listed)
         assert len(found) == parts and all(len(group) == most for group in found), parts
@@ -634,7 +634,7 @@ def test_files_stay_few_whatever_the_number_of_partitions() -> None:
 
 def test_compacted_files_stay_in_their_partition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that move meanwhile are dead in the new file."""
-    monkeypatch.setattr(compaction, "SMALLS", 2)
+    monkeypatch.setattr(compaction, "FANOUT", 2)
     monkeypatch.setattr(compaction, "FEWEST", 2)
     target = made(sink_at(tmp_path))
     for n in range(0, 6, 2):

@@ -10,6 +10,7 @@ import pytest
 from deltalake import DeltaTable
 
 from airflow_provider_cdc.exceptions import TransientError
+from airflow_provider_cdc.sinks.delta import compaction
 from airflow_provider_cdc.sinks.delta import upkeep as module
 from airflow_provider_cdc.sinks.delta.log import Log
 from airflow_provider_cdc.sinks.delta.upkeep import KEEP_HOURS, sweep
@@ -121,6 +122,19 @@ def test_a_checkpoint_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert opened(tmp_path).load().checkpointed == 10
     opened(tmp_path).tidy()
     assert len([*folder.glob("*.checkpoint.parquet")]) == 2
+
+
+def test_a_compaction_writes_the_checkpoint_that_is_due(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Old files are looked for every ten minutes only: by then readers would have hundreds of commits to read."""
+    monkeypatch.setattr(module, "_EVERY", 5)
+    target = made(tmp_path)
+    for n in range(compaction.FANOUT):
+        upsert(target, (n, "b", n + 2, "c"))
+    folder = folder_of(target) / "_delta_log"
+    assert not [*folder.glob("*.checkpoint.parquet")]
+    assert target.compacted([(c, c.run()) for c in target.compactions()])
+    assert [int(p.name[:20]) for p in folder.glob("*.checkpoint.parquet")] == [target.load().version]
+    assert held(opened(tmp_path)) == held(target)
 
 
 def test_old_parts_of_the_log_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,84 @@
+"""The tables that are merged into: 18 columns, as a snapshot leaves them, and batches of random updates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_provider_cdc.core.schema import OP, SEQ, TS
+from airflow_provider_cdc.sinks.delta.definition import Options
+from airflow_provider_cdc.sinks.delta.table import DeltaTarget
+from airflow_provider_cdc.sinks.files import DataFile, write_file
+from airflow_provider_cdc.sinks.protocol import Fence, Published
+from airflow_provider_cdc.sinks.storage import LocalStorage
+
+_TEXTS = 5
+SCHEMA = pa.schema(
+    [
+        ("id", pa.int64()),
+        *((f"n{i}", pa.int32()) for i in range(8)),
+        *((f"t{i}", pa.string()) for i in range(_TEXTS)),
+        ("amount", pa.decimal128(12, 2)),
+        (SEQ, pa.int64()),
+        (OP, pa.string()),
+        (TS, pa.timestamp("us", tz="UTC")),
+    ]
+)
+FENCE = Fence("cdc/bench/epoch", 1)
+_SLICE = 130_000  # rows of a file of the snapshot
+_PORTION = 1_000_000
+_WORDS = np.array([f"word number {n}" for n in range(5000)])
+
+
+def rows(keys: Any, seq: int, chance: np.random.Generator) -> pa.Table:
+    """Rows with 18 columns for keys."""
+    count = len(keys)
+    words = pa.array(_WORDS)
+    columns: list[Any] = [pa.array(keys, pa.int64())]
+    columns += [pa.array(chance.integers(0, 1 << 20, count), pa.int32()) for _ in range(8)]
+    columns += [words.take(pa.array(chance.integers(0, len(_WORDS), count))) for _ in range(_TEXTS)]
+    columns += [pa.array(chance.integers(0, 10**9, count)).cast(pa.decimal128(19, 0)).cast(pa.decimal128(21, 2))]
+    columns[-1] = columns[-1].cast(pa.decimal128(12, 2))
+    columns += [
+        pa.array(np.full(count, seq)),
+        pa.array(["u"] * count),
+        pa.array(np.full(count, seq), SCHEMA.field(TS).type),
+    ]
+    return pa.Table.from_arrays(columns, schema=SCHEMA)
+
+
+def opened(folder: Path, *, vectors: bool) -> DeltaTarget:
+    """The table in a folder."""
+    return DeltaTarget(LocalStorage(folder), SCHEMA, ["id"], "id", Options(vectors))
+
+
+def made(folder: Path, size: int, *, vectors: bool) -> DeltaTarget:
+    """A table with so many rows, as a snapshot leaves it. Beside their keys, the rows repeat after a million."""
+    target = opened(folder, vectors=vectors)
+    target.create("bench")
+    portion = rows(np.arange(min(size, _PORTION)), 1, np.random.default_rng(1))
+    begins = [(start, at) for start in range(0, size, _PORTION) for at in range(0, min(_PORTION, size - start), _SLICE)]
+
+    def write(begin: tuple[int, int]) -> DataFile:
+        start, at = begin
+        part = portion.slice(at, min(_SLICE, size - start - at))
+        part = part.set_column(0, "id", pa.array(np.arange(start + at, start + at + part.num_rows)))
+        name = f"snapshot/1/0/1/slice-{start + at}.parquet"
+        return write_file(target.storage, name, SCHEMA, [part], "id")
+
+    with ThreadPoolExecutor(2) as pool:
+        files = list(pool.map(write, begins))
+    target.commit(lambda _: Published(files), {}, FENCE)
+    return target
+
+
+def batches(size: int, changes: int, count: int) -> Iterator[tuple[int, pa.Table]]:
+    """Batches of updates of random keys, each with its seq."""
+    chance = np.random.default_rng(2)
+    for seq in range(2, count + 2):
+        yield seq, rows(chance.choice(size, changes, replace=False), seq, chance)
