@@ -26,7 +26,7 @@ from airflow_provider_cdc.sinks.delta.table import DeltaTarget
 from airflow_provider_cdc.sinks.files import described, write_file
 from airflow_provider_cdc.sinks.protocol import Fence, Published, Upserted
 from airflow_provider_cdc.sinks.storage import LocalStorage
-from bench.merge import SCHEMA, batches, rows
+from bench.merge_tables import SCHEMA, batches, rows
 from bench.snapshot import machine
 
 _FENCE = Fence("cdc/bench/epoch", 1)

@@ -214,6 +214,7 @@ def world(
     mysql_server: MySQLServer, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> Iterator[World]:
     monkeypatch.setattr(compaction, "FANOUT", 3)
+    monkeypatch.setattr(compaction, "FEWEST", 2)
     monkeypatch.setattr(compaction, "DEAD", 0.1)
     monkeypatch.setattr(key_index, "_MERGED", 2)
     chance = random.Random(seed)

@@ -149,7 +149,7 @@ def test_what_status_says_of_the_store_is_what_the_store_has_seen(
 
     monkeypatch.setattr(upkeep, "_LOOK_SECONDS", 0.05)
     monkeypatch.setattr(stream, "_LOOK_SECONDS", 3600)  # the look for groups that were read again is none of a batch
-    monkeypatch.setattr(compaction, "SMALLS", 3)
+    monkeypatch.setattr(compaction, "FANOUT", 3)
     lines: list[str] = []
     monkeypatch.setattr(world.context.reporter, "line", lines.append)
     last: dict[str, int] = {}

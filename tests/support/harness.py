@@ -320,7 +320,7 @@ def _child(order: dict[str, Any]) -> int:
 
 def _nursery() -> None:
     # Short runs compact, too.
-    compaction.SMALLS, compaction.FEWEST, compaction.DEAD, upkeep._LOOK_SECONDS = 4, 3, 0.1, 0.5
+    compaction.FANOUT, compaction.FEWEST, compaction.DEAD, upkeep._LOOK_SECONDS = 4, 3, 0.1, 0.5
     for line in sys.stdin:
         order = json.loads(line)
         if "wait" in order:

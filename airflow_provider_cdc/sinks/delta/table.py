@@ -79,7 +79,8 @@ class DeltaTarget(Slices):
         self._log = Log(storage)
         self._fitting: Mapping[str, Any] | None = None
         self._index = KeyIndex(options.index_bytes)
-        self._key_files = KeyFiles(storage, self._keys, Worder(self._keys.told_by, schema), self._index)
+        self._worder = Worder(self._keys.told_by, schema)
+        self._key_files = KeyFiles(storage, self._keys, self._worder, self._index)
 
     @property
     def name(self) -> str:

@@ -230,7 +230,7 @@ class Case:
     def compact(self) -> bool:
         """It changes no row, so the feed says nothing."""
         self.target.load()
-        return self.target.compacted([(work, work.run()) for work in self.target.compactions()])
+        return self.target.compacted([(work, work.run()) for work in self.target.compactions()]) > 0
 
     # ------------------------------------------------------------ what is there
 
@@ -325,7 +325,8 @@ def test_what_spark_reads_is_what_the_source_did(
     key: str,
     seed: int,
 ) -> None:
-    monkeypatch.setattr(compaction, "SMALLS", 2)
+    monkeypatch.setattr(compaction, "FANOUT", 2)
+    monkeypatch.setattr(compaction, "FEWEST", 2)
     case = Case(tmp_path, merge, deletes, parts, TABLE if key == "integer" else NAMED)
     history(case, seed)
     assert case.feed(spark) == case.said
@@ -342,7 +343,8 @@ def test_what_delta_rs_reads_is_what_the_source_did(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, parts: bool
 ) -> None:
     """Where there are no deletion vectors; in partitions whose folders have plain names."""
-    monkeypatch.setattr(compaction, "SMALLS", 2)
+    monkeypatch.setattr(compaction, "FANOUT", 2)
+    monkeypatch.setattr(compaction, "FEWEST", 2)
     case = Case(tmp_path, "copies", HARD, parts)
     history(case, seed, places=("AT", "DE", None))
     read = pa.table(DeltaTable(str(case.path)).load_cdf(starting_version=0).read_all())
@@ -466,7 +468,8 @@ def test_a_commit_that_came_too_late_leaves_nothing(tmp_path: Path, merge: str) 
 
 def test_a_file_that_only_an_old_version_has_was_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The commit would have come too late, and does so before it is made."""
-    monkeypatch.setattr(compaction, "SMALLS", 2)
+    monkeypatch.setattr(compaction, "FANOUT", 2)
+    monkeypatch.setattr(compaction, "FEWEST", 2)
     case = Case(tmp_path)
     case.publish(row(1), row(2))
     case.publish(row(3))
@@ -538,7 +541,8 @@ def test_it_begins_later(tmp_path: Path, spark: SparkDelta, merge: str, who: str
 @MERGES
 def test_vectors_begin_and_end_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, merge: str) -> None:
     """Whoever changes the protocol of the table leaves it the feed."""
-    monkeypatch.setattr(compaction, "SMALLS", 2)
+    monkeypatch.setattr(compaction, "FANOUT", 2)
+    monkeypatch.setattr(compaction, "FEWEST", 2)
     case = Case(tmp_path, merge)
     case.publish(row(1), row(2), row(3))
     case.batch((row(1, 5), "u"))
@@ -657,7 +661,8 @@ def test_it_is_kept_for_as_long_as_the_table_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, merge: str, retention: str | None
 ) -> None:
     """Also what commits say by data files that are gone by now."""
-    monkeypatch.setattr(compaction, "SMALLS", 2)
+    monkeypatch.setattr(compaction, "FANOUT", 2)
+    monkeypatch.setattr(compaction, "FEWEST", 2)
     case = Case(tmp_path, merge, retention=retention)
     history(case, 3)
     DeltaTable(str(case.path)).create_checkpoint()  # a run that begins then knows from it what was removed
