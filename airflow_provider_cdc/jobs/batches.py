@@ -98,6 +98,11 @@ class StreamJob:
         tables, connection = plan.captured, connect(self.connect_args)
         return BatchPlanner(connection, lambda at: self._open(at, self.planner), tables, self.lineage)
 
+    def open_planner(self) -> tuple[BatchPlanner, dict[str, int]]:
+        """The same, and the requests to an object store that this took."""
+        with counting(Traffic()) as asked:
+            return self.make_planner(), asked.to_json()
+
     def pieces(self, planner: BatchPlanner, start: Offset) -> list[Offset]:
         """Ends of the pieces in which the next batch is read; none if nothing is new.
 
@@ -106,13 +111,16 @@ class StreamJob:
         with moved():
             return planner.pieces(start, self.max_batch_bytes, self.max_batch_rows, len(self.readers), self.piece_bytes)
 
-    def stage(self, start: Offset, end: Offset, attempt: str, reader: int = 0) -> dict[str, Any]:
+    def stage(
+        self, start: Offset, end: Offset, attempt: str, reader: int = 0, before: Sequence[dict[str, int]] = ()
+    ) -> dict[str, Any]:
         """Decode the transactions in (start, end].
 
         The same range gives the same changes, however often it is read.
 
         :param attempt: makes what this attempt stages differ from what others do.
         :param reader: which of the ``readers`` this is.
+        :param before: requests to an object store that nobody has told of yet.
         :returns: manifest: start, end, and for each table with changes its index, the names of what was staged, the
             number of rows, and the ``_cdc_seq`` and time of the TRUNCATE after which they come; and all that was
             staged, as index and name. A table has one such entry, unless its rows stay when it is truncated. And
@@ -122,7 +130,7 @@ class StreamJob:
         """
         with moved(), counting(Traffic()) as asked:
             manifest = self._stage(start, end, attempt, reader)
-        return {**manifest, "asked": asked.to_json()}
+        return {**manifest, "asked": summed([*before, asked.to_json()])}
 
     def _stage(self, start: Offset, end: Offset, attempt: str, reader: int) -> dict[str, Any]:
         # Compiled: not for drivers, as in slices.py.

@@ -19,7 +19,6 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from airflow_provider_cdc.core.offset import Offset
 from airflow_provider_cdc.exceptions import CdcError, pack
 from airflow_provider_cdc.jobs.batches import StreamJob
-from airflow_provider_cdc.sinks.traffic import Traffic, counting, summed
 
 if TYPE_CHECKING:
     # Not in the processes in which Spark only makes the source or plans its tasks: it loads the compiled decoder.
@@ -54,10 +53,10 @@ class Range(InputPartition):
     :param start: start offset.
     :param end: end offset.
     :param reader: number of the task in its batch.
-    :param asked: requests to an object store that planning took, and that nobody has told of.
+    :param asked: requests to an object store that planning took, and that nobody has told of yet.
     """
 
-    def __init__(self, start: Offset, end: Offset, reader: int, asked: dict[str, int]) -> None:
+    def __init__(self, start: Offset, end: Offset, reader: int, asked: list[dict[str, int]]) -> None:
         super().__init__(None)
         self.start, self.end, self.reader, self.asked = start, end, reader, asked
 
@@ -88,11 +87,11 @@ class BinlogReader(DataSourceStreamReader):
         :param start: where the batch begins. Spark before 4.2 does not say it: the batch begins where the last one
             ended, since a checkpoint serves one epoch, and an epoch one reader.
         """
-        with _packed(), counting(Traffic()) as asked:
+        with _packed():
             try:
                 if self._planner is None:
-                    self._planner = self._job.make_planner()
-                    self._asked.append(asked.to_json())
+                    self._planner, asked = self._job.open_planner()
+                    self._asked.append(asked)
                 begin = _decode(start) if start is not None else (self._pieces or [self._start])[-1]
                 if not self._begins(self._planner, begin):
                     return _encode(begin)
@@ -118,9 +117,9 @@ class BinlogReader(DataSourceStreamReader):
         found = [_decode(start), _decode(end)]
         if self._pieces[:1] == found[:1] and self._pieces[-1:] == found[1:]:
             found = self._pieces
-        asked, self._asked = summed(self._asked), []
+        asked, self._asked = self._asked, []
         pieces = [ends for ends in pairwise(found) if ends[0] != ends[1]]
-        return [Range(*ends, i, {} if i else asked) for i, ends in enumerate(pieces)]
+        return [Range(*ends, i, [] if i else asked) for i, ends in enumerate(pieces)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Stage the files of a range and return their manifest."""
@@ -128,8 +127,7 @@ class BinlogReader(DataSourceStreamReader):
         context = TaskContext.get()
         attempt = str(context.taskAttemptId()) if context is not None else "0"
         with _packed():
-            manifest = self._job.stage(partition.start, partition.end, attempt, partition.reader)
-        manifest["asked"] = summed([manifest["asked"], partition.asked])
+            manifest = self._job.stage(partition.start, partition.end, attempt, partition.reader, partition.asked)
         yield pa.RecordBatch.from_pydict({"manifest": [json.dumps(manifest)]})
 
     def commit(self, end: dict[str, Any]) -> None:

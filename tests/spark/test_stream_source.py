@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from airflow_provider_cdc.core.offset import Offset, Position
 from airflow_provider_cdc.jobs.batches import StreamJob
-from airflow_provider_cdc.spark.stream_source import BinlogReader
+from airflow_provider_cdc.spark.stream_source import BinlogReader, _encode
 
 
 def at(position: int) -> Offset:
@@ -18,8 +18,8 @@ class Job:
 
     full = False
 
-    def make_planner(self) -> Job:
-        return self
+    def open_planner(self) -> tuple[Job, dict[str, int]]:
+        return self, {"get": 1}
 
     def wait(self, start: Offset, seconds: float) -> bool:
         return start.at.position < 40
@@ -42,3 +42,13 @@ def test_spark_need_not_say_where_a_batch_begins() -> None:
 
     assert run(told=False) == run(told=True)
     assert [parts for _, parts in run(told=False)] == [[(20, 25), (25, 30)], [(30, 35), (35, 40)], [], []]
+
+
+def test_what_planning_has_asked_of_a_store_is_told_once() -> None:
+    """By the first piece of the next batch."""
+    reader = BinlogReader(cast(StreamJob, Job()), at(20))
+    for expected in ([{"get": 1}], []), ([], []):
+        start = reader._pieces[-1] if reader._pieces else at(20)
+        end = reader.latestOffset()
+        parts = [cast(Any, part) for part in reader.partitions(_encode(start), end)]
+        assert tuple(part.asked for part in parts) == expected

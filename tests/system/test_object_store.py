@@ -13,7 +13,7 @@ import polars as pl
 import pytest
 
 from tests import ROOT
-from tests.support.cli import Cli, tree
+from tests.support.cli import Cli, Result, tree
 from tests.support.s3 import S3
 from tests.support.servers import MySQLServer
 from tests.support.store_proxy import StoreProxy
@@ -75,7 +75,9 @@ def test_snapshot_and_stream(
     assert maintained.returncode == 0, maintained
     assert len(parquet(s3, f"lake/{database}/t")) == files + 1, maintained  # old ones stay for readers
     mysql_server.execute(f"DELETE FROM {database}.t WHERE id = 100")
-    asked = proxy.record(other.catch_up)
+    streamed: list[Result] = []
+    asked = proxy.record(lambda: streamed.append(other.run("stream", "--catch-up", timeout=500)))
+    assert streamed[0].code == 0, streamed
     verified = other.call("verify")
     assert verified.code == 0, verified
     found = pl.read_delta(s3.uri(f"lake/{database}/t"), storage_options=s3.options)
