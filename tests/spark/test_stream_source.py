@@ -42,7 +42,8 @@ def test_spark_need_not_say_where_a_batch_begins() -> None:
 def test_what_planning_has_asked_of_a_store_is_told_once() -> None:
     """By the first piece of the next batch."""
     reader = BinlogReader(cast(StreamJob, Job()), at(20))
-    for expected in ([{"get": 1}], []), ([], []):
+    told: list[tuple[list[dict[str, int]], ...]] = [([{"get": 1}], []), ([], [])]
+    for expected in told:
         start = reader._pieces[-1] if reader._pieces else at(20)
         end = reader.latestOffset()
         parts = [cast(Any, part) for part in reader.partitions(_encode(start), end)]
