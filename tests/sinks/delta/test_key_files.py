@@ -88,7 +88,7 @@ def test_there_is_no_room(tmp_path: Path, read: list[str], monkeypatch: pytest.M
     monkeypatch.setattr(module, "_PORTION", 2)
     target = in_files(tmp_path, 40)
     assert target.ahead()(0, go_on) == 0 and not read
-    assert target.ahead()(200, go_on) == 4 * 10 * 8
+    assert target.ahead()(200, go_on) == 4 * (10 * 8 + 4)  # words, and the number of the file
     assert sorted(read) == [f"snapshot/1/0/1/slice-{n}.parquet" for n in (36, 37, 38, 39)]
 
 
