@@ -122,7 +122,7 @@ class KeyFiles:
     def _read(self, files: Sequence[LiveFile], *, beside: bool = False) -> Iterator[None]:
         """Index files, some at a time.
 
-        :param beside: let those first that a batch waits for.
+        :param beside: let those first that a batch waits for, and read no portion before the caller wants it.
         """
 
         def read(file: LiveFile) -> None:
@@ -133,11 +133,13 @@ class KeyFiles:
                 self.index.add(file.path, self._facts(file))
 
         pool = ThreadPoolExecutor(_REMOTE_READERS if self.storage.remote else _READERS)
+        at_once = _PORTION if beside else max(1, len(files))
         try:
-            for number, _ in enumerate(pool.map(carried(read), files), 1):
-                if number % _PORTION == 0:
-                    self.index.settle()
-                    yield
+            for start in range(0, len(files), at_once):
+                for number, _ in enumerate(pool.map(carried(read), files[start : start + at_once]), 1):
+                    if number % _PORTION == 0:
+                        self.index.settle()
+                        yield
         finally:
             pool.shutdown(cancel_futures=True)
 
