@@ -302,6 +302,8 @@ def test_a_copy_that_goes_on(
     files = world.lake.finished_files()
     if late:
         both.append(next(slow[0]))
+    for manifest in (*both[0], *both[1]):
+        manifest.pop("asked", None)  # what it took, each for itself
     assert both[0] == both[1], "each slice has one file and one pair of watermarks, whoever is asked"
     world.lake.check_files(files)
     table = DeltaTable(str(world.lake.path / world.database / "t"))
