@@ -11,7 +11,10 @@ from airflow_provider_cdc.sinks.delta.partitions import Partitioning
 
 
 def check_owner(log: Log, pipeline: str) -> None:
-    """Refuse a table that another pipeline owns, or none."""
+    """Refuse a table that another pipeline owns, or none.
+
+    :raises TerminalError: if it is one.
+    """
     if owner_of(log.metadata) != pipeline:
         raise TerminalError(
             f"the {log.name} was not made by pipeline {pipeline}",
@@ -20,7 +23,10 @@ def check_owner(log: Log, pipeline: str) -> None:
 
 
 def check_owned(log: Log) -> None:
-    """Refuse a table that no pipeline owns."""
+    """Refuse a table that no pipeline owns.
+
+    :raises TerminalError: if it is one.
+    """
     if owner_of(log.metadata) is None:
         raise TerminalError(
             f"the {log.name} belongs to no pipeline: it was replaced by another one, or made by something else",
