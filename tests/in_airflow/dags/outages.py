@@ -33,12 +33,15 @@ with DAG("outages_leased", schedule=None, max_active_runs=1):
     CdcStreamOperator(task_id="stream", pipeline=OUTAGES, poll_seconds=2, lease_seconds=20)
 
 with DAG("outages_in_worker", schedule=None, max_active_runs=1):
+    CdcStreamOperator(task_id="stream", pipeline=OUTAGES, deferrable=False, poll_seconds=60)
+
+with DAG("outages_timed", schedule=None, max_active_runs=1):
     CdcStreamOperator(
         task_id="stream",
         pipeline=OUTAGES,
         deferrable=False,
         poll_seconds=60,
-        execution_timeout=timedelta(seconds=30),
+        execution_timeout=timedelta(seconds=60),  # a busy machine needs half of it until the stream begins
     )
 
 with DAG("outages_in_pod", schedule=None, max_active_runs=1):
