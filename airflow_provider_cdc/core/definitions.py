@@ -64,6 +64,10 @@ class Definitions:
         """
         return Definitions(((where, definition),), self.revision + 1)
 
+    def elsewhere(self) -> Definitions:
+        """What holds at another server than that of the places, once all of them have been passed."""
+        return Definitions(((None, self.newest),), self.revision)
+
     def with_zero_dates(self, policy: str) -> Definitions:
         """The same definitions under another policy, which is no part of them."""
         return Definitions(tuple((at, d.with_zero_dates(policy)) for at, d in self.steps), self.revision)

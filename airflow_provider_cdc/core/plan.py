@@ -115,10 +115,16 @@ class Plan:
         """The newest definition of each table."""
         return tuple(found.newest for found in self.definitions)
 
-    @cached_property
-    def captured(self) -> Captured:
-        """The definitions of the captured tables, for those who read the binlog."""
-        return by_table(self.definitions)
+    def definitions_of(self, lineage: Lineage) -> tuple[Definitions, ...]:
+        """The definitions, for those who read the binlog of a lineage's newest segment: places of the one that the plan
+        was made in mean nothing in others. A stream goes on there only when it has passed them all.
+        """
+        here = lineage.newest == self.lineage.newest
+        return self.definitions if here else tuple(found.elsewhere() for found in self.definitions)
+
+    def captured(self, lineage: Lineage) -> Captured:
+        """The same by table."""
+        return by_table(self.definitions_of(lineage))
 
     def start_seq(self, table: int) -> int:
         """``_cdc_seq`` up to which nothing outside of a table's chunks is in the binlog's changes: P0, or where the

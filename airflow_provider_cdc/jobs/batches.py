@@ -95,7 +95,7 @@ class StreamJob:
         from airflow_provider_cdc.mysql.stream.batches import BatchPlanner  # compiled: not for drivers, as in slices.py
 
         plan = self.plan()
-        tables, connection = plan.captured, connect(self.connect_args)
+        tables, connection = plan.captured(self.lineage), connect(self.connect_args)
         return BatchPlanner(connection, lambda at: self._open(at, self.planner), tables, self.lineage)
 
     def open_planner(self) -> tuple[BatchPlanner, dict[str, int]]:
@@ -153,7 +153,7 @@ class StreamJob:
         def open_at(at: Position) -> BinlogStream:
             return self._open(at, self.readers[reader])
 
-        tables = plan.captured
+        tables = plan.captured(self.lineage)
         texts = decoders(lambda: closing(connect(self.connect_args)), plan.tables)
         # One without rows may end here and be prepared again under its name: both offsets list it, and look the same.
         ending = sorted(text for text in start.xa if text not in end.xa or parse_entry(text)[1] is None)

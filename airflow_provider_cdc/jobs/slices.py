@@ -226,7 +226,8 @@ class _Worker:
         table = self._plan.tables[index]
         if self._windows is None or self._windows.table is not table:
             self._close_windows()
-            definitions, lineage = self._plan.definitions[index], self._job.lineage
+            lineage = self._job.lineage
+            definitions = self._plan.definitions_of(lineage)[index]
             texts = decoders(lambda: nullcontext(self._connection), [table])
             before = partial(look_back, self._job.connect_args, lineage.server, by_table([definitions]))
             self._windows = WindowReader(self._open, definitions, lineage, before, texts)

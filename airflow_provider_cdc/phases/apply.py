@@ -178,8 +178,8 @@ class Applier:
         :raises TerminalError: if the stream has not passed all high watermarks.
         """
         reached = self.lineage.seq(self._at.at)
-        for table, held in zip(self._plan.tables, self._coverage, strict=True):
-            if max(held.high_watermarks, default=0) > reached:
+        for index, (table, held) in enumerate(zip(self._plan.tables, self._coverage, strict=True)):
+            if max([self._plan.start_seq(index), *held.high_watermarks]) > reached:
                 raise TerminalError(
                     f"the stream had not passed the snapshot of {table.label} on that server", self._back
                 )

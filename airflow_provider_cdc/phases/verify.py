@@ -160,7 +160,7 @@ def _verify_table(context: Context, plan: Plan, index: int, target: Readable) ->
             server=lineage.server,
         )
 
-    over_time = plan.definitions[index]
+    over_time = plan.definitions_of(lineage)[index]
     captured = by_table([over_time])
     before = partial(look_back, context.connect_args, lineage.server, captured)
     with (

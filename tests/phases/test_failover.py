@@ -15,13 +15,16 @@ import pytest
 from airflow_provider_cdc.core.gtid import GtidSet
 from airflow_provider_cdc.core.schema import SEQ
 from airflow_provider_cdc.exceptions import CdcError, TerminalError, TransientError
+from airflow_provider_cdc.jobs.slices import run_in_threads
+from airflow_provider_cdc.mysql.snapshot import chunk
 from airflow_provider_cdc.phases.apply import stream_marker
+from airflow_provider_cdc.phases.snapshot import run_group
 from airflow_provider_cdc.phases.stream import Epoch, begin, run_in_process
 from airflow_provider_cdc.sinks.delta.resume_point import DeltaResumePoint
 from airflow_provider_cdc.sinks.delta.table import DeltaTarget
 from airflow_provider_cdc.sinks.protocol import Published
 from airflow_provider_cdc.sinks.storage import LocalStorage
-from tests.support.cli import Cli
+from tests.support.cli import Cli, asked_by
 from tests.support.oracle import compare_all
 from tests.support.servers import MySQLServer
 
@@ -366,6 +369,39 @@ def test_a_server_with_other_tables(pair: Pair) -> None:
         pair.new.execute("CHANGE REPLICATION FILTER REPLICATE_IGNORE_TABLE = ()")
     pair.run(f"ALTER TABLE {d}.keyed ADD more INT", on=[pair.new])
     pair.refused(TerminalError, rf"{d}.keyed has another definition")
+
+
+def test_a_table_that_was_planned_again(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where its definition begins to hold is told by a position of the old server."""
+    d = pair.database
+    with pair.cli.opened() as (context, store):
+        context.ensure_plan(store)
+    for table in ("keyed", "plain"):
+        pair.run(f"ALTER TABLE {d}.{table} ADD more INT")
+    pair.cli.snapshot()
+    pair.run(f"INSERT INTO {d}.keyed VALUES (8, 8, 8)")
+    with pair.cli.opened() as (context, store):
+        assert [d.since is None for d in context.ensure_plan(store).definitions] == [False, True, False]
+    pair.copy(pair.old)
+    pair.run(f"UPDATE {d}.keyed SET v = 9", f"INSERT INTO {d}.plain VALUES (1, 1)")
+    pair.copy(pair.new)
+    assert pair.differences(pair.new) == []
+    pair.run(f"INSERT INTO {d}.keyed VALUES (10, 10, 10)")  # verify reads what the copy lacks
+    assert pair.cli.call("verify").code == 0
+    meanwhile = [f"UPDATE {d}.keyed SET v = 11"]
+
+    def failpoint(name: str) -> None:
+        if name == "chunk.after_select" and meanwhile:
+            pair.run(meanwhile.pop())
+
+    monkeypatch.setattr(chunk, "failpoint", failpoint)
+    with pair.cli.opened() as (context, store):
+        plan = context.ensure_plan(store)
+        for _ in range(2):  # the first time it takes what is there
+            run_group(context, store, plan, 0, run_in_threads, holder="somebody", requested_by=asked_by("again"))
+    assert not meanwhile
+    pair.copy(pair.new)
+    assert pair.differences(pair.new) == []
 
 
 def test_before_the_snapshot_is_behind_it(pair: Pair) -> None:
