@@ -97,7 +97,7 @@ def refusal(value: Any) -> str:
 def test_defaults_are_those_of_the_contract() -> None:
     pipeline = Pipeline.from_dict(MINIMAL)
     assert pipeline.snapshot == Snapshot(8096, 4_000_000, 2, None)
-    assert pipeline.stream == Stream("continuous", 1, "exception", 268_435_456)
+    assert pipeline.stream == Stream("continuous", 0.5, "exception", 268_435_456)
     assert pipeline.sink == Sink("/data/lake", "delta", "hard", "deletion_vectors", 268_435_456, {}, True)
     assert pipeline.state == State(None)
     assert pipeline.spark == Spark(None, "local[2]", {})
