@@ -21,7 +21,7 @@ BESIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Some container images set it. Each of the thousand processes of a test run would then compile all that it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo demo-core bench-snapshot bench-stream bench-catchup bench-merge bench-feed bench-store bench-binlog bench-memory jvm test test-fast test-airflow test-long test-versions mutations lint lock clean
+.PHONY: help setup demo demo-core bench-snapshot bench-stream bench-suspend bench-catchup bench-merge bench-feed bench-store bench-binlog bench-memory jvm test test-fast test-airflow test-long test-versions mutations lint lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,6 +56,9 @@ bench-memory: setup ## Measure the memory of a snapshot: 10,000,000 rows, and 3,
 
 bench-stream: setup ## Time a running stream: latency of changes, and the cost of a batch in tables of several sizes
 	@$(BIN)/python -m bench.stream
+
+bench-suspend: setup ## Time a stream of many tables of which one breaks every minute (CDC_BENCH_TABLES=n, CDC_BENCH_EVERY=n)
+	@$(BIN)/python -m bench.suspend
 
 bench-catchup: setup ## Time a stream that catches up: random updates of a large table (CDC_BENCH_ROWS=n, CDC_BENCH_CHANGES=n)
 	@$(BIN)/python -m bench.catchup

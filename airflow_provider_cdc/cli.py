@@ -169,57 +169,16 @@ def verify(path: str, as_json: bool, show_values: bool, repair: bool) -> None:
 @_JSON
 def status(path: str, as_json: bool) -> None:
     """Show phases, chunks, rates, lag and offset."""
-    from airflow_provider_cdc.core.start import SNAPSHOT, start_text
     from airflow_provider_cdc.phases.status import status as look
-    from airflow_provider_cdc.sinks.traffic import text_of
+    from airflow_provider_cdc.status_text import status_lines
 
     with _context(path) as context:
         found = look(context)
         if as_json:
             click.echo(json.dumps(found, indent=2))
             return
-        snap, flow, offset = found["snapshot"], found["stream"], found["offset"]
-        click.echo(f"pipeline {found['pipeline']}: {found['phase']}")
-        start = found["start"]
-        click.echo(f"  snapshot: {_progress(snap)}" if start == SNAPSHOT else f"  no snapshot: {start_text(start)}")
-        if snap["traffic"]:
-            click.echo(f"    object store: {text_of(snap['traffic'])}")
-        for row in found["groups"]:
-            if row["state"] in ("running", "rereading"):
-                click.echo(f"    group {row['group']}: {_progress(row)}")
-        for row in found["tables"]:
-            click.echo(
-                f"    {row['table']}: {row['chunks_done']}/{row['chunks_total']} chunks, {row['rows']} rows, "
-                f"{row['corrected']} corrected"
-            )
-        if found["sink"]:
-            click.echo("  sink:")
-        for row in found["sink"]:
-            click.echo(f"    {_size(row)}")
-        if flow:
-            click.echo(
-                f"  stream: epoch {flow['epoch']} {flow['state']}, {flow['batches']} batches, "
-                f"{flow['changes']} changes, {flow['changes_per_second']:,} changes/s{_applied(flow)}"
-            )
-            if flow["index_bytes"]:
-                spilled = f", {flow['index_disk_bytes']:,} more on disk" if flow["index_disk_bytes"] else ""
-                most = f"at most {flow['index_bytes_per_table']:,} in memory for a table"
-                click.echo(f"    index of keys: {flow['index_bytes']:,} bytes{spilled}; {most}")
-            for what, asked in (flow["traffic"] or {}).items():
-                if asked:
-                    click.echo(f"    object store, {what.replace('_', ' ')}: {text_of(asked)}")
-            if flow["supervisor"]:
-                click.echo(f"    supervised by {flow['supervisor']}, {flow['supervised_seconds_ago']} s ago")
-            elif flow["log"] and flow["state"] == "running":
-                click.echo("    no task supervises it")
-            if flow["error"]:
-                click.echo(f"    {flow['error']}")
-            if flow["state"] in ("failed", "lost"):
-                for line in flow["log_tail"]:
-                    click.echo(f"    | {line}")
-        if offset:
-            click.echo(f"  offset: {offset['file']}:{offset['position']} on {offset['server']}")
-        click.echo(f"  lag: {_lag(found)}")
+        for line in status_lines(found):
+            click.echo(line)
 
 
 @cli.command()
@@ -236,13 +195,35 @@ def stop(path: str) -> None:
         click.echo("no stream is running" if epoch is None else f"epoch {epoch} was asked to stop")
 
 
-@cli.command(context_settings={"ignore_unknown_options": True})
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def resnapshot(arguments: tuple[str, ...]) -> None:
-    """Not built yet."""
-    raise NotReadyError(
-        "resnapshot is not built yet", "Start with a fresh sink.path (or remove the old one) and run again"
-    )
+@cli.command()
+@_FILE
+def reload(path: str) -> None:
+    """Let the running stream copy the tables that the file names now."""
+    from airflow_provider_cdc.phases.reload import reload as take_in
+
+    with _context(path) as context:
+        store = context.store()
+        try:
+            found = take_in(context, store)
+        finally:
+            store.close()
+        if found is None:
+            click.echo("no stream is running: the next one copies the tables of the file")
+            return
+        added, removed = found
+        click.echo(f"added: {', '.join(added) or 'none'}; removed: {', '.join(removed) or 'none'}")
+
+
+@cli.command()
+@_FILE
+@click.option("--table", required=True, help="The table, as database.table.")
+def resnapshot(path: str, table: str) -> None:
+    """Read a table again as a whole, beside the stream or without one; a suspended one goes on then."""
+    from airflow_provider_cdc.phases.resnapshot import resnapshot as read_again
+    from airflow_provider_cdc.spark.snapshot_job import run_on_spark
+
+    with _work(path, need_snapshot=True, beside=True) as (context, store, spark):
+        read_again(context, store, table, run_on_spark(spark, context.reporter.line))
 
 
 def _snapshot(context: Context, store: Store, spark: SparkSession) -> None:
@@ -261,43 +242,6 @@ def _stream(context: Context, store: Store, spark: SparkSession, catch_up: bool)
     from airflow_provider_cdc.driver import follow
 
     follow(context, store, spark, catch_up=catch_up or context.pipeline.stream.mode == "catch_up")
-
-
-def _progress(row: dict[str, Any]) -> str:
-    from airflow_provider_cdc.core.progress import duration
-
-    said = f"{row['chunks_done']}/{row['chunks_total']} chunks, {row['rows']} rows"
-    said += f", {row['rows_per_second']} rows/s" if row["rows_per_second"] else ""
-    said += f", {row['corrected']} corrected"
-    said += f", {duration(row['eta_seconds'])} left" if row["eta_seconds"] else ""
-    return said + (f"; paused: {row['paused']}" if row["paused"] else "")
-
-
-def _size(row: dict[str, Any]) -> str:
-    """What a table of the sink takes."""
-    rows = "" if row["rows"] is None else f"{row['rows']:,} rows in "
-    said = f"{row['table']}: {rows}{row['files']:,} files, {row['bytes']:,} bytes"
-    said += f", {row['dead_rows']:,} dead rows in {row['files_with_vectors']:,} of them" if row["dead_rows"] else ""
-    return said + (f", compacted {row['compactions']:,} times" if row["compactions"] else "")
-
-
-def _applied(flow: dict[str, Any]) -> str:
-    """How late changes were applied; nothing where there were none."""
-    half, most = flow["lag_p50_seconds"], flow["lag_p95_seconds"]
-    return "" if half is None else f", lag p50 {half} s, p95 {most} s"
-
-
-def _lag(found: dict[str, Any]) -> str:
-    """How far the source is ahead of the resume point, or of P0 before there is one."""
-    seconds, size, hours = found["lag_seconds"], found["lag_bytes"], found["purge_in_hours"]
-    said = [
-        *([] if seconds is None else [f"{seconds:,} s"]),
-        *([] if size is None else [f"{size:,} bytes to read"]),
-        *([f"unknown: {found['lag_unknown']}"] if found["lag_unknown"] else []),
-    ]
-    if not found["lag_unknown"]:
-        said.append("the source keeps them " + ("for ever" if hours is None else f"for {hours:,} h more"))
-    return ", ".join(said)
 
 
 def _plan_json(context: Context, plan: Plan, written: bool, ahead: Forecast) -> dict[str, Any]:
@@ -352,8 +296,10 @@ def _context(path: str, quiet: bool = False) -> Iterator[Context]:
 
 
 @contextmanager
-def _work(path: str, need_snapshot: bool = False) -> Iterator[tuple[Context, Store, SparkSession]]:
-    """Preflight, bookkeeping and Spark for the commands that change something."""
+def _work(
+    path: str, need_snapshot: bool = False, beside: bool = False
+) -> Iterator[tuple[Context, Store, SparkSession]]:
+    """Preflight, bookkeeping and Spark for the commands that change something; ``beside``: while a stream may run."""
     from airflow_provider_cdc.phases.preflight import require
     from airflow_provider_cdc.spark.session import start
 
@@ -364,7 +310,8 @@ def _work(path: str, need_snapshot: bool = False) -> Iterator[tuple[Context, Sto
             context.need_plan()
         store = context.store()
         try:
-            context.watcher.refuse(store, context.pipeline.name)
+            if not beside:
+                context.watcher.refuse(store, context.pipeline.name)
             spark = start(context.pipeline.name, *context.spark)
             try:
                 yield context, store, spark

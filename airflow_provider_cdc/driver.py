@@ -1,4 +1,5 @@
-"""The process that runs Spark for a scheduler's task: one chunk group, the stream, or the upkeep of the sink.
+"""The process that runs Spark for a scheduler's task: one chunk group, a table that is read again, the
+stream, or the upkeep of the sink.
 
 The request, with the connections in it, comes as one line of JSON on standard input, so that no secret is ever on a
 command line, in the environment or in a file. How it ended is written to a file that the request names; everything
@@ -59,6 +60,7 @@ class Request:
     :param group: number of the chunk group to read; ``None`` for the stream.
     :param maintain: compact and tidy the sink's tables, and nothing else.
     :param purge: with ``maintain``, leave neither dead rows nor small files.
+    :param reread: the table that is read again as a whole, ``database.table``, and nothing else.
     :param holder: who reads the group, for people.
     :param task: identity of the task that wants the group, and ``task_request`` the number of its request: see
         :class:`~airflow_provider_cdc.phases.groups.TaskRequest`.
@@ -73,6 +75,7 @@ class Request:
     group: int | None = None
     maintain: bool = False
     purge: bool = False
+    reread: str | None = None
     holder: str = ""
     task: str = ""
     task_request: int = 0
@@ -152,6 +155,8 @@ def main() -> int:
 def _outcome(context: Context, request: Request) -> dict[str, Any]:
     if request.maintain:
         return kept_up(context, purge=request.purge)
+    if request.reread is not None:
+        return _reread(context, request.reread)
     return _stream(context, request) if request.group is None else _group(context, request)
 
 
@@ -213,6 +218,19 @@ def _group(context: Context, request: Request) -> dict[str, Any]:
                 again = "; to have it read again, clear this task when it has succeeded" if request.task else ""
                 context.reporter.line(f"attempt {result.attempt} of the group was published before{again}")
             return result.to_json()
+    finally:
+        for spark in session:
+            spark.stop()
+
+
+def _reread(context: Context, table: str) -> dict[str, Any]:
+    from airflow_provider_cdc.phases.resnapshot import resnapshot
+
+    session: list[SparkSession] = []
+    try:
+        with closing(context.store()) as store:
+            outcome = resnapshot(context, store, table, _when_needed(context, session))
+        return {"table": table, "outcome": outcome}
     finally:
         for spark in session:
             spark.stop()

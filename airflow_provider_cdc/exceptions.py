@@ -93,6 +93,10 @@ class UnexpectedError(TransientError):
     """A process ended in an unforeseen way, or without a message: worth a retry, but not for long."""
 
 
+class SlowWorkerError(TransientError):
+    """Spark gave a Python worker up before it had come up: its time limit is fixed, and a busy host is slow."""
+
+
 class DamageError(TransientError):
     """What came from the server cannot be what it sent: another try may do. A fault that stays at a place does not."""
 
@@ -157,8 +161,22 @@ class DdlError(TerminalError):
     """A statement changed a captured table in a way that the stream cannot follow."""
 
 
+class NotFollowedError(DdlError):
+    """A DDL changed one table in a way that is not followed: read again, it is what it is now."""
+
+    #: Whether it is certain that it dropped the table.
+    dropped: bool | None = None
+
+
 class TableAlteredError(TerminalError):
     """A table was altered while its snapshot was running; ``table`` says which."""
+
+
+class TableSuspendedError(TerminalError):
+    """The stream went on without some tables, each of which cannot go on; ``suspended`` says how many."""
+
+    #: Number of suspended tables.
+    suspended: int | None = None
 
 
 class UnfitError(TerminalError):

@@ -36,6 +36,26 @@ STREAM = (
     "progress.before_commit",
     "progress.after_commit",
 )
+#: Those of a DDL that the stream follows.
+SCHEMA_CHANGES = (
+    "definition.before_write",
+    "definition.after_write",
+    "definition.before_alter",
+    "definition.after_alter",
+)
+#: Those of a table that is suspended, and of one that rejoins.
+TABLES = (
+    "suspend.before_write",
+    "suspend.after_write",
+    "rejoin.before_write",
+    "rejoin.after_write",
+    "rejoin.before_exchange",
+    "rejoin.after_exchange",
+)
+#: Those of a table that was dropped, and whose copy is emptied.
+DROPS = ("drop.before_commit", "drop.after_commit")
+#: Those of a table that is added to a plan.
+ADDITION = ("add.before_write", "add.after_write")
 #: Every failpoint that a whole run comes by; the tests walk through this list.
 NAMES = (*SNAPSHOT, *STREAM)
 #: Those that only a group that is read again comes by.

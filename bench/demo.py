@@ -191,7 +191,9 @@ class Demo:
                         self._catch_up(command)
                 steady = shop.end()
                 with phase("stream", f"The stream has caught up; it follows the writers for {self.seconds:g} s"):
-                    time.sleep(self.seconds)
+                    time.sleep(self.seconds / 2)
+                    shop.alter()
+                    time.sleep(self.seconds / 2)
                 with phase("end", "The writers stop, the stream takes the last changes: airflow-cdc stop"):
                     done = writers.stop()
                     self._catch_up(command)

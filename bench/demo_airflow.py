@@ -202,7 +202,9 @@ class Demo:
                 run.catch_up()
         steady = shop.end()
         with phase("stream", f"The stream has caught up; it follows the writers for {self.seconds:g} s"):
-            run.follow(self.seconds)
+            run.follow(self.seconds / 2)
+            shop.alter()
+            run.follow(self.seconds / 2)
         with phase("end", "The writers stop, the stream takes the last changes"):
             done = writers.stop()
             run.catch_up()

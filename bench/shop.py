@@ -60,6 +60,12 @@ class Shop:
     def writers(self) -> Writers:
         return Writers(self.server.connect_args(), rate=self.rate)
 
+    def alter(self) -> None:
+        """Add a column to the orders, and fill it for some of them, while the writers write."""
+        self.screen.say(f"ALTER TABLE {DATABASE}.orders ADD COLUMN note VARCHAR(40); the writers go on")
+        self.server.execute(f"ALTER TABLE {DATABASE}.orders ADD COLUMN note VARCHAR(40)")
+        self.server.execute(f"UPDATE {DATABASE}.orders SET note = 'checked' LIMIT 1000")
+
     def end(self) -> Position:
         """Where the server's binlog ends now."""
         file, position = self.server.execute("SHOW BINARY LOG STATUS")[0][:2]

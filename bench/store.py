@@ -38,6 +38,8 @@ from tests.support.s3 import VERSITYGW, Kind, s3_server, versitygw_at_hand
 from tests.support.store_proxy import Request, StoreProxy, in_a_row
 
 CHANGES = (100, 5_000)
+#: Batches after which a new writer has read all files that lie there, and asks for nothing but what is new.
+_UNTIL_KNOWN = 50
 _FENCE, _SLICE = Fence("cdc/bench/epoch", 1), 130_000
 
 
@@ -100,7 +102,7 @@ def asked(proxy: StoreProxy, storage: Storage, size: int, changes: int) -> tuple
         before, seen = now, len(proxy.requests)
 
     with counting(Traffic()) as counts:
-        apply(storage, size, changes, 5, take)
+        apply(storage, size, changes, _UNTIL_KNOWN, take)
     return found[-1]
 
 

@@ -43,6 +43,25 @@ def taken(cli: Cli) -> list[BatchRow]:
         return store.recent_batches(cli.value["name"], 1 << 20)
 
 
+def lags(batches: Sequence[BatchRow]) -> dict[str, float]:
+    """Percentiles of the lags of all changes, in seconds: ``p50``, ``p95``, ``max``."""
+
+    def weighted(values: list[tuple[float, int]], share: float) -> float:
+        """The value below which this share of all changes is, if each batch's value stood for all of its changes."""
+        left = share * sum(count for _, count in values)
+        for value, count in sorted(values):
+            left -= count
+            if left <= 0:
+                return value
+        return max(value for value, _ in values)
+
+    found = {
+        name: weighted([(getattr(b, column), b.changes) for b in batches if b.changes], share) / 1000
+        for name, column, share in (("p50", "lag_p50_ms", 0.5), ("p95", "lag_p95_ms", 0.95))
+    }
+    return {**found, "max": max(b.lag_max_ms or 0 for b in batches) / 1000}
+
+
 def latency(cli: Cli, server: MySQLServer, keys: Sequence[int], seconds: float) -> dict[str, float]:
     """Percentiles (seconds) of the lags of all changes in so many seconds, and changes a second; processor time."""
     with cli.start("stream") as process, Meter(process.pid, server.pid) as meter:
@@ -66,23 +85,8 @@ def latency(cli: Cli, server: MySQLServer, keys: Sequence[int], seconds: float) 
     batches = listed[: len(listed) - before]
     assert batches, "the stream has applied nothing"
 
-    def weighted(values: list[tuple[float, int]], share: float) -> float:
-        """The value below which this share of all changes is, if each batch's value stood for all of its changes."""
-        left = share * sum(count for _, count in values)
-        for value, count in sorted(values):
-            left -= count
-            if left <= 0:
-                return value
-        return max(value for value, _ in values)
-
-    lags = {
-        name: weighted([(getattr(b, column), b.changes) for b in batches if b.changes], share) / 1000
-        for name, column, share in (("p50", "lag_p50_ms", 0.5), ("p95", "lag_p95_ms", 0.95))
-    }
-    most = max(b.lag_max_ms or 0 for b in batches) / 1000
     return {
-        **lags,
-        "max": most,
+        **lags(batches),
         "commits": len(batches) / seconds,
         "rate": written[0] / written[1],
         "busy": 100 * sum(used for name, used in busy.items() if name != SERVER) / seconds,

@@ -54,6 +54,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     report = cast(pytest.TestReport, (yield))
     if report.failed:
+        folder = item.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
+        running.shorten(report, folder / f"{report.when}-{abs(hash(item.nodeid))}.txt")
         report.sections.append(("To repeat it", running.repeat(item.nodeid)))
     return report  # type: ignore[return-value]
 

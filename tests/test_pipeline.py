@@ -47,12 +47,18 @@ FULL: dict[str, Any] = {
     "stream": {
         "mode": "catch_up",
         "trigger_seconds": 0.5,
-        "schema_changes": "exception",
+        "schema_changes": "evolve",
         "max_batch_bytes": 1048576,
         "max_batch_rows": 1000,
         "parallelism": 3,
         "start": {"file": "binlog.000017", "position": 157},
         "on_purged": "stop",
+        "on_table_error": "stop",
+        "fail_on_suspended": False,
+        "reread": "ask",
+        "reread_max_bytes": 1 << 30,
+        "include_schema_changes": ["add.column"],
+        "exclude_schema_changes": ["drop.column"],
     },
     "sink": {
         "path": "/data/lake",
@@ -70,6 +76,7 @@ FULL: dict[str, Any] = {
             "tier": {"gold": ["shop.customer"], "silver": ["shop.order_.*"]},
         },
         "adopt": False,
+        "on_dropped": "keep",
     },
     "state": {"conn_id": "cdc_state"},
     "spark": {"conn_id": None, "master": "local[4]", "conf": {"spark.executor.memory": "4g"}},
@@ -97,7 +104,7 @@ def refusal(value: Any) -> str:
 def test_defaults_are_those_of_the_contract() -> None:
     pipeline = Pipeline.from_dict(MINIMAL)
     assert pipeline.snapshot == Snapshot(8096, 4_000_000, 2, None)
-    assert pipeline.stream == Stream("continuous", 0.5, "exception", 268_435_456)
+    assert pipeline.stream == Stream("continuous", 0.5, "evolve", 268_435_456)
     assert pipeline.sink == Sink("/data/lake", "delta", "hard", "deletion_vectors", 268_435_456, {}, True)
     assert pipeline.state == State(None)
     assert pipeline.spark == Spark(None, "local[2]", {})
@@ -202,10 +209,35 @@ def test_empty_sections_have_their_defaults() -> None:
         (changed("stream.trigger_seconds", float("nan")), "stream.trigger_seconds is nan"),
         (changed("stream.trigger_seconds", False), "stream.trigger_seconds is False"),
         (
-            changed("stream.schema_changes", "lenient"),
-            "stream.schema_changes: 'lenient' is not supported yet. Use exception",
+            changed("stream.schema_changes", "try_evolve"),
+            "stream.schema_changes: 'try_evolve' is not supported yet. Use evolve (the default), lenient, ignore or",
         ),
-        (changed("stream.schema_changes", "maybe"), "stream.schema_changes is 'maybe'. It must be exception"),
+        (
+            changed("stream.schema_changes", "maybe"),
+            "stream.schema_changes is 'maybe'. It must be one of evolve, lenient, ignore, exception",
+        ),
+        (
+            {**MINIMAL, "stream": {"schema_changes": "ignore", "include_schema_changes": ["add.column"]}},
+            "stream.include_schema_changes is set, and stream.schema_changes is ignore. Use evolve or lenient with it",
+        ),
+        (
+            changed("stream.exclude_schema_changes", ["add.columns"]),
+            "stream.exclude_schema_changes is 'add.columns'. It must be one of add.column, drop.column",
+        ),
+        (changed("stream.exclude_schema_changes", "drop.column"), "It must be a list of add.column, drop.column"),
+        (changed("stream.include_schema_changes", [3]), "It must be a list of add.column, drop.column"),
+        (
+            changed("stream.exclude_schema_changes", ["rename.column"]),
+            "stream.exclude_schema_changes: 'rename.column' is not chosen here. A renamed column is one dropped and",
+        ),
+        (changed("stream.include_schema_changes", ["truncate.table"]), "TRUNCATE is the delete of all rows"),
+        (changed("stream.on_table_error", "skip"), "stream.on_table_error is 'skip'. It must be one of suspend, stop"),
+        (changed("stream.fail_on_suspended", "no"), "stream.fail_on_suspended is 'no'. It must be true or false"),
+        (changed("stream.reread", True), "stream.reread is True. It must be one of auto, ask"),
+        (
+            changed("stream.reread_max_bytes", -1),
+            "stream.reread_max_bytes is -1. It must be a whole number of at least",
+        ),
         (
             changed("stream.max_batch_bytes", 1000),
             "stream.max_batch_bytes is 1000. It must be a whole number of at least",
@@ -274,6 +306,16 @@ def test_empty_sections_have_their_defaults() -> None:
         ),
         (changed("sink.partition_by", {"a.b": [{"day": "at", "hour": "at"}]}), "sink.partition_by.a.b is {"),
         (changed("sink.partition_by", {"a.b": [7]}), "sink.partition_by.a.b is 7"),
+        (changed("sink.on_dropped", "empty"), "sink.on_dropped is 'empty'. It must be one of keep, drop"),
+        (changed("sink.on_dropped", {"keep": ["a.b"]}), "or {drop: [patterns of tables]}"),
+        (
+            {**changed("sink.on_dropped", "drop"), "stream": {"on_table_error": "stop"}},
+            "sink.on_dropped is not keep, and the stream stops where a table is dropped",
+        ),
+        (
+            {**changed("sink.on_dropped", {"drop": ["a.b"]}), "stream": {"schema_changes": "exception"}},
+            "sink.on_dropped is not keep, and the stream stops where a table is dropped",
+        ),
         (changed("sink.adopt", 1), "sink.adopt is 1. It must be true or false"),
         (changed("sink.compaction", "no"), "sink.compaction is 'no'. It must be true or false"),
         (changed("sink.path", "s3://key:hunter2@lake"), "sink.path is not an address of an object store: what stands"),

@@ -20,10 +20,14 @@ class Definitions:
         from the beginning; else nothing that the binlog says of the table before it is of concern, since the table was
         planned again there.
     :param revision: how often the table was planned again.
+    :param end: the place from which on nothing is of concern, since the table is suspended, and ``ended``: whether it
+        is, with an ``end`` of ``None`` from the beginning.
     """
 
     steps: tuple[tuple[Position | None, TableSchema], ...]
     revision: int = 0
+    end: Position | None = None
+    ended: bool = False
 
     @classmethod
     def of(cls, definition: TableSchema) -> Definitions:
@@ -44,8 +48,14 @@ class Definitions:
         """The definition by which a row event or a statement is read that begins at a place; ``None``: by none, what
         happens there is of no concern.
         """
+        if self.ended and (self.end is None or self.end <= where):
+            return None
         held = (definition for since, definition in reversed(self.steps) if since is None or since <= where)
         return next(held, None)
+
+    def begins_at(self, where: Position) -> bool:
+        """Whether a definition begins to hold exactly at a place: a DDL that ends there has been followed."""
+        return any(since == where for since, _ in self.steps)
 
     def then(self, where: Position, definition: TableSchema) -> Definitions:
         """These definitions, and another one that holds from a place on: the end of the DDL.
@@ -56,6 +66,13 @@ class Definitions:
         if last is not None and where <= last:
             raise ValueError(f"a definition of {definition.label} from {where} on cannot follow one from {last} on")
         return Definitions((*self.steps, (where, definition)), self.revision)
+
+    def until(self, where: Position | None) -> Definitions:
+        """These definitions, of which none holds from a place on: the table is suspended there.
+
+        :param where: ``None`` for the beginning.
+        """
+        return replace(self, end=where, ended=True)
 
     def planned_again(self, where: Position, definition: TableSchema) -> Definitions:
         """What takes their place when the table is planned again: nothing before a place is of concern any more.
@@ -70,11 +87,11 @@ class Definitions:
 
     def with_zero_dates(self, policy: str) -> Definitions:
         """The same definitions under another policy, which is no part of them."""
-        return Definitions(tuple((at, d.with_zero_dates(policy)) for at, d in self.steps), self.revision)
+        return replace(self, steps=tuple((at, d.with_zero_dates(policy)) for at, d in self.steps))
 
     def with_whole_rows(self) -> Definitions:
         """The same definitions where old rows are wanted whole."""
-        return Definitions(tuple((at, replace(d, whole_rows=True)) for at, d in self.steps), self.revision)
+        return replace(self, steps=tuple((at, replace(d, whole_rows=True)) for at, d in self.steps))
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON value; :meth:`from_json` turns it back."""

@@ -76,6 +76,8 @@ class Offset:
         another time is another file. 0 if that is not known, as in offsets of older versions.
     :param numbered: whether ``gtid_mode`` of MySQL was ON at the position, so that what stands behind it has GTIDs.
         ``False`` also where that is not known.
+    :param before_ddl: whether a DDL follows that the stream has to follow before it reads on. Only of ends of batches,
+        never of a resume point.
     """
 
     server: str
@@ -85,6 +87,7 @@ class Offset:
     held: str = ""
     began: int = 0
     numbered: bool = False
+    before_ddl: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON value; :meth:`from_json` turns it back."""
@@ -97,6 +100,7 @@ class Offset:
             **({"held": self.held} if self.held else {}),
             **({"began": self.began} if self.began else {}),
             **({"numbered": True} if self.numbered else {}),
+            **({"before_ddl": True} if self.before_ddl else {}),
         }
 
     @classmethod
@@ -105,7 +109,8 @@ class Offset:
         at = Position(str(value["file"]), int(value["position"]))
         xa, held = tuple(value.get("xa", ())), str(value.get("held", ""))
         began, numbered = int(value.get("began", 0)), bool(value.get("numbered", False))
-        return cls(str(value["server"]), at, str(value["gtid_set"]), xa, held, began, numbered)
+        before_ddl = bool(value.get("before_ddl", False))
+        return cls(str(value["server"]), at, str(value["gtid_set"]), xa, held, began, numbered, before_ddl)
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,10 @@ from functools import cached_property
 from typing import Any
 
 from airflow_provider_cdc.core.definitions import Captured, Definitions, by_table
-from airflow_provider_cdc.core.offset import Lineage, Offset
+from airflow_provider_cdc.core.offset import POSITION_BITS, Lineage, Offset, Position
 from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.core.start import SNAPSHOT, Start
+from airflow_provider_cdc.core.steps import Followed, Rejoined, Step, Suspended, in_order, step_of, with_schema
 
 KeyValue = int | str
 Key = tuple[KeyValue, ...]
@@ -85,8 +86,10 @@ class Plan:
     :param p0: where the stream will begin.
     :param lineage: how positions become ``_cdc_seq``.
     :param patterns: the patterns of the pipeline's source that it was made with.
-    :param definitions: captured tables, each with its definitions over time.
-    :param chunks: chunks in key order, table by table. A table without chunks was empty.
+    :param definitions: captured tables, each with its definitions as it was planned; then those that were added since.
+    :param steps: what has happened to them in the stream since, in order of ``_cdc_seq``.
+    :param chunks: chunks in key order, table by table. A table without chunks was empty, or is not what the snapshot
+        has read any more.
     :param costs: what planning each table cost; empty in a plan that was made before.
     :param start: what P0 is: ``snapshot``, or the place in the binlog where a stream without a snapshot begins. Such a
         plan has no chunks, as if all tables were empty at P0.
@@ -104,6 +107,7 @@ class Plan:
     start: Start = field(default=SNAPSHOT, hash=False)
     table_path: str = "{database}/{table}"
     lower_case: bool = False
+    steps: tuple[Step, ...] = ()
 
     @property
     def p0_seq(self) -> int:
@@ -113,14 +117,75 @@ class Plan:
     @cached_property
     def tables(self) -> tuple[TableSchema, ...]:
         """The newest definition of each table."""
-        return tuple(found.newest for found in self.definitions)
+        return tuple(
+            self.followed_of(index)[-1].schema if self.followed_of(index) else self.first_of(index)
+            for index in range(len(self.definitions))
+        )
+
+    @cached_property
+    def active(self) -> tuple[int, ...]:
+        """Indexes of the tables that are not suspended."""
+        return tuple(index for index in range(len(self.definitions)) if self.suspended_of(index) is None)
+
+    @property
+    def suspended(self) -> tuple[Suspended, ...]:
+        """What has suspended those that are, in the plan's order."""
+        found = map(self.suspended_of, range(len(self.definitions)))
+        return tuple(step for step in found if step is not None)
+
+    def revision(self, table: int) -> int:
+        """How often a table was planned or read again."""
+        found = self.rejoined_of(table)
+        return self.definitions[table].revision if found is None else found.revision
+
+    def rejoined_of(self, table: int) -> Rejoined | None:
+        """How a table has rejoined the last time that it was read again as a whole."""
+        found = (step for step in self.steps if isinstance(step, Rejoined) and step.table == table)
+        return max(found, key=lambda step: step.revision, default=None)
+
+    def first_of(self, table: int) -> TableSchema:
+        """The definition with which a table was planned, or read again, the last time."""
+        found = self.rejoined_of(table)
+        return self.definitions[table].newest if found is None else found.schema
+
+    def followed_of(self, table: int) -> list[Followed]:
+        """The DDL of a table that has been followed since then, the oldest first."""
+        revision = self.revision(table)
+        return [s for s in self.steps if isinstance(s, Followed) and (s.table, s.revision) == (table, revision)]
+
+    def suspended_of(self, table: int) -> Suspended | None:
+        """What has suspended a table; ``None`` if it is not."""
+        revision = self.revision(table)
+        found = (s for s in self.steps if isinstance(s, Suspended) and (s.table, s.revision) == (table, revision))
+        return next(found, None)
 
     def definitions_of(self, lineage: Lineage) -> tuple[Definitions, ...]:
-        """The definitions, for those who read the binlog of a lineage's newest segment: places of the one that the plan
-        was made in mean nothing in others. A stream goes on there only when it has passed them all.
+        """The definitions over time, for those who read the binlog of a lineage's newest segment.
+
+        Places of another segment mean nothing there. A stream goes on in a new segment only when it has passed all
+        places of those before it, so what holds last of these holds from its beginning.
         """
         here = lineage.newest == self.lineage.newest
-        return self.definitions if here else tuple(found.elsewhere() for found in self.definitions)
+        return tuple(
+            self._over_time(index, found if here else found.elsewhere(), lineage)
+            for index, found in enumerate(self.definitions)
+        )
+
+    def _over_time(self, index: int, planned: Definitions, lineage: Lineage) -> Definitions:
+        def place(step: Step) -> Position | None:
+            return None if step.seq >> POSITION_BITS < lineage.base else lineage.position(step.seq)
+
+        if (again := self.rejoined_of(index)) is not None:
+            planned = Definitions(((place(again), again.schema),), again.revision)
+        found = planned
+        for step in self.followed_of(index):
+            if (at := place(step)) is None:
+                found = replace(planned, steps=((None, step.schema),))
+            else:
+                found = found.then(at, step.schema)
+        if (ended := self.suspended_of(index)) is not None:
+            found = found.until(place(ended))
+        return found
 
     def captured(self, lineage: Lineage) -> Captured:
         """The same by table."""
@@ -128,22 +193,44 @@ class Plan:
 
     def start_seq(self, table: int) -> int:
         """``_cdc_seq`` up to which nothing outside of a table's chunks is in the binlog's changes: P0, or where the
-        table was planned again.
+        table was planned again, or has rejoined.
         """
+        if (again := self.rejoined_of(table)) is not None:
+            return again.seq
         since = self.definitions[table].since
         return self.p0_seq if since is None else self.lineage.seq(since)
 
     def amended(self, amendments: Iterable[Mapping[str, Any]]) -> Plan:
-        """The plan with tables planned again: under new definitions, their outermost bounds moved outwards.
+        """The plan with what has changed since: tables planned again, and what has happened to them in the stream.
 
-        :param amendments: ``table`` (index), ``definitions``, ``lower`` and ``upper`` (``None`` for a table without
-            chunks). The newest one of a table counts.
+        :param amendments: of a table that was planned again ``table`` (index), ``definitions``, and its outermost
+            bounds ``lower`` and ``upper`` (``None`` for a table without chunks), of which the newest one of a table
+            counts; or what a step's ``to_json`` returned.
         """
-        plan = self
-        read = [(a["table"], Definitions.from_json(a.get("definitions") or a["schema"]), a) for a in amendments]
+        found = [(amendment, step_of(amendment)) for amendment in amendments]
+        steps = in_order([*self.steps, *(step for _, step in found if step is not None)])
+        plan = replace(self, steps=steps, definitions=(*self.definitions, *self._added(steps)))
+        again = [amendment for amendment, step in found if step is None]
+        read = [(a["table"], Definitions.from_json(a.get("definitions") or a["schema"]), a) for a in again]
         for index, definitions, amendment in sorted(read, key=lambda found: (found[0], found[1].revision)):
             plan = plan._amended(index, definitions, amendment["lower"], amendment["upper"])
-        return plan
+        return plan._without_left()
+
+    def _added(self, steps: Iterable[Step]) -> list[Definitions]:
+        """Tables that steps add to the plan, in their order.
+
+        :raises ValueError: if one is missing.
+        """
+        new = {s.table: s.schema for s in steps if isinstance(s, Suspended) and s.schema is not None}
+        indexes = sorted(index for index in new if index >= len(self.definitions))
+        if indexes != [len(self.definitions) + n for n in range(len(indexes))]:
+            raise ValueError(f"tables {indexes} were added to a plan of {len(self.definitions)}")
+        return [Definitions.of(found) for index in indexes if (found := new[index]) is not None]
+
+    def _without_left(self) -> Plan:
+        """The plan without the chunks of tables whose rows are not what those hold any more."""
+        left = {i for i in range(len(self.definitions)) if self.rejoined_of(i) or self.suspended_of(i)}
+        return replace(self, chunks=tuple(c for c in self.chunks if c.table not in left)) if left else self
 
     def _amended(self, index: int, definitions: Definitions, lower: Sequence[Any], upper: Sequence[Any]) -> Plan:
         mine = [c for c in self.chunks if c.table == index]
@@ -157,12 +244,21 @@ class Plan:
 
     def with_zero_dates(self, policy: str) -> Plan:
         """The plan with the pipeline's ``source.zero_dates``, which is not written down with it."""
-        return replace(self, definitions=tuple(d.with_zero_dates(policy) for d in self.definitions))
+        return replace(
+            self,
+            definitions=tuple(d.with_zero_dates(policy) for d in self.definitions),
+            steps=tuple(with_schema(step, lambda table: table.with_zero_dates(policy)) for step in self.steps),
+        )
 
     def with_whole_rows(self, wanted: Callable[[TableSchema], bool]) -> Plan:
         """The plan where the old rows of some tables are wanted whole, which is not written down with it, either."""
         return replace(
-            self, definitions=tuple(d.with_whole_rows() if wanted(d.newest) else d for d in self.definitions)
+            self,
+            definitions=tuple(d.with_whole_rows() if wanted(d.newest) else d for d in self.definitions),
+            steps=tuple(
+                with_schema(step, lambda table: replace(table, whole_rows=table.whole_rows or wanted(table)))
+                for step in self.steps
+            ),
         )
 
     def groups(self) -> dict[int, list[Chunk]]:
@@ -222,6 +318,7 @@ class Plan:
             "lineage": self.lineage.to_json(),
             "patterns": [list(p) for p in self.patterns],
             "tables": [d.to_json() for d in self.definitions],
+            "steps": [step.to_json() for step in self.steps],
             "chunks": [c.to_json() for c in self.chunks],
             "start": self.start,
             "table_path": self.table_path,
@@ -242,6 +339,7 @@ class Plan:
             start=value.get("start", SNAPSHOT),
             table_path=value.get("table_path", cls.table_path),
             lower_case=value.get("lower_case", cls.lower_case),
+            steps=in_order(filter(None, map(step_of, value.get("steps", value.get("followed", ()))))),
         )
 
 

@@ -219,6 +219,14 @@ class TableSchema:
     :param key_index: name of the index that is the key; ``None`` where that was not written down, or there is none. No
         part of the definition.
     :param comments: what the columns' comments say, by name, as far as they have one. No part of the definition.
+    :param collation: collation of the columns that are added without one; ``None`` where that was not written down. No
+        part of the definition.
+    :param ignored: those of the columns that are left out which came when ``stream.schema_changes`` said so. No part of
+        the definition.
+    :param kept: columns that the source has no more and the copy still has: NULL in each row that is written. No part
+        of the definition.
+    :param dropped: names of columns that neither has any more, and that files of the copy may still have. No part of
+        the definition.
     """
 
     database: str
@@ -230,6 +238,10 @@ class TableSchema:
     whole_rows: bool = False
     key_index: str | None = None
     comments: tuple[tuple[str, str], ...] = field(default=(), compare=False)
+    collation: str | None = field(default=None, compare=False)
+    ignored: tuple[str, ...] = field(default=(), compare=False)
+    kept: tuple[Column, ...] = field(default=(), compare=False)
+    dropped: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def id(self) -> tuple[str, str]:
@@ -259,6 +271,11 @@ class TableSchema:
         return tuple(c for c in self.columns if c.name not in self.left_out)
 
     @cached_property
+    def in_copy(self) -> tuple[Column, ...]:
+        """The columns of the copy: those that are copied, then those that are kept."""
+        return (*self.copied, *self.kept)
+
+    @cached_property
     def needed_after(self) -> frozenset[str]:
         """Names of the columns without which the new image of a row cannot be read."""
         return frozenset(c.name for c in self.copied)
@@ -282,10 +299,14 @@ class TableSchema:
         """Arrow schema of the copied source columns alone."""
         return pa.schema([pa.field(c.name, c.arrow_type) for c in self.copied])
 
+    def nulls(self, rows: int) -> list[pa.Array]:
+        """The values of the kept columns in so many rows."""
+        return [pa.nulls(rows, column.arrow_type) for column in self.kept]
+
     @cached_property
     def sink_schema(self) -> pa.Schema:
-        """Arrow schema of a sink table: the source columns, then ``_cdc_seq``, ``_cdc_op``, ``_cdc_ts``."""
-        schema = self.arrow_schema
+        """Arrow schema of a sink table: the columns of the copy, then ``_cdc_seq``, ``_cdc_op``, ``_cdc_ts``."""
+        schema = pa.schema([pa.field(c.name, c.arrow_type) for c in self.in_copy])
         for added in (
             pa.field(SEQ, pa.int64()),
             pa.field(OP, pa.string()),
@@ -296,7 +317,11 @@ class TableSchema:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON value; :meth:`from_json` turns it back."""
-        return {**self._definition(), "key_index": self.key_index, "comments": [list(pair) for pair in self.comments]}
+        beside: dict[str, Any] = {"key_index": self.key_index, "collation": self.collation}
+        if self.kept:
+            beside["kept"] = [asdict(c) for c in self.kept]
+        beside |= {name: list(found) for name in ("ignored", "dropped") if (found := getattr(self, name))}
+        return {**self._definition(), **beside, "comments": [list(pair) for pair in self.comments]}
 
     def _definition(self) -> dict[str, Any]:
         columns = [asdict(c) for c in self.columns]
@@ -306,11 +331,16 @@ class TableSchema:
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> TableSchema:
         """Inverse of :meth:`to_json`."""
-        columns = tuple(Column(**{**c, "members": tuple(c["members"])}) for c in value["columns"])
+        columns, kept = (
+            tuple(Column(**{**c, "members": tuple(c["members"])}) for c in value.get(name, ()))
+            for name in ("columns", "kept")
+        )
         key, left_out = tuple(value["key"]), tuple(value.get("left_out", ()))
         index = value.get("key_index")
         comments = tuple((name, text) for name, text in value.get("comments", ()))
-        return cls(value["database"], value["name"], columns, key, left_out, key_index=index, comments=comments)
+        found = cls(value["database"], value["name"], columns, key, left_out, key_index=index, comments=comments)
+        ignored, dropped = tuple(value.get("ignored", ())), tuple(value.get("dropped", ()))
+        return replace(found, collation=value.get("collation"), ignored=ignored, kept=kept, dropped=dropped)
 
     def fingerprint(self) -> str:
         """Hash of everything that decides how rows are read; equal fingerprints read alike."""

@@ -2,13 +2,15 @@
 
 A server throws out a reader as soon as another one registers with the same server id. So all readers of a pipeline that
 may be at work at the same time have slots of their own. :meth:`Pipeline.replica` turns a slot into a server id and a
-uuid. Slots 1, 93 to 99, 103 to 109, 174 to 199 and 1000 are free.
+uuid. Slots 93 to 99, 103 to 109, 174 to 199 and 1000 are free.
 """
 
 from __future__ import annotations
 
 #: The stream's driver: it looks for the place where the stream begins, then plans its batches.
 STREAM = 0
+#: The stream's driver, while it looks at a DDL.
+DDL = 1
 #: The stream's driver, while it replays the binlog onto chunk groups that were read again.
 REPLAY = 2
 #: ``verify``.

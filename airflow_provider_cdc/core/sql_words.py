@@ -74,6 +74,14 @@ def words_of(sql: str, quoting: Quoting) -> Iterator[Word]:
             yield Word(text)
 
 
+def version_comments(sql: str, quoting: Quoting) -> Iterator[tuple[str, str]]:
+    """Letter and number of each version comment: ``M`` for MariaDB alone, and nothing where there is none."""
+    for match in _lexer(quoting).finditer(sql):
+        if match["version"]:
+            letter, _, digits = match["version"][2:].partition("!")
+            yield letter, digits
+
+
 def executed(sql: str) -> Iterator[str]:
     """The text with version comments opened and other comments taken out."""
     for match in _lexer(DEFAULT_QUOTING).finditer(sql):

@@ -19,6 +19,11 @@ def fold(name: str) -> str:
     return name.lower() if name.isascii() else "".join(map(_fold, name))
 
 
+def folded(table: Table) -> Table:
+    """The names of a table and its database, each as :func:`fold` writes it."""
+    return fold(table[0]), fold(table[1])
+
+
 def _fold(character: str) -> str:
     folded = character.casefold()
     return folded if len(folded) == 1 else character.lower()[0]

@@ -5,26 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from airflow_provider_cdc.core.definitions import Captured, by_table
 from airflow_provider_cdc.core.deletes import ALL_HARD, HARD, IGNORE, SOFT, Deletes
 from airflow_provider_cdc.core.detours import Detours
 from airflow_provider_cdc.core.gtid import kind_of
 from airflow_provider_cdc.core.offset import Lineage, Offset, Position
 from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.core.schema import SEQ, TableSchema
-from airflow_provider_cdc.exceptions import OtherServerError, PurgedError, TerminalError, TransientError
+from airflow_provider_cdc.exceptions import REPORT, OtherServerError, PurgedError, TerminalError, TransientError
 from airflow_provider_cdc.failpoints import failpoint
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.events.xa import Prepared, parse_entry, read_prepared
 from airflow_provider_cdc.mysql.server.charsets import decoders
+from airflow_provider_cdc.mysql.server.detours import look_up
 from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.sinks.layout import Layout, read_plan
 from airflow_provider_cdc.sinks.protocol import ChangeWriter, Sink, Staging
-from airflow_provider_cdc.sinks.storage import Storage
+from airflow_provider_cdc.sinks.storage import Storage, read_json
 from airflow_provider_cdc.sinks.traffic import Traffic, counting, summed
 
 if TYPE_CHECKING:
@@ -33,7 +36,7 @@ if TYPE_CHECKING:
 #: Bytes of rows in the binlog that are held as changes before they are written.
 _FLUSH_BYTES = 16 << 20
 #: The plan of the epoch that this process has worked for last.
-_PLANS: dict[tuple[str, str, int], Plan] = {}
+_PLANS: dict[tuple[str, str, int, int], Plan] = {}
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,11 @@ class StreamJob:
     :param zero_dates: ``source.zero_dates``.
     :param piece_bytes: bytes of binlog that are worth a reader of their own.
     :param deletes: ``sink.deletes``.
+    :param section: number of the epoch's section: one ends where a DDL has to be followed.
+    :param tell_ddl: whether it is, instead of an error.
+    :param only: index of the only table whose changes are wanted, if not all are.
+    :param share: name of the plan by which a table is read again as a whole: what is read by it no planner has walked
+        before. ``None`` for the pipeline's own plan.
     """
 
     connect_args: dict[str, Any]
@@ -68,15 +76,23 @@ class StreamJob:
     zero_dates: str = "error"
     piece_bytes: int = 16 << 20
     deletes: Deletes = ALL_HARD
+    section: int = 0
+    tell_ddl: bool = False
+    only: int | None = None
+    share: str | None = None
 
     def plan(self) -> Plan:
-        """The plan in the sink, as this epoch has found it: a process reads it once."""
-        key = (self.storage.location(), self.pipeline, self.epoch)
-        if (plan := _PLANS.get(key)) is None:
-            plan = read_plan(self.storage, Layout(self.pipeline))
-            assert plan is not None  # no phase begins without one
+        """The plan in the sink, as this section has found it: a process reads it once."""
+        key = (self.storage.location(), self.pipeline, self.epoch, self.section)
+        if self.share is not None:
+            plan = Plan.from_json(read_json(self.storage, self.share))
+        elif key in _PLANS:
+            plan = _PLANS[key]
+        else:
+            found = read_plan(self.storage, Layout(self.pipeline))
+            assert found is not None  # no phase begins without one
             _PLANS.clear()
-            _PLANS[key] = plan
+            _PLANS[key] = plan = found
         # Where the deleted row is kept as the delete's old image has it, that must have all of it.
         return plan.with_zero_dates(self.zero_dates).with_whole_rows(lambda table: self.deletes.of(table) == SOFT)
 
@@ -94,9 +110,14 @@ class StreamJob:
         """BatchPlanner of this stream."""
         from airflow_provider_cdc.mysql.stream.batches import BatchPlanner  # compiled: not for drivers, as in slices.py
 
-        plan = self.plan()
-        tables, connection = plan.captured(self.lineage), connect(self.connect_args)
-        return BatchPlanner(connection, lambda at: self._open(at, self.planner), tables, self.lineage)
+        tables, connection = self._captured(self.plan()), connect(self.connect_args)
+        return BatchPlanner(
+            connection, lambda at: self._open(at, self.planner), tables, self.lineage, tell_ddl=self.tell_ddl
+        )
+
+    def _captured(self, plan: Plan) -> Captured:
+        found = plan.definitions_of(self.lineage)
+        return by_table(found if self.only is None else [found[self.only]])
 
     def open_planner(self) -> tuple[BatchPlanner, dict[str, int]]:
         """The same, and the requests to an object store that this took."""
@@ -146,6 +167,14 @@ class StreamJob:
             # What the sink holds already, since the server before this one had committed it earlier.
             done = [seq for seq, gtid in binlog.names().items() if gtid and gtid in held] if held else []
             for table, batch in changes:
+                if table.fingerprint() != tables[table.id].newest.fingerprint():
+                    at = self.lineage.position(batch[SEQ][0].as_py())
+                    raise TerminalError(
+                        f"rows of {table.label} at {at} are of the definition before an ALTER: an XA transaction was "
+                        "prepared before it",
+                        REPORT,
+                        table=table.label,
+                    )
                 rest = batch.filter(pc.invert(pc.is_in(batch[SEQ], pa.array(done, pa.int64())))) if done else batch
                 if rest.num_rows:
                     outputs.of(table).add(rest)
@@ -153,7 +182,7 @@ class StreamJob:
         def open_at(at: Position) -> BinlogStream:
             return self._open(at, self.readers[reader])
 
-        tables = plan.captured(self.lineage)
+        tables = self._captured(plan)
         texts = decoders(lambda: closing(connect(self.connect_args)), plan.tables)
         # One without rows may end here and be prepared again under its name: both offsets list it, and look the same.
         ending = sorted(text for text in start.xa if text not in end.xa or parse_entry(text)[1] is None)
@@ -161,7 +190,8 @@ class StreamJob:
         prepared = Prepared(read_prepared(ending, open_at, tables), before.rows, tables)
         held = kind_of(start.server).parse(start.held)
         # What leads to captured tables the planner has looked up, which has walked here before.
-        binlog = BinlogReader(open_at, tables, self.lineage, texts, named=bool(held), detours=Detours)
+        detours = Detours if self.share is None else partial(_looked_up, self.connect_args, tables)
+        binlog = BinlogReader(open_at, tables, self.lineage, texts, named=bool(held), detours=detours)
         try:
             binlog.expect(start)
             for step in binlog.steps(start.at, end.at):
@@ -184,6 +214,11 @@ class StreamJob:
         outputs.close()
         failpoint("batch.after_read")
         return {"start": start.to_json(), "end": end.to_json(), **outputs.manifest()}
+
+
+def _looked_up(connect_args: dict[str, Any], tables: Captured) -> Detours | None:
+    with closing(connect(connect_args)) as connection:
+        return look_up(connection, tables)
 
 
 @contextmanager

@@ -206,6 +206,38 @@ class CdcMaintainOperator(PipelineOperator):
             self._driver.end()
 
 
+class CdcResnapshotOperator(PipelineOperator):
+    """Read a table again as a whole; a stream may run, and goes on with it then. A suspended table rejoins.
+
+    While a stream runs, the task waits until it has exchanged the rows. Without one, the next stream does it.
+
+    XCom: ``table`` and ``outcome``: ``rejoined``, or ``staged``: the next stream exchanges the rows.
+
+    :param pipeline: as in :class:`CdcPreflightOperator`. (templated)
+    :param table: the table, as ``database.table``. (templated)
+    """
+
+    template_fields = (*PipelineOperator.template_fields, "table")
+    operator_extra_links = (SparkUiLink(),)
+    ui_color = "#e8f0fe"
+
+    def __init__(self, *, pipeline: PipelineLike, table: str, **kwargs: Any) -> None:
+        super().__init__(pipeline=pipeline, **kwargs)
+        self.table = table
+        self._driver: Driver | None = None
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Run a driver and relay what it says."""
+        with task_errors(self.log):
+            found = context_of(self.pipeline, self.log)
+            return _attended(self, request_of(found.pipeline, reread=self.table), context)
+
+    def on_kill(self) -> None:
+        """End the driver: nobody has seen what it has read."""
+        if self._driver is not None:
+            self._driver.end()
+
+
 class CdcVerifyOperator(PipelineOperator):
     """Compare source and sink, table by table, at one position while writers go on. A difference fails the task.
 
@@ -239,7 +271,7 @@ class CdcVerifyOperator(PipelineOperator):
 
 
 def _attended(
-    operator: CdcSnapshotOperator | CdcMaintainOperator, request: Request, context: Context
+    operator: CdcSnapshotOperator | CdcMaintainOperator | CdcResnapshotOperator, request: Request, context: Context
 ) -> dict[str, Any]:
     """Run a driver, relay what it says, and return how it ended."""
     from airflow_provider_cdc.driver import UI_LINE

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from airflow_provider_cdc.core.supervision import LOSS_SECONDS, LOSSES, Restarts, Verdict, Watch
+from airflow_provider_cdc.core.supervision import LOSS_SECONDS, LOSSES, Restarts, Verdict, Watch, later_try
 from airflow_provider_cdc.exceptions import (
     CdcError,
     NotReadyError,
@@ -271,6 +271,10 @@ class CdcStreamOperator(PipelineOperator):
                 if started is not None:
                     return started.epoch, False
             elif run.desired_state == "run" and lives:
+                if self._cleared(context, run):
+                    self.log.info("the task was cleared: epoch %s of its earlier try is asked to stop", run.epoch)
+                    store.request_stop(run.pipeline, run.epoch, by=task_label(context))
+                    continue
                 if self._catches_up(work) and run.mode == "continuous":
                     raise NotReadyError(
                         f"a continuous stream of {run.pipeline} is running (epoch {run.epoch}, supervised by "
@@ -285,6 +289,17 @@ class CdcStreamOperator(PipelineOperator):
                 told = True
             time.sleep(_PAUSE)
         raise TransientError("the task was stopped", "Clear it to run it again")
+
+    def _cleared(self, context: Context, run: StreamRow) -> bool:
+        """Whether a person has cleared the task while an earlier try of it supervised a run.
+
+        The trigger of that try asks the run to stop, too, if it lives: Airflow tells nobody else.
+        """
+        ti = context["ti"]
+        after_clear = (
+            ti.try_number == ti.max_tries - (self.retries or 0) + 1
+        )  # as the SDK finds the first of several tries
+        return after_clear and later_try(run.supervisor or "", task_label(context))
 
     def _note(self, context: Context, store: Store, work: Work, run: StreamRow) -> None:
         """Record that this task supervises a run, unless it was marked or cleared: its process learns that later."""

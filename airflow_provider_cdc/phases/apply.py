@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -93,6 +93,22 @@ def found_rows(table: TableSchema, lineage: Lineage) -> Iterator[None]:
         ) from None
 
 
+@contextmanager
+def of_table(table: TableSchema) -> Iterator[None]:
+    """What a sink refuses at one table concerns that table.
+
+    :raises TerminalError: also for a file of the copy that is not there any more.
+    """
+    try:
+        yield
+    except TerminalError as error:
+        error.table = error.table or table.label
+        raise
+    except FileNotFoundError as error:
+        message = f"the copy of table {table.label} lacks a file: {error.filename or error}"
+        raise TerminalError(message, "Find out who removes files of the copy", table=table.label) from error
+
+
 class Applier:
     """Applies staged batches in order.
 
@@ -118,7 +134,7 @@ class Applier:
         changed: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._context, self._plan, self._coverage = context, plan, coverage
-        self.tables = tables
+        self.tables = list(tables)
         self._progress = progress
         self._staging = context.sink.staging()
         self.fence = epoch_fence(plan.pipeline, epoch)
@@ -137,6 +153,43 @@ class Applier:
         """Bytes that the tables take for finding rows, in memory and on disk; ``None`` if they do not tell."""
         found = [table.index for table in self.tables if isinstance(table, Measured)]
         return (sum(memory for memory, _ in found), sum(disk for _, disk in found)) if found else None
+
+    def confirm(self) -> None:
+        """Make sure that no newer epoch has taken over.
+
+        :raises FencedError: if one has.
+        """
+        self._progress.write(self._at, self.lineage, self.fence)
+
+    def go_on_without(self, plan: Plan) -> None:
+        """Go on without a table that was suspended.
+
+        :param plan: the plan that says so.
+        """
+        self._plan = plan
+
+    def grow(self, plan: Plan, table: SinkTable) -> None:
+        """Go on with one table more, which was not read yet.
+
+        :param plan: the plan with it.
+        """
+        self._plan = plan
+        self.tables.append(table)
+        self.hold([*self._coverage, Coverage((), (), 0)])
+
+    def renew(self, plan: Plan, index: int, table: SinkTable) -> None:
+        """Go on with a table that has another definition.
+
+        :param plan: the plan with it.
+        :param table: the sink's table, which has its columns.
+        """
+        self._plan = plan
+        self.tables[index] = table
+
+    def has_passed_snapshot(self, index: int) -> bool:
+        """Whether the resume point lies behind all that the snapshot holds of a table."""
+        newest = max([self._plan.start_seq(index), *self._coverage[index].high_watermarks])
+        return newest <= self.lineage.seq(self._at.at)
 
     def hold(self, coverage: Sequence[Coverage]) -> None:
         """Take note of what the snapshot holds, after a chunk group was read again."""
@@ -158,7 +211,8 @@ class Applier:
         :raises TerminalError: if that is not known, or cannot be dealt with at another server.
         """
         reached, found = self.lineage.seq(self._at.at), None
-        for table, marker in zip(self._plan.tables, self._markers(), strict=True):
+        for index in self._plan.active:
+            table, marker = self._plan.tables[index], self.tables[index].markers().get(self._marker) or 0
             if marker <= reached:
                 continue
             if not table.key:
@@ -178,8 +232,11 @@ class Applier:
         :raises TerminalError: if the stream has not passed all high watermarks.
         """
         reached = self.lineage.seq(self._at.at)
-        for index, (table, held) in enumerate(zip(self._plan.tables, self._coverage, strict=True)):
-            if max([self._plan.start_seq(index), *held.high_watermarks]) > reached:
+        for index in self._plan.active:
+            table = self._plan.tables[index]
+            if any(found.seq > reached for found in self._plan.followed_of(index)):
+                raise TerminalError(f"the stream had begun to follow an ALTER of {table.label} there", self._back)
+            if not self.has_passed_snapshot(index):
                 raise TerminalError(
                     f"the stream had not passed the snapshot of {table.label} on that server", self._back
                 )
@@ -188,9 +245,6 @@ class Applier:
         lineage = self.lineage.then(offset.server, offset.at.file, max(reached, self._said["seq"]))
         self._progress.write(offset, lineage, self.fence)
         self._at, self.lineage = offset, lineage
-
-    def _markers(self) -> list[int]:
-        return [target.markers().get(self._marker) or 0 for target in self.tables]
 
     @property
     def _back(self) -> str:
@@ -202,7 +256,7 @@ class Applier:
         :param manifest: what :meth:`StreamJob.stage` returned.
         :raises TerminalError: if the batch begins behind the resume point: something would be missing.
         """
-        start, end = Offset.from_json(manifest["start"]), Offset.from_json(manifest["end"])
+        start, end = Offset.from_json(manifest["start"]), replace(Offset.from_json(manifest["end"]), before_ddl=False)
         if self._at.at < start.at:
             raise TerminalError(
                 f"a batch begins at {start.at}, but the sink stands at {self._at.at}",
@@ -230,6 +284,9 @@ class Applier:
         tables = [list(found) for _, found in groupby(entries, lambda entry: entry["table"])]
         if not tables:
             return []
+        if astray := {entry["table"] for entry in entries} - {*self._plan.active}:
+            labels = ", ".join(sorted(self._plan.tables[index].label for index in astray))
+            raise TerminalError(f"a batch up to {end.at} has changes of {labels}, which are suspended", REPORT)
         if not self._context.storage.remote:
             self._say(end, end_seq)
             return [stamps for found in tables for stamps in self._apply_entries(found, end_seq)]
@@ -259,7 +316,8 @@ class Applier:
             # Where a TRUNCATE of the same table follows, the table is not at the end of the batch yet.
             reached = end_seq if number == len(entries) else pc.max(changes[SEQ]).as_py() or 0
             emptied = None if entry["emptied"] is None else Emptied(entry["emptied"], entry["emptied_at"])
-            self._apply_table(entry["table"], changes, reached, emptied)
+            with of_table(self._plan.tables[entry["table"]]):
+                self._apply_table(entry["table"], changes, reached, emptied)
             stamps.append(changes[TS].cast(pa.int64()).to_numpy())
         return stamps
 

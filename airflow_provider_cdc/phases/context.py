@@ -14,7 +14,9 @@ from airflow_provider_cdc.core import slots
 from airflow_provider_cdc.core.offset import Lineage, Offset
 from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.core.progress import ChunkProgress
+from airflow_provider_cdc.core.schema_policy import SchemaPolicy
 from airflow_provider_cdc.core.start import SNAPSHOT, start_text
+from airflow_provider_cdc.core.steps import Rejoined
 from airflow_provider_cdc.core.store_access import StoreAccess, access_of
 from airflow_provider_cdc.exceptions import NotReadyError
 from airflow_provider_cdc.failpoints import failpoint
@@ -142,20 +144,19 @@ class Context:
     def load_plan(self) -> Plan | None:
         """The plan in the sink, which is the one that counts; ``None`` if there is none yet.
 
-        :raises NotReadyError: if the pipeline captures other tables than it was planned with.
+        :raises NotReadyError: if the pipeline copies other columns of its tables than it was planned with.
         """
         found = read_plan(self.storage, self.layout)
         if found is None:
             return None
         plan = found.with_zero_dates(self.pipeline.source.zero_dates)
-        patterns = self.pipeline.source.patterns
-        had = plan.patterns + ((),) * (len(patterns) - len(plan.patterns))
-        for (name, now), before in zip(patterns.items(), had, strict=True):
-            if now != before:
+        if plan.patterns[2:] != tuple(self.pipeline.source.patterns.values())[2:]:
+            other = self.other_columns(plan)
+            if other and self.sink.resume_point().stand() is None:
                 raise NotReadyError(
-                    f"source.{name} of {plan.pipeline} changed since its snapshot (it was {list(before)})",
-                    "Adding and removing tables or columns is not built yet: undo the change, or start with a fresh "
-                    "sink.path",
+                    next(iter(other.values())),
+                    "Before the stream has begun nothing reads a table again: undo the change until then, or start "
+                    "with a fresh sink.path",
                 )
         paths = self.pipeline.sink.table_paths
         for name, is_, was in (
@@ -175,14 +176,42 @@ class Context:
             )
         return plan
 
+    @property
+    def policy(self) -> SchemaPolicy:
+        """What copies take over of the changes of their tables' definitions."""
+        stream = self.pipeline.stream
+        return SchemaPolicy.of(stream.schema_changes, stream.include_schema_changes, stream.exclude_schema_changes)
+
+    def other_columns(self, plan: Plan) -> dict[int, str]:
+        """Tables whose copies have other columns than the lists of the pipeline say, by index, and what differs. A
+        stream reads them again.
+        """
+        found = {}
+        for index in plan.active:
+            table = plan.tables[index]
+            if not self.pipeline.captures(*table.id):
+                continue
+            for column in table.columns:
+                left_out = not self.pipeline.keeps(*table.id, column.name)
+                if column.name in (*table.key, *table.ignored) or column.hidden:
+                    continue
+                if left_out != (column.name in table.left_out):
+                    found[index] = (
+                        f"the lists of columns in source leave {'' if left_out else 'no more '}out {column.name} of "
+                        f"{table.label}, which {'has' if left_out else 'lacks'} it in its copy"
+                    )
+        return found
+
     def stand(self, plan: Plan) -> tuple[Offset, Lineage]:
         """The resume point and its lineage, by which everything is numbered now; P0 before the first batch."""
         return self.sink.resume_point().stand() or (plan.p0, plan.lineage)
 
     def newest(self, plan: Plan) -> Plan:
-        """The plan as it is now: itself, unless a table was planned again since it was read."""
+        """The plan as it is now: itself, unless a table was planned again, or a DDL followed, since it was read."""
         amended = amendments_of(self.storage, self.layout, plan.generation)
-        return plan if len(amended) == sum(found.revision for found in plan.definitions) else self.need_plan()
+        kept = [step for step in plan.steps if not isinstance(step, Rejoined)]  # those count as revisions
+        known = len(kept) + sum(map(plan.revision, range(len(plan.definitions))))
+        return plan if len(amended) == known else self.need_plan()
 
     def need_plan(self) -> Plan:
         """The plan in the sink.

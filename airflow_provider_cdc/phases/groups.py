@@ -58,7 +58,7 @@ def generation_fence(plan: Plan, table: int) -> Fence:
 
     :param table: index of the table.
     """
-    return Fence(f"cdc/{plan.pipeline}/generation", plan.generation * 1_000_000 + plan.definitions[table].revision)
+    return Fence(f"cdc/{plan.pipeline}/generation", plan.generation * 1_000_000 + plan.revision(table))
 
 
 def group_marker(plan: Plan, group: int) -> str:
@@ -106,7 +106,8 @@ def coverage(context: Context, plan: Plan, tables: Sequence[SinkTable]) -> list[
 def published_attempts(plan: Plan, tables: Sequence[SinkTable]) -> dict[int, dict[int, set[int]]] | None:
     """Tables by the attempt that is published in them, a group each; ``None`` if the snapshot is not complete."""
     won: dict[int, dict[int, set[int]]] = {}
-    for index, target in enumerate(tables):
+    for index in plan.active:
+        target = tables[index]
         if not target.exists():
             return None
         markers = target.markers()

@@ -11,6 +11,7 @@ from dataclasses import replace
 from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_provider_cdc.core import slots
+from airflow_provider_cdc.core.definitions import Definitions
 from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.exceptions import CdcError, OtherHistoryError, PurgedError
 from airflow_provider_cdc.failpoints import failpoint
@@ -70,7 +71,9 @@ def _begin_again(context: Context, store: Store) -> None:
     made = context.new_plan(plan.generation + 1)
     same_server(made.p0.server, lineage.server)
     # Numbers go on from those of the old snapshot: no marker that it has left is ahead of a new one.
-    made = replace(made, lineage=lineage)
+    before, policy = {table.id: table for table in plan.tables}, context.policy
+    again = (policy.shaped(before[new.id], new, asked=True) if new.id in before else new for new in made.tables)
+    made = replace(made, lineage=lineage, definitions=tuple(map(Definitions.of, again)))
     # Where a run died the tables may be ahead of the resume point.
     read = max([lineage.seq(at.at), *(table.markers().get(stream_marker(name)) or 0 for table in written)])
     if lineage.seq(made.p0.at) < read:

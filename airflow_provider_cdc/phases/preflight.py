@@ -17,6 +17,7 @@ from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.finding import Finding, findings
 from airflow_provider_cdc.phases.preflight_server import check_server, check_server_ids
 from airflow_provider_cdc.phases.preflight_tables import check_tables
+from airflow_provider_cdc.pipeline.sink import KEEP
 from airflow_provider_cdc.sinks.protocol import Feature
 from airflow_provider_cdc.sinks.store_check import check_store
 
@@ -82,6 +83,9 @@ def _supported(context: Context) -> Iterator[Finding]:
     """What the sink cannot do of what the pipeline asks for; of tables, the check of each table says it."""
     if context.pipeline.stream.on_purged == "reread":
         context.need(Feature.REREAD, "stream.on_purged is reread")
+    if context.pipeline.sink.on_dropped != KEEP:
+        for feature in (Feature.REREAD, Feature.ALTER):
+            context.need(feature, "sink.on_dropped is not keep")
     yield from ()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from pymysql.connections import Connection
@@ -21,6 +22,7 @@ from airflow_provider_cdc.mysql.server.throttle import replica_lag
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.finding import Finding, findings, granted
 from airflow_provider_cdc.phases.retention_guard import forecast
+from airflow_provider_cdc.pipeline.sections import SUSPEND
 from airflow_provider_cdc.sinks.protocol import Adopting, Feature
 
 
@@ -43,12 +45,22 @@ def check_tables(context: Context, connection: Connection[Any]) -> list[Finding]
     found += findings(lambda: _together(context, matched))
     found += findings(lambda: _cascades(connection, matched))
     found += findings(lambda: _out_of_order(connection))
-    found += findings(lambda: _created_since(context, matched))
+    found += findings(lambda: _changed_since(context, matched))
     found += findings(lambda: _replica(context, connection, matched))
     found += findings(lambda: _retention(context, connection, matched))
+    suspended = _suspended(context)
     for database, table, engine in matched:
-        found += findings(lambda d=database, t=table, e=engine: _table(context, connection, d, t, e))  # type: ignore[misc]
+        about = findings(lambda d=database, t=table, e=engine: _table(context, connection, d, t, e))  # type: ignore[misc]
+        # What stands in the way of a suspended table does not hold up the others.
+        found += about if (database, table) not in suspended else [replace(f, level="warning") for f in about]
     return found
+
+
+def _suspended(context: Context) -> set[tuple[str, str]]:
+    with suppress(OSError, CdcError):  # a finding of its own
+        if (plan := context.load_plan()) is not None:
+            return {plan.tables[step.table].id for step in plan.suspended}
+    return set()
 
 
 def _together(context: Context, matched: list[tuple[str, str, str]]) -> Iterator[Finding]:
@@ -151,7 +163,7 @@ def _retention(context: Context, connection: Connection[Any], matched: list[tupl
     )
 
 
-def _created_since(context: Context, matched: list[tuple[str, str, str]]) -> Iterator[Finding]:
+def _changed_since(context: Context, matched: list[tuple[str, str, str]]) -> Iterator[Finding]:
     try:
         plan = context.load_plan()
     except OSError:
@@ -163,9 +175,14 @@ def _created_since(context: Context, matched: list[tuple[str, str, str]]) -> Ite
         if (database, table) not in planned:
             yield Finding(
                 "warning",
-                f"table {database}.{table} was created after the snapshot and is not copied",
-                "Adding tables is not built yet: start with a fresh sink.path, or exclude it there",
+                f"table {database}.{table} is not part of the plan yet: the next run of the stream adds it",
+                "Exclude it in source.exclude if it is not to be copied",
             )
+    does = "reads the table again" if context.pipeline.stream.on_table_error == SUSPEND else "stops at that"
+    for why in context.other_columns(plan).values():
+        yield Finding(
+            "warning", f"{why}: the next run of the stream {does}", "Undo the change if that is not what you want"
+        )
 
 
 def _table(context: Context, connection: Connection[Any], database: str, table: str, engine: str) -> Iterator[Finding]:

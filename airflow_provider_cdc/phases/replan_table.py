@@ -9,11 +9,11 @@ from __future__ import annotations
 from contextlib import closing
 
 from airflow_provider_cdc.core.plan import Plan
-from airflow_provider_cdc.exceptions import TableAlteredError
+from airflow_provider_cdc.exceptions import TableAlteredError, TransientError
 from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.mysql.snapshot.planner import make_amendment
 from airflow_provider_cdc.phases.context import Context
-from airflow_provider_cdc.phases.groups import group_marker
+from airflow_provider_cdc.phases.groups import coverage, group_marker, targets
 from airflow_provider_cdc.sinks.protocol import Feature
 from airflow_provider_cdc.sinks.storage import write_json_once
 
@@ -29,17 +29,25 @@ def replan_table(context: Context, plan: Plan, error: TableAlteredError) -> None
     newest = context.need_plan()
     if index is None or newest.generation != plan.generation:
         raise error
-    table, revision = plan.tables[index], plan.definitions[index].revision
-    if newest.definitions[index].revision > revision:
+    table, revision, policy = plan.tables[index], plan.revision(index), context.policy
+    if newest.revision(index) > revision:
         return
     markers = context.sink.table(table).markers()
+    complete = coverage(context, newest, targets(context, newest)) is not None
+    if complete and context.pipeline.stream.follows_ddl:  # else no stream begins that could follow it
+        raise TransientError(
+            f"{error.message}, and the stream has not followed that yet",
+            "Run again when it has; if it stops, it says why",
+        )
     if any(markers.get(group_marker(plan, group)) is not None for group in plan.groups_of(index)):
         raise TableAlteredError(
             f"{error.message}, when a part of it was published already", error.remedy, **error.facts
         )
     context.need(Feature.REREAD, error.message)
     with closing(connect(context.connect_args)) as connection:
-        amendment = make_amendment(connection, plan, index, context.pipeline.keeps)
+        amendment = make_amendment(
+            connection, plan, index, context.pipeline.keeps, lambda found: policy.shaped(table, found, asked=True)
+        )
     name = context.layout.amendment(plan.generation, index, revision + 1)
     if write_json_once(context.storage, name, amendment):
         context.reporter.line(f"{error.message}: the table is read again under its new definition")

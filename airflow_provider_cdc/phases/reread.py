@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -63,6 +63,8 @@ class Staged:
     :param high: highest high watermark of its chunks.
     :param since: where the stream stood before its first chunk was read, with the XA transactions open there.
     :param lineage: the segment of the server that it was read from.
+    :param revision: the revision that begins with it, where a table was read again as a whole (``resnapshot.py``); else
+        ``None``.
     """
 
     group: int
@@ -70,6 +72,7 @@ class Staged:
     high: Position
     since: Offset
     lineage: Lineage
+    revision: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON value."""
@@ -79,6 +82,7 @@ class Staged:
             "high": self.high.to_json(),
             "since": self.since.to_json(),
             "lineage": self.lineage.to_json(),
+            **({} if self.revision is None else {"revision": self.revision}),
         }
 
 
@@ -93,27 +97,36 @@ def stage(group: Group, attempt: int, manifests: Sequence[dict[str, Any]]) -> St
     # Files of an earlier try lack more than those of this one.
     since = min((since_of(plan, entry) for entry in manifests), key=lambda offset: offset.at)
     staged = Staged(group.number, attempt, high, since, numbering(plan, manifests[0]))
-    name = f"{group.context.layout.staged(plan.generation)}/{group.number}-{attempt}.json"
-    write_json(group.context.storage, name, staged.to_json())
-    failpoint("reread.after_stage")
+    request(group, staged)
     forget(group, attempt - 1)
     return staged
 
 
-def waiting(context: Context, plan: Plan) -> list[Staged]:
-    """Staged attempts, the newest of each group. Costs a look into a folder where there are none."""
+def request(group: Group, staged: Staged) -> None:
+    """Ask for an attempt to be published."""
+    name = f"{group.context.layout.staged(group.plan.generation)}/{staged.group}-{staged.attempt}.json"
+    write_json(group.context.storage, name, staged.to_json())
+    failpoint("reread.after_stage")
+
+
+def waiting(context: Context, plan: Plan, names: Iterable[str] | None = None) -> list[Staged]:
+    """Staged attempts, the newest of each group. Costs a look into a folder where there are none.
+
+    :param names: what :func:`requests` returned, if that is known.
+    """
     newest: dict[int, Staged] = {}
-    for name in _requests(context, plan):
+    for name in _attempts(context, plan, requests(context, plan) if names is None else names):
         value = read_json(context.storage, name)
         if value is not None:  # else it has just been published
             high, since = Position.from_json(value["high"]), Offset.from_json(value["since"])
-            found = Staged(value["group"], value["attempt"], high, since, numbering(plan, value))
+            revision = value.get("revision")
+            found = Staged(value["group"], value["attempt"], high, since, numbering(plan, value), revision)
             if found.group not in newest or newest[found.group].attempt < found.attempt:
                 newest[found.group] = found
     return [newest[number] for number in sorted(newest)]
 
 
-def unfit(context: Context, staged: Staged, lineage: Lineage, open_at: OpenAt) -> str | None:
+def unfit(group: Group, staged: Staged, lineage: Lineage, open_at: OpenAt) -> str | None:
     """Why a staged attempt cannot be published any more, if it cannot.
 
     :param lineage: that of the resume point.
@@ -121,20 +134,29 @@ def unfit(context: Context, staged: Staged, lineage: Lineage, open_at: OpenAt) -
     """
     if staged.lineage != lineage.newest:
         return f"it was read at server {staged.lineage.server}, before the stream went on at another"
-    with closing(connect(context.connect_args)) as connection:
+    for index in group.tables:
+        before, now = group.plan.definitions_of(lineage)[index].at(staged.since.at), group.plan.tables[index]
+        if before is not None and before.fingerprint() != now.fingerprint():
+            return f"{now.label} was altered since it was read"
+    with closing(connect(group.context.connect_args)) as connection:
         return gone(connection, staged.since, open_at)
 
 
 def forget(group: Group, attempt: int) -> None:
     """Remove what asks for this attempt, and for older ones, to be published."""
-    for name in _requests(group.context, group.plan):
+    for name in _attempts(group.context, group.plan, requests(group.context, group.plan)):
         number, _, found = name.rpartition("/")[2].removesuffix(".json").partition("-")
         if int(number) == group.number and int(found) <= attempt:
             group.context.storage.delete(name)
 
 
-def _requests(context: Context, plan: Plan) -> list[str]:
-    """Names of the files that ask for attempts to be published."""
+def _attempts(context: Context, plan: Plan, names: Iterable[str]) -> list[str]:
+    """Of the requests those that name an attempt to be published."""
+    return [name for name in names if name != context.layout.reload(plan.generation)]
+
+
+def requests(context: Context, plan: Plan) -> list[str]:
+    """Names of the files that ask the stream for something: to publish attempts, or to reload its tables."""
     listed = context.storage.list(context.layout.staged(plan.generation))
     return [name for name, _ in listed if name.endswith(".json")]
 
@@ -187,20 +209,26 @@ def _publish_alone(group: Group, staged: Staged, index: int, manifests: Sequence
             failpoint("reread.after_commit")
 
 
-def publish_staged(context: Context, store: Store, plan: Plan, applier: Applier, job: StreamJob) -> None:
+def publish_staged(
+    context: Context, store: Store, plan: Plan, applier: Applier, job: StreamJob, asked: Iterable[Staged]
+) -> None:
     """Publish the staged attempts whose high watermarks the stream has reached. Only the stream's driver calls it,
     between two batches.
 
     :param applier: what has been applied; told of the new coverage.
     :param job: reads the binlog.
+    :param asked: what waits to be published.
     """
-    for staged in waiting(context, plan):
+    for staged in asked:
+        if staged.group not in plan.groups():
+            forget(Group(context, plan, staged.group), staged.attempt)  # its tables were read again as a whole
+            continue
         group = Group(context, plan, staged.group)
         if staged.lineage == applier.lineage.newest and applier.at.at < staged.high:
             continue
         try:
             with moved():
-                why = unfit(context, staged, applier.lineage, context.opener(slots.REPLAY))
+                why = unfit(group, staged, applier.lineage, context.opener(slots.REPLAY))
                 behind = [i for i, attempt in group.markers().items() if attempt < staged.attempt]
                 for index in behind if why is None else ():
                     _publish_table(group, staged, index, applier, job)
@@ -262,11 +290,11 @@ def _replayed(
     for entry in manifests:
         for chunk in entry["chunks"]:
             marks[numbers[chunk["no"]]] = job.lineage.seq(watermarks_of(chunk)[1])
-    changes, emptied = _changes(group, staged, index, end, job)
+    changes, emptied = changes_since(group, staged, index, end, job)
     if not table.key:
         (entry,) = manifests
         with found_rows(table, job.lineage):
-            return _recounted(group, staged, index, DataFile(**entry["file"]), marks[0], changes, emptied)
+            return recounted(group, staged, index, DataFile(**entry["file"]), marks[0], changes, emptied)
     # First reduced to the last change of each key, then what is covered (or another group's) is dropped.
     changes = last_changes(changes, table.key)
     with closing(connect(group.context.connect_args)) as connection:
@@ -282,12 +310,12 @@ def _replayed(
             target = group.tables[index]
             rows = pa.concat_tables([table.sink_schema.empty_table(), *target.read_staged(file)])
             rows = apply_changes(rows.filter(pc.greater_equal(rows[SEQ], emptied)), late, table.key)
-            file = target.stage(_place(group, staged), [rows])
+            file = target.stage(place_of(group, staged), [rows])
         found.append(file)
     return found
 
 
-def _recounted(
+def recounted(
     group: Group, staged: Staged, index: int, file: DataFile, mark: int, changes: pa.Table, emptied: int
 ) -> list[DataFile]:
     """The staged file of a table without a key, after the changes behind its high watermark."""
@@ -299,11 +327,11 @@ def _recounted(
     gone = search([("", target.read_staged(file))], change, since).get("")
     kept = () if gone is None else remaining(target.read_staged(file), gone)
     written = portions(chain(kept, [change.added]), _PORTION_BYTES)
-    found = [target.stage(_place(group, staged), portion) for portion in written]
+    found = [target.stage(place_of(group, staged), portion) for portion in written]
     return found if gone is not None else [file, *found]
 
 
-def _changes(group: Group, staged: Staged, index: int, end: Offset, job: StreamJob) -> tuple[pa.Table, int]:
+def changes_since(group: Group, staged: Staged, index: int, end: Offset, job: StreamJob) -> tuple[pa.Table, int]:
     """Changes of one table up to ``end`` that its staged chunks may lack, in binlog order, behind the last TRUNCATE;
     and the ``_cdc_seq`` of that (0 if there is none).
     """
@@ -315,7 +343,7 @@ def _changes(group: Group, staged: Staged, index: int, end: Offset, job: StreamJ
     reader = group.context.pipeline.replica(slots.REPLAY)
     name = f"reread-{group.number}-{staged.attempt}"
     staging = job.sink.staging()
-    manifest = replace(job, readers=(reader,)).stage(start, replace(end, xa=()), name)
+    manifest = replace(job, readers=(reader,), only=index).stage(start, replace(end, xa=()), name)
     for entry in manifest["tables"]:
         if entry["table"] == index:
             emptied = entry["emptied"] or 0
@@ -345,6 +373,6 @@ def _replaced(group: Group, index: int, files: Sequence[DataFile]) -> Iterator[R
         yield Replaced(files, (group.plan.generation, group.number), owned, span)
 
 
-def _place(group: Group, staged: Staged) -> str:
+def place_of(group: Group, staged: Staged) -> str:
     """Where rows of a table are staged that the binlog was replayed onto."""
     return f"{group.plan.generation}/{group.number}/{staged.attempt}/replayed-{uuid.uuid4().hex}"

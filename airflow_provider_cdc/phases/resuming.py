@@ -11,18 +11,24 @@ from pymysql.connections import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_provider_cdc.core import slots
+from airflow_provider_cdc.core.alter import NotFollowed, alter
+from airflow_provider_cdc.core.definitions import Definitions, by_table
 from airflow_provider_cdc.core.offset import Offset, Position
+from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.exceptions import CdcError, OtherHistoryError, PurgedError, TerminalError
+from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction, read_transactions
 from airflow_provider_cdc.mysql.places.binlog_files import with_beginning
 from airflow_provider_cdc.mysql.places.failover import take_over
 from airflow_provider_cdc.mysql.places.resume import resume
 from airflow_provider_cdc.mysql.server.catalog import definition
 from airflow_provider_cdc.mysql.server.filters import filters, left_out
+from airflow_provider_cdc.mysql.server.flavour import flavour
 from airflow_provider_cdc.mysql.server.identity import binlog_end, identity
 from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.phases.apply import Applier
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.groups import Coverage
+from airflow_provider_cdc.phases.schema_changes import as_copied
 from airflow_provider_cdc.store import Segment, Store
 
 _OTHER = "Point the connection to a server that has the same tables, or start with a fresh sink.path"
@@ -78,14 +84,16 @@ def _fail_over(context: Context, store: Store, applier: Applier, connection: Con
         # What a table holds beyond the resume point comes once more, if the new server has it; else it would stay.
         take_over(connection, open_at, replace(further, xa=()))
     channels = filters(connection)
-    for table in context.need_plan().tables:
+    plan = context.need_plan()
+    for table in map(plan.tables.__getitem__, plan.active):
         if missing := {name for channel in channels if (name := left_out(channel, *table.id))}:
             raise TerminalError(
                 f"the connection reaches server {identity(connection)} now, a replica that leaves out changes of "
                 f"{table.label} ({', '.join(missing)})",
                 _OTHER,
             )
-        if definition(connection, table) != table.fingerprint():
+        same = definition(connection, table) == table.fingerprint()
+        if not same and not _leads_there(context, connection, after.at, table):
             raise TerminalError(
                 f"the connection reaches server {identity(connection)} now, where {table.label} has another definition",
                 _OTHER,
@@ -101,3 +109,21 @@ def _fail_over(context: Context, store: Store, applier: Applier, connection: Con
     context.reporter.line(
         f"continuing on server {applier.at.server}, {applier.at.at} (before: {before.server}, {before.at})"
     )
+
+
+def _leads_there(context: Context, connection: Connection[Any], at: Position, table: TableSchema) -> bool:
+    """Whether the DDL of a table in the server's binlog behind a place leads to the definition that it has there, or to
+    one that the stream does not follow: then it stops there, and says why.
+    """
+    if not context.pipeline.stream.follows_ddl:
+        return False
+    server, reached = flavour(connection), table
+    with closing(context.opener(slots.STREAM)(at)) as stream:
+        for item in read_transactions(stream, by_table([Definitions.of(table)]), tell_ddl=True):
+            if isinstance(item, Transaction) and item.altered and item.ddl is not None:
+                try:
+                    change = alter(reached, item.ddl.text, item.ddl.database, item.ddl.session, server)
+                    reached = as_copied(context, reached, change).definition
+                except NotFollowed:
+                    return True
+    return definition(connection, reached) == reached.fingerprint()

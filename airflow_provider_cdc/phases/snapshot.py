@@ -17,6 +17,7 @@ from airflow_provider_cdc.exceptions import (
     NotReadyError,
     OtherServerError,
     TableAlteredError,
+    TerminalError,
     TransientError,
 )
 from airflow_provider_cdc.failpoints import failpoint
@@ -42,6 +43,7 @@ from airflow_provider_cdc.phases.replan_table import replan_table
 from airflow_provider_cdc.phases.reread import Staged, forget, settle, stage, unfit, waiting
 from airflow_provider_cdc.phases.restarts import note_restart
 from airflow_provider_cdc.phases.retention_guard import RetentionGuard
+from airflow_provider_cdc.phases.schema_changes import lagging
 from airflow_provider_cdc.sinks.protocol import Feature, SinkTable
 from airflow_provider_cdc.sinks.storage import write_json
 from airflow_provider_cdc.sinks.traffic import Traffic, counting, current, text_of
@@ -150,6 +152,11 @@ def run_group(
             if last or newest is plan:
                 raise
             plan, opened = newest, ()  # another process has planned a table again
+        except TerminalError as error:
+            newest = context.newest(plan)
+            if last or type(error) is not TerminalError or newest.tables == plan.tables:
+                raise
+            plan, opened = newest, ()  # so the copy has other columns meanwhile, or the stream has followed a DDL
     raise AssertionError("unreachable")
 
 
@@ -255,7 +262,7 @@ def _asked(work: Group, held: Claim, lineage: Lineage) -> Staged | None:
         return None
     found = (s for s in waiting(work.context, work.plan) if s.group == work.number)
     open_at = _opener(work.context, work.number, held.attempt)
-    return next((s for s in found if unfit(work.context, s, lineage, open_at) is None), None)
+    return next((s for s in found if unfit(work, s, lineage, open_at) is None), None)
 
 
 def _read(work: Group, held: Claim, run: Runner, since: Offset, lineage: Lineage) -> list[dict[str, Any]]:
@@ -270,21 +277,7 @@ def _read(work: Group, held: Claim, run: Runner, since: Offset, lineage: Lineage
     held.begin(finished.values())
     missing = [no for no in wanted if no not in finished]
     write_json(context.storage, context.layout.share(plan.generation, work.number), plan.share(work.number).to_json())
-    job = SnapshotJob(
-        connect_args=dict(context.connect_args),
-        replicas=_replicas(context, work.number, held.attempt, len(missing)),
-        sink=context.sink,
-        storage=context.storage,
-        layout=context.layout,
-        generation=plan.generation,
-        group=work.number,
-        attempt=held.attempt,
-        missing=tuple(missing),
-        limits=context.pipeline.snapshot.limits,
-        zero_dates=context.pipeline.source.zero_dates,
-        lineage=lineage.newest,
-        since=since,
-    )
+    job = job_of(work, held.attempt, missing, since, lineage)
     held.look()
     notes = work.notes(held.attempt)
     try:
@@ -301,6 +294,30 @@ def _read(work: Group, held: Claim, run: Runner, since: Offset, lineage: Lineage
         raise TransientError(f"group {work.number} ended without its slices {lost[:5]}", "Run again")
     held.check()
     return [finished[no][1] for no in wanted]
+
+
+def job_of(work: Group, attempt: int, missing: Sequence[int], since: Offset, lineage: Lineage) -> SnapshotJob:
+    """The job that reads slices of a group.
+
+    :param missing: numbers of the slices.
+    :param since: the resume point, and ``lineage``: by which its server's transactions are numbered.
+    """
+    context = work.context
+    return SnapshotJob(
+        connect_args=dict(context.connect_args),
+        replicas=_replicas(context, work.number, attempt, len(missing)),
+        sink=context.sink,
+        storage=context.storage,
+        layout=context.layout,
+        generation=work.plan.generation,
+        group=work.number,
+        attempt=attempt,
+        missing=tuple(missing),
+        limits=context.pipeline.snapshot.limits,
+        zero_dates=context.pipeline.source.zero_dates,
+        lineage=lineage.newest,
+        since=since,
+    )
 
 
 def _replicas(context: Context, group: int, attempt: int, missing: int) -> tuple[tuple[tuple[int, str], ...], ...]:
@@ -342,13 +359,17 @@ def _prepare(context: Context, plan: Plan, concerned: Mapping[int, SinkTable]) -
     What an older snapshot has left in them goes.
     """
     again, adopt = plan.generation > 1, context.pipeline.sink.adopt
-    bare = {i: t for i, t in enumerate(targets(context, plan)) if not plan.groups_of(i)}
+    opened = targets(context, plan)
+    bare = {i: opened[i] for i in plan.active if not plan.groups_of(i) and plan.rejoined_of(i) is None}
     empty = {i: t for i, t in bare.items() if again or adopt or not t.exists()}
-    for index, target in {**concerned, **empty}.items():
+    made = {**concerned, **empty}
+    late = lagging(context, plan, made)
+    for index, target in made.items():
         fence = generation_fence(plan, index)
         if (again or plan.definitions[index].revision) and target.exists():
             target.begin_anew(plan.pipeline, fence, [group_marker(plan, g) for g in plan.groups_of(index)])
-        target.create(plan.pipeline)
+        if index not in late:  # it is there, and the next stream gives it its columns
+            target.create(plan.pipeline)
         target.raise_fence(fence)
 
 

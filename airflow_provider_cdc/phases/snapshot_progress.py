@@ -27,7 +27,7 @@ def group_progress(context: Context, store: Store, plan: Plan) -> list[tuple[Gro
         count, interval = counted[group.group_no], _interval(group)
         notes = Group(context, plan, group.group_no).notes(group.attempt)
         progress = ChunkProgress(
-            f"group {labels[group.group_no]}",
+            f"group {labels.get(group.group_no, group.group_no)}",
             count.done,
             count.chunks,
             count.rows,

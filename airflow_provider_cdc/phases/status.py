@@ -7,10 +7,14 @@ from typing import Any
 
 from airflow_provider_cdc.exceptions import TransientError
 from airflow_provider_cdc.phases.context import Context
+from airflow_provider_cdc.phases.dropping import emptied
 from airflow_provider_cdc.phases.groups import targets
 from airflow_provider_cdc.phases.lag import changes_per_second, lag_of
+from airflow_provider_cdc.phases.reread import waiting
 from airflow_provider_cdc.phases.snapshot import adopt_published
 from airflow_provider_cdc.phases.snapshot_progress import group_progress, snapshot_progress
+from airflow_provider_cdc.phases.suspension import known_to_be_gone, missed, remedy_of
+from airflow_provider_cdc.phases.table_status import Standing, table_status
 from airflow_provider_cdc.processes import tail
 from airflow_provider_cdc.sinks.protocol import Measured
 from airflow_provider_cdc.sinks.traffic import summed
@@ -25,17 +29,20 @@ def status(context: Context) -> dict[str, Any]:
     """State of a pipeline as a JSON value. The source is asked how far it is ahead, if it can be reached.
 
     :returns: ``pipeline``; ``phase`` (``snapshot``, ``snapshot_complete``, ``streaming``, ``stopped``);
-        ``tables`` (chunks done and total, rows); ``snapshot`` and ``groups`` (chunks, rows, corrected keys, rate, time
-        left, why it is paused, requests to an object store); ``sink`` (files, bytes, rows of each table that is made,
-        if the sink tells); ``offset`` (the resume point); ``lag_seconds``, ``lag_bytes``, ``purge_in_hours`` (how far
-        the source is ahead of it, and how long it keeps it), ``lag_unknown`` (why that cannot be told); ``stream``
-        (epoch, state, batches, changes, rate, lag of what it has applied, memory of its index of keys, requests to an
-        object store, who supervises it, the end of its driver's log), ``null`` before the first.
+        ``tables`` (of each its state, chunks done and total, rows, place, and definitions); ``suspended`` (tables that
+        the stream goes on without: where, since when, why, and what to do); ``snapshot`` and ``groups`` (chunks, rows,
+        corrected keys, rate, time left, why it is paused, requests to an object store); ``sink`` (files, bytes, rows of
+        each table that is made, if the sink tells); ``offset`` (the resume point); ``lag_seconds``, ``lag_bytes``,
+        ``purge_in_hours`` (how far the source is ahead of it, and how long it keeps it), ``lag_unknown`` (why that
+        cannot be told); ``stream`` (epoch, state, batches, changes, rate, lag of what it has applied, memory of its
+        index of keys, requests to an object store, who supervises it, the end of its driver's log), ``null`` before the
+        first.
     """
     plan = context.need_plan()
     store = context.store()
     try:
-        complete = adopt_published(context, store, plan) and all(t.exists() for t in targets(context, plan))
+        opened = targets(context, plan)
+        complete = adopt_published(context, store, plan) and all(opened[i].exists() for i in plan.active)
         rows = store.progress(plan.pipeline, plan.generation)
         snapshot = store.snapshot(plan.pipeline, plan.generation)
         seconds = None
@@ -52,20 +59,33 @@ def status(context: Context) -> dict[str, Any]:
         recent = store.recent_batches(plan.pipeline, 1000)
         standing = "stopped" if stream else "snapshot_complete"
         phase = "streaming" if going else standing if complete else "snapshot"
+        lag = lag_of(context, offset or plan.p0)
+        now = Standing(
+            groups={group.group_no: group.state for group, _ in groups},
+            complete=complete,
+            streams=None if stream is None else going,
+            at=None if offset is None else str(offset.at),
+            lag_seconds=lag.to_json()["lag_seconds"],
+            staged=waiting(context, plan),
+            gone=known_to_be_gone(context, plan),
+            emptied=emptied(context, plan),
+        )
         return {
             "pipeline": plan.pipeline,
             "phase": phase,
             "generation": plan.generation,
             "start": plan.start,
-            "tables": [
+            "tables": table_status(
+                context, plan, context.stand(plan)[1], {(row.database, row.table): row for row in rows}, now
+            ),
+            "suspended": [
                 {
-                    "table": f"{r.database}.{r.table}",
-                    "chunks_done": r.done,
-                    "chunks_total": r.chunks,
-                    "rows": r.rows,
-                    "corrected": r.corrected,
+                    "table": plan.tables[step.table].label,
+                    **{name: getattr(step, name) for name in ("at", "since", "kind", "message")},
+                    "remedy": remedy_of(plan, step),
                 }
-                for r in rows
+                for step in missed(context, plan)
+                if step.table not in now.gone
             ],
             "snapshot": {
                 "complete": complete,
@@ -87,11 +107,11 @@ def status(context: Context) -> dict[str, Any]:
             ],
             "sink": [
                 {"table": schema.label, **table.size().to_json()}
-                for schema, table in zip(plan.tables, targets(context, plan), strict=True)
+                for schema, table in ((plan.tables[i], opened[i]) for i in plan.active)
                 if isinstance(table, Measured) and table.exists()
             ],
             "offset": None if offset is None else offset.to_json(),
-            **lag_of(context, offset or plan.p0).to_json(),
+            **lag.to_json(),
             "stream": None
             if stream is None
             else {

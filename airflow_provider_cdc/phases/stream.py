@@ -1,131 +1,53 @@
-"""The stream phase: one epoch of the long-running job, from fencing to a clean end. Spark drives it, or a loop here."""
+"""The stream phase: an epoch begins behind its fence, and Spark drives it, or a loop here."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_provider_cdc.core import slots
-from airflow_provider_cdc.core.offset import Offset, Position
-from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.exceptions import (
     CdcError,
+    NotFollowedError,
     NotReadyError,
     kind_of,
 )
 from airflow_provider_cdc.jobs.batches import StreamJob, together
 from airflow_provider_cdc.jobs.compactions import run_in_threads
-from airflow_provider_cdc.phases.apply import Applied, Applier, epoch_fence, highest_epoch
+from airflow_provider_cdc.jobs.slices import run_in_threads as run_slices
+from airflow_provider_cdc.phases.apply import Applier, epoch_fence, highest_epoch
 from airflow_provider_cdc.phases.context import Context
+from airflow_provider_cdc.phases.epoch import Epoch
 from airflow_provider_cdc.phases.groups import coverage, targets
 from airflow_provider_cdc.phases.liveness import Heart, whoami
+from airflow_provider_cdc.phases.membership import added, removals
 from airflow_provider_cdc.phases.reading_ahead import ReadingAhead
-from airflow_provider_cdc.phases.reread import publish_staged
+from airflow_provider_cdc.phases.rereading import Rereading
 from airflow_provider_cdc.phases.restarts import note_restart
 from airflow_provider_cdc.phases.resuming import find_place
+from airflow_provider_cdc.phases.schema_changes import finish
 from airflow_provider_cdc.phases.snapshot import adopt_published
+from airflow_provider_cdc.phases.suspension import (
+    check_none_suspended,
+    told,
+    unusable,
+    without,
+    write_down,
+)
 from airflow_provider_cdc.phases.upkeep import Upkeep
 from airflow_provider_cdc.processes import machine
-from airflow_provider_cdc.sinks.traffic import Traffic, counting, text_of
+from airflow_provider_cdc.sinks.traffic import Traffic, counting
 from airflow_provider_cdc.store import Store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: Seconds from one look for groups that were read again to the next, where a look is a request to a server.
-_LOOK_SECONDS = 5.0
-_OTHER = "Point the connection to a server that has the same tables, or start with a fresh sink.path"
-
-
-@dataclass
-class Epoch:
-    """One run of the stream, fenced against all earlier ones.
-
-    :param number: the epoch.
-    :param job: what source and tasks need.
-    :param start: where it begins.
-    :param target: position at which a catch-up ends, ``None`` for a continuous stream.
-    :param details: what else the bookkeeping knows of it.
-    :param upkeep: looks after the tables while it runs.
-    :param ahead: gets them ready while it begins.
-    :param asked: requests to an object store since it began.
-    :param lease: seconds for which it continues without a task that supervises it.
-    """
-
-    context: Context
-    store: Store
-    plan: Plan
-    number: int
-    job: StreamJob
-    start: Offset
-    applier: Applier
-    target: Position | None
-    details: dict[str, str | None]
-    upkeep: Upkeep
-    ahead: ReadingAhead
-    asked: Traffic
-    stop: threading.Event = field(default_factory=threading.Event)
-    batches: int = 0
-    idle: Callable[[], bool] = lambda: False
-    lease: float | None = None
-    _looked: float = -_LOOK_SECONDS
-
-    def apply(self, manifest: dict[str, Any]) -> Applied:
-        """Apply a batch and write it into the bookkeeping."""
-        began = time.monotonic()
-        with counting(Traffic(self.asked)) as asked:
-            applied = self.applier.apply(manifest)
-        asked.add(manifest["asked"])
-        start, end = Offset.from_json(manifest["start"]), Offset.from_json(manifest["end"])
-        size = end.at.position - (start.at.position if start.at.file == end.at.file else 0)
-        with suppress(CdcError, SQLAlchemyError):  # an outage of the bookkeeping does not stop the stream
-            self.store.record_batch(
-                self.plan.pipeline,
-                self.number,
-                self.batches,
-                start_offset=manifest["start"],
-                end_offset=manifest["end"],
-                changes=applied.changes,
-                bytes=size,
-                seconds=time.monotonic() - began,
-                lag_p50_ms=applied.percentile(50),
-                lag_p95_ms=applied.percentile(95),
-                lag_max_ms=applied.percentile(100),
-                index=self.applier.index,
-                traffic=(asked.to_json(), self.asked.to_json()) if self.context.storage.remote else None,
-            )
-        self.batches += 1
-        if applied.changes:
-            lag = f"lag p95 {(applied.percentile(95) or 0) / 1000:.1f} s"
-            more = f"; {text_of(asked.to_json())}" if self.context.storage.remote else ""
-            self.context.reporter.line(f"batch to {end.at}: {applied.changes} changes, {lag}{more}")
-        self.publish()
-        return applied
-
-    def publish(self) -> None:
-        """Publish chunk groups that were read again and whose turn it is; a look into a folder where there are none."""
-        now = time.monotonic()
-        if self.context.storage.remote and now < self._looked + _LOOK_SECONDS and not self.over():
-            return
-        self._looked = now
-        with counting(self.asked):
-            publish_staged(self.context, self.store, self.plan, self.applier, self.job)
-
-    @property
-    def reached(self) -> bool:
-        """Whether a catch-up is done."""
-        return self.target is not None and self.target <= self.applier.at.at
-
-    def over(self) -> bool:
-        """Whether it is to end: caught up, or asked to stop."""
-        return self.stop.is_set() or self.reached
+_OTHER_LISTS = "Undo the change, or set stream.on_table_error to suspend: then the table is read again"
 
 
 def begin(context: Context, store: Store, *, catch_up: bool, log: str | None = None, ui: str | None = None) -> Epoch:
@@ -145,8 +67,13 @@ def begin(context: Context, store: Store, *, catch_up: bool, log: str | None = N
 
 
 def _begin(context: Context, store: Store, asked: Traffic, *, catch_up: bool, log: str | None, ui: str | None) -> Epoch:
-    pipeline, plan = context.pipeline, context.need_plan()
-    tables = targets(context, plan)
+    pipeline = context.pipeline
+    context.watcher.refuse(store, pipeline.name)
+    planned = added(context, store, context.need_plan())
+    tables = targets(context, planned)
+    context.storage.delete(context.layout.reload(planned.generation))  # it was for the epoch before
+    plan = planned.amended(step.to_json() for step in removals(context, planned))
+    plan = without(context, plan, unusable(context, plan, tables))
     held = coverage(context, plan, tables)
     if held is None:
         raise NotReadyError(
@@ -157,22 +84,31 @@ def _begin(context: Context, store: Store, asked: Traffic, *, catch_up: bool, lo
     note_restart(context, store)
     progress = context.sink.resume_point()
     progress.create()
-    guarded = [*tables, progress]
-    highest = highest_epoch(pipeline.name, guarded)
+    for line in told(context, planned):
+        context.reporter.line(line)
+    highest = highest_epoch(pipeline.name, [*(tables[index] for index in plan.active), progress])
     details: dict[str, str | None] = {"mode": "catch_up" if catch_up else "continuous", "log": log, "ui": ui}
     details["machine"] = machine() or None
-    context.watcher.refuse(store, pipeline.name)
     number = store.new_epoch(pipeline.name, highest, *whoami(), refuse=context.watcher.confirm, details=details)
     stop = threading.Event()
     try:
         # A failover reads binlog for as long as it takes.
         with Heart(store, pipeline.name, number, details, stop, lambda: False):
-            for target in guarded:
-                target.raise_fence(epoch_fence(pipeline.name, number))
+            fence = epoch_fence(pipeline.name, number)
+            other = {
+                index: NotFollowedError(why, _OTHER_LISTS, table=plan.tables[index].label)
+                for index, why in context.other_columns(plan).items()
+            }
+            plan = without(context, plan, {**other, **finish(context, plan, fence)})
+            for target in (*(tables[index] for index in plan.active), progress):
+                target.raise_fence(fence)
+            write_down(context, store, plan, [step for step in plan.suspended if step not in planned.suspended])
             held = coverage(context, plan, tables) or held  # up to the fence a group may have been read again
             upkeep = Upkeep(targets(context, plan), run_in_threads, context.reporter.line)
             applier = Applier(context, plan, tables, held, progress, number, upkeep.changed)
-            ahead = ReadingAhead(tables, pipeline.sink.index_bytes, context.reporter.line)
+            ahead = ReadingAhead(
+                [tables[index] for index in plan.active], pipeline.sink.index_bytes, context.reporter.line
+            )
             end = find_place(context, store, applier, held)
     except CdcError as error:
         store.end_stream(pipeline.name, number, "failed", str(error), kind_of(error))
@@ -193,17 +129,28 @@ def _begin(context: Context, store: Store, asked: Traffic, *, catch_up: bool, lo
         max_batch_rows=pipeline.stream.max_batch_rows,
         zero_dates=pipeline.source.zero_dates,
         deletes=pipeline.sink.deletions,
+        tell_ddl=pipeline.stream.follows_ddl,
     )
     ends = end if catch_up else None
-    return Epoch(context, store, plan, number, job, applier.at, applier, ends, details, upkeep, ahead, asked, stop)
+    rereading = Rereading(context, run_slices)
+    epoch = Epoch(
+        context, store, plan, number, job, applier.at, applier, ends, details, upkeep, ahead, rereading, asked, stop
+    )
+    rereading.wanted(plan)
+    return epoch
 
 
 def run_in_process(epoch: Epoch) -> None:
     """Drive an epoch in this process, without Spark: for tests. Ends when caught up or stopped."""
-    with counting(epoch.asked), closing(epoch.job.make_planner()) as planner, _Life(epoch):
-        at = epoch.start
-        epoch.publish()
-        while not epoch.over():
+    with counting(epoch.asked), _Life(epoch):
+        epoch.drive(lambda: _run_section(epoch))
+        check_none_suspended(epoch.context, epoch.plan)
+
+
+def _run_section(epoch: Epoch) -> None:
+    at = epoch.start
+    with closing(epoch.job.make_planner()) as planner:
+        while not epoch.section_over():
             ends = [at, *epoch.job.pieces(planner, at)]
             if ends[-1] == at:
                 epoch.publish()
@@ -219,25 +166,28 @@ def run_on_spark(epoch: Epoch, spark: SparkSession) -> None:
     :raises CdcError: what made the query fail.
     """
     from airflow_provider_cdc.spark.session import told_of_waiting
+    from airflow_provider_cdc.spark.snapshot_job import run_on_spark as run_slices_on_spark
     from airflow_provider_cdc.spark.stream_query import StreamQuery
     from airflow_provider_cdc.spark.upkeep_job import run_compactions
 
     epoch.upkeep.run = run_compactions(spark)
+    epoch.rereading.run = run_slices_on_spark(spark, epoch.context.reporter.line)
+    query = StreamQuery(
+        spark,
+        lambda manifests: epoch.apply(together(manifests)),
+        each_second=epoch.publish,
+        over=epoch.section_over,
+    )
+    epoch.idle = query.idle
+
+    def run_section() -> None:
+        checkpoint = epoch.context.local.checkpoint(epoch.number, epoch.job.section)
+        query.run(epoch.job, epoch.start, checkpoint=checkpoint, seconds=epoch.context.pipeline.stream.trigger_seconds)
+
     with _Life(epoch), told_of_waiting(spark, epoch.context.reporter.line):
-        epoch.publish()
-        if epoch.over():
-            return
-        query = StreamQuery(
-            lambda manifests: epoch.apply(together(manifests)), each_second=epoch.publish, over=epoch.over
-        )
-        epoch.idle = query.idle
-        query.run(
-            spark,
-            epoch.job,
-            epoch.start,
-            checkpoint=str(epoch.context.local.checkpoint(epoch.number)),
-            seconds=epoch.context.pipeline.stream.trigger_seconds,
-        )
+        with query:
+            epoch.drive(run_section)
+        check_none_suspended(epoch.context, epoch.plan)
 
 
 class _Life:
@@ -255,9 +205,11 @@ class _Life:
             self._epoch.upkeep.run = None
         self._epoch.upkeep.__enter__()
         self._epoch.ahead.__enter__()
+        self._epoch.rereading.__enter__()
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         epoch = self._epoch
+        epoch.rereading.__exit__()
         epoch.ahead.__exit__()
         with counting(epoch.asked):
             epoch.upkeep.__exit__()

@@ -9,12 +9,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from airflow_provider_cdc.exceptions import CdcError
 from airflow_provider_cdc.jobs.compactions import Runner
 from airflow_provider_cdc.phases.context import Context
+from airflow_provider_cdc.phases.dropping import emptied
 from airflow_provider_cdc.phases.groups import targets
+from airflow_provider_cdc.phases.schema_changes import beside_a_stream, lagging
 from airflow_provider_cdc.sinks.protocol import Compactable, SinkTable
 from airflow_provider_cdc.sinks.traffic import carried
 
@@ -56,9 +59,15 @@ def maintain(context: Context, run: Runner, *, purge: bool = False) -> dict[str,
     :returns: JSON value: ``tables``, each with ``table`` and ``compactions``.
     """
     plan, found = context.need_plan(), []
-    for schema, table in zip(plan.tables, targets(context, plan), strict=True):
-        count = compact(table, run, purge=purge)
-        table.tidy()
+    late = lagging(context, plan, plan.active)
+    opened = targets(context, plan)
+    # A suspended one may be what nobody understands; one that was emptied has files that are to go.
+    for index in sorted([*plan.active, *emptied(context, plan)]):
+        schema, newest = plan.tables[index], opened[index]
+        table = context.sink.table(late[index]) if index in late else newest
+        with beside_a_stream(context, plan):
+            count = compact(table, run, purge=purge)
+            table.tidy()
         context.reporter.line(f"{schema.label}: {count or 'no'} compaction{'' if count == 1 else 's'}")
         found.append({"table": schema.label, "compactions": count})
     return {"tables": found}
@@ -73,16 +82,46 @@ class Upkeep:
     """
 
     def __init__(self, tables: Sequence[SinkTable], run: Runner | None, tell: Callable[[str], None]) -> None:
-        self._tables, self.run, self._tell = tables, run, tell
+        self._tables, self.run, self._tell = list(tables), run, tell
         self._changed: set[int] = set()
+        self._lock = threading.Lock()
         self._since_tidied: set[int] = set()
+        self._emptied: set[int] = set()
         self._tidied = time.monotonic()
         self._over = threading.Event()
         self._thread = threading.Thread(target=carried(self._go), name="upkeep", daemon=True)
 
     def changed(self, index: int) -> None:
         """Hear of a table that was written to."""
-        self._changed.add(index)
+        with self._lock:
+            self._changed.add(index)
+
+    def grow(self, table: SinkTable) -> None:
+        """Look after one table more.
+
+        :param table: an object that nobody else uses.
+        """
+        self._tables.append(table)
+
+    def renew(self, index: int, table: SinkTable) -> None:
+        """Look after a table through another object from now on: that of its new definition.
+
+        Nobody waits for what the old object does at this moment, which may be a compaction of minutes: it ends after
+        the portion that it is at. What it writes then does not stand if the sink has altered the table meanwhile, and
+        that is no failure. The new object looks at the table soon.
+
+        :param index: of the table in the list.
+        :param table: an object that nobody else uses.
+        """
+        self._tables[index] = table
+        with self._lock:
+            self._emptied.discard(index)
+        self.changed(index)
+
+    def emptied(self, index: int) -> None:
+        """Look for old files of a table each time: it was emptied, and will not change any more."""
+        with self._lock:
+            self._emptied.add(index)
 
     def __enter__(self) -> None:
         self._thread.start()
@@ -95,20 +134,22 @@ class Upkeep:
 
     def _go(self) -> None:
         while not self._over.wait(_LOOK_SECONDS):
-            now, self._changed = self._changed, set()
+            with self._lock:
+                now, self._changed = self._changed, set()
             self._since_tidied |= now
             for index in sorted(now):
-                self._do(index, self._compact)
+                self._do(index, partial(self._compact, index))
             if time.monotonic() - self._tidied > _TIDY_SECONDS:
                 self._tidy()
 
-    def _compact(self, table: SinkTable) -> None:
+    def _compact(self, index: int, table: SinkTable) -> None:
         if self.run is not None:
-            compact(table, self.run, self._over.is_set)
+            compact(table, self.run, lambda: self._over.is_set() or self._tables[index] is not table)
 
     def _tidy(self) -> None:
         self._tidied = time.monotonic()
-        changed, self._since_tidied = self._since_tidied | self._changed, set()
+        with self._lock:
+            changed, self._since_tidied = self._since_tidied | self._changed | self._emptied, set()
         for index in sorted(changed):
             self._do(index, lambda table: table.tidy())
 
@@ -118,7 +159,7 @@ class Upkeep:
         try:
             work(table)
         except Exception as error:  # whatever it is: it must not end the thread, and Spark may be ending
-            if self._over.is_set():
+            if self._over.is_set() or self._tables[index] is not table:
                 return
             text = str(error) if isinstance(error, CdcError) else f"{type(error).__name__}: {error}"
             self._tell(f"upkeep of the {table.name} failed, and is tried again after its next change: {text}")

@@ -26,8 +26,16 @@ from airflow_provider_cdc.core.patterns import matches
 from airflow_provider_cdc.core.start import SNAPSHOT
 from airflow_provider_cdc.core.strict_yaml import parse
 from airflow_provider_cdc.exceptions import NotReadyError
-from airflow_provider_cdc.pipeline.sections import MAX_SERVER_ID, Snapshot, Source, Spark, State, Stream
-from airflow_provider_cdc.pipeline.sink import Sink
+from airflow_provider_cdc.pipeline.sections import (
+    MAX_SERVER_ID,
+    SUSPEND,
+    Snapshot,
+    Source,
+    Spark,
+    State,
+    Stream,
+)
+from airflow_provider_cdc.pipeline.sink import KEEP, Sink
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 # A derived server id is far above the small numbers people give to their own servers.
@@ -70,6 +78,12 @@ class Pipeline:
             raise NotReadyError(
                 "stream.on_purged is reread, and sink.deletes keeps deleted rows",
                 "A new snapshot would remove them: leave on_purged at stop",
+            )
+        stream = self.stream
+        if self.sink.on_dropped != KEEP and (stream.on_table_error != SUSPEND or not stream.follows_ddl):
+            raise NotReadyError(
+                "sink.on_dropped is not keep, and the stream stops where a table is dropped",
+                f"Leave stream.on_table_error at {SUSPEND}, and stream.schema_changes at another value than exception",
             )
 
     @classmethod
@@ -131,7 +145,7 @@ class Pipeline:
             name: {v: list(patterns) for v, patterns in wanted.items()} if isinstance(wanted, Mapping) else wanted
             for name, wanted in self.sink.table_properties.items()
         }
-        for key in ("deletes", "merge"):
+        for key in ("deletes", "merge", "on_dropped"):
             if isinstance(modes := getattr(self.sink, key), Mapping):
                 value["sink"][key] = {mode: list(patterns) for mode, patterns in modes.items()}
         return value

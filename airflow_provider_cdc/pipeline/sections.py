@@ -9,6 +9,7 @@ from airflow_provider_cdc.core import slots
 from airflow_provider_cdc.core.checks import check_choice, check_conn_id, check_whole, refused
 from airflow_provider_cdc.core.limits import Limits
 from airflow_provider_cdc.core.patterns import check_patterns
+from airflow_provider_cdc.core.schema_modes import EVOLVE, EXCEPTION, KINDS, LENIENT, MODES
 from airflow_provider_cdc.core.spark_conf import check_conf, check_master
 from airflow_provider_cdc.core.start import SNAPSHOT, Start, check_start
 from airflow_provider_cdc.exceptions import NotReadyError
@@ -16,8 +17,18 @@ from airflow_provider_cdc.exceptions import NotReadyError
 #: Highest value of ``source.server_id``: the slots of a pipeline follow it and must stay below 2^32.
 MAX_SERVER_ID = 2**32 - 1 - slots.LAST
 
-_SCHEMA_CHANGES = ("exception", "evolve", "try_evolve", "lenient", "ignore")
+#: ``stream.on_table_error``: the stream goes on without a table that cannot go on.
+SUSPEND = "suspend"
+_SCHEMA_CHANGES = ("try_evolve",)
 _ZERO_DATES = ("error", "null")
+#: Kinds of schema changes that others let a pipeline choose, and what decides here.
+_ELSEWHERE = {
+    "rename.column": "A renamed column is one dropped and one added: use drop.column and add.column",
+    "rename.table": "Leave it out: the copy of a table that was renamed stays as it was",
+    "drop.table": "Use sink.on_dropped",
+    "truncate.table": "TRUNCATE is the delete of all rows: use sink.deletes",
+    "create.table": "Choose tables by source.tables and source.exclude",
+}
 
 
 @dataclass(frozen=True)
@@ -120,40 +131,83 @@ class Stream:
     :param mode: ``continuous``, or ``catch_up`` to end at the position seen at the start.
     :param trigger_seconds: least seconds between the starts of two batches. A batch begins as soon as there are
         changes, and behind a full one at once.
-    :param schema_changes: ``exception``: stop at every DDL of a captured table.
+    :param schema_changes: what becomes of a DDL of a captured table, see docs/schema_changes.md: ``evolve``: it is
+        followed where it can be; ``lenient``: likewise, and no column goes; ``ignore``: the copy keeps its columns;
+        ``exception``: the stream stops.
     :param max_batch_bytes: soft limit of one batch in bytes of binlog.
     :param max_batch_rows: soft limit of one batch in changed rows.
     :param parallelism: tasks that read one batch at the same time.
     :param start: ``snapshot``; or, to read no rows of the tables and follow the binlog alone, ``earliest``,
         ``latest``, or a mapping with ``gtid_set``, with ``file`` and ``position``, or with ``timestamp``.
+    :param on_table_error: when a single table cannot go on: ``suspend`` it, and go on with the others, or ``stop``.
+    :param fail_on_suspended: whether a stream that ends with suspended tables has failed.
+    :param reread: whether a table is read again by itself that was suspended because of a DDL: ``auto``, or ``ask``.
+    :param reread_max_bytes: only tables that are not larger in the source.
     :param on_purged: when the server has removed binlogs that were never read: ``stop``, or ``reread`` all tables.
+    :param include_schema_changes: kinds of changes that the copy takes over: ``add.column``, ``drop.column``,
+        ``alter.column.type``; all if empty. With ``evolve`` and ``lenient`` only.
+    :param exclude_schema_changes: kinds that it does not take over, even if they are included.
     """
 
     mode: str = "continuous"
     trigger_seconds: float = 0.5
-    schema_changes: str = "exception"
+    schema_changes: str = EVOLVE
     max_batch_bytes: int = 268_435_456
     max_batch_rows: int = 5_000_000
     parallelism: int = 2
     start: Start = field(default=SNAPSHOT, hash=False)
     on_purged: str = "stop"
+    on_table_error: str = SUSPEND
+    fail_on_suspended: bool = True
+    reread: str = "auto"
+    reread_max_bytes: int = 10 << 30
+    include_schema_changes: tuple[str, ...] = ()
+    exclude_schema_changes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_choice("stream.mode", self.mode, ("continuous", "catch_up"), (), "")
         seconds: object = self.trigger_seconds
         if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 0 <= seconds <= 3600:
             raise refused("stream.trigger_seconds", seconds, "a number from 0 to 3600")
-        remedy = "Use exception: this version stops at every DDL of a captured table"
-        check_choice("stream.schema_changes", self.schema_changes, ("exception",), _SCHEMA_CHANGES, remedy)
+        remedy = "Use evolve (the default), lenient, ignore or exception"
+        check_choice("stream.schema_changes", self.schema_changes, MODES, _SCHEMA_CHANGES, remedy)
+        for key in ("include_schema_changes", "exclude_schema_changes"):
+            object.__setattr__(self, key, _kinds(f"stream.{key}", getattr(self, key), self.schema_changes))
         check_whole("stream.max_batch_bytes", self.max_batch_bytes, 1024 * 1024)
         check_whole("stream.max_batch_rows", self.max_batch_rows, 1000)
         check_whole("stream.parallelism", self.parallelism, 1, slots.MAX_PARALLELISM)
         object.__setattr__(self, "start", check_start("stream.start", self.start))
+        check_choice("stream.on_table_error", self.on_table_error, (SUSPEND, "stop"), (), "")
+        check_choice("stream.reread", self.reread, ("auto", "ask"), (), "")
+        check_whole("stream.reread_max_bytes", self.reread_max_bytes, 0)
+        if not isinstance(self.fail_on_suspended, bool):
+            raise refused("stream.fail_on_suspended", self.fail_on_suspended, "true or false")
         check_choice("stream.on_purged", self.on_purged, ("stop", "reread"), (), "")
         if self.on_purged == "reread" and self.start != SNAPSHOT:
             raise refused(
                 "stream.on_purged", self.on_purged, "stop: a pipeline without a snapshot has nothing to read again"
             )
+
+    @property
+    def follows_ddl(self) -> bool:
+        """Whether a DDL of a captured table is followed at all, where it can be."""
+        return self.schema_changes != EXCEPTION
+
+
+def _kinds(key: str, listed: object, mode: str) -> tuple[str, ...]:
+    """A list of kinds of changes.
+
+    :raises NotReadyError: if it is not one, or there is nothing to choose from.
+    """
+    if not isinstance(listed, list | tuple) or not all(isinstance(kind, str) for kind in listed):
+        raise refused(key, listed, f"a list of {', '.join(KINDS)}")
+    for kind in listed:
+        if kind in _ELSEWHERE:
+            raise NotReadyError(f"{key}: {kind!r} is not chosen here", _ELSEWHERE[kind])
+        check_choice(key, kind, KINDS, (), "")
+    if listed and mode not in (EVOLVE, LENIENT):
+        raise NotReadyError(f"{key} is set, and stream.schema_changes is {mode}", f"Use {EVOLVE} or {LENIENT} with it")
+    return tuple(listed)
 
 
 @dataclass(frozen=True)

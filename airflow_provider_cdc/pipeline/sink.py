@@ -8,7 +8,7 @@ from typing import Any
 
 from airflow_provider_cdc.core.checks import check_choice, check_conn_id, check_whole, refused
 from airflow_provider_cdc.core.deletes import ALL_HARD, DELETES, HARD, IGNORE, SOFT, Deletes
-from airflow_provider_cdc.core.patterns import check_patterns
+from airflow_provider_cdc.core.patterns import check_patterns, matches
 from airflow_provider_cdc.core.store_address import StoreAddress
 from airflow_provider_cdc.core.table_properties import TableProperties
 from airflow_provider_cdc.exceptions import NotReadyError
@@ -18,6 +18,8 @@ from airflow_provider_cdc.sinks.table_paths import DEFAULT, TablePaths
 _SINK_KINDS = ("delta", "iceberg", "jdbc", "kafka", "changelog")
 _UNITS = ("year", "month", "day", "hour")
 _MERGES = ("deletion_vectors", "copy_on_write")
+#: ``on_dropped``: the copy of a table that was dropped stays as it was; or its rows go.
+KEEP, DROP = "keep", "drop"
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,8 @@ class Sink:
     :param kind: ``delta``; one of :data:`airflow_provider_cdc.sinks.registry.KINDS`.
     :param deletes: what becomes of rows that are deleted in the source: ``hard``, they go; ``soft``, they stay and are
         marked; ``ignore``, they stay; or, for some tables, ``{"soft": [patterns], "ignore": [patterns]}``.
+    :param on_dropped: what becomes of the copy of a table that is dropped in the source: ``keep``, it stays as it was;
+        ``drop``, its rows go; or, for some tables, ``{"drop": [patterns]}``.
     :param merge: how rows that are replaced or deleted go: ``deletion_vectors`` or ``copy_on_write``; or, for some
         tables, ``{"copy_on_write": [patterns]}``.
     :param index_bytes: what the index of a table's keys may take in memory.
@@ -55,6 +59,7 @@ class Sink:
     lower_case: bool = False
     table_properties: Mapping[str, Any] = field(default_factory=dict, hash=False)
     adopt: bool = False
+    on_dropped: str | Mapping[str, Sequence[str]] = field(default=KEEP, hash=False)
 
     def __post_init__(self) -> None:
         check_choice("sink.kind", self.kind, tuple(KINDS), _SINK_KINDS, f"Use {' or '.join(KINDS)}")
@@ -70,6 +75,7 @@ class Sink:
         TablePaths(self.table_path, self.lower_case)
         TableProperties.parse(self.table_properties)
         self._check_modes("merge", _MERGES)
+        self._check_modes("on_dropped", (KEEP, DROP))
         self._check_partitions()
         check_whole("sink.index_bytes", self.index_bytes, 1 << 20)
         for name in ("compaction", "adopt"):
@@ -99,6 +105,10 @@ class Sink:
     def deletions(self) -> Deletes:
         """``deletes``, to be asked by table."""
         return Deletes(self._patterns("deletes", SOFT), self._patterns("deletes", IGNORE))
+
+    def drops(self, database: str, table: str) -> bool:
+        """Whether the rows of a table's copy go when the table is dropped in the source."""
+        return matches(self._patterns("on_dropped", DROP), database, table)
 
     @property
     def table_paths(self) -> TablePaths:

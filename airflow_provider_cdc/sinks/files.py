@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from airflow_provider_cdc.core.schema import SEQ
+from airflow_provider_cdc.core.schema import DELETED, META_COLUMNS, SEQ
+from airflow_provider_cdc.exceptions import TerminalError
 from airflow_provider_cdc.sinks.storage import Storage
 
 #: Bytes in memory of a row group that is put together from small tables.
@@ -187,16 +188,19 @@ def row_groups(
     schema: pa.Schema,
     columns: Sequence[str] | None = None,
     partition: Partition = NO_PARTITION,
+    older: bool = False,
 ) -> Iterator[pa.Table]:
     """Rows of a file, row group by row group.
 
     :param schema: schema of its rows.
     :param columns: only these columns.
     :param partition: columns that are not in the file, as in :class:`DataFile`.
+    :param older: whether the file may be older than some of the table's columns: those are NULL in all of its rows.
+    :raises TerminalError: if it lacks others.
     """
     wanted = schema if columns is None else pa.schema([schema.field(c) for c in columns])
-    stored = pa.schema([f for f in wanted if f.name not in partition])
     with parquet(storage, name) as file:
+        stored = _stored(storage, name, file, wanted, partition, older)
         # Not read_row_group(columns=...): it takes a dot in a column's name for a path into a struct.
         every = columns is None and stored.names == wanted.names
         indices = None if every else [file.schema_arrow.get_field_index(c) for c in stored.names]
@@ -207,15 +211,20 @@ def row_groups(
 
 
 def picked(
-    storage: Storage, name: str, schema: pa.Schema, rows: Any, partition: Partition = NO_PARTITION
+    storage: Storage,
+    name: str,
+    schema: pa.Schema,
+    rows: Any,
+    partition: Partition = NO_PARTITION,
+    older: bool = False,
 ) -> Iterator[pa.Table]:
     """Some rows of a file in their order, in portions. Row groups that have none of them are not read.
 
     :param rows: their numbers, in ascending order.
-    :param schema: as for :func:`row_groups`, and ``partition``.
+    :param schema: as for :func:`row_groups`, and ``partition``, and ``older``.
     """
-    stored = pa.schema([f for f in schema if f.name not in partition])
     with parquet(storage, name) as file:
+        stored = _stored(storage, name, file, schema, partition, older)
         groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
         indices = [file.schema_arrow.get_field_index(c) for c in stored.names]
         first = np.cumsum([0, *(group.num_rows for group in groups)])
@@ -232,15 +241,29 @@ def picked(
             yield part if stored == schema else _filled(part, part.num_rows, schema, partition)
 
 
+def _stored(
+    storage: Storage, name: str, file: pq.ParquetFile, wanted: pa.Schema, partition: Partition, older: bool
+) -> pa.Schema:
+    """The columns that stand in a file, of those that are wanted."""
+    known = set(file.schema_arrow.names)
+    lacking = [n for n in wanted.names if n not in known and n not in partition]
+    if missing := [n for n in lacking if not older or n in (*META_COLUMNS, DELETED)]:
+        raise TerminalError(
+            f"the file {storage.location(name)} lacks column {missing[0]}",
+            "It was written by something else, or under another definition: use a fresh sink.path",
+        )
+    return pa.schema([f for f in wanted if f.name not in partition and f.name not in lacking])
+
+
 def _filled(found: pa.Table, rows: int, wanted: pa.Schema, partition: Partition) -> pa.Table:
     """Rows with the columns that are not in their file."""
-    columns = [
-        pa.repeat(pa.scalar(partition[f.name], pa.string()), rows).cast(f.type)
-        if f.name in partition
-        else found[f.name]
-        for f in wanted
-    ]
-    return pa.table(columns, schema=wanted)
+
+    def column(field: pa.Field) -> Any:
+        if field.name in partition:
+            return pa.repeat(pa.scalar(partition[field.name], pa.string()), rows).cast(field.type)
+        return found[field.name] if field.name in found.column_names else pa.nulls(rows, field.type)
+
+    return pa.table([column(f) for f in wanted], schema=wanted)
 
 
 def read_file(
@@ -249,13 +272,16 @@ def read_file(
     schema: pa.Schema,
     columns: Sequence[str] | None = None,
     partition: Partition = NO_PARTITION,
+    older: bool = False,
 ) -> pa.Table:
     """Likewise, all rows at once."""
     if columns is None and not partition:  # all row groups at the same time
         with parquet(storage, name) as file:
-            return file.read().select(schema.names).cast(schema)
+            stored = _stored(storage, name, file, schema, partition, older)
+            found = file.read().select(stored.names).cast(stored)
+            return found if stored == schema else _filled(found, found.num_rows, schema, partition)
     wanted = schema if columns is None else pa.schema([schema.field(c) for c in columns])
-    return pa.concat_tables([without_rows(wanted), *row_groups(storage, name, schema, columns, partition)])
+    return pa.concat_tables([without_rows(wanted), *row_groups(storage, name, schema, columns, partition, older)])
 
 
 def described(
@@ -267,6 +293,7 @@ def described(
     """
     wanted = pa.schema([schema.field(c) for c in columns])
     with storage.open(name, "rb") as opened, _parquet_file(storage, opened) as file:
+        _stored(storage, name, file, schema, NO_PARTITION, older=False)  # it is to become part of the table as it is
         indices = [file.schema_arrow.get_field_index(c) for c in wanted.names]
         found = file.reader.read_all(column_indices=indices).select(wanted.names).cast(wanted)
         size = opened.size()

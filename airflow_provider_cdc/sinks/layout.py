@@ -59,6 +59,18 @@ class Layout:
         """How a table was planned again after it was altered during its snapshot; written once."""
         return f"{self.amendments(generation)}/{table}-{revision}.json"
 
+    def definition(self, generation: int, table: int, seq: int) -> str:
+        """What a table is behind a DDL that the stream has followed, by the DDL's ``_cdc_seq``; written once."""
+        return f"{self.amendments(generation)}/{table}-at-{seq}.json"
+
+    def suspension(self, generation: int, table: int, revision: int) -> str:
+        """Why and where a table was suspended, once a revision of its definitions; written once."""
+        return f"{self.amendments(generation)}/{table}-suspended-{revision}.json"
+
+    def addition(self, generation: int, table: int) -> str:
+        """A table that was added to the plan; written once."""
+        return f"{self.amendments(generation)}/{table}-added.json"
+
     def table(self, table: TableSchema) -> str:
         """Folder of a table."""
         return self._tables.of(*table.id)
@@ -92,8 +104,12 @@ class Layout:
         return f"{self.slices(table, generation, group)}/{attempt}/slice-{number:05d}.json"
 
     def staged(self, generation: int) -> str:
-        """Folder that names the attempts that were read again and wait to be published; one file an attempt."""
+        """Folder of what waits for the stream: a file for each attempt that was read again and is to be published."""
         return f"{self.private}/staged/{generation}"
+
+    def reload(self, generation: int) -> str:
+        """Which tables the running stream is asked to copy from now on."""
+        return f"{self.staged(generation)}/reload.json"
 
 
 @dataclass(frozen=True)
@@ -130,9 +146,9 @@ class LocalFiles:
         """Folder of the logs of streams that Airflow has started."""
         return self.folder / "logs"
 
-    def checkpoint(self, epoch: int) -> Path:
-        """Folder of Spark's checkpoint of one epoch."""
-        return self.folder / "checkpoint" / f"epoch-{epoch}"
+    def checkpoint(self, epoch: int, section: int) -> Path:
+        """Folder of Spark's checkpoint of one section of an epoch."""
+        return self.folder / "checkpoint" / f"epoch-{epoch}" / str(section)
 
     def clear_checkpoints(self) -> None:
         """Remove those of all epochs."""

@@ -23,6 +23,7 @@ from airflow_provider_cdc.core.multiset import Net
 from airflow_provider_cdc.core.offset import Lineage, Offset
 from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.sinks.files import DataFile
+from airflow_provider_cdc.sinks.size import Size
 
 
 class Feature(StrEnum):
@@ -35,6 +36,9 @@ class Feature(StrEnum):
     REREAD = "reading rows again"
     #: All rows can be read back: :class:`Readable`.
     READ = "reading rows back"
+    #: A table's columns follow those of its source: :meth:`SinkTable.alter`; with :attr:`REREAD`,
+    #: :meth:`SinkTable.exchange`.
+    ALTER = "following changes of a table's definition"
 
 
 @dataclass(frozen=True)
@@ -182,6 +186,45 @@ class SinkTable(Fenced, Protocol):
         :raises TransientError: if the commit cannot be made now; where that is not known, it may have been made.
         """
 
+    def alter(self, before: TableSchema, markers: Mapping[str, int], fence: Fence) -> bool:
+        """Give the table the columns of its definition, and write markers, in one commit (:attr:`Feature.ALTER`).
+
+        Columns may be new, wherever they stand: they are NULL in all rows that are there. Slices that were staged
+        before may be published after it. If no column changes, it is a commit of the markers.
+
+        Objects of the definition before are of no use for rows from then on: whatever they are asked to write is
+        refused with a :class:`~airflow_provider_cdc.exceptions.TerminalError`. Markers, and a fence that is raised,
+        are the same for all.
+
+        :param before: the definition whose columns the table has.
+        :param markers: (name -> value) to write in the same commit; if all of them stand already, at these values or
+            higher ones, nothing happens, whatever columns there are.
+        :param fence: checked, and written, in the same commit.
+        :returns: whether something was committed; ``True`` only if it is known to stand.
+        :raises FencedError: if a writer with a larger fence value has been here.
+        :raises TerminalError: if the table has not the columns of ``before``, or it takes more than new columns.
+        :raises TransientError: as for :meth:`commit`.
+        """
+
+    def exchange(self, slices: Sequence[DataFile], markers: Mapping[str, int], fence: Fence) -> bool:
+        """Put slices in the place of all rows, and give the table the columns of its definition, whatever it had, also
+        another key, in one commit (:attr:`Feature.REREAD` and :attr:`Feature.ALTER`).
+
+        All rows go, whoever has written them: rows that are marked as deleted go as well. Objects of the definition
+        before are of no use for rows from then on, as for :meth:`alter`, if its columns or its key are others.
+
+        :param slices: what :meth:`stage` returned, by an object of the new definition. None of them may be part of the
+            table already.
+        :param markers: (name -> value) to write in the same commit; if all of them stand already, at these values or
+            higher ones, nothing happens, whatever slices there are.
+        :param fence: checked, and written, in the same commit.
+        :returns: whether something was committed; ``True`` only if it is known to stand.
+        :raises FencedError: if a writer with a larger fence value has been here.
+        :raises TerminalError: if a slice is not there, or not whole, or is part of the table; if the table cannot have
+            these columns, is another one by now, or is another's.
+        :raises TransientError: as for :meth:`commit`.
+        """
+
     def tidy(self) -> None:
         """Delete what nobody needs any more: called now and then, and at the end of a stream.
 
@@ -264,30 +307,6 @@ class Adopting(Protocol):
 
         :raises NotReadyError: if it should be, and cannot be: with all that is in the way.
         """
-
-
-@dataclass(frozen=True)
-class Size:
-    """What a table takes, as far as its log says it: no file of rows is looked into.
-
-    :param files: files of rows.
-    :param bytes: their size.
-    :param rows: living rows; ``None`` if that does not stand there.
-    :param dead_rows: rows that are in files still, and do not count any more.
-    :param files_with_vectors: files that have such rows.
-    :param compactions: how many files have been compacted into one since the table was made.
-    """
-
-    files: int
-    bytes: int
-    rows: int | None
-    dead_rows: int
-    files_with_vectors: int
-    compactions: int
-
-    def to_json(self) -> dict[str, int | None]:
-        """Plain JSON value."""
-        return dict(self.__dict__)
 
 
 @runtime_checkable

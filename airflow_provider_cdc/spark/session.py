@@ -21,6 +21,7 @@ from airflow_provider_cdc.core.spark_conf import SECRET_PLACE, is_local, is_loop
 from airflow_provider_cdc.exceptions import (
     CdcError,
     NotReadyError,
+    SlowWorkerError,
     TerminalError,
     TransientError,
     UnexpectedError,
@@ -236,6 +237,11 @@ def of_spark(error: BaseException) -> CdcError:
     own = unpack(text)
     if own is not None:
         return own
+    if "Python worker failed to connect back" in text:
+        return SlowWorkerError(
+            "a Python worker of Spark was not up within the 10 s that Spark gives it",
+            "The host of the driver is overloaded: run again when it has less to do, or start fewer drivers at a time",
+        )
     return UnexpectedError(f"Spark failed: {_told(text) or type(error).__name__}", "See the log of the Spark driver")
 
 

@@ -1,6 +1,8 @@
 """The binlog as a Structured Streaming source: offsets are ends of transactions, rows are manifests of staged files.
 
 The source, its ``read`` and ``foreachBatch`` run in separate processes; what they share is in offsets and manifests.
+An epoch has sections: one ends where the definitions of tables change. A query goes on with the next one when a file
+says so, which the driver writes: to stop a query and begin another takes seconds, for all tables.
 """
 
 from __future__ import annotations
@@ -9,7 +11,9 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -38,68 +42,110 @@ def _packed() -> Iterator[None]:
         raise RuntimeError(pack(error)) from None
 
 
-def _encode(offset: Offset) -> dict[str, Any]:
-    # Spark wants a flat dictionary of simple values.
-    return {"offset": json.dumps(offset.to_json())}
+@dataclass(frozen=True)
+class SectionOffset:
+    """An offset in a section of the epoch, as Spark is told it.
 
+    :param section: number of the section.
+    :param offset: up to where it has been read.
+    """
 
-def _decode(value: dict[str, Any]) -> Offset:
-    return Offset.from_json(json.loads(value["offset"]))
+    section: int
+    offset: Offset
+
+    def encode(self) -> dict[str, Any]:
+        """As Spark wants it: a flat dictionary of simple values."""
+        return {"section": self.section, "offset": json.dumps(self.offset.to_json())}
+
+    @classmethod
+    def decode(cls, value: dict[str, Any]) -> SectionOffset:
+        """Inverse of :meth:`encode`."""
+        return cls(value["section"], Offset.from_json(json.loads(value["offset"])))
+
+    def write(self, file: Path) -> None:
+        """Let the source go on from here, in another process of this host."""
+        new = file.with_suffix(".new")
+        new.write_text(json.dumps(self.encode()))
+        new.replace(file)
+
+    @classmethod
+    def read(cls, file: Path) -> SectionOffset | None:
+        """What was written last; ``None`` before that."""
+        try:
+            return cls.decode(json.loads(file.read_text()))
+        except FileNotFoundError:
+            return None
 
 
 class Range(InputPartition):
     """The transactions in (start, end], read by one task.
 
+    :param section: number of the section.
     :param start: start offset.
     :param end: end offset.
     :param reader: number of the task in its batch.
     :param asked: requests to an object store that planning took, and that nobody has told of yet.
     """
 
-    def __init__(self, start: Offset, end: Offset, reader: int, asked: list[dict[str, int]]) -> None:
+    def __init__(self, section: int, start: Offset, end: Offset, reader: int, asked: list[dict[str, int]]) -> None:
         super().__init__(None)
-        self.start, self.end, self.reader, self.asked = start, end, reader, asked
+        self.section, self.start, self.end, self.reader, self.asked = section, start, end, reader, asked
 
 
 class BinlogReader(DataSourceStreamReader):
     """Stream reader of one epoch.
 
-    :param job: the stream's job.
-    :param start: where the epoch begins.
+    :param job: the stream's job, in the section that the query begins with.
+    :param start: where that begins.
+    :param file: says where the next section begins; see :meth:`SectionOffset.write`.
     :param seconds: least time between the starts of two batches.
     """
 
-    def __init__(self, job: StreamJob, start: Offset, seconds: float = 0) -> None:
+    def __init__(self, job: StreamJob, start: Offset, file: Path, seconds: float = 0) -> None:
         self._job = job
-        self._start = start
+        self._file = file
+        self._start = self._at = SectionOffset(job.section, start)
         self._seconds, self._due = seconds, time.monotonic()
         self._planner: BatchPlanner | None = None
         self._pieces: list[Offset] = []
         self._asked: list[dict[str, int]] = []
 
     def initialOffset(self) -> dict[str, Any]:
-        """Where the epoch begins: the sink's resume point."""
-        return _encode(self._start)
+        """Where the query begins: the sink's resume point. Spark asks for it again later."""
+        return self._start.encode()
 
     def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:
-        """End of the next batch, which begins as soon as there are changes, and not too soon after the one before it.
+        """End of the next batch, which begins as soon as there are changes, and not too soon after the one before it;
+        or the beginning of the next section: a batch without rows leads there.
 
         :param start: where the batch begins. Spark before 4.2 does not say it: the batch begins where the last one
-            ended, since a checkpoint serves one epoch, and an epoch one reader.
+            ended, since a checkpoint serves one query, and a query one reader.
         """
         with _packed():
             try:
-                if self._planner is None:
-                    self._planner, asked = self._job.open_planner()
-                    self._asked.append(asked)
-                begin = _decode(start) if start is not None else (self._pieces or [self._start])[-1]
-                if not self._begins(self._planner, begin):
-                    return _encode(begin)
-                self._pieces = [begin, *self._job.pieces(self._planner, begin)]
-                return _encode(self._pieces[-1])
+                if start is not None:
+                    self._at = SectionOffset.decode(start)
+                next_one = SectionOffset.read(self._file)
+                if next_one is not None and next_one.section > self._at.section:
+                    self._close()
+                    self._at = next_one
+                elif (end := self._next_batch(self._at)) is not None:
+                    self._at = end
+                return self._at.encode()
             except CdcError:
                 self._close()
                 raise
+
+    def _next_batch(self, begin: SectionOffset) -> SectionOffset | None:
+        """End of the next batch of a section, if there is one."""
+        job = replace(self._job, section=begin.section)
+        if self._planner is None:
+            self._planner, asked = job.open_planner()
+            self._asked.append(asked)
+        if not self._begins(self._planner, begin.offset):
+            return None
+        self._pieces = [begin.offset, *job.pieces(self._planner, begin.offset)]
+        return SectionOffset(begin.section, self._pieces[-1])
 
     def _begins(self, planner: BatchPlanner, begin: Offset) -> bool:
         """Wait, but not for long, until a batch may begin, and there is something for it."""
@@ -114,12 +160,15 @@ class BinlogReader(DataSourceStreamReader):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """A task for each piece of a batch, as they were found; else one, as of a batch that Spark plans again."""
-        found = [_decode(start), _decode(end)]
+        first, last = SectionOffset.decode(start), SectionOffset.decode(end)
+        if first.section != last.section:
+            return []
+        found = [first.offset, last.offset]
         if self._pieces[:1] == found[:1] and self._pieces[-1:] == found[1:]:
             found = self._pieces
         asked, self._asked = self._asked, []
         pieces = [ends for ends in pairwise(found) if ends[0] != ends[1]]
-        return [Range(*ends, i, [] if i else asked) for i, ends in enumerate(pieces)]
+        return [Range(last.section, *ends, i, [] if i else asked) for i, ends in enumerate(pieces)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Stage the files of a range and return their manifest."""
@@ -127,7 +176,9 @@ class BinlogReader(DataSourceStreamReader):
         context = TaskContext.get()
         attempt = str(context.taskAttemptId()) if context is not None else "0"
         with _packed():
-            manifest = self._job.stage(partition.start, partition.end, attempt, partition.reader, partition.asked)
+            job = replace(self._job, section=partition.section)
+            manifest = job.stage(partition.start, partition.end, attempt, partition.reader, partition.asked)
+        manifest["section"] = partition.section
         yield pa.RecordBatch.from_pydict({"manifest": [json.dumps(manifest)]})
 
     def commit(self, end: dict[str, Any]) -> None:
@@ -143,9 +194,10 @@ class BinlogReader(DataSourceStreamReader):
             self._planner = None
 
 
-def make_source(job: StreamJob, start: Offset, seconds: float) -> type[DataSource]:
+def make_source(job: StreamJob, start: Offset, file: Path, seconds: float) -> type[DataSource]:
     """Data source class for one epoch; the job, and with it the password, stays inside of the class.
 
+    :param file: says where the next section begins.
     :param seconds: least time between the starts of two batches.
     """
 
@@ -158,6 +210,6 @@ def make_source(job: StreamJob, start: Offset, seconds: float) -> type[DataSourc
             return "manifest string"
 
         def streamReader(self, schema: Any) -> DataSourceStreamReader:
-            return BinlogReader(job, start, seconds)
+            return BinlogReader(job, start, file, seconds)
 
     return BinlogSource

@@ -4,119 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
-from weakref import WeakValueDictionary
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_provider_cdc.core.supervision import Verdict, Watch, later_try
-from airflow_provider_cdc.exceptions import CdcError, NotReadyError, TransientError, error_of, kind_of, pack
+from airflow_provider_cdc.exceptions import CdcError, NotReadyError, error_of, kind_of, pack
+from airflow_provider_cdc.triggers.bookkeeping import Bookkeeping, in_thread
 
 if TYPE_CHECKING:
     from airflow_provider_cdc.store import Store, StreamRow
 
 T = TypeVar("T")
 
-#: Seconds that a question to the bookkeeping may take, and between two lines about a stream that runs well.
-_PATIENCE, _LINE_SECONDS = 20.0, 60.0
-#: Seconds between two attempts to ask for a stop.
-_RETRY_SECONDS = 1.0
+#: Seconds between two lines about a stream that runs well.
+_LINE_SECONDS = 60.0
+#: Seconds between two attempts to ask for a stop, and by how many these end before Airflow ends them.
+_RETRY_SECONDS, _MARGIN_SECONDS = 1.0, 2.0
 #: Seconds from a trigger's start to the first event it may fire. A task that is resumed while its worker's process is
 #: still ending (5 s were seen) is taken by Airflow's scheduler for one that has ended in a wrong state, and fails.
 _SETTLE_SECONDS = 10.0
 #: Seconds within which the bookkeeping must have been seen once. Longer is no outage but another host, or another file.
 _FIRST_ANSWER_SECONDS = 180.0
-#: Questions to one database that are asked at the same time.
-_THREADS = 4
-
-
-async def in_thread(ask: Callable[..., T], *args: Any, executor: ThreadPoolExecutor | None = None) -> T:
-    """Call what blocks in a thread.
-
-    Not by asyncio: before Airflow 3.3 a thread finds the triggerer, through which it asks Airflow, only by asgiref.
-    """
-    from asgiref.sync import sync_to_async
-
-    return await sync_to_async(ask, thread_sensitive=False, executor=executor)(*args)
-
-
-class _Bookkeeping:
-    """A bookkeeping database, asked from an event loop.
-
-    It has a few threads of its own: questions that hang pile up nowhere, and hold up nobody who asks something else.
-
-    :param conn_id: its connection; ``None`` for the SQLite file ``path``.
-    """
-
-    _known: ClassVar[WeakValueDictionary[tuple[str | None, str], _Bookkeeping]] = WeakValueDictionary()
-
-    def __init__(self, conn_id: str | None, path: str) -> None:
-        self._conn_id, self._path = conn_id, path
-        self._threads = ThreadPoolExecutor(_THREADS, "bookkeeping")
-        self._store: Store | None = None
-        self._opening = threading.Lock()
-
-    def __del__(self) -> None:
-        self._threads.shutdown(wait=False)
-        if self._store is not None:
-            self._store.close()
-
-    @classmethod
-    def of(cls, conn_id: str | None, path: str) -> _Bookkeeping:
-        """The one that all triggers of this process share which need it."""
-        key = conn_id, "" if conn_id else path
-        return cls._known.get(key) or cls._known.setdefault(key, cls(conn_id, path))
-
-    async def ask(self, question: Callable[[Store], T]) -> T | None:
-        """Ask in a thread.
-
-        :returns: the answer; ``None`` if there was none in time: the database is away, or is being made anew.
-        """
-        try:
-            return await self.answer(question)
-        except CdcError:
-            return None
-
-    async def answer(self, question: Callable[[Store], T]) -> T:
-        """As :meth:`ask`.
-
-        :raises CdcError: why there was no answer.
-        """
-        try:
-            # Not wait_for(): before Python 3.12 it loses a cancellation that meets the answer.
-            async with asyncio.timeout(_PATIENCE):
-                return await in_thread(self._answer, question, executor=self._threads)
-        except TimeoutError:
-            what = f"connection {self._conn_id}" if self._conn_id else self._path
-            raise TransientError(f"bookkeeping database ({what}): no answer within {_PATIENCE:g} s") from None
-
-    def _answer(self, question: Callable[[Store], T]) -> T:
-        from sqlalchemy.exc import SQLAlchemyError
-
-        store = self._open()
-        try:
-            return question(store)
-        except (CdcError, SQLAlchemyError) as error:
-            with self._opening:  # the next question begins with the connection as Airflow has it then
-                if self._store is store:
-                    self._store = None
-            store.close()
-            raise error if isinstance(error, CdcError) else TransientError(str(error)) from None
-
-    def _open(self) -> Store:
-        from airflow_provider_cdc.connections import database_url
-        from airflow_provider_cdc.hooks.connections import resolve
-        from airflow_provider_cdc.store import Store
-
-        with self._opening:
-            if self._store is None:
-                url = database_url(resolve(self._conn_id)) if self._conn_id else f"sqlite:///{self._path}"
-                self._store = Store.open(url, migrate=False)
-            return self._store
 
 
 class _CdcTrigger(BaseTrigger):
@@ -128,7 +40,7 @@ class _CdcTrigger(BaseTrigger):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._kwargs = kwargs
-        self._books = _Bookkeeping.of(kwargs["state_conn_id"], kwargs["state_path"])
+        self._books = Bookkeeping.of(kwargs["state_conn_id"], kwargs["state_path"])
         self._began = time.monotonic()
         self._seen = self._lost = False
         self._away = ""
@@ -219,6 +131,10 @@ class CdcSnapshotTrigger(_CdcTrigger):
             self.log.info("%s of %s chunks, %s rows", done, total, sum(t.rows for t in tables))
 
 
+#: Those who ask for the stop of an epoch, until they have: an event loop forgets tasks that nobody holds.
+_asking: set[asyncio.Future[None]] = set()
+
+
 class CdcStreamTrigger(_CdcTrigger):
     """Watches one epoch of a stream; fires when it has ended, was lost, or was taken over.
 
@@ -294,27 +210,35 @@ class CdcStreamTrigger(_CdcTrigger):
     async def on_kill(self) -> None:
         """Stop the epoch at a transaction boundary, if the task really is no longer deferred.
 
-        It is also called when this triggerer merely lost the trigger to another one.
+        It is also called when this triggerer merely lost the trigger to another one. Airflow says again each second
+        that the trigger is cancelled, and would end this with it; and it gives up after a while, which may be too
+        early: the first question that a busy triggerer is asked has taken more than half a minute. What asks goes on.
         """
-        k = self._kwargs
-        try:
-            state = await in_thread(task_state, self.task_instance)
-            if state == "deferred" and not await self._followed():
-                self.log.info("the task is still deferred: another triggerer supervises the stream")
-                return
-            # A list, so that none to be stopped differs from no answer.
-            while (asked := await self._books.ask(self._request_stop)) is None:
-                text = "the task is %s, and the bookkeeping cannot be asked to stop epoch %s: trying again"
-                self.log.error(text, state, k["epoch"])
-                await asyncio.sleep(_RETRY_SECONDS)
-        except asyncio.CancelledError:  # Airflow waits for so long and no longer
+        asking, until = asyncio.ensure_future(self._ask_to_stop()), time.monotonic() + _kill_seconds()
+        _asking.add(asking)
+        asking.add_done_callback(_asking.discard)
+        while not asking.done() and (left := until - time.monotonic()) > 0:
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait({asking}, timeout=left)
+        if not asking.done():
             self.log.error(
-                "epoch %s could not be asked to stop within [triggerer] on_kill_timeout: it runs on. If its task was "
-                "marked or cleared, run `airflow-cdc stop` when the bookkeeping is back; with lease_seconds it ends by "
-                "itself",
-                k["epoch"],
+                "epoch %s could not be asked to stop within [triggerer] on_kill_timeout: it runs on, and is asked as "
+                "soon as Airflow and the bookkeeping answer. If this triggerer ends before, run `airflow-cdc stop`; "
+                "with lease_seconds it ends by itself",
+                self._kwargs["epoch"],
             )
-            raise
+
+    async def _ask_to_stop(self) -> None:
+        k = self._kwargs
+        state = await self._killed_as()
+        if state == "deferred":
+            self.log.info("the task is still deferred: another triggerer supervises the stream")
+            return
+        # A list, so that none to be stopped differs from no answer.
+        while (asked := await self._books.ask(self._request_stop)) is None:
+            text = "the task is %s, and the bookkeeping cannot be asked to stop epoch %s: trying again"
+            self.log.error(text, state, k["epoch"])
+            await asyncio.sleep(_RETRY_SECONDS)
         self.log.info(
             "the task is %s: epoch %s %s", state, k["epoch"], "was asked to stop" if asked[0] else "has ended"
         )
@@ -323,11 +247,23 @@ class CdcStreamTrigger(_CdcTrigger):
         k = self._kwargs
         return [store.request_stop(k["pipeline"], k["epoch"], by=k["supervisor"])]
 
-    async def _followed(self) -> bool:
-        """Whether the task was cleared, and its next try has deferred already."""
+    async def _killed_as(self) -> str | None:
+        """State of the task whose trigger was ended; ``deferred`` only if this try of it still is.
+
+        It asks again when Airflow or the bookkeeping does not answer: a stream must not run on for that.
+        """
         k = self._kwargs
-        run = await self._books.ask(lambda store: store.current_stream(k["pipeline"]))
-        return run is not None and later_try(k["supervisor"], run.supervisor)
+        while True:
+            try:
+                state = await in_thread(task_state, self.task_instance)
+                if state == "deferred":  # of this try, or of the next one after a clear
+                    run = await self._books.answer(lambda store: store.current_stream(k["pipeline"]))
+                    if run is not None and later_try(k["supervisor"], run.supervisor):
+                        return "cleared"
+                return state
+            except Exception as error:
+                self.log.warning("could not find out whether the task of epoch %s is deferred: %s", k["epoch"], error)
+                await asyncio.sleep(_RETRY_SECONDS)
 
     async def _say(self) -> None:
         k = self._kwargs
@@ -361,6 +297,13 @@ class CdcPauseTrigger(BaseTrigger):
         """Wait."""
         await asyncio.sleep(max(self._seconds, _SETTLE_SECONDS))
         yield TriggerEvent({})  # type: ignore[no-untyped-call]
+
+
+def _kill_seconds() -> float:
+    """For how long a trigger whose task was marked or cleared may ask for the stop of its stream."""
+    from airflow.configuration import conf
+
+    return max(conf.getint("triggerer", "on_kill_timeout", fallback=30) - _MARGIN_SECONDS, 1.0)
 
 
 def task_state(ti: Any) -> str | None:

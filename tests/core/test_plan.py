@@ -22,6 +22,7 @@ from airflow_provider_cdc.core.plan import (
     slices,
 )
 from airflow_provider_cdc.core.schema import Column, TableSchema
+from airflow_provider_cdc.core.steps import Followed
 
 keys = st.integers(-(2**63), 2**64 - 1)
 
@@ -128,3 +129,36 @@ def test_an_amended_plan() -> None:
     # A setting is no part of the definition.
     assert schema.with_zero_dates("null").fingerprint() == schema.fingerprint()
     assert schema.fingerprint() != tables[1].fingerprint()
+
+
+def test_ddl_that_was_followed() -> None:
+    """Which definition holds where: between two DDL, behind a failover, and when a table was planned again."""
+    column = Column("k", "int", "int", False)
+    tables = tuple(TableSchema("d", name, (column,), ("k",)) for name in "ab")
+    added = [Column(f"w{i}", "int", "int", True) for i in range(3)]
+    wider = [replace(tables[1], columns=(column, *added[:n])) for n in (1, 2, 3)]
+    old = Lineage("server", "binlog.000003")
+    new = old.then("other", "log.000001", old.seq(Position("binlog.000009", 0)))
+    places = [Position("binlog.000003", 500), Position("binlog.000004", 7), Position("log.000001", 90)]
+    seqs = [old.seq(places[0]), old.seq(places[1]), new.seq(places[2])]
+    offset = Offset("server", Position("binlog.000003", 77), "")
+    plan = Plan("p", 1, offset, old, (("d.*",), ()), tuple(map(Definitions.of, tables)), ())
+    written = [Followed(1, 0, seq, schema).to_json() for seq, schema in zip(seqs, wider, strict=True)]
+    values = json.loads(json.dumps(written[::-1]))
+    found = plan.amended(values)
+    assert [f.seq for f in found.steps] == seqs and found.tables == (tables[0], wider[2])
+    assert found.tables[1].fingerprint() == wider[2].fingerprint()
+    first = plan.amended(values[1:]).definitions_of(old)[1]
+    assert first.steps == ((None, tables[1]), (places[0], wider[0]), (places[1], wider[1]))
+    assert [first.at(Position("binlog.000003", n)) for n in (499, 500)] == [tables[1], wider[0]]
+    assert first.begins_at(places[0]) and not first.begins_at(Position("binlog.000003", 501))
+    assert found.definitions_of(new)[1].steps == ((None, wider[1]), (places[2], wider[2]))
+    assert found.definitions_of(new)[0].steps == ((None, tables[0]),)
+    # A share of the plan has them, and they do not count twice. Settings reach them, too.
+    assert Plan.from_json(json.loads(json.dumps(found.to_json()))) == found == found.amended(values)
+    assert found.with_zero_dates("null").tables[1].zero_dates == "null"
+    assert found.with_whole_rows(lambda table: table.name == "b").tables[1].whole_rows
+    # Planned again behind the first: what was followed before does not count.
+    again = plan.definitions[1].planned_again(places[1], tables[1])
+    amendment = {"table": 1, "definitions": again.to_json(), "lower": None, "upper": None}
+    assert plan.amended([*values[1:], amendment]).definitions_of(old)[1] == again

@@ -15,10 +15,11 @@ from airflow_provider_cdc.phases.stream import begin, run_in_process
 from airflow_provider_cdc.pipeline import Pipeline
 from airflow_provider_cdc.sinks.layout import LocalFiles
 from airflow_provider_cdc.store import GroupRow, Store, StreamRow
-from tests.support.airflow_client import Client
+from tests.support.airflow_client import PATIENCE, Client
 from tests.support.airflow_processes import Airflow
 from tests.support.oracle import compare_all
 from tests.support.postgres import Postgres
+from tests.support.processes import tail
 from tests.support.proxy import Proxy
 from tests.support.servers import MySQLServer
 from tests.support.workload import Writers
@@ -66,19 +67,33 @@ class Site:
         with contextlib.closing(self.store(name)) as store:
             return store.group(name, 1, number)
 
-    def wait(self, what: str, condition: Callable[[], Any], seconds: float = 400) -> Any:
+    def wait(self, what: str, condition: Callable[[], Any], seconds: float = PATIENCE) -> Any:
         deadline = time.monotonic() + seconds
         while not (found := condition()):
-            assert time.monotonic() < deadline, f"{what}: not within {seconds:g} s"
+            assert time.monotonic() < deadline, f"{what}: not within {seconds:g} s\n{self._story()}"
             time.sleep(0.5)
         return found
 
+    def _story(self) -> str:
+        """What is known when a wait was in vain: CI shows nothing else of it."""
+        try:
+            streams = "\n".join(f"{name}: {vars(self.stream(name))}" for name in sorted(self.names))
+        except Exception as error:  # a test may have stopped the bookkeeping
+            streams = f"streams: {error}"
+        triggerer = tail(self.airflow.process("triggerer").log, 30)
+        return f"{streams}\n{self.client.stories()}\n--- triggerer\n{triggerer}"
+
+    def wait_epoch(self, name: str, after: int) -> StreamRow:
+        """Until a stream is in a newer epoch. On a busy machine that may be the second one after it."""
+        self.wait(f"an epoch of {name} after {after}", lambda: self.stream(name).epoch > after)
+        return self.stream(name)
+
     def wait_batch(self, name: str, epoch: int) -> None:
-        """Until a stream has applied one more batch with changes."""
+        """Until a stream has applied one more batch with changes, in this epoch or a newer one."""
 
         def newest() -> int:
             with contextlib.closing(self.store(name)) as store:
-                found = [b.batch_id for b in store.recent_batches(name, 20) if b.epoch == epoch and b.changes]
+                found = [b.batch_id for b in store.recent_batches(name, 20) if b.epoch >= epoch and b.changes]
                 return max(found, default=-1)
 
         before = newest()

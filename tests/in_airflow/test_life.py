@@ -14,7 +14,7 @@ from airflow_provider_cdc.processes import kill_session, members
 from airflow_provider_cdc.store import Store
 from tests.in_airflow.site import Site
 
-pytestmark = [pytest.mark.airflow, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.airflow, pytest.mark.timeout(3600)]
 
 
 def test_the_life_of_a_stream(site: Site) -> None:
@@ -32,43 +32,45 @@ def test_the_life_of_a_stream(site: Site) -> None:
             site.airflow.process(part).restart()
         site.airflow.wait_ready()
         site.wait_supervised(name)
-        assert (site.stream(name).epoch, site.stream(name).pid) == (1, first.pid)
+        assert (site.stream(name).epoch, site.stream(name).pid) == (first.epoch, first.pid)
 
         # The driver may die: it is started again, without a new try.
         kill_session(first.pid)
-        site.wait("epoch 2", lambda: site.stream(name).epoch == 2)
+        site.wait_epoch(name, first.epoch)
         client.wait_state(dag, run, task, "deferred")
         assert client.task_instance(dag, run, task).try_number == 1
-        site.wait_batch(name, 2)
+        site.wait_batch(name, first.epoch + 1)
 
         # Cleared: the epoch ends at a transaction boundary, the new try starts the next one.
         site.wait_supervised(name)
+        before = site.stream(name).epoch
         client.clear(dag, run, task)
         client.wait_state(dag, run, task, "deferred", min_try=2)
-        site.wait("epoch 3", lambda: site.stream(name).epoch == 3)
-        # Not the deferral before, which waited for the end of epoch 2: nobody would be told of the mark below.
+        site.wait_epoch(name, before)
+        # Not the deferral before, which waited for the end of that epoch: nobody would be told of the mark below.
         client.wait_state(dag, run, task, "deferred", min_try=2)
 
         # Marked failed: the stream stops.
         site.wait_supervised(name)
         client.mark(dag, run, task, "failed")
-        site.wait("the end of epoch 3", lambda: site.stream(name).state == "stopped")
+        site.wait("the end of the epoch", lambda: site.stream(name).state == "stopped")
         assert site.stream(name).stop_by
 
         # A driver that gets SIGTERM (its host shuts down) was not asked to stop: it is started again.
         client.clear(dag, run, task)
         client.wait_state(dag, run, task, "deferred", min_try=3)
-        fourth = site.stream(name)
-        os.kill(fourth.pid, signal.SIGTERM)
-        site.wait("epoch 5", lambda: site.stream(name).epoch == 5)
+        asked = site.stream(name)
+        os.kill(asked.pid, signal.SIGTERM)
+        site.wait_epoch(name, asked.epoch)
         client.wait_state(dag, run, task, "deferred", min_try=3)
-        site.wait_batch(name, 5)
+        site.wait_batch(name, asked.epoch + 1)
         site.wait_supervised(name)
     client.mark(dag, run, task, "success")
-    site.wait("the end of epoch 5", lambda: site.stream(name).state == "stopped")
+    site.wait("the end of the last epoch", lambda: site.stream(name).state == "stopped")
     site.wait("the end of the driver", lambda: not members(site.stream(name).pid))
 
 
+@pytest.mark.long
 def test_what_stands_still(site: Site) -> None:
     """A triggerer that hangs while another works, and a bookkeeping that does not answer for a while."""
     dag, task, name, client = "shared", "shared.stream", "shared", site.client
@@ -97,7 +99,7 @@ def test_what_stands_still(site: Site) -> None:
         second.session.end()
         assert client.task_instance(dag, run, task).state == "deferred"
         now = site.stream(name)
-        assert (now.epoch, now.pid, now.state, now.desired_state) == (1, stream.pid, "running", "run")
+        assert (now.epoch, now.pid, now.state, now.desired_state) == (stream.epoch, stream.pid, "running", "run")
 
         # The bookkeeping is away: neither the stream nor its task takes that for a loss.
         site.books.pause()
@@ -108,7 +110,7 @@ def test_what_stands_still(site: Site) -> None:
             site.books.resume()
         site.wait_batch(name, 1)
         now = site.stream(name)
-        assert (now.epoch, now.pid, now.state, now.desired_state) == (1, stream.pid, "running", "run")
+        assert (now.epoch, now.pid, now.state, now.desired_state) == (stream.epoch, stream.pid, "running", "run")
         assert client.task_instance(dag, run, task).try_number == 1
     site.stop(name)
     client.wait_run(dag, run)
@@ -123,14 +125,15 @@ def test_a_stream_that_keeps_its_worker(site: Site) -> None:
         site.wait("its batch", lambda: site.store(name).recent_batches(name, 1))
         first = site.stream(name)
         kill_session(first.pid)
-        site.wait("epoch 2", lambda: site.stream(name).epoch == 2)
-        site.wait_batch(name, 2)
+        second = site.wait_epoch(name, first.epoch)
+        site.wait_batch(name, second.epoch)
         assert client.task_instance(dag, run, task).try_number == 1
         client.mark(dag, run, task, "failed")
-        site.wait("the end of epoch 2", lambda: site.stream(name).state == "stopped")
+        site.wait("the end of that epoch", lambda: site.stream(name).state == "stopped")
+        last = site.stream(name).epoch
         client.clear(dag, run, task)
-        site.wait("epoch 3", lambda: site.stream(name).epoch == 3)
-        site.wait_batch(name, 3)
+        site.wait_epoch(name, last)
+        site.wait_batch(name, last + 1)
     site.stop(name)
     client.wait_run(dag, run)
     assert client.xcom(dag, run, task)["state"] == "stopped"
@@ -145,7 +148,7 @@ def test_a_triggerer_that_does_not_see_the_bookkeeping(site: Site) -> None:
     try:
         site.airflow.wait_ready()
         run = client.trigger(dag)
-        client.wait_run(dag, run, "failed", seconds=900)
+        client.wait_run(dag, run, "failed")
         assert client.task_instance(dag, run, "elsewhere.snapshot_complete").state == "success"
         assert client.task_instance(dag, run, "elsewhere.stream").try_number == 1
         log = client.log(dag, run, "elsewhere.stream")

@@ -13,7 +13,7 @@ from airflow_provider_cdc import Pipeline, Sink, Source, State
 from airflow_provider_cdc.processes import members
 from tests.in_airflow.site import Site
 
-pytestmark = [pytest.mark.airflow, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.airflow, pytest.mark.timeout(3600)]
 NAME, TASK = "outages", "stream"
 
 

@@ -18,7 +18,7 @@ from airflow_provider_cdc.processes import kill_session
 from airflow_provider_cdc.sinks.layout import Layout
 from tests.in_airflow.site import Site
 
-pytestmark = [pytest.mark.airflow, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.airflow, pytest.mark.timeout(3600)]
 
 
 #: Outcomes of a group that was read again.
@@ -97,6 +97,7 @@ def test_groups(site: Site) -> None:
         site.wait_batch(name, 1)
 
         # A second run, while the first streams: it reads nothing, and looks after the same stream.
+        begun = site.stream(name).epoch
         second, groups = client.trigger(dag), range(len(tries(run)))
         client.wait_state(dag, second, stream, "deferred")
         for index in groups:  # the sensor did not wait for them
@@ -110,7 +111,7 @@ def test_groups(site: Site) -> None:
         assert cleared(second, 0) in NEXT_SNAPSHOT
         assert tries(run)[:3] == [3, 2, 3] and {*tries(run)[3:]} <= {1}
         site.wait("the groups", lambda: {site.group(name, i).state for i in (0, 1)} == {"done"})
-        assert site.stream(name).epoch == 1
+        assert site.stream(name).epoch == begun
         site.stop(name)
         for one in (run, second):
             client.wait_state(dag, one, stream)
@@ -121,12 +122,12 @@ def test_groups(site: Site) -> None:
         before = tries(run)
         for task in ("groups.preflight", "groups.plan_chunks", snapshot, "groups.snapshot_complete", stream):
             client.clear(dag, run, task)
-        site.wait("epoch 2", lambda: site.stream(name).epoch == 2)
+        site.wait_epoch(name, begun)
         for index, tried in enumerate(before):
             client.wait_state(dag, run, snapshot, map_index=index, min_try=tried + 1)
         assert {outcome(run, index) for index in groups} <= NEXT_SNAPSHOT
         site.wait("the groups", lambda: all(site.group(name, i).state == "done" for i in groups))
-        site.wait_batch(name, 2)
+        site.wait_batch(name, begun + 1)
     site.stop(name)
     client.wait_state(dag, run, stream)
     lake = Path(f"{site.lake}-groups")
@@ -141,6 +142,7 @@ def test_groups(site: Site) -> None:
     site.equal("orders", lake=lake)
 
 
+@pytest.mark.long
 def test_a_backfill_and_its_run_again(site: Site) -> None:
     """A run of a backfill beside the scheduled run, both from nothing; then the backfill once more."""
     dag, client = "nightly", site.client
@@ -157,7 +159,7 @@ def test_a_backfill_and_its_run_again(site: Site) -> None:
         backfill = client.create_backfill(dag, first, first)
         runs = site.wait("all runs", lambda: found if len(found := client.runs(dag)) == 2 else None)
         for run in runs:
-            client.wait_run(dag, run, seconds=500)
+            client.wait_run(dag, run)
         site.wait("the backfill", lambda: client.backfill_completed(backfill))
         assert sorted(map(outcome, runs)) in (["adopted", "published"], ["published", "skipped"])
         (older,) = (run for run in runs if run.startswith("backfill"))

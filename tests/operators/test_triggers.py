@@ -17,8 +17,9 @@ from sqlalchemy.exc import SQLAlchemyError
 from airflow_provider_cdc.core.supervision import Watch
 from airflow_provider_cdc.exceptions import CdcError, TransientError
 from airflow_provider_cdc.store import Store
-from airflow_provider_cdc.triggers import cdc
-from airflow_provider_cdc.triggers.cdc import CdcSnapshotTrigger, CdcStreamTrigger, _Bookkeeping
+from airflow_provider_cdc.triggers import bookkeeping, cdc
+from airflow_provider_cdc.triggers.bookkeeping import Bookkeeping, in_thread
+from airflow_provider_cdc.triggers.cdc import CdcSnapshotTrigger, CdcStreamTrigger
 from tests.support.postgres import Postgres
 
 
@@ -29,7 +30,7 @@ def test_a_cancellation_is_never_lost(tmp_path: Path) -> None:
         pass
 
     async def watch() -> None:
-        books = _Bookkeeping(None, str(path))
+        books = Bookkeeping(None, str(path))
         try:
             while True:
                 await books.ask(lambda _: time.sleep(0.002))
@@ -56,6 +57,22 @@ def test_a_cancellation_is_never_lost(tmp_path: Path) -> None:
         return found
 
     assert asyncio.run(main()) == [("by a user",)] * 30
+
+
+def test_a_cancellation_keeps_its_message() -> None:
+    """Airflow tells by it that a person has marked or cleared the task: without it, the stream is not asked to stop."""
+
+    async def main() -> tuple[str, ...]:
+        task = asyncio.create_task(in_thread(time.sleep, 0.5))
+        await asyncio.sleep(0.1)  # the thread is at it
+        task.cancel("by a user")
+        try:
+            await task
+        except asyncio.CancelledError as error:
+            return error.args
+        raise AssertionError("it was not cancelled")
+
+    assert asyncio.run(main()) == ("by a user",)
 
 
 def test_no_event_right_after_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +140,7 @@ def test_questions_that_fail_together(tmp_path: Path) -> None:
         raise TransientError("away")
 
     async def main() -> list[object]:
-        books = _Bookkeeping(None, str(path))
+        books = Bookkeeping(None, str(path))
         await books.answer(lambda _: None)
         asked = [books.answer(partial(fail, after)) for after in (0.0, 0.3)]
         return await asyncio.gather(*asked, return_exceptions=True)
@@ -133,7 +150,7 @@ def test_questions_that_fail_together(tmp_path: Path) -> None:
 
 def test_a_bookkeeping_that_hangs(postgres: Postgres, books: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Streams that get no answer hold up nobody else in the triggerer."""
-    monkeypatch.setattr(cdc, "_PATIENCE", 1.0)
+    monkeypatch.setattr(bookkeeping, "_PATIENCE", 1.0)
     monkeypatch.setattr("airflow_provider_cdc.store.engine.ANSWER_SECONDS", 120.0)  # for as long as the pause
 
     def asking() -> int:
@@ -148,7 +165,7 @@ def test_a_bookkeeping_that_hangs(postgres: Postgres, books: Store, monkeypatch:
         try:
             await asyncio.sleep(6)  # each has asked more than once by now
             await asyncio.wait_for(asyncio.to_thread(time.sleep, 0.01), 20)
-            assert asking() <= cdc._THREADS
+            assert asking() <= bookkeeping._THREADS
         finally:
             postgres.resume()
         await loop.run_in_executor(None, books.end_stream, "p", 1, "stopped")
@@ -157,6 +174,69 @@ def test_a_bookkeeping_that_hangs(postgres: Postgres, books: Store, monkeypatch:
     monkeypatch.setattr(cdc, "_SETTLE_SECONDS", 0.0)
     found = asyncio.run(main())
     assert found == [{"epoch": 1, "found": False, "verdict": "stopped"}] * 6
+
+
+def test_a_task_of_which_airflow_says_nothing_for_a_while(books: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody marks the task while Airflow's API is restarting: the stream is asked to stop all the same."""
+    monkeypatch.setattr(cdc, "_RETRY_SECONDS", 0.01)
+    answers: Iterator[Exception | str] = iter([OSError("away"), OSError("away"), "failed"])
+
+    def state(_: object) -> str:
+        found = next(answers)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr(cdc, "task_state", state)
+    trigger = stream_trigger(books)
+    asyncio.run(trigger.on_kill())
+    run = books.current_stream("p")
+    assert run is not None and (run.desired_state, run.stop_by) == ("stop", "a task")
+
+
+def test_a_request_to_stop_is_not_cancelled_by_the_next_one(books: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Airflow cancels a trigger each second until it has ended: on a busy machine, before anything could be asked."""
+
+    def state(_: object) -> str:
+        time.sleep(1.5)
+        return "failed"
+
+    async def main(trigger: CdcStreamTrigger) -> None:
+        killing = asyncio.create_task(asyncio.wait_for(trigger.on_kill(), 30))
+        for _ in range(10):
+            await asyncio.sleep(0.1)
+            killing.cancel("by a user")
+        with suppress(asyncio.CancelledError):
+            await killing
+        await asyncio.sleep(2)  # before Python 3.12, wait_for() does not wait for what goes on
+
+    monkeypatch.setattr(cdc, "task_state", state)
+    asyncio.run(main(stream_trigger(books)))
+    run = books.current_stream("p")
+    assert run is not None and (run.desired_state, run.stop_by) == ("stop", "a task")
+
+
+def test_a_request_to_stop_outlives_its_trigger(
+    books: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Airflow gives up before it answers, and the log says so; the stream is asked to stop as soon as it has."""
+
+    def state(_: object) -> str:
+        time.sleep(5)
+        return "success"
+
+    async def main() -> None:
+        await asyncio.wait_for(stream_trigger(books).on_kill(), 4)
+        assert "could not be asked to stop" in capsys.readouterr().out
+        run = books.current_stream("p")
+        assert run is not None and run.desired_state == "run"
+        await asyncio.sleep(4)
+
+    monkeypatch.setattr(cdc, "task_state", state)
+    monkeypatch.setenv("AIRFLOW__TRIGGERER__ON_KILL_TIMEOUT", "4")
+    asyncio.run(main())
+    run = books.current_stream("p")
+    assert run is not None and (run.desired_state, run.stop_by) == ("stop", "a task")
 
 
 @contextmanager

@@ -7,16 +7,17 @@ import json
 import threading
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout, AirflowSkipException, TaskDeferred
 
 from airflow_provider_cdc import CdcSnapshotSensor, CdcStreamOperator
-from airflow_provider_cdc.exceptions import NotReadyError, pack
+from airflow_provider_cdc.exceptions import NotReadyError, TransientError, pack
+from airflow_provider_cdc.operators.base import task_label
 from airflow_provider_cdc.phases.liveness import Heart, whoami
 from airflow_provider_cdc.store import Store, StreamRow
 from airflow_provider_cdc.triggers import cdc
@@ -201,3 +202,30 @@ def test_a_catch_up_is_done_though_another_one_has_begun_since(cli: Cli, verdict
             store.end_stream("p", number, "caught_up")
     event = {"epoch": 1, "found": False, "verdict": verdict}
     assert operator.resume(CONTEXT, event)["epoch"] == 1
+
+
+@pytest.mark.parametrize(("max_tries", "cleared"), [(1, True), (2, False)])
+def test_the_first_try_after_a_clear_ends_the_epoch_of_the_try_before(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, max_tries: int, cleared: bool
+) -> None:
+    """Whether or not a trigger lives that could ask for it. A retry supervises the stream that runs."""
+    operator = CdcStreamOperator(task_id="stream", pipeline=cli.value, retries=max_tries - int(cleared))
+    first, second = (SimpleNamespace(**{**vars(TI), "try_number": number, "max_tries": max_tries}) for number in (1, 2))
+    with cli.opened() as (context, store):
+        number = store.new_epoch("p", 0, *whoami())
+        store.supervise("p", number, task_label(cast("Any", {"ti": first})))
+        waited = time.sleep
+
+        def sleep(seconds: float) -> None:
+            run = store.current_stream("p")
+            operator._killed = run is not None and run.desired_state == "stop"
+            waited(min(seconds, 0.1))
+
+        monkeypatch.setattr("airflow_provider_cdc.operators.stream.time.sleep", sleep)
+        with (
+            Heart(store, "p", number, {}, threading.Event(), lambda: False),
+            pytest.raises(TransientError, match="the task was stopped") if cleared else nullcontext(),
+        ):
+            assert operator._attach(cast("Any", {"ti": second}), context, store) == (number, True)
+        run = store.current_stream("p")
+        assert run is not None and run.desired_state == ("stop" if cleared else "run")

@@ -17,6 +17,7 @@ from airflow_provider_cdc.jobs.batches import together
 from airflow_provider_cdc.jobs.slices import run_in_threads
 from airflow_provider_cdc.phases import apply, reread, stream
 from airflow_provider_cdc.phases.apply import epoch_fence
+from airflow_provider_cdc.phases.epoch import Epoch
 from airflow_provider_cdc.phases.groups import targets
 from airflow_provider_cdc.phases.resuming import find_place
 from airflow_provider_cdc.phases.snapshot import run_group
@@ -277,7 +278,7 @@ def test_an_epoch_that_is_overtaken_while_it_begins(
             staged.append(together([later[0].job.stage(*piece, "0") for piece in pairwise(ends)]))
             return find_place(*args)
 
-        later: list[stream.Epoch] = []
+        later: list[Epoch] = []
         staged: list[dict[str, Any]] = []
         monkeypatch.setattr(stream, "find_place", find)
         older = stream.begin(context, store, catch_up=True)

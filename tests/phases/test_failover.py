@@ -17,9 +17,12 @@ from airflow_provider_cdc.core.schema import SEQ
 from airflow_provider_cdc.exceptions import CdcError, TerminalError, TransientError
 from airflow_provider_cdc.jobs.slices import run_in_threads
 from airflow_provider_cdc.mysql.snapshot import chunk
+from airflow_provider_cdc.phases import schema_changes
 from airflow_provider_cdc.phases.apply import stream_marker
+from airflow_provider_cdc.phases.epoch import Epoch
 from airflow_provider_cdc.phases.snapshot import run_group
-from airflow_provider_cdc.phases.stream import Epoch, begin, run_in_process
+from airflow_provider_cdc.phases.stream import begin, run_in_process
+from airflow_provider_cdc.phases.verify import verify
 from airflow_provider_cdc.sinks.delta.resume_point import DeltaResumePoint
 from airflow_provider_cdc.sinks.delta.table import DeltaTarget
 from airflow_provider_cdc.sinks.protocol import Published
@@ -367,7 +370,9 @@ def test_a_server_with_other_tables(pair: Pair) -> None:
     finally:
         pair.new.execute("RESET REPLICA ALL")
         pair.new.execute("CHANGE REPLICATION FILTER REPLICATE_IGNORE_TABLE = ()")
-    pair.run(f"ALTER TABLE {d}.keyed ADD more INT", on=[pair.new])
+    with contextlib.closing(pair.new.connect()) as connection, connection.cursor() as cursor:
+        cursor.execute("SET sql_log_bin = 0")  # else it is a DDL that the stream meets there
+        cursor.execute(f"ALTER TABLE {d}.keyed ADD more INT")
     pair.refused(TerminalError, rf"{d}.keyed has another definition")
 
 
@@ -400,6 +405,66 @@ def test_a_table_that_was_planned_again(pair: Pair, monkeypatch: pytest.MonkeyPa
         for _ in range(2):  # the first time it takes what is there
             run_group(context, store, plan, 0, run_in_threads, holder="somebody", requested_by=asked_by("again"))
     assert not meanwhile
+    pair.copy(pair.new)
+    assert pair.differences(pair.new) == []
+
+
+def test_ddl_at_each_server(pair: Pair) -> None:
+    """Followed at the old one, and met again under another place at the new one."""
+    d = pair.database
+    pair.cli.snapshot()
+    pair.run(f"ALTER TABLE {d}.keyed ADD a INT FIRST")
+    pair.run(f"UPDATE {d}.keyed SET a = id")
+    pair.copy(pair.old)
+    pair.run(f"UPDATE {d}.keyed SET v = 5 WHERE id = 1")
+    pair.copy(pair.new)
+    assert pair.differences(pair.new) == []
+    pair.run(f"ALTER TABLE {d}.keyed ADD b INT AFTER id")
+    pair.run(f"ALTER TABLE {d}.plain ADD b INT")
+    pair.run(f"INSERT INTO {d}.keyed VALUES (1, 8, 2, 3)", f"INSERT INTO {d}.plain VALUES (1, 1)")
+    pair.copy(pair.new)
+    assert pair.differences(pair.new) == []
+    pair.run(f"UPDATE {d}.keyed SET b = 7 WHERE id < 3")
+    pair.copy(pair.old)
+    pair.run(f"ALTER TABLE {d}.keyed ADD c INT")
+    pair.run(f"UPDATE {d}.keyed SET c = 7 WHERE id > 2")
+    pair.copy(pair.old)
+    assert pair.differences(pair.old) == []
+    assert pair.cli.call("verify").code == 0
+
+
+def test_a_ddl_that_the_new_server_has_and_the_stream_has_not_met(pair: Pair) -> None:
+    d = pair.database
+    pair.cli.snapshot()
+    pair.run(f"UPDATE {d}.keyed SET v = 5 WHERE id = 1")
+    pair.copy(pair.old)
+    pair.run(f"UPDATE {d}.keyed SET v = 6 WHERE id = 2")
+    pair.run(f"ALTER TABLE {d}.keyed ADD a INT FIRST")
+    pair.run(f"UPDATE {d}.keyed SET a = 7 WHERE id = 3")
+    pair.copy(pair.new)
+    assert pair.differences(pair.new) == []
+
+
+def test_a_ddl_that_was_begun_at_the_old_server(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its definition is written down, and the resume point stands before it: where that is, the old server knows."""
+    d = pair.database
+    pair.cli.snapshot()
+    pair.run(f"UPDATE {d}.keyed SET v = 5 WHERE id = 1")
+    pair.copy(pair.old)
+    pair.run(f"ALTER TABLE {d}.keyed ADD a INT")
+    pair.run(f"UPDATE {d}.keyed SET a = 5 WHERE id = 1")
+
+    def die(name: str) -> None:
+        if name == "definition.after_alter":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(schema_changes, "failpoint", die)
+    with pytest.raises(KeyboardInterrupt):
+        pair.copy(pair.old)
+    monkeypatch.undo()
+    pair.refused(TerminalError, rf"had begun to follow an ALTER of {d}.keyed.*Point the connection at server")
+    pair.copy(pair.old)
+    pair.run(f"UPDATE {d}.keyed SET a = 6 WHERE id = 2")
     pair.copy(pair.new)
     assert pair.differences(pair.new) == []
 
@@ -443,3 +508,28 @@ def test_in_the_middle_of_an_epoch(pair: Pair) -> None:
             found.job.stage(found.start, replace(found.start, at=replace(found.start.at, position=1 << 30)), "0")
     pair.copy(pair.new)
     assert pair.differences(pair.new) == []
+
+
+def test_a_ddl_at_a_new_server_that_does_not_lead_to_its_definition(pair: Pair) -> None:
+    d = pair.database
+    pair.cli.snapshot()
+    pair.run(f"UPDATE {d}.keyed SET v = 2")
+    pair.copy(pair.old)
+    with contextlib.closing(pair.new.connect()) as connection, connection.cursor() as cursor:
+        cursor.execute("SET sql_log_bin = 0")
+        cursor.execute(f"ALTER TABLE {d}.keyed ADD more INT")
+    pair.run(f"ALTER TABLE {d}.keyed ADD INDEX (v)", on=[pair.new])
+    pair.refused(TerminalError, rf"{d}.keyed has another definition")
+
+
+def test_ddl_at_both_servers_there_and_back(pair: Pair) -> None:
+    d = pair.database
+    pair.cli.snapshot()
+    for number, server in enumerate((pair.old, pair.new, pair.old), 1):
+        pair.run(f"ALTER TABLE {d}.keyed ADD c{number} INT FIRST")
+        pair.run(f"UPDATE {d}.keyed SET c{number} = id, v = {number} WHERE id < 3")
+        pair.run(f"ALTER TABLE {d}.plain ADD c{number} INT")
+        pair.run(f"INSERT INTO {d}.plain (c{number}) VALUES ({number}), ({number})")
+        pair.copy(server)
+        assert pair.differences(server) == []
+    assert all(v.equal for v in verify(pair.cli.context))

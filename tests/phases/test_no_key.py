@@ -14,7 +14,7 @@ import pymysql
 import pytest
 from deltalake import DeltaTable
 
-from airflow_provider_cdc.exceptions import NotReadyError, TerminalError, TransientError
+from airflow_provider_cdc.exceptions import DdlError, TerminalError, TransientError
 from airflow_provider_cdc.jobs.slices import run_in_threads
 from airflow_provider_cdc.mysql.places.watermark import Watermarks, watermarks
 from airflow_provider_cdc.mysql.server.throttle import Throttle
@@ -388,8 +388,8 @@ def test_columns_that_are_left_out(world: World) -> None:
     assert world.counts() == Counter({(1,): 1, (2,): 1}) and world.verdict().equal
     world.cli.value["source"]["exclude_columns"] = [r"d\.narrow\..*"]
     world.cli.write()
-    with pytest.raises(NotReadyError, match="changed since"):
-        world.cli.snapshot()
+    with pytest.raises(DdlError, match="leave out a of"):
+        world.cli.catch_up()
 
 
 @pytest.mark.parametrize(

@@ -16,13 +16,14 @@ from deltalake import DeltaTable
 
 from airflow_provider_cdc.exceptions import FencedError
 from airflow_provider_cdc.jobs.slices import run_in_threads
+from airflow_provider_cdc.phases import epoch as epoch_module
 from airflow_provider_cdc.phases import stream, upkeep
 from airflow_provider_cdc.phases.apply import epoch_fence
 from airflow_provider_cdc.phases.context import Context
+from airflow_provider_cdc.phases.epoch import Epoch
 from airflow_provider_cdc.phases.groups import targets
 from airflow_provider_cdc.phases.snapshot import run_group, run_snapshot
 from airflow_provider_cdc.phases.status import status
-from airflow_provider_cdc.phases.stream import Epoch
 from airflow_provider_cdc.pipeline import Pipeline
 from airflow_provider_cdc.sinks.delta import compaction
 from airflow_provider_cdc.sinks.traffic import counting, summed, text_of
@@ -127,7 +128,7 @@ def test_a_batch_into_one_table_makes_few_requests_one_after_the_other(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     epoch = warmed_up(world)
-    monkeypatch.setattr(stream, "_LOOK_SECONDS", 3600)  # the look for groups that were read again is none of a batch
+    monkeypatch.setattr(epoch_module, "_LOOK_SECONDS", 3600)  # looks for groups that were read again are not counted
     world.write("a", value=7)
     # While it is said how far the batch goes, its files are read: held up, the one meets the other on any machine.
     world.proxy.meet("delay", "put", "/batch.json$")
@@ -148,7 +149,7 @@ def test_what_status_says_of_the_store_is_what_the_store_has_seen(
     assert found["snapshot"]["traffic"] == counted_by(world.snapshot)
 
     monkeypatch.setattr(upkeep, "_LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(stream, "_LOOK_SECONDS", 3600)  # the look for groups that were read again is none of a batch
+    monkeypatch.setattr(epoch_module, "_LOOK_SECONDS", 3600)  # looks for groups that were read again are not counted
     monkeypatch.setattr(compaction, "FANOUT", 3)
     lines: list[str] = []
     monkeypatch.setattr(world.context.reporter, "line", lines.append)

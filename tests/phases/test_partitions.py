@@ -109,6 +109,7 @@ def test_from_end_to_end(cli: Cli, mysql_server: MySQLServer, database: str, mon
 
 
 @pytest.mark.spark
+@pytest.mark.one_of("cli")
 def test_spark_reads_it(cli: Cli, mysql_server: MySQLServer, database: str) -> None:
     """All rows, and those of some partitions; then it writes some anew, and the stream goes on."""
     cli.snapshot()

@@ -16,7 +16,8 @@ import pytest
 
 from airflow_provider_cdc.exceptions import TerminalError
 from airflow_provider_cdc.jobs.batches import together
-from airflow_provider_cdc.phases.stream import Epoch, begin
+from airflow_provider_cdc.phases.epoch import Epoch
+from airflow_provider_cdc.phases.stream import begin
 from airflow_provider_cdc.spark.stream_source import BinlogReader
 from tests.support.cli import Cli
 from tests.support.oracle import compare_all
@@ -44,7 +45,7 @@ def reader(cli: Cli, piece_bytes: int = 1, seconds: float = 0) -> Iterator[tuple
     with cli.opened() as (context, store):
         epoch = begin(context, store, catch_up=True)
         epoch.job = replace(epoch.job, piece_bytes=piece_bytes)
-        source = BinlogReader(epoch.job, epoch.start, seconds)
+        source = BinlogReader(epoch.job, epoch.start, cli.folder / "section", seconds)
         try:
             yield epoch, source
         finally:
@@ -85,7 +86,7 @@ def test_the_pieces_are_the_batch(cli: Cli, mysql_server: MySQLServer, database:
     with reader(cli) as (epoch, source):
         start = source.initialOffset()
         end = source.latestOffset(start, None)
-        (all_at_once,) = BinlogReader(epoch.job, epoch.start).partitions(start, end)
+        (all_at_once,) = BinlogReader(epoch.job, epoch.start, cli.folder / "section").partitions(start, end)
         whole = read(source, all_at_once)
         staging = cli.context.sink.staging()
 

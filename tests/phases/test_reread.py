@@ -33,10 +33,11 @@ from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.phases import claims
 from airflow_provider_cdc.phases.apply import stream_marker
 from airflow_provider_cdc.phases.context import Context
+from airflow_provider_cdc.phases.epoch import Epoch
 from airflow_provider_cdc.phases.groups import Group
 from airflow_provider_cdc.phases.reread import forget, waiting
 from airflow_provider_cdc.phases.snapshot import GroupResult, adopt_published, run_group
-from airflow_provider_cdc.phases.stream import Epoch, begin, run_in_process
+from airflow_provider_cdc.phases.stream import begin, run_in_process
 from airflow_provider_cdc.pipeline import Pipeline
 from airflow_provider_cdc.sinks.delta.resume_point import DeltaResumePoint
 from airflow_provider_cdc.sinks.delta.table import DeltaTarget

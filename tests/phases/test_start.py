@@ -260,7 +260,7 @@ def test_a_ddl_behind_the_place(tmp_path: Path, mysql_server: MySQLServer, datab
     behind = end(mysql_server)
     cli = pipeline(tmp_path / "b", mysql_server, start_of(behind), f"{database}.t")
     cli.snapshot()
-    mysql_server.execute(f"ALTER TABLE {database}.t ADD COLUMN w INT")
+    mysql_server.execute(f"ALTER TABLE {database}.t ADD COLUMN w INT DEFAULT 7")
     with pytest.raises(DdlError):
         cli.catch_up()
 

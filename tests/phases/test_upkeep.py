@@ -16,7 +16,10 @@ from airflow_provider_cdc.phases.stream import run_in_process
 from airflow_provider_cdc.phases.upkeep import Upkeep, compact
 from airflow_provider_cdc.phases.verify import verify
 from airflow_provider_cdc.sinks.delta import compaction
+from airflow_provider_cdc.sinks.delta.sink import DeltaSink
 from airflow_provider_cdc.sinks.delta.table import DeltaTarget
+from airflow_provider_cdc.sinks.protocol import Upserted
+from tests.sinks.conformance import FENCE, KEYED, rows, widened
 from tests.support.cli import Cli
 from tests.support.delta import as_delta
 from tests.support.servers import MySQLServer
@@ -164,6 +167,70 @@ def test_a_purge_beside_a_stream_has_an_end(cli: Cli, mysql_server: MySQLServer,
     assert table.load().files and equal(cli)
     assert compact(table, lambda work: [c.run() for c in work], purge=True) == 1
     assert [file.dead for file in table.load().files.values()] == [0] and equal(cli)
+
+
+@pytest.fixture
+def renewed(tmp_path: Path) -> tuple[DeltaTarget, DeltaTarget, DeltaTarget]:
+    """A table with small files: objects of two definitions that look after it, and one that writes under the newer."""
+    old, more = DeltaSink(str(tmp_path), "p").table(KEYED), widened(KEYED)
+    old.create("p")
+    for n in range(4):
+        old.commit(lambda _: Upserted(rows(KEYED, (n, "a", n + 1, "c"))), {}, FENCE)  # noqa: B023
+    return old, DeltaSink(str(tmp_path), "p").table(more), DeltaSink(str(tmp_path), "p").table(more)
+
+
+def test_a_table_that_has_got_columns(
+    soon: None, renewed: tuple[DeltaTarget, DeltaTarget, DeltaTarget], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it is compacted: that is void, nobody waits for it, and the new object does it again."""
+    monkeypatch.setattr("airflow_provider_cdc.phases.upkeep._LOOK_SECONDS", 0.05)
+    old, new, writer = renewed
+    told, begun, go_on = list[str](), threading.Event(), threading.Event()
+
+    def run(work: Sequence[Any]) -> Any:
+        begun.set()
+        assert go_on.wait(30)
+        return [c.run() for c in work]
+
+    upkeep = Upkeep([old], run, told.append)
+    with upkeep:
+        upkeep.changed(0)
+        assert begun.wait(30)
+        assert writer.alter(KEYED, {"ddl": 1}, FENCE)
+        upkeep.renew(0, new)  # and returns, though the old one is at work
+        files = {*writer.load().files}
+        go_on.set()
+        until = time.monotonic() + 30
+        while len(writer.load().files) > 1 and time.monotonic() < until:
+            time.sleep(0.01)
+    assert told == [] and len(writer.load().files) == 1 and not files & {*writer.load().files}
+    assert sorted(writer.read()[0]["id"].to_pylist()) == [0, 1, 2, 3]
+    assert {name for name, _ in writer.storage.list("") if name.startswith("part-")} >= {*writer.load().files}
+
+
+def test_what_fails_at_an_object_that_was_renewed_is_not_told(
+    soon: None, renewed: tuple[DeltaTarget, DeltaTarget, DeltaTarget], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its compactions are not planned any more, once the table has other columns."""
+    monkeypatch.setattr("airflow_provider_cdc.phases.upkeep._LOOK_SECONDS", 0.05)
+    old, new, writer = renewed
+    told, real, asked = list[str](), DeltaTarget.compactions, list[DeltaTarget]()
+
+    def compactions(table: DeltaTarget, *, purge: bool = False) -> Any:
+        asked.append(table)
+        if table is old:
+            assert writer.alter(KEYED, {"ddl": 1}, FENCE)
+            upkeep.renew(0, new)
+        return real(table, purge=purge)
+
+    monkeypatch.setattr(DeltaTarget, "compactions", compactions)
+    upkeep = Upkeep([old], lambda work: [c.run() for c in work], told.append)
+    with upkeep:
+        upkeep.changed(0)
+        until = time.monotonic() + 30
+        while len(writer.load().files) > 1 and time.monotonic() < until:
+            time.sleep(0.01)
+    assert told == [] and asked[:2] == [old, new] and len(writer.load().files) == 1
 
 
 @pytest.mark.spark

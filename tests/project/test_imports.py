@@ -59,6 +59,7 @@ ALLOWED = {
         "exceptions",
         "processes",
     },
+    "status_text": {"core", "sinks"},
     "launch": {"driver", "sinks", "connections", "exceptions", "processes", "scratch"},
 }
 

@@ -7,11 +7,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests import ROOT
-from tests.support.running import TOGETHER, in_share, share_of
+from tests.support.running import TOGETHER, in_share, share_of, shorten
 
 #: Tests as they are found below ``tests/``, of which one fails.
 PROGRAM = """
@@ -113,6 +114,19 @@ def test_a_test_that_fails_says_how_to_repeat_it(run: Run) -> None:
     command = next(line for line in said.splitlines() if line.startswith(".venv/bin/python -m pytest "))
     assert command.partition(" pytest ")[2] == """'test_program.py::test_that_fails[it'"'"'s 7]'"""
     assert "seconds by folder" in said and "2 tests" in said
+
+
+def test_a_long_failure_is_shown_in_short(tmp_path: Path) -> None:
+    """What it begins with, what it ends with, and where all of it stands."""
+    report = SimpleNamespace(
+        longrepr=f"first{'.' * 50_000}middle{'.' * 50_000}last", sections=[("log", "x" * 9000 + "end")]
+    )
+    shorten(report, file := tmp_path / "all")
+    shown = "".join((report.longrepr, *(text for _, text in report.sections)))
+    assert len(shown) < 10_000 and "middle" not in shown and "middle" in file.read_text()
+    assert all(word in shown for word in ("first", "last", "end", str(file)))
+    shorten(short := SimpleNamespace(longrepr="as it is", sections=[]), tmp_path / "none")
+    assert short.longrepr == "as it is" and not (tmp_path / "none").exists()
 
 
 def test_the_share_of_a_commit_is_the_same_each_time(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,12 +62,19 @@ def test_the_version_of_today_has_a_fixture() -> None:
     assert f"state-{__version__}" in [state.name for state in STATES]
 
 
+def tables_of(said: dict[str, Any]) -> list[dict[str, Any]]:
+    """What the snapshot has read of each table: status had that from the first version on, but for empty tables."""
+    names = ("table", "chunks_done", "chunks_total", "rows", "corrected")
+    return [{name: table[name] for name in names} for table in said["tables"] if table["chunks_total"]]
+
+
 def test_status(state: Path, lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the server: plan, manifests, resume point and bookkeeping are read."""
     monkeypatch.setenv(f"AIRFLOW_CONN_{CONNECTION}", "mysql://nobody@127.0.0.1:1/")
     said = status(Context.of(pipeline(lake)))
     kept = json.loads((state / "status.json").read_text())
-    assert {name: said[name] for name in kept} == kept
+    assert tables_of(said) == tables_of(kept)
+    assert {name: said[name] for name in kept if name != "tables"} == {n: v for n, v in kept.items() if n != "tables"}
     assert said["snapshot"]["complete"] and said["lag_unknown"]
 
 
@@ -85,4 +93,5 @@ def test_the_stream_goes_on(
         batches = store.recent_batches("shop", 1)
         assert batches[0].epoch > 2 and batches[0].changes and batches[0].start_offset == before["offset"]
     now = status(context)
-    assert (now["generation"], now["tables"]) == (before["generation"], before["tables"]), "nothing was read again"
+    assert now["generation"] == before["generation"]
+    assert tables_of(now) == tables_of(before), "nothing was read again"

@@ -20,8 +20,10 @@ from tests.support.store_proxy import FAULTS, StoreProxy
 
 #: Schedules of the long suite, each once with faults beside the kills, and once on each kind of server.
 SEEDS = 60
-#: Chains of every run of the tests: half of the failpoints, and all faults. A minute each.
+#: Chains of every run of the tests: half of the failpoints, and all faults. Two minutes each.
 QUICK = 2
+
+pytestmark = pytest.mark.timeout(1800)  # two minutes where nothing else runs
 
 _deaths = Deaths()
 _met: Counter[str] = Counter()
@@ -43,7 +45,7 @@ def proxy(kind: Kind) -> Iterator[StoreProxy]:
     [
         *(
             pytest.param(
-                replace(Schedule.chain(n), rows=1000, batch_bytes=256 << 10),
+                replace(Schedule.chain(n), rows=1000, batch_bytes=1 << 20),
                 "moto",
                 id=f"chain-{n}",
                 marks=[pytest.mark.long] * (n >= QUICK),
@@ -71,7 +73,7 @@ def test_killed_and_started_again_while_requests_fail(
     place = proxy.place.at(proxy.behind)
     sink = schedule.settings.section(database)
     lake, log = StoreLake(place, proxy.place, f"kill-{schedule.seed}", tmp_path / "host", sink), tmp_path / "log"
-    proxy.disturb(schedule.seed, every=24)
+    proxy.disturb(schedule.seed, every=16)
     deaths = carry_out(
         schedule,
         lake,

@@ -19,7 +19,7 @@ from airflow_provider_cdc.jobs.slices import run_in_threads
 from airflow_provider_cdc.phases import apply, groups, snapshot, stream
 from airflow_provider_cdc.phases.apply import epoch_fence
 from airflow_provider_cdc.phases.context import Context
-from airflow_provider_cdc.phases.stream import Epoch
+from airflow_provider_cdc.phases.epoch import Epoch
 from airflow_provider_cdc.pipeline import Pipeline
 from airflow_provider_cdc.sinks.delta.merge import Merge
 from airflow_provider_cdc.sinks.delta.table import DeltaTarget

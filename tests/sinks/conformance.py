@@ -15,7 +15,7 @@ from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,7 +24,7 @@ import pytest
 from airflow_provider_cdc.core.multiset import MissingRowsError, net
 from airflow_provider_cdc.core.offset import Lineage, Offset, Position
 from airflow_provider_cdc.core.schema import OP, SEQ, TS, Column, TableSchema
-from airflow_provider_cdc.exceptions import FencedError, TerminalError
+from airflow_provider_cdc.exceptions import FencedError, NotReadyError, TerminalError
 from airflow_provider_cdc.sinks.files import DataFile
 from airflow_provider_cdc.sinks.protocol import (
     Change,
@@ -76,13 +76,36 @@ VALUES: tuple[tuple[Column, Any, Any], ...] = (
     (nullable("vector", "vector"), [], [1.5, -0.0]),
 )
 
+#: Columns that come to a table: before, between and behind the others.
+WIDER = tuple(nullable(name, "int") for name in ("before", "be.tween", "behind"))
+BEFORE, BETWEEN, BEHIND = (column.name for column in WIDER)
+
 Row = tuple[int, str | None, int, str]
+#: Rows of a table that has got columns: the value of these, (id, text, ``_cdc_seq``), and how many.
+Rows = dict[tuple[int | None, int, str | None, int], int]
 
 
 def rows(table: TableSchema, *listed: Row) -> pa.Table:
     """Rows as (id, text, ``_cdc_seq``, ``_cdc_op``)."""
     names = table.sink_schema.names
     return pa.Table.from_pylist([dict(zip(names, (*row, 0), strict=True)) for row in listed], table.sink_schema)
+
+
+def widened(table: TableSchema) -> TableSchema:
+    """The definition of a table that has got columns."""
+    first, second = table.columns
+    return replace(table, columns=(WIDER[0], first, WIDER[1], second, WIDER[2]))
+
+
+def wide(table: TableSchema, *listed: tuple[int | None, Row]) -> pa.Table:
+    """Rows of such a table: what each has in the new columns, and the rest."""
+    return pa.Table.from_pylist(
+        [
+            {BEFORE: n, "id": key, BETWEEN: n, "v.w": text, BEHIND: n, SEQ: seq, OP: op, TS: 0}
+            for n, (key, text, seq, op) in listed
+        ],
+        widened(table).sink_schema,
+    )
 
 
 def once(marker: str, value: int, change: Change) -> Callable[[Markers], Change | None]:
@@ -99,6 +122,10 @@ class SinkConformance:
 
     def broken(self, monkeypatch: pytest.MonkeyPatch, *, made: bool) -> AbstractContextManager[None]:
         """Whatever makes a commit stand fails within: after it was made (the answer is lost), or before."""
+        raise NotImplementedError
+
+    def meanwhile(self, monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]) -> AbstractContextManager[None]:
+        """Another writer does something right before the first commit that is made within."""
         raise NotImplementedError
 
     # ------------------------------------------------------------ helpers
@@ -625,6 +652,432 @@ class SinkConformance:
         with pytest.raises(Exception, match="two"):
             staging.read(KEYED, ["epoch-3/two"])
 
+    # ------------------------------------------------------------ columns that come
+
+    def lived(self, sink: Sink, table: TableSchema = KEYED) -> SinkTable:
+        """A table with rows of the snapshot, 1 to 6, and with a batch behind it."""
+        self.needs(sink, Feature.ALTER)
+        target = self.made(sink, table)
+        self.publish(target, 0, 1, *((n, "a", 1, "r") for n in range(1, 7)), table=table)
+        change: Change = Upserted(rows(table, (2, "b", 2, "u"), (3, None, 2, "d")))
+        if not table.key:
+            change = Counted(net(rows(table, (2, "a", 2, "d"), (2, "b", 2, "c"), (3, "a", 2, "d")), ["id", "v.w"]))
+        assert target.commit(lambda _: change, {"stream": 2}, FENCE)
+        return target
+
+    def altered(self, sink: Sink, table: TableSchema = KEYED) -> SinkTable:
+        """The same after it has got columns."""
+        self.lived(sink, table)
+        target = sink.table(widened(table))
+        assert target.alter(table, {"ddl": 3}, FENCE)
+        return target
+
+    def wide_rows(self, target: SinkTable) -> Counter[tuple[int | None, int, str | None, int]]:
+        """What is in such a table: the value of the new columns, (id, text, ``_cdc_seq``)."""
+        found, _ = self.readable(target).read()
+        assert found.schema.names[:5] == [BEFORE, "id", BETWEEN, "v.w", BEHIND]
+        assert found[BEFORE].equals(found[BETWEEN]) and found[BEFORE].equals(found[BEHIND])
+        return Counter((r[BEFORE], r["id"], r["v.w"], r[SEQ]) for r in found.to_pylist())
+
+    #: What the rows from before are in a table that has got columns.
+    OLD: ClassVar[Rows] = {(None, 2, "b", 2): 1, **{(None, n, "a", 1): 1 for n in (1, 4, 5, 6)}}
+
+    def test_columns_come(self, sink: Sink, tmp_path: Path) -> None:
+        """Rows from before have nothing there; they are updated and deleted like others, and later ones have values."""
+        target = self.altered(sink)
+        assert [target.markers().get(name) for name in ("ddl", "stream", "epoch")] == [3, 2, 1]
+        assert self.wide_rows(target) == self.OLD
+        batch = wide(KEYED, (7, (1, "new", 5, "u")), (None, (2, None, 5, "d")), (8, (9, "i", 5, "c")))
+        assert target.commit(once("stream", 5, Upserted(batch)), {"stream": 5}, FENCE)
+        expected = {(7, 1, "new", 5): 1, (8, 9, "i", 5): 1} | {(None, n, "a", 1): 1 for n in (4, 5, 6)}
+        assert self.wide_rows(target) == expected
+        slices = [target.stage("1/1/1/slice", [wide(KEYED, (9, (20, "s", 6, "r")))])]
+        assert target.commit(lambda _: Published(slices), {"group/1": 1}, FENCE)
+        expected[9, 20, "s", 6] = 1
+        for _ in range(2):
+            target.tidy()
+            again = self.open(tmp_path).table(widened(KEYED))
+            again.create("p")
+            assert self.wide_rows(target) == self.wide_rows(again) == expected
+        with pytest.raises(TerminalError):
+            self.open(tmp_path).table(KEYED).create("p")
+
+    def test_columns_come_once(self, sink: Sink) -> None:
+        target = self.altered(sink)
+        for marker in (3, 2):
+            assert not target.alter(KEYED, {"ddl": marker}, Fence("epoch", 2))
+        assert [target.markers().get(name) for name in ("ddl", "epoch")] == [3, 1] and self.wide_rows(
+            target
+        ) == self.OLD
+        for markers in ({"ddl": 4}, {"ddl": 3, "other": 1}, {}):  # it is not known who has done it
+            with pytest.raises(TerminalError):
+                target.alter(KEYED, markers, Fence("epoch", 2))
+        assert [target.markers().get(name) for name in ("ddl", "other", "epoch")] == [3, None, 1]
+
+    def test_a_definition_whose_columns_do_not_change(self, sink: Sink) -> None:
+        self.lived(sink)
+        target = sink.table(replace(KEYED, comments=(("id", "the number"),)))
+        before = self.held(target)
+        assert target.alter(KEYED, {"ddl": 3}, Fence("epoch", 2))
+        assert not target.alter(KEYED, {"ddl": 3}, Fence("epoch", 2))
+        assert [target.markers().get(name) for name in ("ddl", "stream", "epoch")] == [3, 2, 2]
+        assert self.upsert(target, 5, (9, "i", 5, "c"), fence=Fence("epoch", 2))
+        assert self.held(target) == {**before, (9, "i", 5): 1}
+
+    def test_columns_and_the_fence(self, sink: Sink) -> None:
+        """An older epoch adds no columns; they come with the fence of a newer one."""
+        target = self.lived(sink)
+        target.raise_fence(Fence("epoch", 2))
+        new = sink.table(widened(KEYED))
+        with pytest.raises(FencedError):
+            new.alter(KEYED, {"ddl": 3}, FENCE)
+        assert target.markers().get("ddl") is None and self.upsert(target, 3, fence=Fence("epoch", 2))
+        assert new.alter(KEYED, {"ddl": 3}, Fence("epoch", 3))
+        assert [new.markers().get(name) for name in ("ddl", "epoch")] == [3, 3]
+        with pytest.raises(FencedError):  # also where nothing is to be done
+            new.alter(KEYED, {"ddl": 3}, Fence("epoch", 2))
+
+    def test_a_column_goes(self, sink: Sink) -> None:
+        self.needs(sink, Feature.ALTER)
+        target = self.lived(sink)
+        ids = sorted(self.readable(target).read()[0]["id"].to_pylist())
+        less = replace(KEYED, columns=tuple(c for c in KEYED.columns if c is not TEXT))
+        try:
+            new = sink.table(less)
+        except NotReadyError:  # it is partitioned by that column
+            return
+        assert new.alter(KEYED, {"ddl": 3}, FENCE)
+        found = self.readable(new).read()[0]
+        assert "v.w" not in found.column_names and sorted(found["id"].to_pylist()) == ids
+
+    @pytest.mark.parametrize("what", ["another type", "another key", "not before", "too far"])
+    def test_what_cannot_be_followed(self, sink: Sink, what: str) -> None:
+        """Nothing is written, and the table is what it was."""
+        target = self.lived(sink)
+        name = nullable("name", "varchar", "varchar(20)", charset="utf8mb4")
+        more, before = widened(KEYED), KEYED
+        match what:
+            case "another type":
+                more = replace(more, columns=tuple(nullable("v.w", "int") if c is TEXT else c for c in more.columns))
+            case "another key":
+                more = replace(more, key=("id", "v.w"))
+            case "not before":
+                before = replace(KEYED, columns=(INT, name))
+            case "too far":
+                before, more = more, replace(more, columns=(*more.columns, name))
+        held, markers = self.held(target), {name: target.markers().get(name) for name in ("ddl", "epoch", "stream")}
+        try:
+            new = sink.table(more)
+        except NotReadyError:  # it is partitioned by that column
+            assert what == "another type"
+            return
+        with pytest.raises(TerminalError):
+            new.alter(before, {"ddl": 3}, Fence("epoch", 2))
+        assert self.held(target) == held and {name: target.markers().get(name) for name in markers} == markers
+        target.create("p")
+        assert self.upsert(target, 3, (3, "again", 3, "c")) and self.held(target) == {**held, (3, "again", 3): 1}
+
+    def test_columns_of_what_is_not_there(self, sink: Sink) -> None:
+        self.needs(sink, Feature.ALTER)
+        target = sink.table(widened(KEYED))
+        with pytest.raises(TerminalError):
+            target.alter(KEYED, {"ddl": 3}, FENCE)
+        assert not target.exists()
+
+    def test_columns_come_while_another_commits(self, sink: Sink, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Right before their own commit: both stand, or the fence of the other one does."""
+        old, new = self.lived(sink), sink.table(widened(KEYED))
+        with self.meanwhile(monkeypatch, lambda: self.upsert(old, 5, (9, "other", 5, "c"))):
+            assert new.alter(KEYED, {"ddl": 3}, FENCE)
+        assert self.wide_rows(new) == {**self.OLD, (None, 9, "other", 5): 1}
+        assert [new.markers().get(name) for name in ("ddl", "stream")] == [3, 5]
+        more = replace(widened(KEYED), columns=(*widened(KEYED).columns, nullable("more", "int")))
+        with (
+            self.meanwhile(monkeypatch, lambda: new.raise_fence(Fence("epoch", 2))),
+            pytest.raises(FencedError),
+        ):
+            sink.table(more).alter(widened(KEYED), {"ddl": 4}, FENCE)
+        assert new.markers().get("ddl") == 3 and self.wide_rows(new)
+
+    def test_two_add_the_same_columns(self, sink: Sink, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.lived(sink)
+        one, two = sink.table(widened(KEYED)), sink.table(widened(KEYED))
+        with self.meanwhile(monkeypatch, lambda: two.alter(KEYED, {"ddl": 3}, FENCE)):
+            assert not one.alter(KEYED, {"ddl": 3}, FENCE)
+        assert self.wide_rows(one) == self.OLD and one.markers().get("ddl") == 3
+
+    @pytest.mark.parametrize("made", [False, True])
+    def test_a_crash_when_columns_come(
+        self, sink: Sink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: bool
+    ) -> None:
+        """Columns and marker stand or fall together; who comes then does the same again."""
+        self.lived(sink)
+        new, said = sink.table(widened(KEYED)), False
+        assert new.markers().get("ddl") is None  # it knows the table, and may try at once
+        try:
+            with self.broken(monkeypatch, made=made):
+                said = new.alter(KEYED, {"ddl": 3}, FENCE)
+        except Exception:
+            pass
+        again = self.open(tmp_path)
+        old, target = again.table(KEYED), again.table(widened(KEYED))
+        stands = old.markers().get("ddl") == 3
+        assert (stands or not made) and (stands or not said)
+        old.raise_fence(Fence("epoch", 2))  # a run that begins again does not know yet
+        assert not old.commit(lambda _: None, {"stream": 9}, Fence("epoch", 2))
+        assert target.alter(KEYED, {"ddl": 3}, Fence("epoch", 2)) != stands
+        assert self.wide_rows(target) == self.OLD
+        assert [target.markers().get(name) for name in ("ddl", "stream", "epoch")] == [3, 2, 2]
+
+    def test_an_object_of_the_definition_before(self, sink: Sink) -> None:
+        """It writes no rows any more: also none that were decided on before the columns came."""
+        old, new = self.lived(sink), sink.table(widened(KEYED))
+        slices = [old.stage("1/2/1/slice", [rows(KEYED, (30, "s", 1, "r"))])]
+
+        def decide(markers: Markers) -> Change:
+            if markers.get("ddl") is None:
+                assert new.alter(KEYED, {"ddl": 3}, FENCE)
+            return Upserted(rows(KEYED, (1, "late", 9, "u")))
+
+        with pytest.raises(TerminalError):
+            old.commit(decide, {"stream": 9}, FENCE)
+        for change in (Upserted(rows(KEYED, (9, "late", 9, "c"))), Emptied(9), Published(slices), Published([])):
+            with pytest.raises(TerminalError):
+                old.commit(lambda _: change, {"stream": 9}, FENCE)  # noqa: B023
+        assert self.wide_rows(new) == self.OLD and old.markers().get("stream") == 2
+        assert not old.commit(lambda _: None, {"stream": 9}, FENCE)
+        old.raise_fence(Fence("epoch", 2))
+        old.tidy()
+        assert self.wide_rows(new) == self.OLD and new.markers().get("epoch") == 2
+
+    def test_slices_that_were_staged_before_columns_came(self, sink: Sink) -> None:
+        old = self.lived(sink)
+        slices = [old.stage("1/1/1/slice", [rows(KEYED, (20, "s", 1, "r"))])]
+        new = sink.table(widened(KEYED))
+        assert new.alter(KEYED, {"ddl": 3}, FENCE) and new.staged(slices[0])
+        expected = wide(KEYED, (None, (20, "s", 1, "r")))
+        if Feature.REREAD in sink.supports:
+            assert pa.concat_tables(new.read_staged(slices[0])).equals(expected)
+        assert new.commit(lambda _: Published(slices), {"group/1": 1}, FENCE)
+        assert self.wide_rows(new) == {**self.OLD, (None, 20, "s", 1): 1}
+
+    def test_batches_of_a_table_that_has_got_columns(self, sink: Sink) -> None:
+        target, table = self.altered(sink), widened(KEYED)
+        writer = sink.staging().writer(table, "epoch-1/one")
+        for row in ((7, (1, "x", 5, "u")), (8, (1, "new", 6, "u")), (None, (4, "a", 6, "d")), (9, (9, "i", 6, "c"))):
+            writer.add(wide(KEYED, row).to_batches()[0])
+        writer.close()
+        staging = pickle.loads(pickle.dumps(sink)).staging()
+        assert staging.read(table, ["epoch-1/one"])[BETWEEN].to_pylist() == [7, 8, None, 9]
+        changes = staging.changes(table, ["epoch-1/one"]).slice(1)
+        assert target.commit(lambda _: Upserted(changes), {"stream": 6}, FENCE)
+        left: Rows = {key: 1 for key in self.OLD if key[1] not in (1, 4)}
+        assert self.wide_rows(target) == {**left, (8, 1, "new", 6): 1, (9, 9, "i", 6): 1}
+
+    def test_a_table_without_a_key_gets_columns(self, sink: Sink) -> None:
+        """What a row has not counts as NULL when equal ones are looked for."""
+        self.needs(sink, Feature.KEYLESS)
+        target = self.altered(sink, KEYLESS)
+        names = [BEFORE, "id", BETWEEN, "v.w", BEHIND]
+
+        def count(seq: int, *listed: tuple[int | None, Row]) -> None:
+            change = Counted(net(wide(KEYLESS, *listed), names))
+            target.commit(once("stream", seq, change), {"stream": seq}, FENCE)
+
+        count(5, (7, (4, "a", 5, "c")), (None, (4, "a", 5, "c")))
+        count(6, (7, (4, "a", 6, "d")), (None, (1, "a", 6, "d")), (None, (5, "a", 6, "d")), (5, (5, "a", 6, "c")))
+        left: Rows = {(None, 2, "b", 2): 1, (None, 4, "a", 1): 1, (None, 4, "a", 5): 1, (None, 6, "a", 1): 1}
+        left[5, 5, "a", 6] = 1
+        assert self.wide_rows(target) == left
+        with pytest.raises(MissingRowsError):
+            count(7, (0, (6, "a", 7, "d")))
+        count(8, (None, (4, "a", 8, "d")), (None, (4, "a", 8, "d")))
+        assert self.wide_rows(target) == {(None, 2, "b", 2): 1, (None, 6, "a", 1): 1, (5, 5, "a", 6): 1}
+
+    def test_a_table_with_new_columns_is_truncated(self, sink: Sink) -> None:
+        target = self.altered(sink)
+        target.commit(lambda _: Emptied(2), {}, FENCE)
+        assert self.wide_rows(target) == {(None, 2, "b", 2): 1}
+        target.commit(lambda _: Emptied(9), {}, FENCE)
+        assert self.wide_rows(target) == {}
+
+    @pytest.mark.parametrize("table", [KEYED, TWO, KEYLESS], ids=["integer", "composite", "none"])
+    def test_a_group_is_read_again_after_columns_came(self, sink: Sink, table: TableSchema) -> None:
+        self.needs(sink, Feature.REREAD)
+        if not table.key:
+            self.needs(sink, Feature.KEYLESS)
+        target = self.altered(sink, table)
+        extra = Counted(net(wide(table, (8, (8, "x", 5, "c"))), widened(table).arrow_schema.names))
+        target.commit(lambda _: extra if not table.key else Upserted(wide(table, (8, (8, "x", 5, "c")))), {}, FENCE)
+        files = [target.stage("1/0/2/slice", [wide(table, (7, (1, "new", 9, "r")), (None, (5, "a", 9, "r")))])]
+
+        def owned(found: pa.Table) -> pa.Array:
+            if not table.key:
+                return pc.less(found[SEQ], 5).combine_chunks()
+            return pc.less_equal(found["id"], 6).combine_chunks()
+
+        change = Replaced(files, (1, 0), owned, (1, 6) if table.integer_key else None)
+        assert target.commit(lambda _: change, {"group/0": 2}, FENCE)
+        assert self.wide_rows(target) == {(7, 1, "new", 9): 1, (None, 5, "a", 9): 1, (8, 8, "x", 5): 1}
+
+    def test_a_table_that_has_got_columns_is_begun_anew(self, sink: Sink) -> None:
+        self.needs(sink, Feature.REREAD)
+        self.altered(sink)
+        more = replace(widened(KEYED), columns=(*widened(KEYED).columns, nullable("more", "int")))
+        target = sink.table(more)
+        target.begin_anew("p", Fence("generation", 2), [])
+        target.create("p")
+        assert self.readable(target).read()[0].equals(more.sink_schema.empty_table())
+
+    def test_columns_of_every_type_come(self, sink: Sink) -> None:
+        """One after the other: rows have what they were written with."""
+        self.needs(sink, Feature.ALTER)
+        table = TableSchema("shop", "values", (INT,), ("id",))
+        target, listed = self.made(sink, table), list[dict[str, Any]]()
+        for number, (column, *values) in enumerate([*VALUES, (nullable("last", "int"), 1, 2)]):
+            row = {"id": number, SEQ: number + 1, OP: "c", TS: 2**53} | {c.name: v for c, v, _ in VALUES[:number]}
+            listed.append(row)
+            one = pa.Table.from_pylist([row], table.sink_schema)
+            assert target.commit(lambda _: Upserted(one), {}, FENCE)  # noqa: B023
+            more = replace(table, columns=(column, *table.columns))
+            target = sink.table(more)
+            assert target.alter(table, {"ddl": number + 1}, FENCE) and values
+            table = more
+        found = self.readable(target).read()[0].sort_by("id")
+        assert found.equals(pa.Table.from_pylist(listed, table.sink_schema))
+
+    # ------------------------------------------------------------ all rows are exchanged
+
+    #: A definition with the columns of the partitions, and with others: one is gone, and others have come.
+    ANEW: ClassVar[TableSchema] = replace(widened(KEYED), columns=(TEXT, WIDER[2], INT))
+
+    def exchanging(self, sink: Sink, table: TableSchema = ANEW) -> tuple[SinkTable, SinkTable, list[DataFile]]:
+        """A table that has lived under a wider definition, the object of the new one, and slices of that."""
+        self.needs(sink, Feature.REREAD)
+        old = self.altered(sink)
+        new = sink.table(table)
+        listed = [{"id": n, "v.w": "new", BEHIND: n, SEQ: 5, OP: "r", TS: 0} for n in (1, 2, 7)]
+        parts = (listed[:2], listed[2:], listed[:0])
+        found = [pa.Table.from_pylist(part, table.sink_schema) for part in parts]
+        return old, new, [new.stage(f"2/{n}/1/slice", [part]) for n, part in enumerate(found)]
+
+    def told(self, target: SinkTable) -> Counter[tuple[int, str, int | None, int]]:
+        found, _ = self.readable(target).read()
+        return Counter((r["id"], r["v.w"], r[BEHIND], r[SEQ]) for r in found.to_pylist())
+
+    #: What it holds then.
+    EXCHANGED: ClassVar[dict[tuple[int, str, int | None, int], int]] = {(n, "new", n, 5): 1 for n in (1, 2, 7)}
+
+    @pytest.mark.parametrize("key", [("id",), ("v.w", "id"), (BEHIND,)], ids=["same", "composite", "another"])
+    def test_all_rows_are_exchanged(self, sink: Sink, tmp_path: Path, key: tuple[str, ...]) -> None:
+        """Whatever columns and key there were; it goes on with the new ones."""
+        table = replace(self.ANEW, key=key)
+        _, new, slices = self.exchanging(sink, table)
+        assert new.exchange(slices, {"anew": 2}, FENCE)
+        assert [new.markers().get(name) for name in ("anew", "ddl", "stream", "epoch")] == [2, 3, 2, 1]
+        assert self.told(new) == self.EXCHANGED
+        again = self.open(tmp_path).table(table)
+        again.create("p")
+        for seq, target in ((9, new), (10, again)):
+            listed = [(7, "new", 7, "d"), (2, "new", 2, "u"), (8, "new", 8, "c")]
+            values = [{"id": n, "v.w": text, BEHIND: b, SEQ: seq, OP: op, TS: 0} for n, text, b, op in listed]
+            change = Upserted(pa.Table.from_pylist(values, table.sink_schema))
+            assert target.commit(once("stream", seq, change), {"stream": seq}, FENCE)
+            expected = {(1, "new", 1, 5): 1, (2, "new", 2, seq): 1, (8, "new", 8, seq): 1}
+            assert self.told(new) == self.told(again) == expected
+            target.tidy()
+        new.commit(lambda _: Emptied(9), {}, FENCE)
+        assert self.told(again) == {(2, "new", 2, 10): 1, (8, "new", 8, 10): 1}
+        assert not again.exchange(slices, {"anew": 2}, FENCE)
+        more = [new.stage("3/0/1/slice", [self.readable(new).read()[0].slice(0, 1)])]
+        assert again.exchange(more, {"anew": 3}, FENCE) and self.told(new).total() == 1
+
+    def test_rows_are_exchanged_once(self, sink: Sink) -> None:
+        """Also by who has other slices, or none; and not if not all markers stand."""
+        _, new, slices = self.exchanging(sink)
+        assert new.exchange(slices, {"anew": 2}, FENCE)
+        for value in (2, 1):
+            assert not new.exchange([], {"anew": value}, Fence("epoch", 2))
+        assert self.told(new) == self.EXCHANGED and new.markers().get("epoch") == 1
+        assert new.exchange([], {"anew": 2, "other": 1}, Fence("epoch", 2))
+        assert self.told(new) == {} and [new.markers().get(name) for name in ("other", "epoch")] == [1, 2]
+
+    def test_an_exchange_and_the_fence(self, sink: Sink) -> None:
+        old, new, slices = self.exchanging(sink)
+        old.raise_fence(Fence("epoch", 2))
+        with pytest.raises(FencedError):
+            new.exchange(slices, {"anew": 2}, FENCE)
+        assert self.wide_rows(old) == self.OLD and old.markers().get("anew") is None
+        assert new.exchange(slices, {"anew": 2}, Fence("epoch", 3)) and self.told(new) == self.EXCHANGED
+        with pytest.raises(FencedError):  # also where nothing is to be done
+            new.exchange(slices, {"anew": 2}, Fence("epoch", 2))
+
+    def test_an_exchange_lacks_a_slice(self, sink: Sink) -> None:
+        old, new, slices = self.exchanging(sink)
+        new.discard(slices[1])
+        with pytest.raises(TerminalError, match="slice"):
+            new.exchange(slices, {"anew": 2}, FENCE)
+        assert self.wide_rows(old) == self.OLD and old.markers().get("anew") is None
+
+    def test_an_exchange_of_what_is_not_there(self, sink: Sink) -> None:
+        self.needs(sink, Feature.REREAD, Feature.ALTER)
+        target = sink.table(KEYED)
+        with pytest.raises(TerminalError):
+            target.exchange([], {"anew": 2}, FENCE)
+        assert not target.exists()
+
+    def test_an_exchange_while_another_commits(self, sink: Sink, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Right before it: what that has written goes as well, or it has a newer fence."""
+        old, new, slices = self.exchanging(sink)
+        batch = wide(KEYED, (7, (9, "other", 5, "c")))
+        with self.meanwhile(monkeypatch, lambda: old.commit(lambda _: Upserted(batch), {"stream": 5}, FENCE)):
+            assert new.exchange(slices, {"anew": 2}, FENCE)
+        assert self.told(new) == self.EXCHANGED
+        assert [new.markers().get(name) for name in ("anew", "stream")] == [2, 5]
+        with self.meanwhile(monkeypatch, lambda: new.raise_fence(Fence("epoch", 2))), pytest.raises(FencedError):
+            new.exchange([], {"anew": 3}, FENCE)
+        assert self.told(new) == self.EXCHANGED and new.markers().get("anew") == 2
+
+    @pytest.mark.parametrize("made", [False, True])
+    def test_a_crash_of_an_exchange(
+        self, sink: Sink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: bool
+    ) -> None:
+        """Rows, columns and marker stand or fall together; who comes then does the same again."""
+        old, new, slices = self.exchanging(sink)
+        assert new.markers().get("anew") is None  # it knows the table, and may try at once
+        said = False
+        try:
+            with self.broken(monkeypatch, made=made):
+                said = new.exchange(slices, {"anew": 2}, FENCE)
+        except Exception:
+            pass
+        again = self.open(tmp_path).table(self.ANEW)
+        stands = old.markers().get("anew") == 2
+        assert (stands or not made) and (stands or not said)
+        assert again.exchange(slices, {"anew": 2}, FENCE) != stands
+        assert self.told(again) == self.told(new) == self.EXCHANGED and again.markers().get("anew") == 2
+
+    @pytest.mark.parametrize("what", ["columns", "key"])
+    def test_an_object_from_before_an_exchange(self, sink: Sink, what: str) -> None:
+        """It writes no rows any more: also none that were decided on before."""
+        table = self.ANEW if what == "columns" else replace(widened(KEYED), key=("v.w", "id"))
+        old, new, slices = self.exchanging(sink, table)
+
+        def decide(markers: Markers) -> Change:
+            if markers.get("anew") is None:
+                assert new.exchange(slices, {"anew": 2}, FENCE)
+            return Upserted(wide(KEYED, (7, (1, "late", 9, "u"))))
+
+        with pytest.raises(TerminalError):
+            old.commit(decide, {"stream": 9}, FENCE)
+        for change in (Upserted(wide(KEYED, (7, (9, "late", 9, "c")))), Emptied(9), Published([])):
+            with pytest.raises(TerminalError):
+                old.commit(lambda _: change, {"stream": 9}, FENCE)  # noqa: B023
+        assert self.told(new) == self.EXCHANGED and old.markers().get("stream") == 2
+        old.raise_fence(Fence("epoch", 2))
+        old.tidy()
+        assert self.told(new) == self.EXCHANGED and new.markers().get("epoch") == 2
+
     # ------------------------------------------------------------ the resume point
 
     def test_there_is_one_resume_point(self, sink: Sink, tmp_path: Path) -> None:
@@ -677,6 +1130,18 @@ class SinkConformance:
     def needs(sink: Sink, *features: Feature) -> None:
         if missing := set(features) - sink.supports:
             pytest.skip(f"not supported: {', '.join(sorted(missing))}")
+
+
+def preceded(real: Callable[..., Any], work: Callable[[], object]) -> Callable[..., Any]:
+    """A function before whose first call something is done."""
+    waiting = [work]
+
+    def called(*arguments: Any, **named: Any) -> Any:
+        if waiting:
+            waiting.pop()()
+        return real(*arguments, **named)
+
+    return called
 
 
 def failing(real: Callable[..., Any], *, made: bool) -> Callable[..., Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import pytest
 
 from airflow_provider_cdc.core.schema import SEQ
 from airflow_provider_cdc.sinks.protocol import Sink, SinkTable
-from tests.sinks.conformance import SinkConformance, failing
+from tests.sinks.conformance import SinkConformance, failing, preceded
 from tests.support.plain_sink import NarrowSink, PlainSink, States, WriteOnlyTable
 
 
@@ -23,6 +23,12 @@ class TestPlainSink(SinkConformance):
     def broken(self, monkeypatch: pytest.MonkeyPatch, *, made: bool) -> Iterator[None]:
         with monkeypatch.context() as patch:
             patch.setattr(States, "put", failing(States.put, made=made))
+            yield
+
+    @contextmanager
+    def meanwhile(self, monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]) -> Iterator[None]:
+        with monkeypatch.context() as patch:
+            patch.setattr(States, "put", preceded(States.put, work))
             yield
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_cdc.core.spark_conf import DECIDED, is_local, is_loopback
-from airflow_provider_cdc.exceptions import FencedError, NotReadyError, UnexpectedError, pack
+from airflow_provider_cdc.exceptions import FencedError, NotReadyError, SlowWorkerError, UnexpectedError, pack
 from airflow_provider_cdc.scratch import scratch
 from airflow_provider_cdc.spark.session import DEFAULTS, ENCRYPTION, _settings, of_spark, start
 from tests import ROOT
@@ -59,9 +59,11 @@ def test_what_the_project_decides_cannot_be_set() -> None:
 
 
 def test_a_failure_that_nobody_knows_is_worth_another_try() -> None:
-    """Such as a worker that a busy host was too slow to start; the project's own errors stay what they are."""
-    unknown = of_spark(RuntimeError("Python worker failed to connect back."))
-    assert type(unknown) is UnexpectedError and "connect back" in unknown.message
+    """A worker that a busy host was too slow to start is known; the project's own errors stay what they are."""
+    unknown = of_spark(RuntimeError("Executor heartbeat timed out"))
+    assert type(unknown) is UnexpectedError and "heartbeat timed out" in unknown.message
+    slow = of_spark(RuntimeError("Python worker failed to connect back."))
+    assert type(slow) is SlowWorkerError and "10 s" in slow.message
     own = of_spark(RuntimeError(f"Job aborted: {pack(FencedError('epoch 2 has begun'))}"))
     assert type(own) is FencedError and own.message == "epoch 2 has begun"
 
@@ -285,7 +287,7 @@ spark.stop()
     with SparkCluster(workers=1) as cluster, start_one() as first:
         assert first.stdout and first.stdin
         while "works" not in (line := first.stdout.readline()):
-            assert line and "begun no task" not in line, line
+            assert line, "it ended"  # on a busy machine it says that it waits, too
         with start_one() as second:
             assert second.stdout and second.stdin
             said = next(line for line in second.stdout if "begins" not in line)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,8 @@ from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.exceptions import TransientError
 from airflow_provider_cdc.jobs.batches import together
-from airflow_provider_cdc.phases.stream import Epoch
+from airflow_provider_cdc.phases.epoch import Epoch
+from airflow_provider_cdc.phases.stream import run_on_spark
 from airflow_provider_cdc.spark.session import start
 from airflow_provider_cdc.spark.stream_query import StreamQuery
 from tests import ROOT
@@ -24,12 +28,27 @@ from tests.support.servers import MySQLServer
 pytestmark = pytest.mark.spark
 
 
+#: A Python that takes longer to come up than Spark waits for a source's worker, while there is a file of this name.
+SLOW = """#!/bin/sh
+case "$*" in *python_streaming_source_runner*) test -e {slow} && rm {slow} && sleep 12;; esac
+exec {python} "$@"
+"""
+
+
 @pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("python") / "slow"
+
+
+@pytest.fixture(scope="module")
+def spark(slow: Path) -> Iterator[SparkSession]:
     before = dict(os.environ)
     os.environ["PYTHONPATH"] = str(ROOT)
+    python = slow.with_name("python")
+    python.write_text(SLOW.format(slow=slow, python=sys.executable))
+    python.chmod(0o755)
     try:
-        session = start("query", "local[2]")
+        session = start("query", "local[2]", {"spark.pyspark.python": str(python)})
         yield session
         gateway: Any = session.sparkContext._gateway
         session.stop()
@@ -86,9 +105,115 @@ def test_the_next_batch_is_read_meanwhile(
     mysql_server.execute(f"UPDATE `{database}`.t SET v = 2")
     with cli.epoch() as epoch:
         apply = Applied(cli, mysql_server, epoch, lambda: None)
-        query = StreamQuery(apply, each_second=lambda: None, over=lambda: apply.count == 2 and query.idle())
-        query.run(spark, epoch.job, epoch.start, checkpoint=str(tmp_path / "checkpoint"), seconds=0)
+        with StreamQuery(
+            spark, apply, each_second=lambda: None, over=lambda: apply.count == 2 and query.idle()
+        ) as query:
+            query.run(epoch.job, epoch.start, checkpoint=tmp_path / "checkpoint", seconds=0)
         assert apply.most == 1
+    with mysql_server.connect() as connection:
+        assert compare_all(connection, database, cli.sink) == []
+
+
+def test_what_a_section_has_read_ahead_is_not_applied_in_the_next(
+    spark: SparkSession,
+    cli: Cli,
+    mysql_server: MySQLServer,
+    database: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was read by other definitions: the next section reads it again."""
+    mysql_server.execute(f"UPDATE `{database}`.t SET v = 2")
+    on_batch, sections = StreamQuery._on_batch, list[int]()
+
+    def late(self: StreamQuery, token: object, frame: Any, number: int) -> None:
+        end = time.monotonic() + 60
+        while number == 1 and self._section != 1 and time.monotonic() < end:
+            time.sleep(0.05)
+        on_batch(self, token, frame, number)
+
+    monkeypatch.setattr(StreamQuery, "_on_batch", late)
+    with cli.epoch() as epoch:
+        applied = Applied(cli, mysql_server, epoch, lambda: None)
+
+        def apply(manifests: list[dict[str, Any]]) -> None:
+            applied(manifests)
+            sections.append(manifests[0]["section"])
+
+        with StreamQuery(spark, apply, each_second=lambda: None, over=lambda: len(sections) > wanted) as query:
+            for wanted in range(2):
+                job = replace(epoch.job, section=wanted)
+                query.run(job, epoch.applier.at, checkpoint=tmp_path / str(wanted), seconds=0)
+    assert sections == [0, 1]
+    with mysql_server.connect() as connection:
+        assert compare_all(connection, database, cli.sink) == []
+
+
+def test_one_query_carries_all_sections(
+    spark: SparkSession,
+    cli: Cli,
+    mysql_server: MySQLServer,
+    database: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A DDL that is followed; one after which a table is suspended, read again, and rejoins; what was read ahead of
+    that by the definitions before. The others do not wait until Spark has begun another query.
+    """
+    mysql_server.session(
+        database,
+        "CREATE TABLE u (id INT PRIMARY KEY, v INT)",
+        "INSERT INTO u VALUES (1, 1)",
+        "UPDATE t SET v = 2",
+        "ALTER TABLE t ADD COLUMN w INT",
+        "UPDATE t SET w = 3",
+        "ALTER TABLE t DROP COLUMN v, ADD COLUMN x INT NOT NULL DEFAULT 5",
+        "UPDATE t SET x = 4 WHERE id = 1",
+        "INSERT INTO u VALUES (2, 2)",
+    )
+    begun, begin = [], StreamQuery._begin
+
+    def count(self: StreamQuery, *args: Any) -> None:
+        begun.append(args[0].section)
+        begin(self, *args)
+
+    monkeypatch.setattr(StreamQuery, "_begin", count)
+    cli.value["stream"] = {"on_table_error": "suspend"}
+    cli.write()
+
+    def go_on() -> None:
+        """Both have rejoined: what comes then is read by the next section, and the last change ends it all."""
+        end = time.monotonic() + 90
+        while len(cli.context.need_plan().active) < 2 and time.monotonic() < end:
+            time.sleep(0.1)
+        mysql_server.session(database, "UPDATE t SET x = 9 WHERE id = 2", "DELETE FROM u WHERE id = 1")
+        while 9 not in cli.rows(database, "t").column("x").to_pylist() and time.monotonic() < end:
+            time.sleep(0.1)
+        epoch.stop.set()
+
+    with cli.epoch() as epoch:
+        epoch.job, epoch.target = replace(epoch.job, max_batch_bytes=300, piece_bytes=100), None
+        thread = threading.Thread(target=go_on)
+        thread.start()
+        run_on_spark(epoch, spark)
+        thread.join()
+        assert epoch.job.section >= 3 and begun == [0], "followed, suspended, rejoined"
+    cli.catch_up()
+    with mysql_server.connect() as connection:
+        assert compare_all(connection, database, cli.sink) == []
+
+
+def test_a_worker_that_comes_up_too_slowly_is_started_again(
+    spark: SparkSession, slow: Path, cli: Cli, mysql_server: MySQLServer, database: str, tmp_path: Path
+) -> None:
+    """On a busy host: Spark gives it ten seconds, whatever is set."""
+    mysql_server.execute(f"UPDATE `{database}`.t SET v = 2")
+    slow.touch()
+    with cli.epoch() as epoch:
+        with StreamQuery(
+            spark, lambda manifests: epoch.apply(together(manifests)), each_second=lambda: None, over=epoch.section_over
+        ) as query:
+            query.run(epoch.job, epoch.start, checkpoint=tmp_path / "checkpoint", seconds=0)
+    assert not slow.exists()
     with mysql_server.connect() as connection:
         assert compare_all(connection, database, cli.sink) == []
 
@@ -103,9 +228,11 @@ def test_what_was_read_behind_a_failure_is_not_applied(
 
     with cli.epoch() as epoch:
         apply = Applied(cli, mysql_server, epoch, fail)
-        query = StreamQuery(apply, each_second=lambda: None, over=lambda: False)
-        with pytest.raises(TransientError, match="the storage is away"):
-            query.run(spark, epoch.job, epoch.start, checkpoint=str(tmp_path / "checkpoint"), seconds=0)
+        with (
+            StreamQuery(spark, apply, each_second=lambda: None, over=lambda: False) as query,
+            pytest.raises(TransientError, match="the storage is away"),
+        ):
+            query.run(epoch.job, epoch.start, checkpoint=tmp_path / "checkpoint", seconds=0)
         assert apply.count == 1 and epoch.applier.at == epoch.start
     cli.catch_up()
     with mysql_server.connect() as connection:

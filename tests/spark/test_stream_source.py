@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
+
+import pytest
 
 from airflow_provider_cdc.core.offset import Offset, Position
 from airflow_provider_cdc.jobs.batches import StreamJob
-from airflow_provider_cdc.spark.stream_source import BinlogReader, _encode
+from airflow_provider_cdc.spark.stream_source import BinlogReader, SectionOffset
 
 
 def at(position: int) -> Offset:
     return Offset("server", Position("binlog.000001", position), "")
 
 
+@dataclass
 class Job:
     """A batch is ten bytes of binlog in two pieces; nothing is new behind 40."""
 
-    full = False
+    section: int = 0
+    full: bool = False
+
+    def close(self) -> None:
+        """It has no connection."""
 
     def open_planner(self) -> tuple[Job, dict[str, int]]:
         return self, {"get": 1}
@@ -29,9 +38,9 @@ class Job:
         return [at(begin + 5), at(begin + 10)] if begin < 40 else [start]
 
 
-def test_spark_need_not_say_where_a_batch_begins() -> None:
+def test_spark_need_not_say_where_a_batch_begins(tmp_path: Path) -> None:
     def run(*, told: bool) -> list[tuple[dict[str, Any], list[tuple[int, int]]]]:
-        reader = BinlogReader(cast(StreamJob, Job()), at(20))
+        reader = BinlogReader(cast(StreamJob, Job()), at(20), tmp_path / "section")
         start, batches = reader.initialOffset(), []
         for _ in range(4):
             end = reader.latestOffset(start, None) if told else reader.latestOffset()
@@ -44,12 +53,43 @@ def test_spark_need_not_say_where_a_batch_begins() -> None:
     assert [parts for _, parts in run(told=False)] == [[(20, 25), (25, 30)], [(30, 35), (35, 40)], [], []]
 
 
-def test_what_planning_has_asked_of_a_store_is_told_once() -> None:
+@pytest.mark.parametrize("told", [True, False])
+def test_the_next_section_begins_where_the_driver_says(told: bool, tmp_path: Path) -> None:
+    """Behind what was read of the one before, or before it; a batch without rows leads there."""
+    file = tmp_path / "section"
+    reader = BinlogReader(cast(StreamJob, Job()), at(10), file)
+    start = first = reader.initialOffset()
+    seen = []
+    for section in (0, 0, 1, 1, 1, 1, 2, 2):
+        if section:
+            SectionOffset(section, at(10 if section == 1 else 30)).write(file)
+        end = reader.latestOffset(start) if told else reader.latestOffset()
+        seen.append(
+            [
+                (p.section, p.start.at.position, p.end.at.position)
+                for p in cast(list[Any], reader.partitions(start, end))
+            ]
+        )
+        start = end
+    assert reader.initialOffset() == first, "Spark asks again"
+    assert seen == [
+        [(0, 10, 15), (0, 15, 20)],
+        [(0, 20, 25), (0, 25, 30)],
+        [],
+        [(1, 10, 15), (1, 15, 20)],
+        [(1, 20, 25), (1, 25, 30)],
+        [(1, 30, 35), (1, 35, 40)],
+        [],
+        [(2, 30, 35), (2, 35, 40)],
+    ]
+
+
+def test_what_planning_has_asked_of_a_store_is_told_once(tmp_path: Path) -> None:
     """By the first piece of the next batch."""
-    reader = BinlogReader(cast(StreamJob, Job()), at(20))
+    reader = BinlogReader(cast(StreamJob, Job()), at(20), tmp_path / "section")
     told: list[tuple[list[dict[str, int]], ...]] = [([{"get": 1}], []), ([], [])]
     for expected in told:
         start = reader._pieces[-1] if reader._pieces else at(20)
         end = reader.latestOffset()
-        parts = [cast(Any, part) for part in reader.partitions(_encode(start), end)]
+        parts = [cast(Any, part) for part in reader.partitions(SectionOffset(0, start).encode(), end)]
         assert tuple(part.asked for part in parts) == expected

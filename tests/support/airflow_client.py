@@ -13,6 +13,8 @@ import httpx
 
 __all__ = ["ApiError", "Client", "TaskInstance"]
 
+#: Seconds that anything may take where the machine is busy with other tests: what works does not take a tenth of it.
+PATIENCE = 1200
 #: States in which nothing more happens by itself.
 ENDED = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
 
@@ -112,7 +114,7 @@ class Client:
         """Return the traceback of each DAG file that could not be read, by file."""
         return {e["filename"]: e["stack_trace"] for e in self.get("/importErrors", limit=100)["import_errors"]}
 
-    def wait_for_dag(self, dag_id: str, seconds: float = 400) -> None:
+    def wait_for_dag(self, dag_id: str, seconds: float = PATIENCE) -> None:
         """Wait until a DAG has been read.
 
         :raise AssertionError: when it was not, with the errors of the files that could not be read.
@@ -154,7 +156,7 @@ class Client:
         """Mark a run ``success``, ``failed`` or ``queued``."""
         self.request("PATCH", _run(dag_id, run_id), {"state": state})
 
-    def wait_run(self, dag_id: str, run_id: str, state: str = "success", seconds: float = 400) -> None:
+    def wait_run(self, dag_id: str, run_id: str, state: str = "success", seconds: float = PATIENCE) -> None:
         """Wait until a run has a state.
 
         :raise AssertionError: when it ended otherwise, or time is up: with its tasks and the logs of those that failed.
@@ -190,7 +192,7 @@ class Client:
         *,
         map_index: int = -1,
         min_try: int = 1,
-        seconds: float = 400,
+        seconds: float = PATIENCE,
     ) -> TaskInstance:
         """Wait until a task is in one of the states, in try `min_try` or a later one.
 
@@ -302,6 +304,12 @@ class Client:
         return self.get(f"/backfills/{backfill_id}")["completed_at"] is not None
 
     # -- for error messages
+
+    def stories(self) -> str:
+        """Return what the DAG runs that have not ended are at, with the ends of their logs."""
+        runs = (self.try_get("/dags/~/dagRuns", state="running", limit=100) or {"dag_runs": []})["dag_runs"]
+        known = [(run["dag_id"], run["dag_run_id"]) for run in runs]
+        return "\n".join(f"--- {dag_id} {run_id}\n{self._story(dag_id, run_id)}" for dag_id, run_id in known)
 
     def _story(self, dag_id: str, run_id: str, task_id: str | None = None, map_index: int | None = None) -> str:
         """Return the tasks of a run, and the end of the logs of the one named and of those that failed."""

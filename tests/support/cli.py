@@ -22,10 +22,12 @@ from sqlalchemy import Connection, event
 from airflow_provider_cdc import cli as command_line
 from airflow_provider_cdc.jobs.slices import run_in_threads
 from airflow_provider_cdc.phases.context import Context
+from airflow_provider_cdc.phases.epoch import Epoch
 from airflow_provider_cdc.phases.groups import TaskRequest
 from airflow_provider_cdc.phases.next_snapshot import planned
+from airflow_provider_cdc.phases.resnapshot import resnapshot
 from airflow_provider_cdc.phases.snapshot import run_snapshot
-from airflow_provider_cdc.phases.stream import Epoch, begin, run_in_process
+from airflow_provider_cdc.phases.stream import begin, run_in_process
 from airflow_provider_cdc.pipeline import Pipeline
 from airflow_provider_cdc.store import Store
 from tests import ROOT
@@ -90,6 +92,8 @@ class Cli:
         }
         for section, values in settings.items():
             self.value.setdefault(section, {}).update(values)
+        # So that a test sees the error itself. What the default makes of it is in tests/phases/test_suspension.py.
+        self.value.setdefault("stream", {}).setdefault("on_table_error", "stop")
         folder.mkdir(parents=True, exist_ok=True)
         self.write()
 
@@ -159,6 +163,11 @@ class Cli:
         with self.opened() as (context, store):
             run_in_process(begin(context, store, catch_up=True))
 
+    def resnapshot(self, table: str) -> str:
+        """Read a table again as a whole."""
+        with self.opened() as (context, store):
+            return resnapshot(context, store, table, run_in_threads)
+
     @contextlib.contextmanager
     def epoch(self, batch_bytes: int = 1 << 28) -> Iterator[Epoch]:
         """An epoch of the stream that has begun, to be driven by the test."""
@@ -169,6 +178,20 @@ class Cli:
                 yield found
             finally:
                 store.end_stream(context.pipeline.name, found.number, "stopped")
+
+    @contextlib.contextmanager
+    def streaming(self) -> Iterator[Epoch]:
+        """The stream runs meanwhile, in a thread."""
+        with self.opened() as (context, store):
+            epoch = begin(context, store, catch_up=False)
+            thread = threading.Thread(target=run_in_process, args=(epoch,))
+            thread.start()
+            try:
+                yield epoch
+            finally:
+                epoch.stop.set()
+                thread.join(60)
+            assert not thread.is_alive()
 
     def rows(self, database: str, table: str) -> pa.Table:
         """The rows of a sink table, as the project itself reads them."""

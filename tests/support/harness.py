@@ -11,6 +11,7 @@ forks a child for each line of JSON that it reads. Every child leads a session o
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import json
 import os
 import shutil
@@ -48,6 +49,9 @@ from tests.support.processes import members
 
 #: Exit code of a child that a failpoint (or a test) has killed.
 KILLED = -signal.SIGKILL
+#: Seconds after which a child hangs: it says where, and ends. One that asks a store for much on a busy machine takes
+#: longer than 300 s.
+_HANGS_SECONDS = 900
 
 
 def run(pipeline: str | Path, batch_bytes: int | None = None, only: str | None = None) -> None:
@@ -307,6 +311,7 @@ def _child(order: dict[str, Any]) -> int:
     for number in (1, 2):
         os.dup2(log, number)
     os.environ.update(order["environment"])
+    faulthandler.dump_traceback_later(_HANGS_SECONDS, exit=True)  # into the log, which the test shows
     try:
         run(**order["run"])
         return 0

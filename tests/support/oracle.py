@@ -140,7 +140,7 @@ class _Column:
         FLOAT alone is printed with six digits, ``+ 0e0`` loses the sign of -0.0, and as a string the server cuts a
         DOUBLE expression to 22 characters: only a DOUBLE in a result column of its own is printed whole.
         """
-        name = f"`{self.name.replace('`', '``')}`"
+        name = _quoted(self.name)
         if self.kind in _TEXTS:
             value = f"HEX(CAST({name} AS CHAR CHARACTER SET utf8mb4))"
         elif self.kind == "bit":
@@ -193,6 +193,10 @@ class _Column:
         if not fits:
             raise pa.ArrowInvalid(f"{values.type} is no type for {self.kind}")
         return values.cast(self.exact)
+
+
+def _quoted(name: str) -> str:
+    return f"`{name.replace('`', '``')}`"
 
 
 def _unhex(text: pa.Array) -> pa.Array:
@@ -273,7 +277,7 @@ def _read_source(conn: Any, database: str, table: str, columns: list[_Column]) -
     floats = [c for c in columns if c.floating]
     texts = [c for c in columns if not c.floating]
     line = f"CAST(CONCAT_WS(',', {', '.join(c.select for c in texts)}) AS BINARY)"
-    query = f"SELECT {', '.join([line, *(c.select for c in floats)])} FROM `{database}`.`{table}`"
+    query = f"SELECT {', '.join([line, *(c.select for c in floats)])} FROM {_quoted(database)}.{_quoted(table)}"
     schema = pa.schema([(c.name, c.exact) for c in columns])
     names = [c.name for c in texts]
     parse = {

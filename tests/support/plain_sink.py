@@ -104,16 +104,22 @@ class States:
         return write_json_once(self.storage, f"states/{number:08}.json", state)
 
 
+def _told(table: TableSchema) -> list[str]:
+    """What a state says of the definition: the columns and the key."""
+    return [*(f"{field.name} {field.type}" for field in table.sink_schema), f"key {list(table.key)}"]
+
+
 class WriteOnlyTable(States):
     def __init__(self, storage: Storage, table: TableSchema) -> None:
         super().__init__(storage)
         self._schema, self._key = table.sink_schema, table.key
+        self._told = _told(table)
         self.name = f"plain table {table.label}"
 
     def create(self, pipeline: str) -> None:
-        self.put(1, {"markers": {}, "rows": None, "owner": pipeline, "columns": self._schema.names})
+        self.put(1, {"markers": {}, "rows": None, "owner": pipeline, "columns": self._told})
         state = self.newest()[1]
-        if state["owner"] != pipeline or state["columns"] != self._schema.names:
+        if state["owner"] != pipeline or state["columns"] != self._told:
             raise TerminalError(f"the {self.name} is another's, or has other columns")
 
     def begin_anew(self, pipeline: str, fence: Fence, markers: Sequence[str]) -> None:
@@ -124,16 +130,42 @@ class WriteOnlyTable(States):
                 raise TerminalError(f"rows were published to the {self.name}")
             if state["owner"] != pipeline:
                 raise TerminalError(f"the {self.name} is another's")
-            return {"rows": None, "columns": self._schema.names}
+            return {"rows": None, "columns": self._told}
 
         if (self.newest()[1]["markers"].get(fence.name) or 0) < fence.value:
             self.change(decide, {}, fence)
+
+    def alter(self, before: TableSchema, markers: Mapping[str, int], fence: Fence) -> bool:
+        def decide(state: State) -> State | None:
+            if markers and all(state["markers"].get(name, -math.inf) >= value for name, value in markers.items()):
+                return None
+            kinds = {field.name: field.type for field in before.sink_schema}
+            lost = [field.name for field in self._schema if kinds.get(field.name, field.type) != field.type]
+            if state["columns"] != _told(before) or lost or before.key != self._key:
+                raise TerminalError(f"the {self.name} was altered by something else, or it would lose {lost}")
+            rows = WriteOnlyTable(self.storage, before)._rows(state)
+            return {"rows": self._write("rows", [self._widened(rows)]).path, "columns": self._told}
+
+        return self.change(decide, markers, fence)
+
+    def exchange(self, slices: Sequence[DataFile], markers: Mapping[str, int], fence: Fence) -> bool:
+        def decide(state: State) -> State | None:
+            if markers and all(state["markers"].get(name, -math.inf) >= value for name, value in markers.items()):
+                return None
+            if lost := [file.path for file in slices if not self.staged(file)]:
+                raise TerminalError(f"the slice {lost[0]} is gone, or not whole")
+            rows = [self._read(file.path) for file in slices]
+            return {"rows": self._write("rows", rows).path, "columns": self._told}
+
+        return self.change(decide, markers, fence)
 
     def commit(self, decide: Decide, markers: Mapping[str, int], fence: Fence) -> bool:
         def decided(state: State) -> State | None:
             change = decide(state["markers"])
             if change is None:
                 return None
+            if state["columns"] != self._told:
+                raise TerminalError(f"the {self.name} has other columns")
             return {"rows": self._write("rows", [self._changed(self._rows(state), change)]).path}
 
         return self.change(decided, markers, fence)
@@ -181,7 +213,13 @@ class WriteOnlyTable(States):
 
     def _read(self, name: str) -> pa.Table:
         with self.storage.open(name, "rb") as file:
-            return pq.read_table(file).cast(self._schema)
+            return self._widened(pq.read_table(file))
+
+    def _widened(self, rows: pa.Table) -> pa.Table:
+        """Rows that may have been written under an older definition."""
+        known = rows.column_names
+        columns = [rows[f.name] if f.name in known else pa.nulls(rows.num_rows, f.type) for f in self._schema]
+        return pa.table(columns, names=self._schema.names).cast(self._schema)
 
     def _write(self, name: str, rows: Iterable[pa.Table]) -> DataFile:
         name = f"{name}-{uuid.uuid4().hex}.parquet"

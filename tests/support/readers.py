@@ -52,6 +52,11 @@ def readers() -> Iterator[list[Reader]]:
         yield [*_spark(run), *_delta_rs(), *_others()]
 
 
+def without_spark() -> list[Reader]:
+    """Those that are installed with the tests."""
+    return [reader for reader in (*_delta_rs(), *_others()) if reader.name != "Daft"]
+
+
 def _spark(run: SparkDelta) -> list[Reader]:
     title = f"{version('pyspark')}, Delta Lake {VERSION}"
     return [Reader("Spark", title, lambda folder: run.arrow(f"SELECT * FROM delta.`{folder}`"))]

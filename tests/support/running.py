@@ -6,7 +6,7 @@ import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from hashlib import sha256
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 #: Folders whose tests come first: those that take longest, so that no worker begins them last and keeps all waiting;
@@ -74,6 +74,25 @@ def repetitions(items: Iterable[Any]) -> Iterator[Any]:
 def repeat(nodeid: str) -> str:
     """The command that runs one test again, with the seed that stands in its name."""
     return f".venv/bin/python -m pytest {shlex.quote(nodeid)}"
+
+
+#: Characters of a failure, and of what was written meanwhile, that are shown: CI keeps little, and a log is long.
+_SHOWN, _SHOWN_OUTPUT = 6000, 2000
+
+
+def shorten(report: Any, file: Path) -> None:
+    """Leave of a failed test's report what is read first, and write all of it to a file.
+
+    :param report: of pytest, changed here.
+    """
+    text = str(report.longrepr)
+    whole = "\n".join((text, *(f"--- {name}\n{output}" for name, output in report.sections)))
+    if len(text) > _SHOWN:
+        report.longrepr = f"{text[: _SHOWN // 3]}\n[...]\n{text[-_SHOWN * 2 // 3 :]}"
+    report.sections = [(name, output[-_SHOWN_OUTPUT:]) for name, output in report.sections]
+    if len(whole) > _SHOWN:
+        file.write_text(whole)
+        report.sections.append(("All of it", str(file)))
 
 
 def seconds_by_folder(reports: Iterable[Any]) -> dict[str, tuple[int, float]]:

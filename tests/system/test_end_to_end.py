@@ -136,6 +136,8 @@ def streaming(cli: Cli) -> Iterator[subprocess.Popen[str]]:
 
         def going() -> bool:
             found = status(cli)
+            listed = {table["state"] for table in found["tables"]}
+            assert found["phase"] != "streaming" or listed == {"streaming"}
             return bool(found["phase"] == "streaming" and found["stream"]["epoch"] > before)
 
         waited_for(going, process)

@@ -147,7 +147,7 @@ def test_binlog_events_of_mariadb_that_stop(tmp_path: Path) -> None:
             (
                 "SET STATEMENT lock_wait_timeout=5 FOR ALTER TABLE d.t ADD c INT",
                 "CREATE OR REPLACE TABLE d.t (id INT PRIMARY KEY, x INT)",
-                "ALTER TABLE d.t WAIT 5 ADD y INT",
+                "ALTER TABLE d.t WAIT 5 ADD y INT DEFAULT 7",
             )
         ):
             server.execute("CREATE OR REPLACE TABLE d.t (id INT PRIMARY KEY)")

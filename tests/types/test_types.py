@@ -394,5 +394,10 @@ def test_a_server_that_ignores_case(tmp_path: Path) -> None:
             for table in ("customer", "other"):
                 assert compare(connection, "shop", table, cli.sink / "shop" / table) is None
         server.execute("ALTER TABLE SHOP.CUSTOMER ADD w INT")
+        server.execute("UPDATE SHOP.CUSTOMER SET w = 3 WHERE id = 2")
+        cli.catch_up()
+        with contextlib.closing(server.connect()) as connection:
+            assert compare(connection, "shop", "customer", cli.sink / "shop" / "customer") is None
+        server.execute("ALTER TABLE SHOP.CUSTOMER DROP w")
         with pytest.raises(TerminalError, match=r"ALTER TABLE on captured table shop\.customer"):
             cli.catch_up()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from itertools import count, islice
 from typing import Any
 
@@ -21,7 +23,7 @@ from airflow_provider_cdc.core.schema import (
 from airflow_provider_cdc.exceptions import NotReadyError, TableAlteredError
 from airflow_provider_cdc.mysql.server.identity import is_mariadb
 from airflow_provider_cdc.mysql.server.key_sql import text_literal
-from airflow_provider_cdc.mysql.server.session import rows
+from airflow_provider_cdc.mysql.server.session import rows, value
 
 ALTERED = "Start with a fresh sink.path (or remove the old one) and run again"
 _SYSTEM = "('mysql', 'sys', 'information_schema', 'performance_schema')"
@@ -111,14 +113,29 @@ def read_schema(
                 "Leave it out with source.exclude_columns, make it STORED, or name the zone: CAST(... AT TIME ZONE "
                 "'+00:00' AS DATETIME)",
             )
+    found = TableSchema(database, table, columns, key, left_out, key_index=index, comments=comments)
+    if wrong := misnamed(found):
+        raise NotReadyError(f"table {label}, {wrong[0]}", wrong[1])
+    return replace(found, collation=_collation(connection, database, table))
+
+
+def misnamed(table: TableSchema) -> tuple[str, str] | None:
+    """Why the names of a table's copied columns cannot be those of a copy, and the remedy; ``None`` if they can."""
+    for column in table.in_copy:
         if column.name in META_COLUMNS or column.name.startswith("_cdc_"):
-            raise NotReadyError(
-                f"table {label}, column {column.name}: the prefix _cdc_ is used in the sink", "Rename the column"
-            )
-    lowered = [c.name.lower() for c in copied]
-    if len(set(lowered)) != len(lowered):
-        raise NotReadyError(f"table {label} has two columns that differ in case only", "Rename one")
-    return TableSchema(database, table, columns, key, left_out, key_index=index, comments=comments)
+            return f"column {column.name}: the prefix _cdc_ is used in the sink", "Rename the column"
+    lowered = Counter(column.name.lower() for column in table.in_copy)
+    if twice := [column.name for column in table.in_copy if lowered[column.name.lower()] > 1]:
+        return f"columns {' and '.join(twice)}: they differ in case only", "Rename one"
+    return None
+
+
+def _collation(connection: Connection[Any], database: str, table: str) -> str | None:
+    return value(
+        connection,
+        "SELECT table_collation FROM information_schema.tables "
+        f"WHERE table_schema = {text_literal(database)} AND table_name = {text_literal(table)}",
+    )
 
 
 def same_definition(connection: Connection[Any], table: TableSchema, at: Position) -> None:
@@ -271,7 +288,8 @@ def _unusable(parts: _Parts, columns: dict[str, Column], zoned: Collection[str] 
             return "a hash has no order"
         if name is None:
             return "an expression"
-        column = columns[name]
+        if (column := columns.get(name)) is None:
+            return f"{name}, which was added just now"
         if name in zoned:
             return f"{name} is computed in the time zone of each session"
         if part is not None:

@@ -18,6 +18,7 @@ from airflow_provider_cdc.core.schema import OP, SEQ, TS, Column, TableSchema
 from airflow_provider_cdc.core.unfit import UnfitValue, in_table
 from airflow_provider_cdc.exceptions import (
     OtherColumnsError,
+    TableAlteredError,
     TableChangedError,
     TerminalError,
     UnknownPrepareError,
@@ -86,7 +87,7 @@ def read_chunk(
         try:
             columns = select(connection, table, in_chunk(table, chunk))
         except TableChangedError:
-            _window(reader, low, binlog_end(connection), chunk)  # says so if it was not a TRUNCATE
+            _window(connection, reader, low, binlog_end(connection), chunk)  # says so if it was not a TRUNCATE
             continue
         except OtherColumnsError as error:
             raise altered(table, f"seen at {low}: {error.message}", low) from None
@@ -97,13 +98,14 @@ def read_chunk(
         failpoint("chunk.after_select")
         high, clock = marks.high()
         failpoint("chunk.after_hw")
-        window = _window(reader, low, high, chunk)
+        window = _window(connection, reader, low, high, chunk)
         if window is None:
             continue
         changes = window.changes
         seq = lineage.seq(high)
         added = stamps(seq, clock, len(columns[0])).values()
-        rows = pa.Table.from_arrays([*columns, *added], schema=table.sink_schema)
+        kept = table.nulls(len(columns[0]))
+        rows = pa.Table.from_arrays([*columns, *kept, *added], schema=table.sink_schema)
         if window.emptied:
             rows = rows.slice(0, 0)
         corrected = 0
@@ -145,7 +147,9 @@ def _one_way(connection: Connection[Any], table: TableSchema, column: Column, co
     return one_way(column, value(connection, f"{sql} LIMIT 1") or "")
 
 
-def _window(reader: WindowReader, low: Position, high: Position, chunk: Chunk) -> Window | None:
+def _window(
+    connection: Connection[Any], reader: WindowReader, low: Position, high: Position, chunk: Chunk
+) -> Window | None:
     """What happened to the table in (low, high], as far as the chunk's rows may be concerned.
 
     :returns: ``None`` if they cannot be replayed, so that the chunk has to be read again: an XA transaction ends there
@@ -159,6 +163,11 @@ def _window(reader: WindowReader, low: Position, high: Position, chunk: Chunk) -
         return reader.window(low, high, only=only)
     except UnknownPrepareError:
         return None
+    except TableAlteredError:
+        raise
+    except TerminalError:  # rows of another layout, since a DDL stands before the low watermark
+        same_definition(connection, reader.table, high)
+        raise
 
 
 def _of_chunk(

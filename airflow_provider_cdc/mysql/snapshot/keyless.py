@@ -125,7 +125,8 @@ def _read(
     try:
         with closing(batches):
             for piece in batches:
-                arrays = [*piece.columns, *stamps(seq, clock, piece.num_rows).values()]
+                kept = table.nulls(piece.num_rows)
+                arrays = [*piece.columns, *kept, *stamps(seq, clock, piece.num_rows).values()]
                 found = pa.Table.from_arrays(arrays, schema=table.sink_schema)
                 del piece, arrays
                 begun = True

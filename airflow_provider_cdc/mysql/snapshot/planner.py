@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from pymysql.connections import Connection
 
 from airflow_provider_cdc.core.definitions import Definitions
-from airflow_provider_cdc.core.offset import Lineage
+from airflow_provider_cdc.core.offset import Lineage, Offset
 from airflow_provider_cdc.core.plan import Chunk, Plan, PlanCost, chunks_of, number_and_group
 from airflow_provider_cdc.core.schema import TableSchema
-from airflow_provider_cdc.exceptions import TerminalError
+from airflow_provider_cdc.exceptions import CdcError, TableChangedError, TerminalError, TransientError
 from airflow_provider_cdc.mysql.keys.bounds import Bounds
-from airflow_provider_cdc.mysql.places.binlog_files import OpenAt, with_exact_gtids
+from airflow_provider_cdc.mysql.places.binlog_files import OpenAt, with_beginning, with_exact_gtids
 from airflow_provider_cdc.mysql.places.p0 import p0_now, with_open_xa
 from airflow_provider_cdc.mysql.server.catalog import ALTERED, capture, find_tables, key_index, read_schema
 from airflow_provider_cdc.mysql.server.key_sql import passed, text_literal
@@ -22,6 +22,10 @@ from airflow_provider_cdc.mysql.server.session import pairs, rows
 
 #: A chunk aims at no more than this many bytes, however few rows that are.
 CHUNK_BYTES = 16 << 20
+#: How often tables may be altered while they are planned.
+_TRIES = 20
+P = TypeVar("P")
+D = TypeVar("D")
 
 
 def make_plan(
@@ -46,10 +50,10 @@ def make_plan(
     :param group_rows: wanted rows a chunk group.
     :param open_at: opens a binlog stream at a position.
     :raises NotReadyError: if no table matches or one cannot be copied exactly.
+    :raises TransientError: if tables are altered all the time.
     """
-    p0, left = p0_now(connection)
+    (p0, left), tables = _as_of(lambda: p0_now(connection), lambda: capture(connection, captures, keeps))
     p0 = with_exact_gtids(connection, p0, open_at)
-    tables = capture(connection, captures, keeps)
     p0 = with_open_xa(connection, p0, left, tables, open_at)
     chunks: list[Chunk] = []
     meter = [_meter(connection)]
@@ -64,21 +68,30 @@ def make_plan(
 
 
 def make_amendment(
-    connection: Connection[Any], plan: Plan, index: int, keeps: Callable[[str, str, str], bool]
+    connection: Connection[Any],
+    plan: Plan,
+    index: int,
+    keeps: Callable[[str, str, str], bool],
+    shaped: Callable[[TableSchema], TableSchema],
 ) -> dict[str, Any]:
     """Plan one table again after it was altered: a low watermark behind the DDL, then its definition and its bounds.
 
     Its chunks stay what they are but for the outermost bounds, which move outwards to the smallest and largest key.
 
     :param keeps: which (database, table, column) is copied.
+    :param shaped: makes of the definition what the copy takes over of it.
     :returns: an amendment, see :meth:`Plan.amended`.
     :raises NotReadyError: if the table is gone, or cannot be copied any more.
     :raises TerminalError: if its chunks cannot hold it any more.
+    :raises TransientError: if it is altered all the time.
     """
     old, chunks = plan.tables[index], [c for c in plan.chunks if c.table == index]
-    since = p0_now(connection, plan.p0.server)[0].at
-    listed = find_tables(connection, lambda database, table: (database, table) == old.id)
-    found = read_schema(connection, *old.id, engine=listed[0][2] if listed else "InnoDB", keeps=keeps)
+
+    def read() -> TableSchema:
+        listed = find_tables(connection, lambda database, table: (database, table) == old.id)
+        return shaped(read_schema(connection, *old.id, engine=listed[0][2] if listed else "InnoDB", keeps=keeps))
+
+    since, found = _as_of(lambda: p0_now(connection, plan.p0.server)[0].at, read)
     if found.key_columns != old.key_columns:
         raise TerminalError(f"the key of {old.label} was altered while it was read, before {since}", ALTERED)
     bounds = _bounds(connection, found) if found.key else None
@@ -95,6 +108,56 @@ def make_amendment(
         lower, upper = keys[order[0][1]], keys[order[-1][1]]
     again = plan.definitions[index].planned_again(since, found)
     return {"table": index, "definitions": again.to_json(), "lower": lower, "upper": upper}
+
+
+def plan_again(
+    connection: Connection[Any],
+    old: TableSchema,
+    index: int,
+    server: str,
+    *,
+    keeps: Callable[[str, str, str], bool],
+    chunk_rows: int,
+    open_at: OpenAt,
+) -> tuple[Offset, TableSchema, list[Chunk]]:
+    """Plan one table by itself, as it is now: a low watermark, its definition behind that, and its chunks.
+
+    :param old: the table, by any definition.
+    :param index: index of the table in the plan.
+    :param server: the server that it must be.
+    :param keeps: which (database, table, column) is copied.
+    :param chunk_rows: wanted rows a chunk.
+    :param open_at: opens a binlog stream at a position.
+    :raises NotReadyError: if the table is gone, or cannot be copied any more.
+    :raises TransientError: if it is altered all the time, or was while its keys were looked up.
+    """
+
+    def read() -> TableSchema:
+        listed = find_tables(connection, lambda database, table: (database, table) == old.id)
+        return read_schema(connection, *old.id, engine=listed[0][2] if listed else "InnoDB", keeps=keeps)
+
+    (since, left), found = _as_of(lambda: p0_now(connection, server), read)
+    since = with_open_xa(connection, with_exact_gtids(connection, since, open_at), left, [found], open_at)
+    try:
+        chunks = plan_table(connection, index, found, chunk_rows)
+    except CdcError:
+        if read() == found:
+            raise
+        raise TableChangedError(f"table {found.label} was altered while it was planned", "Run again") from None
+    return with_beginning(since, open_at), found, chunks
+
+
+def _as_of(place: Callable[[], P], read: Callable[[], D]) -> tuple[P, D]:
+    """A place in the binlog, and the definitions that hold there: they are the same before and behind it.
+
+    Else a DDL may stand behind the place that the definitions have in them, and the stream would follow it once more.
+    """
+    found = read()
+    for _ in range(_TRIES):
+        before, at, found = found, place(), read()
+        if found == before:
+            return at, found
+    raise TransientError("tables were altered each time that they were planned", "Run again when that has stopped")
 
 
 def plan_table(connection: Connection[Any], index: int, table: TableSchema, chunk_rows: int) -> list[Chunk]:

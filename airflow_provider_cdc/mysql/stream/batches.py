@@ -1,9 +1,12 @@
-"""Finds where the next batch of the stream ends: with the transaction that fills a budget of bytes or of rows."""
+"""Finds where the next batch of the stream ends: with the transaction that fills a budget of bytes or of rows, and
+before a DDL that the stream has to follow.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from pymysql.connections import Connection
@@ -31,6 +34,7 @@ class BatchPlanner:
     :param open_at: opens a binlog stream at a position.
     :param captured: captured tables; what may not happen to them stops the scan.
     :param lineage: numbers the transactions.
+    :param tell_ddl: whether a batch ends before what changes the definition of a captured table, instead of an error.
 
     ``full`` says whether the last batch ended because it was full: there is more behind it.
     """
@@ -43,10 +47,18 @@ class BatchPlanner:
         open_at: Callable[[Position], BinlogStream],
         captured: Captured,
         lineage: Lineage,
+        *,
+        tell_ddl: bool = False,
     ) -> None:
         self._connection = connection
         self._binlog = BinlogReader(
-            open_at, captured, lineage, count_only=True, detours=lambda: look_up(connection, captured)
+            open_at,
+            captured,
+            lineage,
+            count_only=True,
+            tell_ddl=tell_ddl,
+            # What leads to a suspended table is of no concern, until it was read again.
+            detours=lambda: look_up(connection, [name for name, found in captured.items() if not found.ended]),
         )
 
     def wait(self, start: Offset, seconds: float) -> bool:
@@ -57,14 +69,14 @@ class BatchPlanner:
         :returns: whether something is.
         """
         until = time.monotonic() + seconds
-        while binlog_end(self._connection) == start.at:
+        while start.before_ddl or binlog_end(self._connection) == start.at:
             if (left := until - time.monotonic()) <= 0:
                 return False
             time.sleep(min(_LOOK_SECONDS, left))
         return True
 
     def advance(self, start: Offset, max_bytes: int, max_rows: int = NEVER) -> Offset:
-        """End of the batch that begins at ``start``; ``start`` itself if nothing is new.
+        """End of the batch that begins at ``start``; ``start`` itself if nothing is new, or it stands before a DDL.
 
         :param max_bytes: bytes of binlog after which the batch ends with the next transaction.
         :param max_rows: changed rows of captured tables after which it does so, too.
@@ -74,9 +86,23 @@ class BatchPlanner:
         target = binlog_end(self._connection)
         if target < start.at:
             raise OtherHistoryError(f"the binlog of the server ends at {target}, and was read up to {start.at}")
-        if target == start.at:
+        if target == start.at or start.before_ddl:
             return start
         self._binlog.expect(start)
+        found = self._walk(start, target, on, max_bytes, max_rows)
+        if isinstance(found, Offset):
+            return found
+        # The DDL has been walked over, so what is before it is walked once more.
+        before = self._walk(start, found, on, max_bytes, max_rows) if start.at < found else start
+        assert isinstance(before, Offset)
+        return replace(before, before_ddl=True)
+
+    def _walk(self, start: Offset, target: Position, on: bool, max_bytes: int, max_rows: int) -> Offset | Position:
+        """Walk to the end of a batch, to a target at most.
+
+        :param on: whether all that is behind the target has GTIDs.
+        :returns: the end; or where a DDL begins that has to be followed.
+        """
         kind: Any = kind_of(start.server)
         gtids, held, at, size, rows = kind.parse(start.gtid_set), kind.parse(start.held), start.at, 0, 0
         xa = {parse_entry(text)[0]: text for text in start.xa}
@@ -84,6 +110,8 @@ class BatchPlanner:
             # The budget in the present file; behind its end it is looked at again.
             end = min(target, Position(at.file, at.position + max_bytes - size))
             for step in self._binlog.steps(at, end, max_rows - rows):
+                if step.item is not None and step.item.altered:
+                    return Position(step.item.file, step.item.start_position)
                 rows += step.rows
                 here = Position(step.file, step.position)
                 size += here.position - at.position if here.file == at.file else here.position
@@ -119,7 +147,7 @@ class BatchPlanner:
         while len(found) < most and len(found) * size < max_bytes and (end := self.advance(at, size, rows)) != at:
             found.append(end)
             at = end
-        self.full = at.at < target
+        self.full = at.at < target and not at.before_ddl
         return found
 
     def close(self) -> None:

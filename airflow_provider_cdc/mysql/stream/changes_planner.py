@@ -203,19 +203,26 @@ class ChangesPlanner:
     ) -> tuple[Offset, Transaction | None]:
         gtids, at, walked = self._kind.parse(start.gtid_set), start.at, 0
         xa = {parse_entry(text)[0]: text for text in start.xa}
+        first: Transaction | None = None  # rows of another layout: the DDL that explains them comes behind them
         binlog.expect(start)
         while at < target and (size is None or walked < size):
             # The budget in the present file; behind its end it is looked at again.
             end = target if size is None else min(target, Position(at.file, at.position + size - walked))
             for step in binlog.steps(at, end):
                 if step.item is not None and step.item.altered:
-                    binlog.close()
-                    before = Position(step.item.file, step.item.start_position)
-                    return self._walk(binlog, start, before)[0], step.item
+                    first = first or step.item
+                    if step.item.ddl is not None:
+                        return self._before(binlog, start, first), step.item
                 here = Position(step.file, step.position)
                 walked += here.position - at.position if here.file == at.file else here.position
                 at, gtids = here, gtids.with_all(step.gtids)
                 if step.item is not None:
                     follow_xa(step.item, xa)
+        if first is not None:
+            return self._before(binlog, start, first), first
         began = binlog.begun.get(at.file, 0)
         return Offset(start.server, at, str(gtids), tuple(sorted(xa.values())), began=began), None
+
+    def _before(self, binlog: BinlogReader, start: Offset, item: Transaction) -> Offset:
+        binlog.close()
+        return self._walk(binlog, start, Position(item.file, item.start_position))[0]

@@ -10,7 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from airflow_provider_cdc.core.table_properties import OWN
-from airflow_provider_cdc.sinks.delta.features import with_feed
+from airflow_provider_cdc.exceptions import NotReadyError
+from airflow_provider_cdc.sinks.delta.features import both, with_feed
 from airflow_provider_cdc.sinks.delta.log import Log
 
 #: How the description of a table begins that a pipeline owns, and the property that names it: people may write another
@@ -28,6 +29,18 @@ def owner_of(metadata: Mapping[str, Any]) -> str | None:
     if owner is None and description.startswith(OWNED):  # the only sign that older versions have left
         owner = description.removeprefix(OWNED)
     return owner
+
+
+def check_adoptable(log: Log, wanted: str, partitions: Sequence[str], nullable: Collection[str]) -> None:
+    """Refuse a table that cannot be taken over; parameters as for :func:`differences`.
+
+    :raises NotReadyError: with all that is in the way.
+    """
+    if found := differences(log, wanted, partitions, nullable):
+        raise NotReadyError(
+            f"the {log.name} cannot be adopted: {'; '.join(found)}",
+            "Alter it, or choose another sink.path or sink.table_path",
+        )
 
 
 def differences(log: Log, wanted: str, partitions: Sequence[str], nullable: Collection[str]) -> list[str]:
@@ -80,22 +93,10 @@ def adopted(log: Log, metadata: Mapping[str, Any], protocol: Mapping[str, Any]) 
         "configuration": {**log.configuration, **metadata["configuration"]},
     }
     actions: list[dict[str, Any]] = []
-    if (needed := with_feed(_both(log.protocol, protocol), renewed["configuration"])) != log.protocol:
+    if (needed := with_feed(both(log.protocol, protocol), renewed["configuration"])) != log.protocol:
         actions.append({"protocol": needed})
     actions.append({"metaData": renewed})
     return actions + [file.removed(change=True) for file in log.files.values()]
-
-
-def _both(there: Mapping[str, Any], needed: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A protocol that has what a table has and what it needs."""
-    if "writerFeatures" not in needed:
-        return there
-    readers = {*(there.get("readerFeatures") or ())} | {*(needed.get("readerFeatures") or ())}
-    writers = {*(there.get("writerFeatures") or ())} | {*needed["writerFeatures"]}
-    if readers == {*(there.get("readerFeatures") or ())} and writers == {*(there.get("writerFeatures") or ())}:
-        return there
-    least = {"minReaderVersion": 3, "readerFeatures": sorted(readers)} if readers else {}
-    return {**needed, **least, "writerFeatures": sorted(writers)}
 
 
 def _type(column: Mapping[str, Any]) -> str:

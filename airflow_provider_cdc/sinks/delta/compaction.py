@@ -59,7 +59,10 @@ class Compaction:
         :returns: what was written; nothing if no row lives.
         """
         schema = self.partitioning.stored
-        parts = (alive(row_groups(self.storage, path, schema), BitMap.deserialize(dead)) for path, dead in self.sources)
+        parts = (
+            alive(row_groups(self.storage, path, schema, older=True), BitMap.deserialize(dead))
+            for path, dead in self.sources
+        )
         path = self.partitioning.path("", self.partition, f"{new_part()}.parquet")
         try:
             file = write_file(

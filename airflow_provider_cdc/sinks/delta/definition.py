@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,8 @@ import pyarrow as pa
 from deltalake import Schema
 
 from airflow_provider_cdc.core.deletes import HARD
+from airflow_provider_cdc.core.schema import TableSchema
+from airflow_provider_cdc.core.table_properties import OWN
 from airflow_provider_cdc.exceptions import TerminalError
 from airflow_provider_cdc.sinks.delta.features import ENABLED, has_feed
 from airflow_provider_cdc.sinks.delta.log import Log
@@ -20,6 +22,8 @@ from airflow_provider_cdc.sinks.delta.partitions import Part, Partitioning
 
 #: Property of a table whose deleted rows stay: which of the two ways.
 DELETES = "airflow-cdc.deletes"
+#: Property of a table that was exchanged: the columns of its key. Nothing else in its log tells it.
+KEY = f"{OWN}key"
 #: Of a new table. Checkpoints keep tombstones for longer than files are kept: else nobody would delete those.
 _PROPERTIES = {
     "delta.logRetentionDuration": "interval 1 days",
@@ -92,36 +96,95 @@ def metadata_of(schema: pa.Schema, options: Options, configuration: Mapping[str,
     }
 
 
+def columns_of(table: TableSchema) -> dict[str, dict[str, str]]:
+    """What is told of the columns: their type in the source, and their comment."""
+    comments = dict(table.comments)
+    return {
+        column.name: {f"{OWN}type": column.column_type}
+        | ({"comment": comments[column.name]} if column.name in comments else {})
+        for column in table.in_copy
+    }
+
+
 def configured(log: Log, options: Options) -> Mapping[str, Any]:
     """A table's metadata with the properties that it is to have now; the very same if it has them."""
     wanted = {**log.configuration, **options.properties}
     return log.metadata if wanted == log.configuration else {**log.metadata, "configuration": wanted}
 
 
-def check_same(log: Log, known: Mapping[str, Any] | None, schema: pa.Schema) -> None:
-    """Refuse a table that somebody has given other columns, or replaced by another one.
+_REMEDY = "Something else did that, and what it has written would be lost: use a fresh sink.path"
+
+
+def check_not_replaced(log: Log, known: Mapping[str, Any] | None) -> None:
+    """Refuse a table that somebody has replaced by another one.
 
     :param known: its metadata as it was before, if that is known.
+    :raises TerminalError: saying so.
+    """
+    if known is not None and log.metadata.get("id") != known.get("id"):
+        raise TerminalError(f"the {log.name} was replaced by another one", _REMEDY)
+
+
+def check_columns(log: Log, schema: pa.Schema) -> None:
+    """Refuse a table that has other columns: somebody has given it those, or it follows a newer definition.
+
     :param schema: of the table as readers see it.
     :raises TerminalError: saying so.
     """
-    remedy = "Something else did that, and what it has written would be lost: use a fresh sink.path"
-    if known is not None and log.metadata.get("id") != known.get("id"):
-        raise TerminalError(f"the {log.name} was replaced by another one", remedy)
-    if _kinds(log.metadata["schemaString"]) != _kinds(Schema.from_arrow(schema).to_json()):
-        raise TerminalError(f"the {log.name} has other columns than its source table", remedy)
+    if not has_columns(log, schema):
+        raise TerminalError(f"the {log.name} has other columns than its source table", _REMEDY)
+
+
+def key_of(names: Sequence[str]) -> str:
+    """The columns of a key as :data:`KEY` has them."""
+    return json.dumps(list(names), ensure_ascii=False)
+
+
+def check_key(log: Log, names: Sequence[str]) -> None:
+    """Refuse a table that was given another key: its rows would not be found by this one.
+
+    :param names: columns of the key; none if there is no key.
+    :raises TerminalError: saying so.
+    """
+    standing = log.configuration.get(KEY)
+    if standing is not None and standing != key_of(names):
+        raise TerminalError(f"the {log.name} has another key than its source table: {standing}", _REMEDY)
+
+
+def has_columns(log: Log, schema: pa.Schema) -> bool:
+    """Whether the names and types of a table's columns, in their order, are these; of a nested type only what it is.
+
+    :param schema: of the table as readers see it.
+    """
+    return _kinds(log.metadata["schemaString"]) == _kinds(Schema.from_arrow(schema).to_json())
 
 
 def _kinds(schema: str) -> list[tuple[str, str]]:
-    """Names and types of columns; of a nested type only what it is."""
-    return [(c["name"], c["type"] if isinstance(c["type"], str) else c["type"]["type"]) for c in _fields(schema)]
+    return [(c["name"], c["type"] if isinstance(c["type"], str) else c["type"]["type"]) for c in fields_of(schema)]
 
 
-def _fields(schema: str) -> list[dict[str, Any]]:
+def fields_of(schema: str) -> list[dict[str, Any]]:
+    """The columns of a table.
+
+    :param schema: as the log says it.
+    """
     found: list[dict[str, Any]] = json.loads(schema)["fields"]
     return found
 
 
+def check_names(log: Log, wanted: Mapping[str, Any]) -> None:
+    """Refuse a table that was made with other columns.
+
+    :param wanted: metadata of a new table.
+    :raises TerminalError: if it was.
+    """
+    if column_names(log.metadata) != column_names(wanted):
+        raise TerminalError(
+            f"the {log.name} has other columns than its source table",
+            "It was written by something else or under another definition: use a fresh sink.path, or remove it",
+        )
+
+
 def column_names(metadata: Mapping[str, Any]) -> list[str]:
     """Names of a table's columns, in their order."""
-    return [column["name"] for column in _fields(metadata["schemaString"])]
+    return [column["name"] for column in fields_of(metadata["schemaString"])]

@@ -37,12 +37,20 @@ class Edit:
     :param gone: live files that go as a whole.
     :param new: files that are added, with the rows of them that are dead already.
     :param facts: what is known of the rows of new files.
+    :param definition: actions of the log that give the table another definition: they are all that is committed.
+    :param operation: what the log calls it.
     """
 
     dead: dict[str, BitMap] = field(default_factory=dict)
     gone: set[str] = field(default_factory=set)
     new: list[tuple[DataFile, BitMap]] = field(default_factory=list)
     facts: dict[str, Facts] = field(default_factory=dict)
+    definition: list[dict[str, Any]] = field(default_factory=list)
+    operation: str = "MERGE"
+
+    def __bool__(self) -> bool:
+        """Whether it changes rows of the definition that the table has."""
+        return bool(self.dead or self.gone or self.new)
 
     def without_vectors(self) -> tuple[Edit | None, Edit]:
         """What it does to files that must not have vectors (:func:`~.partitions.takes_vectors`), ``None`` for nothing;
@@ -192,7 +200,7 @@ def copied(
     :param sources: paths, and their dead rows.
     """
     schema = partitioning.stored
-    rows = chain.from_iterable(alive(row_groups(storage, path, schema), dead) for path, dead in sources)
+    rows = chain.from_iterable(alive(row_groups(storage, path, schema, older=True), dead) for path, dead in sources)
     return [
         write_file(
             storage,

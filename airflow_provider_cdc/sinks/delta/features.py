@@ -100,6 +100,18 @@ def with_feed(protocol: Mapping[str, Any], configuration: Mapping[str, str]) -> 
     return {**protocol, "minWriterVersion": _WRITER, "writerFeatures": sorted({*(writers or _BASIC), FEED})}
 
 
+def both(there: Mapping[str, Any], needed: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A protocol that has what a table has and what it needs."""
+    if "writerFeatures" not in needed:
+        return there
+    readers = {*(there.get("readerFeatures") or ())} | {*(needed.get("readerFeatures") or ())}
+    writers = {*(there.get("writerFeatures") or ())} | {*needed["writerFeatures"]}
+    if readers == {*(there.get("readerFeatures") or ())} and writers == {*(there.get("writerFeatures") or ())}:
+        return there
+    least = {"minReaderVersion": 3, "readerFeatures": sorted(readers)} if readers else {}
+    return {**needed, **least, "writerFeatures": sorted(writers)}
+
+
 def switched(protocol: Mapping[str, Any], metadata: Mapping[str, Any], *, vectors: bool) -> list[dict[str, Any]]:
     """Actions that begin the use of deletion vectors, or end it when no file has one."""
     before = metadata.get("configuration") or {}

@@ -144,7 +144,7 @@ class Feed:
 
     def _rows(self, source: _Source) -> Iterator[pa.Table]:
         path, which, partition = source
-        return picked(self._storage, path, self._schema, np.asarray(which.to_array(), np.int64), partition)
+        return picked(self._storage, path, self._schema, np.asarray(which.to_array(), np.int64), partition, older=True)
 
 
 def said(files: Iterable[DataFile]) -> list[dict[str, Any]]:

@@ -147,9 +147,10 @@ class KeyFiles:
         names, schema = self.keys.told_by, self.keys.schema
         bounds = file.bounds(SEQ)
         columns = names if bounds else [*names, SEQ]
+        older = not self.keys.names  # a key is never new
         # Portions: values of a table without a key may be many times what is kept of them.
         parts, newest = [], bounds[1] if bounds else 0
-        for rows in row_groups(self.storage, file.path, schema, columns, file.partition):
+        for rows in row_groups(self.storage, file.path, schema, columns, file.partition, older):
             parts.append(self.worder(rows))
             if bounds is None and rows.num_rows:
                 newest = max(newest, int(pc.max(rows[SEQ]).as_py()))

@@ -7,6 +7,7 @@ Nothing else about a table is true but what its log says; what is kept here of i
 from __future__ import annotations
 
 import json
+import random
 import re
 import time
 import uuid
@@ -257,3 +258,11 @@ class Log:
                 self.removed[place] = max(at, self.removed.get(place, 0))
         self._dead.pop(path, None)
         return self.files.pop(path, None)
+
+
+def wait(attempt: int) -> None:
+    """Leave others room before the next try of a commit.
+
+    :param attempt: number of the one that has failed, from 0 on.
+    """
+    time.sleep(min(1.0, 0.01 * 2 ** min(attempt, 10)) * random.uniform(0.5, 1))

@@ -252,7 +252,7 @@ class Merge:
             for path, which in rows.items():
                 start, wanted = 0, np.asarray(which.to_array(), np.int64)
                 partition = self._log.files[path].partition
-                for group in row_groups(self._storage, path, self._keys.schema, partition=partition):
+                for group in row_groups(self._storage, path, self._keys.schema, None, partition, older=True):
                     low, high = np.searchsorted(wanted, [start, start + group.num_rows])
                     yield buried(group.take(pa.array(wanted[low:high] - start)), at, seq)
                     start += group.num_rows
@@ -314,7 +314,7 @@ def living_rows(log: Log, schema: pa.Schema, names: Collection[str] | None = Non
     :param names: only these files.
     """
     parts = [
-        next(alive([read_file(log.storage, f.path, schema, partition=f.partition)], log.dead(f)))
+        next(alive([read_file(log.storage, f.path, schema, partition=f.partition, older=True)], log.dead(f)))
         for f in log.files.values()
         if names is None or f.path in names
     ]

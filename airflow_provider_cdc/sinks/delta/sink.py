@@ -11,7 +11,7 @@ from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.core.store_access import StoreAccess
 from airflow_provider_cdc.core.table_properties import FEED, NONE, OWN, TableProperties
 from airflow_provider_cdc.exceptions import NotReadyError
-from airflow_provider_cdc.sinks.delta.definition import Options
+from airflow_provider_cdc.sinks.delta.definition import Options, columns_of
 from airflow_provider_cdc.sinks.delta.deleted import with_mark
 from airflow_provider_cdc.sinks.delta.features import has_feed, hidden_by_feed
 from airflow_provider_cdc.sinks.delta.partitions import Part, Partitioning
@@ -61,19 +61,19 @@ class DeltaSink:
         deletes, vectors = self.deletes.of(table), not matches(self.copies, table.database, table.name)
         partitioning = self._partitioning(table)
         properties = {**self.table_properties.of(*table.id), f"{OWN}source": table.label}
-        if has_feed(properties) and (taken := hidden_by_feed(c.name for c in table.copied)):
+        if has_feed(properties) and (taken := hidden_by_feed(c.name for c in table.in_copy)):
             raise NotReadyError(
                 f"sink.table_properties: table {table.label} has a column {taken[0]}, which readers of a change data "
                 "feed take for one of theirs",
                 f"Leave the table out of those with {FEED}, or the column out by source.exclude_columns",
             )
-        nullable = frozenset(c.name for c in table.copied if c.nullable or c.name in table.may_be_null)
+        nullable = frozenset(c.name for c in table.in_copy if c.nullable or c.name in table.may_be_null)
         options = Options(
             vectors,
             self.index_bytes,
             deletes,
             properties,
-            _columns(table),
+            columns_of(table),
             adopt=self.adopt,
             nullable=nullable,
             partitioned_by=partitioning.parts,
@@ -106,13 +106,3 @@ class DeltaSink:
     @property
     def _storage(self) -> Storage:
         return storage_at(self.path, self.access)
-
-
-def _columns(table: TableSchema) -> dict[str, dict[str, str]]:
-    """What is told of the columns: their type in the source, and their comment."""
-    comments = dict(table.comments)
-    return {
-        column.name: {f"{OWN}type": column.column_type}
-        | ({"comment": comments[column.name]} if column.name in comments else {})
-        for column in table.copied
-    }

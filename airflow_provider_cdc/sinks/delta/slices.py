@@ -66,7 +66,7 @@ class Slices:
         names = [name for name in self.schema.names if name != DELETED]
         for part in file.files:
             partition = part.partition or dict.fromkeys(self._partitioning.names)  # of a slice without rows
-            yield from row_groups(self.storage, part.path, self.schema, names, partition)
+            yield from row_groups(self.storage, part.path, self.schema, names, partition, older=True)
 
     def discard(self, file: DataFile) -> None:
         """Remove the files of a slice."""

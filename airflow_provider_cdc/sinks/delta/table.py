@@ -7,7 +7,6 @@ never be written twice and a writer that has been overtaken can never commit.
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,16 +14,21 @@ from typing import Any
 import pyarrow as pa
 
 from airflow_provider_cdc.core.multiset import MissingRowsError
-from airflow_provider_cdc.exceptions import CdcError, FencedError, NotReadyError, TerminalError, TransientError
-from airflow_provider_cdc.sinks.delta.adoption import OWNED, OWNER, adopted, differences, owner_of
+from airflow_provider_cdc.core.schema import TableSchema
+from airflow_provider_cdc.exceptions import CdcError, FencedError, TerminalError, TransientError
+from airflow_provider_cdc.sinks.delta.adoption import OWNED, OWNER, adopted, check_adoptable, owner_of
+from airflow_provider_cdc.sinks.delta.alteration import altered, begun_anew, exchanged
 from airflow_provider_cdc.sinks.delta.checks import check_owned, check_owner, check_settings
 from airflow_provider_cdc.sinks.delta.compaction import Compaction, committed, plan
 from airflow_provider_cdc.sinks.delta.definition import (
     USUAL,
     Options,
-    check_same,
-    column_names,
+    check_columns,
+    check_key,
+    check_names,
+    check_not_replaced,
     configured,
+    has_columns,
     metadata_of,
     properties_of,
 )
@@ -41,17 +45,19 @@ from airflow_provider_cdc.sinks.delta.features import (
 from airflow_provider_cdc.sinks.delta.feed import Feed, said
 from airflow_provider_cdc.sinks.delta.key_files import KeyFiles, Keys
 from airflow_provider_cdc.sinks.delta.key_index import KeyIndex
-from airflow_provider_cdc.sinks.delta.log import NEWEST, Log
+from airflow_provider_cdc.sinks.delta.log import NEWEST, Log, wait
 from airflow_provider_cdc.sinks.delta.merge import Merge, living_rows
 from airflow_provider_cdc.sinks.delta.partitions import Partitioning
 from airflow_provider_cdc.sinks.delta.slices import Slices
-from airflow_provider_cdc.sinks.delta.upkeep import checkpoint, sweep
+from airflow_provider_cdc.sinks.delta.upkeep import checkpoint, size_of, sweep
 from airflow_provider_cdc.sinks.delta.words import Worder
 from airflow_provider_cdc.sinks.files import DataFile
-from airflow_provider_cdc.sinks.protocol import Decide, Fence, Markers, ReadAhead, Size
+from airflow_provider_cdc.sinks.protocol import Decide, Fence, Markers, ReadAhead
+from airflow_provider_cdc.sinks.size import Size
 from airflow_provider_cdc.sinks.storage import Storage
 
 _TRIES = 50
+_PERHAPS_OLD = (CdcError, MissingRowsError, FileNotFoundError)  # so perhaps only in an old version
 #: Counts compactions: for people, nothing depends on it.
 _COMPACTIONS = "airflow-cdc/compactions"
 
@@ -79,7 +85,7 @@ class DeltaTarget(Slices):
         self._log = Log(storage)
         self._fitting: Mapping[str, Any] | None = None
         self._index = KeyIndex(options.index_bytes)
-        self._worder = Worder(self._keys.told_by, schema)
+        self._worder = Worder(self._keys.told_by, schema, key=bool(self._keys.names))
         self._key_files = KeyFiles(storage, self._keys, self._worder, self._index)
 
     @property
@@ -108,15 +114,10 @@ class DeltaTarget(Slices):
             elif not self.adopts(pipeline) or self._log.commit(adopted(self._log, wanted, protocol), "OVERWRITE"):
                 break
             else:
-                _wait(attempt)
+                wait(attempt)
         self._log.refresh()
         check_owner(self._log, pipeline)
-        log = self.load()
-        if column_names(log.metadata) != column_names(wanted):
-            raise TerminalError(
-                f"the {self.name} has other columns than its source table",
-                "It was written by something else or under another definition: use a fresh sink.path, or remove it",
-            )
+        check_names(self.load(), wanted)
 
     def adopts(self, pipeline: str) -> bool:
         """Whether :meth:`create` takes the table over; see :class:`~airflow_provider_cdc.sinks.protocol.Adopting`."""
@@ -124,11 +125,7 @@ class DeltaTarget(Slices):
         if not self.options.adopt or owner_of(self._log.metadata) == pipeline:
             return False
         wanted = metadata_of(self.schema, self.options, {}, "")["schemaString"]
-        if found := differences(self._log, wanted, self._partitioning.names, self.options.nullable):
-            raise NotReadyError(
-                f"the {self.name} cannot be adopted: {'; '.join(found)}",
-                "Alter it, or choose another sink.path or sink.table_path",
-            )
+        check_adoptable(self._log, wanted, self._partitioning.names, self.options.nullable)
         return True
 
     def load(self) -> Log:
@@ -179,16 +176,10 @@ class DeltaTarget(Slices):
                     f"rows under an older definition of its source were published to the {self.name}",
                     "Start with a fresh sink.path (or remove the old one) and run again",
                 )
-            vectors = uses_vectors(log.protocol, log.configuration)
-            needed = with_feed(protocol_for(self._partitioning.declared, vectors=vectors), log.configuration)
-            features = set(needed.get("readerFeatures", ())) - set(log.protocol.get("readerFeatures") or ())
-            actions: list[dict[str, Any]] = [{"protocol": needed}] if features else []
-            renewed = metadata_of(self.schema, self.options, log.configuration, log.metadata["description"])
-            actions.append({"metaData": {**renewed, "id": log.metadata["id"]}})
-            actions += [file.removed(change=True) for file in log.files.values()]
+            actions = begun_anew(log, self._partitioning, self.options)
             if log.commit([*actions, _marker(fence.name, fence.value)], "OVERWRITE"):
                 return
-            _wait(attempt)
+            wait(attempt)
         raise self._never("others were always faster")
 
     def commit(self, decide: Decide, markers: Mapping[str, int], fence: Fence) -> bool:
@@ -196,8 +187,41 @@ class DeltaTarget(Slices):
 
         def edit(log: Log) -> Edit | None:
             change = decide(dict(log.markers))
-            merge = Merge(log, self._key_files, self.options.deletes)
-            return None if change is None else merge.of(change)
+            if change is None:
+                return None
+            self._check()  # before anything is written
+            return Merge(log, self._key_files, self.options.deletes).of(change)
+
+        return self.transact(edit, markers, fence)
+
+    def alter(self, before: TableSchema, markers: Mapping[str, int], fence: Fence) -> bool:
+        """Follow a change of the definition; see :class:`~airflow_provider_cdc.sinks.protocol.SinkTable`."""
+
+        def edit(log: Log) -> Edit | None:
+            if _stand(log, markers):
+                return None
+            operation = "ADD COLUMNS" if {*before.sink_schema.names} <= {*self.schema.names} else "REPLACE COLUMNS"
+            return Edit(definition=altered(log, before, self._keys, self.options), operation=operation)
+
+        return self.transact(edit, markers, fence)
+
+    def exchange(self, slices: Sequence[DataFile], markers: Mapping[str, int], fence: Fence) -> bool:
+        """Exchange all rows; see :class:`~airflow_provider_cdc.sinks.protocol.SinkTable`.
+
+        A change data feed says that all rows, but those that are marked dead, are deleted, and those of the slices
+        inserted, also where they are equal.
+        """
+
+        def edit(log: Log) -> Edit | None:
+            if _stand(log, markers):
+                return None
+            for file in slices:
+                if not self.staged(file):
+                    raise TerminalError(
+                        f"the slice {self.storage.location(file.path)} is not there any more, or not whole",
+                        "The table is as it was: read it again. A VACUUM must not run while that is done",
+                    )
+            return Edit(definition=exchanged(log, self._keys, self.options, slices), operation="OVERWRITE")
 
         return self.transact(edit, markers, fence)
 
@@ -219,11 +243,7 @@ class DeltaTarget(Slices):
                 log.refresh()
             try:
                 edit = self._decided(decide, fence)
-            except (
-                CdcError,
-                MissingRowsError,
-                FileNotFoundError,
-            ):  # perhaps of an old version
+            except _PERHAPS_OLD:
                 if newest:
                     raise
                 continue
@@ -238,7 +258,7 @@ class DeltaTarget(Slices):
                 if newest:
                     raise
                 continue
-            _wait(attempt)
+            wait(attempt)
         raise self._never("others were always faster")
 
     def read(self) -> tuple[pa.Table, Markers]:
@@ -246,6 +266,7 @@ class DeltaTarget(Slices):
         log = Log(self.storage)  # of its own: it must not go on while it is read
         log.refresh()
         check_settings(log, self._partitioning, self.options)
+        check_columns(log, self._partitioning.declared)
         return living(living_rows(log, self.schema)), dict(log.markers)
 
     def to_arrow(self) -> pa.Table:
@@ -281,10 +302,13 @@ class DeltaTarget(Slices):
         :param done: compactions, and the files that each has written.
         :returns: how many stand; of others, somebody has written the same files anew, or deleted the new ones, and
             nothing is lost.
+        :raises TerminalError: if the table has other columns by now; what was written is removed.
         """
         for attempt in range(_TRIES):
             log = self.load()
-            self._check()
+            self._check_place()
+            if not has_columns(log, self._partitioning.declared):
+                break
             written, stood = committed(log, done, self._keys.stat)
             if not stood or not all(self.staged(file) for _, files in done for file in files):
                 break  # a VACUUM deletes what no version has
@@ -294,24 +318,16 @@ class DeltaTarget(Slices):
                 checkpoint(log)
                 return stood
             log.storage.delete(*written.files)
-            _wait(attempt)
+            wait(attempt)
         # Unless it stands already: done twice it does nothing more.
         self.storage.delete(*(f.path for _, files in done for f in files if f.path not in self._log.files))
+        self._check()
         return 0
 
     def size(self) -> Size:
         """What the newest version takes, as the log says it."""
         log = self.load()
-        rows = [n for file in log.files.values() if isinstance(n := file.stats.get("numRecords"), int)]
-        dead = sum(file.dead for file in log.files.values())
-        return Size(
-            files=len(log.files),
-            bytes=sum(file.size for file in log.files.values()),
-            rows=sum(rows) - dead if len(rows) == len(log.files) else None,
-            dead_rows=dead,
-            files_with_vectors=sum(file.vector is not None for file in log.files.values()),
-            compactions=log.markers.get(_COMPACTIONS, 0),
-        )
+        return size_of(log.files.values(), log.markers.get(_COMPACTIONS, 0))
 
     @property
     def index(self) -> tuple[int, int]:
@@ -327,13 +343,18 @@ class DeltaTarget(Slices):
 
     def _check(self) -> None:
         if self._log.metadata is not self._fitting:
-            check_same(self._log, self._fitting, self._partitioning.declared)
-            check_owned(self._log)
+            self._check_place()
+            check_columns(self._log, self._partitioning.declared)
+            check_key(self._log, self._keys.names)
             self._fitting = self._log.metadata
+
+    def _check_place(self) -> None:
+        check_not_replaced(self._log, self._fitting)
+        check_owned(self._log)
 
     def _decided(self, decide: Callable[[Log], Edit | None], fence: Fence) -> Edit | None:
         check_settings(self._log, self._partitioning, self.options)
-        self._check()
+        self._check_place()
         standing = self._log.markers.get(fence.name)
         if standing is not None and standing > fence.value:
             raise FencedError(
@@ -341,7 +362,10 @@ class DeltaTarget(Slices):
                 "A newer run has taken over; leave it running and stop this one",
             )
         self._forget_revived()
-        return decide(self._log)
+        edit = decide(self._log)
+        if edit:  # a run that does not know yet of other columns may raise its fence
+            self._check()
+        return edit
 
     def _forget_revived(self) -> None:
         self._index.forget(self._log.revived)
@@ -349,6 +373,8 @@ class DeltaTarget(Slices):
 
     def _commit(self, edit: Edit, markers: Mapping[str, int]) -> bool:
         log, storage = self._log, self.storage
+        if edit.definition:
+            return log.commit([*edit.definition, *(_marker(k, v) for k, v in markers.items())], edit.operation)
         metadata = configured(log, self.options)
         if self.options.vectors:
             written = by_vectors(log, edit, self._keys.stat, self._partitioning)
@@ -392,9 +418,10 @@ class DeltaTarget(Slices):
         )
 
 
+def _stand(log: Log, markers: Mapping[str, int]) -> bool:
+    """Whether there are markers, and all of them stand, at these values or higher ones."""
+    return bool(markers) and all(log.markers.get(name, value - 1) >= value for name, value in markers.items())
+
+
 def _marker(name: str, value: int) -> dict[str, Any]:
     return {"txn": {"appId": name, "version": value, "lastUpdated": int(time.time() * 1000)}}
-
-
-def _wait(attempt: int) -> None:
-    time.sleep(min(1.0, 0.01 * 2 ** min(attempt, 10)) * random.uniform(0.5, 1))

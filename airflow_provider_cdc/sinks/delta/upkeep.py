@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
@@ -13,9 +14,11 @@ from airflow_provider_cdc.sinks.delta.edit import CHANGES, is_part
 from airflow_provider_cdc.sinks.delta.features import has_feed, retention
 from airflow_provider_cdc.sinks.delta.feed import FOLDER as FEED
 from airflow_provider_cdc.sinks.delta.feed import written_at
+from airflow_provider_cdc.sinks.delta.live_file import LiveFile
 from airflow_provider_cdc.sinks.delta.log import FOLDER as LOG
 from airflow_provider_cdc.sinks.delta.log import Log
 from airflow_provider_cdc.sinks.delta.vectors import FOLDER as VECTORS
+from airflow_provider_cdc.sinks.size import Size
 
 #: Hours for which files are kept that only older versions refer to, where there is no change data feed.
 KEEP_HOURS = 1
@@ -79,6 +82,24 @@ def sweep(log: Log, keep_hours: float = KEEP_HOURS) -> None:
         raise TransientError(
             f"old files of the {log.name} could not be deleted: {error}", "They are the next time"
         ) from None
+
+
+def size_of(files: Collection[LiveFile], compactions: int) -> Size:
+    """What a version takes.
+
+    :param files: of the version.
+    :param compactions: how many there were.
+    """
+    rows = [n for file in files if isinstance(n := file.stats.get("numRecords"), int)]
+    dead = sum(file.dead for file in files)
+    return Size(
+        files=len(files),
+        bytes=sum(file.size for file in files),
+        rows=sum(rows) - dead if len(rows) == len(files) else None,
+        dead_rows=dead,
+        files_with_vectors=sum(file.vector is not None for file in files),
+        compactions=compactions,
+    )
 
 
 def _written(log: Log, name: str) -> float:

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_provider_cdc.core.multiset import images
+from airflow_provider_cdc.exceptions import TerminalError
 
 _SIGN = np.uint64(1 << 63)
 _NOTHING: Any = np.empty(0, np.uint8)
@@ -57,11 +58,12 @@ class Worder:
 
     :param columns: names of the columns that tell rows apart.
     :param schema: schema of the rows.
+    :param key: whether they are a key, and so never NULL.
     """
 
-    def __init__(self, columns: Sequence[str], schema: pa.Schema) -> None:
+    def __init__(self, columns: Sequence[str], schema: pa.Schema, *, key: bool = True) -> None:
         self.columns = tuple(columns)
-        self.plain = len(columns) == 1 and pa.types.is_integer(schema.field(columns[0]).type)
+        self.plain = key and len(columns) == 1 and pa.types.is_integer(schema.field(columns[0]).type)
         self._unsigned = self.plain and pa.types.is_unsigned_integer(schema.field(columns[0]).type)
         self._secret = np.frombuffer(secrets.token_bytes(16), np.uint64)
 
@@ -99,6 +101,8 @@ class Worder:
 
 
 def _integers(column: pa.ChunkedArray) -> Any:
+    if column.null_count:  # NumPy would make floats of all of them, and several integers the same
+        raise TerminalError("a key of the copy is NULL", "Copy the table again: `airflow-cdc resnapshot`")
     values = column.to_numpy()
     if values.dtype.kind == "u":
         return values.astype(np.uint64)

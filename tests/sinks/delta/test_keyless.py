@@ -207,3 +207,26 @@ def test_as_a_counter(make: Make, data: st.DataObject) -> None:
             files.merge(insert, delete)
             model = +after
         assert files.rows() == model
+
+
+@pytest.mark.parametrize("vectors", [True, False], ids=["vectors", "copies"])
+def test_a_single_column_of_integers(tmp_path: Path, vectors: bool) -> None:
+    """With a NULL among them: floats would not tell the large ones apart, nor NULL from the smallest."""
+    schema = pa.schema([("n", pa.int64()), *list(SCHEMA)[2:]])
+
+    def rows(values: Sequence[int | None], op: str = "c", seq: int = 0) -> pa.Table:
+        size = len(values)
+        return pa.table([pa.array(values, pa.int64()), [seq] * size, [op] * size, [0] * size], schema=schema)
+
+    target = DeltaTarget(LocalStorage(tmp_path / "t"), schema, options=Options(vectors))
+    target.create("p")
+    large, smallest = 2**53, -(2**63)
+    file = write_file(
+        target.storage, "snapshot/one.parquet", schema, [rows([None, large, large + 1, smallest, None])], None
+    )
+    target.commit(lambda _: Published([file]), {}, FENCE)
+    change = net(rows([large + 1, None], "d", 100), ["n"])
+    target.commit(lambda _: Counted(change), {}, FENCE)
+    assert Counter(target.to_arrow()["n"].to_pylist()) == Counter([large, smallest, None])
+    with pytest.raises(MissingRowsError):
+        target.commit(lambda _: Counted(net(rows([large + 1, None], "d", 200), ["n"])), {}, FENCE)

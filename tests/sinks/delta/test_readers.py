@@ -5,18 +5,21 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from airflow_provider_cdc.core.changes import last_changes
+from airflow_provider_cdc.core.schema import Column
 from airflow_provider_cdc.sinks.delta import compaction, upkeep
 from airflow_provider_cdc.sinks.delta.definition import Options
 from airflow_provider_cdc.sinks.delta.staging import DeltaStaging
 from airflow_provider_cdc.sinks.delta.table import DeltaTarget
-from airflow_provider_cdc.sinks.files import write_file
+from airflow_provider_cdc.sinks.files import DataFile, write_file
 from airflow_provider_cdc.sinks.protocol import Published, Upserted
 from airflow_provider_cdc.sinks.staging import FileStaging
 from airflow_provider_cdc.sinks.storage import LocalStorage
@@ -30,6 +33,9 @@ RIGHT, WRONG = "right", "wrong"
 #: Readers that are wrong with vectors, and how.
 KNOWN_WRONG = {"delta-rs, `count()`": "**wrong**: it counts dead rows as well"}
 MERGES = ["deletion_vectors", "copy_on_write"]
+#: The definition before every sixth column came, and one went.
+GONE = Column("gone", "varchar", "varchar(9)", nullable=True, charset="utf8mb4")
+EARLY = replace(TABLE, columns=(GONE, *(c for n, c in enumerate(TABLE.columns) if n % 6 != 5)))
 
 
 @pytest.fixture(scope="module")
@@ -50,19 +56,23 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, DeltaTarget]:
 
 def lived(folder: Path, *, vectors: bool) -> DeltaTarget:
     storage = LocalStorage(folder)
+    first = DeltaTarget(storage, EARLY.sink_schema, TABLE.key, TABLE.integer_key, Options(vectors))
+    first.create("p")
     target = DeltaTarget(storage, TABLE.sink_schema, TABLE.key, TABLE.integer_key, Options(vectors))
-    target.create("p")
     staging = DeltaStaging(lambda _: storage, FileStaging(storage, "aside"))
 
     def change(keys: range | list[int], seq: int, op: str = "u") -> None:
         changes = rows(keys, seq, op)
         assert target.commit(lambda _: Upserted(changes), {"stream": seq}, FENCE)
 
-    files = [
-        write_file(storage, f"snapshot/1/0/1/{n}.parquet", TABLE.sink_schema, [rows(range(n, n + 120), 1, "r")], "id")
-        for n in (0, 120)
-    ]
-    target.commit(lambda _: Published(files), {"group": 1}, FENCE)
+    def slice_of(n: int) -> DataFile:
+        some = early(rows(range(n, n + 120), 1, "r"))
+        return write_file(storage, f"snapshot/1/0/1/{n}.parquet", some.schema, [some], "id")
+
+    files = [slice_of(n) for n in (0, 120)]
+    first.commit(lambda _: Published(files), {"group": 1}, FENCE)
+    first.commit(lambda _: Upserted(early(rows([5, 7], 2, "u"))), {}, FENCE)
+    assert target.alter(EARLY, {"ddl": 1}, FENCE)
     writer = staging.writer(TABLE, "epoch-1/one")  # a file with dead rows from the start
     for part in (rows(range(100, 130), 2, "u"), rows([3, 125], 3, "d"), rows(range(110, 120), 3, "u")):
         writer.add(part.to_batches()[0])
@@ -81,6 +91,12 @@ def lived(folder: Path, *, vectors: bool) -> DeltaTarget:
         change([seq, 70 + seq, 300 + seq], seq)
         change([2 * seq, 121], seq, "d")
     return target
+
+
+def early(made: pa.Table) -> pa.Table:
+    """Rows as they were under the definition before."""
+    had = made.append_column(GONE.name, pa.array(["was here"] * made.num_rows))
+    return had.select(EARLY.sink_schema.names).cast(EARLY.sink_schema)
 
 
 def plain(found: pa.Table) -> dict[int, dict[str, Any]]:
@@ -122,6 +138,17 @@ def test_the_table_has_lived(tables: dict[str, DeltaTarget]) -> None:
 def _said(table: DeltaTarget, word: str) -> bool:
     log = Path(table.storage.location(), "_delta_log")
     return any(f'"{word}"' in path.read_text() for path in log.glob("*.json"))
+
+
+def test_some_rows_are_older_than_columns(tables: dict[str, DeltaTarget]) -> None:
+    """And some are not; both stand in files with and without dead rows."""
+    late = [column.name for column in TABLE.columns if column not in EARLY.columns]
+    for table in tables.values():
+        older = [not any(row.values()) for row in table.to_arrow().select(late).to_pylist()]
+        assert len(late) == 10 and 100 < sum(older) < len(older) - 30
+        paths = [Path(table.storage.location(), path) for path in table.load().files]
+        lacking = [not {*late} & {*pq.read_schema(path).names} for path in paths]
+        assert table is not tables[MERGES[0]] or {*lacking} == {True, False}
 
 
 def test_our_own_reading(tables: dict[str, DeltaTarget]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from airflow_provider_cdc.sinks.delta.sink import DeltaSink
 from airflow_provider_cdc.sinks.object_storage import ObjectStorage
 from airflow_provider_cdc.sinks.protocol import Sink
 from airflow_provider_cdc.sinks.storage import LocalStorage
-from tests.sinks.conformance import INT, KEYED, TEXT, SinkConformance, failing
+from tests.sinks.conformance import INT, KEYED, TEXT, SinkConformance, failing, preceded
 from tests.support.object_store import access
 from tests.support.s3 import S3
 
@@ -37,6 +37,18 @@ class _Broken(SinkConformance):
         with monkeypatch.context() as patch:
             patch.setattr(self.storage, "write_once", write_once)
             patch.setattr(self.storage, "read", failing(self.storage.read, made=False))
+            yield
+
+    @contextmanager
+    def meanwhile(self, monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]) -> Iterator[None]:
+        first = preceded(self.storage.write_once, work)
+        real = self.storage.write_once
+
+        def write_once(storage: Any, name: str, data: bytes) -> Any:
+            return (first if name.startswith("_delta_log/") else real)(storage, name, data)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(self.storage, "write_once", write_once)
             yield
 
 

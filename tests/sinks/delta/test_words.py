@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_provider_cdc.core.multiset import images
+from airflow_provider_cdc.exceptions import TerminalError
 from airflow_provider_cdc.sinks.delta import words as module
 from airflow_provider_cdc.sinks.delta.words import Worder, joined
 
@@ -100,3 +101,8 @@ def test_bits_of_a_hash_are_even() -> None:
     for word in (found.first, found.second):
         for bit in range(64):
             assert 9_400 < int(((word >> np.uint64(bit)) & np.uint64(1)).sum()) < 10_600
+
+
+def test_null_is_no_key() -> None:
+    with pytest.raises(TerminalError, match="NULL"):
+        Worder(["id"], pa.schema([("id", pa.int64())]))(pa.table({"id": pa.array([1, None])}))

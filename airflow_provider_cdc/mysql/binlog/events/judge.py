@@ -9,14 +9,14 @@ from airflow_provider_cdc.core.definitions import Captured
 from airflow_provider_cdc.core.detours import Detours, stays_inside
 from airflow_provider_cdc.core.offset import Position
 from airflow_provider_cdc.core.schema import TableSchema
-from airflow_provider_cdc.core.table_names import fold, may_name
+from airflow_provider_cdc.core.table_names import fold, folded, may_name
 from airflow_provider_cdc.exceptions import DdlError
 from airflow_provider_cdc.mysql.binlog.events.event import Event
 
 _BY_ROW = "let writers use binlog_format=ROW, then start with a fresh sink.path"
 _SEE = "GRANT SELECT, SHOW VIEW, TRIGGER ON *.* TO the user of the connection and run again"
-#: A flag of statements: it uses a temporary table. In a stored procedure it stays set for those that do not.
-_THREAD_SPECIFIC = 4
+#: A flag of statements: the session uses a temporary table. In a stored procedure it stays set for those that do not.
+THREAD_SPECIFIC = 4
 
 
 #: Looks up what leads to captured tables now; ``None``: that may not be seen.
@@ -32,44 +32,50 @@ class Judge:
     """
 
     def __init__(self, captured: Captured, detours: LookUp | None) -> None:
-        self._folded = {(fold(database), fold(table)): found for (database, table), found in captured.items()}
+        # Where names that differ in case are those of several tables, a folded one may be that of each of them.
+        self._captured = [((fold(database), fold(table)), found) for (database, table), found in captured.items()]
         self._look_up = detours
         self._seen: Detours | None = None
 
     def altered(self, event: Event, found: Statement) -> list[TableSchema]:
-        """Captured tables that a DDL changes.
+        """Captured tables that a DDL changes, and not to what their definitions say already.
 
         :raises DdlError: if their rows may be changed by a statement. Its text stays unsaid: it may hold secrets.
         """
-        here = Position(event.file, event.start)
-        live = {name: schema for name, found in self._folded.items() if (schema := found.at(here)) is not None}
-        dropped = {(database, table) for database in found.databases for _, table in live}
+        here, end = Position(event.file, event.start), Position(event.file, event.position)
+        live = [(name, schema) for name, over_time in self._captured if (schema := over_time.at(here)) is not None]
+        dropped = {(database, table) for database in found.databases for (_, table), _ in live}
         hit = [
             schema
-            for name, schema in live.items()
+            for name, schema in live
             if may_name(found.tables | dropped, name) and not _keeps_key(schema, found.index)
         ]
         if found.anything and not hit and self._look_up is None:
-            hit = list(live.values())[:1]
+            hit = [schema for _, schema in live[:1]]
         if hit and found.kind == "dml":
             raise DdlError(
                 f"{found.what} logged by statement may change captured table {hit[0].label}, at {event.where}",
                 f"its rows are not in the binlog: {_BY_ROW}",
+                table=hit[0].label if len({folded(schema.id) for schema in hit}) == 1 else None,
+                place=event.where,
             )
         if live and not hit and self._look_up is not None:
             self._check_detours(event, found, self._look_up)
-        return sorted(hit, key=lambda schema: schema.label)
+        followed = {name for name, over_time in self._captured if over_time.begins_at(end)}
+        return sorted((schema for schema in hit if folded(schema.id) not in followed), key=lambda schema: schema.label)
 
     def check_emptied(self, event: Event, found: Statement) -> None:
         """Make sure that what is emptied is not a temporary table that hides the captured one.
 
         :raises DdlError: if it may be one.
         """
-        if event.flags & _THREAD_SPECIFIC:
+        if event.flags & THREAD_SPECIFIC:
             raise DdlError(
                 f"{found.what} by a session that uses temporary tables, at {event.where}: whether of captured table "
                 f"{'.'.join(found.emptied or ())} or of a temporary one with its name, the binlog does not tell",
                 "let such sessions use binlog_format=ROW, then start with a fresh sink.path",
+                table=".".join(found.emptied or ()) or None,
+                place=event.where,
             )
 
     def _check_detours(self, event: Event, found: Statement, look_up: LookUp) -> None:

@@ -7,15 +7,22 @@ from dataclasses import dataclass
 
 from pymysql.charset import charset_by_id
 
+from airflow_provider_cdc.core.alter_words import Session
 from airflow_provider_cdc.core.sql_words import Quoting
 from airflow_provider_cdc.exceptions import REPORT, TerminalError
 from airflow_provider_cdc.mysql.binlog.events.event import Event
 
 _HEADER_SIZE = 13  # thread, duration, length of the database name, error code, length of the status variables
-_SQL_MODE, _CHARSET, _CATALOG = 1, 4, 6
-#: Sizes of the status variables that can stand before the character set, and its own.
-_FIXED_SIZES = {0: 4, _SQL_MODE: 8, 3: 4, _CHARSET: 6}
-_ANSI_QUOTES, _NO_BACKSLASH_ESCAPES = 4, 1 << 20
+_SQL_MODE, _CHARSET, _ZONE, _CATALOG, _INVOKER, _DATABASES, _UTF8MB4 = 1, 4, 5, 6, 11, 12, 18
+#: Sizes of the status variables that always have the same one.
+_FIXED_SIZES = {0: 4, _SQL_MODE: 8, 3: 4, _CHARSET: 6, 7: 2, 8: 2, 9: 8, 10: 4, 13: 3, 16: 1, 17: 8, _UTF8MB4: 2}
+#: Of the databases that are changed: too many for a list.
+_TOO_MANY = 254
+_REAL_AS_FLOAT, _ANSI_QUOTES, _NO_BACKSLASH_ESCAPES = 1, 4, 1 << 20
+#: POSTGRESQL, ORACLE, MSSQL, DB2, MAXDB, MYSQL323, MYSQL40: DATE or TIMESTAMP is another type in some of these.
+_OTHER_TYPES = 256 | 512 | 1024 | 2048 | 4096 | 1 << 16 | 1 << 17
+#: What default_collation_for_utf8mb4 of MySQL can be.
+_UTF8MB4_COLLATIONS = {45: "utf8mb4_general_ci", 255: "utf8mb4_0900_ai_ci"}
 #: Character sets of clients that the codec of this name decodes to the last character as servers do, or refuses.
 _CODECS = {
     **dict.fromkeys(("utf8", "utf8mb3", "utf8mb4"), "utf-8"),
@@ -37,11 +44,13 @@ class Query:
     :param text: what is executed. A lone surrogate stands for what is not known: bytes that are not of the client's
         character set, and characters of a set that is not decoded as the server does it.
     :param quoting: how the session quotes.
+    :param session: what else matters of the session to one who reads a definition.
     """
 
     database: str
     text: str
     quoting: Quoting
+    session: Session
 
 
 def inflate(data: memoryview, event: Event) -> bytes:
@@ -92,7 +101,13 @@ def read_query(event: Event, extra: int = 0, compressed: bool = False) -> Query:
     text = inflate(rest, event) if compressed else bytes(rest)
     mode = status.get(_SQL_MODE, 0)
     quoting = Quoting(not mode & _NO_BACKSLASH_ESCAPES, bool(mode & _ANSI_QUOTES))
-    return Query(database, _decode(text, _charset(status.get(_CHARSET))), quoting)
+    session = Session(
+        quoting=quoting,
+        real_as_float=bool(mode & _REAL_AS_FLOAT),
+        plain=_SQL_MODE in status and not mode & _OTHER_TYPES,
+        utf8mb4_collation=_UTF8MB4_COLLATIONS.get(status.get(_UTF8MB4, 0)),
+    )
+    return Query(database, _decode(text, _charset(status.get(_CHARSET))), quoting, session)
 
 
 def _decode(text: bytes, charset: str) -> str:
@@ -113,15 +128,21 @@ def _charset(collation: int | None) -> str:
 
 
 def _status(variables: memoryview) -> dict[int, int]:
-    """Status variables up to the character set, as numbers."""
+    """Status variables as numbers, up to the first one whose size is not known."""
     found, at = dict[int, int](), 0
-    while at < len(variables) and _CHARSET not in found:
+    while at < len(variables):
         kind = variables[at]
-        if kind == _CATALOG:
-            at += 2 + variables[at + 1] if at + 1 < len(variables) else 2
-        elif kind in _FIXED_SIZES:
-            found[kind] = int.from_bytes(variables[at + 1 : at + 1 + _FIXED_SIZES[kind]], "little")
-            at += 1 + _FIXED_SIZES[kind]
+        at += 1
+        if kind in _FIXED_SIZES:
+            found[kind] = int.from_bytes(variables[at : at + _FIXED_SIZES[kind]], "little")
+            at += _FIXED_SIZES[kind]
+        elif kind in (_CATALOG, _ZONE, _INVOKER):
+            for _ in range(2 if kind == _INVOKER else 1):
+                at += 1 + (variables[at] if at < len(variables) else 0)
+        elif kind == _DATABASES and at < len(variables):
+            count, at = variables[at], at + 1
+            for _ in range(count if count != _TOO_MANY else 0):
+                at += len(bytes(variables[at:]).partition(b"\0")[0]) + 1
         else:
             break
     return found

@@ -161,7 +161,7 @@ def packed_int(body: memoryview, at: int) -> tuple[int, int]:
 
 
 def _differs(schema: TableSchema, text: str, where: str) -> NoReturn:
-    raise TerminalError(f"table {schema.label} {text}, at {where}", REMEDY)
+    raise TerminalError(f"table {schema.label} {text}, at {where}", REMEDY, table=schema.label)
 
 
 def _wire_columns(types: bytes, meta: memoryview, schema: TableSchema, where: str) -> Iterator[WireColumn]:
@@ -285,6 +285,7 @@ def with_members(column: Column, table: TableMap, texts: Decoders) -> Column:
                 f"may be a character that the catalog cannot hold, and the binlog does not tell its members at "
                 f"{table.where}",
                 "SET PERSIST binlog_row_metadata = 'FULL' on the server, then start with a fresh sink.path",
+                table=schema.label,
             )
         return column
     decode = texts[column.charset or "utf8mb4"]

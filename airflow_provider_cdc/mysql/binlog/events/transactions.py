@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 from airflow_provider_cdc.core.ddl import Statement, classify, xid_text
 from airflow_provider_cdc.core.definitions import Captured
 from airflow_provider_cdc.core.offset import Position
+from airflow_provider_cdc.core.schema import Column
+from airflow_provider_cdc.core.table_names import folded
 from airflow_provider_cdc.exceptions import REPORT, DdlError, TerminalError, TornFileError
 from airflow_provider_cdc.mysql.binlog.events.event import Event, stop
 from airflow_provider_cdc.mysql.binlog.events.event_types import (
@@ -33,7 +35,7 @@ from airflow_provider_cdc.mysql.binlog.events.event_types import (
     XID,
 )
 from airflow_provider_cdc.mysql.binlog.events.gtid_event import read_gtid
-from airflow_provider_cdc.mysql.binlog.events.judge import Judge, LookUp
+from airflow_provider_cdc.mysql.binlog.events.judge import THREAD_SPECIFIC, Judge, LookUp
 from airflow_provider_cdc.mysql.binlog.events.payload import inner_events
 from airflow_provider_cdc.mysql.binlog.events.query import Query, read_query
 from airflow_provider_cdc.mysql.binlog.events.rows_event import KINDS, RowsEvent, RowsKind, read_rows_event
@@ -64,6 +66,8 @@ class Transaction:
     :param emptied: captured table that a TRUNCATE empties here.
     :param altered: captured tables that another DDL changes here, or whose rows here have another layout than theirs
         (only where the reader asked to be told instead of an error).
+    :param ddl: the statement that does so, if it is one by itself.
+    :param temporary: whether its session may mean a temporary table of that name.
     """
 
     file: str
@@ -78,6 +82,8 @@ class Transaction:
     xa_committed: bool = False
     emptied: tuple[str, str] | None = None
     altered: frozenset[tuple[str, str]] = frozenset()
+    ddl: Query | None = None
+    temporary: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +130,8 @@ class OpenTransaction:
     idle: bool = False
     emptied: tuple[str, str] | None = None
     altered: set[tuple[str, str]] = field(default_factory=set)
+    ddl: Query | None = None
+    temporary: bool = False
     rows: list[RowsEvent] = field(default_factory=list)
     tables: dict[int, TableMap | None] = field(default_factory=dict)
     held: int = 0
@@ -159,8 +167,8 @@ class Assembler:
         self.captured, self.tell_ddl = captured, tell_ddl
         self._judge = Judge(captured, detours)
         self.open: OpenTransaction | None = None
-        # Table maps repeat without end: those that have been checked are known by their bytes.
-        self.checked: dict[bytes, TableMap] = {}
+        # Table maps repeat without end: those that have been checked are known by the definition and their bytes.
+        self.checked: dict[tuple[str, tuple[Column, ...], bytes], TableMap] = {}
 
     def take(self, event: Event) -> Iterator[Transaction | Reached]:
         """Take the next event; what ends with it.
@@ -260,6 +268,8 @@ class Assembler:
             xa_committed=committed,
             emptied=tx.emptied,
             altered=frozenset(tx.altered),
+            ddl=tx.ddl,
+            temporary=tx.temporary,
         )
 
     def _xa_prepare(self, event: Event) -> Transaction:
@@ -276,7 +286,7 @@ class Assembler:
         found = classify(query.text, query.database, query.quoting)
         tx = self._transaction(event)
         if not tx.idle:
-            self._check(event, found)
+            self._check(event, found, query)
         if found.kind in ("begin", "xa_start"):
             tx.begun, tx.xa = True, found.kind == "xa_start"
         elif found.kind == "commit":
@@ -304,17 +314,22 @@ class Assembler:
         elif not tx.begun:
             yield self._end(event)  # a statement of its own: DDL
 
-    def _check(self, event: Event, found: Statement) -> None:
+    def _check(self, event: Event, found: Statement, query: Query) -> None:
         """Stop at a statement that changes a captured table."""
         altered = self._judge.altered(event, found)
         if not altered:
             return
         tx = self._transaction(event)
-        if found.emptied in self.captured and len(altered) == 1 and not tx.begun:
+        emptied = self.captured.get(found.emptied) if found.emptied is not None else None
+        if emptied is not None and len({folded(schema.id) for schema in altered}) == 1 and not tx.begun:
+            if emptied.at(Position(event.file, event.start)) is None:
+                return  # it is not of concern here; what is altered is another table, whose name differs in case
             self._judge.check_emptied(event, found)
             tx.emptied = found.emptied
         elif self.tell_ddl:
             tx.altered |= {schema.id for schema in altered}
+            tx.ddl = None if tx.begun else query
+            tx.temporary = bool(event.flags & THREAD_SPECIFIC)
         else:
             raise DdlError(f"{found.what} on captured table {altered[0].label}, at {event.where}", FRESH)
 
@@ -332,7 +347,7 @@ class Assembler:
         if schema is None:
             tx.tables[table_id] = None
             return
-        known = bytes(event.body[8:])
+        known = schema.fingerprint(), schema.kept, bytes(event.body[8:])
         if known not in self.checked:
             try:
                 self.checked[known] = read_table_map(event.body, at, schema, event.where)

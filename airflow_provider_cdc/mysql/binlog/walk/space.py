@@ -169,6 +169,7 @@ class Space:
         """
         rows, schema = self.rows, self.table.schema.sink_schema
         arrays = [self._array(i, plan, rows) for i, plan in enumerate(self._plans) if plan.raw != NOTHING]
+        arrays += self.table.schema.nulls(rows)
         added: tuple[Any, ...] = (self._seqs, self._ops, self._stamps)
         for array, field in zip(added, list(schema)[-3:], strict=True):
             content = copied(array[:rows])

@@ -24,7 +24,7 @@ from airflow_provider_cdc.mysql.binlog.events.event import Event
 from airflow_provider_cdc.mysql.binlog.events.event_types import TABLE_MAP, TRANSACTION_PAYLOAD
 from airflow_provider_cdc.mysql.binlog.events.judge import LookUp
 from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent
-from airflow_provider_cdc.mysql.binlog.events.table_map import table_of
+from airflow_provider_cdc.mysql.binlog.events.table_map import TableMap, table_of
 from airflow_provider_cdc.mysql.binlog.events.transactions import Assembler, OpenTransaction, Reached, Transaction
 from airflow_provider_cdc.mysql.binlog.kernels import row as row_kernel
 from airflow_provider_cdc.mysql.binlog.kernels import walk as walk_kernel
@@ -79,7 +79,8 @@ class Walker:
         self._tx: OpenTransaction | None = None
         self._tx_number, self._held = -1, 0
         self._unpacked = Unpacked(self._blocks, self._state)
-        self._set_aside: dict[int, int] = {}  # table ids that are for the plain code, and the statement of each
+        # Tables that are for the plain code by their table ids, and the statement of each.
+        self._set_aside: dict[int, tuple[int, TableMap | None]] = {}
         self._failure: TransientError | TornFileError | None = None
         state = self._state
         state[walk_state.BOTH], state[walk_state.COUNT_ONLY], state[walk_state.NAMED] = both, count_only, named
@@ -309,9 +310,11 @@ class Walker:
         table = now.tables[table_id]
         body: Any = np.zeros(len(event.body) - 8 + SLACK, np.uint8)
         body[:-SLACK] = np.frombuffer(event.body[8:], np.uint8)
-        if table is None and table_of(event.body)[1] in self._assembler.captured:
-            # Whether its rows count depends on the place, so they are for the plain code.
-            self._set_aside[table_id] = int(self._state[walk_state.STATEMENT])
+        definitions = self._assembler.captured.get(table_of(event.body)[1])
+        if definitions is not None and (table is None or definitions.at(Position(event.file, event.start)) is None):
+            # Whether its rows count depends on the place, or on the end of an XA transaction. The machine code would
+            # take them for rows of a captured table wherever it meets these bytes again.
+            self._set_aside[table_id] = int(self._state[walk_state.STATEMENT]), table
             return
         self._tables.announce(table_id, body, table)
 
@@ -356,7 +359,7 @@ class Walker:
         tx.begun = bool(state[walk_state.BEGUN])
         tx.tables = self._tables.announced()
         number = int(state[walk_state.STATEMENT])
-        tx.tables |= {table_id: None for table_id, said_in in self._set_aside.items() if said_in == number}
+        tx.tables |= {table_id: table for table_id, (said_in, table) in self._set_aside.items() if said_in == number}
         if tx.xa:
             return
         place = f"{stream.file}:{tx.start}"
@@ -375,6 +378,8 @@ class Walker:
                 self._tx, self._tx_number = tx, int(state[walk_state.TRANSACTION])
                 state[walk_state.START], state[walk_state.COMMIT] = tx.start, tx.commit_us
                 state[walk_state.KIND] = walk_state.IN_WORDS if tx.gtid else walk_state.ANONYMOUS
+            if tx.altered:  # rows of another layout: its end is left to the plain code, which tells of them
+                state[walk_state.KIND] = walk_state.IN_WORDS
 
     def _step(self, item: Transaction | None) -> Step:
         state = self._state

@@ -200,6 +200,15 @@ def test_a_truncate_by_a_session_that_has_temporary_tables(log: Log) -> None:
     assert [item.emptied for item in log.walk()] == [("d", "t")]
 
 
+def test_an_alter_that_may_be_of_a_temporary_table(log: Log) -> None:
+    log.begin()
+    log.run("ALTER TABLE t ADD c INT")
+    log.run("SET SESSION binlog_format = STATEMENT", "CREATE TEMPORARY TABLE t (a INT)", "ALTER TABLE t ADD d INT")
+    told = log.walk(tell=True)
+    assert [item.altered for item in told] == [{("d", "t")}] * 2
+    assert [item.temporary for item in told] == [False, True]
+
+
 # ---------------------------------------------------------------- names
 
 

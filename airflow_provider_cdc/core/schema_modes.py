@@ -1,0 +1,8 @@
+"""The names of what becomes of changes of a table's definition: modes, and kinds of changes."""
+
+from __future__ import annotations
+
+#: ``stream.schema_changes``.
+EVOLVE, LENIENT, IGNORE, EXCEPTION = MODES = ("evolve", "lenient", "ignore", "exception")
+#: Kinds of changes that a pipeline may take over or not. A renamed column is one dropped and one added.
+ADD_COLUMN, DROP_COLUMN, ALTER_TYPE = KINDS = ("add.column", "drop.column", "alter.column.type")

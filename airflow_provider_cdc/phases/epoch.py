@@ -1,0 +1,255 @@
+"""One run of the stream, from section to section: batches are applied, DDL is followed, tables leave and rejoin."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from airflow_provider_cdc.core.offset import Offset, Position
+from airflow_provider_cdc.core.plan import Plan
+from airflow_provider_cdc.core.schema import TableSchema
+from airflow_provider_cdc.exceptions import CdcError
+from airflow_provider_cdc.jobs.batches import StreamJob
+from airflow_provider_cdc.phases.apply import Applied, Applier
+from airflow_provider_cdc.phases.context import Context
+from airflow_provider_cdc.phases.dropping import empty_copy
+from airflow_provider_cdc.phases.groups import coverage
+from airflow_provider_cdc.phases.membership import add, addable, removals
+from airflow_provider_cdc.phases.reading_ahead import ReadingAhead
+from airflow_provider_cdc.phases.reload import reloaded
+from airflow_provider_cdc.phases.reread import Staged, publish_staged, requests, waiting
+from airflow_provider_cdc.phases.rereading import Rereading
+from airflow_provider_cdc.phases.resnapshot import rejoin, table_of
+from airflow_provider_cdc.phases.schema_changes import follow
+from airflow_provider_cdc.phases.suspension import concerned, suspend_table, write_down
+from airflow_provider_cdc.phases.upkeep import Upkeep
+from airflow_provider_cdc.sinks.traffic import Traffic, counting, text_of
+from airflow_provider_cdc.store import Store
+
+#: Seconds from one look for groups that were read again to the next, where a look is a request to a server.
+_LOOK_SECONDS = 5.0
+
+
+@dataclass
+class Epoch:
+    """One run of the stream, fenced against all earlier ones.
+
+    :param number: the epoch.
+    :param job: what source and tasks need, for the section that goes on: one ends where a DDL has to be followed.
+    :param start: where the section begins.
+    :param target: position at which a catch-up ends, ``None`` for a continuous stream.
+    :param details: what else the bookkeeping knows of it.
+    :param upkeep: looks after the tables while it runs.
+    :param ahead: gets them ready while it begins.
+    :param rereading: reads suspended tables again.
+    :param asked: requests to an object store since it began.
+    :param lease: seconds for which it continues without a task that supervises it.
+    """
+
+    context: Context
+    store: Store
+    plan: Plan
+    number: int
+    job: StreamJob
+    start: Offset
+    applier: Applier
+    target: Position | None
+    details: dict[str, str | None]
+    upkeep: Upkeep
+    ahead: ReadingAhead
+    rereading: Rereading
+    asked: Traffic
+    stop: threading.Event = field(default_factory=threading.Event)
+    batches: int = 0
+    before_ddl: bool = False
+    anew: bool = False
+    awaited: bool = False
+    idle: Callable[[], bool] = lambda: False
+    lease: float | None = None
+    _looked: float = -_LOOK_SECONDS
+
+    def apply(self, manifest: dict[str, Any]) -> Applied:
+        """Apply a batch and write it into the bookkeeping."""
+        began = time.monotonic()
+        with counting(Traffic(self.asked)) as asked:
+            applied = self.applier.apply(manifest)
+        asked.add(manifest["asked"])
+        start, end = Offset.from_json(manifest["start"]), Offset.from_json(manifest["end"])
+        size = end.at.position - (start.at.position if start.at.file == end.at.file else 0)
+        with suppress(CdcError, SQLAlchemyError):  # an outage of the bookkeeping does not stop the stream
+            self.store.record_batch(
+                self.plan.pipeline,
+                self.number,
+                self.batches,
+                start_offset=manifest["start"],
+                end_offset=manifest["end"],
+                changes=applied.changes,
+                bytes=size,
+                seconds=time.monotonic() - began,
+                lag_p50_ms=applied.percentile(50),
+                lag_p95_ms=applied.percentile(95),
+                lag_max_ms=applied.percentile(100),
+                index=self.applier.index,
+                traffic=(asked.to_json(), self.asked.to_json()) if self.context.storage.remote else None,
+            )
+        self.batches += 1
+        self.before_ddl = end.before_ddl
+        if applied.changes:
+            lag = f"lag p95 {(applied.percentile(95) or 0) / 1000:.1f} s"
+            more = f"; {text_of(asked.to_json())}" if self.context.storage.remote else ""
+            self.context.reporter.line(f"batch to {end.at}: {applied.changes} changes, {lag}{more}")
+        self.publish()
+        return applied
+
+    def drive(self, run_section: Callable[[], None]) -> None:
+        """Run section after section until the epoch is over; a table that cannot go on is suspended.
+
+        :param run_section: applies batches until the section is over.
+        """
+        work: Callable[[], None] = self.publish
+        while True:
+            try:
+                work()
+            except CdcError as error:
+                self.suspend(error)
+            if self.over():
+                return
+            work = partial(self._section, run_section)
+
+    def _section(self, run: Callable[[], None]) -> None:
+        """Do what has to be done before the next section, and run it."""
+        if self.before_ddl:
+            self.follow()
+        elif self.anew:
+            self._next_section()
+        run()
+
+    def follow(self) -> None:
+        """Follow the DDL that it stands before, and begin the next section.
+
+        :raises DdlError: if that is not possible.
+        """
+        with counting(self.asked):
+            self.plan, index = follow(self.context, self.store, self.plan, self.applier)
+            self._renew(index)
+        self._next_section()
+
+    def suspend(self, error: CdcError) -> None:
+        """Go on without the table that cannot go on, in a section of its own.
+
+        :raises CdcError: the error itself, if it is not about one table, or that is to stop the stream.
+        """
+        if error.table is None:
+            raise error
+        with counting(self.asked):
+            self.plan = self.context.need_plan()  # it may be about a step that has just been written down
+            index = concerned(self.context, self.plan, error)
+            if index is None:
+                raise error
+            self.plan = suspend_table(self.context, self.store, self.plan, self.applier, index, error)
+            self.applier.go_on_without(self.plan)
+        self.rereading.wanted(self.plan)
+        self._next_section()
+
+    def _next_section(self) -> None:
+        self.job = replace(self.job, section=self.job.section + 1)
+        self.start, self.before_ddl, self.anew = self.applier.at, False, False
+
+    def publish(self) -> None:
+        """Publish chunk groups that were read again and whose turn it is; a look into a folder where there are none."""
+        for table in self.rereading.created():
+            self._add(table)
+        for index in self.rereading.dropped():
+            self._empty(index)
+        now = time.monotonic()
+        if self.context.storage.remote and now < self._looked + _LOOK_SECONDS and not self.over():
+            return
+        self._looked = now
+        with counting(self.asked):
+            names = requests(self.context, self.plan)
+            if self.context.layout.reload(self.plan.generation) in names:
+                self._reload()
+            asked = waiting(self.context, self.plan, names)
+            self.awaited = any(staged.revision is not None for staged in asked)
+            publish_staged(
+                self.context, self.store, self.plan, self.applier, self.job, [s for s in asked if s.revision is None]
+            )
+            for staged in asked:
+                if staged.revision is not None:
+                    self._rejoin(staged)
+
+    def _reload(self) -> None:
+        """Copy other tables from now on: the next section goes on without some, and others are added."""
+        self.context.pipeline = reloaded(self.context, self.plan)
+        self.applier.confirm()  # what is written down is not fenced
+        steps = removals(self.context, self.plan)
+        if steps:
+            write_down(self.context, self.store, self.plan, steps)
+            self.plan = self.context.need_plan()
+            self.applier.go_on_without(self.plan)
+            self.anew = True
+        for table in addable(self.context, self.store, self.plan):
+            self._add(table)
+        self.rereading.wanted(self.plan)
+        self.context.storage.delete(self.context.layout.reload(self.plan.generation))
+
+    def _add(self, table: TableSchema) -> None:
+        """Add a table that was created. Nothing of it is of concern to the section before it was read."""
+        if table.id in {known.id for known in self.plan.tables}:
+            return
+        with counting(self.asked):
+            self.applier.confirm()  # what is written down is not fenced
+            self.plan = add(self.context, self.store, self.plan, table)
+            self.applier.grow(self.plan, self.context.sink.table(table))
+            self.upkeep.grow(self.context.sink.table(table))
+        self.rereading.wanted(self.plan)
+
+    def _empty(self, index: int) -> None:
+        """Empty the copy of a table that was dropped. Nothing of it is of concern to the section."""
+        with counting(self.asked):
+            if empty_copy(self.context, self.store, self.plan, self.applier, index):
+                self.upkeep.emptied(index)
+        self.rereading.done(index)
+
+    def _rejoin(self, staged: Staged) -> None:
+        """Take a table in again that was read as a whole; the next section begins with it."""
+        before = self.plan
+        found = rejoin(self.context, self.store, before, self.applier, self.job, staged)
+        if found is None:
+            return
+        index = table_of(staged)
+        if found is before:
+            self.rereading.failed(index)
+            return
+        self.plan = found
+        self._renew(index)
+        if (held := coverage(self.context, self.plan, self.applier.tables)) is not None:
+            self.applier.hold(held)
+        self.rereading.done(index)
+        self.anew = True
+
+    def _renew(self, index: int) -> None:
+        table = self.plan.tables[index]
+        self.applier.renew(self.plan, index, self.context.sink.table(table))
+        self.upkeep.renew(index, self.context.sink.table(table))
+
+    @property
+    def reached(self) -> bool:
+        """Whether a catch-up is done: tables that are read again are waited for."""
+        return self.target is not None and self.target <= self.applier.at.at and not self.rereading.busy
+
+    def over(self) -> bool:
+        """Whether it is to end: caught up, asked to stop, or without a table."""
+        nothing_left = not self.plan.active and not self.rereading.busy and not self.awaited
+        return self.stop.is_set() or self.reached or nothing_left
+
+    def section_over(self) -> bool:
+        """Whether the section is to end: it stands before a DDL, a table has rejoined, or all is over."""
+        return self.before_ddl or self.anew or self.over()

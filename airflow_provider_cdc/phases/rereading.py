@@ -1,0 +1,208 @@
+"""A stream reads tables by itself that were added, or suspended because of a DDL; in a thread of its own, one by one.
+It also looks for tables that were created.
+
+The thread only reads, and asks for the rows to be exchanged: the stream's driver does that, as for everybody who asks.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from contextlib import closing
+
+from airflow_provider_cdc.core.plan import Plan
+from airflow_provider_cdc.core.schema import TableSchema
+from airflow_provider_cdc.core.steps import ADDED, REMOVED, Suspended
+from airflow_provider_cdc.exceptions import CdcError, NotFollowedError, NotReadyError, TransientError
+from airflow_provider_cdc.jobs.slices import Runner
+from airflow_provider_cdc.mysql.places.binlog_files import table_sizes
+from airflow_provider_cdc.mysql.server.session import connect
+from airflow_provider_cdc.phases.context import Context
+from airflow_provider_cdc.phases.dropping import is_emptied, is_to_go
+from airflow_provider_cdc.phases.membership import newcomers
+from airflow_provider_cdc.phases.reread import waiting
+from airflow_provider_cdc.phases.resnapshot import read_table, table_of
+from airflow_provider_cdc.phases.suspension import gone, missed
+from airflow_provider_cdc.sinks.traffic import carried
+
+#: How often one table is read again by one run of the stream.
+_TRIES = 20
+_LOOK_SECONDS = 0.2
+#: Seconds before a reading is tried once more that failed for a while.
+_PAUSE_SECONDS = 10.0
+#: Seconds from one look for tables that were created to the next. One that is not there twice is not added.
+_CATALOG_SECONDS = 30.0
+#: Seconds for which a table must not be there before its copy is emptied: a tool that alters it may drop it, and give
+#: its name to another one at once.
+_GONE_SECONDS = 3.0
+#: Seconds for which the end of a stream waits for a reading to end.
+_END_SECONDS = 60.0
+
+
+class Rereading:
+    """Reads suspended tables again. A context manager, which ends it.
+
+    :param run: runs the slices.
+    """
+
+    def __init__(self, context: Context, run: Runner) -> None:
+        self._context, self.run = context, run
+        self._wanted: list[int] = []
+        self._pending: set[int] = set()
+        self._tries: Counter[int] = Counter()
+        self._gone: set[int] = set()
+        self._dropped: list[int] = []
+        self._asked: dict[int, float] = {}
+        self._seen: set[tuple[str, str]] = set()
+        self._created: list[TableSchema] = []
+        self._said: set[str] = set()
+        self._looked = time.monotonic()
+        self._over = threading.Event()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=carried(self._go), name="rereading", daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join(_END_SECONDS)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a table is being read, or waits for the stream to take it in."""
+        return bool(self._pending)
+
+    def wanted(self, plan: Plan) -> None:
+        """Read again what is suspended, if that is for the stream to do."""
+        for step in missed(self._context, plan):
+            if self._reads(step) or is_to_go(self._context, plan, step):
+                self._want(step.table)
+
+    def _reads(self, step: Suspended) -> bool:
+        auto = self._context.pipeline.stream.reread == "auto"
+        return step.kind in (ADDED, REMOVED) or (auto and step.kind == NotFollowedError.__name__)
+
+    def created(self) -> list[TableSchema]:
+        """Tables that have been created since the last time, and are to be added."""
+        with self._lock:
+            found, self._created = self._created, []
+        return found
+
+    def dropped(self) -> list[int]:
+        """Tables that were dropped, are not there any more, and whose copies are to be emptied, or were."""
+        with self._lock:
+            found, self._dropped = self._dropped, []
+        return found
+
+    def done(self, index: int) -> None:
+        """Hear that a table has rejoined, or that its copy was emptied."""
+        with self._lock:
+            self._pending.discard(index)
+
+    def failed(self, index: int) -> None:
+        """Hear that what was read of a table is of no use any more."""
+        with self._lock:
+            again = index in self._pending
+            self._pending.discard(index)
+        if again:
+            self._want(index)
+
+    def _want(self, index: int) -> None:
+        with self._lock:
+            if index not in self._pending and self._tries[index] < _TRIES:
+                self._tries[index] += 1
+                self._asked[index] = time.monotonic()
+                self._pending.add(index)
+                self._wanted.append(index)
+
+    def _go(self) -> None:
+        while not self._over.wait(_LOOK_SECONDS):
+            with self._lock:
+                index = self._wanted.pop(0) if self._wanted else None
+            if index is not None:
+                self._read(index)
+            elif time.monotonic() > self._looked + _CATALOG_SECONDS:
+                self._look()
+                self._looked = time.monotonic()
+
+    def _look(self) -> None:
+        """Look for tables that were created, and for those that are there again."""
+        context = self._context
+        try:
+            plan = context.need_plan()
+            found = list(newcomers(context, plan))
+            back = self._gone - gone(context, plan) if self._gone else set()
+            back &= {step.table for step in missed(context, plan)}  # not what somebody has read again meanwhile
+        except Exception as error:  # an outage; and Spark, or the process, may be ending
+            if not self._over.is_set():
+                context.reporter.line(f"tables that were created could not be looked for: {error}")
+            return
+        self._gone -= back
+        for index in back:
+            self._want(index)
+        for refused in (one for one in found if isinstance(one, NotReadyError)):
+            said = f"table {refused.table} cannot be added: {refused}"
+            if said not in self._said:
+                self._said.add(said)
+                context.reporter.line(said)
+        tables = {one.id: one for one in found if isinstance(one, TableSchema)}
+        with self._lock:
+            waiting = {table.id for table in self._created}
+            self._created += [t for name, t in tables.items() if name in self._seen and name not in waiting]
+        self._seen = set(tables)
+
+    def _read(self, index: int) -> None:
+        """Read one table; what fails leaves it suspended, and says why."""
+        context = self._context
+        label = str(index)
+        try:
+            plan = context.need_plan()
+            label = plan.tables[index].label
+            if any(found.revision is not None and table_of(found) == index for found in waiting(context, plan)):
+                return  # somebody has read it already
+            step = plan.suspended_of(index)
+            if self._is_gone(plan, index, step):
+                return
+            if step is not None and not self._reads(step):
+                self.done(index)
+                return
+            with closing(connect(context.connect_args)) as connection:
+                ((_, size),) = table_sizes(connection, [plan.tables[index].id]) or [(0, 0)]
+            most = context.pipeline.stream.reread_max_bytes
+            if size <= most or (step is not None and step.kind in (ADDED, REMOVED)):  # those somebody has asked for
+                read_table(context, index, self.run)
+                return
+            why = f"it has {size:,} bytes, and stream.reread_max_bytes is {most:,}"
+        except Exception as error:  # whatever it is: it must not end the thread, and Spark may be ending
+            if self._over.is_set():
+                return
+            why = str(error) if isinstance(error, CdcError) else f"{type(error).__name__}: {error}"
+            if isinstance(error, TransientError) and not self._over.wait(_PAUSE_SECONDS):
+                context.reporter.line(f"{label} could not be read again, which is tried once more: {why}")
+                self.failed(index)
+                return
+        context.reporter.line(f"{label} is not read again by the stream: {why}")
+        self.done(index)
+
+    def _is_gone(self, plan: Plan, index: int, step: Suspended | None) -> bool:
+        """Whether the source does not have a table any more. What becomes of its copy then is seen to."""
+        context, label = self._context, plan.tables[index].label
+        if index not in gone(context, plan):
+            return False
+        goes = is_to_go(context, plan, step)
+        if not goes or is_emptied(context, plan, index):
+            stays = "was emptied" if goes else "stays as it was"
+            context.reporter.line(f"{label} is gone from the source: its copy {stays}")
+        elif self._over.wait(max(0.0, self._asked[index] + _GONE_SECONDS - time.monotonic())):
+            return True
+        elif index not in gone(context, plan):
+            return False
+        self._gone.add(index)
+        if goes:
+            with self._lock:
+                self._dropped.append(index)
+        else:
+            self.done(index)
+        return True

@@ -1,0 +1,314 @@
+"""A table is read again as a whole while the stream runs, and takes its place in the stream again: it rejoins.
+
+Whoever wants that plans the table by itself, as it is now, and reads it with the ordinary chunk reader into staged
+slices, which nobody sees. Then it asks the stream to exchange the rows. The stream's driver does that between two
+batches, when it has passed the highest high watermark: it brings the slices to its own place in the binlog, writes
+down that the table begins anew there, and exchanges all rows and the columns in one commit. From that place on the
+stream follows the table as it was read. The argument is in docs/correctness.md.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing, suppress
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from sqlalchemy.exc import SQLAlchemyError
+
+from airflow_provider_cdc.core import slots
+from airflow_provider_cdc.core.alter_words import NotFollowed
+from airflow_provider_cdc.core.changes import apply_changes, last_changes
+from airflow_provider_cdc.core.plan import Plan, slices
+from airflow_provider_cdc.core.schema import SEQ, TableSchema
+from airflow_provider_cdc.core.schema_policy import describe_change
+from airflow_provider_cdc.core.steps import ADDED, Rejoined
+from airflow_provider_cdc.core.supervision import Watch
+from airflow_provider_cdc.exceptions import (
+    CdcError,
+    DdlError,
+    FencedError,
+    NotReadyError,
+    TableAlteredError,
+    TableChangedError,
+    TerminalError,
+    TransientError,
+)
+from airflow_provider_cdc.failpoints import failpoint
+from airflow_provider_cdc.jobs.batches import StreamJob, moved
+from airflow_provider_cdc.jobs.slices import Runner
+from airflow_provider_cdc.mysql.binlog.events.xa import parse_entry
+from airflow_provider_cdc.mysql.keys.ownership import owners, uncovered
+from airflow_provider_cdc.mysql.places.resume import gone
+from airflow_provider_cdc.mysql.server.key_sql import keys_of
+from airflow_provider_cdc.mysql.server.session import connect
+from airflow_provider_cdc.mysql.snapshot.planner import plan_again
+from airflow_provider_cdc.phases.apply import Applier, found_rows
+from airflow_provider_cdc.phases.context import Context
+from airflow_provider_cdc.phases.groups import Group, coverage, generation_fence, targets, watermarks_of
+from airflow_provider_cdc.phases.reread import Staged, changes_since, forget, place_of, recounted, request, waiting
+from airflow_provider_cdc.phases.schema_changes import finish_table
+from airflow_provider_cdc.phases.snapshot import job_of
+from airflow_provider_cdc.processes import died_here
+from airflow_provider_cdc.sinks.files import DataFile
+from airflow_provider_cdc.sinks.protocol import Adopting, Feature, SinkTable
+from airflow_provider_cdc.sinks.storage import read_json, write_json_once
+from airflow_provider_cdc.store import Store
+
+#: Numbers of chunk groups of tables that are read again as a whole begin here, for each table and revision.
+_FIRST = 1_000_000
+#: How often a table may be altered while it is read again.
+_TRIES = 20
+#: What the server says of a table that has changed since it was planned: no such database, column, table, index.
+_OTHER = frozenset({1049, 1054, 1146, 1176})
+_POLL_SECONDS = 1.0
+_RUN_AGAIN = "Run again: the table is then read once more"
+
+
+def resnapshot(context: Context, store: Store, label: str, run: Runner) -> str:
+    """Read a table again, and wait for the stream to exchange its rows.
+
+    :param label: ``database.table``.
+    :param run: runs the slices.
+    :returns: ``rejoined``, or ``staged`` where no stream runs: the next one does it.
+    :raises NotReadyError: if the pipeline has no such table, its snapshot is not complete, or the table cannot be
+        copied.
+    :raises TransientError: if it is altered all the time, or the stream could not exchange the rows.
+    """
+    plan = context.need_plan()
+    tables = {t.label: i for i, t in enumerate(plan.tables) if context.pipeline.captures(*t.id)}
+    if (index := tables.get(label)) is None:
+        known = ", ".join(sorted(tables)[:10])
+        raise NotReadyError(f"pipeline {plan.pipeline} copies no table {label}", f"It copies {known}")
+    if coverage(context, plan, targets(context, plan)) is None:
+        raise NotReadyError(
+            f"the snapshot of {plan.pipeline} is not complete",
+            "Run `airflow-cdc snapshot` (or `airflow-cdc run`) first",
+        )
+    return _settle(*read_table(context, index, run, asked=True), store, label)
+
+
+def read_table(context: Context, index: int, run: Runner, *, asked: bool = False) -> tuple[Group, Staged]:
+    """Read a table again, and ask the stream to exchange its rows.
+
+    :param index: index of the table in the plan.
+    :param asked: whether somebody has asked for it, and takes columns of other types for granted.
+    :returns: what was read, and what asks for it.
+    :raises NotReadyError: if the table cannot be copied, or the sink cannot exchange it.
+    :raises TransientError: if it is altered all the time.
+    """
+    label = context.need_plan().tables[index].label
+    for feature in (Feature.REREAD, Feature.ALTER):
+        context.need(feature, f"table {label} is to be read again")
+    for last in (*[False] * (_TRIES - 1), True):
+        try:
+            return _read(context, context.need_plan(), index, run, asked)
+        except CdcError as error:
+            if not isinstance(error, TableAlteredError | DdlError | TableChangedError) and error.code not in _OTHER:
+                raise
+            if last:
+                raise TransientError(error.message, "Run again when the table is not altered any more") from error
+            context.reporter.line(f"{error.message}: {label} is read once more")
+    raise AssertionError("unreachable")
+
+
+def _read(context: Context, plan: Plan, index: int, run: Runner, asked: bool) -> tuple[Group, Staged]:
+    """Plan the table by itself, read it, and ask for it to be exchanged."""
+    _, lineage = context.stand(plan)
+    open_at = context.opener(slots.PLAN)
+    with closing(connect(context.connect_args)) as connection:
+        since, schema, chunks = plan_again(
+            connection,
+            plan.tables[index],
+            index,
+            lineage.server,
+            keeps=context.pipeline.keeps,
+            chunk_rows=context.pipeline.snapshot.chunk_rows,
+            open_at=open_at,
+        )
+    schema = _shaped(context, plan, index, schema, asked)
+    context.sink.table(schema)  # what it cannot have is refused before anything is read
+    context.pipeline.sink.deletions.of(schema)
+    begun = Rejoined(index, plan.revision(index) + 1, lineage.seq(since.at), schema)
+    number = _FIRST * (index + 1) + 1000 * begun.revision
+    while True:
+        grouped = tuple(replace(chunk, no=no, group=number) for no, chunk in enumerate(chunks))
+        made = replace(plan, steps=(*plan.steps, begun), chunks=grouped)
+        if write_json_once(context.storage, context.layout.share(plan.generation, number), made.to_json()):
+            break
+        number += 1  # somebody reads it, or has read it, for the same revision
+    group = Group(context, made, number)
+    manifests: list[dict[str, Any]] = []
+    if chunks:
+        missing = range(len(slices(grouped)))
+        context.reporter.line(f"{schema.label} is read again: {len(chunks)} chunks, from {since.at} on")
+        for manifest in run(job_of(group, 1, missing, since, lineage)):
+            manifest.pop("asked", None)
+            manifests.append(manifest)
+        if {manifest["slice"] for manifest in manifests} != set(missing):
+            raise TransientError(f"{schema.label} was not read to its end", _RUN_AGAIN)
+    manifests = group.write_manifest(1, sorted(manifests, key=lambda manifest: int(manifest["slice"])))
+    high = max([since.at, *(watermarks_of(chunk)[1] for entry in manifests for chunk in entry["chunks"])])
+    staged = Staged(number, 1, high, since, lineage.newest, begun.revision)
+    request(group, staged)
+    return group, staged
+
+
+def _shaped(context: Context, plan: Plan, index: int, found: TableSchema, asked: bool) -> TableSchema:
+    """The definition with the columns that the copy is to have.
+
+    :raises NotReadyError: if the pipeline's ``stream.schema_changes`` does not allow it.
+    """
+    step, before = plan.suspended_of(index), plan.tables[index]
+    if step is not None and step.kind == ADDED:  # there is no copy yet
+        return found
+    try:
+        return context.policy.shaped(before, found, read_again=True, asked=asked)
+    except NotFollowed as error:
+        raise NotReadyError(
+            f"{before.label}: {error}", f"To take it over: airflow-cdc resnapshot --table {before.label}"
+        ) from None
+
+
+def _settle(group: Group, staged: Staged, store: Store, label: str) -> str:
+    """Wait until the stream has exchanged the rows."""
+    context, plan = group.context, group.plan
+    watch: Watch | None = None
+    while True:
+        step = context.need_plan().rejoined_of(table_of(staged))
+        if step is not None and step.revision >= (staged.revision or 0):
+            return "rejoined"
+        if not any(found.group == staged.group for found in waiting(context, plan)):
+            raise TransientError(f"{label} was read again, and could not take its place in the stream", _RUN_AGAIN)
+        run = store.current_stream(plan.pipeline)
+        if run is None or run.state != "running" or died_here(run.host, run.machine, run.pid, run.pid_started):
+            break
+        if watch is None or watch.epoch != run.epoch:
+            watch = Watch(run.epoch)
+            context.reporter.line(
+                f"{label} was read again; the stream (epoch {run.epoch}) takes it in when it is at {staged.high}"
+            )
+        if watch.see(run, time.monotonic()) is not None:
+            break
+        time.sleep(_POLL_SECONDS)
+    context.reporter.line(f"{label} was read again; no stream runs: the next one takes it in")
+    return "staged"
+
+
+def table_of(staged: Staged) -> int:
+    """Index of the table that was read again as a whole."""
+    return staged.group // _FIRST - 1
+
+
+def rejoin(context: Context, store: Store, plan: Plan, applier: Applier, job: StreamJob, staged: Staged) -> Plan | None:
+    """Exchange the rows of a table that was read again, if the stream is far enough. Only the stream's driver calls
+    it, between two batches.
+
+    :param applier: what has been applied.
+    :param job: reads the binlog.
+    :returns: the plan in which the table begins anew; the plan as it was, if the table cannot take its place; ``None``
+        if it is too early.
+    """
+    if staged.lineage == applier.lineage.newest and applier.at.at < staged.high:
+        return None
+    index = table_of(staged)
+    share = context.layout.share(plan.generation, staged.group)
+    made = Plan.from_json(read_json(context.storage, share)).with_zero_dates(context.pipeline.source.zero_dates)
+    group = Group(context, made, staged.group)
+    label = made.tables[index].label
+    try:
+        with moved():
+            why = _unfit(group, staged, plan, applier, index)
+            files = None if why is not None else _brought(group, staged, index, applier, replace(job, share=share))
+    except FencedError:
+        raise
+    except (TerminalError, FileNotFoundError, pa.ArrowInvalid) as error:  # the stream itself has lost nothing
+        why, files = error.message if isinstance(error, TerminalError) else str(error), None
+    if files is None:
+        detail = f"{label} was read again, and cannot take its place in the stream: {why}"
+        with suppress(CdcError, SQLAlchemyError):  # the line says it, too
+            store.event(plan.pipeline, "reread_dropped", detail)
+        context.reporter.line(f"{detail}. Read it once more")
+        forget(group, staged.attempt)
+        return plan
+    applier.confirm()  # what is written down is not fenced
+    known = [text for text in applier.at.xa if parse_entry(text)[1] is not None]
+    # Of the others nobody knows whether they have rows of this table: when they end, that is looked up.
+    applier.go_on(replace(applier.at, xa=tuple(known)))
+    target = context.sink.table(made.tables[index])
+    if not target.exists() or _is_adopted(target, plan):  # it was added, or somebody has removed it
+        target.create(plan.pipeline)
+        target.raise_fence(generation_fence(made, index))
+    seq = applier.lineage.seq(applier.at.at)
+    step = Rejoined(index, staged.revision or 0, seq, made.tables[index], tuple(file.to_json() for file in files))
+    failpoint("rejoin.before_write")
+    write_json_once(context.storage, context.layout.amendment(plan.generation, index, step.revision), step.to_json())
+    failpoint("rejoin.after_write")
+    renewed = context.need_plan()
+    finish_table(context, renewed, index, applier.fence)
+    said = f"{label} was read again, and is part of the stream from {applier.at.at} on"
+    said += describe_change(plan.tables[index], step.schema)
+    with suppress(CdcError, SQLAlchemyError):  # this is for people
+        store.event(plan.pipeline, "table_rejoined", said)
+    context.reporter.line(said)
+    forget(group, staged.attempt)
+    return renewed
+
+
+def _is_adopted(target: SinkTable, plan: Plan) -> bool:
+    return isinstance(target, Adopting) and target.adopts(plan.pipeline)
+
+
+def _unfit(group: Group, staged: Staged, plan: Plan, applier: Applier, index: int) -> str | None:
+    """Why rows that were read again cannot take their place any more, if they cannot."""
+    if staged.lineage != applier.lineage.newest:
+        return f"it was read at server {staged.lineage.server}, before the stream went on at another"
+    if plan.revision(index) + 1 != staged.revision:
+        return "it was read once more since"
+    steps = (plan.suspended_of(index), *plan.followed_of(index))
+    since = applier.lineage.seq(staged.since.at)
+    if any(step is not None and step.seq > since for step in steps):
+        return "it was altered, or suspended, since"
+    # When it is written down that the table rejoins, nothing else will do: an exchange that is refused stops all.
+    target = group.context.sink.table(group.plan.tables[index])
+    if target.exists():
+        target.markers()
+    with closing(connect(group.context.connect_args)) as connection:
+        return gone(connection, staged.since, group.context.opener(slots.REPLAY))
+
+
+def _brought(group: Group, staged: Staged, index: int, applier: Applier, job: StreamJob) -> list[DataFile]:
+    """The slices as of the resume point. Those that nothing has changed since stay as they are."""
+    table, target, lineage = group.plan.tables[index], group.context.sink.table(group.plan.tables[index]), job.lineage
+    entries = group.manifest(staged.attempt)
+    staged_files = [DataFile(**entry["file"]) for entry in entries]
+    for file in staged_files:
+        if not target.staged(file):
+            raise TerminalError(f"the file {file.path} of the {target.name} is missing or damaged")
+    chunks = group.plan.chunks
+    marks = [0] * len(chunks)
+    for entry in entries:
+        for chunk in entry["chunks"]:
+            marks[chunk["no"]] = lineage.seq(watermarks_of(chunk)[1])
+    changes, emptied = changes_since(group, staged, index, applier.at, job)
+    if not table.key:
+        with found_rows(table, lineage):
+            return recounted(group, staged, index, staged_files[0], marks[0], changes, emptied)
+    with closing(connect(group.context.connect_args)) as connection:
+        start = lineage.seq(staged.since.at)
+        changes = uncovered(connection, table, chunks, marks, start, last_changes(changes, table.key))
+        owned = owners(connection, table, chunks, keys_of(table, changes))
+    found = []
+    outside = changes.filter(pa.array([i < 0 for i in owned], pa.bool_()))
+    for file, entry in zip(staged_files, entries, strict=True):
+        mine = {chunk["no"] for chunk in entry["chunks"]}
+        late = changes.filter(pa.array([i in mine for i in owned], pa.bool_()))
+        if late.num_rows or any(marks[no] < emptied for no in mine):
+            rows = pa.concat_tables([table.sink_schema.empty_table(), *target.read_staged(file)])
+            rows = apply_changes(rows.filter(pc.greater_equal(rows[SEQ], emptied)), late, table.key)
+            file = target.stage(place_of(group, staged), [rows])
+        found.append(file)
+    added = apply_changes(table.sink_schema.empty_table(), outside, table.key)
+    return [*found, *([target.stage(place_of(group, staged), [added])] if added.num_rows else [])]

@@ -1,0 +1,171 @@
+"""A table follows a change of its definition: its log says so, and no file of it is written again.
+
+Files from before lack the columns that are new. Whoever reads such a file takes them for NULL, as the Delta protocol
+has it (:func:`~airflow_provider_cdc.sinks.files.row_groups`). They still have those that are gone, which nobody reads:
+no column of such a name may come without the rows being exchanged. Compaction evens that out in the course of time.
+
+Where more changes than that, the rows are read again, and exchanged as a whole: no file from before is left.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from airflow_provider_cdc.core.schema import DELETED, TableSchema
+from airflow_provider_cdc.core.table_properties import OWN
+from airflow_provider_cdc.exceptions import TerminalError
+from airflow_provider_cdc.sinks.delta.definition import (
+    KEY,
+    Options,
+    columns_of,
+    fields_of,
+    has_columns,
+    key_of,
+    metadata_of,
+)
+from airflow_provider_cdc.sinks.delta.deleted import with_mark
+from airflow_provider_cdc.sinks.delta.features import both, check_protocol, protocol_for, uses_vectors, with_feed
+from airflow_provider_cdc.sinks.delta.key_files import Keys
+from airflow_provider_cdc.sinks.delta.live_file import added
+from airflow_provider_cdc.sinks.delta.log import Log
+from airflow_provider_cdc.sinks.delta.partitions import Partitioning
+from airflow_provider_cdc.sinks.files import DataFile
+
+_FRESH = "Start with a fresh sink.path"
+
+
+def altered(log: Log, before: TableSchema, keys: Keys, options: Options) -> list[dict[str, Any]]:
+    """Actions that give a table other columns; none if nothing changes.
+
+    :param log: the table as it stands.
+    :param before: the definition whose columns it has.
+    :param keys: of the definition whose columns it is to have.
+    :param options: likewise.
+    :raises TerminalError: if it has not the columns of ``before``, or cannot be given the others.
+    """
+    declared = keys.partitioning.declared
+    old = with_mark(before.sink_schema) if DELETED in keys.schema.names else before.sink_schema
+    if not has_columns(log, pa.schema([*old, *[*declared][len(keys.schema) :]])):
+        raise TerminalError(
+            f"the {log.name} has other columns than {before.label} had before its definition changed",
+            f"Something else has altered it. {_FRESH}",
+        )
+    if problem := _refusal(before, old, keys):
+        raise TerminalError(
+            f"the {log.name} cannot follow the change of the definition of {before.label}: {problem}", _FRESH
+        )
+    metadata = {**log.metadata, "schemaString": _schema(log, before, keys, options)}
+    needed = protocol_for(declared, vectors=False)
+    protocol = log.protocol
+    if {*needed.get("readerFeatures", ())} - {*(protocol.get("readerFeatures") or ())}:
+        protocol = with_feed(both(protocol, needed), log.configuration)
+    check_protocol(log.name, protocol, metadata)  # as everybody does who reads it afterwards: then it is too late
+    actions: list[dict[str, Any]] = [{"protocol": protocol}] if protocol is not log.protocol else []
+    if fields_of(metadata["schemaString"]) != fields_of(log.metadata["schemaString"]):
+        actions.append({"metaData": metadata})
+    return actions
+
+
+def exchanged(log: Log, keys: Keys, options: Options, slices: Sequence[DataFile]) -> list[dict[str, Any]]:
+    """Actions that put slices in the place of all rows, and give the table the columns of a definition.
+
+    Slices are added as they are, however rows die here. Its change data feed says that all rows are deleted and others
+    inserted, and readers take that from the files that go and come: files of its own would need the new columns, which
+    the old rows need not have, nor be of the new key.
+
+    :param log: the table as it stands.
+    :param keys: of the definition whose columns and key it is to have.
+    :param options: likewise.
+    :param slices: what it is to hold. Files without rows are left out.
+    :raises TerminalError: if it cannot be given such columns, or has one of the slices already.
+    """
+    declared = keys.partitioning.declared
+    files = {file.path: file for part in slices for file in part.files if file.rows}
+    # What has become of its rows since would be undone. And a version must not remove and add the same file.
+    if here := sorted(files.keys() & log.files.keys()):
+        raise TerminalError(f"the file {log.storage.location(here[0])} is part of the table already", _FRESH)
+    if problem := _twice(declared):
+        raise TerminalError(f"the {log.name} cannot be given the columns of its source table: {problem}", _FRESH)
+    metadata = {
+        **log.metadata,
+        "schemaString": _renewed(log, keys, options),
+        "configuration": {**log.configuration, KEY: key_of(keys.names)},
+    }
+    protocol = with_feed(both(log.protocol, protocol_for(declared, vectors=False)), log.configuration)
+    check_protocol(log.name, protocol, metadata)
+    return [
+        *([{"protocol": protocol}] if protocol is not log.protocol else []),
+        {"metaData": metadata},  # also an equal one: whoever of another program began before it has to look again
+        *(file.removed(change=True) for file in log.files.values()),
+        *(added(file, keys.stat, None) for file in files.values()),
+    ]
+
+
+def begun_anew(log: Log, partitioning: Partitioning, options: Options) -> list[dict[str, Any]]:
+    """Actions that give a table whatever other columns: all of its rows go.
+
+    :param log: the table as it stands.
+    """
+    vectors = uses_vectors(log.protocol, log.configuration)
+    needed = with_feed(protocol_for(partitioning.declared, vectors=vectors), log.configuration)
+    features = set(needed.get("readerFeatures", ())) - set(log.protocol.get("readerFeatures") or ())
+    actions: list[dict[str, Any]] = [{"protocol": needed}] if features else []
+    configuration = {name: value for name, value in log.configuration.items() if name != KEY}
+    renewed = metadata_of(partitioning.schema, options, configuration, log.metadata["description"])
+    actions.append({"metaData": {**renewed, "id": log.metadata["id"]}})
+    return actions + [file.removed(change=True) for file in log.files.values()]
+
+
+def _refusal(before: TableSchema, old: pa.Schema, keys: Keys) -> str | None:
+    """Why the columns of a definition cannot become those of another one; ``None`` if they can.
+
+    Whatever else than columns that come and go a table is to follow has to be let through here, and expressed.
+    """
+    if [*before.key] != [*keys.names]:
+        return f"its key was ({', '.join(before.key)}), and is ({', '.join(keys.names)})"
+    for field in old:
+        place = keys.schema.get_field_index(field.name)
+        if place >= 0 and (kind := keys.schema.field(place).type) != field.type:
+            return f"column {field.name} was {field.type}, and is {kind}"
+    return _twice(keys.partitioning.declared)
+
+
+def _twice(declared: pa.Schema) -> str | None:
+    names = Counter(name.lower() for name in declared.names)
+    twice = [name for name, count in names.items() if count > 1]
+    return f"it would have column {twice[0]} twice: case does not count" if twice else None
+
+
+def _schema(log: Log, before: TableSchema, keys: Keys, options: Options) -> str:
+    """The new columns as the log says them. What others have told of a column stays, and what was told here goes."""
+    made = json.loads(metadata_of(keys.schema, options, {}, "")["schemaString"])
+    theirs = {column["name"]: column["metadata"] for column in fields_of(log.metadata["schemaString"])}
+    ours = columns_of(before)
+    for column in made["fields"]:
+        told = ours.get(column["name"], {})
+        kept = {k: v for k, v in theirs.get(column["name"], {}).items() if told.get(k) != v}
+        column["metadata"] = {**kept, **column["metadata"]}
+    return json.dumps(made)
+
+
+def _renewed(log: Log, keys: Keys, options: Options) -> str:
+    """Columns as the log says them, whatever there were. What others have told of those that stay as they are stays:
+    a comment that is not told here any more may be theirs.
+    """
+    made = json.loads(metadata_of(keys.schema, options, {}, "")["schemaString"])
+    before = {column["name"]: column for column in fields_of(log.metadata["schemaString"])}
+    for column in made["fields"]:
+        old = before.get(column["name"])
+        if old is not None and old["type"] == column["type"]:
+            column["metadata"] = {**_theirs(old["metadata"]), **column["metadata"]}
+    return json.dumps(made)
+
+
+def _theirs(told: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what is told by this project, and what makes values of a column follow from others."""
+    return {name: value for name, value in told.items() if not name.startswith((OWN, "delta."))}

@@ -1,0 +1,308 @@
+"""Writers and DDL of every kind go on while tables are suspended, read again and rejoin, in runs that are killed; then
+each table is compared, row by row and column by column.
+
+Each schedule follows from one number, but for the clock.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pymysql
+import pytest
+from deltalake import DeltaTable
+
+from airflow_provider_cdc.core.steps import Rejoined, Suspended
+from airflow_provider_cdc.exceptions import (
+    CdcError,
+    NotFollowedError,
+    NotReadyError,
+    TableSuspendedError,
+    TransientError,
+)
+from airflow_provider_cdc.failpoints import REREAD, SCHEMA_CHANGES, STREAM
+from airflow_provider_cdc.failpoints import TABLES as SUSPENSION
+from airflow_provider_cdc.jobs import batches, slices
+from airflow_provider_cdc.mysql.server.catalog import read_schema
+from airflow_provider_cdc.mysql.server.session import connect
+from airflow_provider_cdc.mysql.snapshot import chunk, keyless
+from airflow_provider_cdc.phases import apply, groups, reread, rereading, resnapshot, schema_changes, suspension
+from airflow_provider_cdc.phases.stream import begin, run_in_process
+from airflow_provider_cdc.phases.verify import verify
+from airflow_provider_cdc.sinks.delta import compaction, key_index
+from tests.support.altering import quoted, seen
+from tests.support.chance import Killed, Threads, at_once, killed
+from tests.support.cli import Cli
+from tests.support.oracle import compare_all
+from tests.support.redefining import TABLES, Redefinitions, change
+from tests.support.servers import MySQLServer
+
+#: Tables that must have been suspended, and have rejoined, at least: a schedule without is none.
+_SUSPENDED, _REJOINED = 3, 3
+_DATABASE = "chance_s"
+_MODULES = (apply, reread, resnapshot, schema_changes, suspension, batches, slices, groups, chunk, keyless)
+#: What may become of a table that an operator reads again while it is altered.
+_REFUSED = ("no longer exists", "was altered", "altered all the time", "could not take its place", "has changed")
+
+
+class Load(Threads):
+    """Threads that write, and one that alters."""
+
+    def __init__(self, server: MySQLServer, seed: int) -> None:
+        super().__init__(server, seed, _DATABASE, [self._write, self._write, self._alter], "sql_mode = ''")
+
+    def _write(self, draw: random.Random, number: int, cursor: Any) -> None:
+        """One transaction."""
+        tables = draw.choices([*TABLES], k=draw.choice((1, 1, 2, 4)))
+        listed = [(name, self.columns(cursor, name)) for name in tables]
+        changes = [change(draw, name, columns) for name, columns in listed if columns]
+        xid, xa = f"'{_DATABASE}{number}'", draw.random() < 0.1
+        end = "ROLLBACK" if draw.random() < 0.1 else "COMMIT"
+        if xa:
+            statements = [f"XA START {xid}", *changes, f"XA END {xid}", f"XA PREPARE {xid}", f"XA {end} {xid}"]
+        else:
+            statements = ["BEGIN", *changes, end]
+        for statement in statements:
+            try:
+                cursor.execute(statement)
+                self.done["statements"] += 1
+            except pymysql.MySQLError as error:
+                self.done[f"error {error.args[0]}"] += 1
+                if xa:
+                    for sql in (f"XA END {xid}", f"XA ROLLBACK {xid}"):
+                        with suppress(pymysql.MySQLError):
+                            cursor.execute(sql)
+                    return
+        if not xa:
+            cursor.execute("COMMIT")
+
+    def _alter(self, draw: random.Random, number: int, cursor: Any) -> None:
+        """One sequence of DDL, or rows that are changed by statement."""
+        if not self.alters.acquire(blocking=False):
+            return
+        statements = Redefinitions(self.server, draw, _DATABASE).of(cursor, len(self.said))
+        if draw.random() < 0.08 and (columns := self.columns(cursor, name := draw.choice([*TABLES]))):
+            sql = change(draw, name, columns)
+            statements = ["SET SESSION binlog_format = STATEMENT", sql, "SET SESSION binlog_format = ROW"]
+            self.done["by statement"] += 1
+        for statement in statements:
+            try:
+                cursor.execute(statement)
+                self.said.append(statement)
+                self.done["DDL"] += 1
+            except pymysql.MySQLError as error:
+                self.done[f"error of DDL {error.args[0]}"] += 1
+        cursor.execute("COMMIT")
+        self.over.wait(draw.choice((0, 0.05, 0.2)))
+
+    @staticmethod
+    def columns(cursor: Any, name: str) -> list[Any]:
+        """Columns that may be written to."""
+        return [column for column in seen(cursor, _DATABASE, name) if column.name != "generated"]
+
+
+class World:
+    """A pipeline under a load."""
+
+    def __init__(self, server: MySQLServer, folder: Path, seed: int) -> None:
+        self.server, self.folder, self.chance = server, folder, random.Random(seed)
+        self.patterns = {name: rf"{_DATABASE}[.]{name}" for name in TABLES}
+        self.sink: dict[str, Any] = {
+            "merge": {"copy_on_write": [self.patterns[n] for n in self.chance.sample([*TABLES], 2)]}
+        }
+        stream = {
+            "parallelism": self.chance.choice([1, 2]),
+            "on_table_error": "suspend",
+            "reread": "auto",
+            "fail_on_suspended": self.chance.random() < 0.7,
+        }
+        self.settings: dict[str, Any] = {
+            "snapshot": {"chunk_rows": 5, "group_rows": 20},
+            "stream": stream,
+            "source": {"zero_dates": "null"},  # a column that becomes NOT NULL has them
+        }
+        self.cli = Cli(folder / "p", server, *self.patterns.values(), sink=self.sink, **self.settings)
+        self.load = Load(server, seed)
+        self.done: Counter[str] = Counter()
+
+    def make(self) -> None:
+        draw = self.chance
+        with closing(self.server.connect(database=_DATABASE)) as connection, connection.cursor() as cursor:
+            cursor.execute("SET sql_mode = ''")
+            for name, definition in TABLES.items():
+                cursor.execute(f"CREATE TABLE {quoted(name)} {definition}")
+                for _ in range(50):
+                    with suppress(pymysql.MySQLError):
+                        cursor.execute(change(draw, name, seen(cursor, _DATABASE, name)))
+
+    def there(self) -> list[str]:
+        found = self.server.execute(
+            f"SELECT table_name FROM information_schema.tables WHERE table_schema='{_DATABASE}'"
+        )
+        return [name for name in TABLES if (name,) in found]
+
+    # ---------------------------------------------------------------- what is done to it
+
+    def stream(self, *, dies: bool = False, ends: bool = False) -> None:
+        """One epoch, in batches of a random size.
+
+        :param dies: it is killed at a random place, or stopped at a random moment.
+        :param ends: it goes on to where the server is.
+        """
+        chance, catch_up = self.chance, ends or self.chance.random() < 0.7
+        name = chance.choice([None, *SUSPENSION, *SUSPENSION, *SCHEMA_CHANGES, *STREAM, *REREAD])
+        at = chance.randrange(1, 40 if name is None else 4)
+        size, piece, seconds = chance.choice([3000, 1 << 20]), chance.choice([700, 1 << 20]), chance.uniform(0.5, 3)
+        stop = threading.Event()
+        with self.cli.opened() as (context, store):
+            with killed(_MODULES, name, at, self.done, dies=dies, died=stop.set), suppress(TableSuspendedError):
+                epoch = begin(context, store, catch_up=catch_up)
+                epoch.stop = stop
+                epoch.job = replace(epoch.job, max_batch_bytes=size, piece_bytes=piece)
+                timer = threading.Timer(seconds, stop.set)
+                if not catch_up:
+                    timer.start()
+                try:
+                    run_in_process(epoch)
+                finally:
+                    timer.cancel()
+            run = store.current_stream(context.pipeline.name)
+            if run is not None and run.state == "running":  # it was killed before it had begun
+                store.end_stream(context.pipeline.name, run.epoch, "failed", "killed")
+        self.done["epochs"] += 1
+
+    def dies(self) -> None:
+        self.stream(dies=True)
+
+    def read(self, name: str | None = None) -> None:
+        """An operator reads a table again, whatever it is."""
+        label = f"{_DATABASE}.{name or self.chance.choice([*TABLES])}"
+        try:
+            self.done[self.cli.resnapshot(label)] += 1
+        except (NotReadyError, TransientError) as error:
+            assert any(text in str(error) for text in _REFUSED), error
+            self.done["readings that were refused"] += 1
+
+    def beside(self) -> None:
+        """Both at a time; either may die, and then both do."""
+        at_once(self.read, lambda: self.stream(dies=self.chance.random() < 0.5))
+
+    def metadata(self) -> None:
+        """From now on the binlog says more or less of the columns."""
+        with self.load.still():
+            self.server.execute(f"SET GLOBAL binlog_row_metadata = {self.chance.choice(['MINIMAL', 'FULL'])}")
+            self.server.execute("FLUSH BINARY LOGS")
+
+    def verified(self) -> None:
+        with self.load.still():
+            self.settle()
+
+    # ---------------------------------------------------------------- how it is
+
+    def steps(self) -> list[str]:
+        """What has happened to the tables."""
+        plan = self.cli.context.need_plan()
+        return [
+            f"{type(step).__name__} {plan.tables[step.table].label}, revision {step.revision}, at "
+            f"{plan.lineage.position(step.seq)} {getattr(step, 'kind', '')}: {getattr(step, 'message', '')}"
+            for step in plan.steps
+        ]
+
+    def settle(self) -> None:
+        """Nobody writes any more: all tables that are there rejoin, and are what the source has."""
+        there = self.there()
+        for _ in range(3):
+            self.stream(ends=True)
+            plan = self.cli.context.need_plan()
+            left = [step for step in plan.suspended if plan.tables[step.table].name in there]
+            if not left:
+                break
+            for step in left:
+                assert step.kind != NotFollowedError.__name__, step
+                self.read(plan.tables[step.table].name)
+        else:
+            raise AssertionError(left)
+        gone = {plan.tables[step.table].name for step in plan.suspended}
+        assert not gone & set(there)
+        with closing(self.server.connect(database=_DATABASE)) as connection:
+            assert compare_all(connection, _DATABASE, self.cli.sink, there) == []
+        found = {v.table.partition(".")[2]: v for v in verify(self.cli.context, show_values=True)}
+        assert all(found[name].equal for name in there), found
+        self.done["comparisons"] += 1
+
+    def columns(self) -> None:
+        """Definitions, and names, order, types and comments of the columns, are those of a copy that is made now."""
+        there = self.there()
+        patterns = [self.patterns[name] for name in there]
+        fresh = Cli(self.folder / "fresh", self.server, *patterns, sink=self.sink, **self.settings)
+        fresh.snapshot()
+        plan = self.cli.context.need_plan()
+        with closing(connect(self.server.connect_args())) as connection:
+            for table in (table for table in plan.tables if table.name in there):
+                now = read_schema(connection, *table.id).with_zero_dates("null")
+                assert (table.columns, table.key, table.comments) == (now.columns, now.key, now.comments)
+                assert (table, table.collation) == (now, now.collation)
+                copies = [cli.sink / _DATABASE / table.name for cli in (self.cli, fresh)]
+                old, new = (json.loads(DeltaTable(str(copy)).schema().to_json())["fields"] for copy in copies)
+                for one, other in zip(old, new, strict=True):
+                    if "comment" not in other["metadata"]:  # one that is told no more may be somebody else's
+                        one["metadata"].pop("comment", None)
+                assert old == new
+        self.done["suspended"] = sum(isinstance(step, Suspended) for step in plan.steps)
+        self.done["rejoined"] = sum(isinstance(step, Rejoined) for step in plan.steps)
+
+
+@pytest.fixture
+def world(server: MySQLServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> Iterator[World]:
+    monkeypatch.setattr(compaction, "FANOUT", 3)
+    monkeypatch.setattr(compaction, "FEWEST", 2)
+    monkeypatch.setattr(key_index, "_MERGED", 2)
+    monkeypatch.setattr(rereading, "_PAUSE_SECONDS", 0.2)
+    go = rereading.Rereading._go
+
+    def ends(self: rereading.Rereading) -> None:
+        with suppress(Killed):
+            go(self)
+
+    monkeypatch.setattr(rereading.Rereading, "_go", ends)
+    server.execute(f"DROP DATABASE IF EXISTS {_DATABASE}")
+    server.execute(f"CREATE DATABASE {_DATABASE} CHARACTER SET utf8mb4")
+    found = World(server, tmp_path, seed)
+    found.make()
+    yield found
+    server.execute("SET GLOBAL binlog_row_metadata = FULL")
+    server.execute(f"DROP DATABASE {_DATABASE}")
+
+
+@pytest.mark.parametrize("seed", [*range(2), *(pytest.param(n, marks=pytest.mark.long) for n in range(2, 100))])
+def test_a_schedule(world: World, seed: int) -> None:
+    chance, load, began = world.chance, world.load, time.monotonic()
+    kinds = ["stream", "dies", "dies", "dies", "beside", "beside", "read", "verified", "metadata"]
+    steps = [chance.choice(kinds) for _ in range(6)]
+    try:
+        world.cli.snapshot()
+        with load:
+            for step in [*steps, "dies", "stream"]:
+                load.alters.release(3)
+                getattr(world, step)()
+        if seed % 3:  # else those that are gone stay so, and stay suspended
+            for name in set(TABLES) - set(world.there()):
+                world.server.session(_DATABASE, f"CREATE TABLE {quoted(name)} {TABLES[name]}")
+        world.settle()
+        world.columns()
+    except (Exception, CdcError):
+        print(f"seed {seed}, steps {steps}", *load.said, sep=";\n")
+        print(*world.steps(), sep="\n")
+        raise
+    finally:
+        print(f"seed {seed}, {time.monotonic() - began:.0f} s: {dict(world.done)}, {dict(load.done)}")
+    assert world.done["suspended"] >= _SUSPENDED and world.done["rejoined"] >= _REJOINED

@@ -1,0 +1,134 @@
+"""What schedules by chance share: threads that write and alter, and runs that are killed in the process of the test."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from types import ModuleType
+from typing import Any, Self
+
+import pytest
+
+from tests.support.servers import MySQLServer
+
+Work = Callable[[random.Random, int, Any], None]
+
+
+class Killed(BaseException):
+    """Ends a run as a crash would, as far as that can be had in one process."""
+
+
+class Threads:
+    """Threads with a connection each, which do their work again and again. A context manager: they end with it.
+
+    ``said`` is all DDL that the server has executed, in order.
+
+    :param works: what each thread does: with its random numbers, its number and a cursor.
+    :param modes: what each session sets first.
+    """
+
+    def __init__(self, server: MySQLServer, seed: int, database: str, works: Sequence[Work], modes: str) -> None:
+        self.server, self.seed, self.database, self._modes = server, seed, database, modes
+        self.said: list[str] = []
+        self.done: Counter[str] = Counter()
+        #: How many DDL may follow; so their number does not depend on how quick a machine is.
+        self.alters = threading.Semaphore(0)
+        self.over = threading.Event()
+        self._locks = [threading.Lock() for _ in works]
+        self._failed: list[BaseException] = []
+        self._threads = [threading.Thread(target=self._run, args=(n, work)) for n, work in enumerate(works)]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.over.set()
+        for thread in self._threads:
+            thread.join()
+        assert not self._failed, self._failed
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """Nobody writes or alters meanwhile, and no transaction is open."""
+        with ExitStack() as stack:
+            for lock in self._locks:
+                stack.enter_context(lock)
+            yield
+
+    def _run(self, number: int, work: Work) -> None:
+        draw = random.Random(f"{self.seed}/{number}")
+        try:
+            with closing(self.server.connect(database=self.database)) as connection, connection.cursor() as cursor:
+                cursor.execute(f"SET SESSION innodb_lock_wait_timeout = 1, lock_wait_timeout = 2, {self._modes}")
+                while not self.over.wait(draw.choice((0.01, 0.04, 0.08))):
+                    with self._locks[number]:
+                        work(draw, number, cursor)
+        except BaseException as error:
+            self._failed.append(error)
+
+
+def at_once(one: Callable[[], object], other: Callable[[], object]) -> None:
+    """Both at a time. The one, in a thread of its own, may be killed; what it fails with counts."""
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            one()
+        except Killed:
+            pass
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        other()
+    finally:
+        thread.join()
+    if failed:
+        raise failed[0]
+
+
+@contextmanager
+def killed(
+    modules: Iterable[ModuleType],
+    name: str | None,
+    at: int,
+    done: Counter[str],
+    *,
+    dies: bool = True,
+    died: Callable[[], object] = lambda: None,
+) -> Iterator[None]:
+    """Whatever runs in here may be killed, once: from then on no thread gets past a failpoint.
+
+    :param modules: those whose failpoints kill.
+    :param name: at which failpoint; at any if ``None``.
+    :param at: the how manieth time that it is reached.
+    :param done: counts where it was killed.
+    :param dies: whether it is to be killed at all.
+    :param died: called when it is killed; the thread that is may not be the one that runs in here.
+    """
+    left, lock = [at], threading.Lock()
+
+    def failpoint(reached: str) -> None:
+        with lock:
+            dead = left[0] <= 0
+            left[0] -= reached == name or name is None
+            now = left[0] == 0 and not dead
+            if now:
+                done[f"killed at {reached}"] += 1
+        if now:
+            died()
+        if now or dead:
+            raise Killed(reached)
+
+    with pytest.MonkeyPatch.context() as patch, suppress(Killed):
+        for module in modules:
+            if dies:
+                patch.setattr(module, "failpoint", failpoint)
+        yield
