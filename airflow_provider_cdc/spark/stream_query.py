@@ -75,9 +75,11 @@ class StreamQuery:
         :param checkpoint: folder that Spark wants, where there is none yet.
         :param seconds: least time between the starts of two batches. The source waits, since a trigger of Spark with
             an interval begins batches at multiples of it, whenever the changes come.
-        :raises CdcError: what made the query fail; the next section has another one.
+        :raises CdcError: what made the query fail, and the next section has another one; or why the section could not
+            go on because of one table, and the query continues with the next one.
         """
-        self._section = job.section
+        with self._working:
+            self._section = job.section
         try:
             if self._query is not None:
                 SectionOffset(job.section, start).write(self._section_file)
@@ -88,12 +90,13 @@ class StreamQuery:
                 except SlowWorkerError:
                     if self._begun or number == _STARTS - 1:
                         raise
-        except BaseException:
-            self._stop()
+        except BaseException as error:
+            if not (isinstance(error, CdcError) and error.table and self._query is not None and self._query.isActive):
+                self._stop()
             raise
         finally:
             with self._working:  # a batch that is being applied is finished first
-                self._section = None
+                self._section = self._failure = None
 
     def _begin(self, job: StreamJob, start: Offset, checkpoint: Path, seconds: float) -> None:
         self._begun, self._failure = False, None
@@ -153,6 +156,8 @@ class StreamQuery:
             if token is not self._heard or manifests[0]["section"] != self._section or self._over() or self._failure:
                 return  # the end of its section has been decided: what was read is read again by the next one
             try:
+                if failed := [manifest["error"] for manifest in manifests if "error" in manifest]:
+                    raise of_spark(RuntimeError(failed[0]))
                 self._apply(manifests)
             except BaseException as error:  # nobody else would hear of it
                 self._fail(token, error)

@@ -21,7 +21,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
 from airflow_provider_cdc.core.offset import Offset
-from airflow_provider_cdc.exceptions import CdcError, pack
+from airflow_provider_cdc.exceptions import CdcError, TerminalError, pack
 from airflow_provider_cdc.jobs.batches import StreamJob
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 FORMAT = "airflow_cdc_binlog"
 #: Seconds for which the source waits at most before it says that there is no batch: Spark can end a query only then.
 _WAIT_SECONDS = 1.0
+#: Seconds between two looks for what the driver decides about an error.
+_LOOK_SECONDS = 0.1
 
 
 @contextmanager
@@ -48,19 +50,22 @@ class SectionOffset:
 
     :param section: number of the section.
     :param offset: up to where it has been read.
+    :param error: why it cannot be read any further, packed: the section ends here.
     """
 
     section: int
     offset: Offset
+    error: str | None = None
 
     def encode(self) -> dict[str, Any]:
         """As Spark wants it: a flat dictionary of simple values."""
-        return {"section": self.section, "offset": json.dumps(self.offset.to_json())}
+        value = {"section": self.section, "offset": json.dumps(self.offset.to_json())}
+        return value if self.error is None else {**value, "error": self.error}
 
     @classmethod
     def decode(cls, value: dict[str, Any]) -> SectionOffset:
         """Inverse of :meth:`encode`."""
-        return cls(value["section"], Offset.from_json(json.loads(value["offset"])))
+        return cls(value["section"], Offset.from_json(json.loads(value["offset"])), value.get("error"))
 
     def write(self, file: Path) -> None:
         """Let the source go on from here, in another process of this host."""
@@ -90,6 +95,25 @@ class Range(InputPartition):
     def __init__(self, section: int, start: Offset, end: Offset, reader: int, asked: list[dict[str, int]]) -> None:
         super().__init__(None)
         self.section, self.start, self.end, self.reader, self.asked = section, start, end, reader, asked
+
+
+class Failure(InputPartition):
+    """Instead of what cannot be read: tells the driver why.
+
+    :param section: number of the section.
+    :param error: why, packed.
+    """
+
+    def __init__(self, section: int, error: str) -> None:
+        super().__init__(None)
+        self.section, self.error = section, error
+
+
+def _of_one_table(error: CdcError) -> bool:
+    """Whether an error may leave the other tables alone. Then it travels as a batch: to end the query, as an exception
+    does, and begin another takes seconds, for all tables.
+    """
+    return isinstance(error, TerminalError) and error.table is not None
 
 
 class BinlogReader(DataSourceStreamReader):
@@ -129,12 +153,16 @@ class BinlogReader(DataSourceStreamReader):
                 if next_one is not None and next_one.section > self._at.section:
                     self._close()
                     self._at = next_one
+                elif self._at.error is not None:
+                    time.sleep(_LOOK_SECONDS)
                 elif (end := self._next_batch(self._at)) is not None:
                     self._at = end
-                return self._at.encode()
-            except CdcError:
+            except CdcError as error:
                 self._close()
-                raise
+                if not _of_one_table(error):
+                    raise
+                self._at = replace(self._at, error=pack(error))
+            return self._at.encode()
 
     def _next_batch(self, begin: SectionOffset) -> SectionOffset | None:
         """End of the next batch of a section, if there is one."""
@@ -161,6 +189,8 @@ class BinlogReader(DataSourceStreamReader):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """A task for each piece of a batch, as they were found; else one, as of a batch that Spark plans again."""
         first, last = SectionOffset.decode(start), SectionOffset.decode(end)
+        if last.error is not None:
+            return [Failure(last.section, last.error)]
         if first.section != last.section:
             return []
         found = [first.offset, last.offset]
@@ -171,15 +201,23 @@ class BinlogReader(DataSourceStreamReader):
         return [Range(last.section, *ends, i, [] if i else asked) for i, ends in enumerate(pieces)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Stage the files of a range and return their manifest."""
-        assert isinstance(partition, Range)
+        """Stage the files of a range and return their manifest, or what has kept it from that."""
+        assert isinstance(partition, Range | Failure)
+        found = {"error": partition.error} if isinstance(partition, Failure) else self._stage(partition)
+        manifest = {**found, "section": partition.section}
+        yield pa.RecordBatch.from_pydict({"manifest": [json.dumps(manifest)]})
+
+    def _stage(self, partition: Range) -> dict[str, Any]:
         context = TaskContext.get()
         attempt = str(context.taskAttemptId()) if context is not None else "0"
         with _packed():
             job = replace(self._job, section=partition.section)
-            manifest = job.stage(partition.start, partition.end, attempt, partition.reader, partition.asked)
-        manifest["section"] = partition.section
-        yield pa.RecordBatch.from_pydict({"manifest": [json.dumps(manifest)]})
+            try:
+                return job.stage(partition.start, partition.end, attempt, partition.reader, partition.asked)
+            except CdcError as error:
+                if not _of_one_table(error):
+                    raise
+                return {"error": pack(error)}
 
     def commit(self, end: dict[str, Any]) -> None:
         """Nothing: the sink's progress record is the resume point."""

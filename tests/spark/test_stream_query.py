@@ -202,6 +202,49 @@ def test_one_query_carries_all_sections(
         assert compare_all(connection, database, cli.sink) == []
 
 
+def test_what_suspends_a_table_does_not_end_the_query(
+    spark: SparkSession,
+    cli: Cli,
+    mysql_server: MySQLServer,
+    database: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Neither what is found where the next batch is planned, nor what is found where it is read: for the others, to
+    begin another query would take seconds.
+    """
+    for name in ("planned", "staged"):
+        mysql_server.execute(f"CREATE TABLE `{database}`.{name} (id INT PRIMARY KEY, d DATE)")
+        mysql_server.execute(f"INSERT INTO `{database}`.{name} VALUES (1, NULL)")
+    cli = Cli(tmp_path / "other", mysql_server, rf"{database}\..*", name=database)
+    cli.value["stream"] = {"on_table_error": "suspend", "fail_on_suspended": False}
+    cli.write()
+    cli.snapshot()
+    by_statement = ("SET SESSION binlog_format = STATEMENT", "UPDATE planned SET d = '2020-01-01'")
+    mysql_server.session(database, "UPDATE t SET v = 2", "SET SESSION sql_mode = ''", "UPDATE staged SET d = 0")
+    mysql_server.session(database, "UPDATE t SET v = 3 WHERE id = 1", *by_statement)
+    mysql_server.session(database, "INSERT INTO t VALUES (3, 3)")
+    begun, begin, stopped, stop = [], StreamQuery._begin, [], StreamQuery._stop
+
+    def count(self: StreamQuery, *args: Any) -> None:
+        begun.append(args[0].section)
+        begin(self, *args)
+
+    def count_too(self: StreamQuery) -> None:
+        stopped.append(self._section)
+        stop(self)
+
+    monkeypatch.setattr(StreamQuery, "_begin", count)
+    monkeypatch.setattr(StreamQuery, "_stop", count_too)
+    with cli.epoch() as epoch:
+        run_on_spark(epoch, spark)
+        assert begun == [0] and stopped == [None], "at the end"
+        found = {epoch.plan.tables[step.table].name: step.message for step in epoch.plan.suspended}
+    assert sorted(found) == ["planned", "staged"]
+    assert "0000-00-00" in found["staged"] and "statement" in found["planned"]
+    assert cli.rows(database, "t").sort_by("id").column("v").to_pylist() == [3, 2, 3]
+
+
 def test_a_worker_that_comes_up_too_slowly_is_started_again(
     spark: SparkSession, slow: Path, cli: Cli, mysql_server: MySQLServer, database: str, tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -9,8 +10,9 @@ from typing import Any, cast
 import pytest
 
 from airflow_provider_cdc.core.offset import Offset, Position
+from airflow_provider_cdc.exceptions import TerminalError, unpack
 from airflow_provider_cdc.jobs.batches import StreamJob
-from airflow_provider_cdc.spark.stream_source import BinlogReader, SectionOffset
+from airflow_provider_cdc.spark.stream_source import BinlogReader, Range, SectionOffset
 
 
 def at(position: int) -> Offset:
@@ -23,6 +25,7 @@ class Job:
 
     section: int = 0
     full: bool = False
+    error: TerminalError | None = None
 
     def close(self) -> None:
         """It has no connection."""
@@ -33,8 +36,13 @@ class Job:
     def wait(self, start: Offset, seconds: float) -> bool:
         return start.at.position < 40
 
+    def stage(self, *_: object) -> dict[str, Any]:
+        raise self.error or AssertionError
+
     def pieces(self, planner: object, start: Offset) -> list[Offset]:
         begin = start.at.position
+        if self.error and begin == 20:
+            raise self.error
         return [at(begin + 5), at(begin + 10)] if begin < 40 else [start]
 
 
@@ -82,6 +90,35 @@ def test_the_next_section_begins_where_the_driver_says(told: bool, tmp_path: Pat
         [],
         [(2, 30, 35), (2, 35, 40)],
     ]
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_an_error_of_one_table_is_a_batch(told: bool, tmp_path: Path) -> None:
+    """Behind what could be read. Nothing is read behind it until the driver has decided."""
+    file = tmp_path / "section"
+    error = TerminalError("it is damaged", "Mend it", table="d.t")
+    reader = BinlogReader(cast(StreamJob, Job(error=error)), at(10), file)
+    start, parts = reader.initialOffset(), list[Any]()
+    for section in (0, 0, 0, 1, 1):
+        if section:
+            SectionOffset(section, at(30)).write(file)
+        end = reader.latestOffset(start) if told else reader.latestOffset()
+        parts.append(reader.partitions(start, end) if start != end else None)
+        start = end
+    assert [None if part is None else len(part) for part in parts] == [2, 1, None, 0, 2]
+    for part in (parts[0][1], parts[1][0]):  # found where a piece is staged, and where the batch is planned
+        [batch] = reader.read(part)
+        manifest = json.loads(batch["manifest"][0].as_py())
+        found = unpack(manifest["error"])
+        assert found is not None and found.to_json() == error.to_json() and manifest["section"] == 0
+
+
+def test_any_other_error_ends_the_query(tmp_path: Path) -> None:
+    reader = BinlogReader(cast(StreamJob, Job(error=TerminalError("all is lost"))), at(20), tmp_path / "section")
+    with pytest.raises(RuntimeError, match="all is lost"):
+        reader.latestOffset(reader.initialOffset())
+    with pytest.raises(RuntimeError, match="all is lost"):
+        list(reader.read(Range(0, at(10), at(20), 0, [])))
 
 
 def test_what_planning_has_asked_of_a_store_is_told_once(tmp_path: Path) -> None:
