@@ -64,7 +64,7 @@ def trouble(server: MySQLServer, breaking: Iterator[str], seconds: float, every:
         if number % 2:
             server.session("many", "SET SESSION binlog_format = STATEMENT", f"UPDATE {name} SET v = 0 WHERE id < 9")
         else:
-            server.session("many", f"ALTER TABLE {name} DROP COLUMN spare")
+            server.session("many", f"ALTER TABLE {name} DROP COLUMN spare, ORDER BY id")  # this is not followed
         number += 1
         time.sleep(max(0.0, min(every, end - time.monotonic())))
 

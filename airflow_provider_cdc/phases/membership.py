@@ -25,22 +25,26 @@ from airflow_provider_cdc.sinks.protocol import Adopting, Feature
 from airflow_provider_cdc.sinks.storage import write_json_once
 from airflow_provider_cdc.store import Store
 
-#: Names that tools for online schema changes (gh-ost, pt-online-schema-change, spirit) give to tables beside a table.
-_BESIDE = re.compile("_+(.+)_(gho|ghc|del|new|old|chkpnt)")
+#: Names that tools for online schema changes give to tables beside a table: gh-ost (``--timestamp-old-table``,
+#: ``--revert``), pt-online-schema-change, and spirit (which adds a time to the one that it leaves).
+_BESIDE = re.compile(r"_+(.+?)_(?:\d{14}_)?(?:rev_)?(?:gho|ghc|ghk|del|new|old(?:_\d\w*)?|chkpnt|sentinel)")
+#: Characters of a name, at most. Those tools cut the table's own name so that theirs fits.
+_LONGEST = 64
 
 
 def newcomers(context: Context, plan: Plan) -> Iterator[TableSchema | NotReadyError]:
-    """Tables of the source that the pipeline captures and the plan does not have; or why one cannot be copied. Those
-    are left out with which a captured table is altered online.
+    """Tables of the source that the pipeline captures and the plan does not have; or why one is not copied. Those
+    are left out with which another one is altered online, by their names.
     """
     known = {table.id for table in plan.tables}
     with closing(connect(context.connect_args)) as connection:
         listed = find_tables(connection, context.pipeline.captures)
         there = {(database, name) for database, name, _ in listed}
         for database, name, engine in listed:
-            if (database, name) in known or _is_beside(database, name, there):
+            if (database, name) in known:
                 continue
             try:
+                _check_name(context, database, name, there)
                 found = read_schema(connection, database, name, engine, context.pipeline.keeps)
                 _check(context, [*known, found.id], found)
             except NotReadyError as error:
@@ -51,9 +55,20 @@ def newcomers(context: Context, plan: Plan) -> Iterator[TableSchema | NotReadyEr
             yield found
 
 
-def _is_beside(database: str, name: str, there: Collection[tuple[str, str]]) -> bool:
-    found = _BESIDE.fullmatch(name)
-    return found is not None and (database, found[1]) in there
+def _check_name(context: Context, database: str, name: str, there: Collection[tuple[str, str]]) -> None:
+    """Refuse a table that looks like one with which another is altered online, unless it is asked for by its name.
+
+    :raises NotReadyError: naming the other one.
+    """
+    found, label = _BESIDE.fullmatch(name), f"{database}.{name}"
+    if found is None or {label, re.escape(label)} & {*context.pipeline.source.tables}:
+        return
+    for other_database, other in there:
+        if other_database == database and (other == found[1] or (len(name) == _LONGEST and other.startswith(found[1]))):
+            raise NotReadyError(
+                f"its name is that of a table with which {database}.{other} is altered online",
+                f"If it is not, name it in source.tables: {re.escape(label)}",
+            )
 
 
 def _check(context: Context, ids: list[tuple[str, str]], table: TableSchema) -> None:

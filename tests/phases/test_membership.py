@@ -275,6 +275,26 @@ def test_created_while_the_stream_runs(
     assert [table.name for table in cli.context.need_plan().tables] == [*TABLES, "new0", "new1"]
 
 
+def test_names_beside_another_table(mysql_server: MySQLServer, tmp_path: Path) -> None:
+    """What looks like a table with which another is altered online is left out, and this is said; a table that is
+    asked for by its name is not.
+    """
+    long = "l" * 62
+    beside = ["_keyed_gho", "_keyed_20260102030405_del", "_keyed_rev_del", "__keyed_new", "_keyed_old_20260102_0304"]
+    beside.append(f"_{long[:59]}_gho")
+    own = ["_keyed_gone", "keyed_new", "_other_new", "_keyed_2_del", "_plain_new"]
+    with three_tables(mysql_server):
+        cli = copied(mysql_server, tmp_path, ALL, r"d\._plain_new")
+        run(mysql_server, *(f"CREATE TABLE {name} LIKE quiet" for name in (long, *beside, *own)))
+        cli.catch_up()
+        equal(mysql_server, cli, *TABLES, long, *own)
+        assert {table.name for table in cli.context.need_plan().tables} == {*TABLES, long, *own}
+        with cli.opened() as (_, store):
+            said = [event.detail for event in store.events("p", 100) if event.kind == "table_refused"]
+        assert len(said) == len(beside)
+        assert all(any(f"table d.{name} cannot be added: its name" in str(text) for text in said) for name in beside)
+
+
 def test_dropped(server: MySQLServer, database: str, tmp_path: Path) -> None:
     """The copy stays as it was, and nobody is told off for it: not for one that was renamed, either. Made again under
     its name, the table is what it is then.

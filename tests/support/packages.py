@@ -155,7 +155,7 @@ def unpacked_packages(packages: Packages = MYSQL) -> Path:
         root.parent.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory(dir=root.parent, prefix="fetch-") as work:
             size = f"(once, about {packages.megabytes} MB)"
-            print(f"Fetching the {packages.title} server {size} ...", file=sys.stderr, flush=True)
+            print(f"Fetching {packages.title} {size} ...", file=sys.stderr, flush=True)
             _download_and_unpack(Path(work), packages)
             (Path(work) / "root").rename(root)
     return root
