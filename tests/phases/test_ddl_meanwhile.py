@@ -118,6 +118,7 @@ def run(
     return cli
 
 
+@pytest.mark.one_of("server", "moment")
 @pytest.mark.parametrize("moment", ["chunk.before_lw", "chunk.after_lw", "chunk.after_select", "chunk.after_hw"])
 @pytest.mark.parametrize("kind", STATEMENTS)
 def test_in_the_middle_of_a_snapshot(

@@ -251,6 +251,7 @@ def die() -> None:
     raise Died
 
 
+@pytest.mark.one_of("server", "again")
 @pytest.mark.parametrize("again", [False, True], ids=["gone", "made again"])
 @pytest.mark.parametrize("name", ["suspend.before_write", "suspend.after_write", *failpoints.DROPS])
 def test_killed(server: MySQLServer, database: str, name: str, again: bool, tmp_path: Path) -> None:

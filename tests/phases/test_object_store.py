@@ -228,6 +228,7 @@ def test_a_table_that_fails_beside_others_keeps_the_resume_point_back(world: Wor
     assert not world.differences()
 
 
+@pytest.mark.one_of("commit")
 @pytest.mark.parametrize("fault", ["lost", "denied", "late", "error", "slow_down", "conflict", "cut"])
 @pytest.mark.parametrize("commit", ["a/_delta_log/", "_cdc_progress/.*/_delta_log/"], ids=["table", "resume-point"])
 def test_a_commit_whose_answer_says_nothing(world: World, commit: str, fault: Fault) -> None:

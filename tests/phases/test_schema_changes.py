@@ -135,6 +135,7 @@ def is_copy(server: MySQLServer, cli: Cli) -> None:
     assert all(v.equal for v in verify(cli.context))
 
 
+@pytest.mark.one_of("server", "how")
 @pytest.mark.parametrize("kind", FOLLOWED)
 @pytest.mark.parametrize("how", ["while it was down", "one by one"])
 def test_followed(server: MySQLServer, database: str, kind: str, how: str, tmp_path: Path) -> None:

@@ -59,6 +59,7 @@ def is_equal(cli: Cli) -> bool:
     return all(found.equal for found in verify(cli.context))
 
 
+@pytest.mark.one_of("server", "merge")
 @pytest.mark.parametrize("merge", MERGES)
 @pytest.mark.parametrize("how", KEEPING)
 def test_a_column_that_is_gone_stays(

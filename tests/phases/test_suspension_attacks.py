@@ -341,6 +341,7 @@ WINDOW = {
 }
 
 
+@pytest.mark.one_of("server", "settings")
 @pytest.mark.parametrize("settings", [{}, {"merge": "copy_on_write"}], ids=str)
 @pytest.mark.parametrize("kind", WINDOW)
 def test_in_the_window(server: MySQLServer, database: str, kind: str, settings: dict[str, Any], tmp_path: Path) -> None:

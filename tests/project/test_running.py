@@ -34,6 +34,12 @@ def server(request):
 def test_on_several(server, n):
     pass
 
+@pytest.mark.one_of("server", "how")
+@pytest.mark.parametrize("how", [1, 2])
+@pytest.mark.parametrize("n", range(10))
+def test_both(server, n, how):
+    pass
+
 @pytest.mark.parametrize("seed", ["it's 7"])
 def test_that_fails(seed):
     raise AssertionError
@@ -73,6 +79,11 @@ def test_each_value_has_its_turn(run: Run) -> None:
     assert {name.partition("[")[2][0] for name in kept} == {"A", "B", "C"}
     left = [name for name in names(run("--collect-only", "-q", "--share=1/1")) if "several" in name]
     assert len(left) == 20 and not set(left) & set(kept)
+
+
+def test_values_of_two_parameters_have_their_turn(run: Run) -> None:
+    kept = [name.partition("[")[2] for name in names(run("--collect-only", "-q", "-m", "not long")) if "both" in name]
+    assert len(kept) == 10 and {name[0] for name in kept} == {"A", "B", "C"}
 
 
 def test_shares_are_about_the_same() -> None:

@@ -277,6 +277,7 @@ class Copies:
 POINTS = [name for name in SNAPSHOT if name.startswith(("chunk.", "file.", "manifest."))]
 
 
+@pytest.mark.one_of("late")
 @pytest.mark.parametrize("late", [False, True], ids=["released before the commit", "released after the commit"])
 @pytest.mark.parametrize("point", POINTS)
 def test_a_copy_that_goes_on(

@@ -57,14 +57,14 @@ def in_share(nodeid: str, share: int, shares: int) -> bool:
 
 
 def repetitions(items: Iterable[Any]) -> Iterator[Any]:
-    """Of tests that are marked ``one_of(parameter)``, those with the values of the parameter that are left to the long
-    tests. Which value is kept depends on the test's name and its other parameters: all values have their turn.
+    """Of tests that are marked ``one_of(parameter, ...)``, those with the values of the parameters that are left to the
+    long tests. Which are kept depends on the test's name and its other parameters: all values have their turn.
     """
     groups = defaultdict[tuple[str, frozenset[tuple[str, int]]], list[Any]](list)
     for item in items:
         marker = item.get_closest_marker("one_of")
         if marker and hasattr(item, "callspec") and not item.get_closest_marker("long"):
-            others = {(name, id(value)) for name, value in item.callspec.params.items() if name != marker.args[0]}
+            others = {(name, id(value)) for name, value in item.callspec.params.items() if name not in marker.args}
             groups[item.nodeid.partition("[")[0], frozenset(others)].append(item)
     for variants in groups.values():
         kept = int.from_bytes(sha256(variants[0].nodeid.encode()).digest()[:8]) % len(variants)
