@@ -399,5 +399,9 @@ def test_a_server_that_ignores_case(tmp_path: Path) -> None:
         with contextlib.closing(server.connect()) as connection:
             assert compare(connection, "shop", "customer", cli.sink / "shop" / "customer") is None
         server.execute("ALTER TABLE SHOP.CUSTOMER DROP w")
+        cli.catch_up()
+        with contextlib.closing(server.connect()) as connection:
+            assert compare(connection, "shop", "customer", cli.sink / "shop" / "customer") is None
+        server.execute("ALTER TABLE SHOP.CUSTOMER ORDER BY Id")
         with pytest.raises(TerminalError, match=r"ALTER TABLE on captured table shop\.customer"):
             cli.catch_up()
