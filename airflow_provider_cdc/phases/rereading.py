@@ -15,7 +15,7 @@ from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.core.steps import ADDED, REMOVED, Suspended
 from airflow_provider_cdc.exceptions import CdcError, NotFollowedError, NotReadyError, TransientError
-from airflow_provider_cdc.jobs.slices import Runner
+from airflow_provider_cdc.jobs.slices import Runner, run_in_threads
 from airflow_provider_cdc.mysql.places.binlog_files import table_sizes
 from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.phases.context import Context
@@ -33,6 +33,9 @@ _LOOK_SECONDS = 0.2
 _PAUSE_SECONDS = 10.0
 #: Seconds from one look for tables that were created to the next. One that is not there twice is not added.
 _CATALOG_SECONDS = 30.0
+#: Bytes up to which the driver reads a table itself. A task would take longer until it has begun, and take a core of a
+#: small host from the batches meanwhile.
+_SMALL_BYTES = 16 << 20
 #: Seconds for which a table must not be there before its copy is emptied: a tool that alters it may drop it, and give
 #: its name to another one at once.
 _GONE_SECONDS = 3.0
@@ -43,7 +46,7 @@ _END_SECONDS = 60.0
 class Rereading:
     """Reads suspended tables again. A context manager, which ends it.
 
-    :param run: runs the slices.
+    :param run: runs the slices of a table that is not small.
     """
 
     def __init__(self, context: Context, run: Runner) -> None:
@@ -172,7 +175,7 @@ class Rereading:
                 ((_, size),) = table_sizes(connection, [plan.tables[index].id]) or [(0, 0)]
             most = context.pipeline.stream.reread_max_bytes
             if size <= most or (step is not None and step.kind in (ADDED, REMOVED)):  # those somebody has asked for
-                read_table(context, index, self.run)
+                read_table(context, index, run_in_threads if size <= _SMALL_BYTES else self.run)
                 return
             why = f"it has {size:,} bytes, and stream.reread_max_bytes is {most:,}"
         except Exception as error:  # whatever it is: it must not end the thread, and Spark may be ending

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 FORMAT = "airflow_cdc_binlog"
 #: Seconds for which the source waits at most before it says that there is no batch: Spark can end a query only then.
 _WAIT_SECONDS = 1.0
-#: Seconds between two looks for what the driver decides about an error.
+#: Seconds between two looks for the section with which the driver answers a DDL, or an error.
 _LOOK_SECONDS = 0.1
 
 
@@ -139,8 +139,8 @@ class BinlogReader(DataSourceStreamReader):
         return self._start.encode()
 
     def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:
-        """End of the next batch, which begins as soon as there are changes, and not too soon after the one before it;
-        or the beginning of the next section: a batch without rows leads there.
+        """End of the next batch, which begins as soon as there are changes, and not too soon after the one before it.
+        If the next section has begun, it begins there.
 
         :param start: where the batch begins. Spark before 4.2 does not say it: the batch begins where the last one
             ended, since a checkpoint serves one query, and a query one reader.
@@ -153,7 +153,7 @@ class BinlogReader(DataSourceStreamReader):
                 if next_one is not None and next_one.section > self._at.section:
                     self._close()
                     self._at = next_one
-                elif self._at.error is not None:
+                if self._at.error is not None or self._at.offset.before_ddl:
                     time.sleep(_LOOK_SECONDS)
                 elif (end := self._next_batch(self._at)) is not None:
                     self._at = end
@@ -191,9 +191,10 @@ class BinlogReader(DataSourceStreamReader):
         first, last = SectionOffset.decode(start), SectionOffset.decode(end)
         if last.error is not None:
             return [Failure(last.section, last.error)]
-        if first.section != last.section:
-            return []
-        found = [first.offset, last.offset]
+        begin = first if first.section == last.section else SectionOffset.read(self._file)
+        if begin is None or begin.section != last.section:
+            return []  # the driver has ended that section: it takes nothing of it any more
+        found = [begin.offset, last.offset]
         if self._pieces[:1] == found[:1] and self._pieces[-1:] == found[1:]:
             found = self._pieces
         asked, self._asked = self._asked, []
