@@ -284,7 +284,7 @@ def world(server: MySQLServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.one_of("server")
-@pytest.mark.parametrize("seed", [*range(2), *(pytest.param(n, marks=pytest.mark.long) for n in range(2, 100))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.long) for n in range(1, 100))])
 def test_a_schedule(world: World, seed: int) -> None:
     chance, load = world.chance, world.load
     kinds = ["stream", "dies", "dies", "again", "beside", "verified", "metadata"]

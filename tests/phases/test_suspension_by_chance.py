@@ -283,7 +283,7 @@ def world(server: MySQLServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     server.execute(f"DROP DATABASE {_DATABASE}")
 
 
-@pytest.mark.parametrize("seed", [*range(2), *(pytest.param(n, marks=pytest.mark.long) for n in range(2, 100))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.long) for n in range(1, 100))])
 def test_a_schedule(world: World, seed: int) -> None:
     chance, load, began = world.chance, world.load, time.monotonic()
     kinds = ["stream", "dies", "dies", "dies", "beside", "beside", "read", "verified", "metadata"]

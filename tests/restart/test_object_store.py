@@ -20,8 +20,8 @@ from tests.support.store_proxy import FAULTS, StoreProxy
 
 #: Schedules of the long suite, each once with faults beside the kills, and once on each kind of server.
 SEEDS = 60
-#: Chains of every run of the tests: half of the failpoints, and all faults. Two minutes each.
-QUICK = 2
+#: Chains of every run of the tests: a quarter of the failpoints, and all faults. Two minutes each.
+QUICK = 1
 
 pytestmark = pytest.mark.timeout(1800)  # two minutes where nothing else runs
 
