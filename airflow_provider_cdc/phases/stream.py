@@ -59,7 +59,8 @@ def begin(context: Context, store: Store, *, catch_up: bool, log: str | None = N
     :raises NotReadyError: if the snapshot is not complete or a stream of this pipeline is running.
     :raises TerminalError: if the stream cannot go on where it stopped.
     """
-    # Compiled now if it never was on this machine: that holds all threads for seconds, the heartbeat's with them.
+    # Compiled now if they never were on this machine: that holds all threads for seconds, the heartbeat's with them.
+    import airflow_provider_cdc.mysql.resultset.reader
     import airflow_provider_cdc.mysql.stream.batches  # noqa: F401
 
     with counting(Traffic()) as asked:

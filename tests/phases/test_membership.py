@@ -48,7 +48,7 @@ def captures(cli: Cli, *patterns: str, exclude: tuple[str, ...] = ()) -> None:
     cli.write()
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 120) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end

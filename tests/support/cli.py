@@ -190,7 +190,7 @@ class Cli:
                 yield epoch
             finally:
                 epoch.stop.set()
-                thread.join(60)
+                thread.join(180)  # a table that is read again is waited for
             assert not thread.is_alive()
 
     def rows(self, database: str, table: str) -> pa.Table:
