@@ -62,6 +62,10 @@ class SchemaPolicy:
         if in_key and not asked:
             raise NotFollowed(f"new column {in_key[0]} is part of the key, and {self._says} leaves new columns out")
         new = tuple(column for column in new if column.name not in in_key)
+        if new and len(new) == len(after.copied):
+            if not asked:
+                raise NotFollowed(f"all of its columns are new, and {self._says} leaves new columns out")
+            new = ()
         ignored = ({*before.ignored} & {*after.left_out}) | {column.name for column in new}
         made = replace(
             after,

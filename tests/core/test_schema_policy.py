@@ -114,6 +114,14 @@ def test_a_new_column_of_the_key() -> None:
     assert names(made) == (["id", "a", "b", "c"], []) and made.left_out == ("d",)
 
 
+def test_nothing_but_new_columns() -> None:
+    """As of a table that was dropped and made again: a copy without columns is none."""
+    again = TableSchema("d", "t", (C,), ())
+    with pytest.raises(NotFollowed, match="all of its columns are new, and .* ignore leaves new columns out"):
+        IGNORE.shaped(TABLE, again, read_again=True)
+    assert names(IGNORE.shaped(TABLE, again, read_again=True, asked=True)) == (["c"], [])
+
+
 @pytest.mark.parametrize(
     ("old", "new", "wider"),
     [

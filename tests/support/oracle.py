@@ -354,6 +354,7 @@ def compare(
     sink_table_path: Place,
     without: Collection[str] = (),
     kept: Kept | None = None,
+    beside: Collection[str] = (),
 ) -> Difference | None:
     """Compare one source table with its Delta table; ``None`` when they are the same.
 
@@ -362,12 +363,14 @@ def compare(
     counted. Of a table with partitions it is also checked that each file is in the folder of its partition.
 
     :param conn: a PyMySQL connection that may read the table; it has no other statement open.
-    :param without: columns that are not copied.
+    :param without: columns that are not copied. If those of the key are among them, equal rows are counted.
     :param kept: deleted rows that stay in the copy.
+    :param beside: columns that the copy alone has, and that are not compared.
     :raises ValueError: for a table that is not there, or with a type that is not known here.
     """
     columns, key = _describe(conn, database, table)
     columns = [c for c in columns if c.name not in without]
+    key = key if not {*key} & {*without} else []
     found = Difference(f"{database}.{table}")
     delta = _delta(sink_table_path)
     if delta is None:
@@ -376,7 +379,7 @@ def compare(
         found.missing = 1
         return found
     marked = [f"_cdc_{name}" for name in ("deleted", "op", "ts")] if kept and kept.marked else []
-    derived = {*delta.metadata().partition_columns} - {c.name for c in columns}
+    derived = ({*delta.metadata().partition_columns} - {c.name for c in columns}) | {*beside}
     if misplaced := _misplaced(delta, derived):
         found.different, found.examples = len(misplaced), misplaced[:EXAMPLES]
         return found
