@@ -17,7 +17,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core.offset import Offset
-from airflow_provider_cdc.exceptions import CdcError, SlowWorkerError, TransientError
+from airflow_provider_cdc.exceptions import CdcError, SlowWorkerError, TransientError, error_of
 from airflow_provider_cdc.jobs.batches import StreamJob
 from airflow_provider_cdc.spark.session import of_spark, spark_errors
 from airflow_provider_cdc.spark.stream_source import FORMAT, SectionOffset, make_source
@@ -157,7 +157,7 @@ class StreamQuery:
                 return  # the end of its section has been decided: what was read is read again by the next one
             try:
                 if failed := [manifest["error"] for manifest in manifests if "error" in manifest]:
-                    raise of_spark(RuntimeError(failed[0]))
+                    raise error_of(**failed[0])
                 self._apply(manifests)
             except BaseException as error:  # nobody else would hear of it
                 self._fail(token, error)

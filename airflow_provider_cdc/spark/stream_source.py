@@ -50,22 +50,23 @@ class SectionOffset:
 
     :param section: number of the section.
     :param offset: up to where it has been read.
-    :param error: why it cannot be read any further, packed: the section ends here.
+    :param error: why it cannot be read any further (:meth:`CdcError.to_json`): the section ends here.
     """
 
     section: int
     offset: Offset
-    error: str | None = None
+    error: dict[str, Any] | None = None
 
     def encode(self) -> dict[str, Any]:
         """As Spark wants it: a flat dictionary of simple values."""
         value = {"section": self.section, "offset": json.dumps(self.offset.to_json())}
-        return value if self.error is None else {**value, "error": self.error}
+        return value if self.error is None else {**value, "error": json.dumps(self.error)}
 
     @classmethod
     def decode(cls, value: dict[str, Any]) -> SectionOffset:
         """Inverse of :meth:`encode`."""
-        return cls(value["section"], Offset.from_json(json.loads(value["offset"])), value.get("error"))
+        error = json.loads(value["error"]) if "error" in value else None
+        return cls(value["section"], Offset.from_json(json.loads(value["offset"])), error)
 
     def write(self, file: Path) -> None:
         """Let the source go on from here, in another process of this host."""
@@ -101,10 +102,10 @@ class Failure(InputPartition):
     """Instead of what cannot be read: tells the driver why.
 
     :param section: number of the section.
-    :param error: why, packed.
+    :param error: why, as :class:`SectionOffset` has it.
     """
 
-    def __init__(self, section: int, error: str) -> None:
+    def __init__(self, section: int, error: dict[str, Any]) -> None:
         super().__init__(None)
         self.section, self.error = section, error
 
@@ -161,7 +162,7 @@ class BinlogReader(DataSourceStreamReader):
                 self._close()
                 if not _of_one_table(error):
                     raise
-                self._at = replace(self._at, error=pack(error))
+                self._at = replace(self._at, error=error.to_json())
             return self._at.encode()
 
     def _next_batch(self, begin: SectionOffset) -> SectionOffset | None:
@@ -218,7 +219,7 @@ class BinlogReader(DataSourceStreamReader):
             except CdcError as error:
                 if not _of_one_table(error):
                     raise
-                return {"error": pack(error)}
+                return {"error": error.to_json()}
 
     def commit(self, end: dict[str, Any]) -> None:
         """Nothing: the sink's progress record is the resume point."""

@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 
 from airflow_provider_cdc.exceptions import NotReadyError, TableSuspendedError
+from airflow_provider_cdc.jobs.slices import run_in_threads
 from airflow_provider_cdc.mysql.server import session
 from airflow_provider_cdc.mysql.snapshot import keyless, planner
+from airflow_provider_cdc.phases import rereading
+from airflow_provider_cdc.phases.stream import begin, run_in_process
 from airflow_provider_cdc.phases.verify import verify
 from tests.support.cli import Cli
 from tests.support.oracle import compare_all
@@ -285,3 +288,20 @@ def test_what_the_stream_does_not_read_again(server: MySQLServer, database: str,
     cli.write()
     cli.catch_up()
     equal(server, cli, "quiet", "keyed")
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_who_reads_it_again(
+    server: MySQLServer, database: str, small: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small table is read by the driver itself, any other by tasks."""
+    monkeypatch.setattr(rereading, "_SMALL_BYTES", 1 << 30 if small else -1)
+    cli = copied(server, tmp_path, stream={"reread": "auto"})
+    run(server, "ALTER TABLE keyed ORDER BY id")
+    by_tasks: list[Any] = []
+    with cli.opened() as (context, store):
+        epoch = begin(context, store, catch_up=True)
+        epoch.rereading.run = lambda job: by_tasks.append(job) or run_in_threads(job)  # type: ignore[func-returns-value]
+        run_in_process(epoch)
+    equal(server, cli, *TABLES)
+    assert len(by_tasks) == (not small)

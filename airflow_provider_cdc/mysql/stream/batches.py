@@ -69,7 +69,7 @@ class BatchPlanner:
         :returns: whether something is.
         """
         until = time.monotonic() + seconds
-        while start.before_ddl or binlog_end(self._connection) == start.at:
+        while binlog_end(self._connection) == start.at:
             if (left := until - time.monotonic()) <= 0:
                 return False
             time.sleep(min(_LOOK_SECONDS, left))
