@@ -217,13 +217,14 @@ def reload(path: str) -> None:
 @cli.command()
 @_FILE
 @click.option("--table", required=True, help="The table, as database.table.")
-def resnapshot(path: str, table: str) -> None:
-    """Read a table again as a whole, beside the stream or without one; a suspended one goes on then."""
-    from airflow_provider_cdc.phases.resnapshot import resnapshot as read_again
+@click.option("--where-key", metavar="CONDITION", help="Only rows whose keys are so, as in: id >= 100 AND id < 200.")
+def resnapshot(path: str, table: str, where_key: str | None) -> None:
+    """Read a table again, beside the stream or without one; a suspended one goes on then."""
+    from airflow_provider_cdc.phases.key_ranges import read_again
     from airflow_provider_cdc.spark.snapshot_job import run_on_spark
 
     with _work(path, need_snapshot=True, beside=True) as (context, store, spark):
-        read_again(context, store, table, run_on_spark(spark, context.reporter.line))
+        read_again(context, store, table, where_key, run_on_spark(spark, context.reporter.line))
 
 
 def _snapshot(context: Context, store: Store, spark: SparkSession) -> None:

@@ -60,7 +60,8 @@ class Request:
     :param group: number of the chunk group to read; ``None`` for the stream.
     :param maintain: compact and tidy the sink's tables, and nothing else.
     :param purge: with ``maintain``, leave neither dead rows nor small files.
-    :param reread: the table that is read again as a whole, ``database.table``, and nothing else.
+    :param reread: the table that is read again, ``database.table``, and nothing else; ``where_key``: only those of its
+        rows whose keys are as the condition says.
     :param holder: who reads the group, for people.
     :param task: identity of the task that wants the group, and ``task_request`` the number of its request: see
         :class:`~airflow_provider_cdc.phases.groups.TaskRequest`.
@@ -76,6 +77,7 @@ class Request:
     maintain: bool = False
     purge: bool = False
     reread: str | None = None
+    where_key: str | None = None
     holder: str = ""
     task: str = ""
     task_request: int = 0
@@ -156,7 +158,7 @@ def _outcome(context: Context, request: Request) -> dict[str, Any]:
     if request.maintain:
         return kept_up(context, purge=request.purge)
     if request.reread is not None:
-        return _reread(context, request.reread)
+        return _reread(context, request.reread, request.where_key)
     return _stream(context, request) if request.group is None else _group(context, request)
 
 
@@ -223,13 +225,13 @@ def _group(context: Context, request: Request) -> dict[str, Any]:
             spark.stop()
 
 
-def _reread(context: Context, table: str) -> dict[str, Any]:
-    from airflow_provider_cdc.phases.resnapshot import resnapshot
+def _reread(context: Context, table: str, where_key: str | None) -> dict[str, Any]:
+    from airflow_provider_cdc.phases.key_ranges import read_again
 
     session: list[SparkSession] = []
     try:
         with closing(context.store()) as store:
-            outcome = resnapshot(context, store, table, _when_needed(context, session))
+            outcome = read_again(context, store, table, where_key, _when_needed(context, session))
         return {"table": table, "outcome": outcome}
     finally:
         for spark in session:

@@ -34,6 +34,7 @@ __all__ = [
     "CdcMaintainOperator",
     "CdcPlanChunksOperator",
     "CdcPreflightOperator",
+    "CdcResnapshotOperator",
     "CdcSnapshotOperator",
     "CdcStreamOperator",
     "CdcVerifyOperator",
@@ -207,30 +208,34 @@ class CdcMaintainOperator(PipelineOperator):
 
 
 class CdcResnapshotOperator(PipelineOperator):
-    """Read a table again as a whole; a stream may run, and goes on with it then. A suspended table rejoins.
+    """Read a table again; a stream may run, and goes on with it then. A suspended table rejoins.
 
     While a stream runs, the task waits until it has exchanged the rows. Without one, the next stream does it.
 
-    XCom: ``table`` and ``outcome``: ``rejoined``, or ``staged``: the next stream exchanges the rows.
+    XCom: ``table`` and ``outcome``: ``rejoined`` (``replaced`` with ``where_key``), or ``staged``: the next stream
+    exchanges the rows.
 
     :param pipeline: as in :class:`CdcPreflightOperator`. (templated)
     :param table: the table, as ``database.table``. (templated)
+    :param where_key: only rows whose keys are as this condition says, such as ``id >= 100 AND id < 200``. (templated)
     """
 
-    template_fields = (*PipelineOperator.template_fields, "table")
+    template_fields = (*PipelineOperator.template_fields, "table", "where_key")
     operator_extra_links = (SparkUiLink(),)
     ui_color = "#e8f0fe"
 
-    def __init__(self, *, pipeline: PipelineLike, table: str, **kwargs: Any) -> None:
+    def __init__(self, *, pipeline: PipelineLike, table: str, where_key: str | None = None, **kwargs: Any) -> None:
         super().__init__(pipeline=pipeline, **kwargs)
         self.table = table
+        self.where_key = where_key
         self._driver: Driver | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Run a driver and relay what it says."""
         with task_errors(self.log):
             found = context_of(self.pipeline, self.log)
-            return _attended(self, request_of(found.pipeline, reread=self.table), context)
+            request = request_of(found.pipeline, reread=self.table, where_key=self.where_key)
+            return _attended(self, request, context)
 
     def on_kill(self) -> None:
         """End the driver: nobody has seen what it has read."""

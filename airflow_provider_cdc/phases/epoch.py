@@ -21,6 +21,7 @@ from airflow_provider_cdc.phases.apply import Applied, Applier
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.dropping import empty_copy
 from airflow_provider_cdc.phases.groups import coverage
+from airflow_provider_cdc.phases.key_ranges import exchange_ranges
 from airflow_provider_cdc.phases.membership import add, addable, removals
 from airflow_provider_cdc.phases.reading_ahead import ReadingAhead
 from airflow_provider_cdc.phases.reload import reloaded
@@ -177,13 +178,15 @@ class Epoch:
             if self.context.layout.reload(self.plan.generation) in names:
                 self._reload()
             asked = waiting(self.context, self.plan, names)
-            self.awaited = any(staged.revision is not None for staged in asked)
+            self.awaited = any(staged.whole for staged in asked)
             publish_staged(
                 self.context, self.store, self.plan, self.applier, self.job, [s for s in asked if s.revision is None]
             )
             for staged in asked:
-                if staged.revision is not None:
+                if staged.whole:
                     self._rejoin(staged)
+                elif staged.ranges:
+                    exchange_ranges(self.context, self.store, self.plan, self.applier, self.job, staged)
 
     def _reload(self) -> None:
         """Copy other tables from now on: the next section goes on without some, and others are added."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -63,8 +63,9 @@ class Staged:
     :param high: highest high watermark of its chunks.
     :param since: where the stream stood before its first chunk was read, with the XA transactions open there.
     :param lineage: the segment of the server that it was read from.
-    :param revision: the revision that begins with it, where a table was read again as a whole (``resnapshot.py``); else
-        ``None``.
+    :param revision: the revision that begins with it, where a table was read again as a whole (``resnapshot.py``); the
+        table's own, where ranges of its keys were; else ``None``.
+    :param ranges: whether it is ranges of keys (``key_ranges.py``).
     """
 
     group: int
@@ -73,6 +74,12 @@ class Staged:
     since: Offset
     lineage: Lineage
     revision: int | None = None
+    ranges: bool = False
+
+    @property
+    def whole(self) -> bool:
+        """Whether a table was read again as a whole."""
+        return self.revision is not None and not self.ranges
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON value."""
@@ -83,6 +90,7 @@ class Staged:
             "since": self.since.to_json(),
             "lineage": self.lineage.to_json(),
             **({} if self.revision is None else {"revision": self.revision}),
+            **({"ranges": True} if self.ranges else {}),
         }
 
 
@@ -119,8 +127,15 @@ def waiting(context: Context, plan: Plan, names: Iterable[str] | None = None) ->
         value = read_json(context.storage, name)
         if value is not None:  # else it has just been published
             high, since = Position.from_json(value["high"]), Offset.from_json(value["since"])
-            revision = value.get("revision")
-            found = Staged(value["group"], value["attempt"], high, since, numbering(plan, value), revision)
+            found = Staged(
+                value["group"],
+                value["attempt"],
+                high,
+                since,
+                numbering(plan, value),
+                value.get("revision"),
+                value.get("ranges", False),
+            )
             if found.group not in newest or newest[found.group].attempt < found.attempt:
                 newest[found.group] = found
     return [newest[number] for number in sorted(newest)]
@@ -169,21 +184,29 @@ def settle(group: Group, store: Store, staged: Staged) -> bool:
     manifests = group.manifest(staged.attempt)
     for index in group.tables:
         _publish_alone(group, staged, index, manifests)
+    return taken(group, store, staged, lambda: (group.published() or 0) >= staged.attempt, _said(staged))
+
+
+def taken(group: Group, store: Store, staged: Staged, done: Callable[[], bool], said: str) -> bool:
+    """Wait while a stream runs that will publish what is staged.
+
+    :param done: whether it is published.
+    :param said: what was read again, for people.
+    :returns: whether it is published; if not, the next stream does it.
+    :raises TransientError: if the stream could not publish it.
+    """
+    context, plan = group.context, group.plan
     watch: Watch | None = None
-    while (group.published() or 0) < staged.attempt:
-        asked = any(found.group == staged.group for found in waiting(group.context, group.plan))
-        if not asked and (group.published() or 0) < staged.attempt:
-            raise TransientError(
-                f"{_said(staged)}, which cannot be published", "Run again: the group is then read once more"
-            )
-        run = store.current_stream(group.plan.pipeline)
+    while not done():
+        asked = any(found.group == staged.group for found in waiting(context, plan))
+        if not asked and not done():
+            raise TransientError(f"{said}, and cannot be published", "Run again: it is then read once more")
+        run = store.current_stream(plan.pipeline)
         if run is None or run.state != "running" or died_here(run.host, run.machine, run.pid, run.pid_started):
             return False
         if watch is None or watch.epoch != run.epoch:
             watch = Watch(run.epoch)
-            group.context.reporter.line(
-                f"{_said(staged)}; the stream (epoch {run.epoch}) publishes it when it is at {staged.high}"
-            )
+            context.reporter.line(f"{said}; the stream (epoch {run.epoch}) publishes it when it is at {staged.high}")
         if watch.see(run, time.monotonic()) is not None:
             return False
         time.sleep(_POLL_SECONDS)
@@ -199,7 +222,7 @@ def _publish_alone(group: Group, staged: Staged, index: int, manifests: Sequence
         return (markers.get(group.marker) or 0) < staged.attempt and markers.get(epoch) is None
 
     if due(target.markers()):
-        with _replaced(group, index, files) as change:
+        with _replaced(group, staged, index, files) as change:
             failpoint("reread.before_commit")
             target.commit(
                 lambda markers: change if due(markers) else None,
@@ -231,7 +254,7 @@ def publish_staged(
                 why = unfit(group, staged, applier.lineage, context.opener(slots.REPLAY))
                 behind = [i for i, attempt in group.markers().items() if attempt < staged.attempt]
                 for index in behind if why is None else ():
-                    _publish_table(group, staged, index, applier, job)
+                    publish_table(group, staged, index, applier, job, {group.marker: staged.attempt})
         except FencedError:
             raise
         except (TerminalError, FileNotFoundError, pa.ArrowInvalid) as error:  # the stream itself has lost nothing
@@ -260,7 +283,13 @@ def _said(staged: Staged) -> str:
     return f"group {staged.group} was read again (attempt {staged.attempt})"
 
 
-def _publish_table(group: Group, staged: Staged, index: int, applier: Applier, job: StreamJob) -> None:
+def publish_table(
+    group: Group, staged: Staged, index: int, applier: Applier, job: StreamJob, markers: Mapping[str, int]
+) -> None:
+    """Put what was read again in the place of the rows of one table, as of the resume point, in one commit.
+
+    :param markers: say that it is published, and go into the same commit.
+    """
     plan, target = group.plan, applier.tables[index]
     manifests = [m for m in group.manifest(staged.attempt) if m["table"] == index]
     for file in (DataFile(**m["file"]) for m in manifests):
@@ -269,13 +298,13 @@ def _publish_table(group: Group, staged: Staged, index: int, applier: Applier, j
     # A run that was killed before it wrote the resume point may have left the table further than that.
     at = max(applier.lineage.seq(applier.at.at), target.markers().get(stream_marker(plan.pipeline)) or 0)
     files = _replayed(group, staged, index, manifests, replace(applier.at, at=applier.lineage.position(at)), job)
-    with _replaced(group, index, files) as change:
+    with _replaced(group, staged, index, files) as change:
 
-        def decide(markers: Markers) -> Replaced | None:
-            return None if (markers.get(group.marker) or 0) >= staged.attempt else change
+        def decide(standing: Markers) -> Replaced | None:
+            return None if all((standing.get(name) or 0) >= value for name, value in markers.items()) else change
 
         failpoint("reread.before_commit")
-        target.commit(decide, {group.marker: staged.attempt, stream_marker(plan.pipeline): at}, applier.fence)
+        target.commit(decide, {**markers, stream_marker(plan.pipeline): at}, applier.fence)
         failpoint("reread.after_commit")
 
 
@@ -354,7 +383,7 @@ def changes_since(group: Group, staged: Staged, index: int, end: Offset, job: St
 
 
 @contextmanager
-def _replaced(group: Group, index: int, files: Sequence[DataFile]) -> Iterator[Replaced]:
+def _replaced(group: Group, staged: Staged, index: int, files: Sequence[DataFile]) -> Iterator[Replaced]:
     """Files in the place of the rows of a table that belong to a group; the server says whose keys do."""
     table = group.plan.tables[index]
     chunks = [c for c in group.chunks if c.table == index]
@@ -370,7 +399,7 @@ def _replaced(group: Group, index: int, files: Sequence[DataFile]) -> Iterator[R
                 pa.array(owners(connection, table, chunks, keys_of(table, keys)), pa.int64()), pa.scalar(0)
             )
 
-        yield Replaced(files, (group.plan.generation, group.number), owned, span)
+        yield Replaced(files, None if staged.ranges else (group.plan.generation, group.number), owned, span)
 
 
 def place_of(group: Group, staged: Staged) -> str:

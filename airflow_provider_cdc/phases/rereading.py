@@ -163,7 +163,7 @@ class Rereading:
         try:
             plan = context.need_plan()
             label = plan.tables[index].label
-            if any(found.revision is not None and table_of(found) == index for found in waiting(context, plan)):
+            if any(found.whole and table_of(found) == index for found in waiting(context, plan)):
                 return  # somebody has read it already
             step = plan.suspended_of(index)
             if self._is_gone(plan, index, step):

@@ -9,10 +9,8 @@ stream follows the table as it was read. The argument is in docs/correctness.md.
 
 from __future__ import annotations
 
-import time
 from contextlib import closing, suppress
 from dataclasses import replace
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,11 +19,10 @@ from sqlalchemy.exc import SQLAlchemyError
 from airflow_provider_cdc.core import slots
 from airflow_provider_cdc.core.alter_words import NotFollowed
 from airflow_provider_cdc.core.changes import apply_changes, last_changes
-from airflow_provider_cdc.core.plan import Plan, slices
+from airflow_provider_cdc.core.plan import FIRST_ASIDE, Plan
 from airflow_provider_cdc.core.schema import SEQ, TableSchema
 from airflow_provider_cdc.core.schema_policy import describe_change
 from airflow_provider_cdc.core.steps import ADDED, Rejoined
-from airflow_provider_cdc.core.supervision import Watch
 from airflow_provider_cdc.exceptions import (
     CdcError,
     DdlError,
@@ -44,27 +41,22 @@ from airflow_provider_cdc.mysql.keys.ownership import owners, uncovered
 from airflow_provider_cdc.mysql.places.resume import gone
 from airflow_provider_cdc.mysql.server.key_sql import keys_of
 from airflow_provider_cdc.mysql.server.session import connect
-from airflow_provider_cdc.mysql.snapshot.planner import plan_again
+from airflow_provider_cdc.mysql.snapshot.planner import plan_again, plan_table
 from airflow_provider_cdc.phases.apply import Applier, found_rows
+from airflow_provider_cdc.phases.aside import read_aside
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.groups import Group, coverage, generation_fence, targets, watermarks_of
-from airflow_provider_cdc.phases.reread import Staged, changes_since, forget, place_of, recounted, request, waiting
+from airflow_provider_cdc.phases.reread import Staged, changes_since, forget, place_of, recounted, request, taken
 from airflow_provider_cdc.phases.schema_changes import finish_table
-from airflow_provider_cdc.phases.snapshot import job_of
-from airflow_provider_cdc.processes import died_here
 from airflow_provider_cdc.sinks.files import DataFile
 from airflow_provider_cdc.sinks.protocol import Adopting, Feature, SinkTable
 from airflow_provider_cdc.sinks.storage import read_json, write_json_once
 from airflow_provider_cdc.store import Store
 
-#: Numbers of chunk groups of tables that are read again as a whole begin here, for each table and revision.
-_FIRST = 1_000_000
 #: How often a table may be altered while it is read again.
 _TRIES = 20
 #: What the server says of a table that has changed since it was planned: no such database, column, table, index.
 _OTHER = frozenset({1049, 1054, 1146, 1176})
-_POLL_SECONDS = 1.0
-_RUN_AGAIN = "Run again: the table is then read once more"
 
 
 def resnapshot(context: Context, store: Store, label: str, run: Runner) -> str:
@@ -77,6 +69,25 @@ def resnapshot(context: Context, store: Store, label: str, run: Runner) -> str:
         copied.
     :raises TransientError: if it is altered all the time, or the stream could not exchange the rows.
     """
+    index = asked_for(context, label)
+    group, staged = read_table(context, index, run, asked=True)
+
+    def done() -> bool:
+        step = context.need_plan().rejoined_of(index)
+        return step is not None and step.revision >= (staged.revision or 0)
+
+    if taken(group, store, staged, done, f"{label} was read again"):
+        return "rejoined"
+    context.reporter.line(f"{label} was read again; no stream runs: the next one takes it in")
+    return "staged"
+
+
+def asked_for(context: Context, label: str) -> int:
+    """Index of a table that somebody wants to be read again.
+
+    :param label: ``database.table``.
+    :raises NotReadyError: if the pipeline has no such table, or its snapshot is not complete.
+    """
     plan = context.need_plan()
     tables = {t.label: i for i, t in enumerate(plan.tables) if context.pipeline.captures(*t.id)}
     if (index := tables.get(label)) is None:
@@ -87,7 +98,7 @@ def resnapshot(context: Context, store: Store, label: str, run: Runner) -> str:
             f"the snapshot of {plan.pipeline} is not complete",
             "Run `airflow-cdc snapshot` (or `airflow-cdc run`) first",
         )
-    return _settle(*read_table(context, index, run, asked=True), store, label)
+    return index
 
 
 def read_table(context: Context, index: int, run: Runner, *, asked: bool = False) -> tuple[Group, Staged]:
@@ -125,33 +136,17 @@ def _read(context: Context, plan: Plan, index: int, run: Runner, asked: bool) ->
             index,
             lineage.server,
             keeps=context.pipeline.keeps,
-            chunk_rows=context.pipeline.snapshot.chunk_rows,
+            cut=lambda connection, table: plan_table(connection, index, table, context.pipeline.snapshot.chunk_rows),
             open_at=open_at,
         )
     schema = _shaped(context, plan, index, schema, asked)
     context.sink.table(schema)  # what it cannot have is refused before anything is read
     context.pipeline.sink.deletions.of(schema)
     begun = Rejoined(index, plan.revision(index) + 1, lineage.seq(since.at), schema)
-    number = _FIRST * (index + 1) + 1000 * begun.revision
-    while True:
-        grouped = tuple(replace(chunk, no=no, group=number) for no, chunk in enumerate(chunks))
-        made = replace(plan, steps=(*plan.steps, begun), chunks=grouped)
-        if write_json_once(context.storage, context.layout.share(plan.generation, number), made.to_json()):
-            break
-        number += 1  # somebody reads it, or has read it, for the same revision
-    group = Group(context, made, number)
-    manifests: list[dict[str, Any]] = []
-    if chunks:
-        missing = range(len(slices(grouped)))
-        context.reporter.line(f"{schema.label} is read again: {len(chunks)} chunks, from {since.at} on")
-        for manifest in run(job_of(group, 1, missing, since, lineage)):
-            manifest.pop("asked", None)
-            manifests.append(manifest)
-        if {manifest["slice"] for manifest in manifests} != set(missing):
-            raise TransientError(f"{schema.label} was not read to its end", _RUN_AGAIN)
-    manifests = group.write_manifest(1, sorted(manifests, key=lambda manifest: int(manifest["slice"])))
-    high = max([since.at, *(watermarks_of(chunk)[1] for entry in manifests for chunk in entry["chunks"])])
-    staged = Staged(number, 1, high, since, lineage.newest, begun.revision)
+    number = FIRST_ASIDE * (index + 1) + 1000 * begun.revision
+    made = replace(plan, steps=(*plan.steps, begun))
+    group, high = read_aside(context, made, chunks, number, since, lineage, run)
+    staged = Staged(group.number, 1, high, since, lineage.newest, begun.revision)
     request(group, staged)
     return group, staged
 
@@ -172,34 +167,9 @@ def _shaped(context: Context, plan: Plan, index: int, found: TableSchema, asked:
         ) from None
 
 
-def _settle(group: Group, staged: Staged, store: Store, label: str) -> str:
-    """Wait until the stream has exchanged the rows."""
-    context, plan = group.context, group.plan
-    watch: Watch | None = None
-    while True:
-        step = context.need_plan().rejoined_of(table_of(staged))
-        if step is not None and step.revision >= (staged.revision or 0):
-            return "rejoined"
-        if not any(found.group == staged.group for found in waiting(context, plan)):
-            raise TransientError(f"{label} was read again, and could not take its place in the stream", _RUN_AGAIN)
-        run = store.current_stream(plan.pipeline)
-        if run is None or run.state != "running" or died_here(run.host, run.machine, run.pid, run.pid_started):
-            break
-        if watch is None or watch.epoch != run.epoch:
-            watch = Watch(run.epoch)
-            context.reporter.line(
-                f"{label} was read again; the stream (epoch {run.epoch}) takes it in when it is at {staged.high}"
-            )
-        if watch.see(run, time.monotonic()) is not None:
-            break
-        time.sleep(_POLL_SECONDS)
-    context.reporter.line(f"{label} was read again; no stream runs: the next one takes it in")
-    return "staged"
-
-
 def table_of(staged: Staged) -> int:
     """Index of the table that was read again as a whole."""
-    return staged.group // _FIRST - 1
+    return staged.group // FIRST_ASIDE - 1
 
 
 def rejoin(context: Context, store: Store, plan: Plan, applier: Applier, job: StreamJob, staged: Staged) -> Plan | None:

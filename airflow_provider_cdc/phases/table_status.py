@@ -49,7 +49,7 @@ def table_status(
     :param lineage: that of the resume point.
     :param rows: what the snapshot has read, by table.
     """
-    asked = {table_of(one) for one in now.staged if one.revision is not None}
+    asked = {table_of(one) for one in now.staged if one.whole}
     definitions = plan.definitions_of(lineage)
     found = []
     for index, table in enumerate(plan.tables):

@@ -87,6 +87,10 @@ class Layout:
         """Manifest of one attempt of a group."""
         return f"{self.group(generation, group)}/attempt-{attempt}.json"
 
+    def exchanged(self, generation: int, group: int) -> str:
+        """That the stream has exchanged the rows of ranges that were read again."""
+        return f"{self.group(generation, group)}/exchanged.json"
+
     def notes(self, generation: int, group: int, attempt: int) -> str:
         """Folder of the notes between driver and readers of an attempt; gone when it ends."""
         return f"{self.group(generation, group)}/notes-{attempt}"

@@ -112,16 +112,17 @@ class Published:
 
 @dataclass(frozen=True)
 class Replaced:
-    """A chunk group was read again: its slices take the place of all rows that belong to it.
+    """A chunk group, or ranges of keys, were read again: the slices take the place of all rows that belong to them.
 
     :param slices: what :meth:`SinkTable.stage` returned.
-    :param group: number of the snapshot and of the chunk group, whose earlier slices go as a whole.
+    :param group: number of the snapshot and of the chunk group, whose earlier slices go as a whole; ``None`` for ranges
+        of keys.
     :param owned: for the key columns of some rows (without a key: ``_cdc_seq``), a mask of those that belong to it.
     :param span: smallest and largest key of its rows, only for a single integer key.
     """
 
     slices: Sequence[DataFile]
-    group: tuple[int, int]
+    group: tuple[int, int] | None
     owned: Callable[[pa.Table], pa.Array]
     span: tuple[int, int] | None = None
 

@@ -313,7 +313,7 @@ def test_a_request_that_is_left_behind_is_read_again(pair: Pair) -> None:
         (staged,) = waiting(context, context.need_plan())
         assert not settle(group(pair), store, staged)
         forget(group(pair), staged.attempt)
-        with pytest.raises(TransientError, match="which cannot be published"):
+        with pytest.raises(TransientError, match="and cannot be published"):
             settle(group(pair), store, staged)
     break_copy(pair)
     assert read_again(pair, pair.new).outcome == "staged"

@@ -21,6 +21,7 @@ import pymysql
 import pytest
 from deltalake import DeltaTable
 
+from airflow_provider_cdc.core.schema import INTEGER_TYPES, TEXT_TYPES
 from airflow_provider_cdc.core.steps import Rejoined, Suspended
 from airflow_provider_cdc.exceptions import (
     CdcError,
@@ -53,7 +54,9 @@ _DATABASE = "chance_s"
 _POLICIES = 100
 _MODULES = (apply, reread, resnapshot, schema_changes, suspension, batches, slices, groups, chunk, keyless)
 #: What may become of a table that an operator reads again while it is altered.
-_REFUSED = ("no longer exists", "was altered", "altered all the time", "could not take its place", "has changed")
+_REFUSED = ("no longer exists", "was altered", "altered all the time", "cannot be published", "has changed")
+#: The same where some rows are to be read.
+_NO_PART = ("is suspended", "has no usable key", "--where-key", "has not followed that yet")
 
 
 class Load(Threads):
@@ -199,9 +202,25 @@ class World:
             assert any(text in str(error) for text in _REFUSED), error
             self.done["readings that were refused"] += 1
 
+    def part(self) -> None:
+        """An operator reads some rows of a table again, by its key, if it has one."""
+        tables = self.cli.context.need_plan().tables
+        table = self.chance.choice([table for table in tables if table.key])
+        name, kind = quoted(table.key[0]), table.key_columns[0].data_type
+        low = self.chance.randint(-2, 30)
+        if kind in INTEGER_TYPES:
+            condition = f"{name} >= {low} AND {name} < {low + 12}"
+        else:
+            condition = f"{name} >= 'b'" if kind in TEXT_TYPES else f"{name} IN ({low}, 'x')"
+        try:
+            self.done[f"{self.cli.resnapshot(table.label, condition)} in part"] += 1
+        except (NotReadyError, TransientError) as error:
+            assert any(text in str(error) for text in (*_REFUSED, *_NO_PART)), error
+            self.done["parts that were refused"] += 1
+
     def beside(self) -> None:
         """Both at a time; either may die, and then both do."""
-        at_once(self.read, lambda: self.stream(dies=self.chance.random() < 0.5))
+        at_once(self.chance.choice([self.read, self.part]), lambda: self.stream(dies=self.chance.random() < 0.5))
 
     def metadata(self) -> None:
         """From now on the binlog says more or less of the columns."""
@@ -303,7 +322,7 @@ def world(server: MySQLServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.long) for n in range(1, 150))])
 def test_a_schedule(world: World, seed: int) -> None:
     chance, load, began = world.chance, world.load, time.monotonic()
-    kinds = ["stream", "dies", "dies", "dies", "beside", "beside", "read", "verified", "metadata"]
+    kinds = ["stream", "dies", "dies", "dies", "beside", "beside", "read", "part", "verified", "metadata"]
     steps = [chance.choice(kinds) for _ in range(6)]
     try:
         world.cli.snapshot()

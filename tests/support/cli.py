@@ -24,8 +24,8 @@ from airflow_provider_cdc.jobs.slices import run_in_threads
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.epoch import Epoch
 from airflow_provider_cdc.phases.groups import TaskRequest
+from airflow_provider_cdc.phases.key_ranges import read_again
 from airflow_provider_cdc.phases.next_snapshot import planned
-from airflow_provider_cdc.phases.resnapshot import resnapshot
 from airflow_provider_cdc.phases.snapshot import run_snapshot
 from airflow_provider_cdc.phases.stream import begin, run_in_process
 from airflow_provider_cdc.pipeline import Pipeline
@@ -163,10 +163,10 @@ class Cli:
         with self.opened() as (context, store):
             run_in_process(begin(context, store, catch_up=True))
 
-    def resnapshot(self, table: str) -> str:
-        """Read a table again as a whole."""
+    def resnapshot(self, table: str, where_key: str | None = None) -> str:
+        """Read a table again, or some of its rows."""
         with self.opened() as (context, store):
-            return resnapshot(context, store, table, run_in_threads)
+            return read_again(context, store, table, where_key, run_in_threads)
 
     @contextlib.contextmanager
     def epoch(self, batch_bytes: int = 1 << 28) -> Iterator[Epoch]:

@@ -28,6 +28,7 @@ from airflow_provider_cdc.mysql.binlog.events import table_map
 from airflow_provider_cdc.mysql.binlog.events.table_map import TableMap, WireColumn
 from airflow_provider_cdc.mysql.binlog.plain.rows import _readers
 from airflow_provider_cdc.mysql.binlog.walk.space import Space
+from airflow_provider_cdc.mysql.keys.ranges import value_of
 from airflow_provider_cdc.mysql.resultset.columns import how_to_read
 from airflow_provider_cdc.mysql.server.charsets import UNICODE
 from airflow_provider_cdc.mysql.server.key_sql import canonical, literal, parse
@@ -138,6 +139,9 @@ def test_every_type_is_known(kind: str, place: str) -> None:
 @pytest.mark.parametrize("kind", sorted(KEY_TYPES))
 def test_every_type_of_a_key(kind: str) -> None:
     assert kind in TYPES and as_key(kind)
+    written = "a" if kind == "enum" else str(KEYS.get(kind, 1))
+    if kind not in TEXT_TYPES | BINARY_TYPES:
+        assert value_of(column(kind), written) in (parse(column(kind), str(KEYS.get(kind, 1))), f"{written}.000000")
 
 
 def test_a_type_that_is_not_known_is_refused_by_name() -> None:

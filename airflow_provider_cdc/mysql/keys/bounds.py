@@ -77,9 +77,16 @@ class Bounds:
         self._canonical = ", ".join(canonical(c) for c in table.key_columns)
         self._midpoints = Midpoints(connection, table)
 
-    def edge(self, direction: str = "") -> Key | None:
-        """The smallest key, or the largest with the direction `` DESC``; ``None`` in an empty table."""
-        return self._key("TRUE", direction, "1")
+    def edge(self, direction: str = "", condition: str = "TRUE") -> Key | None:
+        """The smallest key, or the largest with the direction `` DESC``; ``None`` if there is none.
+
+        :param condition: SQL condition on the key columns.
+        """
+        return self._key(condition, direction, "1")
+
+    def estimate(self, low: Key, high: Key) -> int:
+        """The server's estimate of the rows from one key to another."""
+        return round(next(self._estimates([_Range(low, high, 0)])))
 
     def lowers(self, low: Key, high: Key, estimate: int, chunk_rows: int) -> list[Key]:
         """Lower bounds of chunks from ``low`` to ``high``, in order; the first one is ``low``.

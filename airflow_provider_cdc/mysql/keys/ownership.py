@@ -25,18 +25,18 @@ def owners(connection: Connection[Any], table: TableSchema, chunks: Sequence[Chu
 
     Integers are compared here, exactly; keys of every other type are compared with the bounds by the server.
 
-    :param chunks: all chunks of the table in key order (or a run of neighbours: -1 then means outside of the run).
+    :param chunks: chunks of the table in key order: all of them, or some, also with gaps between them; -1 then means
+        outside of all.
     """
     if not chunks or not keys:
         return [-1] * len(keys)
     if table.integer_key is not None:
-        lowers, upper = [int(c.lower[0]) for c in chunks], int(chunks[-1].upper[0])
-        inside = upper + 1 if chunks[-1].last else upper
-        return [bisect_right(lowers, int(k[0])) - 1 if int(k[0]) < inside else -1 for k in keys]
-    found: list[int] = []
-    for start in range(0, len(keys), _KEYS_A_QUERY):
-        found += _narrowed(connection, table, chunks, keys[start : start + _KEYS_A_QUERY])
-    return found
+        lowers = [int(c.lower[0]) for c in chunks]
+        ends = [int(c.upper[0]) + c.last for c in chunks]
+        found = [bisect_right(lowers, int(key[0])) - 1 for key in keys]
+        return [i if i >= 0 and int(key[0]) < ends[i] else -1 for i, key in zip(found, keys, strict=True)]
+    asked = (keys[start : start + _KEYS_A_QUERY] for start in range(0, len(keys), _KEYS_A_QUERY))
+    return [i for some in asked for i in _narrowed(connection, table, chunks, some)]
 
 
 def _narrowed(
@@ -63,16 +63,21 @@ def _narrowed(
         # Runs between these hold none of the keys, so what counts is how many of the bounds a key has passed.
         ranks = _ranked(connection, table, [chunks[n] for n in numbers], [keys[i] for i in asked])
         for i, rank in zip(asked, ranks, strict=True):
-            found[i] = numbers[rank]
+            found[i] = numbers[rank] if rank >= 0 else -1
     return found
 
 
 def _ranked(connection: Connection[Any], table: TableSchema, chunks: Sequence[Chunk], keys: Sequence[Key]) -> list[int]:
-    bounds = [*((c.lower, False) for c in chunks), (chunks[-1].upper, chunks[-1].last)]
+    bounds, owner = list[tuple[Key, bool]](), [-1]
+    for i, chunk in enumerate(chunks):
+        bounds.append((chunk.lower, False))
+        owner.append(i)
+        if chunk.last or i + 1 == len(chunks) or chunks[i + 1].lower != chunk.upper:  # nobody's keys are behind it
+            bounds.append((chunk.upper, chunk.last))
+            owner.append(-1)
     found = [-1] * len(keys)
     for number, count in rows(connection, passed(table, keys, bounds)):
-        if int(str(count)) <= len(chunks):
-            found[int(str(number))] = int(str(count)) - 1
+        found[int(str(number))] = owner[int(str(count))]
     return found
 
 

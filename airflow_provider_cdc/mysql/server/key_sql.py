@@ -182,9 +182,12 @@ def keys_of(table: TableSchema, data: pa.Table) -> list[Key]:
 def compare(table: TableSchema, key: Key, operator: str) -> str:
     """Condition that compares a row's key, in the expanded form: the range optimizer does not use (a, b) > (x, y).
 
-    :param key: a key, or the first of its values: then only those columns are compared.
+    :param key: a key, or the first of its values: then only those columns are compared. Without values all keys are
+        meant.
     :param operator: ``<``, ``<=``, ``>`` or ``>=``.
     """
+    if not key:
+        return "TRUE"
     columns = table.key_columns[: len(key)]
     same: list[str] = []
     alternatives = []
@@ -219,21 +222,25 @@ def passed(table: TableSchema, keys: Iterable[Key], bounds: Iterable[tuple[Key, 
     By comparison, as :func:`in_chunk` and the index do: a server sorts keys of some collations in another order.
 
     :param keys: keys; their numbers are those of their order here, from 0.
-    :param bounds: (bound, whether a key that equals it has not passed it yet).
+    :param bounds: (bound, whether a key that equals it has not passed it yet). A bound may be the first values of a
+        key: a key that begins with them equals it.
     :returns: SQL that selects numbers and counts.
     """
     names = [f"c{i}" for i in range(len(table.key))]
     condition = "NOT b.past"
     for name in reversed(names):
-        condition = f"b.{name} < k.{name} OR (b.{name} = k.{name} AND ({condition}))"
+        condition = f"b.{name} < k.{name} OR ((b.{name} = k.{name} OR b.{name} IS NULL) AND ({condition}))"
     listed = (
-        ", ".join(
-            row_literal(", ".join([*map(literal, table.key_columns, key), str(int(number))])) for key, number in of
-        )
+        ", ".join(row_literal(", ".join([*_literals(table, key), str(int(number))])) for key, number in of)
         for of in (((key, n) for n, key in enumerate(keys)), bounds)
     )
     columns = ", ".join(names)
     return (
         f"WITH k ({columns}, no) AS (VALUES {next(listed)}), b ({columns}, past) AS (VALUES {next(listed)}) "
-        f"SELECT no, SUM({condition}) FROM k CROSS JOIN b GROUP BY no"
+        f"SELECT no, COALESCE(SUM({condition}), 0) FROM k CROSS JOIN b GROUP BY no"
     )
+
+
+def _literals(table: TableSchema, key: Key) -> list[str]:
+    """The values of a key, or its first ones, as SQL; NULL for the others."""
+    return [*map(literal, table.key_columns, key), *["NULL"] * (len(table.key) - len(key))]

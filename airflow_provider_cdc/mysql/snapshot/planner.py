@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from pymysql.connections import Connection
@@ -17,7 +18,7 @@ from airflow_provider_cdc.mysql.keys.bounds import Bounds
 from airflow_provider_cdc.mysql.places.binlog_files import OpenAt, with_beginning, with_exact_gtids
 from airflow_provider_cdc.mysql.places.p0 import p0_now, with_open_xa
 from airflow_provider_cdc.mysql.server.catalog import ALTERED, capture, find_tables, key_index, read_schema
-from airflow_provider_cdc.mysql.server.key_sql import passed, text_literal
+from airflow_provider_cdc.mysql.server.key_sql import in_chunk, passed, text_literal
 from airflow_provider_cdc.mysql.server.session import pairs, rows
 
 #: A chunk aims at no more than this many bytes, however few rows that are.
@@ -117,16 +118,16 @@ def plan_again(
     server: str,
     *,
     keeps: Callable[[str, str, str], bool],
-    chunk_rows: int,
+    cut: Callable[[Connection[Any], TableSchema], list[Chunk]],
     open_at: OpenAt,
 ) -> tuple[Offset, TableSchema, list[Chunk]]:
-    """Plan one table by itself, as it is now: a low watermark, its definition behind that, and its chunks.
+    """Plan one table by itself, as it is now: a low watermark, its definition behind that, and chunks.
 
     :param old: the table, by any definition.
     :param index: index of the table in the plan.
     :param server: the server that it must be.
     :param keeps: which (database, table, column) is copied.
-    :param chunk_rows: wanted rows a chunk.
+    :param cut: cuts it, or what of it is to be read, into chunks.
     :param open_at: opens a binlog stream at a position.
     :raises NotReadyError: if the table is gone, or cannot be copied any more.
     :raises TransientError: if it is altered all the time, or was while its keys were looked up.
@@ -139,7 +140,7 @@ def plan_again(
     (since, left), found = _as_of(lambda: p0_now(connection, server), read)
     since = with_open_xa(connection, with_exact_gtids(connection, since, open_at), left, [found], open_at)
     try:
-        chunks = plan_table(connection, index, found, chunk_rows)
+        chunks = cut(connection, found)
     except CdcError:
         if read() == found:
             raise
@@ -175,6 +176,29 @@ def plan_table(connection: Connection[Any], index: int, table: TableSchema, chun
     estimate, width = estimates(connection, table)
     chunk_rows = min(chunk_rows, max(1, CHUNK_BYTES // max(1, width)))
     return chunks_of(index, bounds.lowers(low, high, estimate, chunk_rows), high)
+
+
+def plan_ranges(
+    connection: Connection[Any], table: TableSchema, ranges: Sequence[Chunk], chunk_rows: int
+) -> list[Chunk]:
+    """Chunks of some ranges of a table's keys. Their ends are those of the ranges, whatever keys there are now.
+
+    :param ranges: in the order of the key; none overlap.
+    """
+    bounds, found = _bounds(connection, table), list[Chunk]()
+    chunk_rows = min(chunk_rows, max(1, CHUNK_BYTES // max(1, estimates(connection, table)[1])))
+    for span in ranges:
+        if span.lower == span.upper and len(span.lower) == len(table.key):  # a single key
+            found.append(span)
+            continue
+        low, high = (bounds.edge(direction, in_chunk(table, span)) for direction in ("", " DESC"))
+        if low is None or high is None:
+            found.append(span)
+            continue
+        _, *inner = bounds.lowers(low, high, bounds.estimate(low, high), chunk_rows)
+        *first, last = chunks_of(span.table, [span.lower, *inner], span.upper)
+        found += [*first, replace(last, last=span.last)]
+    return found
 
 
 def _bounds(connection: Connection[Any], table: TableSchema) -> Bounds:

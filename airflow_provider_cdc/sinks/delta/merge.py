@@ -6,6 +6,7 @@ Where a key is, the index says; what is alive, the log says. Decision 0001 has t
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from pyroaring import BitMap
 
 from airflow_provider_cdc.core.deletes import HARD, SOFT
 from airflow_provider_cdc.core.multiset import MissingRowsError, first
+from airflow_provider_cdc.core.plan import FIRST_ASIDE
 from airflow_provider_cdc.core.schema import DELETED, OP, SEQ
 from airflow_provider_cdc.exceptions import TransientError
 from airflow_provider_cdc.sinks.delta.deleted import buried, marked
@@ -34,6 +36,7 @@ from airflow_provider_cdc.sinks.protocol import Change, Counted, Emptied, Publis
 #: of a server's columns do not end with a space.
 FILE, ROW = "__file ", "__row "
 _FILES = b"files"
+_SLICE = re.compile(rf"{SLICES}/(\d+)/(\d+)/")
 
 
 def placed(changes: pa.Table, files: Sequence[DataFile]) -> pa.Table:
@@ -53,6 +56,14 @@ def in_files(changes: pa.Table, files: Sequence[DataFile]) -> pa.Table:
     :param files: which these are the numbers of.
     """
     return changes.replace_schema_metadata({_FILES: json.dumps([file.to_json() for file in files])})
+
+
+def _group_of(path: str) -> tuple[int, int] | None:
+    """The snapshot and the chunk group that all rows of a file are of; ``None`` if it may have any."""
+    found = _SLICE.match(path)
+    if found is None or int(found[2]) >= FIRST_ASIDE:
+        return None
+    return int(found[1]), int(found[2])
 
 
 class Merge:
@@ -180,10 +191,10 @@ class Merge:
                 yield file, rows
 
     def _replaced(self, change: Replaced) -> Edit:
-        """Slices take the place of all rows of a chunk group.
+        """Slices take the place of all rows of a chunk group, or of some ranges of keys.
 
-        Files of the snapshot hold rows of one chunk group alone: they go or stay as they are. All other files were
-        written by merges and compactions, and only their rows that belong to the group go.
+        Files of the snapshot hold rows of one chunk group alone: if that is read again, they go or stay. All
+        other files may have any rows, and only those that belong to the group go.
         """
         edit = Edit(new=self._published(change.slices))
         for file, home in self._concerned(change):
@@ -199,12 +210,13 @@ class Merge:
 
     def _concerned(self, change: Replaced) -> Iterator[tuple[LiveFile, bool]]:
         """The files that may have rows of a chunk group, and whether they have no others."""
-        generation, group = change.group
-        snapshot, home = f"{SLICES}/{generation}/", f"{SLICES}/{generation}/{group}/"
         for file in self._log.files.values():
-            if file.path.startswith(home):
+            home = _group_of(file.path)
+            if home is not None and home == change.group:
                 yield file, True
-            elif not file.path.startswith(snapshot) and not file.apart(self._keys.stat, change.span):
+                continue
+            other = home is not None and change.group is not None and home[0] == change.group[0]
+            if not other and not file.apart(self._keys.stat, change.span):
                 yield file, False
 
     # ------------------------------------------------------------ deleted rows that stay

@@ -1,0 +1,181 @@
+"""Ranges of keys that a person has written, as chunks: their values become canonical, and the server says in which
+order they stand.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import uuid
+from collections.abc import Sequence
+from datetime import date, datetime
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from pymysql.connections import Connection
+
+from airflow_provider_cdc.core.key_predicate import BadPredicate, Bound, Value, Written, parse
+from airflow_provider_cdc.core.plan import Chunk, KeyValue
+from airflow_provider_cdc.core.schema import (
+    BINARY_TYPES,
+    INTEGER_TYPES,
+    TEXT_TYPES,
+    Column,
+    TableSchema,
+    unknown_type,
+)
+from airflow_provider_cdc.mysql.server.key_sql import literal, row_literal, time_text
+from airflow_provider_cdc.mysql.server.session import rows, value
+
+#: Values in one list: the server compares each with each.
+_MOST = 1000
+_BITS = {"tinyint": 8, "smallint": 16, "mediumint": 24, "int": 32, "bigint": 64}
+_TIME = re.compile(r"(-?)(\d{1,3}):([0-5]\d)(?::([0-5]\d)(?:\.(\d{1,6}))?)?")
+
+
+def key_ranges(connection: Connection[Any], table: TableSchema, index: int, text: str) -> list[Chunk]:
+    """The ranges of keys that a condition means, in the order of the key, none of which overlap.
+
+    :param index: index of the table in the plan.
+    :param text: the condition; see :func:`airflow_provider_cdc.core.key_predicate.parse`.
+    :returns: chunks whose bounds may be the first values of a key, or none: then they have no end there.
+    :raises BadPredicate: if the condition is no range of the key.
+    """
+    found = []
+    for written in parse(text, table.key):
+        lower, upper = (_canonical(connection, table, end) for end in (written.lower, written.upper))
+        found.append(_chunk(table, index, written, lower, upper))
+    if len(found) > _MOST:
+        raise BadPredicate(f"a list may have {_MOST:,} values, and this one has {len(found):,}")
+    return _in_order(connection, table, found)
+
+
+def _canonical(connection: Connection[Any], table: TableSchema, bound: Bound) -> tuple[KeyValue, ...]:
+    columns = table.key_columns[: len(bound.values)]
+    return tuple(_value(connection, column, one) for column, one in zip(columns, bound.values, strict=True))
+
+
+def _chunk(
+    table: TableSchema, index: int, written: Written, lower: tuple[KeyValue, ...], upper: tuple[KeyValue, ...]
+) -> Chunk:
+    """A range as a chunk: what belongs to it begins with its lower bound."""
+    column = table.key_columns[max(len(lower), len(upper), 1) - 1]
+    is_integer = column.data_type in INTEGER_TYPES
+    if column.data_type == "enum" and lower != upper:
+        raise BadPredicate(f"{column.name} is an ENUM, which = and IN can ask for")
+    if not written.lower.included:
+        if not is_integer:
+            raise BadPredicate(f"{column.name} > cannot be asked for, since {column.name} is no integer; use >=")
+        lower = (*lower[:-1], int(lower[-1]) + 1)
+    last = written.upper.included
+    if table.integer_key is not None:  # such keys are compared as numbers: they have an end on both sides
+        least, most = _extremes(column)
+        below = int(upper[0]) - (not last) if upper else most
+        lower, upper, last = (max(int(lower[0]), least) if lower else least,), (min(below, most),), True
+    return Chunk(0, index, 0, lower, upper, last)
+
+
+def _extremes(column: Column) -> tuple[int, int]:
+    """Smallest and largest value of an integer column."""
+    bits = _BITS[column.data_type]
+    return (0, 2**bits - 1) if column.unsigned else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+
+
+def _in_order(connection: Connection[Any], table: TableSchema, found: Sequence[Chunk]) -> list[Chunk]:
+    """Ranges in the order of the key, each once. They differ in one column only.
+
+    :raises BadPredicate: if no key can lie in one.
+    """
+    ends = [end for chunk in found for end in (chunk.lower, chunk.upper)]
+    at = max(map(len, ends)) - 1
+    if at < 0:
+        return list(found)
+    column, values = table.key_columns[at], [end[at] for end in ends if len(end) > at]
+    ranks = iter(_ranks(connection, column, values))
+    ranked = [tuple(next(ranks) if len(end) > at else None for end in (c.lower, c.upper)) for c in found]
+    for chunk, (low, high) in zip(found, ranked, strict=True):
+        if low is not None and high is not None and (low > high or (low == high and not chunk.last)):
+            raise BadPredicate(f"no value of {column.name} lies in the range")
+    once = dict(zip(ranked, found, strict=True))
+    return [once[rank] for rank in sorted(once, key=lambda rank: rank[0] if rank[0] is not None else -1)]
+
+
+def _ranks(connection: Connection[Any], column: Column, values: Sequence[KeyValue]) -> list[int]:
+    """How many of some values of a column are smaller than each of them."""
+    if all(isinstance(one, int) for one in values):
+        order = {one: rank for rank, one in enumerate(sorted({int(one) for one in values}))}
+        return [order[int(one)] for one in values]
+    listed = ", ".join(row_literal(f"{literal(column, one)}, {number}") for number, one in enumerate(values))
+    sql = f"WITH v (c, no) AS (VALUES {listed}) SELECT a.no, SUM(b.c < a.c) FROM v a CROSS JOIN v b GROUP BY a.no"
+    ranks = {int(str(number)): int(str(rank)) for number, rank in rows(connection, sql)}
+    return [ranks[number] for number in range(len(values))]
+
+
+def _value(connection: Connection[Any], column: Column, found: Value) -> KeyValue:
+    """A canonical value of a key's column (see :mod:`airflow_provider_cdc.core.plan`).
+
+    :raises BadPredicate: if the column cannot have it.
+    """
+    kind = column.data_type
+    code = found if isinstance(found, bytes) else found.encode()
+    if kind in BINARY_TYPES:
+        return code.hex()
+    if kind in TEXT_TYPES:
+        back = f"CAST(CONVERT(CONVERT(_utf8mb4 x'{code.hex()}' USING {column.charset}) USING utf8mb4) AS BINARY)"
+        if not _is_utf8(code) or (code and value(connection, f"SELECT {back} = x'{code.hex()}'") != "1"):
+            raise BadPredicate(f"{column.name} cannot have {found!r}: its character set is {column.charset}")
+        return code.hex()
+    try:
+        if isinstance(found, bytes):
+            raise ValueError
+        return value_of(column, found.strip())
+    except (ValueError, InvalidOperation):
+        raise BadPredicate(f"{found!r} is not a value of {column.name}, which is {column.column_type}") from None
+
+
+def value_of(column: Column, text: str) -> KeyValue:
+    """A canonical value of a key's column that is neither text nor binary, from what a person writes.
+
+    :raises ValueError: if it is none, and :class:`decimal.InvalidOperation`.
+    """
+    kind = column.data_type
+    if kind in INTEGER_TYPES or kind == "year":
+        return int(text)
+    if kind == "enum":
+        return column.members.index(text) + 1
+    if kind == "decimal":
+        scale = column.scale or 0
+        exact = Decimal(text)
+        shown = f"{exact:.{scale}f}"
+        if not exact.is_finite() or Decimal(shown) != exact:
+            raise ValueError
+        return shown
+    if kind == "date":
+        return date.fromisoformat(text).isoformat()
+    if kind in ("datetime", "timestamp"):
+        moment = datetime.fromisoformat(text)
+        if moment.tzinfo is not None:
+            raise ValueError
+        return moment.isoformat(sep=" ", timespec="microseconds")
+    if kind == "time" and (parts := _TIME.fullmatch(text)):
+        sign, hours, minutes, seconds, fraction = parts.groups()
+        micros = ((int(hours) * 60 + int(minutes)) * 60 + int(seconds or 0)) * 1_000_000
+        micros += int((fraction or "0").ljust(6, "0"))
+        return time_text(-micros if sign else micros)
+    if kind == "uuid":
+        return str(uuid.UUID(text))
+    if kind == "inet4":
+        return str(ipaddress.IPv4Address(text))
+    if kind == "inet6":
+        return str(ipaddress.IPv6Address(text))
+    if kind == "time":
+        raise ValueError
+    raise unknown_type(column)
+
+
+def _is_utf8(code: bytes) -> bool:
+    try:
+        code.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
