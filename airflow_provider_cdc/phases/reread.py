@@ -28,7 +28,7 @@ from airflow_provider_cdc.core.supervision import Watch
 from airflow_provider_cdc.exceptions import CdcError, FencedError, TerminalError, TransientError
 from airflow_provider_cdc.failpoints import failpoint
 from airflow_provider_cdc.jobs.batches import StreamJob, moved
-from airflow_provider_cdc.mysql.keys.ownership import owners
+from airflow_provider_cdc.mysql.keys.ownership import owned, owners
 from airflow_provider_cdc.mysql.places.binlog_files import OpenAt
 from airflow_provider_cdc.mysql.places.resume import gone
 from airflow_provider_cdc.mysql.server.key_sql import keys_of
@@ -327,12 +327,12 @@ def _replayed(
     # First reduced to the last change of each key, then what is covered (or another group's) is dropped.
     changes = last_changes(changes, table.key)
     with closing(connect(group.context.connect_args)) as connection:
-        owned = owners(connection, table, chunks, keys_of(table, changes))
+        found_in = owners(connection, table, chunks, keys_of(table, changes))
     seqs = changes[SEQ].to_pylist()
     found = []
     for entry in manifests:
         mine = {numbers[chunk["no"]] for chunk in entry["chunks"]}
-        newer = [i in mine and seq > marks[i] for i, seq in zip(owned, seqs, strict=True)]
+        newer = [i in mine and seq > marks[i] for i, seq in zip(found_in, seqs, strict=True)]
         late = changes.filter(pa.array(newer, pa.bool_()))
         file = DataFile(**entry["file"])
         if late.num_rows or any(marks[i] < emptied for i in mine):
@@ -392,14 +392,12 @@ def _replaced(group: Group, staged: Staged, index: int, files: Sequence[DataFile
         span = int(chunks[0].lower[0]), int(chunks[-1].upper[0])
     with closing(connect(group.context.connect_args)) as connection:
 
-        def owned(keys: pa.Table) -> pa.Array:
+        def mine(keys: pa.Table) -> pa.Array:
             if not table.key:  # one group has all of it
                 return pa.repeat(True, keys.num_rows)
-            return pc.greater_equal(
-                pa.array(owners(connection, table, chunks, keys_of(table, keys)), pa.int64()), pa.scalar(0)
-            )
+            return owned(connection, table, chunks, keys)
 
-        yield Replaced(files, None if staged.ranges else (group.plan.generation, group.number), owned, span)
+        yield Replaced(files, None if staged.ranges else (group.plan.generation, group.number), mine, span)
 
 
 def place_of(group: Group, staged: Staged) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pymysql.connections import Connection
@@ -37,6 +38,23 @@ def owners(connection: Connection[Any], table: TableSchema, chunks: Sequence[Chu
         return [i if i >= 0 and int(key[0]) < ends[i] else -1 for i, key in zip(found, keys, strict=True)]
     asked = (keys[start : start + _KEYS_A_QUERY] for start in range(0, len(keys), _KEYS_A_QUERY))
     return [i for some in asked for i in _narrowed(connection, table, chunks, some)]
+
+
+def owned(connection: Connection[Any], table: TableSchema, chunks: Sequence[Chunk], rows: pa.Table) -> pa.Array:
+    """Mask of the rows whose keys some chunks own.
+
+    :param chunks: as in :func:`owners`.
+    :param rows: with the key's columns.
+    """
+    if table.integer_key is None or not pa.types.is_integer(rows.schema.field(table.integer_key).type) or not chunks:
+        return pa.array([i >= 0 for i in owners(connection, table, chunks, keys_of(table, rows))], pa.bool_())
+    keys = rows[table.integer_key].to_numpy().astype(np.int64, copy=False)
+    lowers, uppers = (
+        np.array([int(end[0]) for end in ends]) for ends in ([c.lower for c in chunks], [c.upper for c in chunks])
+    )
+    at = np.searchsorted(lowers, keys, "right") - 1
+    closed = np.array([chunk.last for chunk in chunks])
+    return pa.array((at >= 0) & ((keys < uppers[at]) | (closed[at] & (keys == uppers[at]))))
 
 
 def _narrowed(

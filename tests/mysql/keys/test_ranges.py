@@ -13,7 +13,7 @@ from pymysql.connections import Connection
 from airflow_provider_cdc.core.key_predicate import BadPredicate
 from airflow_provider_cdc.core.plan import Chunk
 from airflow_provider_cdc.mysql.keys import ownership
-from airflow_provider_cdc.mysql.keys.ownership import owners
+from airflow_provider_cdc.mysql.keys.ownership import owned, owners
 from airflow_provider_cdc.mysql.keys.ranges import key_ranges
 from airflow_provider_cdc.mysql.server.catalog import read_schema
 from airflow_provider_cdc.mysql.server.key_sql import in_chunk, keys_of
@@ -131,6 +131,7 @@ def test_what_a_condition_holds(connection: Connection[Any], kind: str, monkeypa
         for bounds in (32, 3, 2):
             monkeypatch.setattr(ownership, "_BOUNDS_A_QUERY", bounds)
             assert owners(connection, table, chunks, keys_of(table, data)) == [int(str(n)) for _, n in said], condition
+        assert owned(connection, table, chunks, data).to_pylist() == [n != "-1" for _, n in said], condition
 
 
 def test_a_range_is_cut_and_keeps_its_ends(connection: Connection[Any]) -> None:
