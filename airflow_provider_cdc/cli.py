@@ -147,10 +147,12 @@ def verify(path: str, as_json: bool, show_values: bool, repair: bool) -> None:
     """Compare source and sink; exit with 1 on a difference."""
     if repair:
         raise NotReadyError("verify --repair is not built yet", "Run verify without it to see what differs")
+    from airflow_provider_cdc.phases.verified import record_verified
     from airflow_provider_cdc.phases.verify import verify as compare
 
     with _context(path, quiet=as_json) as context:
         verdicts = compare(context, show_values=show_values)
+        record_verified(context, verdicts)
         if as_json:
             click.echo(json.dumps([v.to_json() for v in verdicts], indent=2))
         unequal = [v for v in verdicts if not v.equal]

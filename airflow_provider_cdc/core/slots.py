@@ -2,7 +2,7 @@
 
 A server throws out a reader as soon as another one registers with the same server id. So all readers of a pipeline that
 may be at work at the same time have slots of their own. :meth:`Pipeline.replica` turns a slot into a server id and a
-uuid. Slots 93 to 99, 103 to 109, 174 to 199 and 1000 are free.
+uuid. Slots 93 to 99, 104 to 109, 174 to 199 and 1000 are free.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ VERIFY = 100
 LAG = 101
 #: Whoever plans a snapshot, and looks for the place where the stream is to begin.
 PLAN = 102
+#: A driver that writes down once a minute how far the source is ahead.
+SAMPLE = 103
 #: The highest slot.
 LAST = 1000
 

@@ -261,10 +261,13 @@ class CdcVerifyOperator(PipelineOperator):
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
         """Compare."""
+        from airflow_provider_cdc.phases.verified import record_verified
         from airflow_provider_cdc.phases.verify import verify
 
         with task_errors(self.log):
-            verdicts = verify(context_of(self.pipeline, self.log), show_values=self.show_values)
+            found = context_of(self.pipeline, self.log)
+            verdicts = verify(found, show_values=self.show_values)
+            record_verified(found, verdicts)
             unequal = [v for v in verdicts if not v.equal]
             if unequal:
                 raise TerminalError(

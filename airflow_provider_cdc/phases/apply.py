@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +19,7 @@ from airflow_provider_cdc.core.changes import after, last_changes
 from airflow_provider_cdc.core.multiset import MissingRowsError, net
 from airflow_provider_cdc.core.offset import Lineage, Offset
 from airflow_provider_cdc.core.plan import Plan
-from airflow_provider_cdc.core.schema import SEQ, TS, TableSchema
+from airflow_provider_cdc.core.schema import OP, SEQ, TS, TableSchema
 from airflow_provider_cdc.exceptions import REPORT, TerminalError
 from airflow_provider_cdc.failpoints import failpoint
 from airflow_provider_cdc.mysql.keys.ownership import uncovered
@@ -51,14 +52,24 @@ class Applied:
 
     :param changes: changes that were read (before the reduction to the last one of each key).
     :param lags_ms: time from commit in the source to commit in the sink of each, in milliseconds.
+    :param operations: of each table that has some, by its index, how many are inserts, updates and deletes.
     """
 
     changes: int
     lags_ms: Any
+    operations: Mapping[int, Counter[str]] = field(default_factory=dict)
 
     def percentile(self, q: float) -> float | None:
         """A percentile of the lags, ``None`` without changes."""
         return float(np.percentile(self.lags_ms, q)) if self.changes else None
+
+
+class _Done(NamedTuple):
+    """What was applied to a table: when its changes were committed in the source (microseconds), and what they are."""
+
+    table: int
+    stamps: Any
+    operations: Mapping[str, int]
 
 
 def epoch_fence(pipeline: str, epoch: int) -> Fence:
@@ -262,21 +273,26 @@ class Applier:
                 f"a batch begins at {start.at}, but the sink stands at {self._at.at}",
                 "Run the stream again: it starts from the sink's own resume point",
             )
-        stamps: list[Any] = []
+        done: list[_Done] = []
         if self._at.at < end.at:
             end_seq = self.lineage.seq(end.at)
-            stamps = self._apply_tables(manifest["tables"], end, end_seq)
+            done = self._apply_tables(manifest["tables"], end, end_seq)
             failpoint("progress.before_commit")
             self._progress.write(end, self.lineage, self.fence)
             failpoint("progress.after_commit")
             self._at = end
         self._clean(manifest)
         # Not below 0: the clocks of two machines differ.
-        lags = np.maximum(time.time() * 1000 - np.concatenate(stamps) / 1000, 0) if stamps else np.empty(0)
-        return Applied(len(lags), lags)
+        lags = np.empty(0)
+        if done:
+            lags = np.maximum(time.time() * 1000 - np.concatenate([one.stamps for one in done]) / 1000, 0)
+        operations: dict[int, Counter[str]] = {}
+        for one in done:
+            operations.setdefault(one.table, Counter()).update(one.operations)
+        return Applied(len(lags), lags, operations)
 
-    def _apply_tables(self, entries: Sequence[dict[str, Any]], end: Offset, end_seq: int) -> list[Any]:
-        """Apply a batch to all of its tables, and return when their changes were committed in the source.
+    def _apply_tables(self, entries: Sequence[dict[str, Any]], end: Offset, end_seq: int) -> list[_Done]:
+        """Apply a batch to all of its tables.
 
         Requests to an object store are slow, and many can be made at a time: there the tables are committed at the same
         time. All of them are done, or have failed, when this ends.
@@ -289,11 +305,11 @@ class Applier:
             raise TerminalError(f"a batch up to {end.at} has changes of {labels}, which are suspended", REPORT)
         if not self._context.storage.remote:
             self._say(end, end_seq)
-            return [stamps for found in tables for stamps in self._apply_entries(found, end_seq)]
+            return [done for found in tables for done in self._apply_entries(found, end_seq)]
         with ThreadPoolExecutor(_AT_ONCE, "table") as pool:
             said = pool.submit(carried(self._say), end, end_seq)
             work = [pool.submit(carried(self._apply_entries), found, end_seq, said.result) for found in tables]
-        return [stamps for one in work for stamps in one.result()]
+        return [done for one in work for done in one.result()]
 
     def _say(self, end: Offset, end_seq: int) -> None:
         """Write down where a batch ends: so it is known, whatever happens, which transactions a table may hold."""
@@ -304,12 +320,12 @@ class Applier:
 
     def _apply_entries(
         self, entries: Sequence[dict[str, Any]], end_seq: int, ready: Callable[[], None] = lambda: None
-    ) -> list[Any]:
+    ) -> list[_Done]:
         """Apply what a batch has for one table.
 
         :param ready: returns when something may be committed.
         """
-        stamps = []
+        done = []
         for number, entry in enumerate(entries, 1):
             changes = self._staging.changes(self._plan.tables[entry["table"]], entry["staged"])
             ready()
@@ -318,8 +334,9 @@ class Applier:
             emptied = None if entry["emptied"] is None else Emptied(entry["emptied"], entry["emptied_at"])
             with of_table(self._plan.tables[entry["table"]]):
                 self._apply_table(entry["table"], changes, reached, emptied)
-            stamps.append(changes[TS].cast(pa.int64()).to_numpy())
-        return stamps
+            counted = {one["values"]: one["counts"] for one in pc.value_counts(changes[OP]).to_pylist()}
+            done.append(_Done(entry["table"], changes[TS].cast(pa.int64()).to_numpy(), counted))
+        return done
 
     def _clean(self, manifest: dict[str, Any]) -> None:
         """Remove what is not needed any more of what was staged."""

@@ -132,14 +132,19 @@ class Context:
                 "Use another sink.kind, or leave out what needs this",
             )
 
-    def store(self) -> Store:
-        """The bookkeeping database, created or brought up to date if needed."""
+    def store(self, *, migrate: bool = True) -> Store:
+        """The bookkeeping database.
+
+        :param migrate: create it, or bring it up to date, if needed.
+        :raises NotReadyError: if it needs that, and is not to be changed.
+        """
         from airflow_provider_cdc.store import Store  # SQLAlchemy: not for those that keep no books
 
         if self.store_url is not None:
-            return Store.open(self.store_url, migrate=True)
-        self.local.make()
-        return Store.open(f"sqlite:///{self.local.bookkeeping}", migrate=True)
+            return Store.open(self.store_url, migrate=migrate)
+        if migrate:
+            self.local.make()
+        return Store.open(f"sqlite:///{self.local.bookkeeping}", migrate=migrate)
 
     def load_plan(self) -> Plan | None:
         """The plan in the sink, which is the one that counts; ``None`` if there is none yet.

@@ -80,15 +80,17 @@ def empty_copy(context: Context, store: Store, plan: Plan, applier: Applier, ind
         raise
     except (TerminalError, NotReadyError) as error:
         said = f"table {table.label} was dropped in the source, and its copy cannot be emptied: {error.message}"
-        _tell(context, store, plan, "table_refused", said)
+        _tell(context, store, plan, "table_refused", said, table.label, error.remedy)
         return False
     if done:
         said = f"table {table.label} was dropped in the source, behind {step.at}: its copy was emptied"
-        _tell(context, store, plan, "table_emptied", said)
+        _tell(context, store, plan, "table_emptied", said, table.label)
     return True
 
 
-def _tell(context: Context, store: Store, plan: Plan, kind: str, text: str) -> None:
+def _tell(
+    context: Context, store: Store, plan: Plan, kind: str, text: str, table: str, remedy: str | None = None
+) -> None:
     context.reporter.line(text)
     with suppress(CdcError, SQLAlchemyError):  # this is for people
-        store.event(plan.pipeline, kind, text)
+        store.event(plan.pipeline, kind, text, table=table, remedy=remedy)

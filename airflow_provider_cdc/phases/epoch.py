@@ -23,6 +23,7 @@ from airflow_provider_cdc.phases.dropping import empty_copy
 from airflow_provider_cdc.phases.groups import coverage
 from airflow_provider_cdc.phases.key_ranges import exchange_ranges
 from airflow_provider_cdc.phases.membership import add, addable, removals
+from airflow_provider_cdc.phases.observing import Observer, Seen
 from airflow_provider_cdc.phases.reading_ahead import ReadingAhead
 from airflow_provider_cdc.phases.reload import reloaded
 from airflow_provider_cdc.phases.reread import Staged, publish_staged, requests, waiting
@@ -30,6 +31,7 @@ from airflow_provider_cdc.phases.rereading import Rereading
 from airflow_provider_cdc.phases.resnapshot import rejoin, table_of
 from airflow_provider_cdc.phases.schema_changes import follow
 from airflow_provider_cdc.phases.suspension import concerned, suspend_table, write_down
+from airflow_provider_cdc.phases.table_status import Standing
 from airflow_provider_cdc.phases.upkeep import Upkeep
 from airflow_provider_cdc.sinks.traffic import Traffic, counting, text_of
 from airflow_provider_cdc.store import Store
@@ -52,6 +54,8 @@ class Epoch:
     :param rereading: reads suspended tables again.
     :param asked: requests to an object store since it began.
     :param lease: seconds for which it continues without a task that supervises it.
+
+    ``observer`` writes down what people look at.
     """
 
     context: Context
@@ -74,7 +78,21 @@ class Epoch:
     awaited: bool = False
     idle: Callable[[], bool] = lambda: False
     lease: float | None = None
+    changes: int = 0
+    going: bool = True
+    read_again: set[int] = field(default_factory=set)
+    observer: Observer = field(init=False)
     _looked: float = -_LOOK_SECONDS
+
+    def __post_init__(self) -> None:
+        """Make the observer."""
+        self.observer = Observer(self.context, self.store, self.seen, self.upkeep.sizes)
+
+    def seen(self) -> Seen:
+        """What there is to see."""
+        at = self.applier.at
+        standing = Standing({}, True, self.going, str(at.at), None, self.read_again, ())
+        return Seen(self.plan, at, self.applier.lineage, standing, self.number, self.batches, self.changes)
 
     def apply(self, manifest: dict[str, Any]) -> Applied:
         """Apply a batch and write it into the bookkeeping."""
@@ -101,6 +119,8 @@ class Epoch:
                 traffic=(asked.to_json(), self.asked.to_json()) if self.context.storage.remote else None,
             )
         self.batches += 1
+        self.changes += applied.changes
+        self.observer.applied(applied.operations)
         self.before_ddl = end.before_ddl
         if applied.changes:
             lag = f"lag p95 {(applied.percentile(95) or 0) / 1000:.1f} s"
@@ -162,6 +182,7 @@ class Epoch:
     def _next_section(self) -> None:
         self.job = replace(self.job, section=self.job.section + 1)
         self.start, self.before_ddl, self.anew = self.applier.at, False, False
+        self.observer.look()
 
     def publish(self) -> None:
         """Publish chunk groups that were read again and whose turn it is; a look into a folder where there are none."""
@@ -178,7 +199,8 @@ class Epoch:
             if self.context.layout.reload(self.plan.generation) in names:
                 self._reload()
             asked = waiting(self.context, self.plan, names)
-            self.awaited = any(staged.whole for staged in asked)
+            self.read_again = {table_of(staged) for staged in asked if staged.whole}
+            self.awaited = bool(self.read_again)
             publish_staged(
                 self.context, self.store, self.plan, self.applier, self.job, [s for s in asked if s.revision is None]
             )
@@ -212,6 +234,7 @@ class Epoch:
             self.plan = add(self.context, self.store, self.plan, table)
             self.applier.grow(self.plan, self.context.sink.table(table))
             self.upkeep.grow(self.context.sink.table(table))
+        self.observer.look()
         self.rereading.wanted(self.plan)
 
     def _empty(self, index: int) -> None:
@@ -228,6 +251,7 @@ class Epoch:
         if found is None:
             return
         index = table_of(staged)
+        self.read_again.discard(index)
         if found is before:
             self.rereading.failed(index)
             return

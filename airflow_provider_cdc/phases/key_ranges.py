@@ -45,6 +45,7 @@ from airflow_provider_cdc.store import Store
 
 #: Numbers of groups of ranges begin here, in those of their table; below are those of the whole table.
 _FIRST = 500_000
+_AGAIN = "Read them once more"
 #: Gives the ranges of a table's keys, in the order of the key; none overlap.
 Ranges = Callable[["Connection[Any]", TableSchema], Sequence[Chunk]]
 
@@ -190,8 +191,8 @@ def exchange_ranges(
         kind, said = "part_reread", f"{label} was read again in part, and its rows were exchanged at {applier.at.at}"
         write_json(context.storage, context.layout.exchanged(plan.generation, staged.group), {"at": str(applier.at.at)})
     with suppress(CdcError, SQLAlchemyError):  # this is for people
-        store.event(plan.pipeline, kind, said)
-    context.reporter.line(said)
+        store.event(plan.pipeline, kind, said, table=label, remedy=None if why is None else _AGAIN)
+    context.reporter.line(said if why is None else f"{said}. {_AGAIN}")
     forget(group, staged.attempt)
 
 

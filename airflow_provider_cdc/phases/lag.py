@@ -50,26 +50,27 @@ class Lag:
         }
 
 
-def lag_of(context: Context, offset: Offset) -> Lag:
+def lag_of(context: Context, offset: Offset, slot: int = slots.LAG) -> Lag:
     """Ask the source. One that cannot be reached is no error.
 
     :param offset: the resume point.
+    :param slot: the slot to look with, one of :mod:`~airflow_provider_cdc.core.slots`.
     """
     try:
-        return _ask(context, offset)
+        return _ask(context, offset, slot)
     except CdcError as error:
         return Lag(unknown=" ".join(error.message.split()))
 
 
-def _ask(context: Context, offset: Offset) -> Lag:
-    open_at = context.opener(slots.LAG)
+def _ask(context: Context, offset: Offset, slot: int) -> Lag:
+    open_at = context.opener(slot)
     # Rows of open XA transactions are read again from where they were prepared.
     needed = min([offset.at, *(at for _, at in map(parse_entry, offset.xa) if at is not None)])
     with closing(connect(context.connect_args)) as connection:
         same_server(identity(connection), offset.server)
         size = unread_bytes(connection, offset.at)
         try:
-            purge_in = PurgeWatch(replace(offset, at=needed), slots.LAG).look_over(context, connection)
+            purge_in = PurgeWatch(replace(offset, at=needed), slot).look_over(context, connection)
         except TerminalError as error:
             return Lag(None, size, 0.0, error.message)
         committed = oldest_unread(open_at, offset.at) if size else None

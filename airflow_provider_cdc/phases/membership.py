@@ -109,7 +109,7 @@ def addable(context: Context, store: Store, plan: Plan) -> list[TableSchema]:
             continue
         refused = f"table {table.table} cannot be added: {table.message}"
         context.reporter.line(f"{refused}. {table.remedy}")
-        _tell(store, plan, "table_refused", refused)
+        _tell(store, plan, "table_refused", refused, table.table, table.remedy)
     return found
 
 
@@ -125,7 +125,7 @@ def add(context: Context, store: Store, plan: Plan, table: TableSchema) -> Plan:
     failpoint("add.after_write")
     said = f"table {table.label} was added: it is read, and then part of the stream"
     context.reporter.line(said)
-    _tell(store, plan, "table_added", said)
+    _tell(store, plan, "table_added", said, table.label)
     return plan.amended([step.to_json()])
 
 
@@ -135,6 +135,6 @@ def removals(context: Context, plan: Plan) -> list[Suspended]:
     return [suspended_here(context, plan, index, REMOVED, "it was removed from the pipeline") for index in gone]
 
 
-def _tell(store: Store, plan: Plan, kind: str, text: str) -> None:
+def _tell(store: Store, plan: Plan, kind: str, text: str, table: str | None, remedy: str | None = None) -> None:
     with suppress(CdcError, SQLAlchemyError):  # this is for people
-        store.event(plan.pipeline, kind, text)
+        store.event(plan.pipeline, kind, text, table=table, remedy=remedy)

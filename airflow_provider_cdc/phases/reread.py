@@ -274,7 +274,7 @@ def _drop(group: Group, store: Store, staged: Staged, why: str) -> None:
     """Give a request up: what was published stays."""
     detail = f"{_said(staged)}, and cannot be published: {why}; what was published stays"
     with suppress(CdcError, SQLAlchemyError):  # the line says it, too
-        store.event(group.plan.pipeline, "reread_dropped", detail)
+        store.event(group.plan.pipeline, "reread_dropped", detail, remedy="Clear its task to read it once more")
     forget(group, staged.attempt)
     group.context.reporter.line(f"{detail}. Clear its task to read it once more")
 

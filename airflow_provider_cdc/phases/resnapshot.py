@@ -199,7 +199,7 @@ def rejoin(context: Context, store: Store, plan: Plan, applier: Applier, job: St
     if files is None:
         detail = f"{label} was read again, and cannot take its place in the stream: {why}"
         with suppress(CdcError, SQLAlchemyError):  # the line says it, too
-            store.event(plan.pipeline, "reread_dropped", detail)
+            store.event(plan.pipeline, "reread_dropped", detail, table=label, remedy="Read it once more")
         context.reporter.line(f"{detail}. Read it once more")
         forget(group, staged.attempt)
         return plan
@@ -221,7 +221,7 @@ def rejoin(context: Context, store: Store, plan: Plan, applier: Applier, job: St
     said = f"{label} was read again, and is part of the stream from {applier.at.at} on"
     said += describe_change(plan.tables[index], step.schema)
     with suppress(CdcError, SQLAlchemyError):  # this is for people
-        store.event(plan.pipeline, "table_rejoined", said)
+        store.event(plan.pipeline, "table_rejoined", said, table=label)
     context.reporter.line(said)
     forget(group, staged.attempt)
     return renewed

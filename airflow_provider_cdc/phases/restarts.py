@@ -42,5 +42,5 @@ def note_restart(context: Context, store: Store) -> None:
             if weak := [f"{name}={found[name]}" for name in DURABLE if found[name] != "1"]:
                 said += f" with {', '.join(weak)}; if it crashed, it may lack what the copy holds"
             said += "; `airflow-cdc verify` compares them"
-            store.event(name, "restart", said)
+            store.event(name, "restart", said, remedy="`airflow-cdc verify` compares source and copy")
             context.reporter.line(said)

@@ -84,7 +84,7 @@ def follow(context: Context, store: Store, plan: Plan, applier: Applier) -> tupl
     said = f"{_what(found.ddl)} on {plan.tables[index].label}, at {end}: followed"
     said += describe_change(plan.tables[index], change.definition)
     with suppress(CdcError, SQLAlchemyError):  # this is for people
-        store.event(plan.pipeline, "schema_change", said)
+        store.event(plan.pipeline, "schema_change", said, table=plan.tables[index].label)
     context.reporter.line(said)
     return renewed, index
 

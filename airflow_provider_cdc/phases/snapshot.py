@@ -39,6 +39,7 @@ from airflow_provider_cdc.phases.groups import (
     targets,
     watermarks_of,
 )
+from airflow_provider_cdc.phases.observing import observed
 from airflow_provider_cdc.phases.replan_table import replan_table
 from airflow_provider_cdc.phases.reread import Staged, forget, settle, stage, unfit, waiting
 from airflow_provider_cdc.phases.restarts import note_restart
@@ -140,8 +141,11 @@ def run_group(
     asked = Traffic()
     for last in (*[False] * _REPLANS, True):
         try:
-            with counting(asked):
-                return _run(Group(context, plan, group, opened), store, run, holder, requested_by, asked)
+            with counting(asked), observed(context, store, plan) as observer:
+                work = Group(context, plan, group, opened)
+                result = _run(work, store, run, holder, requested_by, asked)
+                observer.write(work.tables)
+                return result
         except TableAlteredError as error:
             if last:
                 raise

@@ -207,13 +207,18 @@ class _Life:
         self._epoch.upkeep.__enter__()
         self._epoch.ahead.__enter__()
         self._epoch.rereading.__enter__()
+        self._epoch.observer.__enter__()
+        self._epoch.observer.look()
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         epoch = self._epoch
         epoch.rereading.__exit__()
         epoch.ahead.__exit__()
+        epoch.observer.__exit__()
+        epoch.going = False
         with counting(epoch.asked):
             epoch.upkeep.__exit__()
+            epoch.observer.write()
         self._heart.__exit__()
         with suppress(CdcError, SQLAlchemyError):  # an outage of the bookkeeping must not hide how it ended
             epoch.store.end_stream(

@@ -143,7 +143,8 @@ def write_down(context: Context, store: Store, plan: Plan, steps: Iterable[Suspe
             said = f"table {label} was removed from the pipeline: its copy stays as it was at {step.at}"
         context.reporter.line(f"{said}. {remedy_of(plan, step)}".removesuffix(". "))
         with suppress(CdcError, SQLAlchemyError):  # this is for people
-            store.event(plan.pipeline, "table_removed" if step.kind == REMOVED else "table_suspended", said)
+            kind = "table_removed" if step.kind == REMOVED else "table_suspended"
+            store.event(plan.pipeline, kind, said, table=label, remedy=remedy_of(plan, step))
 
 
 def remedy_of(plan: Plan, step: Suspended) -> str:

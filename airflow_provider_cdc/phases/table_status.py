@@ -8,10 +8,8 @@ from typing import Any, Literal
 
 from airflow_provider_cdc.core.offset import Lineage
 from airflow_provider_cdc.core.plan import Plan
-from airflow_provider_cdc.core.steps import ADDED, REMOVED, Suspended
+from airflow_provider_cdc.core.steps import ADDED, REMOVED
 from airflow_provider_cdc.phases.context import Context
-from airflow_provider_cdc.phases.reread import Staged
-from airflow_provider_cdc.phases.resnapshot import table_of
 from airflow_provider_cdc.store.models import TableProgress
 
 State = Literal["waiting", "snapshot", "copied", "streaming", "stopped", "rereading", "suspended", "dropped", "removed"]
@@ -26,7 +24,7 @@ class Standing:
     :param streams: whether a stream runs; ``None`` if there was none yet.
     :param at: the resume point, for people; ``None`` before the first batch.
     :param lag_seconds: how far the source is ahead of it.
-    :param staged: what was read again and waits for the stream.
+    :param read_again: indexes of tables that were read again as a whole, and wait for the stream.
     :param gone: indexes of suspended tables that the source does not have any more, as far as it can be asked.
     :param emptied: indexes of those whose copies were emptied.
     """
@@ -36,7 +34,7 @@ class Standing:
     streams: bool | None
     at: str | None
     lag_seconds: float | None
-    staged: Collection[Staged]
+    read_again: Collection[int]
     gone: Collection[int]
     emptied: Collection[int] = ()
 
@@ -49,12 +47,11 @@ def table_status(
     :param lineage: that of the resume point.
     :param rows: what the snapshot has read, by table.
     """
-    asked = {table_of(one) for one in now.staged if one.whole}
     definitions = plan.definitions_of(lineage)
     found = []
     for index, table in enumerate(plan.tables):
         step, read = plan.suspended_of(index), rows.get(table.id)
-        state = _state(context, plan, index, step, now, index in asked)
+        state = table_state(context, plan, index, now)
         added = step is not None and step.kind == ADDED
         found.append(
             {
@@ -82,17 +79,12 @@ def table_status(
     return found
 
 
-def _state(
-    context: Context,
-    plan: Plan,
-    index: int,
-    step: Suspended | None,
-    now: Standing,
-    asked: bool,
-) -> State:
+def table_state(context: Context, plan: Plan, index: int, now: Standing) -> State:
+    """How one table stands, in one word."""
+    step = plan.suspended_of(index)
     if step is not None and not context.pipeline.captures(*plan.tables[index].id):
         return "removed"
-    if asked:
+    if index in now.read_again:
         return "rereading"
     if index in now.gone:
         return "dropped"

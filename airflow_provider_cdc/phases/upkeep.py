@@ -18,13 +18,16 @@ from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.dropping import emptied
 from airflow_provider_cdc.phases.groups import targets
 from airflow_provider_cdc.phases.schema_changes import beside_a_stream, lagging
-from airflow_provider_cdc.sinks.protocol import Compactable, SinkTable
+from airflow_provider_cdc.sinks.protocol import Compactable, Measured, SinkTable
+from airflow_provider_cdc.sinks.size import Size
 from airflow_provider_cdc.sinks.traffic import carried
 
 #: Compactions whose results are committed together.
 _TOGETHER = 8
 #: Seconds between two looks at the tables that have changed, and between two times that old files are looked for.
 _LOOK_SECONDS, _TIDY_SECONDS = 1.0, 600.0
+#: Seconds between two times that what a table takes is looked up, where it changes.
+_MEASURE_SECONDS = 60.0
 #: Seconds for which the end of a stream waits for upkeep.
 _END_SECONDS = 60.0
 
@@ -86,8 +89,10 @@ class Upkeep:
         self._changed: set[int] = set()
         self._lock = threading.Lock()
         self._since_tidied: set[int] = set()
+        self._since_measured: set[int] = set()
+        self._sizes: dict[int, Size] = {}
         self._emptied: set[int] = set()
-        self._tidied = time.monotonic()
+        self._tidied = self._measured = time.monotonic()
         self._over = threading.Event()
         self._thread = threading.Thread(target=carried(self._go), name="upkeep", daemon=True)
 
@@ -95,6 +100,12 @@ class Upkeep:
         """Hear of a table that was written to."""
         with self._lock:
             self._changed.add(index)
+
+    def sizes(self) -> dict[int, Size]:
+        """What tables take, by index: those that were looked at since the last call."""
+        with self._lock:
+            found, self._sizes = self._sizes, {}
+        return found
 
     def grow(self, table: SinkTable) -> None:
         """Look after one table more.
@@ -131,16 +142,20 @@ class Upkeep:
         self._thread.join(_END_SECONDS)
         if not self._thread.is_alive():
             self._tidy()
+            self._measure()
 
     def _go(self) -> None:
         while not self._over.wait(_LOOK_SECONDS):
             with self._lock:
                 now, self._changed = self._changed, set()
             self._since_tidied |= now
+            self._since_measured |= now
             for index in sorted(now):
                 self._do(index, partial(self._compact, index))
             if time.monotonic() - self._tidied > _TIDY_SECONDS:
                 self._tidy()
+            if time.monotonic() - self._measured > _MEASURE_SECONDS:
+                self._measure()
 
     def _compact(self, index: int, table: SinkTable) -> None:
         if self.run is not None:
@@ -152,6 +167,19 @@ class Upkeep:
             changed, self._since_tidied = self._since_tidied | self._changed | self._emptied, set()
         for index in sorted(changed):
             self._do(index, lambda table: table.tidy())
+
+    def _measure(self) -> None:
+        self._measured = time.monotonic()
+        with self._lock:
+            changed, self._since_measured = self._since_measured | self._changed, set()
+        for index in sorted(changed):
+            self._do(index, partial(self._look_up, index))
+
+    def _look_up(self, index: int, table: SinkTable) -> None:
+        if isinstance(table, Measured):
+            size = table.size()
+            with self._lock:
+                self._sizes[index] = size
 
     def _do(self, index: int, work: Callable[[SinkTable], None]) -> None:
         """What fails is done the next time: the stream needs none of it to be right."""

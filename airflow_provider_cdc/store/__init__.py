@@ -5,9 +5,12 @@ from airflow_provider_cdc.store.models import (
     EpochTotals,
     GroupProgress,
     GroupRow,
+    SampleRow,
     Segment,
     StreamRow,
     TableProgress,
+    TableStanding,
+    TableStateRow,
     now,
 )
 from airflow_provider_cdc.store.repository import Store
@@ -19,9 +22,12 @@ __all__ = [
     "EpochTotals",
     "GroupProgress",
     "GroupRow",
+    "SampleRow",
     "Segment",
+    "TableStanding",
     "Store",
     "StreamRow",
     "TableProgress",
+    "TableStateRow",
     "now",
 ]

@@ -7,6 +7,7 @@ are plain values: they are no longer tied to a session.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -255,7 +256,11 @@ class BatchRow(Base):
 
 
 class EventRow(Base):
-    """Something a person may want to know later."""
+    """Something a person may want to know later.
+
+    ``table`` is the one that it is about, as ``database.table``; ``remedy`` what to do; ``by`` who did it, if a person
+    or a task has. Somebody who has taken care of it is ``acknowledged_by``, at ``acknowledged_at``.
+    """
 
     __tablename__ = "events"
     id: Mapped[int] = mapped_column(BigInteger().with_variant(Integer(), "sqlite"), primary_key=True)
@@ -263,8 +268,84 @@ class EventRow(Base):
     at: Mapped[datetime]
     kind: Mapped[str]
     detail: Mapped[str] = mapped_column(_LONG)
+    table: Mapped[str | None] = mapped_column(text(255))
+    remedy: Mapped[str | None] = mapped_column(_LONG)
+    by: Mapped[str | None] = mapped_column(_LONG)
+    acknowledged_by: Mapped[str | None] = mapped_column(_LONG)
+    acknowledged_at: Mapped[datetime | None]
 
     __table_args__ = (Index(None, "pipeline", "id"),)
+
+
+class SampleRow(Base):
+    """How far a pipeline was behind its source at a moment: about one a minute while it reads.
+
+    ``epoch`` is that of the stream, ``None`` in a snapshot. ``changes`` and ``batches`` are those that this run has
+    applied so far. ``purge_hours`` is ``None`` for never. ``unknown`` says why something is ``None`` that should not
+    be.
+    """
+
+    __tablename__ = "samples"
+    pipeline: Mapped[str] = mapped_column(primary_key=True)
+    at: Mapped[datetime] = mapped_column(primary_key=True)
+    epoch: Mapped[int | None] = mapped_column(BigInteger)
+    lag_seconds: Mapped[float | None]
+    lag_bytes: Mapped[int | None]
+    purge_hours: Mapped[float | None]
+    changes: Mapped[int] = _sum()
+    batches: Mapped[int] = _sum()
+    unknown: Mapped[str | None] = mapped_column(_LONG)
+
+
+class TableStateRow(Base):
+    """How a table of a pipeline stands, as the driver that has looked last saw it, at ``updated_at``.
+
+    ``state`` is one of the words of ``airflow-cdc status``, and ``since`` when it began. Up to ``position`` the copy
+    has all of the table. ``kind``, ``reason`` and ``remedy`` are of a table that the stream goes on without.
+    ``definitions`` is a list, the oldest first, each with ``since``, ``columns``, ``key`` and what has ``changed``.
+    ``files`` and the like are what the copy takes; ``None`` if nobody has looked yet, or the sink does not tell.
+    ``inserts`` and the like are changes that the stream has applied. ``last_verified`` is the result of the last
+    comparison.
+    """
+
+    __tablename__ = "table_states"
+    pipeline: Mapped[str] = mapped_column(primary_key=True)
+    database: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(primary_key=True)
+    state: Mapped[str] = mapped_column(text(16))
+    since: Mapped[datetime]
+    position: Mapped[str | None] = mapped_column(_LONG)
+    kind: Mapped[str | None]
+    reason: Mapped[str | None] = mapped_column(_LONG)
+    remedy: Mapped[str | None] = mapped_column(_LONG)
+    chunks_done: Mapped[int] = _sum()
+    chunks_total: Mapped[int] = _sum()
+    definitions: Mapped[list[Any]]
+    files: Mapped[int | None]
+    bytes: Mapped[int | None]
+    rows: Mapped[int | None]
+    dead_rows: Mapped[int | None]
+    inserts: Mapped[int] = _sum()
+    updates: Mapped[int] = _sum()
+    deletes: Mapped[int] = _sum()
+    last_verified_at: Mapped[datetime | None]
+    last_verified: Mapped[Any | None] = mapped_column(Json)
+    updated_at: Mapped[datetime]
+
+
+class AlertRow(Base):
+    """A trouble that stands: a row goes when the trouble is over.
+
+    ``kind`` is the hook that hears of it, ``subject`` the table, or empty. ``told_at`` is when somebody was told.
+    """
+
+    __tablename__ = "alerts"
+    pipeline: Mapped[str] = mapped_column(primary_key=True)
+    kind: Mapped[str] = mapped_column(primary_key=True)
+    subject: Mapped[str] = mapped_column(text(255), primary_key=True)
+    since: Mapped[datetime]
+    told_at: Mapped[datetime | None]
+    detail: Mapped[str] = mapped_column(_LONG)
 
 
 class Segment(NamedTuple):
@@ -280,6 +361,22 @@ class Segment(NamedTuple):
     start_file: str
     start_position: int
     base_ordinal: int
+
+
+class TableStanding(NamedTuple):
+    """How a table stands; the fields as of :class:`TableStateRow`. ``since``: ``None`` for when it was first seen."""
+
+    database: str
+    name: str
+    state: str
+    position: str | None = None
+    since: datetime | None = None
+    kind: str | None = None
+    reason: str | None = None
+    remedy: str | None = None
+    chunks_done: int = 0
+    chunks_total: int = 0
+    definitions: Sequence[Any] = ()
 
 
 class TableProgress(NamedTuple):

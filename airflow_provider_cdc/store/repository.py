@@ -1,4 +1,5 @@
-"""The bookkeeping database, all of it: pipelines here, snapshots from :mod:`.snapshots`, streams from :mod:`.streams`.
+"""The bookkeeping database, all of it: pipelines here, snapshots from :mod:`.snapshots`, streams from :mod:`.streams`,
+and what is for people from :mod:`.observations`.
 
 Every method is one short transaction, and any number of processes may call them at once: what two could do at the same
 time is a compare-and-set on (state, attempt). A database that is away is a :class:`TransientError`.
@@ -8,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import delete, exc, select
+from sqlalchemy import delete, exc, select, update
 
+from airflow_provider_cdc.store.database import changed
 from airflow_provider_cdc.store.models import EventRow, LineageRow, PipelineRow, Segment, clean, now
+from airflow_provider_cdc.store.observations import ObservationStore
 from airflow_provider_cdc.store.snapshots import SnapshotStore
 from airflow_provider_cdc.store.streams import StreamStore
 
 
-class Store(SnapshotStore, StreamStore):
+class Store(SnapshotStore, StreamStore, ObservationStore):
     """The bookkeeping of all pipelines that share a database."""
 
     # Pipelines
@@ -43,6 +46,11 @@ class Store(SnapshotStore, StreamStore):
             row = session.get(PipelineRow, pipeline)
             return row.server_uuid if row else None
 
+    def pipelines(self) -> list[str]:
+        """Names of all pipelines, in order."""
+        with self._read() as session:
+            return list(session.scalars(select(PipelineRow.name).order_by(PipelineRow.name)))
+
     # Lineage and events
 
     def set_lineage(self, pipeline: str, segments: Sequence[Segment]) -> None:
@@ -65,13 +73,39 @@ class Store(SnapshotStore, StreamStore):
             rows = session.scalars(query).all()
         return [Segment(row.server, row.start_file, row.start_position, row.base_ordinal) for row in rows]
 
-    def event(self, pipeline: str, kind: str, detail: str) -> None:
+    def event(
+        self,
+        pipeline: str,
+        kind: str,
+        detail: str,
+        *,
+        table: str | None = None,
+        remedy: str | None = None,
+        by: str | None = None,
+    ) -> None:
         """Note something that a person may want to know later.
 
         :param detail: one line; holds no secret.
+        :param table: the table that it is about, as ``database.table``.
+        :param remedy: what to do about it, if anything.
+        :param by: who did it, if a person or a task has.
         """
+        row = EventRow(pipeline=pipeline, at=now(), kind=kind, detail=clean(detail))
+        row.table, row.remedy, row.by = clean(table), clean(remedy) or None, clean(by)
         with self._write() as session:
-            session.add(EventRow(pipeline=pipeline, at=now(), kind=kind, detail=clean(detail)))
+            session.add(row)
+
+    def acknowledge(self, pipeline: str, event: int, by: str) -> bool:
+        """Note who takes care of an event. The first one stays.
+
+        :param event: its id.
+        :param by: name of the person.
+        :return: whether it was this call.
+        """
+        free = EventRow.id == event, EventRow.pipeline == pipeline, EventRow.acknowledged_at.is_(None)
+        values = {"acknowledged_by": clean(by), "acknowledged_at": now()}
+        with self._write() as session:
+            return changed(session, update(EventRow).where(*free).values(values))
 
     def events(self, pipeline: str, n: int, kinds: Sequence[str] = ()) -> list[EventRow]:
         """The last ``n`` events, the newest first.
