@@ -8,6 +8,7 @@ import ipaddress
 import re
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import date, datetime
 from decimal import Decimal, InvalidOperation
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 from pymysql.connections import Connection
 
 from airflow_provider_cdc.core.key_predicate import BadPredicate, Bound, Value, Written, parse
-from airflow_provider_cdc.core.plan import Chunk, KeyValue
+from airflow_provider_cdc.core.plan import Chunk, Key, KeyValue
 from airflow_provider_cdc.core.schema import (
     BINARY_TYPES,
     INTEGER_TYPES,
@@ -24,7 +25,7 @@ from airflow_provider_cdc.core.schema import (
     TableSchema,
     unknown_type,
 )
-from airflow_provider_cdc.mysql.server.key_sql import literal, row_literal, time_text
+from airflow_provider_cdc.mysql.server.key_sql import literal, passed, row_literal, time_text
 from airflow_provider_cdc.mysql.server.session import rows, value
 
 #: Values in one list: the server compares each with each.
@@ -48,6 +49,27 @@ def key_ranges(connection: Connection[Any], table: TableSchema, index: int, text
     if len(found) > _MOST:
         raise BadPredicate(f"a list may have {_MOST:,} values, and this one has {len(found):,}")
     return _in_order(connection, table, found)
+
+
+def keys_as_ranges(connection: Connection[Any], table: TableSchema, index: int, keys: Sequence[Key]) -> list[Chunk]:
+    """Single keys as ranges, in the order of the key, each once; integers that follow each other are one range.
+
+    :param index: index of the table in the plan.
+    :param keys: canonical keys, no more than a thousand: the server compares each with each.
+    """
+    if not keys:
+        return []
+    if table.integer_key is not None:
+        found = list[Chunk]()
+        for number in sorted({int(key[0]) for key in keys}):
+            if found and int(found[-1].upper[0]) == number - 1:
+                found[-1] = replace(found[-1], upper=(number,))
+            else:
+                found.append(Chunk(0, index, 0, (number,), (number,), True))
+        return found
+    ranked = rows(connection, passed(table, keys, [(key, False) for key in keys]))
+    once = {int(str(rank)): keys[int(str(number))] for number, rank in ranked}
+    return [Chunk(0, index, 0, once[rank], once[rank], True) for rank in sorted(once)]
 
 
 def _canonical(connection: Connection[Any], table: TableSchema, bound: Bound) -> tuple[KeyValue, ...]:

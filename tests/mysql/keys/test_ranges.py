@@ -14,7 +14,7 @@ from airflow_provider_cdc.core.key_predicate import BadPredicate
 from airflow_provider_cdc.core.plan import Chunk
 from airflow_provider_cdc.mysql.keys import ownership
 from airflow_provider_cdc.mysql.keys.ownership import owned, owners
-from airflow_provider_cdc.mysql.keys.ranges import key_ranges
+from airflow_provider_cdc.mysql.keys.ranges import key_ranges, keys_as_ranges
 from airflow_provider_cdc.mysql.server.catalog import read_schema
 from airflow_provider_cdc.mysql.server.key_sql import in_chunk, keys_of
 from airflow_provider_cdc.mysql.server.session import connect, rows
@@ -145,6 +145,25 @@ def test_a_range_is_cut_and_keeps_its_ends(connection: Connection[Any]) -> None:
         assert len(found) > 5 or high == 2
     (alone,) = plan_ranges(connection, table, key_ranges(connection, table, 0, "a = 11"), 10)
     assert alone == Chunk(0, 0, 0, (11,), (11,), True)
+
+
+@pytest.mark.parametrize("kind", ["int", "text", "three"])
+def test_keys_by_themselves(connection: Connection[Any], kind: str) -> None:
+    """In the server's order, each once in whatever spelling; numbers that follow each other are one range."""
+    columns, values, _ = KEYS[kind]
+    spell(connection, columns, values)
+    table = read_schema(connection, "ranges", "t")
+    data = pa.table(select(connection, table, "TRUE"), names=[c.name for c in table.columns])
+    keys = keys_of(table, data)
+    wanted = [keys[-1], *keys[1:4], keys[0], keys[0]]
+    if kind == "text":
+        wanted.append((b"a".hex(),))  # there is 'A'
+    found = keys_as_ranges(connection, table, 3, wanted)
+    mine = [keys.index(key) for key in sorted({*wanted} & {*keys}, key=keys.index)]
+    assert [n for n, i in enumerate(owners(connection, table, found, keys)) if i >= 0] == mine
+    assert len(found) == (2 if kind == "int" else len(mine)) and {chunk.table for chunk in found} == {3}
+    order = owners(connection, table, found, keys)
+    assert [i for i in order if i >= 0] == sorted(i for i in order if i >= 0)
 
 
 @pytest.mark.parametrize(
