@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -227,6 +228,33 @@ def resnapshot(path: str, table: str, where_key: str | None) -> None:
 
     with _work(path, need_snapshot=True, beside=True) as (context, store, spark):
         read_again(context, store, table, where_key, run_on_spark(spark, context.reporter.line))
+
+
+@cli.command()
+@_FILE
+@click.option("--all", "every", is_flag=True, help="All pipelines of the same bookkeeping database.")
+@click.option("--output", type=click.Path(dir_okay=False), help="Write to a file, in one step, instead.")
+@click.option("--listen", metavar="HOST:PORT", help="Answer GET /metrics there until it is ended, instead.")
+def metrics(path: str, every: bool, output: str | None, listen: str | None) -> None:
+    """Print the numbers of the pipeline as Prometheus reads them; only the bookkeeping is asked."""
+    from airflow_provider_cdc.core.metrics import prometheus_text
+    from airflow_provider_cdc.metrics import measure, serve, write_file
+
+    if output and listen:
+        raise click.UsageError("--output and --listen exclude each other")
+    with _context(path) as context:
+
+        def text() -> str:
+            with closing(context.store(migrate=False)) as store:
+                names = store.pipelines() if every else [context.pipeline.name]
+                return prometheus_text(one for name in names for one in measure(store, name))
+
+        if listen:
+            serve(listen, text, context.reporter.line)
+        elif output:
+            write_file(text(), Path(output))
+        else:
+            click.echo(text(), nl=False)
 
 
 def _snapshot(context: Context, store: Store, spark: SparkSession) -> None:

@@ -345,11 +345,16 @@ class CdcStreamOperator(PipelineOperator):
 
     def _watch(self, context: Context, store: Store, work: Work, epoch: int) -> str:
         """Watch an epoch from the worker."""
-        watch, name = Watch(epoch), work.pipeline.name
+        from airflow_provider_cdc.triggers.stats import STATS_SECONDS, tell
+
+        watch, name, told = Watch(epoch), work.pipeline.name, float("-inf")
         while True:
             run = None
             with suppress(CdcError):
                 run = store.supervise(name, epoch, task_label(context))
+                if time.monotonic() - told > STATS_SECONDS:
+                    told = time.monotonic()
+                    tell(store, name, task=True)
                 if self._killed:
                     store.request_stop(name, epoch, by=task_label(context))
             verdict = watch.see(run, time.monotonic())

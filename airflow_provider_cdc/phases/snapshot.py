@@ -141,11 +141,8 @@ def run_group(
     asked = Traffic()
     for last in (*[False] * _REPLANS, True):
         try:
-            with counting(asked), observed(context, store, plan) as observer:
-                work = Group(context, plan, group, opened)
-                result = _run(work, store, run, holder, requested_by, asked)
-                observer.write(work.tables)
-                return result
+            with counting(asked):
+                return _run(Group(context, plan, group, opened), store, run, holder, requested_by, asked)
         except TableAlteredError as error:
             if last:
                 raise
@@ -169,20 +166,22 @@ def _run(
 ) -> GroupResult:
     began, plan = time.monotonic(), work.plan
     _prepare(work.context, plan, work.tables)
-    held = claim(work, store, holder, requested_by)
-    if held is None:
-        _adopt(work, store, requested_by)
-        outcome, attempt = "adopted", max(work.markers().values())
-        found = work.totals(work.markers())
-    else:
-        with held:
-            outcome, attempt = _first(work, held, run) if held.published is None else _again(work, store, held, run)
-            found = _finish(work, store, held.attempt, requested_by)
-            if outcome == "replaced":
-                forget(work, attempt)
-        if outcome == "staged":
-            found = work.totals(dict.fromkeys(work.tables, attempt))
-    store.finish_snapshot(plan.pipeline, plan.generation)
+    with observed(work.context, store, plan) as observer:
+        held = claim(work, store, holder, requested_by)
+        if held is None:
+            _adopt(work, store, requested_by)
+            outcome, attempt = "adopted", max(work.markers().values())
+            found = work.totals(work.markers())
+        else:
+            with held:
+                outcome, attempt = _first(work, held, run) if held.published is None else _again(work, store, held, run)
+                found = _finish(work, store, held.attempt, requested_by)
+                if outcome == "replaced":
+                    forget(work, attempt)
+            if outcome == "staged":
+                found = work.totals(dict.fromkeys(work.tables, attempt))
+        store.finish_snapshot(plan.pipeline, plan.generation)
+    observer.write(work.tables)
     traffic = asked.to_json() if work.context.storage.remote else None
     if traffic is not None and held is not None:
         store.group_asked(plan.pipeline, plan.generation, work.number, traffic)

@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
@@ -14,6 +15,7 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 from airflow_provider_cdc.core.supervision import Verdict, Watch, later_try
 from airflow_provider_cdc.exceptions import CdcError, NotReadyError, error_of, kind_of, pack
 from airflow_provider_cdc.triggers.bookkeeping import Bookkeeping, in_thread
+from airflow_provider_cdc.triggers.stats import STATS_SECONDS, tell
 
 if TYPE_CHECKING:
     from airflow_provider_cdc.store import Store, StreamRow
@@ -108,7 +110,7 @@ class CdcSnapshotTrigger(_CdcTrigger):
         """Look until there is something to say."""
         k = self._kwargs
         self._began = said = time.monotonic()
-        what = f"snapshot {k['generation']} of {k['pipeline']}"
+        what, told = f"snapshot {k['generation']} of {k['pipeline']}", float("-inf")
         while True:
             try:
                 found = await self._look(lambda store: store.snapshot(k["pipeline"], k["generation"]), what)
@@ -121,6 +123,9 @@ class CdcSnapshotTrigger(_CdcTrigger):
             if found is not None and time.monotonic() - said > _LINE_SECONDS:
                 said = time.monotonic()
                 await self._say()
+            if found is not None and time.monotonic() - told > STATS_SECONDS:
+                told = time.monotonic()
+                await self._books.ask(partial(tell, pipeline=k["pipeline"]))
             await asyncio.sleep(k["poll_seconds"])
 
     async def _say(self) -> None:
@@ -185,6 +190,7 @@ class CdcStreamTrigger(_CdcTrigger):
 
     async def _watch(self) -> AsyncIterator[TriggerEvent]:
         k = self._kwargs
+        told = float("-inf")
         watch, what = Watch(k["epoch"]), f"epoch {k['epoch']} of the stream of {k['pipeline']}"
         self._began = said = time.monotonic()
 
@@ -205,6 +211,9 @@ class CdcStreamTrigger(_CdcTrigger):
             if row is not None and time.monotonic() - said > _LINE_SECONDS:
                 said = time.monotonic()
                 await self._say()
+            if row is not None and time.monotonic() - told > STATS_SECONDS:
+                told = time.monotonic()
+                await self._books.ask(partial(tell, pipeline=k["pipeline"]))
             await asyncio.sleep(k["poll_seconds"])
 
     async def on_kill(self) -> None:

@@ -12,6 +12,7 @@ from airflow_provider_cdc.processes import kill_session, members
 from tests import ROOT
 from tests.in_airflow.site import Site
 from tests.support.airflow_processes import Airflow
+from tests.support.otlp import Collector
 from tests.support.postgres import Postgres
 from tests.support.proxy import Proxy
 from tests.support.servers import MySQLServer
@@ -32,6 +33,7 @@ def site(
         metadata = stack.enter_context(Postgres(["airflow"]))
         books = stack.enter_context(Postgres(["bookkeeping"]))
         flaky = stack.enter_context(Proxy(mysql_server.port))
+        collector = stack.enter_context(Collector())
         airflow = Airflow(
             [ROOT / "dags", Path(__file__).parent / "dags"],
             database_url=metadata.sqlalchemy_url(),
@@ -47,9 +49,15 @@ def site(
             config={
                 "core": {"parallelism": 3},  # a Spark driver needs a core to start in reasonable time
                 "triggerer": {"triggerer_health_check_threshold": 6},
+                "metrics": {
+                    "otel_on": True,
+                    "otel_host": "127.0.0.1",
+                    "otel_port": collector.port,
+                    "otel_interval_milliseconds": 3000,
+                },
             },
         )
-        site = Site(stack.enter_context(airflow), mysql_server, metadata, books, lake, flaky)
+        site = Site(stack.enter_context(airflow), mysql_server, metadata, books, lake, flaky, collector)
         stack.callback(_end_streams, site)  # they outlive the tasks that started them
         yield site
 

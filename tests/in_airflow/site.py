@@ -18,6 +18,7 @@ from airflow_provider_cdc.store import GroupRow, Store, StreamRow
 from tests.support.airflow_client import PATIENCE, Client
 from tests.support.airflow_processes import Airflow
 from tests.support.oracle import compare_all
+from tests.support.otlp import Collector
 from tests.support.postgres import Postgres
 from tests.support.processes import tail
 from tests.support.proxy import Proxy
@@ -33,6 +34,7 @@ class Site:
     :param books: PostgreSQL with the bookkeeping of the pipelines in ``tests/in_airflow/dags``; those of the examples
         keep theirs in the lake.
     :param flaky: what the connection ``cdc_source_flaky`` leads through.
+    :param collector: gets Airflow's own stats.
     """
 
     airflow: Airflow
@@ -41,6 +43,7 @@ class Site:
     books: Postgres
     lake: Path
     flaky: Proxy
+    collector: Collector
     names: set[str] = dataclasses.field(default_factory=set)
 
     @property
@@ -73,6 +76,15 @@ class Site:
             assert time.monotonic() < deadline, f"{what}: not within {seconds:g} s\n{self._story()}"
             time.sleep(0.5)
         return found
+
+    def wait_numbers(self, name: str) -> None:
+        """Until Airflow's own stats have the numbers of a stream that has applied something."""
+
+        def told() -> bool:
+            found = self.collector.of(pipeline=name)
+            return found.get("airflow.cdc.running") == 1 and found.get("airflow.cdc.changes", 0) > 0
+
+        self.wait(f"the numbers of {name}", told)
 
     def _story(self) -> str:
         """What is known when a wait was in vain: CI shows nothing else of it."""

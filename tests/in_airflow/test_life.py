@@ -25,6 +25,7 @@ def test_the_life_of_a_stream(site: Site) -> None:
         client.wait_state(dag, run, task, "deferred")
         first = site.stream(name)
         site.wait_batch(name, 1)
+        site.wait_numbers(name)  # by the triggerer
 
         # Airflow's processes may die: the stream does not notice, and is looked after again when they are back.
         for part in ("scheduler", "dag-processor", "api-server", "triggerer"):
@@ -128,6 +129,7 @@ def test_a_stream_that_keeps_its_worker(site: Site) -> None:
         second = site.wait_epoch(name, first.epoch)
         site.wait_batch(name, second.epoch)
         assert client.task_instance(dag, run, task).try_number == 1
+        site.wait_numbers(name)  # by the task
         client.mark(dag, run, task, "failed")
         site.wait("the end of that epoch", lambda: site.stream(name).state == "stopped")
         last = site.stream(name).epoch

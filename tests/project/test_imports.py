@@ -60,6 +60,7 @@ ALLOWED = {
         "processes",
     },
     "status_text": {"core", "sinks"},
+    "metrics": {"core", "store", "exceptions"},
     "launch": {"driver", "sinks", "connections", "exceptions", "processes", "scratch"},
 }
 
