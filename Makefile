@@ -21,7 +21,7 @@ BESIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Some container images set it. Each of the thousand processes of a test run would then compile all that it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo demo-core bench-snapshot bench-stream bench-suspend bench-catchup bench-merge bench-feed bench-store bench-binlog bench-memory jvm test test-fast test-airflow test-long test-versions mutations lint lock clean
+.PHONY: help setup demo demo-core bench-snapshot bench-verify bench-stream bench-suspend bench-catchup bench-merge bench-feed bench-store bench-binlog bench-memory jvm test test-fast test-airflow test-long test-versions mutations lint lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ demo-core: setup ## The same from the command line, without Airflow, and with mo
 
 bench-snapshot: setup ## Time the snapshot side by side with ConnectorX and Spark JDBC (CDC_BENCH_ROWS=n, default 4,000,000)
 	@$(BIN)/python -m bench.snapshot
+
+bench-verify: setup ## Time comparing source and sink, beside checksums by MySQL (CDC_BENCH_ROWS=n, default 10,000,000)
+	@$(BIN)/python -m bench.verify
 
 bench-memory: setup ## Measure the memory of a snapshot: 10,000,000 rows, and 3,000 rows of 1 MB (CDC_BENCH_ROWS=n)
 	@$(BIN)/python -m bench.memory --rows $${CDC_BENCH_ROWS:-10000000} --large 3000

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -143,19 +144,23 @@ def maintain(path: str, as_json: bool, purge: bool) -> None:
 @_FILE
 @_JSON
 @click.option("--show-values", is_flag=True, help="Show what differs: keys or, for tables without one, whole rows.")
+@click.option("--tables", multiple=True, metavar="PATTERN", help="Only tables database.table that match; repeatable.")
+@click.option("--sample", metavar="1/N", help="Only one table in N, another one each day: all in N days.")
+@click.option("--seed", type=int, help="Which share of the tables --sample takes; the day's by default.")
+@click.option("--max-rows-per-second", type=int, help="Rows read from the source in a second.")
 @click.option("--repair", is_flag=True, help="Not built yet.")
-def verify(path: str, as_json: bool, show_values: bool, repair: bool) -> None:
+def verify(path: str, as_json: bool, show_values: bool, repair: bool, **chosen: Any) -> None:
     """Compare source and sink; exit with 1 on a difference."""
     if repair:
         raise NotReadyError("verify --repair is not built yet", "Run verify without it to see what differs")
-    from airflow_provider_cdc.phases.verified import record_verified
-    from airflow_provider_cdc.phases.verify import verify as compare
+    from airflow_provider_cdc.core.selection import Selection
+    from airflow_provider_cdc.driver import compared
 
+    selection = Selection.of(**chosen, today=datetime.now(UTC).toordinal())
     with _context(path, quiet=as_json) as context:
-        verdicts = compare(context, show_values=show_values)
-        record_verified(context, verdicts)
+        verdicts = compared(context, show_values=show_values, selection=selection)
         if as_json:
-            click.echo(json.dumps([v.to_json() for v in verdicts], indent=2))
+            click.echo(json.dumps([v.to_json(show_values=show_values) for v in verdicts], indent=2))
         unequal = [v for v in verdicts if not v.equal]
         if unequal:
             raise TerminalError(
@@ -164,7 +169,7 @@ def verify(path: str, as_json: bool, show_values: bool, repair: bool) -> None:
                 + ("" if show_values else ". --show-values shows which rows"),
             )
         if not as_json:
-            click.echo(f"all {len(verdicts)} tables are equal")
+            click.echo(f"all {len(verdicts)} tables are equal" if verdicts else "no table was to be compared")
 
 
 @cli.command()

@@ -1,5 +1,5 @@
 """The process that runs Spark for a scheduler's task: one chunk group, a table that is read again, the
-stream, or the upkeep of the sink.
+stream, the upkeep of the sink, or its comparison with the source.
 
 The request, with the connections in it, comes as one line of JSON on standard input, so that no secret is ever on a
 command line, in the environment or in a file. How it ended is written to a file that the request names; everything
@@ -26,7 +26,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_cdc.connections import Connection, scrub, strip_environment
-from airflow_provider_cdc.exceptions import REPORT, CdcError, NotReadyError
+from airflow_provider_cdc.core.selection import Selection
+from airflow_provider_cdc.core.spark_conf import is_local
+from airflow_provider_cdc.exceptions import REPORT, CdcError, NotReadyError, TerminalError
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.pipeline import Pipeline
 from airflow_provider_cdc.processes import keep_small, kill_session
@@ -36,6 +38,8 @@ from airflow_provider_cdc.sinks.storage import LocalStorage, write_json
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from airflow_provider_cdc.core.comparison import TableComparison
+    from airflow_provider_cdc.jobs.scans import Gathering, Scan
     from airflow_provider_cdc.jobs.slices import Runner, SnapshotJob
     from airflow_provider_cdc.sinks.files import DataFile
     from airflow_provider_cdc.sinks.protocol import Compaction
@@ -62,6 +66,8 @@ class Request:
     :param purge: with ``maintain``, leave neither dead rows nor small files.
     :param reread: the table that is read again, ``database.table``, and nothing else; ``where_key``: only those of its
         rows whose keys are as the condition says.
+    :param verify: compare source and sink, and nothing else: ``show_values``, and the keyword arguments of
+        :class:`~airflow_provider_cdc.core.selection.Selection`.
     :param holder: who reads the group, for people.
     :param task: identity of the task that wants the group, and ``task_request`` the number of its request: see
         :class:`~airflow_provider_cdc.phases.groups.TaskRequest`.
@@ -78,6 +84,7 @@ class Request:
     purge: bool = False
     reread: str | None = None
     where_key: str | None = None
+    verify: dict[str, Any] | None = None
     holder: str = ""
     task: str = ""
     task_request: int = 0
@@ -159,6 +166,8 @@ def _outcome(context: Context, request: Request) -> dict[str, Any]:
         return kept_up(context, purge=request.purge)
     if request.reread is not None:
         return _reread(context, request.reread, request.where_key)
+    if request.verify is not None:
+        return _verify(context, **request.verify)
     return _stream(context, request) if request.group is None else _group(context, request)
 
 
@@ -269,6 +278,44 @@ def kept_up(context: Context, *, purge: bool = False) -> dict[str, Any]:
     finally:
         for spark in session:
             spark.stop()
+
+
+def compared(context: Context, *, show_values: bool, selection: Selection) -> list[TableComparison]:
+    """Compare source and sink. Spark tasks read the sink where there is a cluster; else threads do, without Spark."""
+    from airflow_provider_cdc.jobs.scans import run_in_threads
+    from airflow_provider_cdc.phases.verified import record_verified
+    from airflow_provider_cdc.phases.verify import verify
+
+    session: list[SparkSession] = []
+
+    def run(work: Sequence[Scan]) -> Sequence[Gathering]:
+        from airflow_provider_cdc.spark.verify_job import run_scans
+
+        if not session:
+            session.append(_start(context)[0])
+        return run_scans(session[0], context.reporter.line)(work)
+
+    runner = run_in_threads if is_local(context.spark[0]) else run
+    try:
+        verdicts = verify(context, show_values=show_values, selection=selection, run=runner)
+        record_verified(context, verdicts)
+        return verdicts
+    finally:
+        for spark in session:
+            spark.stop()
+
+
+def _verify(context: Context, *, show_values: bool, **selection: Any) -> dict[str, Any]:
+    chosen = Selection(**{**selection, "tables": tuple(selection["tables"])})
+    verdicts = compared(context, show_values=show_values, selection=chosen)
+    unequal = [v for v in verdicts if not v.equal]
+    if unequal:
+        raise TerminalError(
+            f"{len(unequal)} of {len(verdicts)} tables differ: {'; '.join(map(str, unequal))}",
+            f"Clear the snapshot tasks of the groups concerned, which reads them again, and {REPORT}. "
+            "show_values=True shows which rows",
+        )
+    return {"tables": [v.to_json(show_values=show_values) for v in verdicts]}
 
 
 def _stream(context: Context, request: Request) -> dict[str, Any]:

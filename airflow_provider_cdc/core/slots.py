@@ -2,7 +2,7 @@
 
 A server throws out a reader as soon as another one registers with the same server id. So all readers of a pipeline that
 may be at work at the same time have slots of their own. :meth:`Pipeline.replica` turns a slot into a server id and a
-uuid. Slots 93 to 99, 104 to 109, 174 to 199 and 1000 are free.
+uuid. Slots 93 to 99, 104 to 109, 190 to 199 and 1000 are free.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ STREAM = 0
 DDL = 1
 #: The stream's driver, while it replays the binlog onto chunk groups that were read again.
 REPLAY = 2
-#: ``verify``.
+#: ``verify``, which reads what its two sides lack.
 VERIFY = 100
 #: ``status``, which asks how far the source is ahead.
 LAG = 101
@@ -28,6 +28,9 @@ LAST = 1000
 MAX_PARALLELISM = 64
 #: Copies of a Spark task that may be at work at the same time.
 COPIES = 4
+
+#: The readers of the chunks that ``verify`` compares; there are no more of them.
+VERIFIERS = range(174, 190)
 
 _GUARDS = range(3, 93)
 _BATCH_READERS = range(110, 110 + MAX_PARALLELISM)

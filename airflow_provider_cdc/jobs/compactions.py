@@ -44,8 +44,8 @@ class Parcel:
     def __init__(self, keys: Sequence[StoreAccess] = ()) -> None:
         self.keys = list(keys)
 
-    def pack(self, work: Compaction) -> bytes:
-        """One compaction, and its secrets among the keys."""
+    def pack(self, work: object) -> bytes:
+        """One piece of work, and its secrets among the keys."""
         keys = self.keys
 
         class Pickler(pickle.Pickler):
@@ -60,16 +60,15 @@ class Parcel:
         Pickler(packed).dump(work)
         return packed.getvalue()
 
-    def unpack(self, data: bytes) -> Compaction:
-        """The compaction again."""
+    def unpack(self, data: bytes) -> Any:
+        """The piece of work again."""
         keys = self.keys
 
         class Unpickler(pickle.Unpickler):
             def persistent_load(self, number: int) -> StoreAccess:
                 return keys[number]
 
-        found: Compaction = Unpickler(io.BytesIO(data)).load()
-        return found
+        return Unpickler(io.BytesIO(data)).load()
 
 
 def from_json(text: str) -> list[DataFile]:

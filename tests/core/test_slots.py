@@ -19,7 +19,7 @@ def test_kinds_of_readers_share_none() -> None:
     guards = {slots.guard(group) for group in range(1000)}
     batches = set(slots.batch_readers(slots.MAX_PARALLELISM))
     workers = {s for group in range(1000) for attempt in range(1, 4) for s in worker_slots(group, attempt, 8)}
-    kinds = [set(SINGLE), guards, batches, workers]
+    kinds = [set(SINGLE), guards, batches, workers, set(slots.VERIFIERS)]
     assert len(set(SINGLE)) == len(SINGLE) and sum(map(len, kinds)) == len(set.union(*kinds))
     assert all(0 <= slot <= slots.LAST for slot in set.union(*kinds))
 

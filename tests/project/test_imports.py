@@ -48,6 +48,7 @@ ALLOWED = {
         "processes",
     },
     "driver": {
+        "core",
         "jobs",
         "phases",
         "spark",

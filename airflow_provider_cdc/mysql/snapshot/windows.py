@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -50,6 +50,7 @@ class WindowReader:
     :param lineage: numbers the transactions.
     :param look_back: finds XA transactions of the table that are prepared at a place.
     :param texts: how its text is decoded.
+    :param both: whether updates give their old image, too, as ``b``; the definitions then want old rows whole.
     """
 
     def __init__(
@@ -59,12 +60,14 @@ class WindowReader:
         lineage: Lineage,
         look_back: Callable[[Position], LookBack],
         texts: Decoders = UNICODE,
+        *,
+        both: bool = False,
     ) -> None:
         self.table, self._lineage, self._look_back = definitions.newest, lineage, look_back
         self._captured = by_table([definitions])
         self._before: LookBack | None = None
         self._prepared: Prepared
-        self._binlog = BinlogReader(open_at, self._captured, lineage, texts, tell_ddl=True)
+        self._binlog = BinlogReader(open_at, self._captured, lineage, texts, tell_ddl=True, both=both)
 
     def window(
         self,
@@ -82,10 +85,28 @@ class WindowReader:
         :raises TransientError: if the log does not get to ``high``.
         :raises OtherHistoryError: if ``high``, though it was looked at after ``low``, lies before it.
         """
+        parts, emptied = list[pa.Table](), 0
+        for part in self.pieces(low, high, prepared, only):
+            if part.emptied:
+                parts, emptied = [], part.emptied
+            parts.append(part.changes)
+        return Window(pa.concat_tables([self.table.sink_schema.empty_table(), *parts]), emptied)
+
+    def pieces(
+        self,
+        low: Position,
+        high: Position,
+        prepared: Mapping[str, tuple[RowsEvent, ...]] | None = None,
+        only: Only | None = None,
+    ) -> Iterator[Window]:
+        """The same piece by piece, so that few changes are held; to be walked to its end.
+
+        Parameters and errors are those of :meth:`window`. What came before a piece with a TRUNCATE does not count.
+        """
         if high < low:
             raise OtherHistoryError(f"the binlog of the server ends at {high}, and had reached {low} before")
         try:
-            return self._window(low, high, prepared or {}, only)
+            yield from self._pieces(low, high, prepared or {}, only)
         except BaseException:
             self.close()  # what has been decoded is not asked for again
             raise
@@ -94,12 +115,10 @@ class WindowReader:
         """Close the connection."""
         self._binlog.close()
 
-    def _window(
+    def _pieces(
         self, low: Position, high: Position, known: Mapping[str, tuple[RowsEvent, ...]], only: Only | None
-    ) -> Window:
+    ) -> Iterator[Window]:
         binlog, table = self._binlog, self.table
-        parts: list[pa.RecordBatch] = []
-        emptied = 0
         if binlog.at is not None and self._near(binlog.at, low):
             for step in binlog.steps(binlog.at, low):
                 if step.item is not None:
@@ -117,17 +136,23 @@ class WindowReader:
                     raise altered(table, f"at {at}", at)
                 if item.emptied is not None:
                     binlog.take()
-                    parts, emptied = [], seq
+                    yield Window(table.sink_schema.empty_table(), seq)
                 for _ in binlog.add(self._prepared.visible(item), seq, item.commit_us):
-                    parts += [batch for _, batch in binlog.take(only=only)]
+                    yield from self._taken(high, only)
             if binlog.held >= _FLUSH_BYTES:
-                parts += [batch for _, batch in binlog.take(only=only)]
-        parts += [batch for _, batch in binlog.take(only=only)]
-        changes = pa.Table.from_batches(parts, table.sink_schema)
+                yield from self._taken(high, only)
+        yield from self._taken(high, only)
         if low < high and binlog.at != high:
-            changes = changes.filter(pc.less_equal(changes[SEQ], self._lineage.seq(high)))
             self.close()
-        return Window(changes, emptied)
+
+    def _taken(self, high: Position, only: Only | None) -> Iterator[Window]:
+        """Changes up to a position that have been read; what stands behind it has been read in vain."""
+        for _, batch in self._binlog.take(only=only):
+            changes = pa.Table.from_batches([batch], self.table.sink_schema)
+            newest = self._lineage.seq(high)
+            if changes.num_rows and pc.max(changes[SEQ]).as_py() > newest:
+                changes = changes.filter(pc.less_equal(changes[SEQ], newest))
+            yield Window(changes, 0)
 
     @staticmethod
     def _near(at: Position, low: Position) -> bool:

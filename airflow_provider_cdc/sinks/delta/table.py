@@ -48,6 +48,7 @@ from airflow_provider_cdc.sinks.delta.key_index import KeyIndex
 from airflow_provider_cdc.sinks.delta.log import NEWEST, Log, wait
 from airflow_provider_cdc.sinks.delta.merge import Merge, living_rows
 from airflow_provider_cdc.sinks.delta.partitions import Partitioning
+from airflow_provider_cdc.sinks.delta.scan import FilePortion, portions_of
 from airflow_provider_cdc.sinks.delta.slices import Slices
 from airflow_provider_cdc.sinks.delta.upkeep import checkpoint, size_of, sweep
 from airflow_provider_cdc.sinks.delta.words import Worder
@@ -263,11 +264,24 @@ class DeltaTarget(Slices):
 
     def read(self) -> tuple[pa.Table, Markers]:
         """All rows of the newest version, in the sink's schema, and its markers."""
-        log = Log(self.storage)  # of its own: it must not go on while it is read
+        log = self._fixed()
+        return living(living_rows(log, self.schema)), dict(log.markers)
+
+    def scan(self) -> tuple[list[FilePortion], Markers]:
+        """The newest version in portions, and its markers; see :class:`~airflow_provider_cdc.sinks.scanning.Scannable`.
+
+        Its files stay for an hour after a newer version has no more use for them.
+        """
+        log = self._fixed()
+        return portions_of(log, self.schema), dict(log.markers)
+
+    def _fixed(self) -> Log:
+        """The newest version, which does not go on while it is read."""
+        log = Log(self.storage)
         log.refresh()
         check_settings(log, self._partitioning, self.options)
         check_columns(log, self._partitioning.declared)
-        return living(living_rows(log, self.schema)), dict(log.markers)
+        return log
 
     def to_arrow(self) -> pa.Table:
         """All rows of the newest version, those that are marked as deleted as well."""

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from airflow_provider_cdc.core.multiset import images
 from airflow_provider_cdc.exceptions import TerminalError
-from airflow_provider_cdc.sinks.delta import words as module
+from airflow_provider_cdc.sinks import row_hashes as module
 from airflow_provider_cdc.sinks.delta.words import Worder, joined
 
 VALUES: dict[pa.DataType, st.SearchStrategy[Any]] = {

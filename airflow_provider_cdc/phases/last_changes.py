@@ -1,0 +1,73 @@
+"""Which transaction changed a row last, as far as the binlog still tells."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pymysql.connections import Connection
+
+from airflow_provider_cdc.core import slots
+from airflow_provider_cdc.core.changes import last_changes, matched_rows
+from airflow_provider_cdc.core.comparison import Touched
+from airflow_provider_cdc.core.offset import Position, split_file
+from airflow_provider_cdc.core.plan import Key
+from airflow_provider_cdc.core.schema import SEQ, TS
+from airflow_provider_cdc.core.start import FIRST_POSITION
+from airflow_provider_cdc.exceptions import CdcError
+from airflow_provider_cdc.mysql.places.binlog_files import binlog_sizes
+from airflow_provider_cdc.mysql.server.key_sql import keys_of
+from airflow_provider_cdc.phases.source_scan import Source
+
+#: Bytes of binlog that are searched, the newest first: whole files, and one in any case.
+SEARCHED_BYTES = 1 << 30
+
+
+def last_touched(
+    source: Source, connection: Connection[Any], keys: pa.Table, end: Position
+) -> tuple[dict[Key, Touched], Position | None]:
+    """Look for the last changes of rows in the binlog, file by file, the newest first, until all are found.
+
+    Rows as they were under an older definition of the table are not looked for, nor what another server has logged.
+
+    :param keys: the rows' keys, under the names of the key columns.
+    :param end: where the search begins.
+    :returns: the last change of each row that was found, and from where on the binlog was searched.
+    """
+    found: dict[Key, Touched] = {}
+    table, first = source.table, split_file(source.lineage.start_file)[1]
+    sizes = binlog_sizes(connection)
+    names = [n for n in reversed(sizes) if first <= split_file(n)[1] <= split_file(end.file)[1]]
+    searched: Position | None = None
+    budget = SEARCHED_BYTES
+    high = end
+    for name in names:
+        if budget <= 0 or not keys.num_rows:
+            break
+        low = Position(name, FIRST_POSITION)
+        try:
+            last = _last_of(source, connection, keys, low, high)
+        except CdcError:  # a DDL, or another server's rows: what stands before tells nothing that can be read so
+            break
+        for key, at, when in zip(keys_of(table, last), last[SEQ].to_pylist(), last[TS].to_pylist(), strict=True):
+            time = datetime.fromtimestamp(when.timestamp(), UTC).isoformat(timespec="seconds")
+            found[key] = Touched(source.lineage.position(at), time)
+        keys = keys.filter(pc.invert(matched_rows(keys, last, table.key))) if last.num_rows else keys
+        budget, searched, high = budget - sizes[name], low, low
+    return found, searched
+
+
+def _last_of(source: Source, connection: Connection[Any], keys: pa.Table, low: Position, high: Position) -> pa.Table:
+    """The last change of each of some keys in (low, high]."""
+    table = source.table
+    held = table.sink_schema.empty_table()
+    with closing(source.windows(connection, slots.VERIFY)) as log:
+        for piece in log.pieces(low, high):
+            changes = piece.changes
+            if changes.num_rows:
+                concerned = changes.filter(matched_rows(changes, keys, table.key))
+                held = last_changes(pa.concat_tables([held, concerned]), table.key)
+    return held
