@@ -148,24 +148,22 @@ def maintain(path: str, as_json: bool, purge: bool) -> None:
 @click.option("--sample", metavar="1/N", help="Only one table in N, another one each day: all in N days.")
 @click.option("--seed", type=int, help="Which share of the tables --sample takes; the day's by default.")
 @click.option("--max-rows-per-second", type=int, help="Rows read from the source in a second.")
-@click.option("--repair", is_flag=True, help="Not built yet.")
+@click.option("--repair", is_flag=True, help="Read the rows again that differ, and compare once more.")
 def verify(path: str, as_json: bool, show_values: bool, repair: bool, **chosen: Any) -> None:
     """Compare source and sink; exit with 1 on a difference."""
-    if repair:
-        raise NotReadyError("verify --repair is not built yet", "Run verify without it to see what differs")
     from airflow_provider_cdc.core.selection import Selection
     from airflow_provider_cdc.driver import compared
 
     selection = Selection.of(**chosen, today=datetime.now(UTC).toordinal())
     with _context(path, quiet=as_json) as context:
-        verdicts = compared(context, show_values=show_values, selection=selection)
+        verdicts = compared(context, show_values=show_values, selection=selection, repair=repair)
         if as_json:
             click.echo(json.dumps([v.to_json(show_values=show_values) for v in verdicts], indent=2))
         unequal = [v for v in verdicts if not v.equal]
         if unequal:
             raise TerminalError(
                 f"{len(unequal)} of {len(verdicts)} tables differ ({'; '.join(map(str, unequal))})",
-                f"Start with a fresh sink.path (or remove the old one) and run again, and {REPORT}"
+                f"{'See above what was not repaired' if repair else '--repair reads what differs again'}, and {REPORT}"
                 + ("" if show_values else ". --show-values shows which rows"),
             )
         if not as_json:

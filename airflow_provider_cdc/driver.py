@@ -21,7 +21,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +66,7 @@ class Request:
     :param purge: with ``maintain``, leave neither dead rows nor small files.
     :param reread: the table that is read again, ``database.table``, and nothing else; ``where_key``: only those of its
         rows whose keys are as the condition says.
-    :param verify: compare source and sink, and nothing else: ``show_values``, and the keyword arguments of
+    :param verify: compare source and sink, and nothing else: ``show_values``, ``repair``, and the keyword arguments of
         :class:`~airflow_provider_cdc.core.selection.Selection`.
     :param holder: who reads the group, for people.
     :param task: identity of the task that wants the group, and ``task_request`` the number of its request: see
@@ -280,9 +280,15 @@ def kept_up(context: Context, *, purge: bool = False) -> dict[str, Any]:
             spark.stop()
 
 
-def compared(context: Context, *, show_values: bool, selection: Selection) -> list[TableComparison]:
-    """Compare source and sink. Spark tasks read the sink where there is a cluster; else threads do, without Spark."""
+def compared(
+    context: Context, *, show_values: bool, selection: Selection, repair: bool = False
+) -> list[TableComparison]:
+    """Compare source and sink. Spark tasks read the sink where there is a cluster; else threads do, without Spark.
+
+    :param repair: read the rows again that differ, and compare once more.
+    """
     from airflow_provider_cdc.jobs.scans import run_in_threads
+    from airflow_provider_cdc.phases.repair import repaired
     from airflow_provider_cdc.phases.verified import record_verified
     from airflow_provider_cdc.phases.verify import verify
 
@@ -298,6 +304,13 @@ def compared(context: Context, *, show_values: bool, selection: Selection) -> li
     runner = run_in_threads if is_local(context.spark[0]) else run
     try:
         verdicts = verify(context, show_values=show_values, selection=selection, run=runner)
+        if repair and not all(verdict.equal for verdict in verdicts):
+
+            def compare(tables: tuple[str, ...]) -> list[TableComparison]:
+                chosen = replace(selection, tables=tables)
+                return verify(context, show_values=show_values, selection=chosen, run=runner)
+
+            verdicts = repaired(context, verdicts, compare)
         record_verified(context, verdicts)
         return verdicts
     finally:
@@ -305,14 +318,14 @@ def compared(context: Context, *, show_values: bool, selection: Selection) -> li
             spark.stop()
 
 
-def _verify(context: Context, *, show_values: bool, **selection: Any) -> dict[str, Any]:
+def _verify(context: Context, *, show_values: bool, repair: bool, **selection: Any) -> dict[str, Any]:
     chosen = Selection(**{**selection, "tables": tuple(selection["tables"])})
-    verdicts = compared(context, show_values=show_values, selection=chosen)
+    verdicts = compared(context, show_values=show_values, selection=chosen, repair=repair)
     unequal = [v for v in verdicts if not v.equal]
     if unequal:
         raise TerminalError(
             f"{len(unequal)} of {len(verdicts)} tables differ: {'; '.join(map(str, unequal))}",
-            f"Clear the snapshot tasks of the groups concerned, which reads them again, and {REPORT}. "
+            f"{'See above what was not repaired' if repair else 'repair=True reads what differs again'}, and {REPORT}. "
             "show_values=True shows which rows",
         )
     return {"tables": [v.to_json(show_values=show_values) for v in verdicts]}

@@ -75,6 +75,7 @@ class TableComparison:
     :param ranges: the key ranges of the source in which these lie, as chunks of one group; a key below the smallest or
         above the largest key of the source is in none of them.
     :param columns: how many of the keys that differ do so in a column, by its name.
+    :param repaired: how many keys were read again, and exchanged, before this comparison.
     :param searched: from where on the binlog was searched for the last changes of the differing keys.
     """
 
@@ -92,6 +93,7 @@ class TableComparison:
     ranges: tuple[Chunk, ...] = field(default=(), repr=False)
     columns: dict[str, int] = field(default_factory=dict, hash=False)
     searched: Position | None = None
+    repaired: int = 0
 
     @property
     def equal(self) -> bool:
@@ -105,7 +107,8 @@ class TableComparison:
         counts = f"at least {counts}" if self.at_least else counts
         examples = f" ({', '.join(self.examples)})" if self.examples else ""
         kept = f", {self.kept} more that the source has deleted" if self.kept else ""
-        return f"{self.table}: {self.rows} rows, " + ("equal" if self.equal else counts + examples) + kept
+        repaired = f", after {self.repaired:,} keys were read again" if self.repaired else ""
+        return f"{self.table}: {self.rows} rows, " + ("equal" if self.equal else counts + examples) + kept + repaired
 
     def details(self, *, show_values: bool) -> Iterator[str]:
         """Lines for people: in which columns rows differ, and since when.

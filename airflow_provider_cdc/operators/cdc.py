@@ -258,6 +258,8 @@ class CdcVerifyOperator(PipelineOperator):
         in as many days.
     :param max_rows_per_second: rows that are read from the source in a second; the limits of the pipeline's snapshot
         are kept in any case.
+    :param repair: read the rows again that differ, have the stream exchange them, and compare once more: the task fails
+        only if there is a difference then.
     """
 
     template_fields = (*PipelineOperator.template_fields, "tables", "sample")
@@ -273,6 +275,7 @@ class CdcVerifyOperator(PipelineOperator):
         sample: str | None = None,
         seed: int | None = None,
         max_rows_per_second: int | None = None,
+        repair: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(pipeline=pipeline, **kwargs)
@@ -281,6 +284,7 @@ class CdcVerifyOperator(PipelineOperator):
         self.sample = sample
         self.seed = seed
         self.max_rows_per_second = max_rows_per_second
+        self.repair = repair
         self._driver: Driver | None = None
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
@@ -293,7 +297,7 @@ class CdcVerifyOperator(PipelineOperator):
             chosen = (self.tables, self.sample, self.seed, self.max_rows_per_second)
             selection = Selection.of(*chosen, today=day)
             found = context_of(self.pipeline, self.log)
-            what = {**asdict(selection), "show_values": self.show_values}
+            what = {**asdict(selection), "show_values": self.show_values, "repair": self.repair}
             tables: list[dict[str, Any]] = _attended(self, request_of(found.pipeline, verify=what), context)["tables"]
             return tables
 

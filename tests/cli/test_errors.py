@@ -359,14 +359,6 @@ def test_stream_before_the_snapshot_is_complete(make: Make) -> None:
     assert caught.value.exit_code == 2
 
 
-def test_what_is_not_built_yet_is_refused_by_name(make: Make, table: str) -> None:
-    cli = make()
-    result = cli.call("verify", "--repair")
-    assert result.code == 2
-    assert "is not built yet" in result.problem and "verify" in result.problem
-    assert not cli.sink.exists()
-
-
 @pytest.mark.spark
 def test_a_table_is_read_again_through_the_command_line(make: Make, mysql_server: MySQLServer, table: str) -> None:
     """By hand, and by the stream itself, which has no other table meanwhile."""
