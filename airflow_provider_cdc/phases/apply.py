@@ -20,7 +20,7 @@ from airflow_provider_cdc.core.multiset import MissingRowsError, net
 from airflow_provider_cdc.core.offset import Lineage, Offset
 from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.core.schema import OP, SEQ, TS, TableSchema
-from airflow_provider_cdc.exceptions import REPORT, TerminalError
+from airflow_provider_cdc.exceptions import REPORT, NotFollowedError, TerminalError
 from airflow_provider_cdc.failpoints import failpoint
 from airflow_provider_cdc.mysql.keys.ownership import uncovered
 from airflow_provider_cdc.mysql.server.session import connect
@@ -215,42 +215,46 @@ class Applier:
             self._progress.write(offset, self.lineage, self.fence)
             self._at = offset
 
+    def bound(self) -> dict[int, TerminalError]:
+        """Tables that can go on at this server only, and why, by index: they are further than the resume point in a way
+        that nobody can tell at another one.
+        """
+        reached, found = self.lineage.seq(self._at.at), dict[int, TerminalError]()
+        for index in self._plan.active:
+            table = self._plan.tables[index]
+            if any(step.seq > reached for step in self._plan.followed_of(index)):
+                message = f"the stream had begun to follow an ALTER of {table.label} there"
+                found[index] = NotFollowedError(message, self._back, table=table.label)
+            elif (marker := self._held(index)) > reached and not table.key:
+                message = f"{table.label} has no usable key, and is ahead of the resume point"
+                found[index] = TerminalError(message, self._back, table=table.label)
+            elif marker > reached and marker > self._said["seq"]:
+                message = f"{table.label} is ahead of the resume point, and nothing says which transactions it holds"
+                found[index] = TerminalError(message, self._back, table=table.label)
+        return found
+
     def ahead(self) -> Offset | None:
         """What the copy holds at most where a killed run has left a table ahead of the resume point;
         ``None`` if none is.
-
-        :raises TerminalError: if that is not known, or cannot be dealt with at another server.
         """
-        reached, found = self.lineage.seq(self._at.at), None
-        for index in self._plan.active:
-            table, marker = self._plan.tables[index], self.tables[index].markers().get(self._marker) or 0
-            if marker <= reached:
-                continue
-            if not table.key:
-                raise TerminalError(f"{table.label} has no usable key, and is ahead of the resume point", self._back)
-            if marker > self._said["seq"]:
-                raise TerminalError(
-                    f"{table.label} is ahead of the resume point, and nothing says which transactions it holds",
-                    self._back,
-                )
-            found = Offset.from_json(self._said["end"])
-        return found
+        reached = self.lineage.seq(self._at.at)
+        further = any(self._held(index) > reached for index in self._plan.active)
+        return Offset.from_json(self._said["end"]) if further else None
+
+    def _held(self, index: int) -> int:
+        return self.tables[index].markers().get(self._marker) or 0
 
     def move(self, offset: Offset) -> None:
-        """Go on at another server.
+        """Go on at another server. No table is :meth:`bound`.
 
         :param offset: what stands for the resume point there.
         :raises TerminalError: if the stream has not passed all high watermarks.
         """
         reached = self.lineage.seq(self._at.at)
         for index in self._plan.active:
-            table = self._plan.tables[index]
-            if any(found.seq > reached for found in self._plan.followed_of(index)):
-                raise TerminalError(f"the stream had begun to follow an ALTER of {table.label} there", self._back)
             if not self.has_passed_snapshot(index):
-                raise TerminalError(
-                    f"the stream had not passed the snapshot of {table.label} on that server", self._back
-                )
+                label = self._plan.tables[index].label
+                raise TerminalError(f"the stream had not passed the snapshot of {label} on that server", self._back)
         # Above the end of the last batch that was begun, which no marker is behind (see :meth:`ahead`): what comes next
         # must not be taken for what a table has already, nor for that batch.
         lineage = self.lineage.then(offset.server, offset.at.file, max(reached, self._said["seq"]))

@@ -14,8 +14,16 @@ from airflow_provider_cdc.core import slots
 from airflow_provider_cdc.core.alter import NotFollowed, alter
 from airflow_provider_cdc.core.definitions import Definitions, by_table
 from airflow_provider_cdc.core.offset import Offset, Position
+from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.core.schema import TableSchema
-from airflow_provider_cdc.exceptions import CdcError, OtherHistoryError, PurgedError, TerminalError
+from airflow_provider_cdc.exceptions import (
+    CdcError,
+    NotFollowedError,
+    NotReadyError,
+    OtherHistoryError,
+    PurgedError,
+    TerminalError,
+)
 from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction, read_transactions
 from airflow_provider_cdc.mysql.places.binlog_files import with_beginning
 from airflow_provider_cdc.mysql.places.failover import take_over
@@ -29,21 +37,25 @@ from airflow_provider_cdc.phases.apply import Applier
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.groups import Coverage
 from airflow_provider_cdc.phases.schema_changes import as_copied
+from airflow_provider_cdc.phases.suspension import without, write_down
 from airflow_provider_cdc.store import Segment, Store
 
 _OTHER = "Point the connection to a server that has the same tables, or start with a fresh sink.path"
 
 
-def find_place(context: Context, store: Store, applier: Applier, held: Sequence[Coverage]) -> Position:
+def find_place(
+    context: Context, store: Store, plan: Plan, applier: Applier, held: Sequence[Coverage]
+) -> tuple[Plan, Position]:
     """Bring the applier to the place where it goes on. Its epoch's fence is raised.
 
     :param held: what the snapshot holds.
-    :returns: where the server's binlog ends, which is behind everything that the snapshot has read.
+    :returns: the plan, without the tables that cannot go on at another server; and where the server's binlog ends,
+        which is behind everything that the snapshot has read.
     :raises CdcError: if something would be missing, or is not the same, from there on.
     """
     with closing(connect(context.connect_args)) as connection:
         if context.sink.resume_point().read() is not None and identity(connection) != applier.at.server:
-            _fail_over(context, store, applier, connection)
+            plan = _fail_over(context, store, plan, applier, connection)
         applier.go_on(_resume(context, connection, applier.at))
         marks = [seq for table in held for seq in table.high_watermarks]
         if applier.lineage.seq(applier.at.at) < max(marks, default=0):
@@ -52,7 +64,7 @@ def find_place(context: Context, store: Store, applier: Applier, held: Sequence[
         end = applier.lineage.position(max([applier.lineage.seq(now), *marks]))
         if now < end:
             raise OtherHistoryError(f"the binlog of the server ends at {now}, and the snapshot read up to {end}")
-    return end
+    return plan, end
 
 
 def _same_files(context: Context, applier: Applier, held: Sequence[Coverage]) -> None:
@@ -75,16 +87,15 @@ def _resume(context: Context, connection: Connection[Any], at: Offset) -> Offset
         ) from None
 
 
-def _fail_over(context: Context, store: Store, applier: Applier, connection: Connection[Any]) -> None:
-    """Go on at the server that the connection reaches now."""
+def _fail_over(context: Context, store: Store, plan: Plan, applier: Applier, connection: Connection[Any]) -> Plan:
+    """Go on at the server that the connection reaches now; a table that cannot is suspended before.
+
+    :returns: the plan without those.
+    """
     pipeline, before = context.pipeline, applier.at
     open_at = context.opener(slots.STREAM)
     after = take_over(connection, open_at, before)
-    if (further := applier.ahead()) is not None:
-        # What a table holds beyond the resume point comes once more, if the new server has it; else it would stay.
-        take_over(connection, open_at, replace(further, xa=()))
     channels = filters(connection)
-    plan = context.need_plan()
     for table in map(plan.tables.__getitem__, plan.active):
         if missing := {name for channel in channels if (name := left_out(channel, *table.id))}:
             raise TerminalError(
@@ -92,12 +103,14 @@ def _fail_over(context: Context, store: Store, applier: Applier, connection: Con
                 f"{table.label} ({', '.join(missing)})",
                 _OTHER,
             )
-        same = definition(connection, table) == table.fingerprint()
-        if not same and not _leads_there(context, connection, after.at, table):
-            raise TerminalError(
-                f"the connection reaches server {identity(connection)} now, where {table.label} has another definition",
-                _OTHER,
-            )
+    going = without(context, plan, {**_redefined(context, connection, plan, after.at), **applier.bound()})
+    applier.go_on_without(going)
+    if (further := applier.ahead()) is not None:
+        # What a table holds beyond the resume point comes once more, if the new server has it; else it would stay.
+        take_over(connection, open_at, replace(further, xa=()))
+    if stays := [step for step in going.suspended if step not in plan.suspended]:
+        applier.confirm()  # what is written down is not fenced
+        write_down(context, store, plan, stays)
     applier.move(after)
     segments = applier.lineage.segments
     with suppress(CdcError, SQLAlchemyError):  # the sink has it; this is for people
@@ -109,6 +122,28 @@ def _fail_over(context: Context, store: Store, applier: Applier, connection: Con
     context.reporter.line(
         f"continuing on server {applier.at.server}, {applier.at.at} (before: {before.server}, {before.at})"
     )
+    return going
+
+
+def _redefined(context: Context, connection: Connection[Any], plan: Plan, at: Position) -> dict[int, TerminalError]:
+    """Tables of which the server has other definitions than the DDL in its binlog behind a place leads to, by index."""
+    found: dict[int, TerminalError] = {}
+    for index in plan.active:
+        table = plan.tables[index]
+        if not _is(connection, table) and not _leads_there(context, connection, at, table):
+            message = (
+                f"the connection reaches server {identity(connection)} now, where {table.label} has another definition"
+            )
+            found[index] = NotFollowedError(message, _OTHER, table=table.label)
+    return found
+
+
+def _is(connection: Connection[Any], table: TableSchema) -> bool:
+    """Whether the server has a table with this definition."""
+    try:
+        return definition(connection, table) == table.fingerprint()
+    except NotReadyError:  # it has none, or one that cannot be copied
+        return False
 
 
 def _leads_there(context: Context, connection: Connection[Any], at: Position, table: TableSchema) -> bool:
@@ -126,4 +161,4 @@ def _leads_there(context: Context, connection: Connection[Any], at: Position, ta
                     reached = as_copied(context, reached, change).definition
                 except NotFollowed:
                     return True
-    return definition(connection, reached) == reached.fingerprint()
+    return _is(connection, reached)

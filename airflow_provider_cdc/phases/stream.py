@@ -110,7 +110,7 @@ def _begin(context: Context, store: Store, asked: Traffic, *, catch_up: bool, lo
             ahead = ReadingAhead(
                 [tables[index] for index in plan.active], pipeline.sink.index_bytes, context.reporter.line
             )
-            end = find_place(context, store, applier, held)
+            plan, end = find_place(context, store, plan, applier, held)
     except CdcError as error:
         store.end_stream(pipeline.name, number, "failed", str(error), kind_of(error))
         raise

@@ -6,7 +6,6 @@ Each schedule follows from one number, but for the clock.
 
 from __future__ import annotations
 
-import json
 import random
 import threading
 import time
@@ -19,7 +18,6 @@ from typing import Any
 
 import pymysql
 import pytest
-from deltalake import DeltaTable
 
 from airflow_provider_cdc.core.schema import INTEGER_TYPES, TEXT_TYPES
 from airflow_provider_cdc.core.steps import Rejoined, Suspended
@@ -33,18 +31,17 @@ from airflow_provider_cdc.exceptions import (
 from airflow_provider_cdc.failpoints import REREAD, SCHEMA_CHANGES, STREAM
 from airflow_provider_cdc.failpoints import TABLES as SUSPENSION
 from airflow_provider_cdc.jobs import batches, slices
-from airflow_provider_cdc.mysql.server.catalog import read_schema
-from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.mysql.snapshot import chunk, keyless
 from airflow_provider_cdc.phases import apply, groups, reread, rereading, resnapshot, schema_changes, suspension
 from airflow_provider_cdc.phases.stream import begin, run_in_process
 from airflow_provider_cdc.phases.verify import verify
 from airflow_provider_cdc.sinks.delta import compaction, key_index
 from tests.support.altering import quoted, seen
-from tests.support.chance import Killed, Threads, at_once, killed
+from tests.support.chance import Killed, at_once, killed
 from tests.support.cli import Cli
+from tests.support.definitions import check_definitions
 from tests.support.oracle import compare, compare_all
-from tests.support.redefining import TABLES, Redefinitions, change
+from tests.support.redefining import TABLES, Load, change
 from tests.support.servers import MySQLServer
 
 #: Tables that must have been suspended, and have rejoined, at least: a schedule without is none.
@@ -57,62 +54,6 @@ _MODULES = (apply, reread, resnapshot, schema_changes, suspension, batches, slic
 _REFUSED = ("no longer exists", "was altered", "altered all the time", "cannot be published", "has changed")
 #: The same where some rows are to be read.
 _NO_PART = ("is suspended", "has no usable key", "--where-key", "has not followed that yet")
-
-
-class Load(Threads):
-    """Threads that write, and one that alters."""
-
-    def __init__(self, server: MySQLServer, seed: int) -> None:
-        super().__init__(server, seed, _DATABASE, [self._write, self._write, self._alter], "sql_mode = ''")
-
-    def _write(self, draw: random.Random, number: int, cursor: Any) -> None:
-        """One transaction."""
-        tables = draw.choices([*TABLES], k=draw.choice((1, 1, 2, 4)))
-        listed = [(name, self.columns(cursor, name)) for name in tables]
-        changes = [change(draw, name, columns) for name, columns in listed if columns]
-        xid, xa = f"'{_DATABASE}{number}'", draw.random() < 0.1
-        end = "ROLLBACK" if draw.random() < 0.1 else "COMMIT"
-        if xa:
-            statements = [f"XA START {xid}", *changes, f"XA END {xid}", f"XA PREPARE {xid}", f"XA {end} {xid}"]
-        else:
-            statements = ["BEGIN", *changes, end]
-        for statement in statements:
-            try:
-                cursor.execute(statement)
-                self.done["statements"] += 1
-            except pymysql.MySQLError as error:
-                self.done[f"error {error.args[0]}"] += 1
-                if xa:
-                    for sql in (f"XA END {xid}", f"XA ROLLBACK {xid}"):
-                        with suppress(pymysql.MySQLError):
-                            cursor.execute(sql)
-                    return
-        if not xa:
-            cursor.execute("COMMIT")
-
-    def _alter(self, draw: random.Random, number: int, cursor: Any) -> None:
-        """One sequence of DDL, or rows that are changed by statement."""
-        if not self.alters.acquire(blocking=False):
-            return
-        statements = Redefinitions(self.server, draw, _DATABASE).of(cursor, len(self.said))
-        if draw.random() < 0.08 and (columns := self.columns(cursor, name := draw.choice([*TABLES]))):
-            sql = change(draw, name, columns)
-            statements = ["SET SESSION binlog_format = STATEMENT", sql, "SET SESSION binlog_format = ROW"]
-            self.done["by statement"] += 1
-        for statement in statements:
-            try:
-                cursor.execute(statement)
-                self.said.append(statement)
-                self.done["DDL"] += 1
-            except pymysql.MySQLError as error:
-                self.done[f"error of DDL {error.args[0]}"] += 1
-        cursor.execute("COMMIT")
-        self.over.wait(draw.choice((0, 0.05, 0.2)))
-
-    @staticmethod
-    def columns(cursor: Any, name: str) -> list[Any]:
-        """Columns that may be written to."""
-        return [column for column in seen(cursor, _DATABASE, name) if column.name != "generated"]
 
 
 class World:
@@ -141,7 +82,7 @@ class World:
             "source": {"zero_dates": "null"},  # a column that becomes NOT NULL has them
         }
         self.cli = Cli(folder / "p", server, *self.patterns.values(), sink=self.sink, **self.settings)
-        self.load = Load(server, seed)
+        self.load = Load(server, seed, _DATABASE)
         self.done: Counter[str] = Counter()
 
     def make(self) -> None:
@@ -284,17 +225,7 @@ class World:
         patterns = [self.patterns[name] for name in there]
         fresh = Cli(self.folder / "fresh", self.server, *patterns, sink=self.sink, **self.settings)
         fresh.snapshot()
-        with closing(connect(self.server.connect_args())) as connection:
-            for table in (table for table in plan.tables if table.name in there):
-                now = read_schema(connection, *table.id).with_zero_dates("null")
-                assert (table.columns, table.key, table.comments) == (now.columns, now.key, now.comments)
-                assert (table, table.collation) == (now, now.collation)
-                copies = [cli.sink / _DATABASE / table.name for cli in (self.cli, fresh)]
-                old, new = (json.loads(DeltaTable(str(copy)).schema().to_json())["fields"] for copy in copies)
-                for one, other in zip(old, new, strict=True):
-                    if "comment" not in other["metadata"]:  # one that is told no more may be somebody else's
-                        one["metadata"].pop("comment", None)
-                assert old == new
+        check_definitions(self.server, self.cli, fresh, there)
 
 
 @pytest.fixture

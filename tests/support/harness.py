@@ -5,7 +5,8 @@
 Connections come from ``AIRFLOW_CONN_<ID>``, a failpoint from ``CDC_FAILPOINT``.
 
 Without an argument it is the nursery of :class:`Nursery`: it imports everything once (seconds of CPU time) and then
-forks a child for each line of JSON that it reads. Every child leads a session of its own, as the command line does.
+forks a child for each line of JSON that it reads. Every child leads a session of its own, as the command line does. A
+child may also be a command of ``airflow-cdc``, from its arguments to its exit code, with only Spark left out.
 """
 
 from __future__ import annotations
@@ -36,14 +37,18 @@ import pytest
 import sqlalchemy.dialects.sqlite  # noqa: F401
 from deltalake import DeltaTable
 
+from airflow_provider_cdc import cli
 from airflow_provider_cdc.exceptions import CdcError
 from airflow_provider_cdc.failpoints import VARIABLE
 from airflow_provider_cdc.jobs.slices import run_in_threads
-from airflow_provider_cdc.phases import stream, upkeep
+from airflow_provider_cdc.mysql.resultset import reader  # noqa: F401
+from airflow_provider_cdc.mysql.stream import batches  # noqa: F401
+from airflow_provider_cdc.phases import preflight, reload, rereading, status, stream, upkeep, verify  # noqa: F401
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.snapshot import run_snapshot
 from airflow_provider_cdc.pipeline import Pipeline
 from airflow_provider_cdc.sinks.delta import compaction
+from airflow_provider_cdc.spark import session, snapshot_job
 from tests import ROOT
 from tests.support.processes import members
 
@@ -73,6 +78,24 @@ def run(pipeline: str | Path, batch_bytes: int | None = None, only: str | None =
         stream.run_in_process(epoch)
     finally:
         store.close()
+
+
+def call(command: str, *arguments: str) -> int:
+    """A command of ``airflow-cdc``, where tasks of Spark are threads; its exit code."""
+    session.start = lambda *_: _NoSpark()  # type: ignore[assignment]
+    snapshot_job.run_on_spark = lambda *_: run_in_threads
+    stream.run_on_spark = lambda epoch, spark: stream.run_in_process(epoch)
+    sys.argv = ["airflow-cdc", command, *arguments]
+    try:
+        cli.main()
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+class _NoSpark:
+    def stop(self) -> None:
+        """There is nothing to stop."""
 
 
 @dataclass
@@ -123,17 +146,20 @@ class Nursery:
         *,
         batch_bytes: int | None = None,
         only: str | None = None,
+        command: Sequence[str] = (),
         log: Path | None = None,
     ) -> Child:
         """Fork a child that runs a pipeline; parameters as :func:`run`.
 
         :param connections: (``AIRFLOW_CONN_...`` -> address); they travel by a pipe only.
         :param failpoint: where it shall kill itself, as ``name:n``.
+        :param command: a command of ``airflow-cdc`` and its arguments, which is run instead.
         :param log: file that gets its output and its error.
         """
         environment = {**connections, VARIABLE: failpoint}
         what = {"pipeline": str(pipeline), "batch_bytes": batch_bytes, "only": only}
-        order = {"run": what, "environment": environment, "log": str(log or os.devnull)}
+        asked = [command[0], "-f", str(pipeline), *command[1:]] if command else []
+        order = {"run": what, "command": asked, "environment": environment, "log": str(log or os.devnull)}
         return Child(int(self._ask(order)), self._ask)
 
     def _ask(self, order: Mapping[str, Any]) -> Any:
@@ -313,6 +339,8 @@ def _child(order: dict[str, Any]) -> int:
     os.environ.update(order["environment"])
     faulthandler.dump_traceback_later(_HANGS_SECONDS, exit=True)  # into the log, which the test shows
     try:
+        if order["command"]:
+            return call(*order["command"])
         run(**order["run"])
         return 0
     except CdcError as error:
@@ -326,6 +354,8 @@ def _child(order: dict[str, Any]) -> int:
 def _nursery() -> None:
     # Short runs compact, too.
     compaction.FANOUT, compaction.FEWEST, compaction.DEAD, upkeep._LOOK_SECONDS = 4, 3, 0.1, 0.5
+    # And they do not wait for a table that is gone, was created, or is altered just now.
+    rereading._GONE_SECONDS, rereading._CATALOG_SECONDS, rereading._PAUSE_SECONDS = 0.5, 0.5, 0.2
     for line in sys.stdin:
         order = json.loads(line)
         if "wait" in order:

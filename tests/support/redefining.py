@@ -1,4 +1,5 @@
-"""DDL by chance of every kind that suspends a table, and some that are followed; and changes that fit what came out.
+"""DDL by chance of every kind that suspends a table, and some that are followed; changes that fit what came out; and
+threads that do both.
 
 What a statement is about is looked up in the catalog when it is made. What the server refuses is passed over.
 """
@@ -7,9 +8,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
+import pymysql
+
 from tests.support.altering import Alterations, Seen, quoted, seen
+from tests.support.chance import Threads
 from tests.support.mariadb import MariaDBServer
 from tests.support.servers import MySQLServer
 
@@ -291,3 +296,58 @@ class Redefinitions:
     def _several(self, table: str, columns: list[Seen]) -> list[str]:
         other = self.draw.choice([n for n in TABLES if n != table])
         return [f"DROP TABLE {quoted(table)}, {quoted(other)}", *self._made(table), *self._made(other)]
+
+
+class Load(Threads):
+    """Threads that write, and one that alters."""
+
+    def __init__(self, server: MySQLServer, seed: int, database: str) -> None:
+        super().__init__(server, seed, database, [self._write, self._write, self._alter], "sql_mode = ''")
+
+    def _write(self, draw: random.Random, number: int, cursor: Any) -> None:
+        """One transaction."""
+        tables = draw.choices([*TABLES], k=draw.choice((1, 1, 2, 4)))
+        listed = [(name, self.columns(cursor, name)) for name in tables]
+        changes = [change(draw, name, columns) for name, columns in listed if columns]
+        xid, xa = f"'{self.database}{number}'", draw.random() < 0.1
+        end = "ROLLBACK" if draw.random() < 0.1 else "COMMIT"
+        if xa:
+            statements = [f"XA START {xid}", *changes, f"XA END {xid}", f"XA PREPARE {xid}", f"XA {end} {xid}"]
+        else:
+            statements = ["BEGIN", *changes, end]
+        for statement in statements:
+            try:
+                cursor.execute(statement)
+                self.done["statements"] += 1
+            except pymysql.MySQLError as error:
+                self.done[f"error {error.args[0]}"] += 1
+                if xa:
+                    for sql in (f"XA END {xid}", f"XA ROLLBACK {xid}"):
+                        with suppress(pymysql.MySQLError):
+                            cursor.execute(sql)
+                    return
+        if not xa:
+            cursor.execute("COMMIT")
+
+    def _alter(self, draw: random.Random, number: int, cursor: Any) -> None:
+        """One sequence of DDL, or rows that are changed by statement."""
+        if not self.alters.acquire(blocking=False):
+            return
+        statements = Redefinitions(self.server, draw, self.database).of(cursor, len(self.said))
+        if draw.random() < 0.08 and (columns := self.columns(cursor, name := draw.choice([*TABLES]))):
+            sql = change(draw, name, columns)
+            statements = ["SET SESSION binlog_format = STATEMENT", sql, "SET SESSION binlog_format = ROW"]
+            self.done["by statement"] += 1
+        for statement in statements:
+            try:
+                cursor.execute(statement)
+                self.said.append(statement)
+                self.done["DDL"] += 1
+            except pymysql.MySQLError as error:
+                self.done[f"error of DDL {error.args[0]}"] += 1
+        cursor.execute("COMMIT")
+        self.over.wait(draw.choice((0, 0.05, 0.2)))
+
+    def columns(self, cursor: Any, name: str) -> list[Any]:
+        """Columns that may be written to."""
+        return [column for column in seen(cursor, self.database, name) if column.name != "generated"]

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from airflow.sdk import DAG
 
 from airflow_provider_cdc import (
+    CdcResnapshotOperator,
     CdcSnapshotSensor,
     CdcStreamOperator,
     Pipeline,
@@ -61,3 +62,12 @@ with DAG("in_worker", schedule=None, max_active_runs=1):
     whole = cdc_pipeline(LEDGER, stream=False, deferrable=False)
     sensor = CdcSnapshotSensor(task_id="again", pipeline=LEDGER, deferrable=False, mode="reschedule", poke_interval=2)
     whole >> sensor >> CdcStreamOperator(task_id="stream", pipeline=LEDGER, deferrable=False, poll_seconds=1)
+
+# The test writes this file, and changes it while the stream runs.
+TABLES = os.environ["CDC_LAKE"] + "-tables.yaml"
+
+with DAG("tables", schedule=None, max_active_runs=1, default_args=RETRIES):
+    cdc_pipeline(TABLES, group_id="tables")
+
+with DAG("again", schedule=None, max_active_runs=1, default_args=RETRIES):
+    CdcResnapshotOperator(task_id="again", pipeline=TABLES, table="{{ 'tables' }}.one")

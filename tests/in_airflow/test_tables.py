@@ -1,0 +1,124 @@
+"""Tables of a stream that Airflow looks after: one is suspended and read again by a task, others come and go."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import ROOT
+from tests.in_airflow.site import Site
+from tests.support.oracle import compare_all
+
+pytestmark = [pytest.mark.airflow, pytest.mark.timeout(3600)]
+
+NAME = "tables"
+
+
+@pytest.fixture
+def file(site: Site) -> Iterator[Path]:
+    """The pipeline's file; of the three tables it copies two."""
+    site.server.execute(f"CREATE DATABASE {NAME}")
+    for table in ("one", "two", "three"):
+        site.server.session(
+            NAME,
+            f"CREATE TABLE {table} (id INT PRIMARY KEY, v VARCHAR(20))",
+            f"INSERT INTO {table} VALUES (1, 'a'), (2, 'b'), (3, 'c')",
+        )
+    found = Path(f"{site.lake}-{NAME}.yaml")
+    copies(site, found, "one", "two")
+    yield found
+    site.server.execute(f"DROP DATABASE {NAME}")
+
+
+def copies(site: Site, file: Path, *tables: str) -> None:
+    value = {
+        "name": NAME,
+        "source": {"conn_id": "cdc_source", "tables": [rf"{NAME}\.{table}" for table in tables]},
+        "sink": {"path": f"{site.lake}-{NAME}"},
+        "state": {"conn_id": "cdc_state"},
+        "stream": {"reread": "ask"},
+    }
+    file.write_text(json.dumps(value))  # JSON is YAML
+
+
+def changed(site: Site, number: int, *tables: str) -> None:
+    site.server.session(NAME, *(f"REPLACE INTO {table} VALUES (1, 'n{number}'), ({number}, 'new')" for table in tables))
+
+
+def events(site: Site, kind: str) -> list[str]:
+    with contextlib.closing(site.store(NAME)) as store:
+        return [event.detail for event in store.events(NAME, 100) if event.kind == kind]
+
+
+def airflow_cdc(site: Site, command: str, file: Path) -> str:
+    """A command on a host that has the file, beside Airflow."""
+    connections = {"AIRFLOW_CONN_CDC_SOURCE": site.server.uri(), "AIRFLOW_CONN_CDC_STATE": site.books.uri()}
+    ended = subprocess.run(
+        [sys.executable, "-m", "airflow_provider_cdc", command, "-f", str(file)],
+        cwd=ROOT,
+        env={**os.environ, **connections},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def equal(site: Site, *tables: str) -> bool:
+    with contextlib.closing(site.server.connect()) as connection:
+        return not compare_all(connection, NAME, Path(f"{site.lake}-{NAME}"), tables)
+
+
+def test_tables_that_are_suspended_added_and_removed(site: Site, file: Path) -> None:
+    dag, client = NAME, site.client
+    run = client.trigger(dag)
+    client.wait_state(dag, run, "tables.stream", "deferred")
+    first = site.stream(NAME)
+    changed(site, 10, "one", "two", "three")
+    site.wait("the changes", lambda: equal(site, "one", "two"))
+
+    # A DDL that is not followed: that table is suspended, the other one goes on, and so does the task.
+    site.server.session(NAME, "ALTER TABLE one MODIFY v VARBINARY(40)")
+    site.wait("the suspension", lambda: events(site, "table_suspended"))
+    changed(site, 11, "one", "two", "three")
+    site.wait("the changes", lambda: equal(site, "two"))
+    assert not equal(site, "one")
+
+    # A task reads it again; it waits for the stream, which has then exchanged the rows.
+    again = client.trigger("again")
+    client.wait_run("again", again)
+    assert client.xcom("again", again, "again") == {"table": f"{NAME}.one", "outcome": "rejoined"}
+    site.wait("all that came since", lambda: equal(site, "one", "two"))
+    client.clear("again", again, "again")  # once more, though nothing is wrong
+    client.wait_state("again", again, "again", min_try=2)
+    assert client.xcom("again", again, "again")["outcome"] == "rejoined"
+    assert len(events(site, "table_rejoined")) == 2
+
+    # Another list of tables, while the stream runs.
+    copies(site, file, "two", "three")
+    assert airflow_cdc(site, "reload", file) == f"added: {NAME}.three; removed: {NAME}.one\n"
+    site.wait("the table that was added", lambda: equal(site, "two", "three"))
+    changed(site, 12, "one", "two", "three")
+    site.wait("the changes", lambda: equal(site, "two", "three"))
+    assert not equal(site, "one") and len(events(site, "table_removed")) == 1
+
+    # What is not part of the pipeline any more is not read again, and the task says so at once.
+    refused = client.trigger("again")
+    client.wait_run("again", refused, "failed")
+    assert client.task_instance("again", refused, "again").try_number == 1
+    assert f"pipeline {NAME} copies no table {NAME}.one" in client.log("again", refused, "again")
+
+    # All of it was one epoch of one stream, which ends in good order: nothing is suspended.
+    now = site.stream(NAME)
+    assert (now.epoch, now.pid, now.state) == (first.epoch, first.pid, "running")
+    site.stop(NAME)
+    client.wait_run(dag, run)
+    assert "is suspended" not in airflow_cdc(site, "status", file)

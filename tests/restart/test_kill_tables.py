@@ -1,0 +1,323 @@
+"""Killed where a table is altered, suspended, read again, added, removed or emptied, while writers and DDL go on.
+
+The processes are commands of ``airflow-cdc``: a stream, and beside it those who ask it for something. In the end each
+table equals its source, row by row and column by column. Every run of the tests has two chains that die at each of
+these failpoints between them; the long suite has schedules by chance, of which each follows from one number.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_cdc.exceptions import TransientError
+from airflow_provider_cdc.failpoints import ADDITION, DROPS, SCHEMA_CHANGES, SNAPSHOT, STREAM, TABLES
+from airflow_provider_cdc.processes import start_time
+from tests.support.altering import quoted
+from tests.support.cli import Cli
+from tests.support.definitions import check_definitions
+from tests.support.harness import KILLED, Child, Nursery
+from tests.support.oracle import compare_all
+from tests.support.redefining import TABLES as DEFINITIONS
+from tests.support.redefining import Load
+from tests.support.servers import MySQLServer
+
+#: Schedules of the long suite.
+SEEDS = 60
+
+_DATABASE = "kill_t"
+_ALL = tuple(DEFINITIONS)
+#: At which a table that is read again as a whole comes by.
+_READING = tuple(name for name in SNAPSHOT if name.partition(".")[0] in ("chunk", "file", "manifest"))
+POINTS = (*SCHEMA_CHANGES, *TABLES, *DROPS, *ADDITION, "reread.after_stage")
+_TRANSIENT = TransientError.exit_code
+#: What a command may end with when tables are altered by chance: nothing that a person would have to mend.
+_EXCUSES = (
+    *("the stream went on without table", "copies no table", "would copy no table", "no longer exists"),
+    *("no captured table", "was altered", "could not take its place", "does not exist"),
+)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A process that is killed.
+
+    :param failpoint: where, as ``name:n``.
+    :param sql: what the source is told before.
+    :param tables: what the pipeline copies from then on; empty: as before.
+    :param command: what is killed.
+    :param beside: what runs beside it. It may fail for a while if the stream is what dies.
+    """
+
+    failpoint: str
+    sql: tuple[str, ...] = ()
+    tables: tuple[str, ...] = ()
+    command: tuple[str, ...] = ("stream", "--catch-up")
+    beside: tuple[str, ...] = ()
+
+
+_FOLLOWED = "ALTER TABLE alpha ADD COLUMN added INT NULL"
+_SUSPENDS = "ALTER TABLE `be``ta` MODIFY v VARBINARY(80)"
+_GOING, _STREAM = ("stream",), ("stream", "--catch-up")
+_AGAIN = ("resnapshot", "--table", f"{_DATABASE}.alpha")
+#: What each chain begins with, and its steps.
+CHAINS: dict[str, tuple[tuple[str, ...], tuple[Step, ...]]] = {
+    # One ALTER that is followed, then one that is not: from the moment that it is met to the exchange of all rows.
+    "altered": (
+        _ALL,
+        (
+            Step("definition.before_write", (_FOLLOWED,)),
+            *(Step(f"definition.{name}") for name in ("after_write", "before_alter", "after_alter")),
+            Step("suspend.before_write", (_SUSPENDS,)),
+            Step("suspend.after_write"),
+            Step("chunk.after_select"),
+            Step("reread.after_stage"),
+            *(Step(f"rejoin.{name}") for name in ("before_write", "after_write", "before_exchange", "after_exchange")),
+            Step("manifest.after_write", ("ALTER TABLE gamma MODIFY v VARBINARY(80)",)),
+            Step("rejoin.before_exchange"),
+            Step("table.after_commit", ("ALTER TABLE alpha DROP COLUMN added, ADD more INT",)),
+        ),
+    ),
+    # Tables come and go, at the start of a stream and beside one; others ask for one to be read again.
+    "asked": (
+        ("alpha", "be`ta"),
+        (
+            Step("add.before_write", tables=("alpha", "be`ta", "gamma")),
+            Step("add.after_write"),
+            Step("rejoin.before_write"),
+            Step("add.after_write", tables=_ALL, command=_GOING, beside=("reload",)),
+            Step("suspend.before_write", tables=("be`ta", "gamma", "delta"), command=_GOING, beside=("reload",)),
+            Step("suspend.after_write"),
+            Step("rejoin.after_write", tables=_ALL, command=_GOING, beside=("reload",)),
+            Step("drop.before_commit", ("DROP TABLE delta",)),
+            Step("drop.after_commit"),
+            Step("rejoin.after_exchange", (f"CREATE TABLE delta {DEFINITIONS['delta']}",)),
+            Step("chunk.after_hw", command=_AGAIN, beside=_GOING),
+            Step("reread.after_stage", command=_AGAIN, beside=_GOING),
+            Step("rejoin.before_exchange", command=_GOING, beside=_AGAIN),
+            Step("add.before_write", ("CREATE TABLE created (id INT PRIMARY KEY, v INT)",), command=_GOING),
+        ),
+    ),
+}
+
+
+class World:
+    """A pipeline whose commands are processes that a test may kill, and a load on its tables."""
+
+    def __init__(self, server: MySQLServer, nursery: Nursery, folder: Path, seed: int) -> None:
+        self.server, self.nursery, self.folder, self.log = server, nursery, folder, folder / "log"
+        self.sink = {"on_dropped": "drop", "merge": {"copy_on_write": [_pattern("be`ta")]}}
+        self.cli = Cli(folder / "p", server, sink=self.sink, **_SETTINGS)
+        self.load = Load(server, seed, _DATABASE)
+        self.deaths = Counter[str]()
+
+    def captures(self, tables: Sequence[str]) -> None:
+        """Write the pipeline's file: from the next start, or reload, on it copies these, and what is created."""
+        self.cli.value["source"]["tables"] = [_pattern(name) for name in (*tables, "created")]
+        self.cli.write()
+
+    def start(self, *command: str, failpoint: str = "") -> Child:
+        with self.log.open("a") as log:
+            log.write(f"--- {' '.join(command)} {failpoint}\n")
+        return self.nursery.start(self.cli.file, self.cli.env, failpoint, command=command, log=self.log)
+
+    def go(self, *command: str) -> int:
+        return self.start(*command).wait()
+
+    def began(self, child: Child) -> None:
+        """Wait until a stream that was started runs, or has died."""
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            with self.cli.opened() as (_, store):
+                run = store.current_stream("p")
+            if not start_time(child.pid) or (run is not None and run.state == "running" and run.pid == child.pid):
+                return
+            time.sleep(0.1)
+        raise AssertionError(f"the stream did not begin:\n{self.said()}")
+
+    def ends(self, child: Child) -> int:
+        """Stop a stream that goes on, as people do."""
+        assert self.go("stop") == 0, self.said()
+        return child.wait()
+
+    def said(self) -> str:
+        return self.log.read_text()[-20_000:]
+
+    def carry_out(self, step: Step) -> None:
+        """Do one step, in which a process dies."""
+        if step.sql:
+            self.server.session(_DATABASE, *step.sql)
+        if step.tables and not step.beside:
+            self.captures(step.tables)
+        if step.beside == _GOING:
+            stream = self.start(*_GOING)
+            self.began(stream)
+            code = self.start(*step.command, failpoint=step.failpoint).wait()
+            assert self.ends(stream) == 0, self.said()
+        else:
+            child = self.start(*step.command, failpoint=step.failpoint)
+            if step.beside:
+                self.began(child)
+                if step.tables:
+                    self.captures(step.tables)
+                assert self.go(*step.beside) in (0, _TRANSIENT), self.said()
+            code = child.wait()
+        assert code == KILLED, f"{step} ended with {code}:\n{self.said()}"
+        self.deaths[step.failpoint] += 1
+
+    def there(self) -> list[str]:
+        sql = f"SELECT table_name FROM information_schema.tables WHERE table_schema = '{_DATABASE}'"
+        found = {name for (name,) in self.server.execute(sql)}
+        return [name for name in (*_ALL, "created") if name in found]
+
+    def settle(self) -> None:
+        """Nobody writes any more: all tables that are there are part of the stream, and what the source has."""
+        names = self.there()
+        self.captures(_ALL)
+        for _ in range(3):
+            code = self.go("run", "--catch-up")
+            plan = self.cli.context.need_plan()
+            left = [plan.tables[step.table].name for step in plan.suspended]
+            if code == 0 and not {*left} & {*names}:
+                break
+            for name in left:
+                if name in names:
+                    assert self.go("resnapshot", "--table", f"{_DATABASE}.{name}") == 0, self.said()
+        else:
+            raise AssertionError(f"{left} did not come back:\n{self.said()}")
+        with closing(self.server.connect(database=_DATABASE)) as connection:
+            differences = compare_all(connection, _DATABASE, self.cli.sink, names)
+        assert not differences, "\n".join(map(str, [*differences, self.said()]))
+        assert self.go("verify") == 0, self.said()
+        fresh = Cli(self.folder / "fresh", self.server, *map(_pattern, names), sink=self.sink, **_SETTINGS)
+        fresh.snapshot()
+        check_definitions(self.server, self.cli, fresh, names)
+
+
+_SETTINGS: dict[str, Any] = {
+    "snapshot": {"chunk_rows": 5, "group_rows": 20},
+    "stream": {"on_table_error": "suspend"},
+    "source": {"zero_dates": "null"},
+}
+
+
+def _pattern(name: str) -> str:
+    return rf"{_DATABASE}[.]{name}"
+
+
+@pytest.fixture
+def world(server: MySQLServer, nursery: Nursery, tmp_path: Path, seed: int) -> Iterator[World]:
+    server.execute(f"DROP DATABASE IF EXISTS {_DATABASE}")
+    server.execute(f"CREATE DATABASE {_DATABASE} CHARACTER SET utf8mb4")
+    found = World(server, nursery, tmp_path, seed)
+    for name, definition in DEFINITIONS.items():
+        server.session(_DATABASE, f"CREATE TABLE {quoted(name)} {definition}")
+    yield found
+    server.execute(f"DROP DATABASE {_DATABASE}")
+
+
+@pytest.mark.one_of("server")
+@pytest.mark.parametrize(("chain", "seed"), [(chain, number) for number, chain in enumerate(CHAINS)])
+def test_killed_and_started_again(world: World, chain: str) -> None:
+    """Each process dies at the place of its step, and the next one finds what it has left."""
+    tables, steps = CHAINS[chain]
+    with world.load:
+        time.sleep(1)  # some rows
+        world.captures(tables)
+        assert world.go("run", "--catch-up") == 0, world.said()
+        for step in steps:
+            world.carry_out(step)
+        time.sleep(0.2)
+    world.settle()
+    print(dict(world.deaths), dict(world.load.done))
+
+
+class Chance:
+    """What happens to a world by chance."""
+
+    def __init__(self, world: World, seed: int) -> None:
+        self.world, self.draw, self.done = world, random.Random(seed), Counter[str]()
+
+    def run(self, *command: str) -> Child:
+        """A process that dies at a failpoint, or at none."""
+        failpoint = self.draw.choice(["", *POINTS, *POINTS, *_READING, *STREAM])
+        return self.world.start(*command, failpoint=failpoint and f"{failpoint}:{self.draw.choice((1, 1, 2, 3))}")
+
+    def ended(self, child: Child, *, killed: bool = False) -> None:
+        """A process that ends by itself, and not by a failpoint, has done its work, or is worth a retry.
+
+        :param killed: after a while, if it has not ended by then.
+        """
+        if killed:
+            alive = time.monotonic() + self.draw.uniform(0.3, 3)
+            while time.monotonic() < alive and start_time(child.pid):
+                time.sleep(0.02)
+            child.kill()
+        code = child.wait()
+        self.done["killed" if code == KILLED else f"exit {code}"] += 1
+        if code not in (0, KILLED, _TRANSIENT):
+            said = self.world.said().splitlines()[-1]
+            assert any(text in said for text in _EXCUSES), self.world.said()
+
+    def stream(self) -> None:
+        self.ended(self.run("stream", "--catch-up"), killed=self.draw.random() < 0.3)
+
+    def beside(self) -> None:
+        """A stream, and who asks it for something; either may die."""
+        world, draw = self.world, self.draw
+        stream = self.run("stream")
+        world.began(stream)
+        for _ in range(draw.choice((1, 2))):
+            if draw.random() < 0.5:
+                self.reading()
+            else:
+                self.reload()
+        time.sleep(draw.uniform(0, 1.5))
+        if draw.random() < 0.7:
+            world.go("stop")
+            self.ended(stream)
+        else:
+            self.ended(stream, killed=True)
+
+    def reading(self) -> None:
+        table = self.draw.choice(_ALL)
+        self.ended(self.run("resnapshot", "--table", f"{_DATABASE}.{table}"), killed=self.draw.random() < 0.2)
+
+    def reload(self) -> None:
+        self.world.captures(self.draw.sample(_ALL, self.draw.choice((2, 3, 4, 4))))
+        self.ended(self.world.start("reload"), killed=self.draw.random() < 0.3)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_killed_by_chance(world: World, seed: int) -> None:
+    """DDL of every kind, and whoever is at it dies anywhere."""
+    chance = Chance(world, seed)
+    kinds = [chance.stream, chance.stream, chance.beside, chance.beside, chance.reading, chance.reload]
+    try:
+        with world.load:
+            time.sleep(1)
+            world.captures(_ALL)
+            assert world.go("run", "--catch-up") == 0, world.said()
+            for _ in range(8):
+                world.load.alters.release(2)
+                chance.draw.choice(kinds)()
+        world.settle()
+    except BaseException:
+        print(*world.load.said, sep=";\n")
+        raise
+    finally:
+        print(dict(chance.done), dict(world.load.done))
+
+
+def test_the_chains_have_every_failpoint() -> None:
+    met = {step.failpoint for _, steps in CHAINS.values() for step in steps}
+    assert met >= {*POINTS} and met & {*_READING} and met & {*STREAM}
