@@ -23,7 +23,7 @@ __version__ = "0.1.0"
 
 #: Where each public name lives. Nothing is imported before it is used: Airflow parses DAG files all the time.
 _HOMES = {
-    "pipeline": ("Pipeline", "Source", "Snapshot", "Stream", "Sink", "State", "Spark"),
+    "pipeline": ("Pipeline", "Source", "Snapshot", "Stream", "Sink", "State", "Spark", "Alerts"),
     "operators.cdc": (
         "CdcPreflightOperator",
         "CdcPlanChunksOperator",
@@ -37,6 +37,7 @@ _HOMES = {
     "task_group": ("cdc_pipeline",),
 }
 __all__ = [
+    "Alerts",
     "CdcMaintainOperator",
     "CdcPlanChunksOperator",
     "CdcPreflightOperator",

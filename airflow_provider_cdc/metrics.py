@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from airflow_provider_cdc.store import Store, StreamRow, TableStateRow
 
 #: Seconds after which a stream that says nothing does not count as running, and a sample says nothing any more.
-_ALIVE_SECONDS, _FRESH_SECONDS = 60.0, 300.0
+_ALIVE_SECONDS, FRESH_SECONDS = 60.0, 300.0
 _CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -45,7 +45,7 @@ def _of_pipeline(store: Store, pipeline: str) -> Numbers:
     if run is not None:
         yield from _of_stream(run, moment)
     sample = store.last_sample(pipeline)
-    if sample is not None and (moment - sample.at).total_seconds() < _FRESH_SECONDS:
+    if sample is not None and (moment - sample.at).total_seconds() < FRESH_SECONDS:
         yield "lag_seconds", sample.lag_seconds, None
         yield "bytes_behind", sample.lag_bytes, None
         yield "hours_to_purge", sample.purge_hours, None

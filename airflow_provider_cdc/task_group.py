@@ -9,6 +9,7 @@ from typing import Any
 
 from airflow.sdk import TaskGroup
 
+from airflow_provider_cdc.operators.alerts import Hook
 from airflow_provider_cdc.operators.base import PipelineLike, names_file, plain
 from airflow_provider_cdc.operators.cdc import (
     CdcPlanChunksOperator,
@@ -34,6 +35,11 @@ def cdc_pipeline(
     max_active_groups: int | None = None,
     map_published: bool = False,
     default_args: Mapping[str, Any] | None = None,
+    on_suspended: Hook = None,
+    on_lag: Hook = None,
+    on_purge_risk: Hook = None,
+    on_failed: Hook = None,
+    on_recovered: Hook = None,
 ) -> TaskGroup:
     """A whole pipeline: preflight, plan, snapshot (one mapped task per chunk group), sensor, stream.
 
@@ -50,6 +56,7 @@ def cdc_pipeline(
     :param max_active_groups: chunk groups that are read at the same time; no limit of its own by default.
     :param map_published: map the chunk groups also in a run that begins when all of them are published.
     :param default_args: as of a DAG, for the tasks of this group.
+    :param on_suspended: as of :class:`~airflow_provider_cdc.operators.stream.CdcStreamOperator`, and so are the others.
     """
     with TaskGroup(group_id or _group_id(pipeline), default_args=dict(default_args or {})) as group:  # type: ignore[arg-type]
         preflight = CdcPreflightOperator(task_id="preflight", pipeline=pipeline)
@@ -64,7 +71,17 @@ def cdc_pipeline(
         preflight >> plan >> [snapshot, complete]
         last: Any = complete
         if stream:
-            last = CdcStreamOperator(task_id="stream", pipeline=pipeline, catch_up=catch_up, deferrable=deferrable)
+            last = CdcStreamOperator(
+                task_id="stream",
+                pipeline=pipeline,
+                catch_up=catch_up,
+                deferrable=deferrable,
+                on_suspended=on_suspended,
+                on_lag=on_lag,
+                on_purge_risk=on_purge_risk,
+                on_failed=on_failed,
+                on_recovered=on_recovered,
+            )
             complete >> last
         if verify:
             last >> CdcVerifyOperator(task_id="verify", pipeline=pipeline)

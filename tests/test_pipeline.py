@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from airflow_provider_cdc.core.spark_conf import DECIDED
 from airflow_provider_cdc.exceptions import NotReadyError
-from airflow_provider_cdc.pipeline import MAX_SERVER_ID, Pipeline, Sink, Snapshot, Source, Spark, State, Stream
+from airflow_provider_cdc.pipeline import MAX_SERVER_ID, Alerts, Pipeline, Sink, Snapshot, Source, Spark, State, Stream
 from tests import ROOT
 
 MINIMAL: dict[str, Any] = {
@@ -80,6 +80,7 @@ FULL: dict[str, Any] = {
     },
     "state": {"conn_id": "cdc_state"},
     "spark": {"conn_id": None, "master": "local[4]", "conf": {"spark.executor.memory": "4g"}},
+    "alerts": {"lag_seconds": 300, "hours_to_purge": 1.5},
 }
 
 
@@ -136,6 +137,7 @@ def test_yaml_and_python_say_the_same(value: dict[str, Any], tmp_path: Path) -> 
         sink=Sink(**value["sink"]),
         state=State(**value.get("state", {})),
         spark=Spark(**value.get("spark", {})),
+        alerts=Alerts(**value.get("alerts", {})),
     )
     assert hash(pipeline) == hash(Pipeline.load(path))
 

@@ -24,6 +24,7 @@ from airflow_provider_cdc.exceptions import (
     unpack,
 )
 from airflow_provider_cdc.links.cdc import SparkUiLink, show_page
+from airflow_provider_cdc.operators.alerts import Hook, Hooks
 from airflow_provider_cdc.operators.base import (
     PipelineLike,
     PipelineOperator,
@@ -59,7 +60,8 @@ class CdcStreamOperator(PipelineOperator):
     transaction boundary; clearing it starts the next one after that.
     The task succeeds when the stream has caught up or was stopped with ``airflow-cdc stop``.
 
-    XCom: ``epoch``, ``state``, ``start`` (the seed), ``end``, ``batches``, ``changes``.
+    XCom: ``epoch``, ``state``, ``start`` (the seed), ``end``, ``batches``, ``changes``, ``suspended``
+    (tables that it goes on without).
 
     :param pipeline: as in :class:`~airflow_provider_cdc.operators.cdc.CdcPreflightOperator`. (templated)
     :param catch_up: end at the position that the source has now; by default as ``stream.mode`` of the pipeline says.
@@ -70,6 +72,9 @@ class CdcStreamOperator(PipelineOperator):
         before the try fails. Zero: not at all.
     :param lease_seconds: a stream that no task has supervised for so long ends itself at a transaction boundary; one
         that is merely lost to a triggerer's outage is started again afterwards. By default it continues.
+    :param on_suspended: a notifier, a callable that takes the context, or several, called once when a table is
+        suspended; ``on_lag`` and ``on_purge_risk`` when a limit of ``alerts`` in the pipeline is passed, ``on_failed``
+        when a try fails, and ``on_recovered`` when such a trouble is over. ``cdc_alert`` in the context says which.
     """
 
     operator_extra_links = (SparkUiLink(),)
@@ -84,6 +89,11 @@ class CdcStreamOperator(PipelineOperator):
         poll_seconds: float = 5.0,
         restart_timeout: timedelta = timedelta(days=1),
         lease_seconds: float | None = None,
+        on_suspended: Hook = None,
+        on_lag: Hook = None,
+        on_purge_risk: Hook = None,
+        on_failed: Hook = None,
+        on_recovered: Hook = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(pipeline=pipeline, **kwargs)
@@ -96,6 +106,9 @@ class CdcStreamOperator(PipelineOperator):
         self.poll_seconds = poll_seconds
         self.restart_timeout = restart_timeout
         self.lease_seconds = lease_seconds
+        self._hooks = Hooks(
+            suspended=on_suspended, lag=on_lag, purge_risk=on_purge_risk, failed=on_failed, recovered=on_recovered
+        )
         self._killed = False
         #: What this process supervises, for :meth:`on_kill`.
         self._watched: tuple[Work, StreamRow, str] | None = None
@@ -122,6 +135,8 @@ class CdcStreamOperator(PipelineOperator):
         """
         restarts = Restarts(failures, seconds, tuple(losses))
         event = pending or event
+        if "alerts" in event:
+            self._tell(context, event, restarts)
         if "unseen" in event:
             event = self._unseen(context, event, restarts)
         return self._look_after(context, restarts, event or None)
@@ -135,10 +150,18 @@ class CdcStreamOperator(PipelineOperator):
         if self._watched is not None:
             ask_to_stop(*self._watched, self.log)
 
+    def _tell(self, context: Context, event: Mapping[str, Any], restarts: Restarts) -> NoReturn:
+        """Tell people what the trigger has seen, and let it watch on."""
+        with task_errors(self.log):
+            work = context_of(self.pipeline, self.log)
+            with suppress(TransientError), closing(work.store()) as store:
+                self._hooks.tell(context, store, work.pipeline, self.log)
+            self._defer(context, work, int(event["epoch"]), bool(event["found"]), restarts)
+
     def _look_after(
         self, context: Context, restarts: Restarts, event: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        with task_errors(self.log):
+        with task_errors(self.log), self._hooks.around(context, self._open, lambda: self._killed, self.log):
             defers = self._defers()
             while True:
                 began = time.monotonic()
@@ -147,6 +170,7 @@ class CdcStreamOperator(PipelineOperator):
                         if event is not None:
                             ended = outcome(work.pipeline.name, store, event, self.log)
                             if ended is not None:
+                                self._hooks.tell(context, store, work.pipeline, self.log)
                                 return ended
                             event = None
                         epoch, found = self._attach(context, work, store)
@@ -338,6 +362,7 @@ class CdcStreamOperator(PipelineOperator):
                 state_path=str(work.local.bookkeeping),
                 supervisor=task_label(context),
                 poll_seconds=self.poll_seconds,
+                alerts=self._hooks.request(work.pipeline),
             ),
             method_name="resume",
             kwargs=_plain(restarts),
@@ -355,6 +380,7 @@ class CdcStreamOperator(PipelineOperator):
                 if time.monotonic() - told > STATS_SECONDS:
                     told = time.monotonic()
                     tell(store, name, task=True)
+                    self._hooks.tell(context, store, work.pipeline, self.log)
                 if self._killed:
                     store.request_stop(name, epoch, by=task_label(context))
             verdict = watch.see(run, time.monotonic())

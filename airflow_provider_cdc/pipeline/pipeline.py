@@ -29,6 +29,7 @@ from airflow_provider_cdc.exceptions import NotReadyError
 from airflow_provider_cdc.pipeline.sections import (
     MAX_SERVER_ID,
     SUSPEND,
+    Alerts,
     Snapshot,
     Source,
     Spark,
@@ -43,7 +44,7 @@ _FIRST_DERIVED_ID, _ID_STRIDE = 2**20, 1024
 _UUIDS = uuid.uuid5(uuid.NAMESPACE_URL, "airflow-provider-cdc")
 
 _SECTIONS: dict[str, type[Any]] = {
-    section.__name__.lower(): section for section in (Source, Snapshot, Stream, Sink, State, Spark)
+    section.__name__.lower(): section for section in (Source, Snapshot, Stream, Sink, State, Spark, Alerts)
 }
 
 
@@ -62,6 +63,7 @@ class Pipeline:
     sink: Sink
     state: State = field(default_factory=State)
     spark: Spark = field(default_factory=Spark)
+    alerts: Alerts = field(default_factory=Alerts)
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):

@@ -225,6 +225,25 @@ class State:
 
 
 @dataclass(frozen=True)
+class Alerts:
+    """From where on the hooks of the stream's task are called.
+
+    :param lag_seconds: ``on_lag``: the oldest commit of the source that was not read is older. ``None`` for never.
+    :param hours_to_purge: ``on_purge_risk``: the source may purge what is needed sooner. ``None`` for never.
+    """
+
+    lag_seconds: float | None = None
+    hours_to_purge: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("lag_seconds", "hours_to_purge"):
+            value: object = getattr(self, name)
+            number = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e9
+            if value is not None and not number:
+                raise refused(f"alerts.{name}", value, "a number above 0, or null")
+
+
+@dataclass(frozen=True)
 class Spark:
     """Where Spark runs, and how.
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from sqlalchemy import delete, exc, select, update
 
+from airflow_provider_cdc.store.alerts import AlertStore
 from airflow_provider_cdc.store.database import changed
 from airflow_provider_cdc.store.models import EventRow, LineageRow, PipelineRow, Segment, clean, now
 from airflow_provider_cdc.store.observations import ObservationStore
@@ -18,7 +19,7 @@ from airflow_provider_cdc.store.snapshots import SnapshotStore
 from airflow_provider_cdc.store.streams import StreamStore
 
 
-class Store(SnapshotStore, StreamStore, ObservationStore):
+class Store(SnapshotStore, StreamStore, ObservationStore, AlertStore):
     """The bookkeeping of all pipelines that share a database."""
 
     # Pipelines

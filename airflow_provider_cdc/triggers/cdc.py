@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
+from airflow_provider_cdc.alerts import is_news
 from airflow_provider_cdc.core.supervision import Verdict, Watch, later_try
 from airflow_provider_cdc.exceptions import CdcError, NotReadyError, error_of, kind_of, pack
 from airflow_provider_cdc.triggers.bookkeeping import Bookkeeping, in_thread
@@ -150,6 +151,7 @@ class CdcStreamTrigger(_CdcTrigger):
     :param state_path: that file.
     :param supervisor: the task, as people know it.
     :param poll_seconds: seconds between two checks.
+    :param alerts: what people want to be told of; it fires when there is something, and the task tells them.
     """
 
     def __init__(
@@ -162,6 +164,7 @@ class CdcStreamTrigger(_CdcTrigger):
         state_path: str,
         supervisor: str,
         poll_seconds: float,
+        alerts: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(
             pipeline=pipeline,
@@ -171,6 +174,7 @@ class CdcStreamTrigger(_CdcTrigger):
             state_path=state_path,
             supervisor=supervisor,
             poll_seconds=poll_seconds,
+            alerts=alerts,
         )
         self._cancelled = False
 
@@ -214,6 +218,9 @@ class CdcStreamTrigger(_CdcTrigger):
             if row is not None and time.monotonic() - told > STATS_SECONDS:
                 told = time.monotonic()
                 await self._books.ask(partial(tell, pipeline=k["pipeline"]))
+                if k["alerts"] and await self._books.ask(partial(is_news, pipeline=k["pipeline"], request=k["alerts"])):
+                    yield await self._event({"epoch": k["epoch"], "found": k["found"], "alerts": True})
+                    return
             await asyncio.sleep(k["poll_seconds"])
 
     async def on_kill(self) -> None:

@@ -62,6 +62,7 @@ ALLOWED = {
     },
     "status_text": {"core", "sinks"},
     "metrics": {"core", "store", "exceptions"},
+    "alerts": {"core", "store", "metrics"},
     "launch": {"driver", "sinks", "connections", "exceptions", "processes", "scratch"},
 }
 

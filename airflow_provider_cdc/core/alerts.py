@@ -1,0 +1,63 @@
+"""Which troubles of a pipeline stand: each begins at one limit and is over at another, so that it does not flicker."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+SUSPENDED, LAG, PURGE_RISK, FAILED = KINDS = ("suspended", "lag", "purge_risk", "failed")
+#: A lag is over below this part of its limit, and the risk of a purge above this multiple.
+OVER_BELOW, OVER_ABOVE = 0.5, 1.5
+#: Seconds that a stream must have run to count as recovered.
+SETTLED_SECONDS = 60.0
+
+#: Kind, and what it is about: a table as ``database.table``, the epoch that has failed, or an empty text.
+Subject = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """From where on something is trouble; ``None`` for never.
+
+    :param lag_seconds: age of the oldest commit that was not read.
+    :param hours_to_purge: hours until the source may purge what is needed.
+    """
+
+    lag_seconds: float | None = None
+    hours_to_purge: float | None = None
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What the bookkeeping says of a pipeline now.
+
+    :param lag_seconds: as of :class:`Limits`; ``None`` if it is not known.
+    :param hours_to_purge: the same; infinite for never.
+    :param suspended: tables that the stream goes on without, and why.
+    :param well: the newest epoch, if it runs well or has ended as it should; else ``None``.
+    """
+
+    lag_seconds: float | None
+    hours_to_purge: float | None
+    suspended: Mapping[str, str]
+    well: int | None
+
+
+def standing(limits: Limits, seen: Observed, known: Collection[Subject]) -> dict[Subject, str]:
+    """The troubles that stand, each with a line about it. A failure begins elsewhere, and only ends here.
+
+    :param known: those that stood before: they are over only well within their limits. What is not known changes
+        nothing.
+    """
+    found = {(SUSPENDED, table): f"table {table} is suspended: {why}" for table, why in seen.suspended.items()}
+    lag, most, late = seen.lag_seconds, limits.lag_seconds, (LAG, "") in known
+    if most is not None and (late if lag is None else lag > (most * OVER_BELOW if late else most)):
+        found[LAG, ""] = f"the oldest commit that was not read is {lag or 0:,.0f} s old (limit: {most:g} s)"
+    hours, least = seen.hours_to_purge, limits.hours_to_purge
+    risk = (PURGE_RISK, "") in known
+    if least is not None and (risk if hours is None else hours < (least * OVER_ABOVE if risk else least)):
+        found[PURGE_RISK, ""] = f"the source may purge what is needed in {hours or 0:.1f} hours (limit: {least:g})"
+    for kind, subject in known:
+        if kind == FAILED and (seen.well is None or seen.well <= int(subject)):
+            found[FAILED, subject] = "the stream has failed"
+    return found
