@@ -38,7 +38,7 @@ from airflow_provider_cdc.phases.aside import read_aside
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.groups import Group
 from airflow_provider_cdc.phases.reread import Staged, forget, publish_table, request, taken
-from airflow_provider_cdc.phases.resnapshot import asked_for, resnapshot, table_of
+from airflow_provider_cdc.phases.resnapshot import altered_meanwhile, asked_for, resnapshot, table_of
 from airflow_provider_cdc.sinks.protocol import Feature
 from airflow_provider_cdc.sinks.storage import read_json, write_json
 from airflow_provider_cdc.store import Store
@@ -94,8 +94,14 @@ def read_ranges(context: Context, store: Store, index: int, ranges: Ranges, run:
     :param run: runs the slices.
     :returns: and raises what :func:`resnapshot_where` does.
     """
-    group, staged = _read(context, index, ranges, run)
-    label = group.plan.tables[index].label
+    label = context.need_plan().tables[index].label
+    try:
+        group, staged = _read(context, index, ranges, run)
+    except CdcError as error:
+        if not altered_meanwhile(error):
+            raise
+        said = f"{label} was altered while it was read: {error.message}"
+        raise TransientError(said, "Run again when the stream has followed that", table=label) from error
     said = f"{label} was read again in part"
     if taken(group, store, staged, lambda: _is_exchanged(group), said):
         return "replaced"

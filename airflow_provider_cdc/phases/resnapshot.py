@@ -117,12 +117,17 @@ def read_table(context: Context, index: int, run: Runner, *, asked: bool = False
         try:
             return _read(context, context.need_plan(), index, run, asked)
         except CdcError as error:
-            if not isinstance(error, TableAlteredError | DdlError | TableChangedError) and error.code not in _OTHER:
+            if not altered_meanwhile(error):
                 raise
             if last:
                 raise TransientError(error.message, "Run again when the table is not altered any more") from error
             context.reporter.line(f"{error.message}: {label} is read once more")
     raise AssertionError("unreachable")
+
+
+def altered_meanwhile(error: CdcError) -> bool:
+    """Whether a table could not be read since it was altered."""
+    return isinstance(error, TableAlteredError | DdlError | TableChangedError) or error.code in _OTHER
 
 
 def _read(context: Context, plan: Plan, index: int, run: Runner, asked: bool) -> tuple[Group, Staged]:
