@@ -25,10 +25,12 @@ from tests.support.altering import quoted
 from tests.support.cli import Cli
 from tests.support.definitions import check_definitions
 from tests.support.harness import KILLED, Child, Nursery
-from tests.support.oracle import compare_all
+from tests.support.oracle import Place, compare_all
 from tests.support.redefining import TABLES as DEFINITIONS
 from tests.support.redefining import Load
+from tests.support.s3 import S3
 from tests.support.servers import MySQLServer
+from tests.support.store_lake import CONN_ID, StoreLake
 
 #: Schedules of the long suite.
 SEEDS = 60
@@ -112,10 +114,15 @@ CHAINS: dict[str, tuple[tuple[str, ...], tuple[Step, ...]]] = {
 class World:
     """A pipeline whose commands are processes that a test may kill, and a load on its tables."""
 
-    def __init__(self, server: MySQLServer, nursery: Nursery, folder: Path, seed: int) -> None:
+    def __init__(self, server: MySQLServer, nursery: Nursery, folder: Path, seed: int, store: S3 | None) -> None:
         self.server, self.nursery, self.folder, self.log = server, nursery, folder, folder / "log"
         self.sink = {"on_dropped": "drop", "merge": {"copy_on_write": [_pattern("be`ta")]}}
         self.cli = Cli(folder / "p", server, sink=self.sink, **_SETTINGS)
+        self.place: Place = self.cli.sink
+        if store is not None:
+            lake = StoreLake(store, store, "p", folder)
+            self.place, self.cli.env = store, {**self.cli.env, **lake.connections}
+            self.cli.value["sink"] |= {"path": store.uri(), "conn_id": CONN_ID}
         self.load = Load(server, seed, _DATABASE)
         self.deaths = Counter[str]()
 
@@ -194,9 +201,11 @@ class World:
         else:
             raise AssertionError(f"{left} did not come back:\n{self.said()}")
         with closing(self.server.connect(database=_DATABASE)) as connection:
-            differences = compare_all(connection, _DATABASE, self.cli.sink, names)
+            differences = compare_all(connection, _DATABASE, self.place, names)
         assert not differences, "\n".join(map(str, [*differences, self.said()]))
         assert self.go("verify") == 0, self.said()
+        if self.place != self.cli.sink:
+            return
         fresh = Cli(self.folder / "fresh", self.server, *map(_pattern, names), sink=self.sink, **_SETTINGS)
         fresh.snapshot()
         check_definitions(self.server, self.cli, fresh, names)
@@ -214,10 +223,16 @@ def _pattern(name: str) -> str:
 
 
 @pytest.fixture
-def world(server: MySQLServer, nursery: Nursery, tmp_path: Path, seed: int) -> Iterator[World]:
+def store() -> S3 | None:
+    """Where the sink is, if not in a folder."""
+    return None
+
+
+@pytest.fixture
+def world(server: MySQLServer, nursery: Nursery, tmp_path: Path, seed: int, store: S3 | None) -> Iterator[World]:
     server.execute(f"DROP DATABASE IF EXISTS {_DATABASE}")
     server.execute(f"CREATE DATABASE {_DATABASE} CHARACTER SET utf8mb4")
-    found = World(server, nursery, tmp_path, seed)
+    found = World(server, nursery, tmp_path, seed, store)
     for name, definition in DEFINITIONS.items():
         server.session(_DATABASE, f"CREATE TABLE {quoted(name)} {definition}")
     yield found
@@ -228,7 +243,11 @@ def world(server: MySQLServer, nursery: Nursery, tmp_path: Path, seed: int) -> I
 @pytest.mark.parametrize(("chain", "seed"), [(chain, number) for number, chain in enumerate(CHAINS)])
 def test_killed_and_started_again(world: World, chain: str) -> None:
     """Each process dies at the place of its step, and the next one finds what it has left."""
-    tables, steps = CHAINS[chain]
+    carry_out(world, *CHAINS[chain])
+
+
+def carry_out(world: World, tables: Sequence[str], steps: Sequence[Step]) -> None:
+    """Carry out the steps of a chain; at the end each copy is its source."""
     with world.load:
         time.sleep(1)  # some rows
         world.captures(tables)
@@ -238,6 +257,33 @@ def test_killed_and_started_again(world: World, chain: str) -> None:
         time.sleep(0.2)
     world.settle()
     print(dict(world.deaths), dict(world.load.done))
+
+
+class TestInAnObjectStore:
+    """The same where a rename is a request, and a look costs one."""
+
+    @pytest.fixture
+    def store(self, s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> S3:
+        monkeypatch.setenv("AIRFLOW_CDC_STATE_DIR", str(tmp_path / "state"))  # also for what the test itself looks up
+        return s3.under("lake")
+
+    @pytest.mark.one_of("server")
+    @pytest.mark.parametrize("seed", [7])
+    def test_killed_and_started_again(self, world: World) -> None:
+        """A table is suspended, read again and rejoins, one is added, one leaves, one is dropped."""
+        steps = (
+            Step("suspend.after_write", (_SUSPENDS,)),
+            Step("rejoin.before_exchange"),
+            Step("add.after_write", tables=_ALL),
+            Step("suspend.before_write", tables=("be`ta", "gamma", "delta"), command=_GOING, beside=("reload",)),
+            Step("drop.before_commit", ("DROP TABLE delta",)),
+        )
+        carry_out(world, ("alpha", "be`ta", "delta"), steps)
+
+    @pytest.mark.long
+    @pytest.mark.parametrize(("chain", "seed"), [(chain, number) for number, chain in enumerate(CHAINS)])
+    def test_the_whole_chains(self, world: World, chain: str) -> None:
+        carry_out(world, *CHAINS[chain])
 
 
 class Chance:

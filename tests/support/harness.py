@@ -43,7 +43,7 @@ from airflow_provider_cdc.failpoints import VARIABLE
 from airflow_provider_cdc.jobs.slices import run_in_threads
 from airflow_provider_cdc.mysql.resultset import reader  # noqa: F401
 from airflow_provider_cdc.mysql.stream import batches  # noqa: F401
-from airflow_provider_cdc.phases import preflight, reload, rereading, status, stream, upkeep, verify  # noqa: F401
+from airflow_provider_cdc.phases import epoch, preflight, reload, rereading, status, stream, upkeep, verify  # noqa: F401
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.snapshot import run_snapshot
 from airflow_provider_cdc.pipeline import Pipeline
@@ -356,6 +356,7 @@ def _nursery() -> None:
     compaction.FANOUT, compaction.FEWEST, compaction.DEAD, upkeep._LOOK_SECONDS = 4, 3, 0.1, 0.5
     # And they do not wait for a table that is gone, was created, or is altered just now.
     rereading._GONE_SECONDS, rereading._CATALOG_SECONDS, rereading._PAUSE_SECONDS = 0.5, 0.5, 0.2
+    epoch._LOOK_SECONDS = 0.5
     for line in sys.stdin:
         order = json.loads(line)
         if "wait" in order:
