@@ -294,7 +294,7 @@ class Comparing:
 
 def _in_portions(source: Sums, sink: Sums, buckets: Any) -> Iterator[bytes]:
     """Buckets in portions whose rows can be held: a bit for each of them."""
-    rows = np.maximum(np.maximum(source.rows, sink.rows)[buckets], 1)
+    rows = np.maximum(np.maximum(source.rows, sink.rows)[buckets], 0)
     counted = max(1, int(np.abs(source.rows).sum()), int(np.abs(sink.rows).sum()))
     most = max(1, HELD_BYTES * counted // max(1, source.size, sink.size))
     portion = (np.cumsum(rows) - rows) // most

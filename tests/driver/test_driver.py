@@ -8,18 +8,23 @@ import stat
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.connections import Connection
+from airflow_provider_cdc.connections import Connection, resolve
+from airflow_provider_cdc.core.selection import Selection
 from airflow_provider_cdc.driver import Request
-from airflow_provider_cdc.launch import detach, new_log, outcome_of, result_of
+from airflow_provider_cdc.exceptions import TerminalError
+from airflow_provider_cdc.launch import attached, detach, new_log, outcome_of, result_of
 from airflow_provider_cdc.processes import keep_small, older_part, tail
 from airflow_provider_cdc.scratch import scratch
 from airflow_provider_cdc.sinks.layout import LocalFiles
 from airflow_provider_cdc.store import Store
+from tests.support.cli import Cli
+from tests.support.servers import MySQLServer
 
 NOBODY = Connection.from_json(
     {"conn_id": "c", "conn_type": "mysql", "host": "127.0.0.1", "port": 1, "login": "u", "password": "p",
@@ -45,6 +50,31 @@ def test_a_driver_imports_nothing_from_the_folder_that_it_works_in(tmp_path: Pat
         new_log(log.parent).touch()
         time.sleep(0.002)
     assert not [path for path in (log, older_part(log), result_of(log)) if path.exists()]
+
+
+def test_a_driver_compares_source_and_sink(mysql_server: MySQLServer, database: str, tmp_path: Path) -> None:
+    """What it has found is its outcome; a difference is its error. It starts no Spark where that is local."""
+    mysql_server.execute(f"CREATE TABLE {database}.t (id INT PRIMARY KEY, v INT)")
+    mysql_server.execute(f"INSERT INTO {database}.t VALUES (1, 1), (2, 2)")
+    cli = Cli(tmp_path, mysql_server, f"{database}.t")
+    cli.snapshot()
+    cli.catch_up()
+    known = cli.context.pipeline.source.conn_id
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AIRFLOW_CONN_CDC_SOURCE", cli.env["AIRFLOW_CONN_CDC_SOURCE"])
+        connection = resolve(known)
+    what = {**asdict(Selection()), "show_values": False}
+    request = Request(cli.context.pipeline.to_dict(), {known: connection.to_json()}, verify=what)
+    with attached(request) as driver:
+        said = list(driver.lines())
+        (found,) = driver.outcome()["tables"]
+    assert found["equal"] and found["rows"] == 2 and said[-1].endswith(f" {database}.t: 2 rows, equal")
+    mysql_server.session(database, "SET sql_log_bin = 0", "UPDATE t SET v = 7 WHERE id = 2")
+    with attached(request) as driver, pytest.raises(TerminalError, match="1 of 1 tables differ"):
+        said = list(driver.lines())
+        driver.outcome()
+    assert any(line.endswith(f"{database}.t: columns that differ: v (1)") for line in said)
+    assert not any("UI" in line for line in said)
 
 
 def test_a_log_is_emptied_under_those_who_write_to_it(tmp_path: Path) -> None:

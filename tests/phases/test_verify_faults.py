@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import date, datetime, timedelta
 from decimal import Decimal
@@ -20,6 +21,8 @@ from airflow_provider_cdc.core.offset import Position
 from airflow_provider_cdc.core.selection import Selection
 from airflow_provider_cdc.core.sums import BUCKETS, Sums
 from airflow_provider_cdc.exceptions import NotReadyError
+from airflow_provider_cdc.jobs.compactions import Parcel
+from airflow_provider_cdc.jobs.scans import Gathering, Scan
 from airflow_provider_cdc.mysql.server.throttle import Throttle
 from airflow_provider_cdc.mysql.snapshot import chunk
 from airflow_provider_cdc.phases import comparing, last_changes, source_scan
@@ -222,6 +225,18 @@ def test_a_cascade_that_the_binlog_does_not_show(tmp_path: Path) -> None:
         cli.catch_up()
         assert verdict(cli, "parent").equal
         assert {(d.kind, d.key) for d in verdict(cli, "child").differences} == {(EXTRA, (10,)), (EXTRA, (11,))}
+
+
+def test_scans_travel_to_tasks(cli: Cli) -> None:
+    """And what they have gathered comes back: what a Spark task does, without Spark."""
+
+    def run(work: Sequence[Scan]) -> list[Gathering]:
+        parcel = Parcel()
+        return [pickle.loads(pickle.dumps(parcel.unpack(parcel.pack(one)).run())) for one in work]
+
+    assert verdict(cli, "t", run=run).equal
+    damage(cli, "t", lambda rows: [{**row, "v": None} if row["k"] == "key 01" else row for row in rows])
+    assert [d.columns for d in verdict(cli, "t", run=run).differences] == [("v",)]
 
 
 @contextmanager

@@ -81,7 +81,8 @@ def test_memory_does_not_grow_with_the_table(
     assert (few, many) == (2_000, 8_000)
     assert large < 1.3 * small and large < many * 16_000 // 4, "a fourth of the table; it was held twice once"
     mysql_server.session(database, "SET sql_log_bin = 0", "UPDATE t SET v = 'other' WHERE id % 1000 = 7")
-    assert peak(cli, mysql_server, "unequal")[1] < 1.5 * small
+    # Of the table as good as nothing; what is more is a portion of the binlog, which is searched for the last changes.
+    assert peak(cli, mysql_server, "unequal")[1] < many * 16_000 // 2
 
 
 @contextmanager
