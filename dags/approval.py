@@ -4,6 +4,7 @@ The stream goes on without the table meanwhile. The next run takes it in.
 """
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from airflow.providers.standard.operators.hitl import ApprovalOperator
@@ -18,6 +19,11 @@ PIPELINE = Pipeline(
     stream=Stream(mode="catch_up", reread="ask", fail_on_suspended=False),
     sink=Sink(path=os.environ.get("CDC_LAKE", "/data/lake") + "-invoices"),
 )
+
+
+def say(context: Mapping[str, Any]) -> None:
+    """In the place of a notifier, such as SlackNotifier(text="{{ cdc_alert.detail }}")."""
+    print("somebody has to look:", context["cdc_alert"]["detail"])
 
 
 @task
@@ -35,5 +41,5 @@ def decide(table: str) -> None:
 
 
 with DAG("cdc_approval", schedule=None, max_active_runs=1):
-    stream = cdc_pipeline(PIPELINE).children["invoices.stream"]
+    stream = cdc_pipeline(PIPELINE, on_suspended=say).children["invoices.stream"]
     decide.expand(table=suspended(stream.output))

@@ -37,6 +37,8 @@ def test_a_suspended_table_waits_for_approval(site: Site, invoices: Path) -> Non
         "a question",
         lambda: [t for t in client.task_instances(DAG, second, "decide.approve") if t.state in waiting],
     )
+    said = "somebody has to look: table shop.invoices is suspended"
+    assert client.log(DAG, second, "invoices.stream").count(said) == 1
     path = f"/dags/{DAG}/dagRuns/{second}/taskInstances/decide.approve/0/hitlDetails"
     assert client.get(path)["subject"] == "shop.invoices"
     client.request("PATCH", path, {"chosen_options": ["Approve"], "params_input": {}})
@@ -46,4 +48,5 @@ def test_a_suspended_table_waits_for_approval(site: Site, invoices: Path) -> Non
     third = client.trigger(DAG)
     client.wait_run(DAG, third)
     assert client.xcom(DAG, third, "invoices.stream")["suspended"] == []
+    assert said not in client.log(DAG, third, "invoices.stream")
     site.equal("invoices", lake=invoices)
