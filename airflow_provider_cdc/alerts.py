@@ -96,7 +96,8 @@ def _observed(store: Store, pipeline: str) -> Observed:
     from airflow_provider_cdc.store import now
 
     moment, run, sample = now(), store.current_stream(pipeline), store.last_sample(pipeline)
-    if sample is not None and (moment - sample.at).total_seconds() > FRESH_SECONDS:
+    epoch = None if run is None else run.epoch
+    if sample is not None and (sample.epoch != epoch or (moment - sample.at).total_seconds() > FRESH_SECONDS):
         sample = None
     lag = hours = None
     if sample is not None:
@@ -109,4 +110,4 @@ def _observed(store: Store, pipeline: str) -> Observed:
         or (run.state == "running" and (run.heartbeat_at - run.started_at).total_seconds() > SETTLED_SECONDS)
     )
     suspended = {f"{row.database}.{row.name}": row.reason or "" for row in tables}
-    return Observed(lag, hours, suspended, run.epoch if run is not None and well else None)
+    return Observed(lag, hours, suspended, epoch if well else None)

@@ -110,6 +110,8 @@ class Observer:
 
         :param only: these tables, and what they take.
         """
+        if self._over and self._writing.locked():
+            return  # it waits for a database that does not answer: the end of the driver does not, too
         with self._not_in_vain("how the tables stand"), self._writing:
             seen = self._see()
             if seen is not None:
