@@ -194,7 +194,8 @@ class CdcStreamTrigger(_CdcTrigger):
 
     async def _watch(self) -> AsyncIterator[TriggerEvent]:
         k = self._kwargs
-        told = float("-inf")
+        # Not at once: what could not be written down after it was told would be told all the time.
+        told, asked = float("-inf"), time.monotonic()
         watch, what = Watch(k["epoch"]), f"epoch {k['epoch']} of the stream of {k['pipeline']}"
         self._began = said = time.monotonic()
 
@@ -218,7 +219,9 @@ class CdcStreamTrigger(_CdcTrigger):
             if row is not None and time.monotonic() - told > STATS_SECONDS:
                 told = time.monotonic()
                 await self._books.ask(partial(tell, pipeline=k["pipeline"]))
-                if k["alerts"] and await self._books.ask(partial(is_news, pipeline=k["pipeline"], request=k["alerts"])):
+            if row is not None and k["alerts"] and time.monotonic() - asked > STATS_SECONDS:
+                asked = time.monotonic()
+                if await self._books.ask(partial(is_news, pipeline=k["pipeline"], request=k["alerts"])):
                     yield await self._event({"epoch": k["epoch"], "found": k["found"], "alerts": True})
                     return
             await asyncio.sleep(k["poll_seconds"])
