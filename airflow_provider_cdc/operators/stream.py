@@ -60,7 +60,8 @@ class CdcStreamOperator(PipelineOperator):
     transaction boundary; clearing it starts the next one after that.
     The task succeeds when the stream has caught up or was stopped with ``airflow-cdc stop``.
 
-    XCom: ``epoch``, ``state``, ``start`` (the seed), ``end``, ``batches``, ``changes``.
+    XCom: ``epoch``, ``state``, ``start`` (the seed), ``end``, ``batches``, ``changes``, ``suspended``
+    (tables that it goes on without).
 
     :param pipeline: as in :class:`~airflow_provider_cdc.operators.cdc.CdcPreflightOperator`. (templated)
     :param catch_up: end at the position that the source has now; by default as ``stream.mode`` of the pipeline says.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_cdc.core.supervision import Verdict
 from airflow_provider_cdc.exceptions import TransientError, UnexpectedError, error_of
+from airflow_provider_cdc.metrics import is_suspended
 from airflow_provider_cdc.operators.base import show_driver_log
 
 if TYPE_CHECKING:
@@ -75,4 +76,6 @@ def outcome(pipeline: str, store: Store, event: Mapping[str, Any], log: Any) -> 
 
 
 def _summary(store: Store, run: StreamRow) -> dict[str, Any]:
-    return {"epoch": run.epoch, "state": run.state, **store.epoch_totals(run.pipeline, run.epoch)._asdict()}
+    tables = [f"{row.database}.{row.name}" for row in store.table_states(run.pipeline) if is_suspended(row)]
+    totals = store.epoch_totals(run.pipeline, run.epoch)._asdict()
+    return {"epoch": run.epoch, "state": run.state, **totals, "suspended": tables}
