@@ -29,6 +29,21 @@ def get_provider_info() -> dict[str, Any]:
         "sensors": [{"integration-name": _NAME, "python-modules": ["airflow_provider_cdc.sensors.cdc"]}],
         "triggers": [{"integration-name": _NAME, "python-modules": ["airflow_provider_cdc.triggers.cdc"]}],
         "extra-links": ["airflow_provider_cdc.links.cdc.SparkUiLink"],
+        "config": {
+            "cdc": {
+                "description": "Settings of airflow-provider-cdc.",
+                "options": {
+                    "bookkeeping": {
+                        "description": "Bookkeeping databases that the page shows beside those of this Airflow's DAGs: "
+                        "ids of connections, or absolute paths of SQLite files, separated by commas.",
+                        "version_added": "0.1.0",
+                        "type": "string",
+                        "example": "cdc_state, /data/lake/_cdc/shop/bookkeeping.db",
+                        "default": "",
+                    },
+                },
+            },
+        },
         "connection-types": [
             {
                 "connection-type": "cdc_mysql",

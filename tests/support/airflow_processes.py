@@ -156,6 +156,7 @@ class Airflow:
         ``{"triggerer": {"triggerer_health_check_threshold": 6}}``.
     :param triggerers: how many; the second is called ``triggerer-2``.
     :param login: name and password of the one user, an administrator; default: everybody is one, without a login.
+    :param only: which processes are started; all by default.
     """
 
     def __init__(
@@ -168,7 +169,9 @@ class Airflow:
         config: Config | None = None,
         triggerers: int = 1,
         login: tuple[str, str] | None = None,
+        only: Sequence[str] = ("api-server", "scheduler", "dag-processor", "triggerer"),
     ) -> None:
+        self._only = only
         self._dags = [dags] if isinstance(dags, Path) else list(dags)
         self._database_url = database_url
         self._connections, self._extra_env = dict(connections or {}), dict(env or {})
@@ -197,8 +200,7 @@ class Airflow:
                 passwords.touch(mode=0o600)
                 passwords.write_text(json.dumps(dict([self._login])))
             self._migrate()
-            names = ["api-server", "scheduler", "dag-processor", "triggerer"]
-            for name in names + [f"triggerer-{n}" for n in range(2, self._triggerers + 1)]:
+            for name in [*self._only] + [f"triggerer-{n}" for n in range(2, self._triggerers + 1)]:
                 self._start(name)
             self.wait_ready()
         except BaseException:

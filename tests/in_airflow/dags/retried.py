@@ -61,3 +61,7 @@ with DAG("in_worker", schedule=None, max_active_runs=1):
     whole = cdc_pipeline(LEDGER, stream=False, deferrable=False)
     sensor = CdcSnapshotSensor(task_id="again", pipeline=LEDGER, deferrable=False, mode="reschedule", poke_interval=2)
     whole >> sensor >> CdcStreamOperator(task_id="stream", pipeline=LEDGER, deferrable=False, poll_seconds=1)
+
+# One group after the other, and none is tried again by itself: there is time to look at it.
+with DAG("watched", schedule=None, max_active_runs=1):
+    cdc_pipeline(pipeline("watched", "orders", 9000), max_active_groups=1)

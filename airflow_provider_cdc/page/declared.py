@@ -1,0 +1,142 @@
+"""Which pipelines the DAGs of this Airflow have, from what Airflow keeps of the DAGs: no DAG file is read or run."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from airflow_provider_cdc.exceptions import CdcError
+from airflow_provider_cdc.operators.base import names_file
+from airflow_provider_cdc.pipeline import Pipeline
+from airflow_provider_cdc.sinks.layout import LocalFiles
+
+#: Seconds for which an answer is good: a DAG that was just read appears a little later.
+_FRESH = 10.0
+_OURS = "airflow_provider_cdc."
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A pipeline that a task works for.
+
+    :param dag: id of the DAG; ``task``: of the task.
+    :param name: name of the pipeline; empty if it cannot be told.
+    :param conn_id: ``state.conn_id``, or ``None``.
+    :param file: the SQLite file that is the bookkeeping without one.
+    """
+
+    dag: str
+    task: str
+    name: str = ""
+    conn_id: str | None = None
+    file: str | None = None
+
+
+class Declarations:
+    """All of them, kept until a DAG changes. One object a process.
+
+    :param session: makes a session of Airflow's own database.
+    """
+
+    def __init__(self, session: Callable[[], Any]) -> None:
+        self._session = session
+        self._lock = threading.Lock()
+        self._dags: dict[str, tuple[object, tuple[tuple[str, Any], ...]]] = {}
+        self._found: list[Declared] = []
+        self._until = 0.0
+
+    def all(self) -> list[Declared]:
+        """What all DAGs have; those that could not be told have no name."""
+        with self._lock:
+            if time.monotonic() >= self._until:
+                with self._session() as session:
+                    self._refresh(session)
+                    self._found = [_declared(session, dag, *task) for dag in self._dags for task in self._dags[dag][1]]
+                self._until = time.monotonic() + _FRESH
+            return self._found
+
+    def of_run(self, dag: str, run: str) -> list[Declared]:
+        """What the tasks of one DAG have: where that depends on the run, what they had in this one."""
+        self.all()
+        with self._session() as session:
+            return [_declared(session, dag, *task, run=run) for task in self._dags.get(dag, ((), ()))[1]]
+
+    def _refresh(self, session: Any) -> None:
+        """Read those DAGs again that are not as they were."""
+        from airflow.models.dag import DagModel
+        from airflow.models.dag_version import DagVersion
+        from airflow.models.serialized_dag import SerializedDagModel as Kept
+        from sqlalchemy import func, select
+
+        newest = select(DagVersion.dag_id, func.max(DagVersion.version_number).label("number"))
+        top = newest.group_by(DagVersion.dag_id).subquery()
+        query = (
+            select(Kept.dag_id, Kept.id, Kept.dag_hash)
+            .join(DagVersion, DagVersion.id == Kept.dag_version_id)
+            .join(top, (top.c.dag_id == DagVersion.dag_id) & (top.c.number == DagVersion.version_number))
+            .join(DagModel, DagModel.dag_id == Kept.dag_id)
+            .where(DagModel.is_stale.is_(False))
+        )
+        now = {dag: (key, digest) for dag, key, digest in session.execute(query)}
+        self._dags = {dag: kept for dag, kept in self._dags.items() if kept[0] == now.get(dag)}
+        for dag, version in now.items():
+            if dag not in self._dags:
+                row = session.get(Kept, version[0])
+                self._dags[dag] = version, tuple(_tasks(row.data if row is not None else None))
+
+
+def _tasks(data: Mapping[str, Any] | None) -> Iterator[tuple[str, Any]]:
+    """The tasks of ours in a DAG as Airflow keeps it, each with its pipeline."""
+    for encoded in ((data or {}).get("dag") or {}).get("tasks", ()):
+        task = encoded.get("__var", encoded)
+        if str(task.get("_task_module", "")).startswith(_OURS):
+            value = task.get("pipeline", _plain(task.get("partial_kwargs", {})).get("pipeline"))
+            yield str(task["task_id"]), _plain(value)
+
+
+def _plain(value: Any) -> Any:
+    """Without what Airflow writes around containers."""
+    if isinstance(value, Mapping):
+        if set(value) == {"__type", "__var"}:
+            return _plain(value["__var"])
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list) else value
+
+
+def _declared(session: Any, dag: str, task: str, value: Any, run: str | None = None) -> Declared:
+    """What a task says of its pipeline; what it only says when it runs is what it said the last time."""
+    said = _parsed(value)
+    if said is None:
+        said = _parsed(_rendered(session, dag, task, run))
+    return Declared(dag, task) if said is None else Declared(dag, task, *said)
+
+
+def _parsed(value: Any) -> tuple[str, str | None, str | None] | None:
+    """Name, ``state.conn_id``, and the file; ``None`` for what cannot be told: a template, a file, a text cut off."""
+    if value is None or names_file(value) or "{{" in str(value) or "{%" in str(value):
+        return None
+    try:
+        pipeline = Pipeline.from_dict(value) if isinstance(value, Mapping) else Pipeline.from_yaml(str(value))
+    except (CdcError, TypeError, ValueError):
+        return None
+    if pipeline.state.conn_id:
+        return pipeline.name, pipeline.state.conn_id, None
+    return pipeline.name, None, str(LocalFiles.of(pipeline.sink.path, pipeline.name).bookkeeping)
+
+
+def _rendered(session: Any, dag: str, task: str, run: str | None) -> Any:
+    from airflow.models.dagrun import DagRun
+    from airflow.models.renderedtifields import RenderedTaskInstanceFields as Rendered
+    from sqlalchemy import select
+
+    query = (
+        select(Rendered.rendered_fields)
+        .join(DagRun, (DagRun.dag_id == Rendered.dag_id) & (DagRun.run_id == Rendered.run_id))
+        .where(Rendered.dag_id == dag, Rendered.task_id == task, *([] if run is None else [Rendered.run_id == run]))
+        .order_by(DagRun.id.desc())
+    )
+    fields = session.scalar(query.limit(1))
+    return fields.get("pipeline") if isinstance(fields, Mapping) else None

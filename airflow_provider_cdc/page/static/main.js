@@ -1,0 +1,86 @@
+// Which view is shown, how it is kept up to date, and how it looks.
+
+import { ask, fill, h } from "./dom.js";
+import { overview } from "./overview.js";
+import { pipeline } from "./pipeline.js";
+
+const main = document.getElementById("main"), banner = document.getElementById("banner");
+let current = null;
+
+/** Airflow's own setting where this page is in a frame of it; else what it has kept, or the system's. */
+function theme() {
+  let found = null;
+  try {
+    const outer = window.parent === window ? null : window.parent.document.documentElement;
+    if (outer) found = outer.classList.contains("dark") ? "dark" : outer.classList.contains("light") ? "light" : null;
+    found ??= { dark: "dark", light: "light" }[localStorage.getItem("theme")] ?? null;
+    if (outer && !theme.watching) {
+      theme.watching = new MutationObserver(theme);
+      theme.watching.observe(outer, { attributes: true, attributeFilter: ["class"] });
+    }
+  } catch { /* a frame of another host: the system's setting */ }
+  if (found) document.documentElement.dataset.theme = found;
+  else delete document.documentElement.dataset.theme;
+}
+
+async function show(view) {
+  current?.abort();
+  const mine = (current = new AbortController());
+  document.title = view.title;
+  main.replaceChildren(h("p", { class: "empty", role: "status" }, "Reading the bookkeeping …"));
+  let wait = 0;
+  while (!mine.signal.aborted) {
+    try {
+      if (!document.hidden) {
+        await view.update(main, mine.signal);
+        fill(banner);
+      }
+      wait = view.every;
+    } catch (error) {
+      if (mine.signal.aborted) return;
+      fill(banner, h("b", null, error.message), error.remedy ? `. ${error.remedy}.` : ".");
+      if (!main.querySelector("h1")) fill(main, h("h1", null, view.title), h("p", { class: "empty" }, "Nothing can be shown now."));
+      if (error.status === 401) return;
+      wait = Math.min(15000, Math.max(view.every, wait * 2));
+    }
+    await new Promise((done) => setTimeout(done, wait));
+  }
+}
+
+/** The tabs of a DAG, a run and a task lead to the pipelines concerned. */
+function tab(query) {
+  const dag = query.get("dag_id");
+  return {
+    every: 5000,
+    title: dag,
+    async update(node, signal) {
+      const found = await ask(`api/where?${query}`, signal);
+      if (found.pipelines.length === 1) {
+        const only = found.pipelines[0];
+        location.replace(`#/p/${only.book}/${encodeURIComponent(only.name)}`);
+        return;
+      }
+      fill(node, h("h1", null, "CDC pipelines of this DAG"),
+        found.pipelines.length > 0 && h("ul", null, found.pipelines.map((p) => h("li", null, h("a", { href: `#/p/${p.book}/${encodeURIComponent(p.name)}` }, p.name), ` ${p.phase} ${p.says}`))),
+        found.pipelines.length === 0 && h("p", { class: "empty" }, found.tasks ? "Its pipeline has not run yet: the page shows it as soon as its snapshot is planned." : "Nothing here belongs to a CDC pipeline."),
+        h("p", null, h("a", { href: "#/" }, "All pipelines")));
+    },
+  };
+}
+
+function route() {
+  const [, kind, book, name] = location.hash.split("/");
+  const query = new URLSearchParams(location.search);
+  if (kind === "p" && book && name) show(pipeline(book, decodeURIComponent(name)));
+  else if (query.get("dag_id") && location.hash === "") show(tab(query));
+  else show(overview);
+}
+
+document.getElementById("skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the address says which view is shown
+  main.focus();
+});
+theme();
+addEventListener("storage", theme);
+addEventListener("hashchange", route);
+route();

@@ -1,0 +1,70 @@
+"""The page while a real snapshot is read, one of its groups fails and is run again, and a real stream goes on."""
+
+from __future__ import annotations
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Page, expect
+
+from tests import ROOT
+from tests.in_airflow.site import Site
+from tests.in_airflow.test_retries import kill_reader
+from tests.support.airflow_client import PATIENCE
+from tests.support.browser import chromium
+
+pytestmark = [pytest.mark.airflow, pytest.mark.timeout(3600)]
+PICTURES = ROOT / "docs" / "images"
+
+
+def picture(page: Page, name: str) -> None:
+    """A picture for the documentation, of what is seen now."""
+    PICTURES.mkdir(exist_ok=True)
+    page.screenshot(path=str(PICTURES / f"{name}.png"))
+
+
+def test_from_the_plan_to_the_stream(site: Site) -> None:
+    dag, name, client = "watched", "watched", site.client
+    wrong: list[str] = []
+    with chromium() as browser, site.written("orders"):
+        page = browser.new_page(viewport={"width": 1280, "height": 1100}, color_scheme="light")
+        page.set_default_timeout(PATIENCE * 1000)
+        expect.set_options(timeout=PATIENCE * 1000)
+        page.on("console", lambda said: wrong.append(said.text) if said.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on(
+            "request", lambda asked: None if asked.url.startswith(f"{site.airflow.url}/") else wrong.append(asked.url)
+        )
+
+        run = client.trigger(dag)
+        # The tab of the run: it leads to the pipeline as soon as there is one. From here on nothing is loaded anew.
+        page.goto(f"{site.airflow.url}/cdc/?dag_id={dag}&run_id={run}")
+        expect(page.get_by_role("heading", name=name, exact=True)).to_be_visible()
+        loads: list[str] = []
+        page.on("framenavigated", lambda frame: loads.append(frame.url))
+        kill_reader(site, name, 1, attempt=1)
+        expect(page.locator("[data-state=published] .num")).not_to_have_text("0")
+        expect(
+            page.get_by_role("region", name="Chunk groups").get_by_role("row").filter(has_text="failed")
+        ).to_be_visible()
+        expect(page.get_by_text("1 chunk group without a reader").first).to_be_visible()
+        assert Axe().run(page).violations_count == 0
+        picture(page, "page-snapshot")
+
+        client.wait_state(dag, run, "watched.snapshot", "failed", map_index=1)
+        client.clear(dag, run, "watched.snapshot", 1)
+        client.wait_state(dag, run, "watched.stream", "deferred")
+        expect(page.get_by_role("status").first).to_have_text("streaming")
+        expect(page.locator("[data-state=failed] .num")).to_have_text("0")
+        expect(page.get_by_role("img", name="Lag in seconds: p50")).to_be_visible()
+        expect(page.get_by_role("region", name="Newest batches").get_by_role("row").nth(3)).to_be_visible()
+        page.emulate_media(color_scheme="dark")
+        assert Axe().run(page).violations_count == 0
+        picture(page, "page-stream")
+        page.get_by_role("link", name="All pipelines").click()
+        expect(page.get_by_role("row").filter(has=page.get_by_role("link", name=name, exact=True))).to_contain_text(
+            "streaming"
+        )
+        assert [url for url in loads if "#/" not in url] == []
+        assert wrong == []
+    site.stop(name)
+    client.wait_run(dag, run)

@@ -1,0 +1,91 @@
+"""An Airflow with users of several rights, whose pipelines are written into the bookkeeping and do not run."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+
+from airflow_provider_cdc.page.books import key_of
+from airflow_provider_cdc.store import Store
+from tests.page import books
+from tests.support.airflow_processes import Airflow
+from tests.support.browser import chromium
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+#: Role of each user; everybody's password is the name. `stranger` has rights for the DAG `elsewhere` alone.
+USERS = {"root": "ADMIN", "viewer": "VIEWER", "editor": "USER", "stranger": "USER"}
+
+
+@dataclasses.dataclass
+class Site:
+    """The Airflow, and the bookkeeping that the connection ``cdc_books`` leads to."""
+
+    airflow: Airflow
+    store: Store
+    file: Path
+
+    @property
+    def url(self) -> str:
+        """Where the page is."""
+        return f"{self.airflow.url}/cdc"
+
+    @property
+    def book(self) -> str:
+        """The bookkeeping's name in addresses of the page."""
+        return key_of(self.store._engine.url)
+
+    def login(self, user: str) -> str:
+        """A token of a user."""
+        answer = httpx.post(f"{self.airflow.url}/auth/token", json={"username": user, "password": user}, timeout=30)
+        return str(answer.raise_for_status().json()["access_token"])
+
+    def get(self, path: str, user: str | None = "root", **more: object) -> httpx.Response:
+        """Ask the page for something, as a user or as nobody."""
+        headers = {"Authorization": f"Bearer {self.login(user)}"} if user else {}
+        return httpx.get(f"{self.url}{path}", headers=headers, timeout=30, **more)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="package")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("page")
+    file, passwords = folder / "books.db", folder / "passwords.json"
+    passwords.write_text(json.dumps({user: user for user in USERS}))
+    with contextlib.ExitStack() as stack:
+        store = stack.enter_context(contextlib.closing(Store.open(f"sqlite:///{file}", migrate=True)))
+        for name in ("shop", "elsewhere", "by_hand"):
+            books.plan(store, name, tables={"orders": 8, "customer": 4}, per_group=4)
+        airflow = Airflow(
+            Path(__file__).parent / "dags",
+            connections={"cdc_books": f"sqlite:///{file}", "cdc_away": "postgres://u:sesame@127.0.0.1:1/books"},
+            env={"CDC_LAKE": str(folder / "lake")},
+            config={
+                "core": {
+                    "auth_manager": "tests.support.dag_rights.DagRights",
+                    "simple_auth_manager_all_admins": False,
+                    "simple_auth_manager_users": ",".join(f"{user}:{role}" for user, role in USERS.items()),
+                    "simple_auth_manager_passwords_file": passwords,
+                },
+                "cdc": {"bookkeeping": "cdc_books, cdc_away"},
+            },
+            login=("root", "root"),
+            only=("api-server", "dag-processor"),
+        )
+        stack.enter_context(airflow)
+        for dag in ("shop", "elsewhere", "templated", "beside_the_sink", "nothing_of_ours"):
+            airflow.client.wait_for_dag(dag, 120)
+        yield Site(airflow, store, file)
+
+
+@pytest.fixture(scope="package")
+def browser() -> Iterator[Browser]:
+    with chromium() as found:
+        yield found

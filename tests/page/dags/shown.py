@@ -1,0 +1,35 @@
+"""DAGs whose pipelines the page shows. They never run: what they would have done is written into the bookkeeping."""
+
+import os
+
+from airflow.sdk import DAG
+
+from airflow_provider_cdc import CdcPreflightOperator, Pipeline, Sink, Source, State, cdc_pipeline
+
+
+def pipeline(name: str) -> Pipeline:
+    return Pipeline(
+        name=name,
+        source=Source(conn_id="cdc_source", tables=("shop.orders", "shop.customer")),
+        sink=Sink(path=os.environ["CDC_LAKE"]),
+        state=State(conn_id="cdc_books"),
+    )
+
+
+with DAG("shop", schedule=None):
+    cdc_pipeline(pipeline("shop"))
+
+with DAG("elsewhere", schedule=None):
+    cdc_pipeline(pipeline("elsewhere"))
+
+with DAG("beside_the_sink", schedule=None):
+    here = {"name": "beside", "source": {"conn_id": "cdc_source", "tables": ["shop.orders"]}}
+    cdc_pipeline({**here, "sink": {"path": os.environ["CDC_LAKE"]}}, group_id="beside")
+
+with DAG("templated", schedule=None, params={"shard": 1}):
+    CdcPreflightOperator(
+        task_id="preflight", pipeline={**here, "name": "shard_{{ params.shard }}", "sink": {"path": "/nowhere"}}
+    )
+
+with DAG("nothing_of_ours", schedule=None):
+    pass
