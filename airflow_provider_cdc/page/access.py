@@ -34,5 +34,13 @@ def _rights(user: GetUserDep) -> Rights:
     return Rights(frozenset(dags), bool(manager.is_authorized_connection(method="GET", user=user)))
 
 
+def may_act(user: Any, dags: Collection[str]) -> bool:
+    """Whether a user may act on a pipeline: who may edit one of its DAGs; without a DAG, who may edit connections."""
+    manager: Any = get_auth_manager()
+    if dags:
+        return bool(set(manager.get_authorized_dag_ids(user=user, method="PUT")).intersection(dags))
+    return bool(manager.is_authorized_connection(method="PUT", user=user))
+
+
 #: The rights of the user of a request; 401 without one.
 RightsDep = Annotated[Rights, Depends(_rights)]

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path as File
 from typing import Annotated, Any
 
-from airflow.api_fastapi.core_api.security import get_user
-from fastapi import APIRouter, Depends, FastAPI, HTTPException, Path, Query, Request, Response
+from airflow.api_fastapi.core_api.security import GetUserDep, get_user
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request, Response
 from fastapi.responses import FileResponse, JSONResponse
 
 from airflow_provider_cdc.exceptions import CdcError
-from airflow_provider_cdc.page import views
-from airflow_provider_cdc.page.access import Rights, RightsDep
-from airflow_provider_cdc.page.books import Books, Shown, Trouble, settings
-from airflow_provider_cdc.page.declared import Declarations
+from airflow_provider_cdc.page import actions, views
+from airflow_provider_cdc.page.access import Rights, RightsDep, may_act
+from airflow_provider_cdc.page.books import Trouble
+from airflow_provider_cdc.page.found import Place, PlaceDep, ShownDep
 
 _STATIC = File(__file__).parent / "static"
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -28,8 +27,6 @@ _HEADERS = {
     "Referrer-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-BookKey = Annotated[str, Path(pattern="^[0-9a-f]{12}$")]
-Name = Annotated[str, Path(max_length=64)]
 #: Groups of a request: so many numbers at most, as a snapshot has.
 Numbers = Annotated[str | None, Query(max_length=8000, pattern=r"^\d+(,\d+)*$")]
 
@@ -44,6 +41,7 @@ def make_app() -> FastAPI:
     app = FastAPI(title="CDC pipelines", dependencies=[Depends(get_user)], **nothing)
     app.state.place = Place()
     app.include_router(router)
+    app.include_router(actions.router)
 
     @app.middleware("http")
     async def headers(request: Request, go_on: Callable[[Request], Awaitable[Response]]) -> Response:
@@ -56,57 +54,6 @@ def make_app() -> FastAPI:
         return JSONResponse({"detail": error.message, "remedy": error.remedy}, status_code=503)
 
     return app
-
-
-class Place:
-    """The databases and the DAGs of this Airflow, looked for once they are asked for."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._books: Books | None = None
-        self._declarations: Declarations | None = None
-
-    @property
-    def dags(self) -> Declarations:
-        """What the DAGs have."""
-        with self._lock:
-            if self._declarations is None:
-                from airflow.utils.session import create_session
-
-                self._declarations = Declarations(lambda: create_session(scoped=False))
-            return self._declarations
-
-    @property
-    def books(self) -> Books:
-        """The databases."""
-        dags = self.dags
-        with self._lock:
-            if self._books is None:
-                from airflow.configuration import conf
-
-                from airflow_provider_cdc.hooks.connections import resolve
-
-                self._books = Books(dags.all, lambda: settings(conf.get("cdc", "bookkeeping", fallback="")), resolve)
-            return self._books
-
-
-def _place(request: Request) -> Place:
-    place: Place = request.app.state.place
-    return place
-
-
-PlaceDep = Annotated[Place, Depends(_place)]
-
-
-def _found(place: PlaceDep, rights: RightsDep, book: BookKey, name: Name) -> Shown:
-    """The pipeline of a route. One that the user may not see is not told from one that does not exist."""
-    shown = place.books.find(book, name)
-    if shown is None or not rights.sees(shown.dags):
-        raise HTTPException(404, "There is no such pipeline")
-    return shown
-
-
-ShownDep = Annotated[Shown, Depends(_found)]
 
 
 @router.get("/")
@@ -150,9 +97,10 @@ def where(
 
 
 @router.get("/api/pipelines/{book}/{name}")
-def pipeline(rights: RightsDep, shown: ShownDep) -> dict[str, Any]:
-    """One pipeline."""
-    return views.pipeline_view(shown.book.reader(), shown, rights.dags)
+def pipeline(user: GetUserDep, rights: RightsDep, shown: ShownDep) -> dict[str, Any]:
+    """One pipeline, and whether the user may act on it."""
+    view = views.pipeline_view(shown.book.reader(), shown, rights.dags)
+    return {**view, "may_act": may_act(user, shown.dags)}
 
 
 @router.get("/api/pipelines/{book}/{name}/chunks")

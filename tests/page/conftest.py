@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,10 +48,14 @@ class Site:
         answer = httpx.post(f"{self.airflow.url}/auth/token", json={"username": user, "password": user}, timeout=30)
         return str(answer.raise_for_status().json()["access_token"])
 
-    def get(self, path: str, user: str | None = "root", **more: object) -> httpx.Response:
+    def get(self, path: str, user: str | None = "root") -> httpx.Response:
         """Ask the page for something, as a user or as nobody."""
-        headers = {"Authorization": f"Bearer {self.login(user)}"} if user else {}
-        return httpx.get(f"{self.url}{path}", headers=headers, timeout=30, **more)  # type: ignore[arg-type]
+        return self.ask("GET", path, user)
+
+    def ask(self, method: str, path: str, user: str | None, headers: Mapping[str, str] | None = None) -> httpx.Response:
+        """The same, whatever is done."""
+        login = {"Authorization": f"Bearer {self.login(user)}"} if user else {}
+        return httpx.request(method, f"{self.url}{path}", headers={**login, **(headers or {})}, timeout=30)
 
 
 @pytest.fixture(scope="package")

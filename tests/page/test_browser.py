@@ -160,6 +160,11 @@ def test_a_stream(site: Site, browser: Browser) -> None:
         where: dict[str, Any] = {"start_offset": books.position(120), "end_offset": books.position(77_777)}
         store.record_batch(name, epoch, 120, changes=5, bytes=10, seconds=0.1, **where, **lags)
         expect(page.get_by_role("region", name="Newest batches")).to_contain_text("77,777")
+        page.get_by_role("button", name="Acknowledge: shop.orders: column note added").click()
+        expect(page.get_by_role("dialog")).to_contain_text("Your name is put beside this event")
+        accessible(page)
+        page.get_by_role("dialog").get_by_role("button", name="Acknowledge").click()
+        expect(page.get_by_text("root takes care of it")).to_be_visible()
         store.end_stream(name, epoch, "failed", "the server has purged binlogs. Plan a new snapshot", "PurgedError")
         expect(page.get_by_role("heading", name="Why it has stopped")).to_be_visible()
         expect(page.get_by_text("the server has purged binlogs. Plan a new snapshot").first).to_be_visible()

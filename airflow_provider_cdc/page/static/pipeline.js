@@ -2,7 +2,7 @@
 
 import { chart } from "./chart.js";
 import { ChunkMap } from "./chunkmap.js";
-import { ago, airflow, ask, bytes, fill, h, many, number, rate, seconds, table } from "./dom.js";
+import { act, ago, airflow, ask, bytes, fill, h, many, number, rate, seconds, sure, table } from "./dom.js";
 
 const BAD = new Set(["table_suspended", "reread_dropped", "table_refused"]);
 const WARN = new Set(["failover", "reread", "restart", "table_removed", "table_emptied"]);
@@ -51,6 +51,7 @@ function events(p) {
   return h("ul", { class: "events" }, p.events.map((e) => h("li", { class: `ev ${BAD.has(e.kind) ? "bad" : WARN.has(e.kind) ? "warn" : ""}`, "data-key": e.id },
     h("b", null, e.kind.replaceAll("_", " ")), " ", h("small", null, ago(e.at)), h("div", null, e.detail),
     e.remedy && h("div", { class: "dim" }, e.remedy), e.by && h("small", null, `by ${e.by}`),
+    !e.acknowledged_by && p.may_act && h("div", null, h("button", { "data-acknowledge": e.id, "aria-label": `Acknowledge: ${e.detail}` }, "Acknowledge")),
     e.acknowledged_by && h("small", null, `${e.acknowledged_by} takes care of it since `, ago(e.acknowledged_at)))));
 }
 
@@ -146,6 +147,19 @@ export function pipeline(book, name) {
             p.stream.at && [h("p", null, "Read up to ", place(p.stream.at)), p.stream.at.gtid_set && h("p", null, "GTIDs ", h("code", null, p.stream.at.gtid_set))],
             p.stream.log && h("p", null, "Log of its driver: ", h("code", null, p.stream.log))),
           h("section", { class: "card" }, h("h2", null, "What happened"), h("div", { class: "tall", tabindex: 0, role: "region", "aria-label": "What happened" }, events(p))))));
+    main.onclick = async (event) => {
+      const id = event.target.closest?.("[data-acknowledge]")?.dataset.acknowledge;
+      if (!id || !(await sure("Your name is put beside this event, for everybody to see that you take care of it. Nothing else changes.", "Acknowledge"))) return;
+      try {
+        await act(`${base}/events/${id}/acknowledge`);
+      } catch (error) {
+        fill(document.getElementById("banner"), h("b", null, error.message));
+        return;
+      }
+      last = await ask(base);
+      sums(last, seen);
+      draw(main);
+    };
     const choice = document.getElementById("minutes");
     choice.value = String(minutes);
     choice.onchange = () => { minutes = Number(choice.value); lagAt = -Infinity; };
