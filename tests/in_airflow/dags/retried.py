@@ -74,4 +74,4 @@ with DAG("again", schedule=None, max_active_runs=1, default_args=RETRIES):
 
 # One group after the other, and none is tried again by itself: there is time to look at it.
 with DAG("watched", schedule=None, max_active_runs=1):
-    cdc_pipeline(pipeline("watched", "orders", 2500), max_active_groups=1)
+    cdc_pipeline(pipeline("watched", "orders", 9000), max_active_groups=1)
