@@ -172,7 +172,8 @@ def _group(group: GroupRow, lost: Collection[int]) -> dict[str, Any]:
         "state": "failed" if failed else group.state,
         "attempt": group.attempt,
         "rows": group.rows,
-        "holder": group.holder,
+        # Without the host and process: those of a chunk are shown with it.
+        "holder": group.holder.partition(" [")[0] if group.holder else None,
         "tables": [".".join(map(str, table)) for table in group.tables],
         "started_at": iso(group.started_at),
         "finished_at": iso(group.finished_at),
