@@ -93,7 +93,8 @@ def test_shares_are_about_the_same() -> None:
 
 def test_files_share_an_airflow() -> None:
     """One that is forgotten would start an Airflow of its own."""
-    found = {str(file.relative_to(ROOT)) for file in (ROOT / "tests/in_airflow").glob("test_*.py")}
+    folders = (ROOT / "tests" / name for name in ("in_airflow", "page"))
+    found = {str(file.relative_to(ROOT)) for folder in folders for file in folder.glob("test_*.py")}
     assert found == TOGETHER.keys()
 
 
@@ -111,7 +112,7 @@ def test_each_airflow_belongs_to_one_worker(tmp_path: Path) -> None:
     words = (tmp_path / "ran").read_text().split()
     workers = dict(zip(words[::2], words[1::2], strict=True))
     groups = {(TOGETHER[str(Path(file).relative_to(tmp_path))], worker) for file, worker in workers.items()}
-    assert len(workers) == len(TOGETHER) and len(groups) == 2, done.stdout
+    assert len(workers) == len(TOGETHER) and len(groups) == len({*TOGETHER.values()}), done.stdout
 
 
 @pytest.mark.parametrize("text", ["0/3", "4/3", "3", "a/b", "1/0"])

@@ -24,8 +24,13 @@ FIRST = (
 TOGETHER = {
     "tests/in_airflow/test_examples.py": "calm",
     "tests/in_airflow/test_retries.py": "calm",
+    "tests/in_airflow/test_tables.py": "calm",
+    "tests/in_airflow/test_approval.py": "calm",
     "tests/in_airflow/test_life.py": "disturbed",
     "tests/in_airflow/test_outages.py": "disturbed",
+    "tests/in_airflow/test_page.py": "disturbed",
+    "tests/page/test_browser.py": "page",
+    "tests/page/test_rights.py": "page",
 }
 
 
