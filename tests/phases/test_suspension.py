@@ -13,7 +13,7 @@ from airflow_provider_cdc.exceptions import NotReadyError, TableSuspendedError
 from airflow_provider_cdc.jobs.slices import run_in_threads
 from airflow_provider_cdc.mysql.server import session
 from airflow_provider_cdc.mysql.snapshot import keyless, planner
-from airflow_provider_cdc.phases import rereading
+from airflow_provider_cdc.phases import rereading, resnapshot
 from airflow_provider_cdc.phases.stream import begin, run_in_process
 from airflow_provider_cdc.phases.verify import verify
 from tests.support.cli import Cli
@@ -170,7 +170,7 @@ def test_altered_while_it_is_planned(
             run(server, ddl.pop())
         return real(*args)
 
-    monkeypatch.setattr(planner, "plan_table", plan_table)
+    monkeypatch.setattr(resnapshot, "plan_table", plan_table)
     assert cli.resnapshot("d.keyed") == "staged"
     ddl.append("DROP TABLE quiet")
     with pytest.raises(NotReadyError, match=r"d\.quiet no longer exists"):
