@@ -318,7 +318,7 @@ def compared(
             spark.stop()
 
 
-def _verify(context: Context, *, show_values: bool, repair: bool, **selection: Any) -> dict[str, Any]:
+def _verify(context: Context, *, show_values: bool, repair: bool = False, **selection: Any) -> dict[str, Any]:
     chosen = Selection(**{**selection, "tables": tuple(selection["tables"])})
     verdicts = compared(context, show_values=show_values, selection=chosen, repair=repair)
     unequal = [v for v in verdicts if not v.equal]

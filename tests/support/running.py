@@ -25,7 +25,6 @@ TOGETHER = {
     "tests/in_airflow/test_examples.py": "calm",
     "tests/in_airflow/test_retries.py": "calm",
     "tests/in_airflow/test_tables.py": "calm",
-    "tests/in_airflow/test_approval.py": "calm",
     "tests/in_airflow/test_life.py": "disturbed",
     "tests/in_airflow/test_outages.py": "disturbed",
     "tests/in_airflow/test_page.py": "disturbed",
