@@ -50,6 +50,10 @@ def accessible(page: Page) -> None:
 
 
 def of(site: Site, pipeline: str) -> str:
+    """The address of a pipeline, as soon as the page knows it: it looks for new ones now and then."""
+    until = time.monotonic() + 30
+    while site.get(f"/api/pipelines/{site.book}/{pipeline}").status_code == 404 and time.monotonic() < until:
+        time.sleep(0.2)
     return f"#/p/{site.book}/{pipeline}"
 
 

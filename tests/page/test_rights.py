@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import httpx
 import pytest
 from fastapi.routing import APIRoute
@@ -110,7 +112,8 @@ def test_acts(site: Site) -> None:
     [event] = site.store.events("shop", 1)
     assert event.acknowledged_by == "editor"
     logged = site.airflow.client.get("/eventLogs", event="cdc_acknowledge")["event_logs"]
-    assert [(one["owner"], one["dag_id"]) for one in logged] == [("editor", "shop")]
+    mine = [one for one in logged if json.loads(one["extra"])["cdc_event"] == event.id]
+    assert [(one["owner"], one["dag_id"]) for one in mine] == [("editor", "shop")]
 
 
 def test_no_secret_and_no_value_of_a_row(site: Site) -> None:
