@@ -22,7 +22,7 @@ from tests.support.cli import Cli
 from tests.support.servers import MySQLServer
 
 #: Seconds for which writers and ``verify`` go on in the long test.
-SECONDS = float(os.environ.get("CDC_VERIFY_SECONDS", "3600"))
+SECONDS = float(os.environ.get("CDC_VERIFY_SECONDS", "300"))
 PEAK = """
 import sys
 import pyarrow as pa
