@@ -109,13 +109,14 @@ def _terms(text: str) -> Iterator[tuple[str, str, list[Value]]]:
     """Column, operator and values of each part of a conjunction."""
     import sqlglot
     from sqlglot import exp
+    from sqlglot.errors import SqlglotError
 
     logger = logging.getLogger("sqlglot")
     disabled, logger.disabled = logger.disabled, True  # it would log the values
     try:
         # In a statement: else words that cannot be a condition are taken for one.
         statements = sqlglot.parse(f"SELECT 1 FROM t WHERE {text}", read="mysql")
-    except Exception as error:  # whatever it stumbles over
+    except SqlglotError as error:
         raise BadPredicate("it cannot be parsed") from error
     finally:
         logger.disabled = disabled

@@ -80,7 +80,9 @@ def resnapshot_where(context: Context, store: Store, label: str, where_key: str,
             return key_ranges(connection, table, index, where_key)
         except BadPredicate as error:
             raise NotReadyError(
-                f"--where-key: {error}", f"Say it as a range of the key ({', '.join(table.key)})", table=table.label
+                f"the condition on the key of {label}: {error}",
+                f"Say it as a range of the key ({', '.join(table.key)})",
+                table=table.label,
             ) from None
 
     return read_ranges(context, store, index, ranges, run)

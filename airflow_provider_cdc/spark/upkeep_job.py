@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_cdc.exceptions import CdcError, pack
-from airflow_provider_cdc.jobs.compactions import Parcel, Runner, from_json, run_for_json
-from airflow_provider_cdc.spark.session import spark_errors
+from airflow_provider_cdc.jobs.compactions import Runner, from_json, run_for_json
+from airflow_provider_cdc.spark.tasks import run_tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -17,25 +16,11 @@ def run_compactions(spark: SparkSession) -> Runner:
     """Runner that makes one Spark job of some compactions, with no more tasks at a time than half of the cores."""
 
     def run(work: Sequence[Any]) -> Sequence[Any]:
-        parcel = Parcel()
-        rows = [(number, parcel.pack(one)) for number, one in enumerate(work)]
-
-        def task(batches: Iterable[Any]) -> Iterator[Any]:
-            import pyarrow as pa
-
-            for batch in batches:
-                for number, packed in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-                    try:
-                        done = run_for_json(parcel.unpack(packed))
-                    except CdcError as error:
-                        raise RuntimeError(pack(error)) from None
-                    yield pa.RecordBatch.from_pydict({"number": [number], "done": [done]})
-
-        slots = max(1, spark.sparkContext.defaultParallelism // 2)
-        frame = spark.createDataFrame(rows, "number long, work binary").repartition(min(len(work), slots))
-        with spark_errors():
-            done = frame.mapInArrow(task, "number long, done string").collect()
-        found = {row["number"]: from_json(row["done"]) for row in done}
-        return [found[number] for number in range(len(work))]
+        cores = max(1, spark.sparkContext.defaultParallelism // 2)
+        return [from_json(done.decode()) for done in run_tasks(spark, work, _compacted, cores)]
 
     return run
+
+
+def _compacted(compaction: Any) -> bytes:
+    return run_for_json(compaction).encode()

@@ -293,7 +293,11 @@ def test_what_is_refused(server: MySQLServer, cli: Cli) -> None:
         cli.catch_up()
     before = sorted(str(path) for path in cli.sink.rglob("*"))
     for name, condition, said in (
-        ("number", "v = 1", r"--where-key: v is not a column of the key \(id\)\. Say it as a range of the key"),
+        (
+            "number",
+            "v = 1",
+            r"condition on the key of part\.number: v is not a column of the key \(id\)\. Say it as a range",
+        ),
         ("number", "id = 'x'", "not a value"),
         ("number", "id = 1; DROP TABLE word", "not a condition"),
         ("heap", "v = 1", "no usable key"),

@@ -53,7 +53,7 @@ _MODULES = (apply, reread, resnapshot, schema_changes, suspension, batches, slic
 #: What may become of a table that an operator reads again while it is altered.
 _REFUSED = ("no longer exists", "was altered", "altered all the time", "cannot be published", "has changed")
 #: The same where some rows are to be read.
-_NO_PART = ("is suspended", "has no usable key", "--where-key", "has not followed that yet")
+_NO_PART = ("is suspended", "has no usable key", "the condition on the key of", "has not followed that yet")
 
 
 class World:
