@@ -20,6 +20,7 @@ import yaml
 from sqlalchemy import Connection, event
 
 from airflow_provider_cdc import cli as command_line
+from airflow_provider_cdc.cli import base
 from airflow_provider_cdc.jobs.slices import run_in_threads
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.epoch import Epoch
@@ -111,7 +112,7 @@ class Cli:
         with (
             self._environment(),
             patch.object(sys, "argv", argv),
-            patch.object(command_line, "_secrets", []),  # those of another test must not be taken out here
+            patch.object(base, "secrets", []),  # those of another test must not be taken out here
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),
         ):

@@ -1,0 +1,42 @@
+"""The command line ``airflow-cdc``: every phase of a pipeline without Airflow.
+
+Exit codes: 0 done, 1 needs a decision or a fix, 2 usage or not ready, 3 a transient failure worth a retry.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+
+import click
+
+from airflow_provider_cdc.cli import asking, base, looking, working  # noqa: F401 (the commands)
+from airflow_provider_cdc.cli.base import cli
+from airflow_provider_cdc.exceptions import REPORT, CdcError
+
+
+def main() -> None:
+    """Entry point: errors become one line and an exit code."""
+    from airflow_provider_cdc.connections import scrub
+
+    try:
+        code = cli.main(standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except CdcError as error:
+        click.echo(scrub(f"error: {error}".replace("\n", " "), base.secrets), err=True)
+        sys.exit(error.exit_code)
+    except click.exceptions.Abort:
+        sys.exit(130)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        click.echo(f"error: {error.format_message().rstrip('.')}. See airflow-cdc --help".replace("\n", " "), err=True)
+        sys.exit(error.exit_code)
+    except Exception as error:
+        if os.environ.get("CDC_DEBUG"):
+            click.echo(scrub(traceback.format_exc(), base.secrets), err=True)
+        text = f"error: unexpected {type(error).__name__}: {error}. Set CDC_DEBUG=1 to see where, and {REPORT}"
+        click.echo(scrub(text.replace("\n", " "), base.secrets), err=True)
+        sys.exit(1)

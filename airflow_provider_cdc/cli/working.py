@@ -1,0 +1,90 @@
+"""Commands that read the source and write the sink."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import click
+
+from airflow_provider_cdc.cli.base import FILE, JSON, cli, opened, working
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from airflow_provider_cdc.phases.context import Context
+    from airflow_provider_cdc.store import Store
+
+CATCH_UP = click.option("--catch-up", is_flag=True, help="End at the position that the source has now.")
+
+
+@cli.command()
+@FILE
+def snapshot(path: str) -> None:
+    """Start or resume the snapshot."""
+    with working(path) as (context, store, spark):
+        _snapshot(context, store, spark)
+
+
+@cli.command()
+@FILE
+@CATCH_UP
+def stream(path: str, catch_up: bool) -> None:
+    """Follow the binlog from where the last run ended."""
+    with working(path, need_snapshot=True) as (context, store, spark):
+        _stream(context, store, spark, catch_up)
+
+
+@cli.command()
+@FILE
+@CATCH_UP
+def run(path: str, catch_up: bool) -> None:
+    """Run all phases in order: preflight, plan, snapshot, stream."""
+    with working(path) as (context, store, spark):
+        _snapshot(context, store, spark)
+        _stream(context, store, spark, catch_up)
+
+
+@cli.command()
+@FILE
+@JSON
+@click.option("--purge", is_flag=True, help="Write all files anew that have dead rows, and join all small ones.")
+def maintain(path: str, as_json: bool, purge: bool) -> None:
+    """Compact the sink's tables and delete old files; a stream may run."""
+    from airflow_provider_cdc.driver import kept_up
+
+    with opened(path, quiet=as_json) as context:
+        found = kept_up(context, purge=purge)
+        if as_json:
+            click.echo(json.dumps(found, indent=2))
+
+
+@cli.command()
+@FILE
+@click.option("--table", required=True, help="The table, as database.table.")
+@click.option("--where-key", metavar="CONDITION", help="Only rows whose keys are so, as in: id >= 100 AND id < 200.")
+def resnapshot(path: str, table: str, where_key: str | None) -> None:
+    """Read a table again, beside the stream or without one; a suspended one goes on then."""
+    from airflow_provider_cdc.phases.key_ranges import read_again
+    from airflow_provider_cdc.spark.snapshot_job import run_on_spark
+
+    with working(path, need_snapshot=True, beside=True) as (context, store, spark):
+        read_again(context, store, table, where_key, run_on_spark(spark, context.reporter.line))
+
+
+def _snapshot(context: Context, store: Store, spark: SparkSession) -> None:
+    from airflow_provider_cdc.phases.next_snapshot import planned
+    from airflow_provider_cdc.phases.snapshot import run_snapshot
+    from airflow_provider_cdc.phases.snapshot_progress import table_totals
+    from airflow_provider_cdc.spark.snapshot_job import run_on_spark
+
+    plan = planned(context, store)
+    run_snapshot(context, store, plan, run_on_spark(spark, context.reporter.line))
+    for totals in table_totals(context, context.newest(plan)):
+        context.reporter.line(str(totals))
+
+
+def _stream(context: Context, store: Store, spark: SparkSession, catch_up: bool) -> None:
+    from airflow_provider_cdc.driver import follow
+
+    follow(context, store, spark, catch_up=catch_up or context.pipeline.stream.mode == "catch_up")
