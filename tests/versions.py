@@ -1,8 +1,9 @@
 """The oldest and the newest Airflow and Spark: an environment for each, and a share of the tests in it.
 
-``python -m tests.versions [oldest|newest] [demo|examples|life|kills]...``; without arguments everything. uv makes the
-environments in the cache folder, from ``requirements/oldest.txt`` and ``requirements/newest.txt``, and makes them anew
-when their file changes. ``python -m tests.versions lock`` compiles these files. docs/versions.md lists what was tried.
+``python -m tests.versions [oldest|newest] [demo|examples|life|kills|tables]...``; without arguments everything. uv
+makes the environments in the cache folder, from ``requirements/oldest.txt`` and ``requirements/newest.txt``, and makes
+them anew when their file changes. ``python -m tests.versions lock`` compiles these files. docs/versions.md lists what
+was tried.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ STEPS = {
     "examples": (*_PYTEST, "-m", "not long", "tests/in_airflow/test_examples.py"),
     "life": (*_PYTEST, "tests/in_airflow/test_life.py::test_the_life_of_a_stream"),
     "kills": (*_PYTEST, "tests/restart/test_kill_spark.py::test_killed_and_started_again[0]"),
+    "tables": (*_PYTEST, "tests/restart/test_kill_spark.py::test_a_table_that_is_suspended"),
 }
 _UV = Path(sys.executable).with_name("uv")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import sqlite3
 import subprocess
 import sys
 import time
@@ -152,3 +153,39 @@ def test_killed_and_started_again(
     if shop:
         assert not check_ledger(lake.path, database)
     lake.check_files(finished)
+
+
+@pytest.mark.long
+def test_a_table_that_is_suspended(
+    mysql_server: MySQLServer, cdc_user: dict[str, str], database: str, tmp_path: Path
+) -> None:
+    """Why a table cannot go on comes from Spark as a batch: the epoch goes on, and takes the table in again."""
+    lake, log = Lake(tmp_path / "lake", "spark-tables"), tmp_path / "log"
+    file = lake.write_pipeline(database, chunk_rows=400)
+    connection = mysql_server.uri(**cdc_user)
+    with mysql_server.connect(database=database, autocommit=True) as admin, admin.cursor() as cursor:
+
+        def write(begin: int) -> None:
+            for name in ("altered", "other"):
+                rows = [(key, f"text {key}") for key in range(begin, begin + 1000)]
+                cursor.executemany(f"INSERT INTO {name} VALUES (%s, %s)", rows)
+                cursor.execute(f"UPDATE {name} SET v = CONCAT('x', v) WHERE id % 7 = 0")
+
+        for name in ("altered", "other"):
+            cursor.execute(f"CREATE TABLE {name} (id INT PRIMARY KEY, v VARCHAR(40))")
+        write(0)
+        assert _run(["run", "--catch-up", "-f", str(file)], connection, "", log) == 0, log.read_text()
+        stream = ["stream", "--catch-up", "-f", str(file)]
+        for number, (kind, death) in enumerate(
+            [("VARBINARY(80)", "suspend.after_write:1"), ("VARCHAR(50)", "rejoin.before_exchange:1"), ("BLOB", "")], 1
+        ):
+            write(2000 * number)
+            cursor.execute(f"ALTER TABLE altered MODIFY v {kind}")
+            write(2000 * number + 1000)
+            assert _run(stream, connection, death, log) == (KILLED if death else 0), log.read_text()
+        assert not compare_all(admin, database, lake.path)
+    with contextlib.closing(sqlite3.connect(lake.private / "bookkeeping.db")) as books:
+        epochs = books.execute("SELECT state FROM streams ORDER BY epoch").fetchall()
+        events = books.execute("SELECT kind, \"table\" FROM events WHERE kind LIKE 'table_%'").fetchall()
+    assert len(epochs) == 4 and {epochs[0], epochs[-1]} == {("caught_up",)}, epochs
+    assert {("table_suspended", f"{database}.altered"), ("table_rejoined", f"{database}.altered")} == set(events)
