@@ -174,6 +174,8 @@ class _Column:
             return _unhex(text)
         if self.kind == "time":
             return _microseconds(text)
+        if self.kind in {"date", "datetime", "timestamp"}:  # with source.zero_dates: null; else a zero one stops
+            text = pc.if_else(pc.starts_with(text, "0000-00-00"), pa.scalar(None, text.type), text)
         return text.cast(self.exact)
 
     def of_sink(self, values: pa.Array) -> pa.Array:

@@ -28,7 +28,7 @@ from pymysql.connections import Connection
 from airflow_provider_cdc.core.plan import Key, even_step
 from airflow_provider_cdc.core.schema import INTEGER_TYPES, TableSchema
 from airflow_provider_cdc.core.unfit import KEY_REMEDY
-from airflow_provider_cdc.exceptions import UnfitError
+from airflow_provider_cdc.exceptions import TableChangedError, UnfitError
 from airflow_provider_cdc.mysql.keys.midpoints import Midpoints
 from airflow_provider_cdc.mysql.server.charsets import OneWayError
 from airflow_provider_cdc.mysql.server.key_sql import canonical, compare, key_list, parse, quote, table_name
@@ -208,6 +208,13 @@ class Bounds:
                 message = f"{error} in column {column.name} of {self._table.label}"
                 raise UnfitError(
                     message, KEY_REMEDY, table=self._table.label, column=column.name, reason="key"
+                ) from None
+            except ValueError:  # the value stays unsaid: it is one of a row
+                label = self._table.label
+                raise TableChangedError(
+                    f"{label} was altered while its keys were looked up: {column.name} is no {column.column_type} now",
+                    "Run again",
+                    table=label,
                 ) from None
         return tuple(key)
 

@@ -15,6 +15,7 @@ from pymysql.connections import Connection
 
 from airflow_provider_cdc.core.plan import TOLERANCE, Chunk, PlanCost
 from airflow_provider_cdc.core.schema import Column, TableSchema
+from airflow_provider_cdc.exceptions import TableChangedError
 from airflow_provider_cdc.mysql.keys.ownership import owners
 from airflow_provider_cdc.mysql.server.catalog import read_schema
 from airflow_provider_cdc.mysql.server.key_sql import canonical, in_chunk, key_list, keys_of
@@ -221,3 +222,16 @@ def test_keys_that_python_would_sort_otherwise(connection: Connection[Any]) -> N
     )
     chunks = plan_table(connection, 0, table, 20)
     assert max(sizes(connection, table, chunks)) <= TOLERANCE * 20
+
+
+@pytest.mark.parametrize("value", ["''", "'x1'"])
+def test_a_key_of_another_type_than_it_had(connection: Connection[Any], value: str) -> None:
+    """It was altered between the look at its definition and that at its keys."""
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE TABLE t (a BIGINT PRIMARY KEY, b VARCHAR(9))")
+        cursor.execute(f"INSERT INTO t VALUES (1, {value}), (2, 'y')")
+        table = read_schema(connection, "b", "t")
+        cursor.execute("ALTER TABLE t DROP PRIMARY KEY, ADD PRIMARY KEY (b)")
+        cursor.execute("ALTER TABLE t RENAME COLUMN a TO b, RENAME COLUMN b TO a")
+    with pytest.raises(TableChangedError, match="b.t was altered while its keys were looked up: a is no bigint"):
+        plan_table(connection, 0, table, 10)
