@@ -185,7 +185,7 @@ class World:
                 size, piece = chance.choice([3000, 20_000, 1 << 20]), chance.choice([700, 1 << 20])
                 epoch.job = replace(epoch.job, max_batch_bytes=size, piece_bytes=piece)
                 timer = threading.Timer(chance.uniform(0.2, 1.5), epoch.stop.set)
-                if not catch_up or (dies and chance.random() < 0.3):
+                if not catch_up or (dies and chance.random() < 0.3 and not name):
                     timer.start()
                 try:
                     run_in_process(epoch)
