@@ -69,7 +69,8 @@ class Heart:
         while True:
             row, began = None, time.monotonic()
             with suppress(CdcError, SQLAlchemyError):  # an outage does not stop the stream; the next beat tries again
-                row = self._store.heartbeat(self._pipeline, self._epoch, self._moved())
+                beat = self._store.heartbeat(self._pipeline, self._epoch, self._moved())
+                row = None if beat is None else beat.run
                 if row is None:  # the bookkeeping was lost and made anew
                     self._store.restore_epoch(self._pipeline, self._epoch, *whoami(), self._details)
             if row is None or time.monotonic() - began > HEARTBEAT_SECONDS:

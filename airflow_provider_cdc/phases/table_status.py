@@ -10,7 +10,7 @@ from airflow_provider_cdc.core.offset import Lineage
 from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.core.steps import ADDED, REMOVED
 from airflow_provider_cdc.phases.context import Context
-from airflow_provider_cdc.store.models import TableProgress
+from airflow_provider_cdc.store.values import TableProgress
 
 State = Literal["waiting", "snapshot", "copied", "streaming", "stopped", "rereading", "suspended", "dropped", "removed"]
 

@@ -1,27 +1,26 @@
 """The bookkeeping database: what is planned, what is done, who runs. All of it can be rebuilt from the sink."""
 
-from airflow_provider_cdc.store.models import (
-    BatchTotals,
-    EpochTotals,
-    GroupProgress,
-    GroupRow,
-    SampleRow,
-    Segment,
-    StreamRow,
-    TableProgress,
-    TableStanding,
-    TableStateRow,
-    now,
-)
+from airflow_provider_cdc.store.models import GroupRow, RequestRow, SampleRow, StreamRow, TableStateRow, now
 from airflow_provider_cdc.store.repository import Store
 from airflow_provider_cdc.store.snapshots import ChunkResult
+from airflow_provider_cdc.store.values import (
+    BatchTotals,
+    Beat,
+    EpochTotals,
+    GroupProgress,
+    Segment,
+    TableProgress,
+    TableStanding,
+)
 
 __all__ = [
     "BatchTotals",
+    "Beat",
     "ChunkResult",
     "EpochTotals",
     "GroupProgress",
     "GroupRow",
+    "RequestRow",
     "SampleRow",
     "Segment",
     "TableStanding",

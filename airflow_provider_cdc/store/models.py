@@ -7,9 +7,8 @@ are plain values: they are no longer tied to a session.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 from sqlalchemy import BigInteger, DateTime, Dialect, Double, Index, Integer, MetaData, String, Text, TypeDecorator
 from sqlalchemy.dialects import mysql
@@ -189,7 +188,8 @@ class LineageRow(Base):
 class StreamRow(Base):
     """One run of a stream.
 
-    ``state`` is ``running``, ``caught_up``, ``stopped`` or ``failed``; ``desired_state`` is ``run`` or ``stop``.
+    ``state`` is ``running``, ``caught_up``, ``stopped`` or ``failed``; ``desired_state`` is ``run``, ``pause`` or
+    ``stop``. ``paused_by`` names who wants it to be paused.
 
     ``mode`` is ``continuous`` or ``catch_up``; ``log`` the file that the driver writes to; ``ui`` Spark's own page.
     ``supervisor`` names the task that looked last, at ``supervised_at``. ``stop_by`` names the task that asked for the
@@ -231,6 +231,7 @@ class StreamRow(Base):
     index_bytes: Mapped[int | None] = mapped_column(BigInteger)
     index_disk_bytes: Mapped[int | None] = mapped_column(BigInteger)
     traffic: Mapped[Any | None] = mapped_column(Json)
+    paused_by: Mapped[str | None] = mapped_column(_LONG)
 
 
 class BatchRow(Base):
@@ -275,6 +276,29 @@ class EventRow(Base):
     acknowledged_at: Mapped[datetime | None]
 
     __table_args__ = (Index(None, "pipeline", "id"),)
+
+
+class RequestRow(Base):
+    """Something that somebody wants of the running stream: it looks for that with each heartbeat.
+
+    ``kind`` is ``suspend`` or ``reread``, ``table`` is ``database.table``. ``condition`` is one on the key, for rows
+    that are to be read again; ``None`` for the whole table. ``state`` is ``open``, ``taken`` while a stream is at it,
+    ``done``, ``refused`` or ``withdrawn``; ``outcome`` says in one line what has become of it, and what to do.
+    """
+
+    __tablename__ = "requests"
+    id: Mapped[int] = mapped_column(BigInteger().with_variant(Integer(), "sqlite"), primary_key=True)
+    pipeline: Mapped[str]
+    at: Mapped[datetime]
+    by: Mapped[str] = mapped_column(_LONG)
+    kind: Mapped[str] = mapped_column(text(16))
+    table: Mapped[str] = mapped_column(text(255))
+    condition: Mapped[str | None] = mapped_column(_LONG)
+    state: Mapped[str] = mapped_column(text(16), default="open")
+    outcome: Mapped[str | None] = mapped_column(_LONG)
+    finished_at: Mapped[datetime | None]
+
+    __table_args__ = (Index(None, "pipeline", "state"),)
 
 
 class SampleRow(Base):
@@ -346,78 +370,3 @@ class AlertRow(Base):
     since: Mapped[datetime]
     told_at: Mapped[datetime | None]
     detail: Mapped[str] = mapped_column(_LONG)
-
-
-class Segment(NamedTuple):
-    """A stretch of one server's binlogs.
-
-    :param server: identity of the server.
-    :param start_file: first binlog file.
-    :param start_position: first position in it.
-    :param base_ordinal: ordinal of that file in the lineage.
-    """
-
-    server: str
-    start_file: str
-    start_position: int
-    base_ordinal: int
-
-
-class TableStanding(NamedTuple):
-    """How a table stands; the fields as of :class:`TableStateRow`. ``since``: ``None`` for when it was first seen."""
-
-    database: str
-    name: str
-    state: str
-    position: str | None = None
-    since: datetime | None = None
-    kind: str | None = None
-    reason: str | None = None
-    remedy: str | None = None
-    chunks_done: int = 0
-    chunks_total: int = 0
-    definitions: Sequence[Any] = ()
-
-
-class TableProgress(NamedTuple):
-    """How far the snapshot of one table is; ``seconds`` is the sum over its chunks, which are read side by side."""
-
-    database: str
-    table: str
-    chunks: int
-    done: int
-    rows: int
-    bytes: int
-    corrected: int
-    seconds: float
-
-
-class GroupProgress(NamedTuple):
-    """How far a chunk group is; ``fresh``: what its newest attempt has read."""
-
-    group_no: int
-    chunks: int
-    done: int
-    rows: int
-    corrected: int
-    fresh_chunks: int
-    fresh_rows: int
-
-
-class EpochTotals(NamedTuple):
-    """Sums over all batches of one run of a stream, and the offsets (JSON) where they begin and end."""
-
-    batches: int
-    changes: int
-    start: Any | None
-    end: Any | None
-
-
-class BatchTotals(NamedTuple):
-    """Sums over all batches of a pipeline."""
-
-    batches: int
-    changes: int
-    bytes: int
-    seconds: float
-    lag_max_ms: float | None

@@ -9,7 +9,8 @@ from typing import Any
 from sqlalchemy import delete, exc, select
 
 from airflow_provider_cdc.store.database import Database
-from airflow_provider_cdc.store.models import SampleRow, TableStanding, TableStateRow, clean, now
+from airflow_provider_cdc.store.models import SampleRow, TableStateRow, clean, now
+from airflow_provider_cdc.store.values import TableStanding
 
 #: How long samples are kept.
 KEPT_SAMPLES = timedelta(days=7)

@@ -1,5 +1,5 @@
 """The bookkeeping database, all of it: pipelines here, snapshots from :mod:`.snapshots`, streams from :mod:`.streams`,
-and what is for people from :mod:`.observations`.
+what people want of them from :mod:`.requests`, and what is for people from :mod:`.observations`.
 
 Every method is one short transaction, and any number of processes may call them at once: what two could do at the same
 time is a compare-and-set on (state, attempt). A database that is away is a :class:`TransientError`.
@@ -13,13 +13,14 @@ from sqlalchemy import delete, exc, select, update
 
 from airflow_provider_cdc.store.alerts import AlertStore
 from airflow_provider_cdc.store.database import changed
-from airflow_provider_cdc.store.models import EventRow, LineageRow, PipelineRow, Segment, clean, now
+from airflow_provider_cdc.store.models import EventRow, LineageRow, PipelineRow, clean, now
 from airflow_provider_cdc.store.observations import ObservationStore
+from airflow_provider_cdc.store.requests import RequestStore, event_of
 from airflow_provider_cdc.store.snapshots import SnapshotStore
-from airflow_provider_cdc.store.streams import StreamStore
+from airflow_provider_cdc.store.values import Segment
 
 
-class Store(SnapshotStore, StreamStore, ObservationStore, AlertStore):
+class Store(SnapshotStore, RequestStore, ObservationStore, AlertStore):
     """The bookkeeping of all pipelines that share a database."""
 
     # Pipelines
@@ -91,10 +92,8 @@ class Store(SnapshotStore, StreamStore, ObservationStore, AlertStore):
         :param remedy: what to do about it, if anything.
         :param by: who did it, if a person or a task has.
         """
-        row = EventRow(pipeline=pipeline, at=now(), kind=kind, detail=clean(detail))
-        row.table, row.remedy, row.by = clean(table), clean(remedy) or None, clean(by)
         with self._write() as session:
-            session.add(row)
+            session.add(event_of(pipeline, kind, detail, table=table, remedy=remedy, by=by))
 
     def acknowledge(self, pipeline: str, event: int, by: str) -> bool:
         """Note who takes care of an event. The first one stays.

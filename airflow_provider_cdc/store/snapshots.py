@@ -10,15 +10,8 @@ from sqlalchemy.orm import Session
 
 from airflow_provider_cdc.exceptions import NotReadyError
 from airflow_provider_cdc.store.database import Database, changed
-from airflow_provider_cdc.store.models import (
-    ChunkRow,
-    GroupProgress,
-    GroupRow,
-    SnapshotRow,
-    TableProgress,
-    TableRow,
-    now,
-)
+from airflow_provider_cdc.store.models import ChunkRow, GroupRow, SnapshotRow, TableRow, now
+from airflow_provider_cdc.store.values import GroupProgress, TableProgress
 
 _BULK = 10_000
 #: What is written of a chunk that was read: LW and HW are JSON, ``corrected`` counts keys, ``seconds`` is the time of

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import and_, delete, func, select, update
 
 from airflow_provider_cdc.core.supervision import later_try
 from airflow_provider_cdc.exceptions import NotReadyError
 from airflow_provider_cdc.store.database import Database, changed
-from airflow_provider_cdc.store.models import BatchRow, BatchTotals, EpochTotals, PipelineRow, StreamRow, clean, now
+from airflow_provider_cdc.store.models import BatchRow, PipelineRow, RequestRow, StreamRow, clean, now
+from airflow_provider_cdc.store.values import BatchTotals, Beat, EpochTotals
 
 #: So many batches of a pipeline are kept at least: about 5 MB. One that is looked for in status is much younger.
 KEPT_BATCHES = 10_000
 #: How often old ones are removed (batches), and how many at once: those of an older version go step by step.
 _PRUNE_EVERY, _PRUNE_MOST = 100, 1000
+#: States of requests that a stream has to see to.
+_UNFINISHED = ("open", "taken")
 
 
 class StreamStore(Database):
@@ -32,7 +35,8 @@ class StreamStore(Database):
         refuse: Callable[[StreamRow | None], None] = lambda _: None,
         details: Mapping[str, str | None] | None = None,
     ) -> int:
-        """Begin a run of the stream. Older runs that were never ended count as failed and are told to stop.
+        """Begin a run of the stream. Older runs that were never ended count as failed and are told to stop. It is
+        paused if the newest one was and nobody has resumed it.
 
         :param at_least: highest epoch found in the sink.
         :param host: host of the driver; ``pid``: its process id.
@@ -49,12 +53,14 @@ class StreamStore(Database):
                 raise NotReadyError(
                     f"pipeline {pipeline} is not in the bookkeeping", "Run `airflow-cdc snapshot` first"
                 )
-            refuse(session.scalars(_newest(pipeline)).first())
+            newest: StreamRow | None = session.scalars(newest_run(pipeline)).first()
+            refuse(newest)
+            paused = {} if newest is None or newest.paused_by is None else paused_by(newest.paused_by)
             row.epoch = epoch = max(row.epoch, at_least) + 1
             older = update(StreamRow).where(StreamRow.pipeline == pipeline, StreamRow.state == "running")
             error = f"epoch {epoch} has taken over"
             changed(session, older.values(state="failed", desired_state="stop", error=error))
-            session.add(_run(pipeline, epoch, host, pid, pid_started, details or {}))
+            session.add(_run(pipeline, epoch, host, pid, pid_started, {**(details or {}), **paused}))
             return epoch
 
     def restore_epoch(
@@ -67,16 +73,20 @@ class StreamStore(Database):
                 row.epoch = epoch
                 session.add(_run(pipeline, epoch, host, pid, pid_started, details))
 
-    def heartbeat(self, pipeline: str, epoch: int, progress: bool) -> StreamRow | None:
+    def heartbeat(self, pipeline: str, epoch: int, progress: bool) -> Beat | None:
         """Say that the stream is alive.
 
         :param progress: whether it has also got further.
         :return: its row, with what is asked of it; ``None`` if the bookkeeping does not know of this run.
         """
+        asked = and_(RequestRow.pipeline == StreamRow.pipeline, RequestRow.state.in_(_UNFINISHED))
+        mine = StreamRow.pipeline == pipeline, StreamRow.epoch == epoch
+        query = select(StreamRow, RequestRow).outerjoin(RequestRow, asked).where(*mine).order_by(RequestRow.id)
         values = {key: now() for key in ("heartbeat_at", *(["progress_at"] if progress else []))}
         with self._write() as session:
             changed(session, _stream(pipeline, epoch).values(values))
-            return session.get(StreamRow, (pipeline, epoch))
+            found = session.execute(query).all()
+        return Beat(found[0][0], [request for _, request in found if request is not None]) if found else None
 
     def supervise(self, pipeline: str, epoch: int, supervisor: str) -> StreamRow | None:
         """Record that a task supervises the stream, and read its state.
@@ -87,11 +97,11 @@ class StreamStore(Database):
         :return: as :meth:`seen`.
         """
         with self._write() as session:
-            row = session.scalars(_newest(pipeline).with_for_update()).first()  # no other try between read and write
+            row = session.scalars(newest_run(pipeline).with_for_update()).first()  # no other try between read and write
             if row is not None and later_try(supervisor, row.supervisor):
                 supervisor = row.supervisor
             changed(session, _stream(pipeline, epoch).values(supervisor=supervisor, supervised_at=now()))
-            return session.scalars(_newest(pipeline).execution_options(populate_existing=True)).first()
+            return session.scalars(newest_run(pipeline).execution_options(populate_existing=True)).first()
 
     def seen(self, pipeline: str) -> StreamRow | None:
         """The newest run, or ``None``, as somebody sees it who can write: so could the run write its heartbeat.
@@ -99,7 +109,7 @@ class StreamStore(Database):
         A database that answers and takes no writes (a standby, a full disk) is away, as far as signs of life go.
         """
         with self._write() as session:
-            row = session.scalars(_newest(pipeline)).first()
+            row = session.scalars(newest_run(pipeline)).first()
             if row is not None:
                 changed(session, _stream(pipeline, row.epoch).values(pid=StreamRow.pid))
             return row
@@ -108,15 +118,20 @@ class StreamStore(Database):
         """Ask the running stream to end.
 
         :param epoch: only if this one is running; any when ``None``.
-        :param by: the task that asks; ``None`` for a person, who is never overruled by a task.
+        :param by: the task that asks; ``None`` for a person, who is never overruled by a task. With a stop that a
+            person asks for, a pause is over, too.
         :return: its epoch, or ``None`` if none (or another) is running.
         """
         with self._write() as session:
-            row: StreamRow | None = session.scalars(_newest(pipeline).where(StreamRow.state == "running")).first()
+            row: StreamRow | None = session.scalars(
+                newest_run(pipeline).where(StreamRow.state == "running").with_for_update()
+            ).first()
             if row is None or epoch not in (None, row.epoch):
                 return None
             if row.desired_state != "stop" or by is None:
                 row.desired_state, row.stop_by = "stop", by
+            if by is None:
+                row.paused_by = None
             return row.epoch
 
     def end_stream(
@@ -145,7 +160,7 @@ class StreamStore(Database):
     def current_stream(self, pipeline: str) -> StreamRow | None:
         """The newest run, in whatever state, or ``None``."""
         with self._read() as session:
-            return session.scalars(_newest(pipeline)).first()
+            return session.scalars(newest_run(pipeline)).first()
 
     def epoch(self, pipeline: str, epoch: int) -> StreamRow | None:
         """One run, in whatever state, or ``None`` if the bookkeeping does not have it."""
@@ -236,6 +251,11 @@ class StreamStore(Database):
             return EpochTotals(run.batches, run.changes, run.start_offset, run.end_offset)
 
 
+def paused_by(name: str) -> dict[str, str | None]:
+    """What the row of a stream says that somebody wants to be paused."""
+    return {"desired_state": "pause", "paused_by": name}
+
+
 def _stream(pipeline: str, epoch: int) -> Any:
     return update(StreamRow).where(StreamRow.pipeline == pipeline, StreamRow.epoch == epoch)
 
@@ -248,5 +268,6 @@ def _run(
     return run
 
 
-def _newest(pipeline: str) -> Any:
+def newest_run(pipeline: str) -> Any:
+    """The newest run of a pipeline's stream."""
     return select(StreamRow).where(StreamRow.pipeline == pipeline).order_by(StreamRow.epoch.desc()).limit(1)

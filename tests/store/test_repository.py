@@ -275,8 +275,8 @@ def test_progress_of_groups_tells_what_the_newest_attempt_has_read(store: Store)
 
 
 def desired(store: Store, epoch: int, progress: bool = True) -> str | None:
-    row = store.heartbeat(P, epoch, progress)
-    return row.desired_state if row else None
+    beat = store.heartbeat(P, epoch, progress)
+    return beat.run.desired_state if beat else None
 
 
 def test_epochs_only_rise_and_end_older_runs(store: Store) -> None:
