@@ -56,6 +56,8 @@ TABLES = (
 DROPS = ("drop.before_commit", "drop.after_commit")
 #: Those of a table that is added to a plan.
 ADDITION = ("add.before_write", "add.after_write")
+#: Those of something that people want of a running stream.
+REQUESTS = ("request.after_take", "request.before_end")
 #: Every failpoint that a whole run comes by; the tests walk through this list.
 NAMES = (*SNAPSHOT, *STREAM)
 #: Those that only a group that is read again comes by.

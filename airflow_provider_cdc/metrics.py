@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from airflow_provider_cdc.core.metrics import Measurement
+from airflow_provider_cdc.core.step_kinds import ASKED
 from airflow_provider_cdc.exceptions import CdcError, NotReadyError
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ def _of_pipeline(store: Store, pipeline: str) -> Numbers:
 def _of_stream(run: StreamRow, moment: datetime) -> Numbers:
     age = max(0.0, (moment - run.heartbeat_at).total_seconds())
     yield "running", run.state == "running" and age < _ALIVE_SECONDS, None
+    yield "paused", run.paused_by is not None, None
     yield "failed", run.state == "failed", None
     yield "heartbeat_age_seconds", age, None
 
@@ -92,8 +94,8 @@ def _of_tables(store: Store, pipeline: str) -> Numbers:
 
 
 def is_suspended(row: TableStateRow) -> bool:
-    """Whether the stream goes on without a table, so that somebody has to do something."""
-    return row.state == "suspended"
+    """Whether the stream goes on without a table, so that somebody has to do something: nobody has asked for it."""
+    return row.state == "suspended" and row.kind != ASKED
 
 
 def write_file(text: str, path: Path) -> None:

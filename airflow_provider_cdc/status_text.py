@@ -36,6 +36,8 @@ def status_lines(found: dict[str, Any]) -> Iterator[str]:
             f"  stream: epoch {flow['epoch']} {flow['state']}, {flow['batches']} batches, "
             f"{flow['changes']} changes, {flow['changes_per_second']:,} changes/s{_applied(flow)}"
         )
+        if flow["paused_by"] is not None:
+            yield f"    paused: {flow['paused_by']} asked for it. To let it go on: airflow-cdc resume"
         if flow["index_bytes"]:
             spilled = f", {flow['index_disk_bytes']:,} more on disk" if flow["index_disk_bytes"] else ""
             most = f"at most {flow['index_bytes_per_table']:,} in memory for a table"

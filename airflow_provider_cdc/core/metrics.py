@@ -31,6 +31,7 @@ METRICS = {
     metric.name: metric
     for metric in (
         Metric("running", "1 while a stream gives signs of life, else 0"),
+        Metric("paused", "1 while somebody has paused the stream, else 0"),
         Metric("failed", "1 if the newest run of the stream has failed, else 0"),
         Metric("heartbeat_age_seconds", "Seconds since a stream has given the last sign of life"),
         Metric("lag_seconds", "Age of the oldest commit of the source that was not read yet"),

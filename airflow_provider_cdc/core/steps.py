@@ -11,9 +11,6 @@ from typing import Any
 
 from airflow_provider_cdc.core.schema import TableSchema
 
-#: Kinds of :class:`Suspended` that are no error: a table that was added and was not read yet, and one that was removed.
-ADDED, REMOVED = "added", "removed"
-
 
 @dataclass(frozen=True)
 class Followed:
@@ -50,8 +47,8 @@ class Suspended:
     :param seq: ``_cdc_seq`` of the last transaction that its copy has.
     :param at: the same place in the binlog, for people: ``file:position``.
     :param since: when it was suspended, as ISO 8601 in UTC.
-    :param kind: name of the class of the error that did it, ``message`` and ``remedy`` its words; or :data:`ADDED` or
-        :data:`REMOVED`.
+    :param kind: name of the class of the error that did it, ``message`` and ``remedy`` its words; or one of
+        :mod:`~airflow_provider_cdc.core.step_kinds`.
     :param schema: the definition of a table that was added with this step; the plan did not have it before.
     :param dropped: whether a statement of the binlog did it that certainly dropped the table.
     """

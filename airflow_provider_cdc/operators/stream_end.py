@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_cdc.core.supervision import Verdict
 from airflow_provider_cdc.exceptions import TransientError, UnexpectedError, error_of
-from airflow_provider_cdc.metrics import is_suspended
 from airflow_provider_cdc.operators.base import show_driver_log
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ def outcome(pipeline: str, store: Store, event: Mapping[str, Any], log: Any) -> 
     lived = (run.heartbeat_at - run.started_at).total_seconds()
     if verdict is Verdict.FAILED:
         error = error_of(run.error_kind, run.error or f"epoch {epoch} failed")
-    elif verdict is Verdict.LOST or (verdict is Verdict.STOPPED and run.desired_state == "run"):
+    elif verdict is Verdict.LOST or (verdict is Verdict.STOPPED and run.desired_state != "stop"):
         error = UnexpectedError(
             f"the Spark driver of epoch {epoch} on {run.host} was lost",
             f"Look at the end of its log {run.log}, at the memory of {run.host}, and whether that host or pod was "
@@ -76,6 +75,6 @@ def outcome(pipeline: str, store: Store, event: Mapping[str, Any], log: Any) -> 
 
 
 def _summary(store: Store, run: StreamRow) -> dict[str, Any]:
-    tables = [f"{row.database}.{row.name}" for row in store.table_states(run.pipeline) if is_suspended(row)]
+    tables = [f"{row.database}.{row.name}" for row in store.table_states(run.pipeline) if row.state == "suspended"]
     totals = store.epoch_totals(run.pipeline, run.epoch)._asdict()
     return {"epoch": run.epoch, "state": run.state, **totals, "suspended": tables}

@@ -15,7 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from airflow_provider_cdc.core.offset import Offset, Position
 from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.core.schema import TableSchema
-from airflow_provider_cdc.exceptions import CdcError
+from airflow_provider_cdc.exceptions import CdcError, NotReadyError
 from airflow_provider_cdc.jobs.batches import StreamJob
 from airflow_provider_cdc.phases.apply import Applied, Applier
 from airflow_provider_cdc.phases.context import Context
@@ -28,14 +28,24 @@ from airflow_provider_cdc.phases.reading_ahead import ReadingAhead
 from airflow_provider_cdc.phases.reload import reloaded
 from airflow_provider_cdc.phases.reread import Staged, publish_staged, requests, waiting
 from airflow_provider_cdc.phases.rereading import Rereading
-from airflow_provider_cdc.phases.resnapshot import rejoin, table_of
+from airflow_provider_cdc.phases.resnapshot import index_of, rejoin, table_of
 from airflow_provider_cdc.phases.schema_changes import follow
-from airflow_provider_cdc.phases.suspension import concerned, suspend_table, write_down
+from airflow_provider_cdc.phases.suspension import (
+    concerned,
+    suspend_as_asked,
+    suspend_table,
+    suspended_as_asked,
+    write_down,
+)
 from airflow_provider_cdc.phases.table_status import Standing
 from airflow_provider_cdc.phases.upkeep import Upkeep
+from airflow_provider_cdc.phases.wishes import Wishes
 from airflow_provider_cdc.sinks.traffic import Traffic, counting, text_of
-from airflow_provider_cdc.store import Store
+from airflow_provider_cdc.store import RequestRow, Store
+from airflow_provider_cdc.store.requests import SUSPEND
 
+#: Seconds between two looks for the end of a pause.
+_PAUSED_SECONDS = 0.2
 #: Seconds from one look for groups that were read again to the next, where a look is a request to a server.
 _LOOK_SECONDS = 5.0
 
@@ -53,6 +63,8 @@ class Epoch:
     :param ahead: gets them ready while it begins.
     :param rereading: reads suspended tables again.
     :param asked: requests to an object store since it began.
+    :param wishes: what people want of it.
+    :param rest: lets go of the source, before a pause.
     :param lease: seconds for which it continues without a task that supervises it.
 
     ``observer`` writes down what people look at.
@@ -71,18 +83,21 @@ class Epoch:
     ahead: ReadingAhead
     rereading: Rereading
     asked: Traffic
+    wishes: Wishes
     stop: threading.Event = field(default_factory=threading.Event)
     batches: int = 0
     before_ddl: bool = False
     anew: bool = False
     awaited: bool = False
     idle: Callable[[], bool] = lambda: False
+    rest: Callable[[], None] = lambda: None
     lease: float | None = None
     changes: int = 0
     going: bool = True
     read_again: set[int] = field(default_factory=set)
     observer: Observer = field(init=False)
     _looked: float = -_LOOK_SECONDS
+    _requests: list[RequestRow] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Make the observer."""
@@ -136,6 +151,8 @@ class Epoch:
         """
         work: Callable[[], None] = self.publish
         while True:
+            if self.wishes.paused and not self._resumed():
+                return
             try:
                 work()
             except CdcError as error:
@@ -143,6 +160,22 @@ class Epoch:
             if self.over():
                 return
             work = partial(self._section, run_section)
+
+    def _resumed(self) -> bool:
+        """Wait until somebody resumes it, and read nothing meanwhile.
+
+        :returns: whether it goes on; else it is to end.
+        """
+        self.rest()
+        remedy = "To let it go on: airflow-cdc resume"
+        self.context.reporter.line(f"the stream is paused at {self.applier.at.at}: {self.paused_by}. {remedy}")
+        while self.wishes.paused and not self.stop.is_set():
+            self.carry_out()
+            time.sleep(_PAUSED_SECONDS)  # not Event.wait(): a signal that meets it would wait for itself
+        self.anew = True
+        if not self.stop.is_set():
+            self.context.reporter.line(f"the stream goes on at {self.applier.at.at}")
+        return not self.stop.is_set()
 
     def _section(self, run: Callable[[], None]) -> None:
         """Do what has to be done before the next section, and run it."""
@@ -184,8 +217,43 @@ class Epoch:
         self.start, self.before_ddl, self.anew = self.applier.at, False, False
         self.observer.look()
 
+    def carry_out(self) -> None:
+        """Carry out what people want of it. What they want of one table is done in that order."""
+        self._requests += self.wishes.take()
+        if self.before_ddl:  # which has to be followed as the plan is now
+            return
+        left, held = [], set[str]()
+        for request in self._requests:
+            if request.table in held or not self._carried_out(request):
+                left.append(request)
+                held.add(request.table)
+        self._requests = left
+
+    def _carried_out(self, request: RequestRow) -> bool:
+        """Carry out one request, or begin with it; if the table is not being read."""
+        try:
+            index = index_of(self.context, self.plan, request.table)
+            if self.rereading.is_at(index):
+                return False
+            if request.kind != SUSPEND:
+                self.rereading.serve(request, index)
+                return True
+            with counting(self.asked):
+                self.plan, said = suspend_as_asked(self.context, self.store, self.plan, self.applier, index, request.by)
+            self.applier.go_on_without(self.plan)
+            self.anew = True
+            self.observer.look()
+            self.wishes.end(request.id, "done", said)
+        except NotReadyError as error:
+            self.context.reporter.line(f"what {request.by} wants is refused: {error}")
+            self.wishes.end(request.id, "refused", str(error))
+        return True
+
     def publish(self) -> None:
         """Publish chunk groups that were read again and whose turn it is; a look into a folder where there are none."""
+        if self.wishes.paused:
+            return
+        self.carry_out()
         for table in self.rereading.created():
             self._add(table)
         for index in self.rereading.dropped():
@@ -196,7 +264,7 @@ class Epoch:
         self._looked = now
         with counting(self.asked):
             names = requests(self.context, self.plan)
-            if self.context.layout.reload(self.plan.generation) in names:
+            if self.context.layout.reload(self.plan.generation) in names and not self.before_ddl:
                 self._reload()
             asked = waiting(self.context, self.plan, names)
             self.read_again = {table_of(staged) for staged in asked if staged.whole}
@@ -208,7 +276,9 @@ class Epoch:
                 if staged.whole:
                     self._rejoin(staged)
                 elif staged.ranges:
-                    exchange_ranges(self.context, self.store, self.plan, self.applier, self.job, staged)
+                    done = exchange_ranges(self.context, self.store, self.plan, self.applier, self.job, staged)
+                    if done is not None and staged.request is not None:
+                        self.rereading.ended(table_of(staged), staged.request, done)
 
     def _reload(self) -> None:
         """Copy other tables from now on: the next section goes on without some, and others are added."""
@@ -246,16 +316,18 @@ class Epoch:
 
     def _rejoin(self, staged: Staged) -> None:
         """Take a table in again that was read as a whole; the next section begins with it."""
-        before = self.plan
-        found = rejoin(self.context, self.store, before, self.applier, self.job, staged)
+        found = rejoin(self.context, self.store, self.plan, self.applier, self.job, staged)
         if found is None:
             return
         index = table_of(staged)
         self.read_again.discard(index)
-        if found is before:
-            self.rereading.failed(index)
+        if staged.request is not None:
+            self.rereading.ended(index, staged.request, found)
+        if not found.done:
+            if staged.request is None:
+                self.rereading.failed(index)
             return
-        self.plan = found
+        self.plan = found.plan
         self._renew(index)
         if (held := coverage(self.context, self.plan, self.applier.tables)) is not None:
             self.applier.hold(held)
@@ -270,13 +342,32 @@ class Epoch:
     @property
     def reached(self) -> bool:
         """Whether a catch-up is done: tables that are read again are waited for."""
-        return self.target is not None and self.target <= self.applier.at.at and not self.rereading.busy
+        return self.target is not None and self.target <= self.applier.at.at and not self._busy
+
+    @property
+    def paused_by(self) -> str:
+        """Who wants it to be paused, for people."""
+        return f"{self.wishes.paused_by or 'somebody'} asked for it"
+
+    @property
+    def _busy(self) -> bool:
+        """Whether something is being read again, or is still to be done for somebody."""
+        return self.rereading.busy or bool(self._requests) or self.wishes.waiting
 
     def over(self) -> bool:
-        """Whether it is to end: caught up, asked to stop, or without a table."""
-        nothing_left = not self.plan.active and not self.rereading.busy and not self.awaited
-        return self.stop.is_set() or self.reached or nothing_left
+        """Whether it is to end: asked to stop; or caught up, or without a table, and not paused. One without a table
+        since somebody wants that waits until somebody wants one again.
+        """
+        if self.stop.is_set():
+            return True
+        nothing_left = not self.plan.active and not self._busy and not self.awaited
+        nothing_left = nothing_left and not suspended_as_asked(self.context, self.plan)
+        return (self.reached or nothing_left) and not self.wishes.paused
 
     def section_over(self) -> bool:
-        """Whether the section is to end: it stands before a DDL, a table has rejoined, or all is over."""
+        """Whether the section is to end: it stands before a DDL, a table has rejoined or was suspended as somebody
+        wanted it, it is to pause, or all is over.
+        """
+        if self.wishes.paused:
+            self.anew = True  # also if it is resumed before anybody looks again
         return self.before_ddl or self.anew or self.over()

@@ -37,11 +37,11 @@ from airflow_provider_cdc.phases.apply import Applier
 from airflow_provider_cdc.phases.aside import read_aside
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.groups import Group
-from airflow_provider_cdc.phases.reread import Staged, forget, publish_table, request, taken
-from airflow_provider_cdc.phases.resnapshot import altered_meanwhile, asked_for, resnapshot, table_of
+from airflow_provider_cdc.phases.reread import Exchange, Staged, forget, publish_table, request, taken
+from airflow_provider_cdc.phases.resnapshot import altered_meanwhile, asked_for, resnapshot, table_of, wished
 from airflow_provider_cdc.sinks.protocol import Feature
 from airflow_provider_cdc.sinks.storage import read_json, write_json
-from airflow_provider_cdc.store import Store
+from airflow_provider_cdc.store import RequestRow, Store
 
 #: Numbers of groups of ranges begin here, in those of their table; below are those of the whole table.
 _FIRST = 500_000
@@ -74,18 +74,23 @@ def resnapshot_where(context: Context, store: Store, label: str, where_key: str,
     :raises TransientError: if the stream has not followed its last DDL yet, or could not exchange the rows.
     """
     index = asked_for(context, label)
+    return read_ranges(context, store, index, _ranges_of(index, where_key), run)
+
+
+def _ranges_of(index: int, where_key: str) -> Ranges:
+    """Ranges that a condition means."""
 
     def ranges(connection: Connection[Any], table: TableSchema) -> Sequence[Chunk]:
         try:
             return key_ranges(connection, table, index, where_key)
         except BadPredicate as error:
             raise NotReadyError(
-                f"the condition on the key of {label}: {error}",
+                f"the condition on the key of {table.label}: {error}",
                 f"Say it as a range of the key ({', '.join(table.key)})",
                 table=table.label,
             ) from None
 
-    return read_ranges(context, store, index, ranges, run)
+    return ranges
 
 
 def read_ranges(context: Context, store: Store, index: int, ranges: Ranges, run: Runner) -> str:
@@ -97,13 +102,7 @@ def read_ranges(context: Context, store: Store, index: int, ranges: Ranges, run:
     :returns: and raises what :func:`resnapshot_where` does.
     """
     label = context.need_plan().tables[index].label
-    try:
-        group, staged = _read(context, index, ranges, run)
-    except CdcError as error:
-        if not altered_meanwhile(error):
-            raise
-        said = f"{label} was altered while it was read: {error.message}"
-        raise TransientError(said, "Run again when the stream has followed that", table=label) from error
+    group, staged = _read(context, index, ranges, run)
     said = f"{label} was read again in part"
     if taken(group, store, staged, lambda: _is_exchanged(group), said):
         return "replaced"
@@ -111,8 +110,32 @@ def read_ranges(context: Context, store: Store, index: int, ranges: Ranges, run:
     return "staged"
 
 
-def _read(context: Context, index: int, ranges: Ranges, run: Runner) -> tuple[Group, Staged]:
-    """Read ranges into staged slices, and ask for them to be exchanged."""
+def read_where(context: Context, index: int, where_key: str, run: Runner, wish: RequestRow) -> None:
+    """Read rows that somebody wants to be read again, and ask the stream to exchange them.
+
+    :param wish: the request by which somebody does; the others and what it raises as of :func:`resnapshot_where`.
+    """
+    _read(context, index, _ranges_of(index, where_key), run, wish)
+
+
+def _read(
+    context: Context, index: int, ranges: Ranges, run: Runner, wish: RequestRow | None = None
+) -> tuple[Group, Staged]:
+    """Read ranges into staged slices, and ask for them to be exchanged.
+
+    :raises TransientError: if the table is altered meanwhile.
+    """
+    try:
+        return _staged(context, index, ranges, run, wish)
+    except CdcError as error:
+        if not altered_meanwhile(error):
+            raise
+        label = context.need_plan().tables[index].label
+        said = f"{label} was altered while it was read: {error.message}"
+        raise TransientError(said, "Run again when the stream has followed that", table=label) from error
+
+
+def _staged(context: Context, index: int, ranges: Ranges, run: Runner, wish: RequestRow | None) -> tuple[Group, Staged]:
     plan = context.need_plan()
     label = plan.tables[index].label
     context.need(Feature.REREAD, f"a part of table {label} is to be read again")
@@ -135,7 +158,7 @@ def _read(context: Context, index: int, ranges: Ranges, run: Runner) -> tuple[Gr
     standing = context.sink.table(plan.tables[index]).markers().get(_marker(plan)) or 0
     number = max(FIRST_ASIDE * (index + 1) + _FIRST, standing + 1)
     group, high = read_aside(context, plan, chunks, number, since, lineage, run)
-    staged = Staged(group.number, 1, high, since, lineage.newest, plan.revision(index), ranges=True)
+    staged = wished(Staged(group.number, 1, high, since, lineage.newest, plan.revision(index), ranges=True), wish)
     request(group, staged)
     return group, staged
 
@@ -167,17 +190,18 @@ def _check(context: Context, plan: Plan, index: int, found: TableSchema) -> None
 
 def exchange_ranges(
     context: Context, store: Store, plan: Plan, applier: Applier, job: StreamJob, staged: Staged
-) -> None:
+) -> Exchange | None:
     """Exchange the rows of ranges that were read again, if the stream is far enough. Only the stream's driver calls it,
     between two batches.
 
     :param applier: what has been applied.
     :param job: reads the binlog.
+    :returns: what has become of them; ``None`` if it is too early.
     """
     index = table_of(staged)
     is_here = staged.lineage == applier.lineage.newest
     if is_here and (applier.at.at < staged.high or not applier.has_passed_snapshot(index)):
-        return
+        return None
     share = Plan.from_json(read_json(context.storage, context.layout.share(plan.generation, staged.group)))
     group, label = Group(context, replace(plan, chunks=share.chunks), staged.group), plan.tables[index].label
     standing = applier.tables[index].markers().get(_marker(plan)) or 0
@@ -199,9 +223,11 @@ def exchange_ranges(
         kind, said = "part_reread", f"{label} was read again in part, and its rows were exchanged at {applier.at.at}"
         write_json(context.storage, context.layout.exchanged(plan.generation, staged.group), {"at": str(applier.at.at)})
     with suppress(CdcError, SQLAlchemyError):  # this is for people
-        store.event(plan.pipeline, kind, said, table=label, remedy=None if why is None else _AGAIN)
-    context.reporter.line(said if why is None else f"{said}. {_AGAIN}")
+        store.event(plan.pipeline, kind, said, table=label, remedy=None if why is None else _AGAIN, by=staged.by)
+    said = said if why is None else f"{said}. {_AGAIN}"
+    context.reporter.line(said)
     forget(group, staged.attempt)
+    return Exchange(why is None, said, plan)
 
 
 def _unfit(group: Group, staged: Staged, standing: int, applier: Applier, index: int) -> str | None:

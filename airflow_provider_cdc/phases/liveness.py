@@ -18,7 +18,7 @@ from airflow_provider_cdc.exceptions import AlreadyRunningError, CdcError
 from airflow_provider_cdc.processes import died_here, start_time
 
 if TYPE_CHECKING:
-    from airflow_provider_cdc.store import Store, StreamRow
+    from airflow_provider_cdc.store import Beat, Store, StreamRow
 
 _POLL_SECONDS = 0.2
 
@@ -38,6 +38,7 @@ class Heart:
     :param moved: whether it has got further since the last beat.
     :param lease: seconds for which it continues without a task that supervises it; ``None``: for ever. Time in which
         the bookkeeping could not be queried does not count: the task could not write to it either.
+    :param hear: gets what people want of the stream, with each beat.
     """
 
     def __init__(
@@ -49,7 +50,9 @@ class Heart:
         stop: threading.Event,
         moved: Callable[[], bool],
         lease: float | None = None,
+        hear: Callable[[Beat], None] = lambda _: None,
     ) -> None:
+        self._hear = hear
         self._store, self._pipeline, self._epoch, self._details = store, pipeline, epoch, details
         self._stop, self._moved, self._lease = stop, moved, lease
         self._over = threading.Event()
@@ -67,12 +70,15 @@ class Heart:
 
         looks = self._looks()
         while True:
-            row, began = None, time.monotonic()
+            beat, row, began = None, None, time.monotonic()
             with suppress(CdcError, SQLAlchemyError):  # an outage does not stop the stream; the next beat tries again
                 beat = self._store.heartbeat(self._pipeline, self._epoch, self._moved())
                 row = None if beat is None else beat.run
                 if row is None:  # the bookkeeping was lost and made anew
                     self._store.restore_epoch(self._pipeline, self._epoch, *whoami(), self._details)
+            if beat is not None:
+                with suppress(CdcError, SQLAlchemyError):
+                    self._hear(beat)
             if row is None or time.monotonic() - began > HEARTBEAT_SECONDS:
                 looks = self._looks()  # the tasks have waited for the bookkeeping, too
             if row is not None and row.desired_state == "stop":

@@ -14,7 +14,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.core.schema import TableSchema
-from airflow_provider_cdc.core.steps import ADDED, REMOVED, Suspended
+from airflow_provider_cdc.core.step_kinds import ADDED, REMOVED
+from airflow_provider_cdc.core.steps import Suspended
 from airflow_provider_cdc.exceptions import CdcError, NotReadyError, TransientError
 from airflow_provider_cdc.failpoints import failpoint
 from airflow_provider_cdc.mysql.server.catalog import find_tables, read_schema

@@ -22,7 +22,7 @@ from airflow_provider_cdc.core import slots
 from airflow_provider_cdc.core.offset import Lineage, Offset
 from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.core.schema_policy import describe_change
-from airflow_provider_cdc.core.steps import ADDED
+from airflow_provider_cdc.core.step_kinds import ADDED
 from airflow_provider_cdc.exceptions import CdcError
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.lag import lag_of

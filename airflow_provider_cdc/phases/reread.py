@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -66,6 +66,7 @@ class Staged:
     :param revision: the revision that begins with it, where a table was read again as a whole (``resnapshot.py``); the
         table's own, where ranges of its keys were; else ``None``.
     :param ranges: whether it is ranges of keys (``key_ranges.py``).
+    :param request: the request of the bookkeeping for which it was read, and ``by`` who has made it.
     """
 
     group: int
@@ -75,6 +76,8 @@ class Staged:
     lineage: Lineage
     revision: int | None = None
     ranges: bool = False
+    request: int | None = None
+    by: str | None = None
 
     @property
     def whole(self) -> bool:
@@ -91,7 +94,16 @@ class Staged:
             "lineage": self.lineage.to_json(),
             **({} if self.revision is None else {"revision": self.revision}),
             **({"ranges": True} if self.ranges else {}),
+            **({} if self.request is None else {"request": self.request, "by": self.by}),
         }
+
+
+class Exchange(NamedTuple):
+    """What has become of rows that were read again: whether they were exchanged, a line about it, and the plan."""
+
+    done: bool
+    said: str
+    plan: Plan
 
 
 def stage(group: Group, attempt: int, manifests: Sequence[dict[str, Any]]) -> Staged:
@@ -135,6 +147,8 @@ def waiting(context: Context, plan: Plan, names: Iterable[str] | None = None) ->
                 numbering(plan, value),
                 value.get("revision"),
                 value.get("ranges", False),
+                value.get("request"),
+                value.get("by"),
             )
             if found.group not in newest or newest[found.group].attempt < found.attempt:
                 newest[found.group] = found
@@ -197,6 +211,7 @@ def taken(group: Group, store: Store, staged: Staged, done: Callable[[], bool], 
     """
     context, plan = group.context, group.plan
     watch: Watch | None = None
+    rests = False
     while not done():
         asked = any(found.group == staged.group for found in waiting(context, plan))
         if not asked and not done():
@@ -209,6 +224,9 @@ def taken(group: Group, store: Store, staged: Staged, done: Callable[[], bool], 
             context.reporter.line(f"{said}; the stream (epoch {run.epoch}) publishes it when it is at {staged.high}")
         if watch.see(run, time.monotonic()) is not None:
             return False
+        if run.paused_by is not None and not rests:
+            context.reporter.line(f"the stream is paused ({run.paused_by} asked for it): airflow-cdc resume")
+        rests = run.paused_by is not None
         time.sleep(_POLL_SECONDS)
     return True
 

@@ -1,5 +1,5 @@
-"""A stream reads tables by itself that were added, or suspended because of a DDL; in a thread of its own, one by one.
-It also looks for tables that were created.
+"""A stream reads tables by itself that were added, or suspended because of a DDL; and tables, or parts of them, that
+somebody wants to be read again. A thread of its own does that, one by one. It also looks for tables that were created.
 
 The thread only reads, and asks for the rows to be exchanged: the stream's driver does that, as for everybody who asks.
 """
@@ -13,18 +13,22 @@ from contextlib import closing
 
 from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.core.schema import TableSchema
-from airflow_provider_cdc.core.steps import ADDED, REMOVED, Suspended
+from airflow_provider_cdc.core.step_kinds import ADDED, REMOVED
+from airflow_provider_cdc.core.steps import Suspended
 from airflow_provider_cdc.exceptions import CdcError, NotFollowedError, NotReadyError, TransientError
 from airflow_provider_cdc.jobs.slices import Runner, run_in_threads
 from airflow_provider_cdc.mysql.places.binlog_files import table_sizes
 from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.dropping import is_emptied, is_to_go
+from airflow_provider_cdc.phases.key_ranges import read_where
 from airflow_provider_cdc.phases.membership import newcomers
-from airflow_provider_cdc.phases.reread import waiting
+from airflow_provider_cdc.phases.reread import Exchange, waiting
 from airflow_provider_cdc.phases.resnapshot import read_table, table_of
 from airflow_provider_cdc.phases.suspension import gone, missed
+from airflow_provider_cdc.phases.wishes import Wishes
 from airflow_provider_cdc.sinks.traffic import carried
+from airflow_provider_cdc.store import RequestRow
 
 #: How often one table is read again by one run of the stream.
 _TRIES = 20
@@ -47,10 +51,14 @@ class Rereading:
     """Reads suspended tables again. A context manager, which ends it.
 
     :param run: runs the slices of a table that is not small.
+    :param wishes: what people want of the stream. Nothing is begun while it is paused.
     """
 
-    def __init__(self, context: Context, run: Runner) -> None:
-        self._context, self.run = context, run
+    def __init__(self, context: Context, run: Runner, wishes: Wishes) -> None:
+        self._context, self.run, self._wishes = context, run, wishes
+        self._requests: dict[int, RequestRow] = {}
+        self._to_serve: list[int] = []
+        self._served: Counter[int] = Counter()
         self._wanted: list[int] = []
         self._pending: set[int] = set()
         self._tries: Counter[int] = Counter()
@@ -75,7 +83,17 @@ class Rereading:
     @property
     def busy(self) -> bool:
         """Whether a table is being read, or waits for the stream to take it in."""
-        return bool(self._pending)
+        return bool(self._pending or self._requests)
+
+    def is_at(self, index: int) -> bool:
+        """Whether a table, or a part of it, is being read, or waits for the stream to take it in."""
+        return index in self._pending or index in self._requests
+
+    def serve(self, request: RequestRow, index: int) -> None:
+        """Read a table again, or rows of it, that somebody wants to be read. It is not at that table already."""
+        with self._lock:
+            self._requests[index] = request
+            self._to_serve.append(index)
 
     def wanted(self, plan: Plan) -> None:
         """Read again what is suspended, if that is for the stream to do."""
@@ -104,6 +122,17 @@ class Rereading:
         with self._lock:
             self._pending.discard(index)
 
+    def ended(self, index: int, request: int, exchange: Exchange) -> None:
+        """Hear what has become of what was read for a request: rows of no use any more are read once more."""
+        known = index in self._requests and self._requests[index].id == request
+        if known and not exchange.done and self._served[request] < _TRIES:
+            with self._lock:
+                self._to_serve.append(index)
+        elif known or exchange.done:  # else this run does not know of it yet, and reads it then
+            self._wishes.end(request, "done" if exchange.done else "refused", exchange.said)
+            with self._lock:
+                self._requests.pop(index if known else -1, None)
+
     def failed(self, index: int) -> None:
         """Hear that what was read of a table is of no use any more."""
         with self._lock:
@@ -122,10 +151,15 @@ class Rereading:
 
     def _go(self) -> None:
         while not self._over.wait(_LOOK_SECONDS):
+            if self._wishes.paused:
+                continue
             with self._lock:
                 index = self._wanted.pop(0) if self._wanted else None
+                asked = self._to_serve.pop(0) if index is None and self._to_serve else None
             if index is not None:
                 self._read(index)
+            elif asked is not None:
+                self._serve(asked)
             elif time.monotonic() > self._looked + _CATALOG_SECONDS:
                 self._look()
                 self._looked = time.monotonic()
@@ -171,11 +205,10 @@ class Rereading:
             if step is not None and not self._reads(step):
                 self.done(index)
                 return
-            with closing(connect(context.connect_args)) as connection:
-                ((_, size),) = table_sizes(connection, [plan.tables[index].id]) or [(0, 0)]
+            size = self._size(plan, index)
             most = context.pipeline.stream.reread_max_bytes
             if size <= most or (step is not None and step.kind in (ADDED, REMOVED)):  # those somebody has asked for
-                read_table(context, index, run_in_threads if size <= _SMALL_BYTES else self.run)
+                read_table(context, index, self._runner(size))
                 return
             why = f"it has {size:,} bytes, and stream.reread_max_bytes is {most:,}"
         except Exception as error:  # whatever it is: it must not end the thread, and Spark may be ending
@@ -188,6 +221,47 @@ class Rereading:
                 return
         context.reporter.line(f"{label} is not read again by the stream: {why}")
         self.done(index)
+
+    def _serve(self, index: int) -> None:
+        """Read what somebody wants to be read; the request ends where that is not possible."""
+        context, request = self._context, self._requests.get(index)
+        if request is None:  # what a run before this one has read was exchanged meanwhile
+            return
+        self._served[request.id] += 1
+        try:
+            plan = context.need_plan()
+            if any(found.request == request.id for found in waiting(context, plan)):
+                return  # a run before this one has read it
+            run = self._runner(self._size(plan, index))
+            if request.condition is None:
+                read_table(context, index, run, asked=True, wish=request)
+            else:
+                read_where(context, index, request.condition, run, request)
+            return
+        except Exception as error:  # as in _read: the next run takes the request up, if this one is ending
+            if self._over.is_set():
+                return
+            why = str(error) if isinstance(error, CdcError) else f"{type(error).__name__}: {error}"
+            again = isinstance(error, TransientError) and self._served[request.id] < _TRIES
+        what = f"{request.table} cannot be read again as {request.by} wants it"
+        if again:
+            context.reporter.line(f"{what}, which is tried once more: {why}")
+            if not self._over.wait(_PAUSE_SECONDS):
+                with self._lock:
+                    self._to_serve.append(index)
+            return
+        context.reporter.line(f"{what}: {why}")
+        self._wishes.end(request.id, "refused", why)
+        with self._lock:
+            self._requests.pop(index, None)
+
+    def _size(self, plan: Plan, index: int) -> int:
+        with closing(connect(self._context.connect_args)) as connection:
+            ((_, size),) = table_sizes(connection, [plan.tables[index].id]) or [(0, 0)]
+        return size
+
+    def _runner(self, size: int) -> Runner:
+        return run_in_threads if size <= _SMALL_BYTES else self.run
 
     def _is_gone(self, plan: Plan, index: int, step: Suspended | None) -> bool:
         """Whether the source does not have a table any more. What becomes of its copy then is seen to."""

@@ -22,7 +22,8 @@ from airflow_provider_cdc.core.changes import apply_changes, last_changes
 from airflow_provider_cdc.core.plan import FIRST_ASIDE, Plan
 from airflow_provider_cdc.core.schema import SEQ, TableSchema
 from airflow_provider_cdc.core.schema_policy import describe_change
-from airflow_provider_cdc.core.steps import ADDED, Rejoined
+from airflow_provider_cdc.core.step_kinds import ADDED
+from airflow_provider_cdc.core.steps import Rejoined
 from airflow_provider_cdc.exceptions import (
     CdcError,
     DdlError,
@@ -46,12 +47,21 @@ from airflow_provider_cdc.phases.apply import Applier, found_rows
 from airflow_provider_cdc.phases.aside import read_aside
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.groups import Group, coverage, generation_fence, targets, watermarks_of
-from airflow_provider_cdc.phases.reread import Staged, changes_since, forget, place_of, recounted, request, taken
+from airflow_provider_cdc.phases.reread import (
+    Exchange,
+    Staged,
+    changes_since,
+    forget,
+    place_of,
+    recounted,
+    request,
+    taken,
+)
 from airflow_provider_cdc.phases.schema_changes import finish_table
 from airflow_provider_cdc.sinks.files import DataFile
 from airflow_provider_cdc.sinks.protocol import Adopting, Feature, SinkTable
 from airflow_provider_cdc.sinks.storage import read_json, write_json_once
-from airflow_provider_cdc.store import Store
+from airflow_provider_cdc.store import RequestRow, Store
 
 #: How often a table may be altered while it is read again.
 _TRIES = 20
@@ -89,10 +99,7 @@ def asked_for(context: Context, label: str) -> int:
     :raises NotReadyError: if the pipeline has no such table, or its snapshot is not complete.
     """
     plan = context.need_plan()
-    tables = {t.label: i for i, t in enumerate(plan.tables) if context.pipeline.captures(*t.id)}
-    if (index := tables.get(label)) is None:
-        known = ", ".join(sorted(tables)[:10])
-        raise NotReadyError(f"pipeline {plan.pipeline} copies no table {label}", f"It copies {known}")
+    index = index_of(context, plan, label)
     if coverage(context, plan, targets(context, plan)) is None:
         raise NotReadyError(
             f"the snapshot of {plan.pipeline} is not complete",
@@ -101,11 +108,27 @@ def asked_for(context: Context, label: str) -> int:
     return index
 
 
-def read_table(context: Context, index: int, run: Runner, *, asked: bool = False) -> tuple[Group, Staged]:
+def index_of(context: Context, plan: Plan, label: str) -> int:
+    """Index of a table that the pipeline copies.
+
+    :param label: ``database.table``.
+    :raises NotReadyError: if it copies no such table.
+    """
+    tables = {t.label: i for i, t in enumerate(plan.tables) if context.pipeline.captures(*t.id)}
+    if (index := tables.get(label)) is None:
+        known = ", ".join(sorted(tables)[:10])
+        raise NotReadyError(f"pipeline {plan.pipeline} copies no table {label}", f"It copies {known}")
+    return index
+
+
+def read_table(
+    context: Context, index: int, run: Runner, *, asked: bool = False, wish: RequestRow | None = None
+) -> tuple[Group, Staged]:
     """Read a table again, and ask the stream to exchange its rows.
 
     :param index: index of the table in the plan.
     :param asked: whether somebody has asked for it, and takes columns of other types for granted.
+    :param wish: the request by which somebody has, if it was by one.
     :returns: what was read, and what asks for it.
     :raises NotReadyError: if the table cannot be copied, or the sink cannot exchange it.
     :raises TransientError: if it is altered all the time.
@@ -115,7 +138,7 @@ def read_table(context: Context, index: int, run: Runner, *, asked: bool = False
         context.need(feature, f"table {label} is to be read again")
     for last in (*[False] * (_TRIES - 1), True):
         try:
-            return _read(context, context.need_plan(), index, run, asked)
+            return _read(context, context.need_plan(), index, run, asked, wish)
         except CdcError as error:
             if not altered_meanwhile(error):
                 raise
@@ -130,7 +153,9 @@ def altered_meanwhile(error: CdcError) -> bool:
     return isinstance(error, TableAlteredError | DdlError | TableChangedError) or error.code in _OTHER
 
 
-def _read(context: Context, plan: Plan, index: int, run: Runner, asked: bool) -> tuple[Group, Staged]:
+def _read(
+    context: Context, plan: Plan, index: int, run: Runner, asked: bool, wish: RequestRow | None
+) -> tuple[Group, Staged]:
     """Plan the table by itself, read it, and ask for it to be exchanged."""
     _, lineage = context.stand(plan)
     open_at = context.opener(slots.PLAN)
@@ -151,7 +176,7 @@ def _read(context: Context, plan: Plan, index: int, run: Runner, asked: bool) ->
     number = FIRST_ASIDE * (index + 1) + 1000 * begun.revision
     made = replace(plan, steps=(*plan.steps, begun))
     group, high = read_aside(context, made, chunks, number, since, lineage, run)
-    staged = Staged(group.number, 1, high, since, lineage.newest, begun.revision)
+    staged = wished(Staged(group.number, 1, high, since, lineage.newest, begun.revision), wish)
     request(group, staged)
     return group, staged
 
@@ -177,14 +202,21 @@ def table_of(staged: Staged) -> int:
     return staged.group // FIRST_ASIDE - 1
 
 
-def rejoin(context: Context, store: Store, plan: Plan, applier: Applier, job: StreamJob, staged: Staged) -> Plan | None:
+def wished(staged: Staged, wish: RequestRow | None) -> Staged:
+    """What was read, with the request for which it was."""
+    return staged if wish is None else replace(staged, request=wish.id, by=wish.by)
+
+
+def rejoin(
+    context: Context, store: Store, plan: Plan, applier: Applier, job: StreamJob, staged: Staged
+) -> Exchange | None:
     """Exchange the rows of a table that was read again, if the stream is far enough. Only the stream's driver calls
     it, between two batches.
 
     :param applier: what has been applied.
     :param job: reads the binlog.
-    :returns: the plan in which the table begins anew; the plan as it was, if the table cannot take its place; ``None``
-        if it is too early.
+    :returns: what has become of it, with the plan in which the table begins anew, or the plan as it was, if the table
+        cannot take its place; ``None`` if it is too early.
     """
     if staged.lineage == applier.lineage.newest and applier.at.at < staged.high:
         return None
@@ -204,10 +236,10 @@ def rejoin(context: Context, store: Store, plan: Plan, applier: Applier, job: St
     if files is None:
         detail = f"{label} was read again, and cannot take its place in the stream: {why}"
         with suppress(CdcError, SQLAlchemyError):  # the line says it, too
-            store.event(plan.pipeline, "reread_dropped", detail, table=label, remedy="Read it once more")
+            store.event(plan.pipeline, "reread_dropped", detail, table=label, remedy="Read it once more", by=staged.by)
         context.reporter.line(f"{detail}. Read it once more")
         forget(group, staged.attempt)
-        return plan
+        return Exchange(False, f"{detail}. Read it once more", plan)
     applier.confirm()  # what is written down is not fenced
     known = [text for text in applier.at.xa if parse_entry(text)[1] is not None]
     # Of the others nobody knows whether they have rows of this table: when they end, that is looked up.
@@ -226,10 +258,10 @@ def rejoin(context: Context, store: Store, plan: Plan, applier: Applier, job: St
     said = f"{label} was read again, and is part of the stream from {applier.at.at} on"
     said += describe_change(plan.tables[index], step.schema)
     with suppress(CdcError, SQLAlchemyError):  # this is for people
-        store.event(plan.pipeline, "table_rejoined", said, table=label)
+        store.event(plan.pipeline, "table_rejoined", said, table=label, by=staged.by)
     context.reporter.line(said)
     forget(group, staged.attempt)
-    return renewed
+    return Exchange(True, said, renewed)
 
 
 def _is_adopted(target: SinkTable, plan: Plan) -> bool:

@@ -36,8 +36,8 @@ def status(context: Context) -> dict[str, Any]:
         each table that is made, if the sink tells); ``offset`` (the resume point); ``lag_seconds``, ``lag_bytes``,
         ``purge_in_hours`` (how far the source is ahead of it, and how long it keeps it), ``lag_unknown`` (why that
         cannot be told); ``stream`` (epoch, state, batches, changes, rate, lag of what it has applied, memory of its
-        index of keys, requests to an object store, who supervises it, the end of its driver's log), ``null`` before the
-        first.
+        index of keys, requests to an object store, who supervises it, who has paused it, the end of its driver's log),
+        ``null`` before the first.
     """
     plan = context.need_plan()
     store = context.store()
@@ -119,6 +119,7 @@ def status(context: Context) -> dict[str, Any]:
                 "epoch": stream.epoch,
                 "state": stream.state if going or stream.state != "running" else "lost",
                 "mode": stream.mode,
+                "paused_by": stream.paused_by,
                 "host": stream.host,
                 "error": stream.error,
                 "ui": stream.ui,

@@ -40,6 +40,7 @@ from airflow_provider_cdc.phases.suspension import (
     write_down,
 )
 from airflow_provider_cdc.phases.upkeep import Upkeep
+from airflow_provider_cdc.phases.wishes import Wishes
 from airflow_provider_cdc.processes import machine
 from airflow_provider_cdc.sinks.traffic import Traffic, counting
 from airflow_provider_cdc.store import Store
@@ -91,10 +92,10 @@ def _begin(context: Context, store: Store, asked: Traffic, *, catch_up: bool, lo
     details: dict[str, str | None] = {"mode": "catch_up" if catch_up else "continuous", "log": log, "ui": ui}
     details["machine"] = machine() or None
     number = store.new_epoch(pipeline.name, highest, *whoami(), refuse=context.watcher.confirm, details=details)
-    stop = threading.Event()
+    stop, wishes = threading.Event(), Wishes(store, details)
     try:
         # A failover reads binlog for as long as it takes.
-        with Heart(store, pipeline.name, number, details, stop, lambda: False):
+        with Heart(store, pipeline.name, number, details, stop, lambda: False, hear=wishes.hear):
             fence = epoch_fence(pipeline.name, number)
             other = {
                 index: NotFollowedError(why, _OTHER_LISTS, table=plan.tables[index].label)
@@ -133,9 +134,23 @@ def _begin(context: Context, store: Store, asked: Traffic, *, catch_up: bool, lo
         tell_ddl=pipeline.stream.follows_ddl,
     )
     ends = end if catch_up else None
-    rereading = Rereading(context, run_slices)
+    rereading = Rereading(context, run_slices, wishes)
     epoch = Epoch(
-        context, store, plan, number, job, applier.at, applier, ends, details, upkeep, ahead, rereading, asked, stop
+        context,
+        store,
+        plan,
+        number,
+        job,
+        applier.at,
+        applier,
+        ends,
+        details,
+        upkeep,
+        ahead,
+        rereading,
+        asked,
+        wishes,
+        stop,
     )
     rereading.wanted(plan)
     return epoch
@@ -179,7 +194,7 @@ def run_on_spark(epoch: Epoch, spark: SparkSession) -> None:
         each_second=epoch.publish,
         over=epoch.section_over,
     )
-    epoch.idle = query.idle
+    epoch.idle, epoch.rest = query.idle, query.rest
 
     def run_section() -> None:
         checkpoint = epoch.context.local.checkpoint(epoch.number, epoch.job.section)
@@ -197,7 +212,14 @@ class _Life:
     def __init__(self, epoch: Epoch) -> None:
         self._epoch, self._batches = epoch, 0
         self._heart = Heart(
-            epoch.store, epoch.plan.pipeline, epoch.number, epoch.details, epoch.stop, self._has_moved, epoch.lease
+            epoch.store,
+            epoch.plan.pipeline,
+            epoch.number,
+            epoch.details,
+            epoch.stop,
+            self._has_moved,
+            epoch.lease,
+            epoch.wishes.hear,
         )
 
     def __enter__(self) -> None:
@@ -231,7 +253,7 @@ class _Life:
             )
 
     def _has_moved(self) -> bool:
-        """A batch that takes long shows as progress that stands still; waiting for changes does not."""
+        """A batch that takes long shows as progress that stands still; waiting for changes, or a pause, does not."""
         epoch = self._epoch
-        moved, self._batches = epoch.batches > self._batches or epoch.idle(), epoch.batches
+        moved, self._batches = epoch.batches > self._batches or epoch.idle() or epoch.wishes.paused, epoch.batches
         return moved

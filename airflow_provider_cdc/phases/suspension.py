@@ -15,7 +15,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.core.schema import TableSchema
-from airflow_provider_cdc.core.steps import ADDED, REMOVED, Suspended
+from airflow_provider_cdc.core.step_kinds import ADDED, ASKED, REMOVED
+from airflow_provider_cdc.core.steps import Suspended
 from airflow_provider_cdc.exceptions import (
     CdcError,
     DdlError,
@@ -65,6 +66,31 @@ def suspend_table(context: Context, store: Store, plan: Plan, applier: Applier, 
     applier.confirm()  # what is written down is not fenced
     write_down(context, store, plan, [_because(context, plan, index, error)])
     return context.need_plan()
+
+
+def suspend_as_asked(
+    context: Context, store: Store, plan: Plan, applier: Applier, index: int, by: str
+) -> tuple[Plan, str]:
+    """Suspend a table at the resume point since somebody wants it. Nothing reads it again until somebody asks for that.
+
+    :param by: who wants it.
+    :returns: the plan without it, and a line about it.
+    :raises NotReadyError: if it is suspended already, for another reason.
+    :raises FencedError: if a newer epoch has taken over.
+    """
+    label, step = plan.tables[index].label, plan.suspended_of(index)
+    if step is not None and step.kind != ASKED:
+        raise NotReadyError(
+            f"table {label} is suspended already, at {step.at}: {step.message}",
+            remedy_of(plan, step) or "Ask again when it is part of the stream",
+            table=label,
+        )
+    if step is None:
+        applier.confirm()  # what is written down is not fenced
+        step = suspended_here(context, plan, index, ASKED, f"{by} asked for it")
+        write_down(context, store, plan, [step], by=by)
+        plan = context.need_plan()
+    return plan, f"table {label} is suspended at {step.at}: {step.message}. {remedy_of(plan, step)}"
 
 
 def unusable(context: Context, plan: Plan, tables: Sequence[SinkTable]) -> dict[int, TerminalError]:
@@ -127,10 +153,13 @@ def suspended_here(
     return Suspended(index, revision, lineage.seq(offset.at), str(offset.at), now, kind, message, remedy, schema)
 
 
-def write_down(context: Context, store: Store, plan: Plan, steps: Iterable[Suspended]) -> None:
+def write_down(
+    context: Context, store: Store, plan: Plan, steps: Iterable[Suspended], *, by: str | None = None
+) -> None:
     """Write down that tables are suspended, and tell people. The epoch's fence is raised.
 
     :param plan: the plan, with or without these steps.
+    :param by: who wants that, if somebody does.
     """
     for step in steps:
         name = context.layout.suspension(plan.generation, step.table, step.revision)
@@ -144,19 +173,27 @@ def write_down(context: Context, store: Store, plan: Plan, steps: Iterable[Suspe
         context.reporter.line(f"{said}. {remedy_of(plan, step)}".removesuffix(". "))
         with suppress(CdcError, SQLAlchemyError):  # this is for people
             kind = "table_removed" if step.kind == REMOVED else "table_suspended"
-            store.event(plan.pipeline, kind, said, table=label, remedy=remedy_of(plan, step))
+            store.event(plan.pipeline, kind, said, table=label, remedy=remedy_of(plan, step), by=by)
 
 
 def remedy_of(plan: Plan, step: Suspended) -> str:
     """What to do about a suspended table; nothing about one that comes and goes."""
     if step.kind in (ADDED, REMOVED):
         return ""
-    return f"Read it again: airflow-cdc resnapshot --table {plan.tables[step.table].label}"
+    label = plan.tables[step.table].label
+    if step.kind == ASKED:
+        return f"To let it go on: airflow-cdc resume --table {label}"
+    return f"Read it again: airflow-cdc resnapshot --table {label}"
 
 
 def missed(context: Context, plan: Plan) -> list[Suspended]:
     """What has suspended tables that the pipeline is to copy: not those that were removed from it."""
     return [step for step in plan.suspended if context.pipeline.captures(*plan.tables[step.table].id)]
+
+
+def suspended_as_asked(context: Context, plan: Plan) -> list[Suspended]:
+    """What has suspended tables since somebody wants that."""
+    return [step for step in missed(context, plan) if step.kind == ASKED]
 
 
 def gone(context: Context, plan: Plan) -> set[int]:
@@ -195,13 +232,13 @@ def told(context: Context, plan: Plan) -> list[str]:
 
 def check_none_suspended(context: Context, plan: Plan) -> None:
     """At the end of a stream: tables that it went on without make it red, unless the pipeline says otherwise. One that
-    has no table left ends, and is red.
+    has no table left ends, and is red. What somebody has asked for is no failure.
 
     :raises TableSuspendedError: naming them.
     """
     left = known_to_be_gone(context, plan)  # nothing can be done about those
-    found = [step for step in missed(context, plan) if step.table not in left]
-    if not found and not plan.active:
+    found = [step for step in missed(context, plan) if step.table not in left and step.kind != ASKED]
+    if not found and not plan.active and not suspended_as_asked(context, plan):
         raise NotReadyError(
             f"pipeline {plan.pipeline} copies no table any more: no pattern of source.tables matches one",
             "Correct source.tables and source.exclude",

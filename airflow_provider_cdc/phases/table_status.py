@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from airflow_provider_cdc.core.offset import Lineage
 from airflow_provider_cdc.core.plan import Plan
-from airflow_provider_cdc.core.steps import ADDED, REMOVED
+from airflow_provider_cdc.core.step_kinds import ADDED, REMOVED
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.store.values import TableProgress
 

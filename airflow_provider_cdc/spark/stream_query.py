@@ -129,6 +129,10 @@ class StreamQuery:
         if not self._over():
             raise TransientError("the stream ended by itself", "Run again: it continues where it stopped")
 
+    def rest(self) -> None:
+        """Read nothing until the next section is run."""
+        self._stop()
+
     def _stop(self) -> None:
         """End the query. Nothing of it is applied any more."""
         with self._working:

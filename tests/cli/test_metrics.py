@@ -72,6 +72,7 @@ def test_what_is_printed(cli: Cli, tmp_path: Path) -> None:
             f"cdc_{name}{of}": value
             for name, value in {
                 "running": 1,
+                "paused": 0,
                 "failed": 0,
                 "lag_seconds": 2.5,
                 "bytes_behind": 10,

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_cdc.exceptions import TransientError
-from airflow_provider_cdc.failpoints import ADDITION, DROPS, SCHEMA_CHANGES, SNAPSHOT, STREAM, TABLES
+from airflow_provider_cdc.failpoints import ADDITION, DROPS, REQUESTS, REREAD, SCHEMA_CHANGES, SNAPSHOT, STREAM, TABLES
 from airflow_provider_cdc.processes import start_time
 from tests.support.altering import quoted
 from tests.support.cli import Cli
@@ -39,7 +39,7 @@ _DATABASE = "kill_t"
 _ALL = tuple(DEFINITIONS)
 #: At which a table that is read again as a whole comes by.
 _READING = tuple(name for name in SNAPSHOT if name.partition(".")[0] in ("chunk", "file", "manifest"))
-POINTS = (*SCHEMA_CHANGES, *TABLES, *DROPS, *ADDITION, "reread.after_stage")
+POINTS = (*SCHEMA_CHANGES, *TABLES, *DROPS, *ADDITION, *REQUESTS, *REREAD)
 _TRANSIENT = TransientError.exit_code
 #: What a command may end with when tables are altered by chance: nothing that a person would have to mend.
 _EXCUSES = (
@@ -57,6 +57,7 @@ class Step:
     :param tables: what the pipeline copies from then on; empty: as before.
     :param command: what is killed.
     :param beside: what runs beside it. It may fail for a while if the stream is what dies.
+    :param wish: what somebody wants of the stream before: the kind, the table, and a condition on its key.
     """
 
     failpoint: str
@@ -64,12 +65,14 @@ class Step:
     tables: tuple[str, ...] = ()
     command: tuple[str, ...] = ("stream", "--catch-up")
     beside: tuple[str, ...] = ()
+    wish: tuple[str, ...] = ()
 
 
 _FOLLOWED = "ALTER TABLE alpha ADD COLUMN added INT NULL"
 _SUSPENDS = "ALTER TABLE `be``ta` MODIFY v VARBINARY(80)"
 _GOING, _STREAM = ("stream",), ("stream", "--catch-up")
-_AGAIN = ("resnapshot", "--table", f"{_DATABASE}.alpha")
+_ALPHA = f"{_DATABASE}.alpha"
+_AGAIN = ("resnapshot", "--table", _ALPHA)
 #: What each chain begins with, and its steps.
 CHAINS: dict[str, tuple[tuple[str, ...], tuple[Step, ...]]] = {
     # One ALTER that is followed, then one that is not: from the moment that it is met to the exchange of all rows.
@@ -106,6 +109,20 @@ CHAINS: dict[str, tuple[tuple[str, ...], tuple[Step, ...]]] = {
             Step("reread.after_stage", command=_AGAIN, beside=_GOING),
             Step("rejoin.before_exchange", command=_GOING, beside=_AGAIN),
             Step("add.before_write", ("CREATE TABLE created (id INT PRIMARY KEY, v INT)",), command=_GOING),
+        ),
+    ),
+    # A table is suspended and resumed through the bookkeeping, and a part of one is read again. Whoever dies leaves a
+    # request that was taken up, and the next one does it.
+    "wished": (
+        _ALL,
+        (
+            Step("request.after_take", command=_GOING, beside=("suspend", "--table", _ALPHA)),
+            *(Step(name) for name in ("suspend.before_write", "suspend.after_write", "request.before_end")),
+            Step("request.after_take", command=_GOING, beside=("resume", "--table", _ALPHA)),
+            *(Step(name) for name in ("reread.after_stage", "rejoin.before_write")),
+            *(Step(name) for name in ("rejoin.after_write", "rejoin.before_exchange", "request.before_end")),
+            Step("reread.before_commit", wish=("reread", _ALPHA, "id >= 5")),
+            *(Step(name) for name in ("reread.after_commit", "request.before_end")),
         ),
     ),
 }
@@ -164,6 +181,10 @@ class World:
             self.server.session(_DATABASE, *step.sql)
         if step.tables and not step.beside:
             self.captures(step.tables)
+        if step.wish:
+            kind, table, *condition = step.wish
+            with self.cli.opened() as (_, store):
+                store.ask("p", kind, table, "ann", *condition)
         if step.beside == _GOING:
             stream = self.start(*_GOING)
             self.began(stream)
@@ -200,6 +221,9 @@ class World:
                     assert self.go("resnapshot", "--table", f"{_DATABASE}.{name}") == 0, self.said()
         else:
             raise AssertionError(f"{left} did not come back:\n{self.said()}")
+        with self.cli.opened() as (_, store):
+            left = [f"{row.kind} {row.table}: {row.state} {row.outcome}" for row in store.requests("p", 100)]
+        assert all(": done " in one or ": refused " in one for one in left), left
         with closing(self.server.connect(database=_DATABASE)) as connection:
             differences = compare_all(connection, _DATABASE, self.place, names)
         assert not differences, "\n".join(map(str, [*differences, self.said()]))

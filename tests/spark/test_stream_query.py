@@ -23,6 +23,7 @@ from airflow_provider_cdc.spark.stream_query import StreamQuery
 from tests import ROOT
 from tests.support.cli import Cli
 from tests.support.oracle import compare_all
+from tests.support.processes import wait_for
 from tests.support.servers import MySQLServer
 
 pytestmark = pytest.mark.spark
@@ -280,3 +281,55 @@ def test_what_was_read_behind_a_failure_is_not_applied(
     cli.catch_up()
     with mysql_server.connect() as connection:
         assert compare_all(connection, database, cli.sink) == []
+
+
+def test_a_pause_lets_go_of_the_source(
+    spark: SparkSession, cli: Cli, mysql_server: MySQLServer, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No query runs while the stream is paused; the next one begins where it stood, also after the shortest pause."""
+    begun, begin = [], StreamQuery._begin
+
+    def count(self: StreamQuery, *args: Any) -> None:
+        begun.append(args[0].section)
+        begin(self, *args)
+
+    monkeypatch.setattr(StreamQuery, "_begin", count)
+    sql = "SELECT COUNT(*) FROM information_schema.processlist WHERE command LIKE 'Binlog Dump%'"
+
+    def dumps() -> int:
+        return int(mysql_server.execute(sql)[0][0])
+
+    def is_equal() -> bool:
+        with mysql_server.connect() as connection:
+            return compare_all(connection, database, cli.sink) == []
+
+    def go_on(epoch: Epoch) -> None:
+        try:
+            mysql_server.execute(f"UPDATE `{database}`.t SET v = 2")
+            wait_for("the first change", is_equal)
+            before = dumps()
+            epoch.wishes.paused_by = "ann"
+            wait_for("nobody to read", lambda: dumps() < before)
+            mysql_server.execute(f"UPDATE `{database}`.t SET v = 3")
+            time.sleep(2)
+            assert begun == [0] and not is_equal()
+            epoch.wishes.paused_by = None
+            wait_for("the next query", is_equal)
+            epoch.wishes.paused_by = "ann"
+            wait_for("somebody to see it", lambda: epoch.anew)
+            epoch.wishes.paused_by = None
+            mysql_server.execute(f"UPDATE `{database}`.t SET v = 4")
+            wait_for("the rest", is_equal)
+        except BaseException as error:
+            failed.append(error)
+        epoch.stop.set()
+
+    failed: list[BaseException] = []
+    with cli.epoch() as epoch:
+        epoch.target = None
+        monkeypatch.setattr(epoch.wishes, "hear", lambda _: None)
+        thread = threading.Thread(target=go_on, args=(epoch,))
+        thread.start()
+        run_on_spark(epoch, spark)
+        thread.join()
+    assert not failed and len(begun) >= 2, failed
