@@ -2,23 +2,86 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING
+
 import click
 
 from airflow_provider_cdc.cli.base import FILE, cli, opened
 
+if TYPE_CHECKING:
+    from airflow_provider_cdc.phases.context import Context
+    from airflow_provider_cdc.store import Store
+
+BY = click.option("--by", metavar="NAME", help="Who wants it; by default the user of the operating system.")
+TABLE = click.option("--table", required=True, help="The table, as database.table.")
+
+
+@contextmanager
+def asking(path: str, by: str | None) -> Iterator[tuple[Context, Store, str]]:
+    """The pipeline of a file that was planned, its bookkeeping, and who asks."""
+    from airflow_provider_cdc.phases.asking import whoever
+
+    with opened(path) as context:
+        context.need_plan()
+        with closing(context.store()) as store:
+            yield context, store, by or whoever()
+
+
+def _epoch(context: Context, store: Store) -> str:
+    run = store.current_stream(context.pipeline.name)
+    return f"epoch {run.epoch if run else 0}"
+
 
 @cli.command()
 @FILE
-def stop(path: str) -> None:
+@BY
+def stop(path: str, by: str | None) -> None:
     """Ask the running stream to end at a transaction boundary."""
-    with opened(path) as context:
-        context.need_plan()
-        store = context.store()
-        try:
-            epoch = store.request_stop(context.pipeline.name)
-        finally:
-            store.close()
-        click.echo("no stream is running" if epoch is None else f"epoch {epoch} was asked to stop")
+    with asking(path, by) as (context, store, name):
+        asked = store.stop(context.pipeline.name, name)
+        click.echo(f"{_epoch(context, store)} was asked to stop" if asked else "no stream is running")
+
+
+@cli.command()
+@FILE
+@BY
+def pause(path: str, by: str | None) -> None:
+    """Let the running stream read nothing until it is resumed."""
+    with asking(path, by) as (context, store, name):
+        asked = store.pause(context.pipeline.name, name)
+        click.echo(f"{_epoch(context, store)} was asked to pause" if asked else "no stream is running")
+
+
+@cli.command()
+@FILE
+@click.option("--table", help="A suspended table that is to go on, as database.table; by default the paused stream.")
+@BY
+def resume(path: str, table: str | None, by: str | None) -> None:
+    """Let a paused stream go on, or a suspended table: it is read again."""
+    from airflow_provider_cdc.phases.asking import ask
+
+    with asking(path, by) as (context, store, name):
+        if table is not None:
+            click.echo(ask(context, store, "reread", table, name))
+            return
+        asked = store.resume(context.pipeline.name, name)
+        run, lives = context.watcher.watch(store, context.pipeline.name)
+        said = f"epoch {run.epoch} goes on" if run and lives else "the stream goes on when it is started again"
+        click.echo(said if asked else "no stream is running, and none is paused")
+
+
+@cli.command()
+@FILE
+@TABLE
+@BY
+def suspend(path: str, table: str, by: str | None) -> None:
+    """Let the running stream go on without a table, until that is resumed."""
+    from airflow_provider_cdc.phases.asking import ask
+
+    with asking(path, by) as (context, store, name):
+        click.echo(ask(context, store, "suspend", table, name))
 
 
 @cli.command()

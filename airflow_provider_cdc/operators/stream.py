@@ -32,6 +32,7 @@ from airflow_provider_cdc.operators.base import (
     task_errors,
     task_label,
 )
+from airflow_provider_cdc.operators.pausing import pause_or_resume, wants_pause
 from airflow_provider_cdc.operators.stream_end import Setback, outcome
 from airflow_provider_cdc.operators.stream_start import started
 from airflow_provider_cdc.operators.stream_stop import ask_to_stop
@@ -72,11 +73,14 @@ class CdcStreamOperator(PipelineOperator):
         before the try fails. Zero: not at all.
     :param lease_seconds: a stream that no task has supervised for so long ends itself at a transaction boundary; one
         that is merely lost to a triggerer's outage is started again afterwards. By default it continues.
+    :param paused: pause the stream when the task has found or started it (``True``), resume it (``False``), or leave it
+        as it is. (templated: also text, such as ``"{{ params.pause }}"``)
     :param on_suspended: a notifier, a callable that takes the context, or several, called once when a table is
         suspended; ``on_lag`` and ``on_purge_risk`` when a limit of ``alerts`` in the pipeline is passed, ``on_failed``
         when a try fails, and ``on_recovered`` when such a trouble is over. ``cdc_alert`` in the context says which.
     """
 
+    template_fields = (*PipelineOperator.template_fields, "paused")
     operator_extra_links = (SparkUiLink(),)
     ui_color = "#f3e8fd"
 
@@ -89,6 +93,7 @@ class CdcStreamOperator(PipelineOperator):
         poll_seconds: float = 5.0,
         restart_timeout: timedelta = timedelta(days=1),
         lease_seconds: float | None = None,
+        paused: bool | str | None = None,
         on_suspended: Hook = None,
         on_lag: Hook = None,
         on_purge_risk: Hook = None,
@@ -106,15 +111,18 @@ class CdcStreamOperator(PipelineOperator):
         self.poll_seconds = poll_seconds
         self.restart_timeout = restart_timeout
         self.lease_seconds = lease_seconds
+        self.paused = paused
         self._hooks = Hooks(
             suspended=on_suspended, lag=on_lag, purge_risk=on_purge_risk, failed=on_failed, recovered=on_recovered
         )
-        self._killed = False
+        self._killed = self._fresh = False
         #: What this process supervises, for :meth:`on_kill`.
         self._watched: tuple[Work, StreamRow, str] | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Find the stream, or start it, and supervise it."""
+        with task_errors(self.log):
+            self._fresh = wants_pause(self.paused) is not None
         return self._look_after(context, Restarts())
 
     def resume(
@@ -125,6 +133,7 @@ class CdcStreamOperator(PipelineOperator):
         failures: int = 0,
         seconds: float = 0.0,
         pending: Mapping[str, Any] | None = None,
+        fresh: bool = False,
     ) -> dict[str, Any]:
         """Go on after the trigger has seen the stream end, or a wait is over.
 
@@ -132,7 +141,9 @@ class CdcStreamOperator(PipelineOperator):
             verdict says why the triggerer has never seen it; empty after a wait.
         :param losses: as in :class:`~airflow_provider_cdc.core.supervision.Restarts`; ``failures``, ``seconds`` alike.
         :param pending: an event that could not be dealt with before the wait.
+        :param fresh: whether the task has not had a stream yet, and is to pause or to resume it.
         """
+        self._fresh = fresh
         restarts = Restarts(failures, seconds, tuple(losses))
         event = pending or event
         if "alerts" in event:
@@ -240,7 +251,7 @@ class CdcStreamOperator(PipelineOperator):
         self.defer(
             trigger=CdcPauseTrigger(seconds=restarts.delay),
             method_name="resume",
-            kwargs={**_plain(restarts.waited()), "pending": event},
+            kwargs={**_plain(restarts.waited()), "pending": event, "fresh": self._fresh},
         )
 
     def _sleep(self, seconds: float) -> None:
@@ -294,7 +305,7 @@ class CdcStreamOperator(PipelineOperator):
                 started = self._start(context, work, store)
                 if started is not None:
                     return started.epoch, False
-            elif run.desired_state == "run" and lives:
+            elif run.desired_state != "stop" and lives:
                 if self._cleared(context, run):
                     self.log.info("the task was cleared: epoch %s of its earlier try is asked to stop", run.epoch)
                     store.request_stop(run.pipeline, run.epoch, by=task_label(context))
@@ -340,6 +351,9 @@ class CdcStreamOperator(PipelineOperator):
                 f"the task is {state} meanwhile, so it supervises no stream", "Clear it to run it again"
             )
         store.supervise(work.pipeline.name, run.epoch, task_label(context))
+        if self._fresh:
+            pause_or_resume(store, work.pipeline.name, self.paused, task_label(context), self.log)
+            self._fresh = False
         self._watched = work, run, task_label(context)
 
     def _start(self, context: Context, work: Work, store: Store) -> StreamRow | None:

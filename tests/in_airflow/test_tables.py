@@ -57,11 +57,11 @@ def events(site: Site, kind: str) -> list[str]:
         return [event.detail for event in store.events(NAME, 100) if event.kind == kind]
 
 
-def airflow_cdc(site: Site, command: str, file: Path) -> str:
+def airflow_cdc(site: Site, command: str, file: Path, *args: str) -> str:
     """A command on a host that has the file, beside Airflow."""
     connections = {"AIRFLOW_CONN_CDC_SOURCE": site.server.uri(), "AIRFLOW_CONN_CDC_STATE": site.books.uri()}
     ended = subprocess.run(
-        [sys.executable, "-m", "airflow_provider_cdc", command, "-f", str(file)],
+        [sys.executable, "-m", "airflow_provider_cdc", command, "-f", str(file), *args],
         cwd=ROOT,
         env={**os.environ, **connections},
         capture_output=True,
@@ -116,9 +116,29 @@ def test_tables_that_are_suspended_added_and_removed(site: Site, file: Path) -> 
     assert client.task_instance("again", refused, "again").try_number == 1
     assert f"pipeline {NAME} copies no table {NAME}.one" in client.log("again", refused, "again")
 
+    # A person suspends a table and lets it go on, and pauses the stream by the parameter of a task.
+    table = "--table", f"{NAME}.three"
+    assert f"{NAME}.three is suspended at" in airflow_cdc(site, "suspend", file, *table, "--by", "ann")
+    changed(site, 13, "two", "three")
+    site.wait("the changes", lambda: equal(site, "two"))
+    assert not equal(site, "three") and "ann asked for it" in airflow_cdc(site, "status", file)
+    assert f"{NAME}.three was read again" in airflow_cdc(site, "resume", file, *table)
+    site.wait("the changes", lambda: equal(site, "two", "three"))
+    others = [client.trigger("pausing", {"pause": True})]
+    site.wait("the pause", lambda: site.stream(NAME).paused_by)
+    assert "pausing.stream" in (site.stream(NAME).paused_by or "")
+    client.wait_state("pausing", others[0], "stream", "deferred")
+    changed(site, 14, "two", "three")
+    assert "airflow-cdc resume" in airflow_cdc(site, "status", file) and not equal(site, "two")
+    others.append(client.trigger("pausing", {"pause": "false"}))
+    site.wait("the changes", lambda: equal(site, "two", "three"))
+    assert site.stream(NAME).paused_by is None
+
     # All of it was one epoch of one stream, which ends in good order: nothing is suspended.
     now = site.stream(NAME)
     assert (now.epoch, now.pid, now.state) == (first.epoch, first.pid, "running")
     site.stop(NAME)
     client.wait_run(dag, run)
+    for other in others:
+        client.wait_run("pausing", other)
     assert "is suspended" not in airflow_cdc(site, "status", file)

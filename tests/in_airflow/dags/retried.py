@@ -72,6 +72,9 @@ with DAG("tables", schedule=None, max_active_runs=1, default_args=RETRIES):
 with DAG("again", schedule=None, max_active_runs=1, default_args=RETRIES):
     CdcResnapshotOperator(task_id="again", pipeline=TABLES, table="{{ 'tables' }}.one")
 
+with DAG("pausing", schedule=None, max_active_runs=2, params={"pause": None}, default_args=RETRIES):
+    CdcStreamOperator(task_id="stream", pipeline=TABLES, paused="{{ params.pause }}", poll_seconds=1)
+
 # One group after the other, and none is tried again by itself: there is time to look at it.
 with DAG("watched", schedule=None, max_active_runs=1):
     cdc_pipeline(pipeline("watched", "orders", 9000), max_active_groups=1)
