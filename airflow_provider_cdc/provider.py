@@ -17,6 +17,16 @@ def _flag(label: str, description: str) -> dict[str, Any]:
     return {"label": label, "description": description, "schema": {"type": ["boolean", "null"]}}
 
 
+def _option(description: str, kind: str, default: str, example: str | None = None) -> dict[str, Any]:
+    return {
+        "description": description,
+        "version_added": "0.1.0",
+        "type": kind,
+        "example": example,
+        "default": default,
+    }
+
+
 def get_provider_info() -> dict[str, Any]:
     """Provider metadata, in the form of Airflow's ``provider_info.schema.json``."""
     return {
@@ -33,14 +43,44 @@ def get_provider_info() -> dict[str, Any]:
             "cdc": {
                 "description": "Settings of airflow-provider-cdc.",
                 "options": {
-                    "bookkeeping": {
-                        "description": "Bookkeeping databases that the page shows beside those of this Airflow's DAGs: "
+                    "bookkeeping": _option(
+                        "Bookkeeping databases that the page shows beside those of this Airflow's DAGs: "
                         "ids of connections, or absolute paths of SQLite files, separated by commas.",
-                        "version_added": "0.1.0",
-                        "type": "string",
-                        "example": "cdc_state, /data/lake/_cdc/shop/bookkeeping.db",
-                        "default": "",
-                    },
+                        "string",
+                        "",
+                        "cdc_state, /data/lake/_cdc/shop/bookkeeping.db",
+                    ),
+                    "default_deferrable": _option(
+                        "Whether tasks that wait do so in the triggerer, where their argument deferrable is not set. A "
+                        "task whose driver would end with it keeps its worker in any case. [operators] "
+                        "default_deferrable does not count: nobody can tell whether its False was chosen, and a "
+                        "stream would then hold a worker slot for ever.",
+                        "boolean",
+                        "True",
+                    ),
+                    "poll_seconds": _option(
+                        "Seconds between two looks at a stream, where the argument poll_seconds is not set.",
+                        "float",
+                        "5",
+                    ),
+                    "report_seconds": _option(
+                        "Seconds between two reports of a stream in the log and the XComs of its task.",
+                        "float",
+                        "60",
+                    ),
+                    "restart_timeout": _option(
+                        "For how many seconds a stream without progress is started again after passing failures before "
+                        "the try of its task fails, where the argument restart_timeout is not set. 0: not at all.",
+                        "float",
+                        "86400",
+                    ),
+                    "lease_seconds": _option(
+                        "After how many seconds a stream ends itself that no task has supervised, where the argument "
+                        "lease_seconds is not set. 0: never.",
+                        "float",
+                        "0",
+                        "3600",
+                    ),
                 },
             },
         },

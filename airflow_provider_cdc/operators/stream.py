@@ -24,6 +24,7 @@ from airflow_provider_cdc.exceptions import (
     unpack,
 )
 from airflow_provider_cdc.links.cdc import SparkUiLink, show_page
+from airflow_provider_cdc.operators import defaults
 from airflow_provider_cdc.operators.alerts import Hook, Hooks
 from airflow_provider_cdc.operators.base import (
     PipelineLike,
@@ -67,12 +68,13 @@ class CdcStreamOperator(PipelineOperator):
     :param pipeline: as in :class:`~airflow_provider_cdc.operators.cdc.CdcPreflightOperator`. (templated)
     :param catch_up: end at the position that the source has now; by default as ``stream.mode`` of the pipeline says.
     :param deferrable: wait in the triggerer; otherwise the task keeps its worker slot. By default it defers wherever
-        the driver outlives that: not in a pod of KubernetesExecutor, where ``True`` is refused.
+        the driver outlives that: not in a pod of KubernetesExecutor, where ``True`` is refused. The section ``[cdc]``
+        of Airflow's configuration has other defaults for this and the next three.
     :param poll_seconds: seconds between two checks of the stream.
     :param restart_timeout: for how long a stream without progress is started again after passing failures
         before the try fails. Zero: not at all.
     :param lease_seconds: a stream that no task has supervised for so long ends itself at a transaction boundary; one
-        that is merely lost to a triggerer's outage is started again afterwards. By default it continues.
+        that is merely lost to a triggerer's outage is started again afterwards. Zero: it continues.
     :param paused: pause the stream when the task has found or started it (``True``), resume it (``False``), or leave it
         as it is. (templated: also text, such as ``"{{ params.pause }}"``)
     :param on_suspended: a notifier, a callable that takes the context, or several, called once when a table is
@@ -90,8 +92,8 @@ class CdcStreamOperator(PipelineOperator):
         pipeline: PipelineLike,
         catch_up: bool | None = None,
         deferrable: bool | None = None,
-        poll_seconds: float = 5.0,
-        restart_timeout: timedelta = timedelta(days=1),
+        poll_seconds: float | None = None,
+        restart_timeout: timedelta | None = None,
         lease_seconds: float | None = None,
         paused: bool | str | None = None,
         on_suspended: Hook = None,
@@ -102,15 +104,15 @@ class CdcStreamOperator(PipelineOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(pipeline=pipeline, **kwargs)
-        if lease_seconds is not None and lease_seconds < 3 * poll_seconds:
-            raise ValueError(
-                f"lease_seconds={lease_seconds:g} is less than three times poll_seconds={poll_seconds:g} s"
-            )
         self.catch_up = catch_up
-        self.deferrable = deferrable
-        self.poll_seconds = poll_seconds
-        self.restart_timeout = restart_timeout
-        self.lease_seconds = lease_seconds
+        self.deferrable = False if deferrable is None and not defaults.deferrable() else deferrable
+        self.poll_seconds = defaults.poll_seconds() if poll_seconds is None else poll_seconds
+        self.restart_timeout = defaults.restart_timeout() if restart_timeout is None else restart_timeout
+        self.lease_seconds = (defaults.lease_seconds() if lease_seconds is None else lease_seconds) or None
+        if self.lease_seconds is not None and self.lease_seconds < 3 * self.poll_seconds:
+            raise ValueError(
+                f"lease_seconds={self.lease_seconds:g} is less than three times poll_seconds={self.poll_seconds:g} s"
+            )
         self.paused = paused
         self._hooks = Hooks(
             suspended=on_suspended, lag=on_lag, purge_risk=on_purge_risk, failed=on_failed, recovered=on_recovered

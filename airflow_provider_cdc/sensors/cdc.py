@@ -12,6 +12,7 @@ from airflow.providers.common.compat.sdk import AirflowException, AirflowSensorT
 from airflow.sdk import BaseSensorOperator, PokeReturnValue
 
 from airflow_provider_cdc.exceptions import TerminalError, TransientError, unpack
+from airflow_provider_cdc.operators import defaults
 from airflow_provider_cdc.operators.base import (
     PipelineLike,
     PipelineTemplates,
@@ -33,7 +34,8 @@ class CdcSnapshotSensor(PipelineTemplates, BaseSensorOperator):
     XCom: ``generation``, ``groups``, ``tables``, ``rows``, ``min_lw`` (where the stream begins), ``max_hw``.
 
     :param pipeline: as in :class:`~airflow_provider_cdc.operators.cdc.CdcPreflightOperator`. (templated)
-    :param deferrable: wait in the triggerer; otherwise in the worker, as ``mode`` says.
+    :param deferrable: wait in the triggerer; otherwise in the worker, as ``mode`` says. By default as
+        ``[cdc] default_deferrable`` of Airflow's configuration says.
     :param poke_interval: seconds between two checks.
     :param kwargs: as in Airflow's sensors. ``timeout`` counts from the first check of a try, over all deferrals.
     """
@@ -41,11 +43,11 @@ class CdcSnapshotSensor(PipelineTemplates, BaseSensorOperator):
     ui_color = "#e0f7fa"
 
     def __init__(
-        self, *, pipeline: PipelineLike, deferrable: bool = True, poke_interval: float = 10.0, **kwargs: Any
+        self, *, pipeline: PipelineLike, deferrable: bool | None = None, poke_interval: float = 10.0, **kwargs: Any
     ) -> None:
         super().__init__(poke_interval=poke_interval, **kwargs)
         self.pipeline = plain(pipeline)
-        self.deferrable = deferrable
+        self.deferrable = defaults.deferrable() if deferrable is None else deferrable
 
     def execute(self, context: Context) -> Any:
         """Wait in the triggerer, or in the worker."""

@@ -26,6 +26,9 @@ def test_the_life_of_a_stream(site: Site) -> None:
         first = site.stream(name)
         site.wait_batch(name, 1)
         site.wait_numbers(name)  # by the triggerer
+        for of, slots, tries in (("preflight", 1, 1), ("snapshot", 2, 4), ("stream", 2, 1)):  # snapshot_args and so on
+            found = client.task_instance(dag, run, f"life.{of}", 0 if of == "snapshot" else -1).raw
+            assert (found["pool_slots"], found["max_tries"]) == (slots, tries)
 
         # Airflow's processes may die: the stream does not notice, and is looked after again when they are back.
         for part in ("scheduler", "dag-processor", "api-server", "triggerer"):

@@ -167,6 +167,18 @@ print(json.dumps([ask("get", "airflow-provider-cdc", "--full"), ask("hooks"), as
 
 
 @installed
+def test_airflow_lists_the_configuration(in_airflow: Callable[..., Any]) -> None:
+    code = """
+import subprocess, sys, json
+airflow = [sys.executable, "-m", "airflow", "config", "list", "--section", "cdc", "--show-values"]
+print(json.dumps(subprocess.run(airflow, capture_output=True, text=True, check=True).stdout))
+"""
+    shown = in_airflow(code, AIRFLOW__CDC__LEASE_SECONDS="600")
+    for name, option in INFO["config"]["cdc"]["options"].items():
+        assert f"{name} = {'600' if name == 'lease_seconds' else option['default']}".strip() in shown
+
+
+@installed
 def test_the_form(in_airflow: Callable[..., Any]) -> None:
     code = """
 import json

@@ -48,7 +48,11 @@ with DAG("purged", schedule=None, default_args=RETRIES):
     cdc_pipeline(again, catch_up=True, verify=True)
 
 with DAG("life", schedule=None, max_active_runs=1, default_args=RETRIES):
-    cdc_pipeline(pipeline("life", "customer"))
+    cdc_pipeline(
+        pipeline("life", "customer"),
+        snapshot_args={"retries": 4, "pool_slots": 2},
+        stream_args={"poll_seconds": 2, "pool_slots": 2},
+    )
 
 with DAG("shared", schedule=None, max_active_runs=1):
     cdc_pipeline(pipeline("shared", "customer"))
