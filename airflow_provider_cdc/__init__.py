@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from airflow_provider_cdc.operators.asking import CdcStatusOperator, CdcStopOperator
     from airflow_provider_cdc.operators.cdc import (
         CdcMaintainOperator,
         CdcPlanChunksOperator,
@@ -33,6 +34,7 @@ _HOMES = {
         "CdcMaintainOperator",
         "CdcResnapshotOperator",
     ),
+    "operators.asking": ("CdcStopOperator", "CdcStatusOperator"),
     "sensors.cdc": ("CdcSnapshotSensor",),
     "task_group": ("cdc_pipeline",),
 }
@@ -44,6 +46,8 @@ __all__ = [
     "CdcResnapshotOperator",
     "CdcSnapshotOperator",
     "CdcSnapshotSensor",
+    "CdcStatusOperator",
+    "CdcStopOperator",
     "CdcStreamOperator",
     "CdcVerifyOperator",
     "Pipeline",

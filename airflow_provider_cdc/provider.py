@@ -35,9 +35,19 @@ def get_provider_info() -> dict[str, Any]:
         "description": "Copies a live MySQL database into Delta tables with Spark and keeps the copy up to date.",
         "integrations": [{"integration-name": _NAME, "tags": ["software"]}],
         "hooks": [{"integration-name": _NAME, "python-modules": ["airflow_provider_cdc.hooks.mysql"]}],
-        "operators": [{"integration-name": _NAME, "python-modules": ["airflow_provider_cdc.operators.cdc"]}],
+        "operators": [
+            {
+                "integration-name": _NAME,
+                "python-modules": ["airflow_provider_cdc.operators.cdc", "airflow_provider_cdc.operators.asking"],
+            }
+        ],
         "sensors": [{"integration-name": _NAME, "python-modules": ["airflow_provider_cdc.sensors.cdc"]}],
-        "triggers": [{"integration-name": _NAME, "python-modules": ["airflow_provider_cdc.triggers.cdc"]}],
+        "triggers": [
+            {
+                "integration-name": _NAME,
+                "python-modules": ["airflow_provider_cdc.triggers.cdc", "airflow_provider_cdc.triggers.stream_end"],
+            }
+        ],
         "extra-links": ["airflow_provider_cdc.links.cdc.SparkUiLink"],
         "config": {
             "cdc": {

@@ -1,1 +1,1 @@
-"""Airflow's triggers; :mod:`airflow_provider_cdc.triggers.cdc` holds them all."""
+"""Airflow's triggers: they look at the bookkeeping database now and then, in a thread."""

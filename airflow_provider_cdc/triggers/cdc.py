@@ -34,7 +34,7 @@ _SETTLE_SECONDS = 10.0
 _FIRST_ANSWER_SECONDS = 180.0
 
 
-class _CdcTrigger(BaseTrigger):
+class BookkeepingTrigger(BaseTrigger):
     """A trigger that looks at the bookkeeping.
 
     :param kwargs: arguments of the class, among them ``state_conn_id`` and ``state_path``.
@@ -86,7 +86,7 @@ class _CdcTrigger(BaseTrigger):
         return TriggerEvent(payload)  # type: ignore[no-untyped-call]
 
 
-class CdcSnapshotTrigger(_CdcTrigger):
+class CdcSnapshotTrigger(BookkeepingTrigger):
     """Fires when the snapshot of a pipeline is complete, and when the bookkeeping does not know it any more.
 
     :param pipeline: name of the pipeline.
@@ -141,7 +141,7 @@ class CdcSnapshotTrigger(_CdcTrigger):
 _asking: set[asyncio.Future[None]] = set()
 
 
-class CdcStreamTrigger(_CdcTrigger):
+class CdcStreamTrigger(BookkeepingTrigger):
     """Watches one epoch of a stream; fires when it has ended, was lost, or was taken over.
 
     :param pipeline: name of the pipeline.

@@ -137,8 +137,19 @@ def test_tables_that_are_suspended_added_and_removed(site: Site, file: Path) -> 
     # All of it was one epoch of one stream, which ends in good order: nothing is suspended.
     now = site.stream(NAME)
     assert (now.epoch, now.pid, now.state) == (first.epoch, first.pid, "running")
-    site.stop(NAME)
+    # Tasks ask how it is, and stop it; its own task succeeds, as if a person had stopped it.
+    asked = client.trigger("asked")
+    client.wait_run("asked", asked, "failed")
+    status, stopped = (client.xcom("asked", asked, task) for task in ("status", "stop"))
+    assert (status["phase"], status["suspended"], status["stream"]["epoch"]) == ("streaming", [], now.epoch)
+    assert {table["state"] for table in status["tables"]} == {"streaming", "removed"}
+    assert (stopped["epoch"], stopped["state"]) == (now.epoch, "stopped") and stopped["end"]["file"]
     client.wait_run(dag, run)
     for other in others:
         client.wait_run("pausing", other)
+    assert client.xcom(dag, run, "tables.stream")["end"] == stopped["end"]
+    # What a task worries about fails it, without a retry; it says so all the same.
+    assert client.task_instance("asked", asked, "worried").try_number == 1
+    assert "no stream runs (stopped)" in client.log("asked", asked, "worried")
+    assert client.xcom("asked", asked, "worried")["phase"] == "stopped"
     assert "is suspended" not in airflow_cdc(site, "status", file)

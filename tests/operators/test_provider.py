@@ -66,7 +66,9 @@ def test_everything_that_is_named_is_there() -> None:
         for integration in INFO[kind]
         for module in integration["python-modules"]
     ]
-    names = {f"{Path(m.split('.')[1]).name}": set(vars(importlib.import_module(m))) for m in modules}
+    names: dict[str, set[str]] = {}
+    for module in modules:
+        names.setdefault(module.split(".")[1], set()).update(vars(importlib.import_module(module)))
     assert "CdcMySqlHook" in names["hooks"]
     assert {
         "CdcPreflightOperator",
@@ -74,9 +76,11 @@ def test_everything_that_is_named_is_there() -> None:
         "CdcSnapshotOperator",
         "CdcStreamOperator",
         "CdcVerifyOperator",
+        "CdcStopOperator",
+        "CdcStatusOperator",
     } <= names["operators"]
     assert "CdcSnapshotSensor" in names["sensors"]
-    assert {"CdcSnapshotTrigger", "CdcStreamTrigger"} <= names["triggers"]
+    assert {"CdcSnapshotTrigger", "CdcStreamTrigger", "CdcStreamEndTrigger"} <= names["triggers"]
     for path in INFO["extra-links"]:
         module, name = path.rsplit(".", 1)
         assert hasattr(importlib.import_module(module), name)

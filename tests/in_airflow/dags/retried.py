@@ -9,6 +9,8 @@ from airflow.sdk import DAG
 from airflow_provider_cdc import (
     CdcResnapshotOperator,
     CdcSnapshotSensor,
+    CdcStatusOperator,
+    CdcStopOperator,
     CdcStreamOperator,
     Pipeline,
     Sink,
@@ -78,6 +80,13 @@ with DAG("again", schedule=None, max_active_runs=1, default_args=RETRIES):
 
 with DAG("pausing", schedule=None, max_active_runs=2, params={"pause": None}, default_args=RETRIES):
     CdcStreamOperator(task_id="stream", pipeline=TABLES, paused="{{ params.pause }}", poll_seconds=1)
+
+with DAG("asked", schedule=None, max_active_runs=1):
+    (
+        CdcStatusOperator(task_id="status", pipeline=TABLES, fail_on=["suspended", "stopped"])
+        >> CdcStopOperator(task_id="stop", pipeline=TABLES, poll_seconds=1)
+        >> CdcStatusOperator(task_id="worried", pipeline=TABLES, fail_on=["stopped"], retries=3)
+    )
 
 # One group after the other, and none is tried again by itself: there is time to look at it.
 with DAG("watched", schedule=None, max_active_runs=1):
