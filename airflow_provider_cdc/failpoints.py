@@ -64,6 +64,8 @@ NAMES = (*SNAPSHOT, *STREAM)
 REREAD = ("reread.after_stage", "reread.before_commit", "reread.after_commit")
 #: Those of a pipeline that begins again since binlogs were purged.
 NEXT_SNAPSHOT = ("next_snapshot.after_fence", "next_snapshot.after_plan", "next_snapshot.after_switch")
+#: Those of a pipeline that is forgotten.
+FORGET = ("forget.after_table", "forget.before_plan", "forget.before_books")
 VARIABLE = "CDC_FAILPOINT"
 _hits: Counter[str] = Counter()
 
@@ -71,7 +73,7 @@ _hits: Counter[str] = Counter()
 def failpoint(name: str) -> None:
     """Die here if the failpoint is armed.
 
-    :param name: one of :data:`NAMES`, :data:`REREAD` or :data:`NEXT_SNAPSHOT`.
+    :param name: one of :data:`NAMES`, :data:`REREAD`, :data:`NEXT_SNAPSHOT` or :data:`FORGET`.
     """
     armed = os.environ.get(VARIABLE)
     if not armed:

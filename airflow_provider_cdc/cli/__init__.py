@@ -11,7 +11,7 @@ import traceback
 
 import click
 
-from airflow_provider_cdc.cli import asking, base, looking, working  # noqa: F401 (the commands)
+from airflow_provider_cdc.cli import asking, base, forgetting, looking, working  # noqa: F401 (the commands)
 from airflow_provider_cdc.cli.base import cli
 from airflow_provider_cdc.exceptions import REPORT, CdcError
 

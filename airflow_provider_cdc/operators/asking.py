@@ -68,8 +68,7 @@ class CdcStopOperator(PipelineOperator):
                     self.log.info("no stream of %s is running%s", name, last)
                     return {"epoch": None, "state": None, "end": None}
                 # As a person: of a stop that a task has asked for, the stream's task begins the next epoch.
-                store.request_stop(name, run.epoch)
-                store.event(name, "stream_stop", f"epoch {run.epoch} was asked to stop", by=task_label(context))
+                store.stop(name, by=task_label(context))
                 self.log.info("epoch %s on %s was asked to stop", run.epoch, run.host)
                 if self.deferrable:
                     self._defer(work, run.epoch, until)

@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.core.progress import ChunkProgress
 from airflow_provider_cdc.core.supervision import HEARTBEAT_SECONDS, LOST_SECONDS, Pulse
 from airflow_provider_cdc.exceptions import CdcError, TransientError
@@ -182,6 +183,18 @@ def claim(group: Group, store: Store, holder: str, requested_by: TaskRequest | N
         if attempt:
             failpoint("claim.after_write")
             return Claim(group, store, attempt, row, published)
+
+
+def reader(store: Store, plan: Plan) -> GroupRow | None:
+    """A group that is being read now, if there is one; it looks for as long as it takes to tell."""
+    for number in [row.group_no for row in store.groups(plan.pipeline, plan.generation)]:
+        pulse = Pulse(LOST_SECONDS)
+        while _is_read(row := store.seen_group(plan.pipeline, plan.generation, number), pulse):
+            if pulse.see((row.attempt, row.heartbeat_at), time.monotonic()):
+                row.holder = _name(row.holder)
+                return row
+            time.sleep(_POLL_SECONDS)
+    return None
 
 
 def _is_asked(group: Group, row: GroupRow, requested_by: TaskRequest | None) -> bool:

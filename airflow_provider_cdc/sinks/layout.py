@@ -158,6 +158,10 @@ class LocalFiles:
         """Remove those of all epochs."""
         shutil.rmtree(self.folder / "checkpoint", ignore_errors=True)
 
+    def remove(self) -> None:
+        """Remove all of it."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
     def make(self) -> None:
         """Make the folder, for nobody outside of the owner's group: the bookkeeping holds bounds of keys."""
         rights.make_private(self.folder)

@@ -322,6 +322,14 @@ class Measured(Protocol):
         """What the table takes."""
 
 
+@runtime_checkable
+class Owned(Protocol):
+    """A table that tells whose it is."""
+
+    def owner(self) -> str | None:
+        """The pipeline that writes to the table, which must exist; ``None`` if no pipeline does."""
+
+
 class ChangeWriter(Protocol):
     """Takes down the changes of one table in a piece of a batch. Nobody sees them before :meth:`close`."""
 

@@ -13,6 +13,7 @@ from sqlalchemy import delete, exc, select, update
 
 from airflow_provider_cdc.store.alerts import AlertStore
 from airflow_provider_cdc.store.database import changed
+from airflow_provider_cdc.store.forgetting import ForgetStore
 from airflow_provider_cdc.store.models import EventRow, LineageRow, PipelineRow, clean, now
 from airflow_provider_cdc.store.observations import ObservationStore
 from airflow_provider_cdc.store.requests import RequestStore, event_of
@@ -20,7 +21,7 @@ from airflow_provider_cdc.store.snapshots import SnapshotStore
 from airflow_provider_cdc.store.values import Segment
 
 
-class Store(SnapshotStore, RequestStore, ObservationStore, AlertStore):
+class Store(SnapshotStore, RequestStore, ObservationStore, AlertStore, ForgetStore):
     """The bookkeeping of all pipelines that share a database."""
 
     # Pipelines

@@ -120,6 +120,11 @@ class DeltaTarget(Slices):
         check_owner(self._log, pipeline)
         check_names(self.load(), wanted)
 
+    def owner(self) -> str | None:
+        """The pipeline that owns the table; see :class:`~airflow_provider_cdc.sinks.protocol.Owned`."""
+        self._log.refresh()
+        return owner_of(self._log.metadata)
+
     def adopts(self, pipeline: str) -> bool:
         """Whether :meth:`create` takes the table over; see :class:`~airflow_provider_cdc.sinks.protocol.Adopting`."""
         self._log.refresh()
