@@ -14,9 +14,8 @@ from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from airflow_provider_cdc.core.supervision import LOSS_SECONDS, LOSSES, Restarts, Verdict, Watch, later_try
+from airflow_provider_cdc.core.supervision import LOSS_SECONDS, LOSSES, Restarts, Verdict, later_try
 from airflow_provider_cdc.exceptions import (
-    CdcError,
     NotReadyError,
     TerminalError,
     TransientError,
@@ -34,9 +33,11 @@ from airflow_provider_cdc.operators.base import (
     task_label,
 )
 from airflow_provider_cdc.operators.pausing import pause_or_resume, wants_pause
+from airflow_provider_cdc.operators.stream_changes import apply_changes
 from airflow_provider_cdc.operators.stream_end import Setback, outcome
 from airflow_provider_cdc.operators.stream_start import started
 from airflow_provider_cdc.operators.stream_stop import ask_to_stop
+from airflow_provider_cdc.operators.stream_watch import watched
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -118,6 +119,8 @@ class CdcStreamOperator(PipelineOperator):
             suspended=on_suspended, lag=on_lag, purge_risk=on_purge_risk, failed=on_failed, recovered=on_recovered
         )
         self._killed = self._fresh = False
+        #: Whether this try has not found a stream yet: only then it looks whether the pipeline has changed since.
+        self._arriving = False
         #: What this process supervises, for :meth:`on_kill`.
         self._watched: tuple[Work, StreamRow, str] | None = None
 
@@ -125,6 +128,7 @@ class CdcStreamOperator(PipelineOperator):
         """Find the stream, or start it, and supervise it."""
         with task_errors(self.log):
             self._fresh = wants_pause(self.paused) is not None
+        self._arriving = True
         return self._look_after(context, Restarts())
 
     def resume(
@@ -318,6 +322,9 @@ class CdcStreamOperator(PipelineOperator):
                         f"{run.supervisor or 'nobody'}), so there is nothing to catch up with",
                         "Stop it with `airflow-cdc stop`, or leave the catch-up out",
                     )
+                if self._arriving and apply_changes(work, store, run, task_label(context), self.log):
+                    continue
+                self._arriving = False
                 self.log.info("supervising epoch %s, which runs on %s", run.epoch, run.host)
                 self._note(context, store, work, run)
                 return run.epoch, True
@@ -386,25 +393,16 @@ class CdcStreamOperator(PipelineOperator):
 
     def _watch(self, context: Context, store: Store, work: Work, epoch: int) -> str:
         """Watch an epoch from the worker."""
-        from airflow_provider_cdc.triggers.stats import STATS_SECONDS, tell
-
-        watch, name, told = Watch(epoch), work.pipeline.name, float("-inf")
-        while True:
-            run = None
-            with suppress(CdcError):
-                run = store.supervise(name, epoch, task_label(context))
-                if time.monotonic() - told > STATS_SECONDS:
-                    told = time.monotonic()
-                    tell(store, name, task=True)
-                    self._hooks.tell(context, store, work.pipeline, self.log)
-                if self._killed:
-                    store.request_stop(name, epoch, by=task_label(context))
-            verdict = watch.see(run, time.monotonic())
-            if verdict is not None:
-                return verdict
-            if self._killed:
-                time.sleep(_PAUSE)
-            self._sleep(self.poll_seconds)
+        return watched(
+            context,
+            store,
+            work.pipeline.name,
+            epoch,
+            self.log,
+            killed=lambda: self._killed,
+            sleep=lambda: self._sleep(self.poll_seconds),
+            tell=lambda: self._hooks.tell(context, store, work.pipeline, self.log),
+        )
 
 
 def _plain(restarts: Restarts) -> dict[str, Any]:

@@ -78,7 +78,7 @@ class Epoch:
     start: Offset
     applier: Applier
     target: Position | None
-    details: dict[str, str | None]
+    details: dict[str, Any]
     upkeep: Upkeep
     ahead: ReadingAhead
     rereading: Rereading

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from airflow_provider_cdc.core.supervision import HEARTBEAT_SECONDS, LOST_SECONDS, Pulse
 from airflow_provider_cdc.exceptions import AlreadyRunningError, CdcError
@@ -46,7 +46,7 @@ class Heart:
         store: Store,
         pipeline: str,
         epoch: int,
-        details: Mapping[str, str | None],
+        details: Mapping[str, Any],
         stop: threading.Event,
         moved: Callable[[], bool],
         lease: float | None = None,

@@ -16,6 +16,7 @@ from airflow_provider_cdc.mysql.server.catalog import find_tables
 from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.pipeline import Pipeline
+from airflow_provider_cdc.pipeline.fingerprint import RELOADED, fingerprint
 from airflow_provider_cdc.sinks.storage import read_json, write_json
 from airflow_provider_cdc.store import Store
 
@@ -47,6 +48,8 @@ def reload(context: Context, store: Store) -> tuple[list[str], list[str]] | None
         if not going or now is None or now.epoch != run.epoch:
             raise TransientError(f"epoch {run.epoch} of the stream has ended before it took the tables in", "Run again")
         time.sleep(_POLL_SECONDS)
+    digests = fingerprint(context.pipeline)
+    store.note_settings(before.pipeline, run.epoch, {key: digests[key] for key in RELOADED})
     after = context.need_plan()
     known = {table.id for table in before.tables}
     added = [table.label for table in after.tables if table.id not in known]

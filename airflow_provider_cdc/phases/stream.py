@@ -6,7 +6,7 @@ import threading
 import time
 from contextlib import closing, suppress
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -41,6 +41,7 @@ from airflow_provider_cdc.phases.suspension import (
 )
 from airflow_provider_cdc.phases.upkeep import Upkeep
 from airflow_provider_cdc.phases.wishes import Wishes
+from airflow_provider_cdc.pipeline.fingerprint import fingerprint
 from airflow_provider_cdc.processes import machine
 from airflow_provider_cdc.sinks.traffic import Traffic, counting
 from airflow_provider_cdc.store import Store
@@ -89,8 +90,8 @@ def _begin(context: Context, store: Store, asked: Traffic, *, catch_up: bool, lo
     for line in told(context, planned):
         context.reporter.line(line)
     highest = highest_epoch(pipeline.name, [*(tables[index] for index in plan.active), progress])
-    details: dict[str, str | None] = {"mode": "catch_up" if catch_up else "continuous", "log": log, "ui": ui}
-    details["machine"] = machine() or None
+    details: dict[str, Any] = {"mode": "catch_up" if catch_up else "continuous", "log": log, "ui": ui}
+    details |= {"machine": machine() or None, "settings": fingerprint(pipeline)}
     number = store.new_epoch(pipeline.name, highest, *whoami(), refuse=context.watcher.confirm, details=details)
     stop, wishes = threading.Event(), Wishes(store, details)
     try:

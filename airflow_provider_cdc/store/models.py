@@ -198,7 +198,8 @@ class StreamRow(Base):
 
     The sums, the highest lag and the offsets are those of all its batches, the old ones that were removed included.
     ``index_bytes`` and ``index_disk_bytes`` are what the index of keys took after the last one. ``traffic`` is what was
-    asked of an object store: for the batches, and all else that the run has done.
+    asked of an object store: for the batches, and all else that the run has done. ``settings`` are digests of those
+    that it runs with, by key; no value.
     """
 
     __tablename__ = "streams"
@@ -232,6 +233,7 @@ class StreamRow(Base):
     index_disk_bytes: Mapped[int | None] = mapped_column(BigInteger)
     traffic: Mapped[Any | None] = mapped_column(Json)
     paused_by: Mapped[str | None] = mapped_column(_LONG)
+    settings: Mapped[dict[str, Any] | None]
 
 
 class BatchRow(Base):

@@ -33,7 +33,7 @@ class StreamStore(Database):
         pid_started: float,
         *,
         refuse: Callable[[StreamRow | None], None] = lambda _: None,
-        details: Mapping[str, str | None] | None = None,
+        details: Mapping[str, Any] | None = None,
     ) -> int:
         """Begin a run of the stream. Older runs that were never ended count as failed and are told to stop. It is
         paused if the newest one was and nobody has resumed it.
@@ -43,7 +43,8 @@ class StreamStore(Database):
         :param pid_started: when that process started (seconds): process ids come around again.
         :param refuse: called with the newest run inside of the transaction; raises if that one is alive.
         :param details: ``mode`` (``continuous`` or ``catch_up``); ``log``, the file that the driver writes to, if it is
-            not somebody's terminal; ``ui``, the address of Spark's own page; ``machine``, what ``pid`` is told within.
+            not somebody's terminal; ``ui``, the address of Spark's own page; ``machine``, what ``pid`` is told within;
+            ``settings``, digests of those that it runs with.
         :return: an epoch above all others.
         :raises NotReadyError: if the pipeline is not registered.
         """
@@ -64,7 +65,7 @@ class StreamStore(Database):
             return epoch
 
     def restore_epoch(
-        self, pipeline: str, epoch: int, host: str, pid: int, pid_started: float, details: Mapping[str, str | None]
+        self, pipeline: str, epoch: int, host: str, pid: int, pid_started: float, details: Mapping[str, Any]
     ) -> None:
         """Write down a run of the stream again that is alive, but that a lost bookkeeping does not know of."""
         with self._write() as session:
@@ -133,6 +134,16 @@ class StreamStore(Database):
             if by is None:
                 row.paused_by = None
             return row.epoch
+
+    def note_settings(self, pipeline: str, epoch: int, settings: Mapping[str, str]) -> None:
+        """Note that a run has other settings than it was started with.
+
+        :param settings: digests of those that are others, by key.
+        """
+        with self._write() as session:
+            run = session.get(StreamRow, (pipeline, epoch), with_for_update=True)
+            if run is not None and run.settings is not None:
+                run.settings = {**run.settings, **settings}
 
     def end_stream(
         self,
@@ -260,9 +271,7 @@ def _stream(pipeline: str, epoch: int) -> Any:
     return update(StreamRow).where(StreamRow.pipeline == pipeline, StreamRow.epoch == epoch)
 
 
-def _run(
-    pipeline: str, epoch: int, host: str, pid: int, pid_started: float, details: Mapping[str, str | None]
-) -> StreamRow:
+def _run(pipeline: str, epoch: int, host: str, pid: int, pid_started: float, details: Mapping[str, Any]) -> StreamRow:
     run = StreamRow(pipeline=pipeline, epoch=epoch, host=host, pid=pid, pid_started=pid_started, **details)
     run.started_at = run.heartbeat_at = now()
     return run

@@ -16,6 +16,7 @@ from airflow_provider_cdc.alerts import is_news
 from airflow_provider_cdc.core.supervision import Verdict, Watch, later_try
 from airflow_provider_cdc.exceptions import CdcError, NotReadyError, error_of, kind_of, pack
 from airflow_provider_cdc.triggers.bookkeeping import Bookkeeping, in_thread
+from airflow_provider_cdc.triggers.reports import Reports
 from airflow_provider_cdc.triggers.stats import STATS_SECONDS, tell
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Seconds between two lines about a stream that runs well.
+#: Seconds between two lines about a snapshot that goes on.
 _LINE_SECONDS = 60.0
 #: Seconds between two attempts to ask for a stop, and by how many these end before Airflow ends them.
 _RETRY_SECONDS, _MARGIN_SECONDS = 1.0, 2.0
@@ -152,6 +153,7 @@ class CdcStreamTrigger(BookkeepingTrigger):
     :param supervisor: the task, as people know it.
     :param poll_seconds: seconds between two checks.
     :param alerts: what people want to be told of; it fires when there is something, and the task tells them.
+    :param report_seconds: seconds between two reports in the task's log and XCom.
     """
 
     def __init__(
@@ -165,6 +167,7 @@ class CdcStreamTrigger(BookkeepingTrigger):
         supervisor: str,
         poll_seconds: float,
         alerts: dict[str, Any] | None = None,
+        report_seconds: float = 60.0,
     ) -> None:
         super().__init__(
             pipeline=pipeline,
@@ -175,8 +178,10 @@ class CdcStreamTrigger(BookkeepingTrigger):
             supervisor=supervisor,
             poll_seconds=poll_seconds,
             alerts=alerts,
+            report_seconds=report_seconds,
         )
         self._cancelled = False
+        self._reports = Reports(report_seconds)
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Watch until the epoch is over."""
@@ -197,7 +202,7 @@ class CdcStreamTrigger(BookkeepingTrigger):
         # Not at once: what could not be written down after it was told would be told all the time.
         told, asked = float("-inf"), time.monotonic()
         watch, what = Watch(k["epoch"]), f"epoch {k['epoch']} of the stream of {k['pipeline']}"
-        self._began = said = time.monotonic()
+        self._began = time.monotonic()
 
         def look(store: Store) -> StreamRow | None:
             row = store.supervise(k["pipeline"], k["epoch"], k["supervisor"])
@@ -213,9 +218,8 @@ class CdcStreamTrigger(BookkeepingTrigger):
             if verdict is not None:
                 yield await self._event({"epoch": k["epoch"], "found": k["found"], "verdict": str(verdict)})
                 return
-            if row is not None and time.monotonic() - said > _LINE_SECONDS:
-                said = time.monotonic()
-                await self._say()
+            if row is not None and self._reports.due:
+                await self._report(row)
             if row is not None and time.monotonic() - told > STATS_SECONDS:
                 told = time.monotonic()
                 await self._books.ask(partial(tell, pipeline=k["pipeline"]))
@@ -225,6 +229,13 @@ class CdcStreamTrigger(BookkeepingTrigger):
                     yield await self._event({"epoch": k["epoch"], "found": k["found"], "alerts": True})
                     return
             await asyncio.sleep(k["poll_seconds"])
+
+    async def _report(self, row: StreamRow) -> None:
+        found = await self._books.ask(partial(self._reports.look, run=row))
+        if found is not None:
+            for line in found[1]:
+                self.log.info("%s", line)
+            await in_thread(self._reports.push, found[0], self.task_instance, self.log)
 
     async def on_kill(self) -> None:
         """Stop the epoch at a transaction boundary, if the task really is no longer deferred.
@@ -283,19 +294,6 @@ class CdcStreamTrigger(BookkeepingTrigger):
             except Exception as error:
                 self.log.warning("could not find out whether the task of epoch %s is deferred: %s", k["epoch"], error)
                 await asyncio.sleep(_RETRY_SECONDS)
-
-    async def _say(self) -> None:
-        k = self._kwargs
-        batches = await self._books.ask(lambda store: store.recent_batches(k["pipeline"], 1))
-        if batches:
-            end = batches[0].end_offset or {}
-            self.log.info(
-                "epoch %s runs; last batch to %s:%s at %s",
-                k["epoch"],
-                end.get("file"),
-                end.get("position"),
-                batches[0].committed_at,
-            )
 
 
 class CdcPauseTrigger(BaseTrigger):

@@ -48,6 +48,7 @@ def site(
             env={"CDC_LAKE": str(lake)},
             config={
                 "core": {"parallelism": 3},  # a Spark driver needs a core to start in reasonable time
+                "cdc": {"report_seconds": 3},
                 "triggerer": {"triggerer_health_check_threshold": 6},
                 "metrics": {
                     "otel_on": True,

@@ -30,6 +30,18 @@ def test_the_life_of_a_stream(site: Site) -> None:
             found = client.task_instance(dag, run, f"life.{of}", 0 if of == "snapshot" else -1).raw
             assert (found["pool_slots"], found["max_tries"]) == (slots, tries)
 
+        # While the task is deferred, its XCom and its log say how far the stream is, and what the driver says.
+        def known() -> bool:
+            found = client.xcom(dag, run, task, "lag")
+            return bool(found) and found["lag_seconds"] is not None and found["batches"] > 0
+
+        site.wait("the lag", known)
+        assert client.task_instance(dag, run, task).state == "deferred"
+        assert client.xcom(dag, run, task, "lag")["epoch"] == first.epoch
+        said = client.log(dag, run, task)
+        assert "bytes behind the source" in said and f"the driver's log {first.log}:" in said
+        site.wait("what the driver says", lambda: "batch to binlog." in client.log(dag, run, task))
+
         # Airflow's processes may die: the stream does not notice, and is looked after again when they are back.
         for part in ("scheduler", "dag-processor", "api-server", "triggerer"):
             site.airflow.process(part).kill_all()

@@ -37,13 +37,13 @@ def file(site: Site) -> Iterator[Path]:
     site.server.execute(f"DROP DATABASE {NAME}")
 
 
-def copies(site: Site, file: Path, *tables: str) -> None:
+def copies(site: Site, file: Path, *tables: str, **stream: object) -> None:
     value = {
         "name": NAME,
         "source": {"conn_id": "cdc_source", "tables": [rf"{NAME}\.{table}" for table in tables]},
         "sink": {"path": f"{site.lake}-{NAME}"},
         "state": {"conn_id": "cdc_state"},
-        "stream": {"reread": "ask"},
+        "stream": {"reread": "ask", **stream},
     }
     file.write_text(json.dumps(value))  # JSON is YAML
 
@@ -137,6 +137,20 @@ def test_tables_that_are_suspended_added_and_removed(site: Site, file: Path) -> 
     # All of it was one epoch of one stream, which ends in good order: nothing is suspended.
     now = site.stream(NAME)
     assert (now.epoch, now.pid, now.state) == (first.epoch, first.pid, "running")
+    # A task that comes with other settings: the next epoch has them, and the first task looks after that one.
+    copies(site, file, "two", "three", trigger_seconds=0.3)
+    newer = client.trigger("changed")
+    now = site.wait_epoch(NAME, first.epoch)
+    client.wait_state("changed", newer, "stream", "deferred")
+    client.wait_state(dag, run, "tables.stream", "deferred")
+    assert f"changed since epoch {first.epoch} began: stream.trigger_seconds. It is asked to stop" in client.log(
+        "changed", newer, "stream"
+    )
+    changed(site, 13, "one", "two", "three")
+    site.wait("the changes", lambda: equal(site, "two", "three"))
+    now = site.stream(NAME)
+    assert (now.epoch, now.state) == (first.epoch + 1, "running")
+
     # Tasks ask how it is, and stop it; its own task succeeds, as if a person had stopped it.
     asked = client.trigger("asked")
     client.wait_run("asked", asked, "failed")
@@ -145,6 +159,7 @@ def test_tables_that_are_suspended_added_and_removed(site: Site, file: Path) -> 
     assert {table["state"] for table in status["tables"]} == {"streaming", "removed"}
     assert (stopped["epoch"], stopped["state"]) == (now.epoch, "stopped") and stopped["end"]["file"]
     client.wait_run(dag, run)
+    client.wait_run("changed", newer)
     for other in others:
         client.wait_run("pausing", other)
     assert client.xcom(dag, run, "tables.stream")["end"] == stopped["end"]

@@ -81,6 +81,9 @@ with DAG("again", schedule=None, max_active_runs=1, default_args=RETRIES):
 with DAG("pausing", schedule=None, max_active_runs=2, params={"pause": None}, default_args=RETRIES):
     CdcStreamOperator(task_id="stream", pipeline=TABLES, paused="{{ params.pause }}", poll_seconds=1)
 
+with DAG("changed", schedule=None, max_active_runs=1):
+    CdcStreamOperator(task_id="stream", pipeline=TABLES)
+
 with DAG("asked", schedule=None, max_active_runs=1):
     (
         CdcStatusOperator(task_id="status", pipeline=TABLES, fail_on=["suspended", "stopped"])
