@@ -45,21 +45,22 @@ class Database:
         self._writer = engine.execution_options(cdc_write=True)
 
     @classmethod
-    def open(cls, url: str | URL, *, migrate: bool) -> Self:
+    def open(cls, url: str | URL, *, migrate: bool, create: bool = True) -> Self:
         """Connect.
 
         :param url: SQLAlchemy URL; a SQLite file has an absolute path.
         :param migrate: create the tables and bring them up to date. Otherwise nothing is created, not even a file.
+        :param create: ``False``: only bring tables up to date that are there.
         :raises NotReadyError: if the database is not usable, or is not set up and ``migrate`` is off.
         :raises TransientError: if the database cannot be reached.
         """
         url = make_url(url)
         if url.get_backend_name() == "sqlite":
-            _prepare_file(Path(url.database or ""), migrate)
+            _prepare_file(Path(url.database or ""), migrate and create)
         engine = make_engine(url)
         database = cls(engine)
         try:
-            database._set_up(migrate)
+            database._set_up(migrate, create)
         except exc.DBAPIError as error:
             database.close()
             if engine.dialect.name == "sqlite" and "locked" not in str(error.orig):
@@ -90,7 +91,7 @@ class Database:
         # Without what is behind the question mark, the password of a key for one.
         return self._engine.url.set(query={}).render_as_string(hide_password=True)
 
-    def _set_up(self, migrate: bool) -> None:
+    def _set_up(self, migrate: bool, create: bool) -> None:
         """Compare the version of the tables with the one of this package; migrate if asked to."""
         with self._engine.connect() as connection:
             found = _version(connection)
@@ -101,9 +102,10 @@ class Database:
         if found is not None and found not in revisions():
             message = f"bookkeeping database {self.label} was made by a newer version ({found})"
             raise NotReadyError(message, "Upgrade airflow-provider-cdc")
-        if not migrate:
-            message = f"bookkeeping database {self.label} is not set up"
-            raise NotReadyError(message, "Run `airflow-cdc snapshot` or `airflow-cdc run` first")
+        if not migrate or (found is None and not create):
+            what = "is not set up" if found is None else f"is of an older version ({found})"
+            message = f"bookkeeping database {self.label} {what}"
+            raise NotReadyError(message, "Run `airflow-cdc snapshot`, `airflow-cdc run` or `airflow-cdc status` first")
         with _patient(self._engine.url) as connection:
             # One migration at a time: the second finds nothing left to do. SQLite has its write lock already.
             if connection.dialect.name == "postgresql":

@@ -106,5 +106,6 @@ class Bookkeeping:
         with self._opening:
             if self._store is None:
                 url = database_url(resolve(self._conn_id)) if self._conn_id else f"sqlite:///{self._path}"
-                self._store = Store.open(url, migrate=False)
+                # After an upgrade the triggerer may be the first to look; what is not there, it does not make.
+                self._store = Store.open(url, migrate=True, create=False)
             return self._store
