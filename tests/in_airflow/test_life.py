@@ -145,6 +145,8 @@ def test_a_stream_that_keeps_its_worker(site: Site) -> None:
         site.wait_batch(name, second.epoch)
         assert client.task_instance(dag, run, task).try_number == 1
         site.wait_numbers(name)  # by the task
+        assert client.xcom(dag, run, task, "lag")["epoch"] == second.epoch
+        assert f"the driver's log {second.log}:" in client.log(dag, run, task)
         client.mark(dag, run, task, "failed")
         site.wait("the end of that epoch", lambda: site.stream(name).state == "stopped")
         last = site.stream(name).epoch
