@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+import asyncio
+from contextlib import closing, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from airflow_provider_cdc.store import Store
+from airflow_provider_cdc.triggers.cdc import CdcStreamTrigger
 from airflow_provider_cdc.triggers.reports import DriverLog, numbers, text_of
 
 
@@ -38,6 +41,41 @@ def test_a_stream_of_a_terminal() -> None:
     log = DriverLog()
     assert log.lines(None, "far") == ["the stream was started on far by the command line, and its lines are there"]
     assert log.lines(None, "far") == []
+
+
+def test_a_trigger_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Now and then; a report that Airflow does not take ends no watch."""
+    said: list[str] = []
+    (tmp_path / "stream.log").write_text("a line of the driver\n")
+    with closing(Store.open(f"sqlite:///{tmp_path}/books.db", migrate=True)) as store:
+        store.register("p", "server")
+        details = {"log": f"{tmp_path}/stream.log"}
+        epoch = store.new_epoch("p", 0, "h", 1, 1.0, details=details)
+        trigger = CdcStreamTrigger(
+            pipeline="p",
+            epoch=epoch,
+            found=False,
+            state_conn_id=None,
+            state_path=f"{tmp_path}/books.db",
+            supervisor="a task",
+            poll_seconds=0.05,
+            report_seconds=0.5,
+        )
+        trigger.task_instance = SimpleNamespace(dag_id="d", run_id="r", task_id="t", map_index=None)  # type: ignore[assignment]
+        monkeypatch.setattr(trigger.log, "info", lambda text, *args: said.append(text % args))
+        monkeypatch.setattr(trigger.log, "warning", lambda text, *args: said.append(text % args))
+
+        async def main() -> None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(2.2):
+                    async for event in trigger.run():
+                        said.append(str(event))
+
+        asyncio.run(main())
+    reports = [line for line in said if line.startswith(f"epoch {epoch}: ")]
+    assert 3 <= len(reports) <= 5 and said.count("a line of the driver") == 1
+    assert len([line for line in said if line.startswith("the XCom lag cannot be written now")]) == 1
+    assert len(said) == len(reports) + 3  # and where the driver's log is
 
 
 @pytest.mark.parametrize("known", [True, False])
