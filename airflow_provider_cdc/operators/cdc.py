@@ -287,6 +287,11 @@ class CdcVerifyOperator(PipelineOperator):
         self.repair = repair
         self._driver: Driver | None = None
 
+    @classmethod
+    def get_serialized_fields(cls) -> frozenset[str]:
+        """What Airflow keeps of the task: the page tells those that repair from the others."""
+        return frozenset(super().get_serialized_fields() | {"repair"})
+
     def execute(self, context: Context) -> list[dict[str, Any]]:
         """Run a driver and relay what it says."""
         from airflow_provider_cdc.core.selection import Selection

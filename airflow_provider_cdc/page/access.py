@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from airflow.api_fastapi.app import get_auth_manager
+from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity, DagDetails
 from airflow.api_fastapi.core_api.security import GetUserDep
+from airflow.models.dag import DagModel
 from fastapi import Depends
 
 
@@ -34,12 +36,22 @@ def _rights(user: GetUserDep) -> Rights:
     return Rights(frozenset(dags), bool(manager.is_authorized_connection(method="GET", user=user)))
 
 
-def may_act(user: Any, dags: Collection[str]) -> bool:
-    """Whether a user may act on a pipeline: who may edit one of its DAGs; without a DAG, who may edit connections."""
+def may_edit(user: Any, dags: Collection[str]) -> bool:
+    """Whether a user may edit task instances of one of these DAGs, as clearing one takes; without a DAG, connections."""
     manager: Any = get_auth_manager()
     if dags:
-        return bool(set(manager.get_authorized_dag_ids(user=user, method="PUT")).intersection(dags))
+        return any(_may(user, dag, "PUT", DagAccessEntity.TASK_INSTANCE) for dag in dags)
     return bool(manager.is_authorized_connection(method="PUT", user=user))
+
+
+def may_trigger(user: Any, dags: Collection[str]) -> bool:
+    """Whether a user may start a run of one of these DAGs."""
+    return any(_may(user, dag, "POST", DagAccessEntity.RUN) for dag in dags)
+
+
+def _may(user: Any, dag: str, method: Any, entity: DagAccessEntity) -> bool:
+    details = DagDetails(id=dag, team_name=DagModel.get_team_name(dag))
+    return bool(get_auth_manager().is_authorized_dag(method=method, access_entity=entity, details=details, user=user))
 
 
 #: The rights of the user of a request; 401 without one.

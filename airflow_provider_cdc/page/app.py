@@ -13,7 +13,7 @@ from fastapi.responses import FileResponse, JSONResponse
 
 from airflow_provider_cdc.exceptions import CdcError
 from airflow_provider_cdc.page import actions, views
-from airflow_provider_cdc.page.access import Rights, RightsDep, may_act
+from airflow_provider_cdc.page.access import Rights, RightsDep, may_edit
 from airflow_provider_cdc.page.books import Trouble
 from airflow_provider_cdc.page.found import Place, PlaceDep, ShownDep
 
@@ -98,9 +98,14 @@ def where(
 
 @router.get("/api/pipelines/{book}/{name}")
 def pipeline(user: GetUserDep, rights: RightsDep, shown: ShownDep) -> dict[str, Any]:
-    """One pipeline, and whether the user may act on it."""
-    view = views.pipeline_view(shown.book.reader(), shown, rights.dags)
-    return {**view, "may_act": may_act(user, shown.dags)}
+    """One pipeline, and what the user may do with it."""
+    reader, acts = shown.book.reader(), may_edit(user, shown.dags)
+    view = views.pipeline_view(reader, shown, rights.dags)
+    retriable = set(actions.retriable(shown)) if acts and shown.found.snapshot else set()
+    for group in view["groups_list"]:
+        group["retry"] = acts and (group["state"] == "failed" or (group["state"] != "done" and group["no"] in retriable))
+    view["requests"] = views.requests_view(reader, shown.found.name, acts)
+    return {**view, "may_act": acts, "offers": actions.offers(user, shown) if acts else []}
 
 
 @router.get("/api/pipelines/{book}/{name}/chunks")

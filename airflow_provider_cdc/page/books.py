@@ -16,6 +16,8 @@ from airflow_provider_cdc.connections import Connection, database_url
 from airflow_provider_cdc.core.supervision import Pulse
 from airflow_provider_cdc.exceptions import CdcError, NotReadyError, TransientError
 from airflow_provider_cdc.page.declared import Declared
+from airflow_provider_cdc.page.rates import Rate
+from airflow_provider_cdc.store.models import TableStateRow
 from airflow_provider_cdc.store.reading import Overview, Reader
 
 #: Seconds for which an overview is good, and for which a database that did not answer is not asked again.
@@ -47,6 +49,7 @@ class Book:
     _asked: float = float("-inf")
     _error: CdcError | None = None
     _pulses: dict[tuple[object, ...], Pulse] = field(default_factory=dict, repr=False)
+    _rates: dict[tuple[str, str, str], Rate] = field(default_factory=dict, repr=False)
 
     def reader(self) -> Reader:
         """The database, connected.
@@ -104,6 +107,13 @@ class Book:
             )
         )
 
+    def rates(self, row: TableStateRow) -> tuple[float, ...] | None:
+        """Inserts, updates and deletes a second that the stream applies to a table, if that can be told by now."""
+        counts = (row.inserts, row.updates, row.deletes)
+        with self._lock:
+            rate = self._rates.setdefault((row.pipeline, row.database, row.name), Rate())
+            return rate.see(row.updated_at, counts, time.monotonic())
+
     def _beats(self, owner: tuple[object, ...], beat: object) -> bool | None:
         with self._lock:
             return self._pulses.setdefault(owner, Pulse()).see(beat, time.monotonic())
@@ -128,16 +138,16 @@ class Trouble:
 
 @dataclass(frozen=True)
 class Shown:
-    """A pipeline, and the tasks that work for it: pairs of DAG and task."""
+    """A pipeline, and the tasks that work for it."""
 
     book: Book
     found: Overview
-    tasks: tuple[tuple[str, str], ...]
+    declared: tuple[Declared, ...]
 
     @property
     def dags(self) -> tuple[str, ...]:
         """Ids of its DAGs; none if it was made by the command line."""
-        return tuple(dict.fromkeys(dag for dag, _ in self.tasks))
+        return tuple(dict.fromkeys(one.dag for one in self.declared))
 
 
 class Books:
@@ -180,9 +190,9 @@ class Books:
             except CdcError as error:
                 troubles.append(_trouble(book.label, error, declared))
             else:
-                names: dict[str, list[tuple[str, str]]] = {}
+                names: dict[str, list[Declared]] = {}
                 for one in declared:
-                    names.setdefault(one.name, []).append((one.dag, one.task))
+                    names.setdefault(one.name, []).append(one)
                 shown += [Shown(book, row, tuple(names.get(row.name, ()))) for row in found]
             finally:
                 with self._lock:
@@ -199,7 +209,7 @@ class Books:
         if book is None:
             return None
         row = next((row for row in book.overview() if row.name == name), None)
-        return row and Shown(book, row, tuple((one.dag, one.task) for one in declared if one.name == name))
+        return row and Shown(book, row, tuple(one for one in declared if one.name == name))
 
     def close(self) -> None:
         """Give back all connections."""

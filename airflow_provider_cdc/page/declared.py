@@ -26,6 +26,9 @@ class Declared:
     :param name: name of the pipeline; empty if it cannot be told.
     :param conn_id: ``state.conn_id``, or ``None``.
     :param file: the SQLite file that is the bookkeeping without one.
+    :param kind: the operator's class.
+    :param repair: whether it is a comparison that repairs.
+    :param groups: of a task that reads chunk groups: which ones, or the id of the task that says so.
     """
 
     dag: str
@@ -33,6 +36,20 @@ class Declared:
     name: str = ""
     conn_id: str | None = None
     file: str | None = None
+    kind: str = ""
+    repair: bool = False
+    groups: tuple[Any, ...] | str | None = None
+
+
+@dataclass(frozen=True)
+class _Task:
+    """A task of ours, as Airflow keeps it; ``pipeline`` is what it says of its pipeline."""
+
+    task: str
+    kind: str
+    pipeline: Any
+    repair: bool
+    groups: tuple[Any, ...] | str | None
 
 
 class Declarations:
@@ -44,7 +61,7 @@ class Declarations:
     def __init__(self, session: Callable[[], Any]) -> None:
         self._session = session
         self._lock = threading.Lock()
-        self._dags: dict[str, tuple[object, tuple[tuple[str, Any], ...]]] = {}
+        self._dags: dict[str, tuple[object, tuple[_Task, ...]]] = {}
         self._found: list[Declared] = []
         self._until = 0.0
 
@@ -54,7 +71,7 @@ class Declarations:
             if time.monotonic() >= self._until:
                 with self._session() as session:
                     self._refresh(session)
-                    self._found = [_declared(session, dag, *task) for dag in self._dags for task in self._dags[dag][1]]
+                    self._found = [_declared(session, dag, task) for dag in self._dags for task in self._dags[dag][1]]
                 self._until = time.monotonic() + _FRESH
             return self._found
 
@@ -62,7 +79,7 @@ class Declarations:
         """What the tasks of one DAG have: where that depends on the run, what they had in this one."""
         self.all()
         with self._session() as session:
-            return [_declared(session, dag, *task, run=run) for task in self._dags.get(dag, ((), ()))[1]]
+            return [_declared(session, dag, task, run=run) for task in self._dags.get(dag, ((), ()))[1]]
 
     def _refresh(self, session: Any) -> None:
         """Read those DAGs again that are not as they were."""
@@ -88,13 +105,28 @@ class Declarations:
                 self._dags[dag] = version, tuple(_tasks(row.data if row is not None else None))
 
 
-def _tasks(data: Mapping[str, Any] | None) -> Iterator[tuple[str, Any]]:
-    """The tasks of ours in a DAG as Airflow keeps it, each with its pipeline."""
+def _tasks(data: Mapping[str, Any] | None) -> Iterator[_Task]:
+    """The tasks of ours in a DAG as Airflow keeps it."""
     for encoded in ((data or {}).get("dag") or {}).get("tasks", ()):
         task = encoded.get("__var", encoded)
         if str(task.get("_task_module", "")).startswith(_OURS):
-            value = task.get("pipeline", _plain(task.get("partial_kwargs", {})).get("pipeline"))
-            yield str(task["task_id"]), _plain(value)
+            said = {**_plain(task.get("partial_kwargs", {})), **task}
+            yield _Task(
+                str(task["task_id"]),
+                str(task.get("task_type", "")),
+                _plain(said.get("pipeline")),
+                bool(said.get("repair", False)),
+                _groups(task),
+            )
+
+
+def _groups(task: Mapping[str, Any]) -> tuple[Any, ...] | str | None:
+    """The chunk groups of a task: what it is mapped over, or has."""
+    mapped = _plain(task.get("expand_input", {})).get("value")
+    group = mapped.get("group") if isinstance(mapped, Mapping) else _plain(task.get("group"))
+    if isinstance(group, Mapping) and set(group) == {"task_id", "key"}:  # what another task returns
+        return str(group["task_id"])
+    return tuple(group) if isinstance(group, list) else None if group is None else (group,)
 
 
 def _plain(value: Any) -> Any:
@@ -106,12 +138,13 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, list) else value
 
 
-def _declared(session: Any, dag: str, task: str, value: Any, run: str | None = None) -> Declared:
+def _declared(session: Any, dag: str, task: _Task, run: str | None = None) -> Declared:
     """What a task says of its pipeline; what it only says when it runs is what it said the last time."""
-    said = _parsed(value)
+    said = _parsed(task.pipeline)
     if said is None:
-        said = _parsed(_rendered(session, dag, task, run))
-    return Declared(dag, task) if said is None else Declared(dag, task, *said)
+        said = _parsed(_rendered(session, dag, task.task, run))
+    how: dict[str, Any] = {"kind": task.kind, "repair": task.repair, "groups": task.groups}
+    return Declared(dag, task.task, *(said or ()), **how)
 
 
 def _parsed(value: Any) -> tuple[str, str | None, str | None] | None:

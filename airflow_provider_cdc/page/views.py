@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 from itertools import groupby
+from statistics import median
 from typing import Any
 
 from airflow_provider_cdc.page.books import Shown
@@ -18,7 +19,7 @@ _RANKS = (FAILED, WARNING, WORKING, IDLE)
 LAGGING, PURGING = 60.0, 12.0
 #: Points of a chart, and batches that are read for one.
 _BINS, _BATCHES = 240, 10_000
-_EVENTS, _RUNS, _NEWEST_BATCHES = 100, 20, 20
+_EVENTS, _RUNS, _NEWEST_BATCHES, _REQUESTS = 100, 20, 20, 20
 
 
 def iso(at: datetime | None) -> str | None:
@@ -126,13 +127,13 @@ def pipeline_view(reader: Reader, shown: Shown, readable: Collection[str]) -> di
     line, lost = pipeline_line(shown, readable), shown.book.lost(shown.found)
     return {
         **line,
-        "tasks": [{"dag": dag, "task": task} for dag, task in shown.tasks if dag in readable],
+        "tasks": [{"dag": one.dag, "task": one.task} for one in shown.declared if one.dag in readable],
         "server": shown.found.server,
         "lineage": lineage and {"server": lineage.server, "file": lineage.start_file, "at": lineage.start_position},
         "generation": generation,
         "snapshot": None if times is None else _snapshot(times, groups),
         "groups_list": [_group(group, lost) for group in groups],
-        "tables_list": _tables(reader, name, generation, line["phase"]),
+        "tables_list": _tables(reader, shown, generation, line["phase"]),
         "stream": _run(runs[0], pace) if runs else None,
         "runs": [_old_run(run) for run in runs],
         "batches": [_batch(row) for row in reader.recent_batches(name, _NEWEST_BATCHES)],
@@ -182,8 +183,9 @@ def _group(group: GroupRow, lost: Collection[int]) -> dict[str, Any]:
     }
 
 
-def _tables(reader: Reader, name: str, generation: int, phase: str) -> list[dict[str, Any]]:
+def _tables(reader: Reader, shown: Shown, generation: int, phase: str) -> list[dict[str, Any]]:
     """Tables by name: what the snapshot has read of each, and how it stands, if a driver has said so."""
+    name = shown.found.name
     progress = {(row.database, row.table): row for row in reader.progress(name, generation)}
     stands = {(row.database, row.name): row for row in reader.table_states(name)}
     planned = {(database, table): rows for database, table, rows in reader.table_names(name, generation)}
@@ -194,11 +196,11 @@ def _tables(reader: Reader, name: str, generation: int, phase: str) -> list[dict
         state = ("streaming" if phase == "streaming" else "copied") if complete else "snapshot"
         values = {column: getattr(read, column, 0) for column in ("chunks", "done", "rows", "bytes", "corrected")}
         line = {"database": key[0], "table": key[1], "state": state, "rows_estimate": planned.get(key), **values}
-        lines.append(line if stand is None else line | _standing(stand))
+        lines.append(line if stand is None else line | _standing(stand, shown.book.rates(stand)))
     return lines
 
 
-def _standing(row: TableStateRow) -> dict[str, Any]:
+def _standing(row: TableStateRow, rates: Sequence[float] | None) -> dict[str, Any]:
     names = ("state", "position", "kind", "reason", "remedy", "inserts", "updates", "deletes", "last_verified")
     return {
         **{name: getattr(row, name) for name in names},
@@ -206,7 +208,26 @@ def _standing(row: TableStateRow) -> dict[str, Any]:
         "since": iso(row.since),
         "verified_at": iso(row.last_verified_at),
         "definitions": row.definitions,
+        "rates": None if rates is None else dict(zip(("inserts", "updates", "deletes"), rates, strict=True)),
     }
+
+
+def requests_view(reader: Reader, name: str, whole: bool) -> list[dict[str, Any]]:
+    """What people want of the stream.
+
+    :param whole: with the conditions, which hold keys that somebody has typed.
+    """
+    names = ("id", "kind", "table", "by", "state", "outcome")
+    return [
+        {
+            **{column: getattr(row, column) for column in names},
+            "condition": row.condition if whole else None,
+            "part": row.condition is not None,
+            "at": iso(row.at),
+            "finished_at": iso(row.finished_at),
+        }
+        for row in reader.requests(name, _REQUESTS)
+    ]
 
 
 def _place(offset: Any) -> dict[str, Any] | None:
@@ -235,6 +256,7 @@ def _run(run: StreamRow, pace: Pace | None) -> dict[str, Any]:
     return {
         **_old_run(run),
         "desired_state": run.desired_state,
+        "paused_by": run.paused_by,
         "supervisor": run.supervisor,
         "supervised_at": iso(run.supervised_at),
         "progress_at": iso(run.progress_at),
@@ -299,8 +321,9 @@ def chunks_view(reader: Reader, shown: Shown, generation: int, groups: Collectio
 
 
 def lag_view(reader: Reader, name: str, minutes: int, now: datetime) -> dict[str, Any]:
-    """Batches of the last minutes, summed up in even steps: start of each, its changes and bytes a second, and p50 and
-    p95 of the lag in seconds, weighted by changes. Steps without a batch are left out.
+    """Batches of the last minutes, summed up in even steps: start of each, its changes and bytes a second, p50 and p95
+    of the lag in seconds, weighted by changes, and median and maximum of the seconds that batches took. Steps without
+    a batch are left out.
     """
     since, step = now - timedelta(minutes=minutes), minutes * 60 / _BINS
     rows = reader.batches_since(name, since, _BATCHES)
@@ -314,6 +337,8 @@ def lag_view(reader: Reader, name: str, minutes: int, now: datetime) -> dict[str
                 round(sum(row.bytes for row in found) / step, 1),
                 _weighted(found, "lag_p50_ms", 0.5),
                 _weighted(found, "lag_p95_ms", 0.95),
+                round(median(row.seconds for row in found), 4),
+                round(max(row.seconds for row in found), 4),
             ]
         )
     return {"since": since.timestamp(), "until": now.timestamp(), "step": step, "points": points}

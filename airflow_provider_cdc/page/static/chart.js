@@ -2,7 +2,9 @@
 
 import { s, h } from "./dom.js";
 
-const W = 400, H = 130, LEFT = 44, BOTTOM = 18, TOP = 8;
+const W = 400, H = 130, BOTTOM = 18, TOP = 8;
+//: Width of a character of a label, and what is left free around it.
+const CHARACTER = 6.4, FREE = 10;
 
 /** A round number at or above `n`. */
 function ceiling(n) {
@@ -25,7 +27,8 @@ export function chart(label, data, series, say) {
     ? series.map((line) => `${line.name} ${say(newest[line.column])}`).join(", ")
     : "no values in this time";
   const top = ceiling(Math.max(...used.flatMap((p) => series.map((line) => p[line.column] ?? 0)), 0));
-  const x = (t) => LEFT + ((W - LEFT - 6) * (t - since)) / (until - since);
+  const left = FREE + CHARACTER * Math.max(...[0, 0.5, 1].map((part) => say(top * part).length));
+  const x = (t) => left + ((W - left - 6) * (t - since)) / (until - since);
   const y = (v) => H - BOTTOM - ((H - BOTTOM - TOP) * v) / top;
   const path = (column) => {
     let d = "", last = null;
@@ -40,8 +43,8 @@ export function chart(label, data, series, say) {
   const long = until - since > 86400;
   const svg = s("svg", { class: "chart", viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": `${label}: ${words}` },
     [0, 0.5, 1].map((part) => [
-      s("line", { class: "grid", x1: LEFT, x2: W - 6, y1: y(top * part), y2: y(top * part) }),
-      s("text", { x: LEFT - 6, y: y(top * part) + 4, "text-anchor": "end" }, say(top * part)),
+      s("line", { class: "grid", x1: left, x2: W - 6, y1: y(top * part), y2: y(top * part) }),
+      s("text", { x: left - 6, y: y(top * part) + 4, "text-anchor": "end" }, say(top * part)),
     ]),
     [0, 0.5, 1].map((part) => s("text", { x: x(since + (until - since) * part), y: H - 4, "text-anchor": ["start", "middle", "end"][part * 2] }, clock(since + (until - since) * part, long))),
     series.map((line) => s("path", { class: line.cls, d: path(line.column), "vector-effect": "non-scaling-stroke" })));

@@ -75,23 +75,13 @@ export async function ask(path, signal) {
 }
 
 /** Do something: asked of nobody but this page, which the header says. */
-export async function act(path) {
-  const answer = await fetch(path, { method: "POST", headers: { "X-CDC-Page": "1" } });
-  if (!answer.ok) throw new Error((await answer.json().catch(() => ({}))).detail ?? `The server answered ${answer.status}`);
-  return answer.json();
-}
-
-/** Say what will be done, and ask. The frame may open no window of the browser's own. */
-export function sure(what, yes) {
-  return new Promise((answer) => {
-    const words = h("p", { id: "sure" }, what), go = h("button", null, yes), no = h("button", null, "Cancel");
-    const box = h("dialog", { "aria-labelledby": "sure" }, words, h("div", { class: "top" }, go, no), h("p", { class: "error", role: "alert" }));
-    box.addEventListener("close", () => { box.remove(); answer(box.returnValue === "yes"); });
-    go.addEventListener("click", () => box.close("yes"));
-    no.addEventListener("click", () => box.close("no"));
-    document.body.append(box);
-    box.showModal();
-  });
+export async function act(path, about) {
+  const headers = { "X-CDC-Page": "1", "Content-Type": "application/json", Accept: "application/json" };
+  const answer = await fetch(path, { method: "POST", headers, body: JSON.stringify(about) });
+  const said = await answer.json().catch(() => ({}));
+  if (answer.ok) return said;
+  const words = typeof said.detail === "string" ? said.detail : `The server answered ${answer.status}`;
+  throw new Error(said.remedy ? `${words}. ${said.remedy}` : words);
 }
 
 const NUMBER = new Intl.NumberFormat("en");

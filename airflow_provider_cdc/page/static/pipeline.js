@@ -2,7 +2,8 @@
 
 import { chart } from "./chart.js";
 import { ChunkMap } from "./chunkmap.js";
-import { act, ago, airflow, ask, bytes, fill, h, many, number, rate, seconds, sure, table } from "./dom.js";
+import { choose, offer, perform, requests, why } from "./acts.js";
+import { ago, airflow, ask, bytes, fill, h, many, number, rate, seconds, table } from "./dom.js";
 
 const BAD = new Set(["table_suspended", "reread_dropped", "table_refused"]);
 const WARN = new Set(["failover", "reread", "restart", "table_removed", "table_emptied"]);
@@ -30,6 +31,15 @@ function lanes(p) {
       stream?.at ? place(stream.at) : null));
 }
 
+const median = (values) => (values.length ? [...values].sort((a, b) => a - b)[values.length >> 1] : null);
+
+/** Changes a second of all tables, by operation; nothing until two looks have told. */
+function operations(p) {
+  const known = p.tables_list.filter((t) => t.rates);
+  if (!known.length || p.phase !== "streaming") return `${number(p.stream.changes)} in this run`;
+  return OPERATIONS.map((name) => `${name} ${rate(known.reduce((sum, t) => sum + t.rates[name], 0))}`).join(", ");
+}
+
 function tiles(p, lag) {
   const newest = lag?.points.filter((point) => point[4] !== null).at(-1);
   const tile = (head, value, foot) => h("div", { class: "card tile" }, h("small", null, head), h("b", { class: "num" }, value), h("small", null, foot ?? " "));
@@ -39,7 +49,8 @@ function tiles(p, lag) {
     tile("Rows", number(p.rows), p.rows_per_second ? `${rate(p.rows_per_second)} now` : "read so far"));
   if (p.stream) found.push(
     tile("Lag, p95", seconds(p.phase === "streaming" ? p.lag_seconds : null), newest ? `last with changes: ${seconds(newest[4])}` : "from commit to commit"),
-    tile("Changes", rate(p.changes_per_second), `${number(p.stream.changes)} in this run`),
+    tile("Changes", rate(p.changes_per_second), operations(p)),
+    tile("Merge", seconds(median(p.batches.map((b) => b.seconds))), `a batch; ${many(p.stream.batches, "batch", "batches")} in this run`),
     tile("Behind", bytes(p.lag_bytes), p.lag_unknown ?? "of binlog"),
     tile("Binlog read", bytes(p.stream.bytes), "in this run"));
   if (p.sampled_at) found.push(tile("Source keeps what is needed", p.purge_hours === null ? "for ever" : seconds(p.purge_hours * 3600), ["seen ", ago(p.sampled_at)]));
@@ -51,7 +62,7 @@ function events(p) {
   return h("ul", { class: "events" }, p.events.map((e) => h("li", { class: `ev ${BAD.has(e.kind) ? "bad" : WARN.has(e.kind) ? "warn" : ""}`, "data-key": e.id },
     h("b", null, e.kind.replaceAll("_", " ")), " ", h("small", null, ago(e.at)), h("div", null, e.detail),
     e.remedy && h("div", { class: "dim" }, e.remedy), e.by && h("small", null, `by ${e.by}`),
-    !e.acknowledged_by && p.may_act && h("div", null, h("button", { "data-acknowledge": e.id, "aria-label": `Acknowledge: ${e.detail}` }, "Acknowledge")),
+    !e.acknowledged_by && p.may_act && h("div", null, offer("acknowledge", "Acknowledge", { id: e.id }, { "aria-label": `Acknowledge: ${e.detail}` })),
     e.acknowledged_by && h("small", null, `${e.acknowledged_by} takes care of it since `, ago(e.acknowledged_at)))));
 }
 
@@ -68,12 +79,18 @@ function definitions(t) {
 const state = (t) => [h("span", { class: `dot ${t.state}` }), t.state === "snapshot" ? `snapshot, ${number(t.done)} of ${number(t.chunks)} chunks` : t.state,
   t.since && h("small", null, " since ", ago(t.since)), t.reason && h("div", { class: "error" }, t.reason), t.remedy && h("div", null, t.remedy)];
 
+const OPERATIONS = ["inserts", "updates", "deletes"];
+
+/** What the stream has applied of a table, and what it applies now, by operation. */
+const changes = (t) => t.inserts === undefined ? "–" : [number(t.inserts + t.updates + t.deletes),
+  OPERATIONS.map((name) => t[name] > 0 && h("small", { class: "line" }, `${number(t[name])} ${name}${t.rates ? `, ${rate(t.rates[name])}` : ""}`))];
+
 const TABLES = [
   ["table", (t) => [h("b", null, `${t.database}.${t.table}`), definitions(t)], { text: true }],
   ["state", state, { text: true }],
   ["rows read", (t) => number(t.rows), { r: true }],
   ["corrected", (t) => number(t.corrected), { r: true }],
-  ["changes", (t) => (t.inserts === undefined ? "–" : h("span", { title: `${t.inserts} inserts, ${t.updates} updates, ${t.deletes} deletes` }, number(t.inserts + t.updates + t.deletes))), { r: true }],
+  ["changes", changes, { r: true }],
   ["files", (t) => number(t.copy?.files), { r: true }],
   ["size", (t) => bytes(t.copy?.bytes ?? null), { r: true }],
   ["dead rows", (t) => (t.copy?.rows ? `${((100 * (t.copy.dead_rows ?? 0)) / t.copy.rows).toFixed(1)} %` : "–"), { r: true }],
@@ -87,6 +104,8 @@ const GROUPS = [
   ["tables", (g) => g.tables.join(", "), { text: true }],
   ["read by", (g) => g.holder ?? "", { text: true }],
 ];
+const TABLE_ACTS = ["actions", (t) => t.state !== "snapshot" && h("button", { type: "button", "data-table": `${t.database}.${t.table}`, "data-state": t.state, "aria-label": `Actions: ${t.database}.${t.table}` }, "Actions")];
+const GROUP_ACTS = ["actions", (g) => g.retry && offer("retry", `Retry group ${g.no}`, { group: g.no }, { short: "Retry" })];
 const BATCHES = [
   ["batch", (b) => `${b.epoch}.${b.batch}`],
   ["when", (b) => ago(b.at)],
@@ -121,45 +140,56 @@ function sums(p, seen) {
 export function pipeline(book, name) {
   const base = `api/pipelines/${book}/${encodeURIComponent(name)}`;
   const map = new ChunkMap(base), seen = [];
-  let minutes = 60, lag = null, lagAt = -Infinity, last = null;
+  let minutes = 60, lag = null, lagAt = -Infinity, last = null, asked = null;
+
+  async function click(main, pressed) {
+    if (!pressed) return;
+    try {
+      const { act: name, label, about, table: chosen, state } = pressed.dataset;
+      const [what, words, which] = chosen ? ((await choose(chosen, state)) ?? []) : [name, label, JSON.parse(about)];
+      if (!what || !(await perform(base, what, words, which))) return;
+      last = await ask(base);
+      sums(last, seen);
+      draw(main);
+      fill(document.getElementById("done"), `${words}: done.`);
+    } catch (error) {
+      fill(document.getElementById("banner"), h("b", null, error.message), error.remedy ? `. ${error.remedy}.` : ".");
+    }
+  }
 
   function draw(main) {
     const p = last;
     fill(main,
       h("nav", { "aria-label": "Way back" }, h("a", { href: "#/" }, "All pipelines")),
       h("div", { class: "top" }, h("h1", null, p.name), h("span", { class: `pill ${p.level}`, role: "status" }, p.phase.replace("_", " ")), p.says && h("span", { class: `pill ${p.level}` }, p.says),
+        p.stream?.paused_by && h("span", { class: "pill warning" }, `paused by ${p.stream.paused_by}`),
         h("span", { class: "dim" }, `server ${p.server}, bookkeeping in ${p.where}`), h("span", { class: "grow" }),
         p.dags.map((dag) => airflow(`dags/${encodeURIComponent(dag)}`, `DAG ${dag}`))),
+      p.offers.length > 0 && h("div", { class: "top", role: "group", "aria-label": "Actions" }, p.offers.map((o) =>
+        offer(o.act, o.label, {}, { "data-key": o.act, "aria-disabled": o.why_not ? "true" : null, title: o.why_not }))),
       p.error && h("section", { class: "card", "aria-label": "Error" }, h("h2", null, "Why it has stopped"), h("p", { class: "error" }, p.error)),
       lanes(p), tiles(p, lag),
       h("div", { class: "cols" },
         h("div", null, map.node.isConnected ? h("section", { "data-own": true }) : map.node,
-          h("section", { class: "card" }, h("h2", null, `Tables: ${number(p.tables_list.length)}`), h("div", { class: "scroll tall", tabindex: 0, role: "region", "aria-label": "Tables" }, table("Tables", TABLES, p.tables_list, (t) => `${t.database}.${t.table}`))),
-          h("section", { class: "card" }, h("h2", null, "Chunk groups"), h("div", { class: "scroll tall", tabindex: 0, role: "region", "aria-label": "Chunk groups" }, table("Chunk groups", GROUPS, p.groups_list, (g) => `group ${g.no}`))),
+          h("section", { class: "card" }, h("h2", null, `Tables: ${number(p.tables_list.length)}`), h("div", { class: "scroll tall", tabindex: 0, role: "region", "aria-label": "Tables" }, table("Tables", p.may_act ? [...TABLES, TABLE_ACTS] : TABLES, p.tables_list, (t) => `${t.database}.${t.table}`))),
+          h("section", { class: "card" }, h("h2", null, "Chunk groups"), h("div", { class: "scroll tall", tabindex: 0, role: "region", "aria-label": "Chunk groups" }, table("Chunk groups", p.groups_list.some((g) => g.retry) ? [...GROUPS, GROUP_ACTS] : GROUPS, p.groups_list, (g) => `group ${g.no}`))),
           p.batches.length > 0 && h("section", { class: "card", "data-key": "batches" }, h("h2", null, "Newest batches"), h("div", { class: "scroll tall", tabindex: 0, role: "region", "aria-label": "Newest batches" }, table("Newest batches", BATCHES, p.batches, (b) => `${b.epoch}.${b.batch}`))),
           p.runs.length > 0 && h("section", { class: "card", "data-key": "runs" }, h("h2", null, "Runs of the stream"), h("div", { class: "scroll tall", tabindex: 0, role: "region", "aria-label": "Runs of the stream" }, table("Runs of the stream", RUNS, p.runs, (r) => `epoch ${r.epoch}`)))),
         h("div", null,
           h("section", { class: "card" }, h("div", { class: "top" }, h("h2", null, "Lag and changes"), h("span", { class: "grow" }), h("select", { id: "minutes", "aria-label": "Time shown" }, MINUTES.map(([n, words]) => h("option", { value: n }, words)))),
             lag ? [h("h3", { class: "hidden" }, "Lag"), chart("Lag in seconds", lag, [{ name: "p50", column: 3, cls: "p50" }, { name: "p95", column: 4, cls: "p95" }], seconds),
-              h("h3", { class: "hidden" }, "Changes"), chart("Changes a second", lag, [{ name: "changes", column: 1, cls: "p50" }], rate)] : h("p", { class: "dim" }, "Reading …")),
+              h("h3", { class: "hidden" }, "Changes"), chart("Changes a second", lag, [{ name: "changes", column: 1, cls: "p50" }], rate),
+              h("h3", { class: "hidden" }, "Merges"), chart("Seconds to merge a batch", lag, [{ name: "median", column: 5, cls: "p50" }, { name: "longest", column: 6, cls: "p95" }], seconds)] : h("p", { class: "dim" }, "Reading …")),
           p.stream && h("section", { class: "card", "data-key": "stream" }, h("h2", null, "Where the stream is"), h("p", null, "Epoch ", p.stream.epoch, " on ", p.stream.host, ", last sign of life ", ago(p.stream.heartbeat_at), "."),
             p.stream.supervisor && h("p", null, "Looked after by ", p.stream.supervisor, ", ", ago(p.stream.supervised_at), "."),
             p.stream.at && [h("p", null, "Read up to ", place(p.stream.at)), p.stream.at.gtid_set && h("p", null, "GTIDs ", h("code", null, p.stream.at.gtid_set))],
             p.stream.log && h("p", null, "Log of its driver: ", h("code", null, p.stream.log))),
-          h("section", { class: "card" }, h("h2", null, "What happened"), h("div", { class: "tall", tabindex: 0, role: "region", "aria-label": "What happened" }, events(p))))));
-    main.onclick = async (event) => {
-      const id = event.target.closest?.("[data-acknowledge]")?.dataset.acknowledge;
-      if (!id || !(await sure("Your name is put beside this event, for everybody to see that you take care of it. Nothing else changes.", "Acknowledge"))) return;
-      try {
-        await act(`${base}/events/${id}/acknowledge`);
-      } catch (error) {
-        fill(document.getElementById("banner"), h("b", null, error.message));
-        return;
-      }
-      last = await ask(base);
-      sums(last, seen);
-      draw(main);
-    };
+          p.requests.length > 0 && h("section", { class: "card", "data-key": "requests" }, h("h2", null, "Wanted of the stream"), h("div", { class: "tall", tabindex: 0, role: "region", "aria-label": "Wanted of the stream" }, requests(p, ago))),
+          h("section", { class: "card" }, h("h2", null, "What happened"), h("div", { class: "tall", tabindex: 0, role: "region", "aria-label": "What happened" }, events(p))),
+          p.tables_list.length > 0 && h("section", { class: "card", "aria-label": "Why is this row as it is?" }, h("h2", null, "Why is this row as it is?"), why(p, asked)))));
+    main.onclick = (event) => click(main, event.target.closest?.("[data-act], [data-table]"));
+    const which = document.getElementById("why");
+    if (which) which.onchange = () => { asked = which.value; draw(main); };
     const choice = document.getElementById("minutes");
     choice.value = String(minutes);
     choice.onchange = () => { minutes = Number(choice.value); lagAt = -Infinity; };

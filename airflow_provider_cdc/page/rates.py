@@ -1,0 +1,36 @@
+"""Changes a second of a table, from two looks at what a driver has counted. It writes that down about once a minute."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+#: Seconds between two looks of a driver, and those after which one that wrote nothing has had nothing to write.
+LOOK, SILENT = 60.0, 150.0
+
+
+class Rate:
+    """The rates of one table's operations."""
+
+    def __init__(self) -> None:
+        self._at: datetime | None = None
+        self._counts: tuple[int, ...] = ()
+        self._rates: tuple[float, ...] | None = None
+        self._since = 0.0
+
+    def see(self, at: datetime, counts: tuple[int, ...], clock: float) -> tuple[float, ...] | None:
+        """Look at the counts.
+
+        :param at: when the driver wrote them, by its clock.
+        :param clock: seconds on this host's clock.
+        :returns: changes a second; ``None`` until that can be told.
+        """
+        if at != self._at:
+            if self._at is not None and self._at < at:
+                # A driver writes nothing of a table without changes: those of now are not spread over an hour before.
+                passed = (at - self._at).total_seconds()
+                seconds = passed if passed < SILENT else LOOK
+                self._rates = tuple(max(n - m, 0) / seconds for n, m in zip(counts, self._counts, strict=True))
+            self._at, self._counts, self._since = at, counts, clock
+        elif clock - self._since > SILENT:
+            self._rates = (0.0,) * len(counts)
+        return self._rates
