@@ -290,7 +290,7 @@ class CdcVerifyOperator(PipelineOperator):
     @classmethod
     def get_serialized_fields(cls) -> frozenset[str]:
         """What Airflow keeps of the task: the page tells those that repair from the others."""
-        return frozenset(super().get_serialized_fields() | {"repair"})
+        return frozenset(super().get_serialized_fields() | {"repair"})  # type: ignore[no-untyped-call]
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
         """Run a driver and relay what it says."""

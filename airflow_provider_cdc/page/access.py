@@ -37,7 +37,7 @@ def _rights(user: GetUserDep) -> Rights:
 
 
 def may_edit(user: Any, dags: Collection[str]) -> bool:
-    """Whether a user may edit task instances of one of these DAGs, as clearing one takes; without a DAG, connections."""
+    """Whether a user may edit task instances of one of these DAGs, as clearing takes; without a DAG, connections."""
     manager: Any = get_auth_manager()
     if dags:
         return any(_may(user, dag, "PUT", DagAccessEntity.TASK_INSTANCE) for dag in dags)

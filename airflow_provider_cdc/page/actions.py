@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from airflow.api_fastapi.core_api.security import GetUserDep
@@ -142,7 +142,7 @@ def _audit(session: Any, plan: Plan, by: str, act: str, **what: object) -> None:
 
 def _refusals() -> tuple[type[Exception], ...]:
     """Errors of Airflow that say that something cannot be, as a run whose parameters have no value."""
-    from airflow.exceptions import AirflowException
+    from airflow.providers.common.compat.sdk import AirflowException
 
     return (AirflowException, ValueError)
 

@@ -13,11 +13,11 @@ from typing import Any
 from airflow_provider_cdc.core.key_predicate import BadPredicate, parse
 from airflow_provider_cdc.page import instances
 from airflow_provider_cdc.page.books import Shown
-from airflow_provider_cdc.page.declared import Declared
+from airflow_provider_cdc.page.declared import STREAM, Declared
 from airflow_provider_cdc.store.models import StreamRow, TableStateRow
 from airflow_provider_cdc.store.reading import Reader
 
-_STREAM, _SNAPSHOT, _VERIFY = "CdcStreamOperator", "CdcSnapshotOperator", "CdcVerifyOperator"
+SNAPSHOT, _VERIFY = "CdcSnapshotOperator", "CdcVerifyOperator"
 
 
 class Impossible(Exception):
@@ -68,7 +68,7 @@ class Case:
     @property
     def stream_dags(self) -> tuple[str, ...]:
         """The DAGs with the stream, or else all: who may edit tasks of one of them may ask the stream for something."""
-        return tuple(dict.fromkeys(one.dag for one in self.tasks(_STREAM))) or self.shown.dags
+        return tuple(dict.fromkeys(one.dag for one in self.tasks(STREAM))) or self.shown.dags
 
 
 @dataclass(frozen=True)
@@ -122,27 +122,26 @@ def _retry(case: Case) -> Plan:
     if case.group is None:
         raise Impossible("No chunk group is named")
     snapshot = case.shown.found.snapshot
-    found = next((g for g in case.reader.groups(case.name, snapshot[0]) if g.group_no == case.group), None) if (
-        snapshot
-    ) else None
+    groups = case.reader.groups(case.name, snapshot[0]) if snapshot else []
+    found = next((group for group in groups if group.group_no == case.group), None)
     if found is None:
         raise Impossible(f"There is no chunk group {case.group}")
     if found.state == "done":
         raise Impossible(f"Group {case.group} is published: read its tables, or some of their keys, again instead")
-    tasks = case.tasks(_SNAPSHOT)
+    tasks = case.tasks(SNAPSHOT)
     if not tasks:
         raise Impossible(f"No DAG reads it. {_command('snapshot', case)} reads what is missing")
     held = [one for task in tasks if (one := instances.of_group(case.session, task, case.group)) is not None]
     if not held:
         dags = ", ".join(dict.fromkeys(task.dag for task in tasks))
-        raise Impossible(f"No run has a task for group {case.group}: start a run of {dags}, which reads what is missing")
+        raise Impossible(f"No run has a task for it: start a run of {dags}, which reads what is missing")
     instance = max(held, key=lambda one: one.dag_run.id)
     what = f"group {case.group} is read again: {_called(instance)} was cleared"
-    return _cleared(case, instance, f"The chunks of group {case.group} that are missing are read", "group_retried", what)
+    return _cleared(case, instance, f"What is missing of group {case.group} is read", "group_retried", what)
 
 
 def _start(case: Case) -> Plan:
-    tasks = case.tasks(_STREAM)
+    tasks = case.tasks(STREAM)
     if case.runs and case.shown.book.lives(case.shown.found) is not False:
         raise Impossible("The stream runs")
     if not tasks:
@@ -176,8 +175,7 @@ def _verify(case: Case, *, repair: bool = False) -> Plan:
     if instance is not None:
         kind, what = "repair" if repair else "verify", f"source and copy are compared: {_called(instance)} was cleared"
         return _cleared(case, instance, says, kind, what)
-    with_stream = {one.dag for one in case.shown.declared if one.kind == _STREAM}
-    dag = next((task.dag for task in tasks if task.dag not in with_stream), None)
+    dag = next((task.dag for task in tasks if not task.beside_stream), None)
     if dag is None:
         raise Impossible(
             f"The task has never run, and DAG {tasks[0].dag} holds a stream as well, which a new run would begin: put "
@@ -216,8 +214,11 @@ def _cleared(case: Case, instance: Any, says: str, kind: str, what: str) -> Plan
 def _stop(case: Case) -> Plan:
     if not case.runs:
         raise Impossible("No stream runs, or it was asked to stop already")
-    says = "The stream ends after the transaction that it is at. A task that looks after it succeeds, and nothing starts"
-    return Plan(f"{says} it again until somebody does", lambda by: case.reader.stop(case.name, by), case.stream_dags)
+    says = (
+        "The stream ends after the transaction that it is at. The task that looks after it succeeds, and the stream "
+        "stays where it is until somebody starts it, or its DAG runs again"
+    )
+    return Plan(says, lambda by: case.reader.stop(case.name, by), case.stream_dags)
 
 
 def _pause(case: Case) -> Plan:

@@ -103,7 +103,9 @@ def pipeline(user: GetUserDep, rights: RightsDep, shown: ShownDep) -> dict[str, 
     view = views.pipeline_view(reader, shown, rights.dags)
     retriable = set(actions.retriable(shown)) if acts and shown.found.snapshot else set()
     for group in view["groups_list"]:
-        group["retry"] = acts and (group["state"] == "failed" or (group["state"] != "done" and group["no"] in retriable))
+        group["retry"] = acts and (
+            group["state"] == "failed" or (group["state"] != "done" and group["no"] in retriable)
+        )
     view["requests"] = views.requests_view(reader, shown.found.name, acts)
     return {**view, "may_act": acts, "offers": actions.offers(user, shown) if acts else []}
 

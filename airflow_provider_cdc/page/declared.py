@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,8 @@ from airflow_provider_cdc.sinks.layout import LocalFiles
 #: Seconds for which an answer is good: a DAG that was just read appears a little later.
 _FRESH = 10.0
 _OURS = "airflow_provider_cdc."
+#: The operator of a stream.
+STREAM = "CdcStreamOperator"
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class Declared:
     :param file: the SQLite file that is the bookkeeping without one.
     :param kind: the operator's class.
     :param repair: whether it is a comparison that repairs.
+    :param beside_stream: whether the DAG has a stream, of whatever pipeline.
     :param groups: of a task that reads chunk groups: which ones, or the id of the task that says so.
     """
 
@@ -38,6 +41,7 @@ class Declared:
     file: str | None = None
     kind: str = ""
     repair: bool = False
+    beside_stream: bool = False
     groups: tuple[Any, ...] | str | None = None
 
 
@@ -71,7 +75,7 @@ class Declarations:
             if time.monotonic() >= self._until:
                 with self._session() as session:
                     self._refresh(session)
-                    self._found = [_declared(session, dag, task) for dag in self._dags for task in self._dags[dag][1]]
+                    self._found = [one for dag, kept in self._dags.items() for one in _all(session, dag, kept[1])]
                 self._until = time.monotonic() + _FRESH
             return self._found
 
@@ -79,7 +83,7 @@ class Declarations:
         """What the tasks of one DAG have: where that depends on the run, what they had in this one."""
         self.all()
         with self._session() as session:
-            return [_declared(session, dag, task, run=run) for task in self._dags.get(dag, ((), ()))[1]]
+            return list(_all(session, dag, self._dags.get(dag, ((), ()))[1], run))
 
     def _refresh(self, session: Any) -> None:
         """Read those DAGs again that are not as they were."""
@@ -138,13 +142,15 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, list) else value
 
 
-def _declared(session: Any, dag: str, task: _Task, run: str | None = None) -> Declared:
-    """What a task says of its pipeline; what it only says when it runs is what it said the last time."""
-    said = _parsed(task.pipeline)
-    if said is None:
-        said = _parsed(_rendered(session, dag, task.task, run))
-    how: dict[str, Any] = {"kind": task.kind, "repair": task.repair, "groups": task.groups}
-    return Declared(dag, task.task, *(said or ()), **how)
+def _all(session: Any, dag: str, tasks: Sequence[_Task], run: str | None = None) -> Iterator[Declared]:
+    """What the tasks of a DAG say of their pipelines; what they only say when they run is what they said the last time.
+
+    :param run: what they said in this run.
+    """
+    streams = any(task.kind == STREAM for task in tasks)
+    for task in tasks:
+        said = _parsed(task.pipeline) or _parsed(_rendered(session, dag, task.task, run)) or ("", None, None)
+        yield Declared(dag, task.task, *said, task.kind, task.repair, streams, task.groups)
 
 
 def _parsed(value: Any) -> tuple[str, str | None, str | None] | None:

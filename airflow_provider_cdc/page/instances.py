@@ -95,7 +95,7 @@ def _held(session: Any, task: Declared, instances: Mapping[int, Any]) -> dict[in
 
 
 def _number(group: Any) -> int | None:
-    value = group.get("group") if isinstance(group, Mapping) else group
+    value: Any = group.get("group") if isinstance(group, Mapping) else group
     try:
         return int(value)
     except (TypeError, ValueError):

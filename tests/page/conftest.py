@@ -7,7 +7,7 @@ import dataclasses
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
@@ -21,7 +21,7 @@ from tests.support.browser import chromium
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-#: Role of each user; everybody's password is the name. `stranger` has rights for the DAG `elsewhere` alone.
+#: Role of each user; everybody's password is the name. `stranger` has rights for two DAGs alone (`dag_rights`).
 USERS = {"root": "ADMIN", "viewer": "VIEWER", "editor": "USER", "stranger": "USER"}
 
 
@@ -52,10 +52,17 @@ class Site:
         """Ask the page for something, as a user or as nobody."""
         return self.ask("GET", path, user)
 
-    def ask(self, method: str, path: str, user: str | None, headers: Mapping[str, str] | None = None) -> httpx.Response:
+    def ask(
+        self, method: str, path: str, user: str | None, headers: Mapping[str, str] | None = None, body: Any = None
+    ) -> httpx.Response:
         """The same, whatever is done."""
         login = {"Authorization": f"Bearer {self.login(user)}"} if user else {}
-        return httpx.request(method, f"{self.url}{path}", headers={**login, **(headers or {})}, timeout=30)
+        return httpx.request(method, f"{self.url}{path}", headers={**login, **(headers or {})}, json=body, timeout=30)
+
+    def act(self, pipeline: str, act: str, user: str = "root", **about: Any) -> httpx.Response:
+        """Do something, as the page does."""
+        own = {"X-CDC-Page": "1", "Origin": self.airflow.url}
+        return self.ask("POST", f"/api/pipelines/{self.book}/{pipeline}/acts/{act}", user, own, about)
 
 
 @pytest.fixture(scope="package")
@@ -65,7 +72,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     passwords.write_text(json.dumps({user: user for user in USERS}))
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(contextlib.closing(Store.open(f"sqlite:///{file}", migrate=True)))
-        for name in ("shop", "elsewhere", "by_hand"):
+        for name in ("shop", "elsewhere", "by_hand", "acted"):
             books.plan(store, name, tables={"orders": 8, "customer": 4}, per_group=4)
         airflow = Airflow(
             Path(__file__).parent / "dags",
@@ -84,7 +91,16 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             only=("api-server", "dag-processor"),
         )
         stack.enter_context(airflow)
-        for dag in ("shop", "elsewhere", "templated", "beside_the_sink", "nothing_of_ours"):
+        for dag in (
+            "shop",
+            "elsewhere",
+            "acted",
+            "compared",
+            "mended",
+            "templated",
+            "beside_the_sink",
+            "nothing_of_ours",
+        ):
             airflow.client.wait_for_dag(dag, 120)
         yield Site(airflow, store, file)
 

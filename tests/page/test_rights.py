@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import httpx
 import pytest
 from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute
 
+from airflow_provider_cdc.page.acts import ACTS
 from tests.page import books
 from tests.page.conftest import Site
 
@@ -26,9 +28,9 @@ def questions() -> list[APIRoute]:
     return [route for route in routes() if isinstance(route, APIRoute) and route.methods == {"GET"}]
 
 
-def path_of(route: BaseRoute, site: Site, pipeline: str = "shop") -> str:
+def path_of(route: BaseRoute, site: Site, pipeline: str = "shop", act: str = "stop") -> str:
     assert isinstance(route, APIRoute), f"{route} is no route that depends on Airflow's user"
-    values = {"book": site.book, "no": "0", "event": "1"}
+    values = {"book": site.book, "no": "0", "act": act}
     values["name"] = "main.js" if route.path.startswith("/static") else pipeline
     return route.path.format(**values) + "?generation=1&dag_id=shop"
 
@@ -69,7 +71,10 @@ def test_who_has_rights_for_another_dag(site: Site) -> None:
             if "GET" in route.methods:
                 assert site.get(path_of(route, site, "elsewhere"), "stranger").status_code == 200
     found = site.get("/api/pipelines", "stranger").json()
-    assert [line["name"] for line in found["pipelines"]] == ["elsewhere"]
+    assert {line["name"]: line["dags"] for line in found["pipelines"]} == {
+        "elsewhere": ["elsewhere"],
+        "acted": ["mended"],
+    }
     assert found["troubles"] == []
     assert found["unknown"] == []
     assert site.get("/api/where?dag_id=shop", "stranger").status_code == 404
@@ -82,37 +87,46 @@ def test_pipelines_of_no_dag(site: Site) -> None:
         found = site.get("/api/pipelines", user).json()
         names[user] = {line["name"] for line in found["pipelines"]}
         assert bool([t for t in found["troubles"] if t["where"] == "cdc_away"]) == (user == "root")
-    assert names["root"] >= {"shop", "elsewhere", "by_hand"}
-    assert names["viewer"] == names["editor"] == {"shop", "elsewhere"}
+    assert names["root"] >= {"shop", "elsewhere", "by_hand", "acted"}
+    assert names["viewer"] == names["editor"] == {"shop", "elsewhere", "acted"}
 
 
 def test_acts(site: Site) -> None:
     """It takes the right to edit the DAG, and nothing of another site; Airflow's audit log has the name."""
-    acts = [route for route in routes() if isinstance(route, APIRoute) and route.methods != {"GET"}]
-    assert acts
-    for route in acts:
-        assert route.methods == {"POST"}
-        for pipeline, user in (("shop", "viewer"), ("by_hand", "viewer"), ("by_hand", "editor")):
-            answer = site.ask("POST", path_of(route, site, pipeline), user, {"X-CDC-Page": "1"})
-            assert answer.status_code == (403 if pipeline == "shop" else 404), (user, answer.text)
-        for forged in (
-            {},
-            {"X-CDC-Page": "1", "Origin": "https://evil.example"},
-            {"X-CDC-Page": "1", "Origin": "null"},
-        ):
-            answer = site.ask("POST", path_of(route, site), "root", forged)
-            assert (answer.status_code, answer.json()["detail"]) == (403, "This request does not come from the page")
+    routed = [route for route in routes() if isinstance(route, APIRoute) and route.methods != {"GET"}]
+    assert [route.path for route in routed] == ["/api/pipelines/{book}/{name}/acts/{act}"]
+    for act in ACTS:
+        body: dict[str, Any] = {"group": 0, "table": "shop.orders", "condition": "id = 1", "id": 1}
+        for route in routed:
+            assert route.methods == {"POST"}
+            for pipeline, user in (("shop", "viewer"), ("by_hand", "viewer"), ("by_hand", "editor")):
+                for dry_run in (True, False):
+                    asked = {**body, "dry_run": dry_run}
+                    address = path_of(route, site, pipeline, act)
+                    answer = site.ask("POST", address, user, {"X-CDC-Page": "1"}, asked)
+                    assert answer.status_code == (403 if pipeline == "shop" else 404), (user, answer.text)
+            for forged in (
+                {},
+                {"X-CDC-Page": "1", "Origin": "https://evil.example"},
+                {"X-CDC-Page": "1", "Origin": "null"},
+            ):
+                answer = site.ask("POST", path_of(route, site, act=act), "root", forged, body)
+                assert (answer.status_code, answer.json()["detail"]) == (
+                    403,
+                    "This request does not come from the page",
+                )
+    assert site.store.requests("shop") == []
+    assert site.get(f"/api/pipelines/{site.book}/shop", "viewer").json()["offers"] == []
+    assert site.act("shop", "no_such").status_code == 404
 
     site.store.event("shop", "restart", "the server was restarted")
     [event] = site.store.events("shop", 1)
-    path = f"/api/pipelines/{site.book}/shop/events/{event.id}/acknowledge"
-    own = {"X-CDC-Page": "1", "Origin": site.airflow.url}
-    assert site.ask("POST", path, "editor", own).json() == {"done": True}
-    assert site.ask("POST", path, "root", own).json() == {"done": False}
+    assert site.act("shop", "acknowledge", "editor", id=event.id).json() == {"done": True}
+    assert site.act("shop", "acknowledge", "root", id=event.id).status_code == 409
     [event] = site.store.events("shop", 1)
     assert event.acknowledged_by == "editor"
     logged = site.airflow.client.get("/eventLogs", event="cdc_acknowledge")["event_logs"]
-    mine = [one for one in logged if json.loads(one["extra"])["cdc_event"] == event.id]
+    mine = [one for one in logged if json.loads(one["extra"])["id"] == event.id]
     assert [(one["owner"], one["dag_id"]) for one in mine] == [("editor", "shop")]
 
 

@@ -4,7 +4,7 @@ import os
 
 from airflow.sdk import DAG
 
-from airflow_provider_cdc import CdcPreflightOperator, Pipeline, Sink, Source, State, cdc_pipeline
+from airflow_provider_cdc import CdcPreflightOperator, CdcVerifyOperator, Pipeline, Sink, Source, State, cdc_pipeline
 
 
 def pipeline(name: str) -> Pipeline:
@@ -21,6 +21,14 @@ with DAG("shop", schedule=None):
 
 with DAG("elsewhere", schedule=None):
     cdc_pipeline(pipeline("elsewhere"))
+
+# One pipeline, and who may edit one of its DAGs need not be one who may edit the others.
+with DAG("acted", schedule=None):
+    cdc_pipeline(pipeline("acted"), verify=True)
+with DAG("compared", schedule=None):
+    CdcVerifyOperator(task_id="compare", pipeline=pipeline("acted"))
+with DAG("mended", schedule=None):
+    CdcVerifyOperator(task_id="mend", pipeline=pipeline("acted"), repair=True)
 
 with DAG("beside_the_sink", schedule=None):
     here = {"name": "beside", "source": {"conn_id": "cdc_source", "tables": ["shop.orders"]}}
