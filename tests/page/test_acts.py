@@ -76,6 +76,7 @@ def test_the_stream(site: Site, browser: Browser, epoch: int) -> None:
         expect(page.get_by_role("button", name="Pause the stream")).to_be_visible()
         page.get_by_role("button", name="Stop the stream").focus()
         page.keyboard.press("Enter")
+        expect(page.get_by_role("dialog", name="Stop the stream")).to_be_visible()
         page.keyboard.press("Escape")
         expect(page.get_by_role("dialog")).to_have_count(0)
         assert store.current_stream(NAME).desired_state == "run"  # type: ignore[union-attr]

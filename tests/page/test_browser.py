@@ -252,6 +252,12 @@ def test_inside_airflow(site: Site, browser: Browser) -> None:
         frame.get_by_role("link", name="DAG shop").click()
         page.wait_for_url(f"{site.airflow.url}/dags/shop**")
         expect(page.locator("iframe")).to_have_count(0)
+        # A tab of a run and one of a task are clicked, as people do.
+        run = site.airflow.client.trigger("shop")
+        for place in (f"dags/shop/runs/{run}", f"dags/shop/runs/{run}/tasks/shop.stream"):
+            page.goto(f"{site.airflow.url}/{place}")
+            page.get_by_role("link", name="CDC", exact=True).click()
+            expect(frame.get_by_role("heading", name="shop", exact=True)).to_be_visible()
         wrong.clear()  # what Airflow's own pages say is not this one's
 
 

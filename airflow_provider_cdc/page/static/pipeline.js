@@ -140,10 +140,11 @@ function sums(p, seen) {
 export function pipeline(book, name) {
   const base = `api/pipelines/${book}/${encodeURIComponent(name)}`;
   const map = new ChunkMap(base), seen = [];
-  let minutes = 60, lag = null, lagAt = -Infinity, last = null, asked = null;
+  let minutes = 60, lag = null, lagAt = -Infinity, last = null, asked = null, asking = false;
 
   async function click(main, pressed) {
-    if (!pressed) return;
+    if (!pressed || asking) return; // a second click, while the first one is answered
+    asking = true;
     try {
       const { act: name, label, about, table: chosen, state } = pressed.dataset;
       const [what, words, which] = chosen ? ((await choose(chosen, state)) ?? []) : [name, label, JSON.parse(about)];
@@ -154,6 +155,8 @@ export function pipeline(book, name) {
       fill(document.getElementById("done"), `${words}: done.`);
     } catch (error) {
       fill(document.getElementById("banner"), h("b", null, error.message), error.remedy ? `. ${error.remedy}.` : ".");
+    } finally {
+      asking = false;
     }
   }
 

@@ -12,6 +12,7 @@ from airflow_provider_cdc import (
     CdcStatusOperator,
     CdcStopOperator,
     CdcStreamOperator,
+    CdcVerifyOperator,
     Pipeline,
     Sink,
     Snapshot,
@@ -94,3 +95,6 @@ with DAG("asked", schedule=None, max_active_runs=1):
 # One group after the other, and none is tried again by itself: there is time to look at it.
 with DAG("watched", schedule=None, max_active_runs=1):
     cdc_pipeline(pipeline("watched", "orders", 9000), max_active_groups=1)
+
+with DAG("watched_compared", schedule=None):
+    CdcVerifyOperator(task_id="verify", pipeline=pipeline("watched", "orders", 9000))
