@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -86,7 +85,7 @@ def test_from_the_plan_to_the_stream(site: Site) -> None:
         expect(page.get_by_role("dialog", name="Retry group 1")).to_contain_text(held)
         page.keyboard.press("Escape")
         # The same is known of a task that ended before Airflow had rendered anything.
-        site.metadata.execute("airflow", "DELETE FROM rendered_task_instance_fields WHERE map_index = 1")
+        site.metadata.execute("DELETE FROM rendered_task_instance_fields WHERE map_index = 1", database="airflow")
         confirm(page, "Retry group 1", held, button="Retry")
         again = client.wait_state(dag, run, "watched.snapshot", map_index=1, min_try=failed.try_number + 1)
         assert again.try_number == failed.try_number + 1
@@ -122,13 +121,5 @@ def test_from_the_plan_to_the_stream(site: Site) -> None:
     client.wait_run(dag, run)
     with closing(site.store(name)) as store:
         done = {event.kind for event in store.events(name, 100) if event.by}
-    assert done >= {
-        "group_retried",
-        "stream_paused",
-        "stream_resumed",
-        "stream_stop",
-        "stream_start",
-        "verify",
-        "request",
-    }
-    site.equal("orders", lake=Path(f"{site.lake}-{name}"))
+    asked = {f"stream_{what}" for what in ("paused", "resumed", "stop", "start")}
+    assert done >= asked | {"group_retried", "verify", "request"}
