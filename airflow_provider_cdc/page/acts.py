@@ -108,10 +108,11 @@ class Act:
 
 def offered(case: Case) -> list[str]:
     """The acts that concern the pipeline as a whole and fit its state, possible or not."""
+    paused = case.run is not None and case.run.paused_by is not None
     if not case.runs:
-        stream = ["start"]
+        stream = ["start", *(["resume"] if paused else [])]
     else:
-        stream = ["resume" if case.run is not None and case.run.desired_state == "pause" else "pause", "stop"]
+        stream = ["resume" if paused else "pause", "stop"]
     return [*stream, "verify", "repair"]
 
 

@@ -117,10 +117,10 @@ def clear(session: Any, instance: Any) -> bool:
 
     :returns: whether it was done: not if somebody else was faster.
     """
-    from airflow.models.taskinstance import clear_task_instances
+    from airflow.models.taskinstance import TaskInstance, clear_task_instances
 
     state, number = instance.state, instance.try_number
-    session.refresh(instance, with_for_update=True)
+    session.refresh(instance, with_for_update={"of": TaskInstance})
     if (state, number) != (instance.state, instance.try_number):
         return False
     latest = False

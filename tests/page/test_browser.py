@@ -154,12 +154,20 @@ def test_a_stream(site: Site, browser: Browser) -> None:
         store.write_table_states(name, [stands], sizes={table: sizes}, applied={table: (5, 6, 7)})
         store.verified(name, {table: {"equal": True}})
         tables = page.get_by_role("region", name="Tables")
-        for text in (*why.values(), "suspended", "1 definition", "7.1 %", "3.4 MB", "18", "equal"):
+        for text in (*why.values(), "suspended", "1 definition", "7.1 %", "3.4 MB", "18", "6 updates", "equal"):
             expect(tables).to_contain_text(text)
         expect(page.get_by_text("1 table suspended")).to_be_visible()
         for text in ("1.2 MB", "31 h 0 min"):
             expect(page.locator(".tile").filter(has_text=text)).to_be_visible()
         accessible(page)
+        left = "getBoundingClientRect().left"
+        cut = f"(all) => all.filter((one) => one.{left} < one.closest('svg').{left})"
+        assert page.locator("svg.chart text").evaluate_all(f"{cut}.length") == 0, "labels are cut off"
+        page.set_viewport_size({"width": 360, "height": 700})
+        for what in ("document.documentElement", "document.querySelector('[role=region][aria-label=Tables]')"):
+            assert page.evaluate(f"{what}.scrollWidth - {what}.clientWidth") == 0, what
+        accessible(page)
+        page.set_viewport_size({"width": 1280, "height": 900})
         lags: dict[str, Any] = {"lag_p50_ms": 1000, "lag_p95_ms": 2500, "lag_max_ms": 2500}
         where: dict[str, Any] = {"start_offset": books.position(120), "end_offset": books.position(77_777)}
         store.record_batch(name, epoch, 120, changes=5, bytes=10, seconds=0.1, **where, **lags)
