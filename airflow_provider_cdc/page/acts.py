@@ -109,11 +109,8 @@ class Act:
 def offered(case: Case) -> list[str]:
     """The acts that concern the pipeline as a whole and fit its state, possible or not."""
     paused = case.run is not None and case.run.paused_by is not None
-    if not case.runs:
-        stream = ["start", *(["resume"] if paused else [])]
-    else:
-        stream = ["resume" if paused else "pause", "stop"]
-    return [*stream, "verify", "repair"]
+    still = ["resume"] if paused else ["pause"] if case.runs else []
+    return [*still, "stop" if case.runs else "start", "verify", "repair"]
 
 
 # By clearing a task
