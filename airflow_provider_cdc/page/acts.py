@@ -164,7 +164,8 @@ def _verify(case: Case, *, repair: bool = False) -> Plan:
             f"None of its DAGs has a task for that: add CdcVerifyOperator(pipeline=...{arguments}), best in a DAG of "
             f"its own, or run {_command('verify' + (' --repair' if repair else ''), case)}"
         )
-    if busy := _first(instances.at_work, case, tasks):
+    # One that comes after a stream may wait for ever.
+    if busy := _first(lambda of, task: instances.at_work(of, task, waits=not task.beside_stream), case, tasks):
         raise Impossible(f"{_called(busy)} is {_state(busy)}: see there")
     says = "Source and copy are compared, table by table" + (
         "; rows that differ are read again and exchanged" if repair else ". Nothing is written"

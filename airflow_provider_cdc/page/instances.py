@@ -27,13 +27,20 @@ def newest_ended(session: Any, task: Declared) -> Any | None:
     return session.scalars(query.limit(1)).first()
 
 
-def at_work(session: Any, task: Declared) -> Any | None:
-    """An instance of a task that is, or will be, at work: it has not ended, and its run goes on."""
+def at_work(session: Any, task: Declared, *, waits: bool = True) -> Any | None:
+    """An instance of a task that is, or will be, at work: it has not ended, and its run goes on.
+
+    :param waits: whether that is one, too, whose turn has not come.
+    """
     from airflow.models.dagrun import DagRun
     from airflow.models.taskinstance import TaskInstance as Instance
 
-    open_ = Instance.state.is_(None) | Instance.state.not_in(_OVER)
-    query = _instances(task).where(open_, DagRun.state.in_(("running", "queued"))).order_by(DagRun.id.desc())
+    begun = Instance.state.not_in(_OVER)
+    query = (
+        _instances(task)
+        .where(begun | Instance.state.is_(None) if waits else begun, DagRun.state.in_(("running", "queued")))
+        .order_by(DagRun.id.desc())
+    )
     return session.scalars(query.limit(1)).first()
 
 
