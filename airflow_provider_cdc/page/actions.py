@@ -83,7 +83,7 @@ def do(user: GetUserDep, shown: ShownDep, act: str, asked: Asked) -> dict[str, A
         if not done:
             raise HTTPException(409, "It is not as it was any more: look again")
         if plan.event is not None:
-            case.reader.event(case.name, plan.event[0], plan.event[1], table=asked.table, by=by)
+            case.reader.event(case.name, plan.event[0], plan.event[1], table=plan.table, by=by)
     return {"done": True}
 
 

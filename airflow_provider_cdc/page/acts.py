@@ -81,6 +81,7 @@ class Plan:
     :param triggers: whether a run is started instead, which is another right.
     :param instance: the task instance concerned.
     :param event: kind and text of what is noted in the bookkeeping, unless that does so itself.
+    :param table: the table that this is about.
     :param asks: what has to be typed, if it is not there yet.
     """
 
@@ -90,6 +91,7 @@ class Plan:
     triggers: bool = False
     instance: Any = None
     event: tuple[str, str] | None = None
+    table: str | None = None
     asks: str | None = None
 
 
@@ -279,6 +281,7 @@ def _asked(case: Case, kind: str, says: str, condition: str | None = None, asks:
         lambda by: case.reader.ask(case.name, kind, table, by, condition),
         case.stream_dags,
         event=("request", f"{table}: the stream was asked to {wanted}"),
+        table=table,
         asks=asks,
     )
 

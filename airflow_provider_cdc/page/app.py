@@ -101,7 +101,8 @@ def pipeline(user: GetUserDep, rights: RightsDep, shown: ShownDep) -> dict[str, 
     """One pipeline, and what the user may do with it."""
     reader, acts = shown.book.reader(), may_edit(user, shown.dags)
     view = views.pipeline_view(reader, shown, rights.dags)
-    retriable = set(actions.retriable(shown)) if acts and shown.found.snapshot else set()
+    reads = shown.found.snapshot is not None and shown.found.snapshot[1] != "done"
+    retriable = set(actions.retriable(shown)) if acts and reads else set()
     for group in view["groups_list"]:
         group["retry"] = acts and (
             group["state"] == "failed" or (group["state"] != "done" and group["no"] in retriable)

@@ -25,7 +25,7 @@ const button = (label, how, click) => {
 /** Say what an act will do, ask, and do it. True if it was done. */
 export async function perform(base, name, label, about) {
   const path = `${base}/acts/${name}`;
-  const plan = await act(path, { ...about, dry_run: true });
+  const plan = await act(path, { ...about, dry_run: true }).catch((error) => ({ why_not: error.message }));
   if (plan.why_not) {
     await dialog(label, (close) => [h("p", { class: "error" }, `${plan.why_not}.`), h("div", { class: "top" }, button("Close", {}, () => close()))]);
     return false;
