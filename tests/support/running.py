@@ -30,6 +30,8 @@ TOGETHER = {
     "tests/in_airflow/test_page.py": "disturbed",
     "tests/page/test_acts.py": "page",
     "tests/page/test_browser.py": "page",
+    "tests/page/test_declared.py": "page",
+    "tests/page/test_rates.py": "page",
     "tests/page/test_rights.py": "page",
 }
 
