@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from airflow_provider_cdc.assets import cdc_asset, cdc_assets
     from airflow_provider_cdc.operators.asking import CdcStatusOperator, CdcStopOperator
     from airflow_provider_cdc.operators.cdc import (
         CdcMaintainOperator,
@@ -37,6 +38,7 @@ _HOMES = {
     "operators.asking": ("CdcStopOperator", "CdcStatusOperator"),
     "sensors.cdc": ("CdcSnapshotSensor",),
     "task_group": ("cdc_pipeline",),
+    "assets": ("cdc_asset", "cdc_assets"),
 }
 __all__ = [
     "Alerts",
@@ -57,6 +59,8 @@ __all__ = [
     "Spark",
     "State",
     "Stream",
+    "cdc_asset",
+    "cdc_assets",
     "cdc_pipeline",
 ]
 

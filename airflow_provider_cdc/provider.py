@@ -45,7 +45,7 @@ def get_provider_info() -> dict[str, Any]:
         "triggers": [
             {
                 "integration-name": _NAME,
-                "python-modules": ["airflow_provider_cdc.triggers.cdc", "airflow_provider_cdc.triggers.stream_end"],
+                "python-modules": [f"airflow_provider_cdc.triggers.{m}" for m in ("cdc", "stream_end", "windows")],
             }
         ],
         "extra-links": ["airflow_provider_cdc.links.cdc.SparkUiLink"],

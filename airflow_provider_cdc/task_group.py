@@ -52,6 +52,7 @@ def cdc_pipeline(
     deferrable: bool | None = None,
     max_active_groups: int | None = None,
     map_published: bool = False,
+    assets: bool = True,
     default_args: Mapping[str, Any] | None = None,
     preflight_args: Mapping[str, Any] | None = None,
     plan_args: Mapping[str, Any] | None = None,
@@ -79,6 +80,7 @@ def cdc_pipeline(
         wherever its driver outlives that (see :class:`~airflow_provider_cdc.operators.stream.CdcStreamOperator`).
     :param max_active_groups: chunk groups that are read at the same time; no limit of its own by default.
     :param map_published: map the chunk groups also in a run that begins when all of them are published.
+    :param assets: whether the tables' assets (:func:`~airflow_provider_cdc.cdc_asset`) hear of what the tasks do.
     :param default_args: as of a DAG, for the tasks of this group.
     :param preflight_args: arguments of the task ``preflight``, such as ``pool``, ``queue``, ``retries`` or ``outlets``:
         all that its operator takes. They win over ``default_args``, and over ``deferrable``.
@@ -111,7 +113,7 @@ def cdc_pipeline(
             group=plan.output
         )
         given = args.of("sensor", task_id="snapshot_complete", pipeline=pipeline)
-        complete = CdcSnapshotSensor(**{"deferrable": deferrable, **given})
+        complete = CdcSnapshotSensor(**{"deferrable": deferrable, "assets": assets, **given})
         preflight >> plan >> [snapshot, complete]
         last: Any = complete
         if stream:
@@ -123,10 +125,10 @@ def cdc_pipeline(
                 "on_recovered": on_recovered,
             }
             given = args.of("stream", task_id="stream", pipeline=pipeline, catch_up=catch_up, **hooks)
-            last = CdcStreamOperator(**{"deferrable": deferrable, **given})
+            last = CdcStreamOperator(**{"deferrable": deferrable, "assets": assets, **given})
             complete >> last
         if verify:
-            last >> CdcVerifyOperator(**args.of("verify", task_id="verify", pipeline=pipeline))
+            last >> CdcVerifyOperator(**{"assets": assets, **args.of("verify", task_id="verify", pipeline=pipeline)})
     return group
 
 

@@ -13,7 +13,13 @@ with DAG("cdc_catch_up", schedule="@hourly", start_date=datetime(2026, 1, 1), ca
             name="addresses",
             source=Source(conn_id="cdc_source", tables=("shop.customer_address",)),
             stream=Stream(mode="catch_up"),
-            sink=Sink(path=os.environ.get("CDC_LAKE", "/data/lake")),
+            sink=Sink(
+                path=os.environ.get("CDC_LAKE", "/data/lake"),
+                # What history.py needs: a change data feed that delta-rs can read, in which a delete has its time.
+                table_properties={"delta.enableChangeDataFeed": "true"},
+                merge="copy_on_write",
+                deletes="soft",
+            ),
         ),
         verify=True,
         default_args={"retries": 3, "retry_delay": timedelta(minutes=1)},

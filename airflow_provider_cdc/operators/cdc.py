@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_cdc.assets import REPAIR, VERIFY, declare, emit, table_of
 from airflow_provider_cdc.exceptions import NotReadyError
+from airflow_provider_cdc.lineage import CopiesTables
 from airflow_provider_cdc.links.cdc import SparkUiLink, show_page
 from airflow_provider_cdc.operators.base import (
     PipelineLike,
@@ -28,6 +31,7 @@ from airflow_provider_cdc.operators.stream import CdcStreamOperator
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+    from airflow_provider_cdc.core.plan import Plan
     from airflow_provider_cdc.driver import Request
     from airflow_provider_cdc.launch import Driver
 
@@ -125,7 +129,7 @@ class CdcPlanChunksOperator(PipelineOperator):
         return bool(below) and ti.get_ti_count(ti.dag_id, map_index=0, task_ids=below, run_ids=[ti.run_id]) > 0
 
 
-class CdcSnapshotOperator(PipelineOperator):
+class CdcSnapshotOperator(CopiesTables, PipelineOperator):
     """Read one chunk group with one Spark job and publish it. Map it over what :class:`CdcPlanChunksOperator` returns.
 
     A retry reads only what no earlier try has finished. A group that is published already is adopted: nothing is read.
@@ -159,7 +163,12 @@ class CdcSnapshotOperator(PipelineOperator):
                 task=task_identity(context),
                 task_request=task_request(context),
             )
-            return _attended(self, request, context)
+            self.ended = _attended(self, request, context)
+            return self.ended
+
+    def tables_of(self, plan: Plan) -> set[int]:
+        """Those with a chunk in the group."""
+        return {chunk.table for chunk in plan.groups()[self._number()]}
 
     def on_kill(self) -> None:
         """End the driver: what it has finished is used again by the next try."""
@@ -208,7 +217,7 @@ class CdcMaintainOperator(PipelineOperator):
             self._driver.end()
 
 
-class CdcResnapshotOperator(PipelineOperator):
+class CdcResnapshotOperator(CopiesTables, PipelineOperator):
     """Read a table again; a stream may run, and goes on with it then. A suspended table rejoins.
 
     While a stream runs, the task waits until it has exchanged the rows. Without one, the next stream does it.
@@ -236,7 +245,12 @@ class CdcResnapshotOperator(PipelineOperator):
         with task_errors(self.log):
             found = context_of(self.pipeline, self.log)
             request = request_of(found.pipeline, reread=self.table, where_key=self.where_key)
-            return _attended(self, request, context)
+            self.ended = _attended(self, request, context)
+            return self.ended
+
+    def tables_of(self, plan: Plan) -> list[int]:
+        """The one."""
+        return [index for index, table in enumerate(plan.tables) if table.label == self.table]
 
     def on_kill(self) -> None:
         """End the driver: nobody has seen what it has read."""
@@ -244,7 +258,7 @@ class CdcResnapshotOperator(PipelineOperator):
             self._driver.end()
 
 
-class CdcVerifyOperator(PipelineOperator):
+class CdcVerifyOperator(CopiesTables, PipelineOperator):
     """Compare source and sink, table by table, at one position while writers go on. A difference fails the task.
 
     XCom: list of tables, each with ``table``, ``equal``, ``rows`` and how many of them are missing, extra or different.
@@ -260,11 +274,13 @@ class CdcVerifyOperator(PipelineOperator):
         are kept in any case.
     :param repair: read the rows again that differ, have the stream exchange them, and compare once more: the task fails
         only if there is a difference then.
+    :param assets: whether the tables' assets hear of a comparison that went well, and of a repair.
     """
 
     template_fields = (*PipelineOperator.template_fields, "tables", "sample")
     operator_extra_links = (SparkUiLink(),)
     ui_color = "#fce8e6"
+    writes = False
 
     def __init__(
         self,
@@ -276,6 +292,7 @@ class CdcVerifyOperator(PipelineOperator):
         seed: int | None = None,
         max_rows_per_second: int | None = None,
         repair: bool = False,
+        assets: bool = True,
         **kwargs: Any,
     ) -> None:
         super().__init__(pipeline=pipeline, **kwargs)
@@ -285,6 +302,7 @@ class CdcVerifyOperator(PipelineOperator):
         self.seed = seed
         self.max_rows_per_second = max_rows_per_second
         self.repair = repair
+        declare(self, assets)
         self._driver: Driver | None = None
 
     @classmethod
@@ -304,12 +322,21 @@ class CdcVerifyOperator(PipelineOperator):
             found = context_of(self.pipeline, self.log)
             what = {**asdict(selection), "show_values": self.show_values, "repair": self.repair}
             tables: list[dict[str, Any]] = _attended(self, request_of(found.pipeline, verify=what), context)["tables"]
+            events = {table_of(found.pipeline, one["table"]): _verdict(one) for one in tables if not one["suspended"]}
+            emit(self, context, found.pipeline, events)
+            self.ended = {"tables": [{name: one[name] for name in ("table", "rows", "repaired")} for one in tables]}
             return tables
 
     def on_kill(self) -> None:
         """End the driver: it has written nothing."""
         if self._driver is not None:
             self._driver.end()
+
+
+def _verdict(found: Mapping[str, Any]) -> dict[str, Any]:
+    """What the asset of a table hears of a comparison that has found no difference, or none any more."""
+    known = {"rows": found["rows"], "end": found["at"], "until": datetime.now(UTC).isoformat(timespec="seconds")}
+    return {"kind": REPAIR, "repaired": found["repaired"], **known} if found["repaired"] else {"kind": VERIFY, **known}
 
 
 def _attended(

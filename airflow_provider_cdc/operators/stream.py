@@ -14,6 +14,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from airflow_provider_cdc.assets import declare
 from airflow_provider_cdc.core.supervision import LOSS_SECONDS, LOSSES, Restarts, Verdict, later_try
 from airflow_provider_cdc.exceptions import (
     NotReadyError,
@@ -22,19 +23,14 @@ from airflow_provider_cdc.exceptions import (
     UnexpectedError,
     unpack,
 )
+from airflow_provider_cdc.lineage import CopiesTables
 from airflow_provider_cdc.links.cdc import SparkUiLink, show_page
 from airflow_provider_cdc.operators import defaults
 from airflow_provider_cdc.operators.alerts import Hook, Hooks
-from airflow_provider_cdc.operators.base import (
-    PipelineLike,
-    PipelineOperator,
-    context_of,
-    task_errors,
-    task_label,
-)
+from airflow_provider_cdc.operators.base import PipelineLike, PipelineOperator, context_of, task_errors, task_label
 from airflow_provider_cdc.operators.pausing import pause_or_resume, wants_pause
 from airflow_provider_cdc.operators.stream_changes import apply_changes
-from airflow_provider_cdc.operators.stream_end import Setback, outcome
+from airflow_provider_cdc.operators.stream_end import Setback, emit_windows, outcome
 from airflow_provider_cdc.operators.stream_start import started
 from airflow_provider_cdc.operators.stream_stop import ask_to_stop
 from airflow_provider_cdc.operators.stream_watch import watched
@@ -52,7 +48,7 @@ _SHORT = 10.0
 _POD = "AIRFLOW_IS_K8S_EXECUTOR_POD"
 
 
-class CdcStreamOperator(PipelineOperator):
+class CdcStreamOperator(CopiesTables, PipelineOperator):
     """Follow the binlog from the smallest low watermark of the snapshot, or from where the last stream stopped.
 
     The Spark driver is started in a session of its own and outlives the task's process; the task defers and watches it
@@ -78,6 +74,8 @@ class CdcStreamOperator(PipelineOperator):
         that is merely lost to a triggerer's outage is started again afterwards. Zero: it continues.
     :param paused: pause the stream when the task has found or started it (``True``), resume it (``False``), or leave it
         as it is. (templated: also text, such as ``"{{ params.pause }}"``)
+    :param assets: whether the tables' assets hear of what a catch-up has applied. Of a stream that never ends they hear
+        by the watcher of :func:`~airflow_provider_cdc.assets.cdc_asset`.
     :param on_suspended: a notifier, a callable that takes the context, or several, called once when a table is
         suspended; ``on_lag`` and ``on_purge_risk`` when a limit of ``alerts`` in the pipeline is passed, ``on_failed``
         when a try fails, and ``on_recovered`` when such a trouble is over. ``cdc_alert`` in the context says which.
@@ -97,6 +95,7 @@ class CdcStreamOperator(PipelineOperator):
         restart_timeout: timedelta | None = None,
         lease_seconds: float | None = None,
         paused: bool | str | None = None,
+        assets: bool = True,
         on_suspended: Hook = None,
         on_lag: Hook = None,
         on_purge_risk: Hook = None,
@@ -115,6 +114,7 @@ class CdcStreamOperator(PipelineOperator):
                 f"lease_seconds={self.lease_seconds:g} is less than three times poll_seconds={self.poll_seconds:g} s"
             )
         self.paused = paused
+        declare(self, assets)
         self._hooks = Hooks(
             suspended=on_suspended, lag=on_lag, purge_risk=on_purge_risk, failed=on_failed, recovered=on_recovered
         )
@@ -188,6 +188,8 @@ class CdcStreamOperator(PipelineOperator):
                             ended = outcome(work.pipeline.name, store, event, self.log)
                             if ended is not None:
                                 self._hooks.tell(context, store, work.pipeline, self.log)
+                                emit_windows(self, context, work.pipeline, store, ended)
+                                self.ended = ended
                                 return ended
                             event = None
                         epoch, found = self._attach(context, work, store)

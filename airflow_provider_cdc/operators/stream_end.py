@@ -1,15 +1,23 @@
-"""Judging the end of a stream's epoch: whether the task is done, has failed, or goes on with the next epoch."""
+"""Judging the end of a stream's epoch: whether the task is done, has failed, or goes on with the next epoch; and who
+hears of what it has applied.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_cdc.assets import CHANGES, emit, in_partition
 from airflow_provider_cdc.core.supervision import Verdict
 from airflow_provider_cdc.exceptions import TransientError, UnexpectedError, error_of
-from airflow_provider_cdc.operators.base import show_driver_log
+from airflow_provider_cdc.operators.base import show_driver_log, task_identity
+from airflow_provider_cdc.windows import caught_up, is_empty
 
 if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from airflow_provider_cdc.operators.stream import CdcStreamOperator
+    from airflow_provider_cdc.pipeline import Pipeline
     from airflow_provider_cdc.store import Store, StreamRow
 
 
@@ -72,6 +80,22 @@ def outcome(pipeline: str, store: Store, event: Mapping[str, Any], log: Any) -> 
         log.info("epoch %s, which was running before, has caught up; this task's own catch-up begins", epoch)
         return None
     return _summary(store, run)
+
+
+def emit_windows(
+    operator: CdcStreamOperator, context: Context, pipeline: Pipeline, store: Store, ended: Mapping[str, Any]
+) -> None:
+    """Let the assets of the tables hear of what was applied since the last catch-up, if this was one.
+
+    A run with a partition key completes that partition for all tables, also for those in which nothing has happened.
+
+    :param ended: the task's result.
+    """
+    if ended["state"] != Verdict.CAUGHT_UP:
+        return
+    windows = caught_up(store, pipeline.name, task_identity(context))
+    events = {t: {"kind": CHANGES, **w} for t, w in windows.items() if in_partition(context) or not is_empty(w)}
+    emit(operator, context, pipeline, events)
 
 
 def _summary(store: Store, run: StreamRow) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from airflow.providers.common.compat.sdk import AirflowException, AirflowSensorTimeout, AirflowSkipException
 from airflow.sdk import BaseSensorOperator, PokeReturnValue
 
+from airflow_provider_cdc.assets import SNAPSHOT, declare, emit
 from airflow_provider_cdc.exceptions import TerminalError, TransientError, unpack
 from airflow_provider_cdc.operators import defaults
 from airflow_provider_cdc.operators.base import (
@@ -19,6 +20,7 @@ from airflow_provider_cdc.operators.base import (
     context_of,
     plain,
     task_errors,
+    task_identity,
 )
 
 if TYPE_CHECKING:
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
     from airflow_provider_cdc.core.plan import Plan
     from airflow_provider_cdc.phases.context import Context as Work
+    from airflow_provider_cdc.phases.groups import Coverage
+    from airflow_provider_cdc.store import Store
 
 
 class CdcSnapshotSensor(PipelineTemplates, BaseSensorOperator):
@@ -37,16 +41,24 @@ class CdcSnapshotSensor(PipelineTemplates, BaseSensorOperator):
     :param deferrable: wait in the triggerer; otherwise in the worker, as ``mode`` says. By default as
         ``[cdc] default_deferrable`` of Airflow's configuration says.
     :param poke_interval: seconds between two checks.
+    :param assets: whether the tables' assets hear of a snapshot that is complete; once for each snapshot.
     :param kwargs: as in Airflow's sensors. ``timeout`` counts from the first check of a try, over all deferrals.
     """
 
     ui_color = "#e0f7fa"
 
     def __init__(
-        self, *, pipeline: PipelineLike, deferrable: bool | None = None, poke_interval: float = 10.0, **kwargs: Any
+        self,
+        *,
+        pipeline: PipelineLike,
+        deferrable: bool | None = None,
+        poke_interval: float = 10.0,
+        assets: bool = True,
+        **kwargs: Any,
     ) -> None:
         super().__init__(poke_interval=poke_interval, **kwargs)
         self.pipeline = plain(pipeline)
+        declare(self, assets)
         self.deferrable = defaults.deferrable() if deferrable is None else deferrable
 
     def execute(self, context: Context) -> Any:
@@ -68,7 +80,7 @@ class CdcSnapshotSensor(PipelineTemplates, BaseSensorOperator):
         """
         deadline = deadline or time.time() + self.timeout
         with task_errors(self.log):
-            while (found := self._try()) is None:
+            while (found := self._try(context)) is None:
                 self._left(deadline)
                 time.sleep(self.poke_interval)
             work, plan, known, summary = found
@@ -81,11 +93,11 @@ class CdcSnapshotSensor(PipelineTemplates, BaseSensorOperator):
     def poke(self, context: Context) -> PokeReturnValue:
         """Look once. That source, sink or bookkeeping are away for a while is no failure."""
         with task_errors(self.log):
-            found = self._try()
+            found = self._try(context)
         summary = found[3] if found else None
         return PokeReturnValue(is_done=summary is not None, xcom_value=summary)
 
-    def _try(self) -> tuple[Work, Plan, bool, dict[str, Any] | None] | None:
+    def _try(self, context: Context) -> tuple[Work, Plan, bool, dict[str, Any] | None] | None:
         """Look once.
 
         :returns: pipeline, plan, whether the bookkeeping knows the snapshot, and its result if it is complete;
@@ -96,12 +108,12 @@ class CdcSnapshotSensor(PipelineTemplates, BaseSensorOperator):
             work = context_of(self.pipeline, self.log)
             plan = work.need_plan()
             found = work, plan, False, None
-            return work, plan, *self._look(work, plan)
+            return work, plan, *self._look(context, work, plan)
         except TransientError as error:
             self.log.warning("%s; checking again", error)
             return found
 
-    def _look(self, work: Work, plan: Plan) -> tuple[bool, dict[str, Any] | None]:
+    def _look(self, context: Context, work: Work, plan: Plan) -> tuple[bool, dict[str, Any] | None]:
         from airflow_provider_cdc.phases.groups import coverage, targets
         from airflow_provider_cdc.phases.snapshot import adopt_published
 
@@ -110,8 +122,9 @@ class CdcSnapshotSensor(PipelineTemplates, BaseSensorOperator):
             # Also what the bookkeeping has lost, so that the trigger has something to wait for.
             adopt_published(work, store, plan)
             held = coverage(work, plan, targets(work, plan))
-        if held is None:
-            return known, None
+            if held is None:
+                return known, None
+            self._emit(context, work, store, plan, held)
         marks = [seq for table in held for seq in table.high_watermarks]
         high = work.stand(plan)[1].position(max([plan.p0_seq, *marks]))
         return known, {
@@ -122,6 +135,29 @@ class CdcSnapshotSensor(PipelineTemplates, BaseSensorOperator):
             "min_lw": plan.p0.at.to_json(),
             "max_hw": high.to_json(),
         }
+
+    def _emit(self, context: Context, work: Work, store: Store, plan: Plan, held: list[Coverage]) -> None:
+        from airflow_provider_cdc.store import now
+        from airflow_provider_cdc.windows import new_snapshots
+
+        lineage, by = work.stand(plan)[1], task_identity(context)
+        tables = {plan.tables[i].id: held[i] for i in plan.active}
+        emit(
+            self,
+            context,
+            work.pipeline,
+            {
+                table: {
+                    "kind": SNAPSHOT,
+                    "generation": plan.generation,
+                    "rows": tables[table].rows,
+                    "start": str(plan.p0.at),
+                    "end": str(lineage.position(max([plan.p0_seq, *tables[table].high_watermarks]))),
+                    "until": now().isoformat(timespec="seconds"),
+                }
+                for table in new_snapshots(store, plan.pipeline, plan.generation, tables, by)
+            },
+        )
 
     def _left(self, deadline: float) -> timedelta:
         """The time that is left."""

@@ -9,6 +9,7 @@ from airflow_provider_cdc.store.values import (
     EpochTotals,
     GroupProgress,
     Segment,
+    TableCounts,
     TableProgress,
     TableStanding,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "TableStanding",
     "Store",
     "StreamRow",
+    "TableCounts",
     "TableProgress",
     "TableStateRow",
     "now",

@@ -372,3 +372,21 @@ class AlertRow(Base):
     since: Mapped[datetime]
     told_at: Mapped[datetime | None]
     detail: Mapped[str] = mapped_column(_LONG)
+
+
+class WindowRow(Base):
+    """Up to where somebody was told what happens to a table: the next window begins there.
+
+    ``audience`` is who is told of what. ``by`` is who has told the last window, which went from ``before`` to
+    ``after``: JSON values, as of :mod:`airflow_provider_cdc.windows`.
+    """
+
+    __tablename__ = "windows"
+    pipeline: Mapped[str] = mapped_column(primary_key=True)
+    audience: Mapped[str] = mapped_column(primary_key=True)
+    database: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(primary_key=True)
+    by: Mapped[str] = mapped_column(_LONG)
+    before: Mapped[Any | None] = mapped_column(Json)
+    after: Mapped[Any] = mapped_column(Json)
+    at: Mapped[datetime]

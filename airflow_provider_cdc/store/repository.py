@@ -19,9 +19,10 @@ from airflow_provider_cdc.store.observations import ObservationStore
 from airflow_provider_cdc.store.requests import RequestStore, event_of
 from airflow_provider_cdc.store.snapshots import SnapshotStore
 from airflow_provider_cdc.store.values import Segment
+from airflow_provider_cdc.store.windows import WindowStore
 
 
-class Store(SnapshotStore, RequestStore, ObservationStore, AlertStore, ForgetStore):
+class Store(SnapshotStore, RequestStore, ObservationStore, AlertStore, ForgetStore, WindowStore):
     """The bookkeeping of all pipelines that share a database."""
 
     # Pipelines

@@ -49,6 +49,25 @@ class TableStanding(NamedTuple):
     definitions: Sequence[Any] = ()
 
 
+class TableCounts(NamedTuple):
+    """What has happened to the copy of a table since the bookkeeping was made.
+
+    :param inserts: changes that streams have applied; ``updates`` and ``deletes`` alike.
+    :param position: up to which the copy had everything when that was written.
+    :param updated_at: when that was.
+    :param reread: id of the last event that says that rows were exchanged otherwise; 0 for none.
+    """
+
+    database: str
+    name: str
+    inserts: int
+    updates: int
+    deletes: int
+    position: str | None
+    updated_at: datetime
+    reread: int = 0
+
+
 class TableProgress(NamedTuple):
     """How far the snapshot of one table is; ``seconds`` is the sum over its chunks, which are read side by side."""
 

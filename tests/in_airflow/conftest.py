@@ -45,7 +45,7 @@ def site(
                 "cdc_nobody": mysql_server.uri(user="nobody", password="wrong"),
                 "cdc_away": "mysql://u:p@127.0.0.1:1/",
             },
-            env={"CDC_LAKE": str(lake)},
+            env={"CDC_LAKE": str(lake), "CDC_SHARDS": "cdc_source cdc_source"},
             config={
                 "core": {"parallelism": 3},  # a Spark driver needs a core to start in reasonable time
                 "cdc": {"report_seconds": 3},

@@ -5,11 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from collections import defaultdict
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 
-from airflow_provider_cdc import Pipeline, Sink, Source
+from airflow_provider_cdc import Pipeline, Sink, Source, Stream
+from airflow_provider_cdc.sinks.layout import LocalFiles
+from airflow_provider_cdc.store import Store
 from tests import ROOT
 from tests.in_airflow.site import Site
 from tests.support.oracle import check_ledger
@@ -20,10 +27,20 @@ pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.timeout(3600)]
 def test_every_example_is_run() -> None:
     """A new example needs a test below."""
     dags = {
-        found for file in (ROOT / "dags").glob("*.py") for found in re.findall(r'DAG\(\s*"(\w+)"', file.read_text())
+        found for file in (ROOT / "dags").glob("*.py") for found in re.findall(r'DAG\(\s*f?"(\w+)', file.read_text())
     }
     tests = "".join(file.read_text() for file in Path(__file__).parent.glob("test_*.py"))
-    assert dags and all(f'"{dag}"' in tests for dag in dags)
+    assert dags and [dag for dag in dags if f'"{dag}' not in tests] == []
+
+
+def begun(site: Site, dag: str) -> str:
+    """A run of a DAG: that of its schedule, which begins when it is unpaused, or one that is triggered."""
+    if dag not in ("cdc_catch_up", "cdc_shard_0", "cdc_shard_1"):
+        return site.client.trigger(dag)
+    site.client.wait_for_dag(dag)
+    site.client.unpause(dag)
+    (run,) = site.wait(f"a run of {dag}", lambda: site.client.runs(dag))
+    return str(run)
 
 
 @pytest.fixture(scope="module")
@@ -33,11 +50,15 @@ def runs(site: Site) -> dict[str, str]:
     Those that end have ended: nobody writes to their tables any more.
     """
     found: dict[str, str] = {}
+    site.client.wait_for_dag("cdc_history")
+    site.client.unpause("cdc_history")
     with site.written("orders", "customer_address"):
         for ending, other in (("cdc_operators", "cdc_ledger_snapshot"), ("cdc_catch_up", "cdc_one_table")):
-            found |= {dag: site.client.trigger(dag) for dag in (ending, other)}
+            found |= {dag: begun(site, dag) for dag in (ending, other)}
             site.client.wait_run(ending, found[ending])
-        site.client.wait_run("cdc_ledger_snapshot", found["cdc_ledger_snapshot"])
+        found |= {dag: begun(site, dag) for dag in ("cdc_shard_0", "cdc_shard_1")}
+        for dag in ("cdc_ledger_snapshot", "cdc_shard_0", "cdc_shard_1"):
+            site.client.wait_run(dag, found[dag])
     return found
 
 
@@ -81,6 +102,76 @@ def test_a_scheduled_catch_up(site: Site, runs: dict[str, str]) -> None:
     assert all(t["equal"] for t in client.xcom(dag, run, "addresses.verify"))
 
 
+def test_the_history_of_a_table(site: Site, runs: dict[str, str]) -> None:
+    """Each event of the catch-up's asset has begun a run; the last one has brought the history up to its end."""
+    copy, history = (site.lake / name / "customer_address" for name in ("shop", "history"))
+
+    def versions() -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = pa.table(DeltaTable(str(history)).to_pyarrow_table()).to_pylist()
+        return found
+
+    site.wait(
+        "the history",
+        lambda: (
+            DeltaTable.is_deltatable(str(history))
+            and DeltaTable(str(history)).transaction_version("history") == DeltaTable(str(copy)).version()
+        ),
+    )
+    now = {one["ca_address_id"]: one for one in versions() if one["valid_to"] is None}
+    rows = [row for row in DeltaTable(str(copy)).to_pyarrow_table().to_pylist() if not row["_cdc_deleted"]]
+    assert len(rows) == len(now) < len(versions())
+    for row in rows:
+        version = now[row["ca_address_id"]]
+        assert {name: row[name] for name in row if not name.startswith("_cdc_")}.items() <= version.items()
+        assert row["_cdc_ts"] == version["valid_from"]
+    lives = defaultdict[str, list[dict[str, Any]]](list)
+    for one in sorted(versions(), key=lambda one: one["valid_from"]):
+        lives[one["ca_address_id"]].append(one)
+    for life in lives.values():
+        assert all(before["valid_to"] <= after["valid_from"] for before, after in pairwise(life))
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_shards_of_one_template(site: Site, runs: dict[str, str], number: int) -> None:
+    dag, client = f"cdc_shard_{number}", site.client
+    client.pause(dag)
+    assert client.xcom(dag, runs[dag], f"shard_{number}.stream")["state"] == "caught_up"
+    source, lake = Source("cdc_source", ("shop.customer_address",)), site.lake / "shards" / str(number)
+    site.catch_up(Pipeline(name=f"shard_{number}", source=source, sink=Sink(str(lake))))
+    site.equal("customer_address", lake=lake)
+
+
+def test_taking_over_by_a_gtid_set(site: Site) -> None:
+    """The copy has what was written behind the GTIDs that another tool has delivered, and nothing else."""
+
+    def keys() -> set[Any]:
+        return set(site.server.execute("SELECT writer, n FROM shop.ledger"))
+
+    dag, client = "cdc_takeover", site.client
+    ((delivered,),) = site.server.execute("SELECT @@GLOBAL.gtid_executed")
+    client.request("POST", "/variables", {"key": "cdc_gtid_set", "value": delivered})
+    before = keys()
+    lake, start = str(site.lake / "taken_over"), {"gtid_set": delivered}
+    with site.written("ledger"):
+        run = client.trigger(dag)
+        client.wait_state(dag, run, "taken_over.stream", "deferred")
+        file = LocalFiles.of(lake, "taken_over").bookkeeping
+        with contextlib.closing(Store.open(f"sqlite:///{file}", migrate=False)) as store:
+            site.wait("a batch", lambda: (now := store.current_stream("taken_over")) and now.changes)
+            assert store.request_stop("taken_over")
+    client.wait_run(dag, run)
+    site.catch_up(
+        Pipeline(
+            name="taken_over",
+            source=Source("cdc_source", ("shop.ledger",)),
+            stream=Stream(start=start),
+            sink=Sink(lake),
+        )
+    )
+    held = DeltaTable(f"{lake}/shop/ledger").to_pyarrow_table().to_pylist()
+    assert {(row["writer"], row["n"]) for row in held} == keys() - before != set()
+
+
 def test_one_table(site: Site, runs: dict[str, str]) -> None:
     dag, task, client = "cdc_one_table", "customers.stream", site.client
     run = runs[dag]
@@ -121,14 +212,32 @@ def test_snapshot_and_stream_in_two_dags(site: Site, runs: dict[str, str]) -> No
     assert check_ledger(site.lake) == []
 
 
+def news(site: Site) -> list[dict[str, Any]]:
+    """What the DAG that waits for the orders has heard, in order."""
+    runs = site.client.runs("cdc_downstream")
+    ended = [run for run, state in runs.items() if state == "success"]
+    return [new for run in ended for new in site.client.xcom("cdc_downstream", run, "look")]
+
+
 def test_a_whole_database(site: Site) -> None:
     dag, client, lake = "cdc_whole_database", site.client, site.lake
     with contextlib.suppress(FileNotFoundError):
         os.rename(lake, lake.with_name("lake-before"))  # its tables belong to the pipelines of the other examples
+    client.watch("cdc_downstream")
     with site.written():
         run = client.trigger(dag)
         client.wait_state(dag, run, "shop.stream", "deferred")
         site.wait_batch("shop", 1)
+        # A comparison while the stream goes on; and all that happens to a table begins the DAG that waits for it.
+        night = client.trigger("cdc_nightly_verify", {"share": "1/1"})
+        client.wait_run("cdc_nightly_verify", night)
+        assert all(t["equal"] for t in client.xcom("cdc_nightly_verify", night, "verify"))
+        site.wait("news of each kind", lambda: {new["kind"] for new in news(site)} >= {"snapshot", "changes", "verify"})
+    client.pause("cdc_nightly_verify")
+    assert {(new["pipeline"], new["table"]) for new in news(site)} == {("shop", "shop.orders")}
+    first, *others = [new for new in news(site) if new["kind"] == "changes"]
+    assert first["start"] is None and first["inserts"] + first["updates"] + first["deletes"] > 0
+    assert [new["start"] for new in others] == [new["end"] for new in [first, *others][:-1]], "windows join"
     site.stop("shop")
     client.wait_run(dag, run)
     assert client.xcom(dag, run, "shop.stream")["state"] == "stopped"

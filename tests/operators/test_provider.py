@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -66,9 +67,9 @@ def test_everything_that_is_named_is_there() -> None:
         for integration in INFO[kind]
         for module in integration["python-modules"]
     ]
-    names: dict[str, set[str]] = {}
+    names = defaultdict[str, set[str]](set)
     for module in modules:
-        names.setdefault(module.split(".")[1], set()).update(vars(importlib.import_module(module)))
+        names[module.split(".")[1]] |= set(vars(importlib.import_module(module)))
     assert "CdcMySqlHook" in names["hooks"]
     assert {
         "CdcPreflightOperator",
@@ -80,7 +81,7 @@ def test_everything_that_is_named_is_there() -> None:
         "CdcStatusOperator",
     } <= names["operators"]
     assert "CdcSnapshotSensor" in names["sensors"]
-    assert {"CdcSnapshotTrigger", "CdcStreamTrigger", "CdcStreamEndTrigger"} <= names["triggers"]
+    assert {"CdcSnapshotTrigger", "CdcStreamTrigger", "CdcStreamEndTrigger", "CdcTableTrigger"} <= names["triggers"]
     for path in INFO["extra-links"]:
         module, name = path.rsplit(".", 1)
         assert hasattr(importlib.import_module(module), name)

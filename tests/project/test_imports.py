@@ -63,6 +63,7 @@ ALLOWED = {
     "status_text": {"core", "sinks"},
     "metrics": {"core", "store", "exceptions"},
     "alerts": {"core", "store", "metrics"},
+    "windows": {"store"},
     "launch": {"driver", "sinks", "connections", "exceptions", "processes", "scratch"},
 }
 
@@ -81,7 +82,7 @@ ROOMS = {
 }
 
 #: The Airflow face, which may import everything; nothing else may import Airflow.
-AIRFLOW = {"operators", "sensors", "triggers", "hooks", "links", "task_group", "provider", "page"}
+AIRFLOW = {"operators", "sensors", "triggers", "hooks", "links", "task_group", "provider", "page", "assets", "lineage"}
 
 
 def part(module: str) -> str:

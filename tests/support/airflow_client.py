@@ -130,6 +130,15 @@ class Client:
         """Let the scheduler run a DAG."""
         self.request("PATCH", f"/dags/{dag_id}", {"is_paused": False})
 
+    def watch(self, dag_id: str) -> None:
+        """Let the scheduler run a DAG that waits for assets, and the triggerer watch these.
+
+        Airflow finds watchers where it reads the file of a DAG that is not paused; here it does so every ten minutes.
+        """
+        self.wait_for_dag(dag_id)
+        self.unpause(dag_id)
+        self.request("PUT", f"/parseDagFile/{self.get(f'/dags/{dag_id}')['file_token']}")
+
     def pause(self, dag_id: str) -> None:
         """Let the scheduler start nothing more of a DAG."""
         self.request("PATCH", f"/dags/{dag_id}", {"is_paused": True})

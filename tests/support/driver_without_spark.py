@@ -15,6 +15,8 @@ from airflow_provider_cdc import launch
 
 #: Seconds between two batches of a stream, and those that Spark would take to end: a test may kill a driver then.
 _TRIGGER, _END = 1.0, 2.0
+#: Seconds between two times that it writes down how the tables stand.
+_OBSERVED = 5.0
 
 
 def use() -> None:
@@ -46,11 +48,12 @@ def main() -> int:
     """As the driver's own."""
     from airflow_provider_cdc import driver
     from airflow_provider_cdc.jobs.slices import run_in_threads
-    from airflow_provider_cdc.phases import stream
+    from airflow_provider_cdc.phases import observing, stream
     from airflow_provider_cdc.spark import snapshot_job
 
     driver._start = lambda _: (_NoSpark(), None)  # type: ignore[assignment,return-value]
     stream.run_on_spark = _stream  # type: ignore[assignment]
+    observing._SECONDS = _OBSERVED
     snapshot_job.run_on_spark = lambda *_: run_in_threads
     return driver.main()
 

@@ -28,6 +28,7 @@ TOGETHER = {
     "tests/in_airflow/test_life.py": "disturbed",
     "tests/in_airflow/test_outages.py": "disturbed",
     "tests/in_airflow/test_page.py": "disturbed",
+    "tests/in_airflow/test_windows.py": "disturbed",
     "tests/page/test_acts.py": "page",
     "tests/page/test_browser.py": "page",
     "tests/page/test_declared.py": "page",
