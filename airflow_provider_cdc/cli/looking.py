@@ -110,6 +110,32 @@ def verify(path: str, as_json: bool, show_values: bool, repair: bool, **chosen: 
 @cli.command()
 @FILE
 @JSON
+@click.option("--table", required=True, help="The table, as database.table.")
+@click.option(
+    "--key", "keys", required=True, multiple=True, help="A value of the key, in its order, or COLUMN=VALUE; repeatable."
+)
+def explain(path: str, as_json: bool, table: str, keys: tuple[str, ...]) -> None:
+    """Say why a row is as it is, with its values; exit with 1 if source and copy differ."""
+    from airflow_provider_cdc.phases.explain import explain as look
+
+    with opened(path, quiet=as_json) as context:
+        found = look(context, table, keys)
+        if as_json:
+            click.echo(json.dumps(found.to_json(), indent=2))
+        else:
+            for line in found.lines():
+                click.echo(line)
+        if found.equal is False:
+            raise TerminalError(
+                f"source and copy of a row of {table} differ",
+                f"Read it again: airflow-cdc resnapshot --table {table} --where-key CONDITION; and {REPORT}",
+                table=table,
+            )
+
+
+@cli.command()
+@FILE
+@JSON
 def status(path: str, as_json: bool) -> None:
     """Show phases, chunks, rates, lag and offset."""
     from airflow_provider_cdc.phases.status import status as look

@@ -67,6 +67,18 @@ def upserts(changes: pa.Table) -> pa.Table:
     return changes.filter(pc.not_equal(changes[OP], "d"))
 
 
+def shaped(changes: pa.RecordBatch, schema: pa.Schema) -> pa.Table:
+    """Changes as a table that has come to other columns since: those that they lack are NULL, others are left out.
+
+    :param schema: of the table, as it is now.
+    """
+    if changes.schema == schema:
+        return pa.Table.from_batches([changes])
+    has = changes.schema.names
+    columns = [changes[f.name].cast(f.type) if f.name in has else pa.nulls(changes.num_rows, f.type) for f in schema]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
 def after(changes: pa.Table, seq: int) -> pa.Table:
     """The changes of transactions that end after ``seq``."""
     return changes.filter(pc.greater(changes[SEQ], pa.scalar(seq, pa.int64())))

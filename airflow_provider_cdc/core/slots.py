@@ -2,7 +2,7 @@
 
 A server throws out a reader as soon as another one registers with the same server id. So all readers of a pipeline that
 may be at work at the same time have slots of their own. :meth:`Pipeline.replica` turns a slot into a server id and a
-uuid. Slots 93 to 99, 104 to 109, 190 to 199 and 1000 are free.
+uuid. Slots 93 to 99, 105 to 109, 190 to 199 and 1000 are free.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ LAG = 101
 PLAN = 102
 #: A driver that writes down once a minute how far the source is ahead.
 SAMPLE = 103
+#: ``explain``, which looks for the changes of a row.
+EXPLAIN = 104
 #: The highest slot.
 LAST = 1000
 

@@ -87,6 +87,7 @@ class Rejoined:
     :param seq: ``_cdc_seq`` of the last transaction that the slices have.
     :param schema: its definition there.
     :param slices: JSON values of what takes the place of its rows in the sink.
+    :param group: number of the group in which it was read; ``None`` where that was not written down.
     """
 
     table: int
@@ -94,6 +95,7 @@ class Rejoined:
     seq: int
     schema: TableSchema
     slices: tuple[dict[str, Any], ...] = ()
+    group: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON value; :meth:`from_json` turns it back."""
@@ -103,13 +105,14 @@ class Rejoined:
             "seq": self.seq,
             "rejoined": self.schema.to_json(),
             "slices": list(self.slices),
+            **({} if self.group is None else {"group": self.group}),
         }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Rejoined:
         """Inverse of :meth:`to_json`."""
         schema = TableSchema.from_json(value["rejoined"])
-        return cls(value["table"], value["revision"], value["seq"], schema, tuple(value["slices"]))
+        return cls(value["table"], value["revision"], value["seq"], schema, tuple(value["slices"]), value.get("group"))
 
 
 Step = Followed | Suspended | Rejoined

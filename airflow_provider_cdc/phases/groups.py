@@ -204,6 +204,10 @@ class Group:
         """Whether an attempt was complete, so that it may have been published."""
         return any(True for _ in self._complete())
 
+    def complete_attempts(self) -> int:
+        """How many attempts were read to their end."""
+        return sum(1 for _ in self._complete())
+
     def _complete(self) -> Iterator[int]:
         """Attempts that have a manifest."""
         folder = self.context.layout.group(self.plan.generation, self.number)

@@ -44,7 +44,7 @@ from airflow_provider_cdc.sinks.storage import read_json, write_json
 from airflow_provider_cdc.store import RequestRow, Store
 
 #: Numbers of groups of ranges begin here, in those of their table; below are those of the whole table.
-_FIRST = 500_000
+FIRST_RANGES = 500_000
 _AGAIN = "Read them once more"
 #: Gives the ranges of a table's keys, in the order of the key; none overlap.
 Ranges = Callable[["Connection[Any]", TableSchema], Sequence[Chunk]]
@@ -156,7 +156,7 @@ def _staged(context: Context, index: int, ranges: Ranges, run: Runner, wish: Req
             open_at=context.opener(slots.PLAN),
         )
     standing = context.sink.table(plan.tables[index]).markers().get(_marker(plan)) or 0
-    number = max(FIRST_ASIDE * (index + 1) + _FIRST, standing + 1)
+    number = max(FIRST_ASIDE * (index + 1) + FIRST_RANGES, standing + 1)
     group, high = read_aside(context, plan, chunks, number, since, lineage, run)
     staged = wished(Staged(group.number, 1, high, since, lineage.newest, plan.revision(index), ranges=True), wish)
     request(group, staged)

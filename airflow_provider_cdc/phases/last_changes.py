@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any
@@ -39,15 +40,10 @@ def last_touched(
     """
     found: dict[Key, Touched] = {}
     table, first = source.table, split_file(source.lineage.start_file)[1]
-    sizes = binlog_sizes(connection)
-    names = [n for n in reversed(sizes) if first <= split_file(n)[1] <= split_file(end.file)[1]]
     searched: Position | None = None
-    budget = SEARCHED_BYTES
-    high = end
-    for name in names:
-        if budget <= 0 or not keys.num_rows:
+    for low, high in newest_first(binlog_sizes(connection), end):
+        if not keys.num_rows or split_file(low.file)[1] < first:
             break
-        low = Position(name, FIRST_POSITION)
         try:
             last = _last_of(source, connection, keys, low, high)
         except CdcError:  # a DDL, or another server's rows: what stands before tells nothing that can be read so
@@ -56,8 +52,24 @@ def last_touched(
             time = datetime.fromtimestamp(when.timestamp(), UTC).isoformat(timespec="seconds")
             found[key] = Touched(source.lineage.position(at), time)
         keys = keys.filter(pc.invert(matched_rows(keys, last, table.key))) if last.num_rows else keys
-        budget, searched, high = budget - sizes[name], low, low
+        searched = low
     return found, searched
+
+
+def newest_first(sizes: Mapping[str, int], end: Position) -> Iterator[tuple[Position, Position]]:
+    """Stretches in which the binlog is searched: a file each, the newest first, as far as it is searched.
+
+    :param sizes: the server's binlog files, the oldest first, and the size of each.
+    :param end: where the search begins.
+    """
+    budget, high = SEARCHED_BYTES, end
+    for name in reversed([*sizes]):
+        if budget <= 0:
+            return
+        if split_file(name)[1] <= split_file(end.file)[1]:
+            low = Position(name, FIRST_POSITION)
+            yield low, high
+            budget, high = budget - sizes[name], low
 
 
 def _last_of(source: Source, connection: Connection[Any], keys: pa.Table, low: Position, high: Position) -> pa.Table:

@@ -75,9 +75,13 @@ class Layout:
         """Folder of a table."""
         return self._tables.of(*table.id)
 
+    def groups(self, generation: int) -> str:
+        """Folder of the folders of a snapshot's chunk groups."""
+        return f"{self.private}/groups/{generation}"
+
     def group(self, generation: int, group: int) -> str:
         """Folder of a chunk group's manifests; one file an attempt."""
-        return f"{self.private}/groups/{generation}/{group}"
+        return f"{self.groups(generation)}/{group}"
 
     def share(self, generation: int, group: int) -> str:
         """A chunk group's share of the plan: what its tasks read in place of the whole."""

@@ -8,7 +8,7 @@ import pytest
 
 from airflow_provider_cdc.core import slots
 
-SINGLE = [slots.STREAM, slots.REPLAY, slots.VERIFY, slots.LAG, slots.PLAN]
+SINGLE = [slots.STREAM, slots.REPLAY, slots.VERIFY, slots.LAG, slots.PLAN, slots.EXPLAIN]
 
 
 def worker_slots(group: int, attempt: int, parallelism: int) -> list[int]:

@@ -12,6 +12,7 @@ from airflow_provider_cdc.processes import kill_session, members
 from tests import ROOT
 from tests.in_airflow.site import Site
 from tests.support.airflow_processes import Airflow
+from tests.support.mailbox import Mailbox
 from tests.support.otlp import Collector
 from tests.support.postgres import Postgres
 from tests.support.proxy import Proxy
@@ -34,6 +35,7 @@ def site(
         books = stack.enter_context(Postgres(["bookkeeping"]))
         flaky = stack.enter_context(Proxy(mysql_server.port))
         collector = stack.enter_context(Collector())
+        mailbox = stack.enter_context(Mailbox())
         airflow = Airflow(
             [ROOT / "dags", Path(__file__).parent / "dags"],
             database_url=metadata.sqlalchemy_url(),
@@ -44,8 +46,9 @@ def site(
                 "cdc_file": f"sqlite:///{lake}-file.db",
                 "cdc_nobody": mysql_server.uri(user="nobody", password="wrong"),
                 "cdc_away": "mysql://u:p@127.0.0.1:1/",
+                "smtp_default": mailbox.uri,
             },
-            env={"CDC_LAKE": str(lake), "CDC_SHARDS": "cdc_source cdc_source"},
+            env={"CDC_LAKE": str(lake), "CDC_SHARDS": "cdc_source cdc_source", "CDC_DEADLINE_MINUTES": "0.05"},
             config={
                 "core": {"parallelism": 3},  # a Spark driver needs a core to start in reasonable time
                 "cdc": {"report_seconds": 3},
@@ -58,7 +61,7 @@ def site(
                 },
             },
         )
-        site = Site(stack.enter_context(airflow), mysql_server, metadata, books, lake, flaky, collector)
+        site = Site(stack.enter_context(airflow), mysql_server, metadata, books, lake, flaky, collector, mailbox)
         stack.callback(_end_streams, site)  # they outlive the tasks that started them
         yield site
 

@@ -17,6 +17,7 @@ from airflow_provider_cdc.sinks.layout import LocalFiles
 from airflow_provider_cdc.store import GroupRow, Store, StreamRow
 from tests.support.airflow_client import PATIENCE, Client
 from tests.support.airflow_processes import Airflow
+from tests.support.mailbox import Mailbox
 from tests.support.oracle import compare_all
 from tests.support.otlp import Collector
 from tests.support.postgres import Postgres
@@ -35,6 +36,7 @@ class Site:
         keep theirs in the lake.
     :param flaky: what the connection ``cdc_source_flaky`` leads through.
     :param collector: gets Airflow's own stats.
+    :param mailbox: gets the mails that Airflow sends.
     """
 
     airflow: Airflow
@@ -44,6 +46,7 @@ class Site:
     lake: Path
     flaky: Proxy
     collector: Collector
+    mailbox: Mailbox
     names: set[str] = dataclasses.field(default_factory=set)
 
     @property

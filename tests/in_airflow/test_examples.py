@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 from collections import defaultdict
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -217,6 +218,70 @@ def news(site: Site) -> list[dict[str, Any]]:
     runs = site.client.runs("cdc_downstream")
     ended = [run for run, state in runs.items() if state == "success"]
     return [new for run in ended for new in site.client.xcom("cdc_downstream", run, "look")]
+
+
+def scheduled(site: Site, dag: str) -> str:
+    """The first run of a DAG by its schedule. It has to be paused in the end."""
+    site.client.wait_for_dag(dag)
+    site.client.unpause(dag)
+    site.wait(f"a run of {dag}", lambda: site.client.runs(dag))
+    return next(iter(site.client.runs(dag)))
+
+
+@pytest.fixture
+def invoices(site: Site) -> Iterator[None]:
+    for table in ("invoices", "refunds"):
+        site.server.execute(f"CREATE TABLE shop.{table} (id INT PRIMARY KEY, total VARCHAR(20))")
+        site.server.execute(f"INSERT INTO shop.{table} VALUES (1, '10'), (2, '20')")
+    yield
+    site.server.execute("DROP TABLE shop.invoices, shop.refunds")
+
+
+def test_a_suspended_table_waits_for_approval(site: Site, invoices: None) -> None:
+    client, waiting = site.client, {"awaiting_input", "deferred"}  # before Airflow 3.3 the latter
+    run = client.trigger("cdc_invoices")
+    client.wait_state("cdc_invoices", run, "invoices.stream", "deferred")
+    site.server.session(
+        "shop",
+        "INSERT INTO invoices VALUES (3, '30')",
+        "ALTER TABLE invoices MODIFY total VARBINARY(20)",
+        "INSERT INTO invoices VALUES (4, x'ff')",
+        "INSERT INTO refunds VALUES (3, '30')",
+    )
+
+    def suspended() -> bool:
+        with contextlib.closing(site.store("invoices")) as store:
+            return any(event.kind == "table_suspended" for event in store.events("invoices", 100))
+
+    site.wait("the suspension", suspended)
+    # The next look asks, and nobody reads anything until there is an answer.
+    dag = "cdc_approval"
+    asked = scheduled(site, dag)
+    path = f"/dags/{dag}/dagRuns/{asked}/taskInstances/decide.approve/0/hitlDetails"
+
+    def is_asked() -> bool:
+        return any(task.state in waiting for task in client.task_instances(dag, asked, "decide.approve"))
+
+    site.wait("a question", is_asked)
+    question = client.get(path)
+    assert question["subject"] == "shop.invoices" and "invoices" in question["body"]
+    assert [task.state for task in client.task_instances(dag, asked, "decide.read_again")] == [None]
+    client.request("PATCH", path, {"chosen_options": ["Approve"], "params_input": {}})
+    client.wait_run(dag, asked)
+    client.pause(dag)
+    found = client.xcom(dag, asked, "decide.read_again", map_index=0)
+    assert found == {"table": "shop.invoices", "outcome": "rejoined"}
+    site.stop("invoices")
+    client.wait_run("cdc_invoices", run)
+    site.equal("invoices", "refunds")
+
+
+def test_a_catch_up_that_is_late(site: Site) -> None:
+    run = scheduled(site, "cdc_deadline")
+    mail = site.wait("a mail", lambda: site.mailbox.mails)[0]
+    assert (mail["To"], mail["Subject"]) == ("on-call@example.com", "The copy of shop.customer_address is late")
+    site.client.wait_run("cdc_deadline", run)  # it goes on
+    site.client.pause("cdc_deadline")
 
 
 def test_a_whole_database(site: Site) -> None:

@@ -13,6 +13,7 @@ import pytest
 from airflow_provider_cdc.processes import kill_session, members
 from airflow_provider_cdc.store import Store
 from tests.in_airflow.site import Site
+from tests.support.statsd import Statsd
 
 pytestmark = [pytest.mark.airflow, pytest.mark.timeout(3600)]
 
@@ -88,13 +89,15 @@ def test_the_life_of_a_stream(site: Site) -> None:
 
 @pytest.mark.long
 def test_what_stands_still(site: Site) -> None:
-    """A triggerer that hangs while another works, and a bookkeeping that does not answer for a while."""
+    """A triggerer that hangs while another works, which sends its stats by statsd; and a bookkeeping that does not
+    answer for a while.
+    """
     dag, task, name, client = "shared", "shared.stream", "shared", site.client
 
     def triggerer() -> int | None:
         return (client.task_instance(dag, run, task).raw["triggerer_job"] or {}).get("id")
 
-    with site.written("customer"):
+    with site.written("customer"), Statsd() as statsd:
         run = client.trigger(dag)
         client.wait_state(dag, run, task, "deferred")
         stream = site.stream(name)
@@ -103,11 +106,14 @@ def test_what_stands_still(site: Site) -> None:
         # A triggerer hangs for so long that another one takes its triggers over. When it goes on it finds out, and
         # Airflow tells its triggers to end; the stream does not.
         hanging, holder = site.airflow.process("triggerer"), site.wait("a triggerer", triggerer)
-        second = site.airflow.start_triggerer()
+        second = site.airflow.start_triggerer(statsd.environment)
         site.airflow.wait_ready()
         hanging.stop()
         try:
             site.wait("the other triggerer", lambda: triggerer() not in (None, holder))
+            numbers = site.wait("its numbers", lambda: statsd.of(pipeline=name))
+            assert numbers["airflow.cdc.running"] == 1 and numbers["airflow.cdc.changes"] > 0
+            assert statsd.of(pipeline=name, table="shop.customer")["airflow.cdc.table_rows"] > 0
         finally:
             hanging.cont()
         site.wait_batch(name, 1)

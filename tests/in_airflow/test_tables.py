@@ -77,6 +77,12 @@ def equal(site: Site, *tables: str) -> bool:
         return not compare_all(connection, NAME, Path(f"{site.lake}-{NAME}"), tables)
 
 
+def heard(file: Path) -> list[str]:
+    """What the hooks of the stream's task have heard."""
+    found = Path(f"{file}.told")
+    return found.read_text().splitlines() if found.exists() else []
+
+
 def test_tables_that_are_suspended_added_and_removed(site: Site, file: Path) -> None:
     dag, client = NAME, site.client
     run = client.trigger(dag)
@@ -91,6 +97,9 @@ def test_tables_that_are_suspended_added_and_removed(site: Site, file: Path) -> 
     changed(site, 11, "one", "two", "three")
     site.wait("the changes", lambda: equal(site, "two"))
     assert not equal(site, "one")
+    # The trigger sees it, the task calls the hook in a worker, and is deferred again.
+    site.wait("the hook", lambda: heard(file))
+    client.wait_state(dag, run, "tables.stream", "deferred")
 
     # A task reads it again; it waits for the stream, which has then exchanged the rows.
     again = client.trigger("again")
@@ -101,6 +110,9 @@ def test_tables_that_are_suspended_added_and_removed(site: Site, file: Path) -> 
     client.wait_state("again", again, "again", min_try=2)
     assert client.xcom("again", again, "again")["outcome"] == "rejoined"
     assert len(events(site, "table_rejoined")) == 2
+
+    site.wait("the other hook", lambda: len(heard(file)) > 1)
+    client.wait_state(dag, run, "tables.stream", "deferred")
 
     # Another list of tables, while the stream runs.
     copies(site, file, "two", "three")
@@ -115,6 +127,10 @@ def test_tables_that_are_suspended_added_and_removed(site: Site, file: Path) -> 
     client.wait_run("again", refused, "failed")
     assert client.task_instance("again", refused, "again").try_number == 1
     assert f"pipeline {NAME} copies no table {NAME}.one" in client.log("again", refused, "again")
+
+    # Each hook has heard of it once, in one try of the task.
+    assert heard(file) == [f"suspended {NAME}.one begun", f"suspended {NAME}.one over"]
+    assert client.task_instance(dag, run, "tables.stream").try_number == 1
 
     # A person suspends a table and lets it go on, and pauses the stream by the parameter of a task.
     table = "--table", f"{NAME}.three"

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from airflow_provider_cdc.mysql.snapshot import chunk
@@ -71,3 +72,15 @@ def test_what_differs_in_a_bit(cli: Cli) -> None:
     assert set(found.examples) == {"missing (20,)", "extra (77,)", *(f"different ({n},)" for n in (4, 6, 7))}
     damage(cli, lambda rows: pa.concat_tables([rows, rows.slice(3, 1)]))
     assert verdict(cli).extra == 2, "a key that is there twice"
+
+
+def test_the_last_change_of_a_row_before_a_ddl_that_was_followed(
+    cli: Cli, mysql_server: MySQLServer, database: str
+) -> None:
+    for sql in (f"UPDATE {database}.t SET v = 77 WHERE id = 4", f"ALTER TABLE {database}.t ADD COLUMN w INT"):
+        mysql_server.execute(sql)
+    cli.catch_up()
+    damage(cli, lambda rows: rows.filter(pc.not_equal(rows["id"], 4)))
+    found = verdict(cli)
+    assert (found.missing, found.differences[0].key) == (1, (4,))
+    assert found.differences[0].touched is not None and found.differences[0].touched.at < found.at

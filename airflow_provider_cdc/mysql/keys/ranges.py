@@ -31,6 +31,7 @@ from airflow_provider_cdc.mysql.server.session import rows, value
 #: Values in one list: the server compares each with each.
 _MOST = 1000
 _BITS = {"tinyint": 8, "smallint": 16, "mediumint": 24, "int": 32, "bigint": 64}
+_HEX = re.compile(r"[xX]'((?:[0-9a-fA-F]{2})*)'")
 _TIME = re.compile(r"(-?)(\d{1,3}):([0-5]\d)(?::([0-5]\d)(?:\.(\d{1,6}))?)?")
 
 
@@ -70,6 +71,19 @@ def keys_as_ranges(connection: Connection[Any], table: TableSchema, index: int, 
     ranked = rows(connection, passed(table, keys, [(key, False) for key in keys]))
     once = {int(str(rank)): keys[int(str(number))] for number, rank in ranked}
     return [Chunk(0, index, 0, once[rank], once[rank], True) for rank in sorted(once)]
+
+
+def key_of(connection: Connection[Any], table: TableSchema, values: Sequence[str]) -> Key:
+    """A key that a person has written. Those of a binary column are text, or hexadecimal digits: ``x'00ff'``.
+
+    :param values: the values of the key's columns.
+    :raises BadPredicate: if a column cannot have its value.
+    """
+    found = list[Value]()
+    for column, text in zip(table.key_columns, values, strict=True):
+        digits = _HEX.fullmatch(text) if column.data_type in BINARY_TYPES else None
+        found.append(text if digits is None else bytes.fromhex(digits[1]))
+    return _canonical(connection, table, Bound(tuple(found)))
 
 
 def _canonical(connection: Connection[Any], table: TableSchema, bound: Bound) -> tuple[KeyValue, ...]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from airflow_provider_cdc.core.changes import shaped
 from airflow_provider_cdc.core.definitions import Definitions, by_table
 from airflow_provider_cdc.core.offset import Lineage, Position
 from airflow_provider_cdc.core.schema import SEQ
@@ -148,7 +149,7 @@ class WindowReader:
     def _taken(self, high: Position, only: Only | None) -> Iterator[Window]:
         """Changes up to a position that have been read; what stands behind it has been read in vain."""
         for _, batch in self._binlog.take(only=only):
-            changes = pa.Table.from_batches([batch], self.table.sink_schema)
+            changes = shaped(batch, self.table.sink_schema)
             newest = self._lineage.seq(high)
             if changes.num_rows and pc.max(changes[SEQ]).as_py() > newest:
                 changes = changes.filter(pc.less_equal(changes[SEQ], newest))

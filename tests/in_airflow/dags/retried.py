@@ -1,8 +1,10 @@
 """Pipelines whose tasks are killed, cleared and run again by the tests; their bookkeeping is in PostgreSQL."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import Any
 
 from airflow.sdk import DAG
 
@@ -73,8 +75,16 @@ with DAG("in_worker", schedule=None, max_active_runs=1):
 # The test writes this file, and changes it while the stream runs.
 TABLES = os.environ["CDC_LAKE"] + "-tables.yaml"
 
+
+def told(context: Mapping[str, Any]) -> None:
+    """What a hook hears, and when."""
+    alert = context["cdc_alert"]
+    with open(TABLES + ".told", "a") as file:
+        print(alert["kind"], alert["table"], "over" if alert["over"] else "begun", file=file)
+
+
 with DAG("tables", schedule=None, max_active_runs=1, default_args=RETRIES):
-    cdc_pipeline(TABLES, group_id="tables")
+    cdc_pipeline(TABLES, group_id="tables", on_suspended=told, on_recovered=[told])
 
 with DAG("again", schedule=None, max_active_runs=1, default_args=RETRIES):
     CdcResnapshotOperator(task_id="again", pipeline=TABLES, table="{{ 'tables' }}.one")
