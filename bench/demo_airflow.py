@@ -42,6 +42,8 @@ PLAN, STREAM = f"{NAME}.plan_chunks", f"{NAME}.stream"
 #: States that are worth a line, and seconds between two lines about chunks and batches.
 SHOWN, OFTEN, SELDOM = ENDED | {"running", "deferred", "up_for_retry"}, 3.0, 30.0
 _PR_SET_CHILD_SUBREAPER = 36
+#: Where the page is, in Airflow and below its address.
+_PAGE, _ROUTE = "Browse > CDC pipelines", "plugin/cdc"
 
 
 @contextmanager
@@ -215,6 +217,9 @@ class Demo:
             with phase("readers", "Comparing what other programs read of it"):
                 equal &= shop.prove_for_others()
         shop.tell(done, steady)
+        if not self.stay:
+            where = f"a page in Airflow ({_PAGE}), as long as that runs: STAY=1 make demo"
+            self.screen.say(f"Phases, chunks, lag and tables are on {where}", "bold cyan")
         if self.stay:
             self.screen.verdict(equal)
             with shop.writers() as writers:
@@ -264,6 +269,7 @@ class Demo:
     def _show_address(self, airflow: Airflow) -> None:
         name, password = self._login
         self.screen.say(f"Airflow: {airflow.url}/dags/{DAG}", "bold cyan")
+        self.screen.say(f"Page:    {airflow.url}/{_ROUTE} ({_PAGE})", "bold cyan")
         self.screen.say(f"Login:   {name}, password {password}", "bold cyan")
 
     def _prove(self) -> bool:
