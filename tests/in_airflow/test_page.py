@@ -103,6 +103,9 @@ def test_from_the_plan_to_the_stream(site: Site) -> None:
         page.go_back()
         ask_the_stream(site, page, name)
 
+        client.wait_for_dag("watched_compared")
+        client.unpause("watched_compared")
+        expect(page.get_by_role("button", name="Verify now")).not_to_have_attribute("aria-disabled", "true")
         confirm(page, "Verify now", "A run of DAG watched_compared is started")
         [compared] = client.runs("watched_compared")
         client.wait_run("watched_compared", compared)

@@ -194,6 +194,7 @@ def test_hostile_names(site: Site, browser: Browser) -> None:
     store.end_stream(name, epoch, "failed", books.HOSTILE[0])
     with opened(site, browser, of(site, name)) as (page, _):
         expect(page.get_by_role("region", name="What happened").get_by_text(books.HOSTILE[0]).first).to_be_visible()
+        expect(page.get_by_role("heading", name="Chunks of all tables: 6")).to_be_visible()
         page.get_by_role("slider", name="Chunk").focus()
         page.keyboard.press("Home")
         expect(page.locator("#chunk-detail")).to_contain_text(books.HOSTILE[1])

@@ -32,7 +32,7 @@ export async function perform(base, name, label, about) {
   }
   return dialog(label, (close, alert) => {
     const typed = plan.asks && h("input", { id: "typed", autocomplete: "off", spellcheck: "false", placeholder: "id >= 100 AND id < 200" });
-    const go = button(label, {}, async () => {
+    const go = button(label.split(":")[0], {}, async () => {
       go.disabled = true;
       try {
         await act(path, { ...about, ...(typed && { condition: typed.value }) });

@@ -148,7 +148,9 @@ export function pipeline(book, name) {
     try {
       const { act: name, label, about, table: chosen, state } = pressed.dataset;
       const [what, words, which] = chosen ? ((await choose(chosen, state)) ?? []) : [name, label, JSON.parse(about)];
-      if (!what || !(await perform(base, what, words, which))) return;
+      const done = what && (await perform(base, what, words, which));
+      asking = false;
+      if (!done) return;
       last = await ask(base);
       sums(last, seen);
       draw(main);
