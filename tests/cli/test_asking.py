@@ -59,14 +59,15 @@ def test_where_one_runs(shared: Cli) -> None:
         assert said.startswith("the stream is paused (ann asked for it): it reads when it is resumed")
         assert done(shared, "resume") == f"epoch {epoch.number} goes on"
         assert "paused" not in done(shared, "status")
-        said = done(shared, "resume", "--table", "d.plain")  # the same request
+        said = done(shared, "resume", "--table", "d.plain")  # the same request, if it still waits
         assert said.startswith("d.plain was read again, and is part of the stream from ")
         assert done(shared, "stop", "--by", "bob") == f"epoch {epoch.number} was asked to stop"
         wait_for("its end", epoch.stop.is_set)
     with shared.opened() as (_, store):
-        found = [(event.kind, event.by) for event in reversed(store.events("p", 6))]
+        found = [(event.kind, event.by) for event in reversed(store.events("p", 20)) if event.by is not None]
     named = ("table_suspended", user), ("stream_paused", "ann"), ("stream_resumed", user), ("table_rejoined", user)
-    assert found[-5:] == [*named, ("stream_stop", "bob")]
+    # It is read twice if the stream had begun with the first request when the second one came.
+    assert [*dict.fromkeys(found)] == [*named, ("stream_stop", "bob")], found
 
 
 def test_what_is_refused(shared: Cli, mysql_server: MySQLServer) -> None:

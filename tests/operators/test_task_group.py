@@ -16,6 +16,7 @@ from airflow_provider_cdc import (
     Source,
     cdc_pipeline,
 )
+from airflow_provider_cdc.assets import alias_of
 from airflow_provider_cdc.exceptions import NotReadyError
 
 PIPELINE = Pipeline(name="n", source=Source("c", ("shop.t",)), sink=Sink("/lake"))
@@ -45,7 +46,8 @@ def test_arguments_of_single_tasks() -> None:
     assert (mapped.pool, mapped.retries, mapped.queue, mapped.map_index_template) == ("readers", 5, "large", "{{ 1 }}")
     assert (found["n.snapshot_complete"].poke_interval, found["n.snapshot_complete"].deferrable) == (3, True)
     stream = found["n.stream"]
-    assert (stream.poll_seconds, stream.outlets, stream.deferrable, stream.queue) == (2, [copied], False, "small")
+    assert (stream.poll_seconds, stream.deferrable, stream.queue) == (2, False, "small")
+    assert stream.outlets == [copied, alias_of("n")]
     assert stream.restart_timeout == timedelta(hours=1)
     assert found["n.verify"].sample == "1/7"
 

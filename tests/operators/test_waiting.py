@@ -49,7 +49,7 @@ def away(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def sensor(cli: Cli, **kwargs: Any) -> CdcSnapshotSensor:
-    return CdcSnapshotSensor(task_id="sensor", pipeline=cli.value, **kwargs)
+    return CdcSnapshotSensor(task_id="sensor", pipeline=cli.value, assets=False, **kwargs)
 
 
 def deferred(call: Callable[..., Any], *args: Any) -> TaskDeferred:
