@@ -21,6 +21,7 @@ from airflow_provider_cdc.phases.apply import Applied, Applier
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.dropping import empty_copy
 from airflow_provider_cdc.phases.groups import coverage
+from airflow_provider_cdc.phases.inbox import Inbox
 from airflow_provider_cdc.phases.key_ranges import exchange_ranges
 from airflow_provider_cdc.phases.membership import add, addable, removals
 from airflow_provider_cdc.phases.observing import Observer, Seen
@@ -39,7 +40,6 @@ from airflow_provider_cdc.phases.suspension import (
 )
 from airflow_provider_cdc.phases.table_status import Standing
 from airflow_provider_cdc.phases.upkeep import Upkeep
-from airflow_provider_cdc.phases.wishes import Wishes
 from airflow_provider_cdc.sinks.traffic import Traffic, counting, text_of
 from airflow_provider_cdc.store import RequestRow, Store
 from airflow_provider_cdc.store.requests import SUSPEND
@@ -63,7 +63,7 @@ class Epoch:
     :param ahead: gets them ready while it begins.
     :param rereading: reads suspended tables again.
     :param asked: requests to an object store since it began.
-    :param wishes: what people want of it.
+    :param inbox: what people want of it.
     :param rest: lets go of the source, before a pause.
     :param lease: seconds for which it continues without a task that supervises it.
 
@@ -83,7 +83,7 @@ class Epoch:
     ahead: ReadingAhead
     rereading: Rereading
     asked: Traffic
-    wishes: Wishes
+    inbox: Inbox
     stop: threading.Event = field(default_factory=threading.Event)
     batches: int = 0
     before_ddl: bool = False
@@ -151,7 +151,7 @@ class Epoch:
         """
         work: Callable[[], None] = self.publish
         while True:
-            if self.wishes.paused and not self._resumed():
+            if self.inbox.paused and not self._resumed():
                 return
             try:
                 work()
@@ -169,7 +169,7 @@ class Epoch:
         self.rest()
         remedy = "To let it go on: airflow-cdc resume"
         self.context.reporter.line(f"the stream is paused at {self.applier.at.at}: {self.paused_by}. {remedy}")
-        while self.wishes.paused and not self.stop.is_set():
+        while self.inbox.paused and not self.stop.is_set():
             self.carry_out()
             time.sleep(_PAUSED_SECONDS)  # not Event.wait(): a signal that meets it would wait for itself
         self.anew = True
@@ -219,7 +219,7 @@ class Epoch:
 
     def carry_out(self) -> None:
         """Carry out what people want of it. What they want of one table is done in that order."""
-        self._requests += self.wishes.take()
+        self._requests += self.inbox.take()
         if self.before_ddl:  # which has to be followed as the plan is now
             return
         left, held = [], set[str]()
@@ -243,15 +243,15 @@ class Epoch:
             self.applier.go_on_without(self.plan)
             self.anew = True
             self.observer.look()
-            self.wishes.end(request.id, "done", said)
+            self.inbox.end(request.id, "done", said)
         except NotReadyError as error:
             self.context.reporter.line(f"what {request.by} wants is refused: {error}")
-            self.wishes.end(request.id, "refused", str(error))
+            self.inbox.end(request.id, "refused", str(error))
         return True
 
     def publish(self) -> None:
         """Publish chunk groups that were read again and whose turn it is; a look into a folder where there are none."""
-        if self.wishes.paused:
+        if self.inbox.paused:
             return
         self.carry_out()
         for table in self.rereading.created():
@@ -347,12 +347,12 @@ class Epoch:
     @property
     def paused_by(self) -> str:
         """Who wants it to be paused, for people."""
-        return f"{self.wishes.paused_by or 'somebody'} asked for it"
+        return f"{self.inbox.paused_by or 'somebody'} asked for it"
 
     @property
     def _busy(self) -> bool:
         """Whether something is being read again, or is still to be done for somebody."""
-        return self.rereading.busy or bool(self._requests) or self.wishes.waiting
+        return self.rereading.busy or bool(self._requests) or self.inbox.waiting
 
     def over(self) -> bool:
         """Whether it is to end: asked to stop; or caught up, or without a table, and not paused. One without a table
@@ -362,12 +362,12 @@ class Epoch:
             return True
         nothing_left = not self.plan.active and not self._busy and not self.awaited
         nothing_left = nothing_left and not suspended_as_asked(self.context, self.plan)
-        return (self.reached or nothing_left) and not self.wishes.paused
+        return (self.reached or nothing_left) and not self.inbox.paused
 
     def section_over(self) -> bool:
         """Whether the section is to end: it stands before a DDL, a table has rejoined or was suspended as somebody
         wanted it, it is to pause, or all is over.
         """
-        if self.wishes.paused:
+        if self.inbox.paused:
             self.anew = True  # also if it is resumed before anybody looks again
         return self.before_ddl or self.anew or self.over()

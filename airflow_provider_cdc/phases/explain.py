@@ -54,6 +54,7 @@ from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.last_changes import SEARCHED_BYTES, newest_first
 from airflow_provider_cdc.phases.one_row import OneRow, values
 from airflow_provider_cdc.phases.reads import Found, Reads
+from airflow_provider_cdc.phases.resnapshot import index_of
 from airflow_provider_cdc.phases.source_scan import Source
 from airflow_provider_cdc.sinks.protocol import Readable
 from airflow_provider_cdc.sinks.scanning import portions
@@ -71,10 +72,7 @@ def explain(context: Context, label: str, texts: Sequence[str]) -> Explanation:
     :raises TransientError: if the source cannot be reached.
     """
     plan = context.need_plan()
-    indexes = {table.label: index for index, table in enumerate(plan.tables)}
-    if (index := indexes.get(label)) is None:
-        known = ", ".join(sorted(indexes)[:10])
-        raise NotReadyError(f"pipeline {plan.pipeline} copies no table {label}", f"It copies {known}")
+    index = index_of(context, plan, label)
     table = plan.tables[index]
     if not table.key:
         raise NotReadyError(

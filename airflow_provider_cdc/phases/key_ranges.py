@@ -38,7 +38,7 @@ from airflow_provider_cdc.phases.aside import read_aside
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.groups import Group
 from airflow_provider_cdc.phases.reread import Exchange, Staged, forget, publish_table, request, taken
-from airflow_provider_cdc.phases.resnapshot import altered_meanwhile, asked_for, resnapshot, table_of, wished
+from airflow_provider_cdc.phases.resnapshot import altered_meanwhile, asked_for, resnapshot, table_of, with_request
 from airflow_provider_cdc.sinks.protocol import Feature
 from airflow_provider_cdc.sinks.storage import read_json, write_json
 from airflow_provider_cdc.store import RequestRow, Store
@@ -110,23 +110,23 @@ def read_ranges(context: Context, store: Store, index: int, ranges: Ranges, run:
     return "staged"
 
 
-def read_where(context: Context, index: int, where_key: str, run: Runner, wish: RequestRow) -> None:
+def read_where(context: Context, index: int, where_key: str, run: Runner, by_request: RequestRow) -> None:
     """Read rows that somebody wants to be read again, and ask the stream to exchange them.
 
-    :param wish: the request by which somebody does; the others and what it raises as of :func:`resnapshot_where`.
+    :param by_request: the request by which somebody does; the others and what it raises as of :func:`resnapshot_where`.
     """
-    _read(context, index, _ranges_of(index, where_key), run, wish)
+    _read(context, index, _ranges_of(index, where_key), run, by_request)
 
 
 def _read(
-    context: Context, index: int, ranges: Ranges, run: Runner, wish: RequestRow | None = None
+    context: Context, index: int, ranges: Ranges, run: Runner, by_request: RequestRow | None = None
 ) -> tuple[Group, Staged]:
     """Read ranges into staged slices, and ask for them to be exchanged.
 
     :raises TransientError: if the table is altered meanwhile.
     """
     try:
-        return _staged(context, index, ranges, run, wish)
+        return _staged(context, index, ranges, run, by_request)
     except CdcError as error:
         if not altered_meanwhile(error):
             raise
@@ -135,7 +135,9 @@ def _read(
         raise TransientError(said, "Run again when the stream has followed that", table=label) from error
 
 
-def _staged(context: Context, index: int, ranges: Ranges, run: Runner, wish: RequestRow | None) -> tuple[Group, Staged]:
+def _staged(
+    context: Context, index: int, ranges: Ranges, run: Runner, by_request: RequestRow | None
+) -> tuple[Group, Staged]:
     plan = context.need_plan()
     label = plan.tables[index].label
     context.need(Feature.REREAD, f"a part of table {label} is to be read again")
@@ -158,7 +160,9 @@ def _staged(context: Context, index: int, ranges: Ranges, run: Runner, wish: Req
     standing = context.sink.table(plan.tables[index]).markers().get(_marker(plan)) or 0
     number = max(FIRST_ASIDE * (index + 1) + FIRST_RANGES, standing + 1)
     group, high = read_aside(context, plan, chunks, number, since, lineage, run)
-    staged = wished(Staged(group.number, 1, high, since, lineage.newest, plan.revision(index), ranges=True), wish)
+    staged = with_request(
+        Staged(group.number, 1, high, since, lineage.newest, plan.revision(index), ranges=True), by_request
+    )
     request(group, staged)
     return group, staged
 

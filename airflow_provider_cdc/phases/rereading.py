@@ -21,12 +21,12 @@ from airflow_provider_cdc.mysql.places.binlog_files import table_sizes
 from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.dropping import is_emptied, is_to_go
+from airflow_provider_cdc.phases.inbox import Inbox
 from airflow_provider_cdc.phases.key_ranges import read_where
 from airflow_provider_cdc.phases.membership import newcomers
 from airflow_provider_cdc.phases.reread import Exchange, waiting
 from airflow_provider_cdc.phases.resnapshot import read_table, table_of
 from airflow_provider_cdc.phases.suspension import gone, missed
-from airflow_provider_cdc.phases.wishes import Wishes
 from airflow_provider_cdc.sinks.traffic import carried
 from airflow_provider_cdc.store import RequestRow
 
@@ -51,11 +51,11 @@ class Rereading:
     """Reads suspended tables again. A context manager, which ends it.
 
     :param run: runs the slices of a table that is not small.
-    :param wishes: what people want of the stream. Nothing is begun while it is paused.
+    :param inbox: what people want of the stream. Nothing is begun while it is paused.
     """
 
-    def __init__(self, context: Context, run: Runner, wishes: Wishes) -> None:
-        self._context, self.run, self._wishes = context, run, wishes
+    def __init__(self, context: Context, run: Runner, inbox: Inbox) -> None:
+        self._context, self.run, self._inbox = context, run, inbox
         self._requests: dict[int, RequestRow] = {}
         self._to_serve: list[int] = []
         self._served: Counter[int] = Counter()
@@ -129,7 +129,7 @@ class Rereading:
             with self._lock:
                 self._to_serve.append(index)
         elif known or exchange.done:  # else this run does not know of it yet, and reads it then
-            self._wishes.end(request, "done" if exchange.done else "refused", exchange.said)
+            self._inbox.end(request, "done" if exchange.done else "refused", exchange.said)
             with self._lock:
                 self._requests.pop(index if known else -1, None)
 
@@ -151,7 +151,7 @@ class Rereading:
 
     def _go(self) -> None:
         while not self._over.wait(_LOOK_SECONDS):
-            if self._wishes.paused:
+            if self._inbox.paused:
                 continue
             with self._lock:
                 index = self._wanted.pop(0) if self._wanted else None
@@ -234,7 +234,7 @@ class Rereading:
                 return  # a run before this one has read it
             run = self._runner(self._size(plan, index))
             if request.condition is None:
-                read_table(context, index, run, asked=True, wish=request)
+                read_table(context, index, run, asked=True, by_request=request)
             else:
                 read_where(context, index, request.condition, run, request)
             return
@@ -251,7 +251,7 @@ class Rereading:
                     self._to_serve.append(index)
             return
         context.reporter.line(f"{what}: {why}")
-        self._wishes.end(request.id, "refused", why)
+        self._inbox.end(request.id, "refused", why)
         with self._lock:
             self._requests.pop(index, None)
 

@@ -122,13 +122,13 @@ def index_of(context: Context, plan: Plan, label: str) -> int:
 
 
 def read_table(
-    context: Context, index: int, run: Runner, *, asked: bool = False, wish: RequestRow | None = None
+    context: Context, index: int, run: Runner, *, asked: bool = False, by_request: RequestRow | None = None
 ) -> tuple[Group, Staged]:
     """Read a table again, and ask the stream to exchange its rows.
 
     :param index: index of the table in the plan.
     :param asked: whether somebody has asked for it, and takes columns of other types for granted.
-    :param wish: the request by which somebody has, if it was by one.
+    :param by_request: the request by which somebody has, if it was by one.
     :returns: what was read, and what asks for it.
     :raises NotReadyError: if the table cannot be copied, or the sink cannot exchange it.
     :raises TransientError: if it is altered all the time.
@@ -138,7 +138,7 @@ def read_table(
         context.need(feature, f"table {label} is to be read again")
     for last in (*[False] * (_TRIES - 1), True):
         try:
-            return _read(context, context.need_plan(), index, run, asked, wish)
+            return _read(context, context.need_plan(), index, run, asked, by_request)
         except CdcError as error:
             if not altered_meanwhile(error):
                 raise
@@ -154,7 +154,7 @@ def altered_meanwhile(error: CdcError) -> bool:
 
 
 def _read(
-    context: Context, plan: Plan, index: int, run: Runner, asked: bool, wish: RequestRow | None
+    context: Context, plan: Plan, index: int, run: Runner, asked: bool, by_request: RequestRow | None
 ) -> tuple[Group, Staged]:
     """Plan the table by itself, read it, and ask for it to be exchanged."""
     _, lineage = context.stand(plan)
@@ -176,7 +176,7 @@ def _read(
     number = FIRST_ASIDE * (index + 1) + 1000 * begun.revision
     made = replace(plan, steps=(*plan.steps, begun))
     group, high = read_aside(context, made, chunks, number, since, lineage, run)
-    staged = wished(Staged(group.number, 1, high, since, lineage.newest, begun.revision), wish)
+    staged = with_request(Staged(group.number, 1, high, since, lineage.newest, begun.revision), by_request)
     request(group, staged)
     return group, staged
 
@@ -202,9 +202,9 @@ def table_of(staged: Staged) -> int:
     return staged.group // FIRST_ASIDE - 1
 
 
-def wished(staged: Staged, wish: RequestRow | None) -> Staged:
+def with_request(staged: Staged, by_request: RequestRow | None) -> Staged:
     """What was read, with the request for which it was."""
-    return staged if wish is None else replace(staged, request=wish.id, by=wish.by)
+    return staged if by_request is None else replace(staged, request=by_request.id, by=by_request.by)
 
 
 def rejoin(

@@ -24,6 +24,7 @@ from airflow_provider_cdc.phases.apply import Applier, epoch_fence, highest_epoc
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.epoch import Epoch
 from airflow_provider_cdc.phases.groups import coverage, targets
+from airflow_provider_cdc.phases.inbox import Inbox
 from airflow_provider_cdc.phases.liveness import Heart, whoami
 from airflow_provider_cdc.phases.membership import added, removals
 from airflow_provider_cdc.phases.reading_ahead import ReadingAhead
@@ -40,7 +41,6 @@ from airflow_provider_cdc.phases.suspension import (
     write_down,
 )
 from airflow_provider_cdc.phases.upkeep import Upkeep
-from airflow_provider_cdc.phases.wishes import Wishes
 from airflow_provider_cdc.pipeline.fingerprint import fingerprint
 from airflow_provider_cdc.processes import machine
 from airflow_provider_cdc.sinks.traffic import Traffic, counting
@@ -93,10 +93,10 @@ def _begin(context: Context, store: Store, asked: Traffic, *, catch_up: bool, lo
     details: dict[str, Any] = {"mode": "catch_up" if catch_up else "continuous", "log": log, "ui": ui}
     details |= {"machine": machine() or None, "settings": fingerprint(pipeline)}
     number = store.new_epoch(pipeline.name, highest, *whoami(), refuse=context.watcher.confirm, details=details)
-    stop, wishes = threading.Event(), Wishes(store, details)
+    stop, inbox = threading.Event(), Inbox(store, details)
     try:
         # A failover reads binlog for as long as it takes.
-        with Heart(store, pipeline.name, number, details, stop, lambda: False, hear=wishes.hear):
+        with Heart(store, pipeline.name, number, details, stop, lambda: False, hear=inbox.hear):
             fence = epoch_fence(pipeline.name, number)
             other = {
                 index: NotFollowedError(why, _OTHER_LISTS, table=plan.tables[index].label)
@@ -135,7 +135,7 @@ def _begin(context: Context, store: Store, asked: Traffic, *, catch_up: bool, lo
         tell_ddl=pipeline.stream.follows_ddl,
     )
     ends = end if catch_up else None
-    rereading = Rereading(context, run_slices, wishes)
+    rereading = Rereading(context, run_slices, inbox)
     epoch = Epoch(
         context,
         store,
@@ -150,7 +150,7 @@ def _begin(context: Context, store: Store, asked: Traffic, *, catch_up: bool, lo
         ahead,
         rereading,
         asked,
-        wishes,
+        inbox,
         stop,
     )
     rereading.wanted(plan)
@@ -220,7 +220,7 @@ class _Life:
             epoch.stop,
             self._has_moved,
             epoch.lease,
-            epoch.wishes.hear,
+            epoch.inbox.hear,
         )
 
     def __enter__(self) -> None:
@@ -256,5 +256,5 @@ class _Life:
     def _has_moved(self) -> bool:
         """A batch that takes long shows as progress that stands still; waiting for changes, or a pause, does not."""
         epoch = self._epoch
-        moved, self._batches = epoch.batches > self._batches or epoch.idle() or epoch.wishes.paused, epoch.batches
+        moved, self._batches = epoch.batches > self._batches or epoch.idle() or epoch.inbox.paused, epoch.batches
         return moved

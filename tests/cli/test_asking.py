@@ -53,7 +53,7 @@ def test_where_one_runs(shared: Cli) -> None:
         assert line.strip().startswith("suspended: d.plain since ") and line.endswith(f"{user} asked for it")
 
         assert done(shared, "pause", "--by", "ann") == f"epoch {epoch.number} was asked to pause"
-        wait_for("the pause", lambda: epoch.wishes.paused)
+        wait_for("the pause", lambda: epoch.inbox.paused)
         assert "    paused: ann asked for it. To let it go on: airflow-cdc resume" in done(shared, "status")
         said = done(shared, "resume", "--table", "d.plain")
         assert said.startswith("the stream is paused (ann asked for it): it reads when it is resumed")

@@ -57,7 +57,7 @@ class Step:
     :param tables: what the pipeline copies from then on; empty: as before.
     :param command: what is killed.
     :param beside: what runs beside it. It may fail for a while if the stream is what dies.
-    :param wish: what somebody wants of the stream before: the kind, the table, and a condition on its key.
+    :param by_request: what somebody wants of the stream before: the kind, the table, and a condition on its key.
     """
 
     failpoint: str
@@ -65,7 +65,7 @@ class Step:
     tables: tuple[str, ...] = ()
     command: tuple[str, ...] = ("stream", "--catch-up")
     beside: tuple[str, ...] = ()
-    wish: tuple[str, ...] = ()
+    by_request: tuple[str, ...] = ()
 
 
 _FOLLOWED = "ALTER TABLE alpha ADD COLUMN added INT NULL"
@@ -113,7 +113,7 @@ CHAINS: dict[str, tuple[tuple[str, ...], tuple[Step, ...]]] = {
     ),
     # A table is suspended and resumed through the bookkeeping, and a part of one is read again. Whoever dies leaves a
     # request that was taken up, and the next one does it.
-    "wished": (
+    "requested": (
         _ALL,
         (
             Step("request.after_take", command=_GOING, beside=("suspend", "--table", _ALPHA)),
@@ -121,7 +121,7 @@ CHAINS: dict[str, tuple[tuple[str, ...], tuple[Step, ...]]] = {
             Step("request.after_take", command=_GOING, beside=("resume", "--table", _ALPHA)),
             *(Step(name) for name in ("reread.after_stage", "rejoin.before_write")),
             *(Step(name) for name in ("rejoin.after_write", "rejoin.before_exchange", "request.before_end")),
-            Step("reread.before_commit", wish=("reread", _ALPHA, "id >= 5")),
+            Step("reread.before_commit", by_request=("reread", _ALPHA, "id >= 5")),
             *(Step(name) for name in ("reread.after_commit", "request.before_end")),
         ),
     ),
@@ -181,8 +181,8 @@ class World:
             self.server.session(_DATABASE, *step.sql)
         if step.tables and not step.beside:
             self.captures(step.tables)
-        if step.wish:
-            kind, table, *condition = step.wish
+        if step.by_request:
+            kind, table, *condition = step.by_request
             with self.cli.opened() as (_, store):
                 store.ask("p", kind, table, "ann", *condition)
         if step.beside == _GOING:

@@ -308,16 +308,16 @@ def test_a_pause_lets_go_of_the_source(
             mysql_server.execute(f"UPDATE `{database}`.t SET v = 2")
             wait_for("the first change", is_equal)
             before = dumps()
-            epoch.wishes.paused_by = "ann"
+            epoch.inbox.paused_by = "ann"
             wait_for("nobody to read", lambda: dumps() < before)
             mysql_server.execute(f"UPDATE `{database}`.t SET v = 3")
             time.sleep(2)
             assert begun == [0] and not is_equal()
-            epoch.wishes.paused_by = None
+            epoch.inbox.paused_by = None
             wait_for("the next query", is_equal)
-            epoch.wishes.paused_by = "ann"
+            epoch.inbox.paused_by = "ann"
             wait_for("somebody to see it", lambda: epoch.anew)
-            epoch.wishes.paused_by = None
+            epoch.inbox.paused_by = None
             mysql_server.execute(f"UPDATE `{database}`.t SET v = 4")
             wait_for("the rest", is_equal)
         except BaseException as error:
@@ -327,7 +327,7 @@ def test_a_pause_lets_go_of_the_source(
     failed: list[BaseException] = []
     with cli.epoch() as epoch:
         epoch.target = None
-        monkeypatch.setattr(epoch.wishes, "hear", lambda _: None)
+        monkeypatch.setattr(epoch.inbox, "hear", lambda _: None)
         thread = threading.Thread(target=go_on, args=(epoch,))
         thread.start()
         run_on_spark(epoch, spark)

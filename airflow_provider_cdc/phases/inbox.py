@@ -1,4 +1,4 @@
-"""What people want of a running stream: it hears that with its heartbeat, through the bookkeeping.
+"""Requests of people to a running stream, which come with its heartbeat, through the bookkeeping.
 
 The heartbeat's thread hears and writes; the stream's driver carries out, between two batches. A request that a run has
 taken up and not ended, since it died or the bookkeeping was away, is taken up again by the next one: all that a request
@@ -19,8 +19,8 @@ from airflow_provider_cdc.store.requests import REREAD
 from airflow_provider_cdc.store.streams import paused_by
 
 
-class Wishes:
-    """What people want of one run of the stream.
+class Inbox:
+    """The requests to one run of the stream, and whether it is to pause.
 
     :param details: what the bookkeeping knows of the run, in case that it loses it: told whether it is paused.
     """

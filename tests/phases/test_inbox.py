@@ -17,10 +17,10 @@ from airflow_provider_cdc.core.step_kinds import ASKED
 from airflow_provider_cdc.exceptions import TableSuspendedError
 from airflow_provider_cdc.phases import rereading
 from airflow_provider_cdc.phases.epoch import Epoch
+from airflow_provider_cdc.phases.inbox import Inbox
 from airflow_provider_cdc.phases.liveness import Heart
 from airflow_provider_cdc.phases.status import status
 from airflow_provider_cdc.phases.stream import begin, run_in_process
-from airflow_provider_cdc.phases.wishes import Wishes
 from airflow_provider_cdc.store import RequestRow, Store, StreamRow
 from tests.support.cli import Cli, read_only
 from tests.support.oracle import compare_all
@@ -114,7 +114,7 @@ def test_a_table_is_suspended_and_resumed(server: MySQLServer, cli: Cli, books: 
     assert (row.state, row.kind, row.reason) == ("suspended", ASKED, "ann asked for it")
     assert news(books, "p", Limits(), [SUSPENDED]) == [], "nobody has to be told of what somebody wants"
 
-    # Without a stream the wish waits for the next one.
+    # Without a stream the by_request waits for the next one.
     asked = books.ask("p", "reread", "d.keyed", "bob")
     time.sleep(1.5)
     assert request(books, asked).state == "open"
@@ -249,7 +249,7 @@ def test_a_pause(server: MySQLServer, cli: Cli, books: Store) -> None:
     """It lives and reads nothing, until somebody resumes it."""
     with going(cli) as (epoch, _):
         assert books.pause("p", "ann")
-        wait_for("the pause", lambda: epoch.wishes.paused)
+        wait_for("the pause", lambda: epoch.inbox.paused)
         time.sleep(0.5)
         at, beat = epoch.applier.at, stream(books).heartbeat_at
         run(server, "UPDATE keyed SET v = 'later'", "UPDATE quiet SET v = 'later' WHERE id = 2")
@@ -285,7 +285,7 @@ def test_how_far_it_is_behind_is_told_while_it_is_paused(
     monkeypatch.setattr("airflow_provider_cdc.phases.observing._FIRST_SECONDS", 1.0)
     with going(cli) as (epoch, _):
         assert books.pause("p", "ann")
-        wait_for("the pause", lambda: epoch.wishes.paused)
+        wait_for("the pause", lambda: epoch.inbox.paused)
         run(server, "UPDATE keyed SET v = 'later'")
 
         def behind() -> bool:
@@ -301,11 +301,11 @@ def test_a_catch_up_waits_and_a_stop_is_obeyed(server: MySQLServer, cli: Cli, bo
     assert stream(books).state == "caught_up"
     with going(cli) as (epoch, _):  # paused before the first batch of the next
         assert books.pause("p", "ann")
-        wait_for("the pause", lambda: epoch.wishes.paused)
+        wait_for("the pause", lambda: epoch.inbox.paused)
     assert stream(books).paused_by == "ann", "it was not stopped by a person: nobody has resumed it"
     run(server, "UPDATE keyed SET v = 'later'")
     with going(cli, catch_up=True) as (epoch, thread):
-        assert epoch.wishes.paused_by == "ann"
+        assert epoch.inbox.paused_by == "ann"
         at = epoch.applier.at
         thread.join(3)
         assert thread.is_alive() and epoch.applier.at == at, "it neither reads nor ends"
@@ -315,13 +315,13 @@ def test_a_catch_up_waits_and_a_stop_is_obeyed(server: MySQLServer, cli: Cli, bo
     assert stream(books).state == "caught_up" and is_equal(server, cli, *TABLES)
     with going(cli) as (epoch, thread):
         assert books.pause("p", "ann")
-        wait_for("the pause", lambda: epoch.wishes.paused)
+        wait_for("the pause", lambda: epoch.inbox.paused)
         assert books.stop("p", "bob")
         thread.join(30)
         assert not thread.is_alive()
     assert stream(books).state == "stopped"
     with going(cli) as (epoch, _):
-        assert not epoch.wishes.paused, "whoever stops a stream has ended its pause"
+        assert not epoch.inbox.paused, "whoever stops a stream has ended its pause"
 
 
 def test_an_outage_of_the_bookkeeping(server: MySQLServer, cli: Cli, books: Store) -> None:
@@ -342,22 +342,22 @@ def test_an_outcome_that_cannot_be_written_is_written_later(tmp_path: Path) -> N
     with contextlib.closing(Store.open(f"sqlite:///{tmp_path}/books.db", migrate=True)) as store:
         store.register("p", "server")
         epoch, asked = store.new_epoch("p", 0, "here", 1, 1.0), store.ask("p", "suspend", "d.t", "ann")
-        wishes = Wishes(store, {})
+        inbox = Inbox(store, {})
         beat = store.heartbeat("p", epoch, False)
         assert beat is not None
-        wishes.hear(beat)
-        assert [row.id for row in wishes.take()] == [asked] and not wishes.waiting
+        inbox.hear(beat)
+        assert [row.id for row in inbox.take()] == [asked] and not inbox.waiting
         with read_only(store):
-            wishes.end(asked, "done", "it is suspended")
+            inbox.end(asked, "done", "it is suspended")
         assert request(store, asked).state == "taken"
         # It is not done a second time meanwhile, but by the next run, if this one dies.
         beat = store.heartbeat("p", epoch, False)
         assert beat is not None and [row.id for row in beat.requests] == [asked]
-        other = Wishes(store, {})
+        other = Inbox(store, {})
         other.hear(beat)
         assert [row.id for row in other.take()] == [asked]
-        wishes.hear(beat)
-        assert not wishes.waiting and request(store, asked).outcome == "it is suspended"
+        inbox.hear(beat)
+        assert not inbox.waiting and request(store, asked).outcome == "it is suspended"
 
 
 def test_a_bookkeeping_that_is_lost_during_a_pause(tmp_path: Path) -> None:
@@ -367,19 +367,19 @@ def test_a_bookkeeping_that_is_lost_during_a_pause(tmp_path: Path) -> None:
         store.register("p", "server")
         number = store.new_epoch("p", 0, "here", 1, 1.0)
         assert store.pause("p", "ann")
-        wishes = Wishes(store, details)
+        inbox = Inbox(store, details)
         beat = store.heartbeat("p", number, False)
         assert beat is not None
-        wishes.hear(beat)
+        inbox.hear(beat)
     with contextlib.closing(Store.open(f"sqlite:///{tmp_path}/anew.db", migrate=True)) as store:
         store.register("p", "server")
-        wishes._store = store
-        with Heart(store, "p", number, details, threading.Event(), lambda: False, hear=wishes.hear):
+        inbox._store = store
+        with Heart(store, "p", number, details, threading.Event(), lambda: False, hear=inbox.hear):
             wait_for("the run", lambda: store.current_stream("p") is not None)
             time.sleep(1.5)
-            assert wishes.paused_by == stream(store).paused_by == "ann" and stream(store).desired_state == "pause"
+            assert inbox.paused_by == stream(store).paused_by == "ann" and stream(store).desired_state == "pause"
             assert store.resume("p", "bob")
-            wait_for("the end of the pause", lambda: not wishes.paused)
+            wait_for("the end of the pause", lambda: not inbox.paused)
         assert details == {"mode": "continuous"}
 
 
@@ -389,8 +389,8 @@ def test_where_the_stream_stands_before_a_ddl(server: MySQLServer, cli: Cli, boo
     asked = books.ask("p", "suspend", "d.keyed", "ann")
     with cli.opened() as (context, store):
         epoch = begin(context, store, catch_up=True)
-        take = epoch.wishes.take
-        epoch.wishes.take = lambda: take() if epoch.before_ddl else []  # type: ignore[method-assign]
+        take = epoch.inbox.take
+        epoch.inbox.take = lambda: take() if epoch.before_ddl else []  # type: ignore[method-assign]
         run_in_process(epoch)
     assert ended(books, asked)[0] == "done" and suspended(cli) == {"keyed": ASKED}
     assert "w" in cli.rows("d", "keyed").column_names
