@@ -12,6 +12,10 @@ STAMP := $(VENV)/.complete
 # SINK=s3 make demo: into an S3-compatible server that it starts itself.
 # SHARE=k/n make test-long: the k-th of n shares of the long tests.
 SHARE := 1/1
+# TURN=k/4 make test: of the slow folders (IN_TURN in tests/support/running.py) that part; TURN=1/1: all of them. Else it
+# changes with each commit.
+COMMIT := $(shell git rev-parse HEAD 2>/dev/null || echo 0)
+TURN := $(shell echo $$((16#$$(echo $(COMMIT) | cut -c1-7) % 4 + 1))/4)
 LINT := $(BIN)/ruff check .; $(BIN)/ruff format --check .; $(BIN)/mypy
 PYTEST := $(BIN)/python -m pytest --durations=30
 # WORKERS=n: how many files of tests run at a time. Two of them have an Airflow. With more than four on two cores, tests
@@ -83,10 +87,12 @@ jvm: setup
 	@$(BIN)/python -m tests.support.spark_delta
 	@$(BIN)/python -m tests.support.readers
 
-test: jvm ## Lint, then all tests but the long ones, against real servers, in a real Airflow, with real Spark
-	@$(LINT); lint=$$SECONDS; \
-	$(PYTEST) $(BESIDE) -m "not long" || failed=1; \
-	echo "make test: lint $$lint s, tests $$((SECONDS - lint)) s"; exit $${failed:-0}
+# The machine code and the compiled tests are made once beside the lint, not by each of the workers.
+test: jvm ## Lint, then the tests but the long ones, in a real Airflow, with real Spark; of the slow folders a fourth (TURN=1/1: all)
+	@$(PYTEST) --collect-only -q &> /dev/null & warm=$$!; $(LINT); wait $$warm || true; lint=$$SECONDS; \
+	echo "Turn $(TURN)"; \
+	$(PYTEST) $(BESIDE) --turn=$(TURN) -m "not long" || failed=1; \
+	echo "make test TURN=$(TURN): lint $$lint s, tests $$((SECONDS - lint)) s"; exit $${failed:-0}
 
 test-airflow: jvm ## Of these, the ones that start Airflow's own processes: the example DAGs, outages, retries
 	$(PYTEST) $(BESIDE) -m "airflow and not long"

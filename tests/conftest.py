@@ -28,17 +28,21 @@ os.environ.setdefault("SPARK_SUBMIT_OPTS", jvm.options())
 def pytest_addoption(parser: pytest.Parser) -> None:
     text = "of the tests that are marked long, and only of these, the K-th of N shares"
     parser.addoption("--share", metavar="K/N", type=running.share_of, help=text)
+    text = "of the tests that take turns, only those of the K-th of N turns"
+    parser.addoption("--turn", metavar="K/N", type=running.share_of, default=(1, 1), help=text)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: running.turn(item.nodeid))
+    items.sort(key=lambda item: running.order(item.nodeid))
     for item in running.repetitions(items):
         item.add_marker(pytest.mark.long)
-    share = config.getoption("--share")
+    share, turn = config.getoption("--share"), config.getoption("--turn")
+    left = [item for item in items if not running.in_turn(item.nodeid, *turn)]
     if share is not None:
-        taken = [item for item in items if item.get_closest_marker("long") and running.in_share(item.nodeid, *share)]
-        config.hook.pytest_deselected(items=[item for item in items if item not in taken])
-        items[:] = taken
+        left = [i for i in items if not (i.get_closest_marker("long") and running.in_share(i.nodeid, *share))]
+    config.hook.pytest_deselected(items=left)
+    gone = set(left)
+    items[:] = [item for item in items if item not in gone]
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests import ROOT
-from tests.support.running import TOGETHER, in_share, share_of, shorten
+from tests.support.running import AIRFLOW_TURNS, ALWAYS, IN_TURN, TOGETHER, in_share, in_turn, share_of, shorten
 
 #: Tests as they are found below ``tests/``, of which one fails.
 PROGRAM = """
@@ -91,6 +91,35 @@ def test_shares_are_about_the_same() -> None:
     assert sum(sizes) == 2000 and min(sizes) > 60 and max(sizes) < 140
 
 
+def test_tests_of_slow_folders_take_turns() -> None:
+    """Each of them is in one turn of four, a fourth or so in each, and what is not slow is in all."""
+    slow = [f"{folder}test_a.py::test[seed-{n}]" for folder in IN_TURN for n in range(200)]
+    turns = [{name for name in slow if in_turn(name, k, 4)} for k in (1, 2, 3, 4)]
+    assert sum(map(len, turns)) == len(slow) == len(set.union(*turns)) and min(map(len, turns)) > len(slow) / 5
+    assert all(
+        in_turn(name, k, 4) for k in (1, 2, 3, 4) for name in (f"{ALWAYS[0]}::test", "tests/core/test_a.py::test")
+    )
+    assert all(in_turn(name, 1, 1) for name in slow)
+    assert all((ROOT / name).exists() for name in (*IN_TURN, *ALWAYS))
+
+
+def test_each_turn_has_an_airflow() -> None:
+    assert AIRFLOW_TURNS.keys() == {name for name in TOGETHER if name.startswith("tests/in_airflow/")}
+    assert {*AIRFLOW_TURNS.values()} == {1, 2, 3, 4}
+    for file, turn in AIRFLOW_TURNS.items():
+        assert [k for k in (1, 2, 3, 4) if in_turn(f"{file}::test", k, 4)] == [turn]
+
+
+def test_a_turn_is_taken(run: Run, tmp_path: Path) -> None:
+    """Through pytest: what has no turn is left out."""
+    file = tmp_path / IN_TURN[1] / "test_it.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("import pytest\n@pytest.mark.parametrize('n', range(40))\ndef test_it(n):\n    pass\n")
+    found = [names(run("--collect-only", "-q", f"--turn={k}/4", str(file))) for k in (1, 2, 3, 4)]
+    inside = sorted(name for names in found for name in names if name.startswith("test_it"))
+    assert inside == sorted(f"test_it[{n}]" for n in range(40)) and all("test_of_every_run" in names for names in found)
+
+
 def test_files_share_an_airflow() -> None:
     """One that is forgotten would start an Airflow of its own."""
     folders = (ROOT / "tests" / name for name in ("in_airflow", "page"))
@@ -153,5 +182,14 @@ def test_the_share_of_a_commit_is_the_same_each_time(tmp_path: Path) -> None:
     make.write_text("#!/bin/sh\necho asked: $*\n")
     make.chmod(0o700)
     first, second = asked(), asked()
-    assert first == second and first[0] == "test" and first[1].startswith("test-long SHARE=")
+    assert first == second and first[0].startswith("test TURN=") and first[1].startswith("test-long SHARE=")
+    share_of(first[0].partition("=")[2])
     share_of(first[1].partition("=")[2])
+
+
+def test_make_takes_the_turn_of_the_commit_unless_it_is_told() -> None:
+    def turn(*options: str) -> str:
+        done = subprocess.run(["make", "-n", "test", *options], cwd=ROOT, capture_output=True, text=True, check=True)
+        return next(word for word in done.stdout.split() if word.startswith("--turn=")).partition("=")[2]
+
+    assert turn() == turn() and share_of(turn())[1] == 4 and turn("TURN=1/1") == "1/1"

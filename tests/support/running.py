@@ -20,6 +20,29 @@ FIRST = (
     "tests/mysql/keys/",
     "tests/spark/",
 )
+#: Folders whose tests take turns: with each commit, ``make test`` runs a fourth of them. They take four fifths of the
+#: time of all tests; the rest and a fourth of them take 25 minutes.
+IN_TURN = (
+    "tests/in_airflow/",
+    "tests/phases/",
+    "tests/restart/",
+    "tests/system/",
+    "tests/mysql/keys/",
+    "tests/spark/",
+)
+#: Of these, the one that shows that all of it fits together.
+ALWAYS = ("tests/system/test_end_to_end.py",)
+#: Turns of files that need an Airflow: each turn starts one, and they take about as long. Other files are not kept
+#: together: the turn of a test depends on its name.
+AIRFLOW_TURNS = {
+    "tests/in_airflow/test_examples.py": 1,
+    "tests/in_airflow/test_retries.py": 2,
+    "tests/in_airflow/test_tables.py": 2,
+    "tests/in_airflow/test_life.py": 3,
+    "tests/in_airflow/test_windows.py": 3,
+    "tests/in_airflow/test_outages.py": 4,
+    "tests/in_airflow/test_page.py": 4,
+}
 #: Files that share an Airflow: those that have nothing against others, and those that kill its processes.
 TOGETHER = {
     "tests/in_airflow/test_examples.py": "calm",
@@ -43,13 +66,13 @@ def together(nodeid: str) -> str:
     return TOGETHER.get(file, file)
 
 
-def turn(nodeid: str) -> int:
-    """When the turn of a test comes, compared to those of other files."""
+def order(nodeid: str) -> int:
+    """When a test comes, compared to those of other files."""
     return next((number for number, start in enumerate(FIRST) if nodeid.startswith(start)), len(FIRST))
 
 
 def share_of(text: str) -> tuple[int, int]:
-    """``K/N`` as two numbers.
+    """``K/N``, a share or a turn, as two numbers.
 
     :raises ValueError: if it is not the K-th of N shares.
     """
@@ -61,7 +84,19 @@ def share_of(text: str) -> tuple[int, int]:
 
 def in_share(nodeid: str, share: int, shares: int) -> bool:
     """Whether a test belongs to a share. It depends on its name alone, so each is in one share, today and tomorrow."""
-    return int.from_bytes(sha256(nodeid.encode()).digest()[:8]) % shares == share - 1
+    return _number(nodeid) % shares == share - 1
+
+
+def in_turn(nodeid: str, turn: int, turns: int) -> bool:
+    """Whether it is a test's turn: always, but in the folders whose tests take turns."""
+    file = nodeid.partition("::")[0]
+    if not file.startswith(IN_TURN) or file in ALWAYS:
+        return True
+    return (AIRFLOW_TURNS.get(file) or _number(nodeid)) % turns == turn % turns
+
+
+def _number(nodeid: str) -> int:
+    return int.from_bytes(sha256(nodeid.encode()).digest()[:8])
 
 
 def repetitions(items: Iterable[Any]) -> Iterator[Any]:
@@ -75,7 +110,7 @@ def repetitions(items: Iterable[Any]) -> Iterator[Any]:
             others = {(name, id(value)) for name, value in item.callspec.params.items() if name not in marker.args}
             groups[item.nodeid.partition("[")[0], frozenset(others)].append(item)
     for variants in groups.values():
-        kept = int.from_bytes(sha256(variants[0].nodeid.encode()).digest()[:8]) % len(variants)
+        kept = _number(variants[0].nodeid) % len(variants)
         yield from (item for number, item in enumerate(variants) if number != kept)
 
 
