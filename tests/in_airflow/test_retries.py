@@ -17,6 +17,7 @@ from airflow_provider_cdc.exceptions import CdcError
 from airflow_provider_cdc.processes import kill_session
 from airflow_provider_cdc.sinks.layout import Layout
 from tests.in_airflow.site import Site
+from tests.support.airflow_client import PATIENCE
 
 pytestmark = [pytest.mark.airflow, pytest.mark.timeout(3600)]
 
@@ -26,22 +27,29 @@ NEXT_SNAPSHOT = {"replaced", "staged"}
 
 
 def reader(site: Site, name: str, group: int, attempt: int) -> int:
-    """The driver that reads a group; 0 if none does."""
-    with contextlib.suppress(CdcError):  # planned a little later
-        row = site.group(name, group)
-        found = re.search(r" (\d+) \d+\]$", row.holder or "")
-        return int(found[1]) if found and row.state == "running" and row.attempt == attempt else 0
-    return 0
+    """The driver that reads a group, as soon as one does. It may do so for less than a second: look often."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        with contextlib.suppress(CdcError), contextlib.closing(site.store(name)) as store:  # planned a little later
+            while time.monotonic() < deadline:
+                row = store.group(name, 1, group)
+                found = re.search(r" (\d+) \d+\]$", row.holder or "")
+                if found and row.state == "running" and row.attempt == attempt:
+                    return int(found[1])
+                assert row.attempt <= attempt and (row.attempt < attempt or row.state != "done"), vars(row)
+                time.sleep(0.02)
+        assert time.monotonic() < deadline, f"nobody reads group {group} of {name} in attempt {attempt}"
+        time.sleep(0.1)
 
 
 def kill_reader(site: Site, name: str, group: int, attempt: int) -> None:
     """Kill the driver that reads a group, with everything that it has started."""
-    kill_session(site.wait(f"attempt {attempt} at group {group}", lambda: reader(site, name, group, attempt)))
+    kill_session(reader(site, name, group, attempt))
 
 
 def kill_when_published(site: Site, name: str, group: int) -> None:
     """Kill the driver of a group as soon as it has published it: what then ends Spark takes it longer."""
-    pid = site.wait(f"the reader of group {group}", lambda: reader(site, name, group, attempt=1))
+    pid = reader(site, name, group, attempt=1)
     folder, deadline = Path(f"{site.lake}-{name}") / Layout(name).group(1, group), time.monotonic() + 400
     while not [*folder.glob("tasks/*.json")]:
         assert time.monotonic() < deadline

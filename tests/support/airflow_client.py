@@ -14,7 +14,7 @@ import httpx
 __all__ = ["ApiError", "Client", "TaskInstance"]
 
 #: Seconds that anything may take where the machine is busy with other tests: what works does not take a tenth of it.
-PATIENCE = 1200
+PATIENCE = 480
 #: States in which nothing more happens by itself.
 ENDED = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
 

@@ -108,3 +108,6 @@ with DAG("watched", schedule=None, max_active_runs=1):
 
 with DAG("watched_compared", schedule=None):
     CdcVerifyOperator(task_id="verify", pipeline=pipeline("watched", "orders", 9000))
+
+with DAG("watched_repaired", schedule=None):
+    CdcVerifyOperator(task_id="verify", pipeline=pipeline("watched", "orders", 9000), repair=True)
