@@ -12,6 +12,7 @@ own, and a task supervises it through that database.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import signal
@@ -130,6 +131,7 @@ def main() -> int:
 
     :returns: exit code, as of the command line.
     """
+    faulthandler.enable()  # what crashes in machine code says where, in the log
     request = Request.from_line(sys.stdin.readline())
     strip_environment()
     known = {conn_id: Connection.from_json(value) for conn_id, value in request.connections.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import uuid
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_cdc.connections import clean_environment
-from airflow_provider_cdc.exceptions import UnexpectedError, error_of
+from airflow_provider_cdc.exceptions import REPORT, UnexpectedError, error_of
 from airflow_provider_cdc.processes import end_session, older_part
 from airflow_provider_cdc.scratch import scratch
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 _COMMAND = [sys.executable, "-P", "-m", "airflow_provider_cdc.driver"]
 #: Seconds that a driver is given to end by itself, and log files of streams that are kept.
 _PATIENCE, _KEEP_LOGS = 10.0, 20
+#: Signals of machine code that went wrong; a driver says then where it was.
+_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
 
 
 class Driver:
@@ -144,10 +147,13 @@ def outcome_of(result: Path, code: int) -> dict[str, Any]:
 
     found = read_json(LocalStorage(result.parent), result.name)
     if found is None:
-        how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
+        how, remedy = f"with exit code {code}", "look at its last lines and at the memory of the host"
+        if code < 0:
+            how = f"by signal {-code} ({signal.strsignal(-code) or 'unknown'})"
+        if -code in _CRASHES:
+            remedy = f"its last lines say where it crashed: {REPORT}"
         raise UnexpectedError(
-            f"the Spark driver ended {how} and left no result",
-            "Run it again; if that recurs, look at its last lines and at the memory of the host",
+            f"the Spark driver ended {how} and left no result", f"Run it again; if that recurs, {remedy}"
         )
     if "error" in found:
         raise error_of(**found["error"])

@@ -32,6 +32,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--turn", metavar="K/N", type=running.share_of, default=(1, 1), help=text)
 
 
+@pytest.hookimpl(trylast=True)  # behind pytest's own, which tells of a crash where it is lost among what follows
+def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput"):  # a worker of pytest-xdist
+        running.tell_crashes(config._tmp_path_factory.getbasetemp())  # type: ignore[attr-defined]
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: running.order(item.nodeid))
     for item in running.repetitions(items):
@@ -70,6 +76,10 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.section("seconds by folder")
     for folder, (tests, seconds) in running.seconds_by_folder(found).items():
         terminalreporter.write_line(f"{seconds:8.1f} s {tests:5} tests  {folder}")
+    for worker, lines in running.crashes(terminalreporter.config._tmp_path_factory.getbasetemp()):
+        terminalreporter.section(f"crash of {worker}")
+        for line in lines:
+            terminalreporter.write_line(line)
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import pytest
 from airflow_provider_cdc.connections import Connection, resolve
 from airflow_provider_cdc.core.selection import Selection
 from airflow_provider_cdc.driver import Request
-from airflow_provider_cdc.exceptions import TerminalError
+from airflow_provider_cdc.exceptions import TerminalError, UnexpectedError
 from airflow_provider_cdc.launch import attached, detach, new_log, outcome_of, result_of
 from airflow_provider_cdc.processes import keep_small, older_part, tail
 from airflow_provider_cdc.scratch import scratch
@@ -50,6 +51,24 @@ def test_a_driver_imports_nothing_from_the_folder_that_it_works_in(tmp_path: Pat
         new_log(log.parent).touch()
         time.sleep(0.002)
     assert not [path for path in (log, older_part(log), result_of(log)) if path.exists()]
+
+
+def test_a_driver_that_crashes_says_where(tmp_path: Path) -> None:
+    """In its log; the task names the signal."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "airflow_provider_cdc.driver"], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    status, deadline = Path(f"/proc/{process.pid}/status"), time.monotonic() + 60
+    while not int(status.read_text().partition("SigCgt:")[2].split()[0], 16) >> signal.SIGSEGV - 1 & 1:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGSEGV)
+    said = process.communicate()[1]
+    assert "Segmentation fault" in said and "Current thread" in said and "driver.py" in said
+    with pytest.raises(UnexpectedError, match=r"ended by signal 11 \(Segmentation fault\).*its last lines say where"):
+        outcome_of(tmp_path / "result.json", process.returncode)
+    with pytest.raises(UnexpectedError, match=r"ended by signal 9 \(Killed\).*memory of the host"):
+        outcome_of(tmp_path / "result.json", -signal.SIGKILL)
 
 
 def test_a_driver_compares_source_and_sink(mysql_server: MySQLServer, database: str, tmp_path: Path) -> None:

@@ -45,6 +45,23 @@ def test_that_fails(seed):
     raise AssertionError
 """
 
+#: A test whose process crashes in one of several threads.
+CRASH = """
+import ctypes, threading
+
+def idle():
+    threading.Event().wait()
+
+def culprit():
+    ctypes.string_at(0)
+
+def test_it():
+    for target in (idle, idle, culprit):
+        thread = threading.Thread(target=target, daemon=True)
+        thread.start()
+    thread.join()
+"""
+
 Run = Callable[..., str]
 
 
@@ -155,6 +172,17 @@ def test_a_test_that_fails_says_how_to_repeat_it(run: Run) -> None:
     command = next(line for line in said.splitlines() if line.startswith(".venv/bin/python -m pytest "))
     assert command.partition(" pytest ")[2] == """'test_program.py::test_that_fails[it'"'"'s 7]'"""
     assert "seconds by folder" in said and "2 tests" in said
+
+
+def test_a_worker_that_crashes_says_where_at_the_end(run: Run, tmp_path: Path) -> None:
+    """First the thread that crashed, whatever other threads there are."""
+    (file := tmp_path / "test_crash.py").write_text(CRASH)
+    options = ("-n", "2", "--max-worker-restart=0", f"--basetemp={tmp_path / 'run'}", "-k", "test_it or every_run")
+    said = run(*options, str(file))
+    assert said.count(" crash of gw") == 1, said
+    crash = said.partition(" crash of gw")[2].splitlines()[1:]
+    assert crash[0].startswith("Fatal Python error: ") and crash[2].startswith("Current thread "), said
+    assert any("in culprit" in line for line in crash[3:6]), said
 
 
 def test_a_long_failure_is_shown_in_short(tmp_path: Path) -> None:

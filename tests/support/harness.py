@@ -337,7 +337,8 @@ def _child(order: dict[str, Any]) -> int:
     for number in (1, 2):
         os.dup2(log, number)
     os.environ.update(order["environment"])
-    faulthandler.dump_traceback_later(_HANGS_SECONDS, exit=True)  # into the log, which the test shows
+    faulthandler.enable()  # into the log, which the test shows
+    faulthandler.dump_traceback_later(_HANGS_SECONDS, exit=True)
     try:
         if order["command"]:
             return call(*order["command"])

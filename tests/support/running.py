@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -136,6 +137,31 @@ def shorten(report: Any, file: Path) -> None:
     if len(whole) > _SHOWN:
         file.write_text(whole)
         report.sections.append(("All of it", str(file)))
+
+
+#: A worker's file below its temp folder where it says how it crashed, and the lines that are shown of it.
+_CRASH, _CRASH_LINES = "crash.txt", 60
+
+
+def tell_crashes(folder: Path) -> None:
+    """Let this process write down where it is when it crashes.
+
+    :param folder: of a worker, below that of the whole run.
+    """
+    faulthandler.enable((folder / _CRASH).open("w"))
+
+
+def crashes(folder: Path) -> Iterator[tuple[str, list[str]]]:
+    """Names of the workers that have crashed, and where each was: the thread that crashed first.
+
+    :param folder: of the whole run.
+    """
+    for file in sorted(folder.glob(f"*/{_CRASH}")):
+        parts = [part.strip() for part in file.read_text(errors="replace").split("\n\n")]
+        error, threads = parts[0], [part for part in parts[1:] if part]
+        if error:
+            threads.sort(key=lambda part: not part.startswith("Current thread"))
+            yield file.parent.name.removeprefix("popen-"), "\n\n".join((error, *threads)).splitlines()[:_CRASH_LINES]
 
 
 def seconds_by_folder(reports: Iterable[Any]) -> dict[str, tuple[int, float]]:

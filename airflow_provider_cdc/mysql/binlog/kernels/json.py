@@ -19,6 +19,7 @@ from airflow_provider_cdc.machine import primitives
 from airflow_provider_cdc.machine.buffers import copied, is_utf8
 from airflow_provider_cdc.machine.compiled import compiled
 from airflow_provider_cdc.machine.primitives import SLACK, called, inlined, take16, take32, take64
+from airflow_provider_cdc.mysql.binlog.plain import jsonb
 from airflow_provider_cdc.mysql.binlog.plain.jsonb import MAX_DEPTH, json_text
 
 _intrinsic: Any = intrinsic
@@ -242,6 +243,7 @@ def _document(data: Any, at: Any, end: Any, out: Any, o: Any, most: Any, stack: 
 @compiled(
     "void(uint8[::1], int32[::1], boolean[::1], uint8[::1], int32[::1], boolean[::1], int64[:, ::1])",
     __file__,
+    jsonb.__file__,  # how deep a document may be: as many lines as the caller makes
     primitives.__file__,
 )
 def _documents(data: Any, begins: Any, valid: Any, out: Any, ends: Any, left: Any, stack: Any) -> None:
