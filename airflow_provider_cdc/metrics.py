@@ -85,6 +85,8 @@ def _of_tables(store: Store, pipeline: str) -> Numbers:
         yield "table_bytes", row.bytes, label
         yield "files", row.files, label
         yield "dead_rows", row.dead_rows, label
+        yield "compactions", row.compactions, label
+        yield "compaction_seconds", row.compaction_seconds, label
         yield "inserts", row.inserts, label
         yield "updates", row.updates, label
         yield "deletes", row.deletes, label

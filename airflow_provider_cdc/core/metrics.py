@@ -51,6 +51,8 @@ METRICS = {
         Metric("table_bytes", "Bytes of the copy's files", per_table=True),
         Metric("files", "Files of the copy", per_table=True),
         Metric("dead_rows", "Rows in the copy's files that do not count any more", per_table=True),
+        Metric("compactions", "Compactions of the copy's files", per_table=True, total=True),
+        Metric("compaction_seconds", "Seconds that the last compaction of the copy took", per_table=True),
         Metric("inserts", "Inserts that streams have applied", per_table=True, total=True),
         Metric("updates", "Updates that streams have applied", per_table=True, total=True),
         Metric("deletes", "Deletes that streams have applied", per_table=True, total=True),

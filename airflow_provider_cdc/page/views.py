@@ -204,7 +204,9 @@ def _standing(row: TableStateRow, rates: Sequence[float] | None) -> dict[str, An
     names = ("state", "position", "kind", "reason", "remedy", "inserts", "updates", "deletes", "last_verified")
     return {
         **{name: getattr(row, name) for name in names},
-        "copy": {name: getattr(row, name) for name in ("files", "bytes", "rows", "dead_rows")},
+        "copy": {name: getattr(row, name) for name in ("files", "bytes", "rows", "dead_rows", "compactions")},
+        "compacted_at": iso(row.compacted_at),
+        "compaction_seconds": row.compaction_seconds,
         "since": iso(row.since),
         "verified_at": iso(row.last_verified_at),
         "definitions": row.definitions,

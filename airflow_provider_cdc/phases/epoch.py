@@ -101,7 +101,7 @@ class Epoch:
 
     def __post_init__(self) -> None:
         """Make the observer."""
-        self.observer = Observer(self.context, self.store, self.seen, self.upkeep.sizes)
+        self.observer = Observer(self.context, self.store, self.seen, self.upkeep.sizes, self.upkeep.compacted)
 
     def seen(self) -> Seen:
         """What there is to see."""

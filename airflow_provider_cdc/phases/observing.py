@@ -33,6 +33,7 @@ from airflow_provider_cdc.sinks.protocol import Measured, SinkTable
 from airflow_provider_cdc.sinks.size import Size
 from airflow_provider_cdc.sinks.traffic import carried
 from airflow_provider_cdc.store import Store, TableProgress, TableStanding, now
+from airflow_provider_cdc.store.values import Compacted
 
 #: Seconds between two looks, and from the beginning to the first time that the source is asked.
 _SECONDS, _FIRST_SECONDS = 60.0, 5.0
@@ -66,6 +67,7 @@ class Observer:
 
     :param see: what the driver knows now; ``None`` if another one sees to it.
     :param sizes: what tables take, by index: those that were looked at since the last call.
+    :param compacted: the last compaction of tables, by index: of those that were compacted since the last call.
     """
 
     def __init__(
@@ -74,11 +76,14 @@ class Observer:
         store: Store,
         see: Callable[[], Seen | None],
         sizes: Callable[[], Mapping[int, Size]] = dict,
+        compacted: Callable[[], Mapping[int, Compacted]] = dict,
     ) -> None:
         self._context, self._store, self._see, self._look_at = context, store, see, sizes
+        self._last_compacted = compacted
         self._lock, self._writing = threading.Lock(), threading.Lock()
         self._applied: dict[int, Counter[str]] = {}
         self._sizes: dict[int, Size] = {}
+        self._compacted: dict[int, Compacted] = {}
         self._written: dict[int, TableStanding] = {}
         self._known: tuple[Plan, list[list[Any]]] | None = None
         self._chunks: Mapping[tuple[str, str], TableProgress] | None = None
@@ -160,23 +165,28 @@ class Observer:
         with self._lock:
             self._sizes |= {**self._look_at(), **measured}
             sizes, self._sizes = self._sizes, {}
+            self._compacted |= self._last_compacted()
+            compacted, self._compacted = self._compacted, {}
             applied, self._applied = self._applied, {}
         try:
             found = {index: self._standing(seen, index) for index in (only or range(len(plan.tables)))}
             # Where the stream stands moves all the time: that alone is not worth a row.
-            due = {i: s for i, s in found.items() if i in applied or i in sizes or _still(s) != self._written.get(i)}
+            told = applied.keys() | sizes.keys() | compacted.keys()
+            due = {i: s for i, s in found.items() if i in told or _still(s) != self._written.get(i)}
             if not due and not every:
                 return
             self._store.write_table_states(
                 plan.pipeline,
                 list(due.values()),
                 sizes={plan.tables[index].id: size.to_json() for index, size in sizes.items()},
+                compacted={plan.tables[index].id: last for index, last in compacted.items()},
                 applied={plan.tables[i].id: [counts[op] for op in "cud"] for i, counts in applied.items()},
                 all_of_them=every,
             )
         except BaseException:
             with self._lock:
                 self._sizes = {**sizes, **self._sizes}
+                self._compacted = {**compacted, **self._compacted}
                 for index, counts in applied.items():
                     self._applied.setdefault(index, Counter()).update(counts)
             raise

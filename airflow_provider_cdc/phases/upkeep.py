@@ -21,6 +21,8 @@ from airflow_provider_cdc.phases.schema_changes import beside_a_stream, lagging
 from airflow_provider_cdc.sinks.protocol import Compactable, Measured, SinkTable
 from airflow_provider_cdc.sinks.size import Size
 from airflow_provider_cdc.sinks.traffic import carried
+from airflow_provider_cdc.store import now
+from airflow_provider_cdc.store.values import Compacted
 
 #: Compactions whose results are committed together.
 _TOGETHER = 8
@@ -91,6 +93,7 @@ class Upkeep:
         self._since_tidied: set[int] = set()
         self._since_measured: set[int] = set()
         self._sizes: dict[int, Size] = {}
+        self._compacted: dict[int, Compacted] = {}
         self._emptied: set[int] = set()
         self._tidied = self._measured = time.monotonic()
         self._over = threading.Event()
@@ -105,6 +108,12 @@ class Upkeep:
         """What tables take, by index: those that were looked at since the last call."""
         with self._lock:
             found, self._sizes = self._sizes, {}
+        return found
+
+    def compacted(self) -> dict[int, Compacted]:
+        """The last compaction of each table that was compacted since the last call, by index."""
+        with self._lock:
+            found, self._compacted = self._compacted, {}
         return found
 
     def grow(self, table: SinkTable) -> None:
@@ -147,10 +156,10 @@ class Upkeep:
     def _go(self) -> None:
         while not self._over.wait(_LOOK_SECONDS):
             with self._lock:
-                now, self._changed = self._changed, set()
-            self._since_tidied |= now
-            self._since_measured |= now
-            for index in sorted(now):
+                written, self._changed = self._changed, set()
+            self._since_tidied |= written
+            self._since_measured |= written
+            for index in sorted(written):
                 self._do(index, partial(self._compact, index))
             if time.monotonic() - self._tidied > _TIDY_SECONDS:
                 self._tidy()
@@ -158,8 +167,13 @@ class Upkeep:
                 self._measure()
 
     def _compact(self, index: int, table: SinkTable) -> None:
-        if self.run is not None:
-            compact(table, self.run, lambda: self._over.is_set() or self._tables[index] is not table)
+        if self.run is None:
+            return
+        begun = time.monotonic()
+        if compact(table, self.run, lambda: self._over.is_set() or self._tables[index] is not table):
+            with self._lock:
+                self._since_measured.add(index)
+                self._compacted[index] = Compacted(now(), time.monotonic() - begun)
 
     def _tidy(self) -> None:
         self._tidied = time.monotonic()

@@ -330,6 +330,7 @@ class TableStateRow(Base):
     has all of the table. ``kind``, ``reason`` and ``remedy`` are of a table that the stream goes on without.
     ``definitions`` is a list, the oldest first, each with ``since``, ``columns``, ``key`` and what has ``changed``.
     ``files`` and the like are what the copy takes; ``None`` if nobody has looked yet, or the sink does not tell.
+    ``compactions`` is how many there were of it; ``compacted_at`` and ``compaction_seconds`` are of the last one.
     ``inserts`` and the like are changes that the stream has applied. ``last_verified`` is the result of the last
     comparison.
     """
@@ -351,6 +352,9 @@ class TableStateRow(Base):
     bytes: Mapped[int | None]
     rows: Mapped[int | None]
     dead_rows: Mapped[int | None]
+    compactions: Mapped[int | None]
+    compacted_at: Mapped[datetime | None]
+    compaction_seconds: Mapped[float | None]
     inserts: Mapped[int] = _sum()
     updates: Mapped[int] = _sum()
     deletes: Mapped[int] = _sum()

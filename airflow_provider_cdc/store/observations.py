@@ -10,14 +10,14 @@ from sqlalchemy import delete, exc, select
 
 from airflow_provider_cdc.store.database import Database
 from airflow_provider_cdc.store.models import SampleRow, TableStateRow, clean, now
-from airflow_provider_cdc.store.values import TableStanding
+from airflow_provider_cdc.store.values import Compacted, TableStanding
 
 #: How long samples are kept.
 KEPT_SAMPLES = timedelta(days=7)
 #: Rows of tables that are looked up one by one; of more, all are read.
 _FEW = 20
 _COUNTS = ("inserts", "updates", "deletes")
-_SIZES = ("files", "bytes", "rows", "dead_rows")
+_SIZES = ("files", "bytes", "rows", "dead_rows", "compactions")
 
 #: (database, name) of a table.
 TableId = tuple[str, str]
@@ -80,18 +80,21 @@ class ObservationStore(Database):
         standings: Sequence[TableStanding],
         *,
         sizes: Mapping[TableId, Mapping[str, int | None]] | None = None,
+        compacted: Mapping[TableId, Compacted] | None = None,
         applied: Mapping[TableId, Sequence[int]] | None = None,
         all_of_them: bool = False,
     ) -> None:
         """Write down how tables stand. Rows that say so already are left alone.
 
-        :param sizes: what copies take: ``files``, ``bytes``, ``rows``, ``dead_rows``; of others what is known stays.
+        :param sizes: what copies take: ``files``, ``bytes``, ``rows``, ``dead_rows``, ``compactions``; of others what
+            is known stays.
+        :param compacted: the last compaction of each, if there was one since the last call.
         :param applied: inserts, updates and deletes that were applied since the last call, which are added.
         :param all_of_them: whether the pipeline has no other tables: rows of others go.
         """
         for last in (False, True):
             try:
-                self._write_table_states(pipeline, standings, sizes or {}, applied or {}, all_of_them)
+                self._write_table_states(pipeline, standings, sizes or {}, compacted or {}, applied or {}, all_of_them)
                 return
             except exc.IntegrityError:  # another driver was faster to write of a table for the first time
                 if last:
@@ -102,6 +105,7 @@ class ObservationStore(Database):
         pipeline: str,
         standings: Sequence[TableStanding],
         sizes: Mapping[TableId, Mapping[str, int | None]],
+        compacted: Mapping[TableId, Compacted],
         applied: Mapping[TableId, Sequence[int]],
         all_of_them: bool,
     ) -> None:
@@ -118,6 +122,8 @@ class ObservationStore(Database):
                 row = known.pop(table, None)
                 values = _values(standing)
                 values |= {name: sizes[table].get(name) for name in _SIZES} if table in sizes else {}
+                if (last := compacted.get(table)) is not None:
+                    values |= {"compacted_at": last.at, "compaction_seconds": last.seconds}
                 if row is None:
                     row = TableStateRow(pipeline=pipeline, database=table[0], name=table[1], definitions=[])
                     row.inserts = row.updates = row.deletes = 0

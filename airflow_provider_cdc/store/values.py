@@ -49,6 +49,13 @@ class TableStanding(NamedTuple):
     definitions: Sequence[Any] = ()
 
 
+class Compacted(NamedTuple):
+    """The last compaction of a table: when it was over, and how many seconds it took."""
+
+    at: datetime
+    seconds: float
+
+
 class TableCounts(NamedTuple):
     """What has happened to the copy of a table since the bookkeeping was made.
 

@@ -22,7 +22,7 @@ from tests.support.cli import Cli
 from tests.support.servers import MySQLServer
 
 pytestmark = pytest.mark.one_of("server")
-SIZE = {"files": 3, "bytes": 900, "rows": 7, "dead_rows": 1}
+SIZE = {"files": 3, "bytes": 900, "rows": 7, "dead_rows": 1, "compactions": 4}
 
 
 class Nowhere(MySQLServer):
@@ -86,7 +86,12 @@ def test_what_is_printed(cli: Cli, tmp_path: Path) -> None:
         }
         assert (found[f"cdc_suspended{t}"], found[f"cdc_suspended{u}"]) == (0, 1)
         assert (found[f"cdc_table_rows{t}"], found[f"cdc_dead_rows{t}"]) == (7, 1) and f"cdc_table_rows{u}" not in found
-        assert [found[f"cdc_{name}_total{t}"] for name in ("inserts", "updates", "deletes")] == [4, 3, 2]
+        assert [found[f"cdc_{name}_total{t}"] for name in ("inserts", "updates", "deletes", "compactions")] == [
+            4,
+            3,
+            2,
+            4,
+        ]
         assert found[f"cdc_verified_equal{t}"] == 0 and f"cdc_verified_equal{u}" not in found
         assert not any("gone" in name or "other" in name for name in found)
         assert {'cdc_running{pipeline="shop"}', 'cdc_running{pipeline="other"}'} <= set(

@@ -12,7 +12,8 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
-from airflow_provider_cdc.store import Store, TableStanding
+from airflow_provider_cdc.store import Store, TableStanding, now
+from airflow_provider_cdc.store.values import Compacted
 from tests.page import books
 from tests.page.conftest import Site
 
@@ -143,7 +144,7 @@ def test_a_stream(site: Site, browser: Browser) -> None:
         expect(page.get_by_text("column note added")).to_be_visible()
         expect(page.get_by_text("uuid:1-120")).to_be_visible()
         store.sample(name, epoch, lag_seconds=0.7, lag_bytes=1_200_000, purge_hours=31.0)
-        sizes = {"files": 12, "bytes": 3_400_000, "rows": 1000, "dead_rows": 71}
+        sizes = {"files": 12, "bytes": 3_400_000, "rows": 1000, "dead_rows": 71, "compactions": 3}
         why: dict[str, Any] = {
             "reason": "ALTER TABLE orders makes numbers shorter",
             "remedy": "Run airflow-cdc resnapshot",
@@ -151,10 +152,21 @@ def test_a_stream(site: Site, browser: Browser) -> None:
         places = [{"since": None, "columns": {"id": "bigint"}, "key": ["id"], "changed": None}]
         stands = TableStanding("shop", "orders", "suspended", "binlog.000007:120", definitions=places, **why)
         table = "shop", "orders"
-        store.write_table_states(name, [stands], sizes={table: sizes}, applied={table: (5, 6, 7)})
+        done = {table: Compacted(now(), 4.0)}
+        store.write_table_states(name, [stands], sizes={table: sizes}, compacted=done, applied={table: (5, 6, 7)})
         store.verified(name, {table: {"equal": True}})
         tables = page.get_by_role("region", name="Tables")
-        for text in (*why.values(), "suspended", "1 definition", "7.1 %", "3.4 MB", "18", "6 updates", "equal"):
+        for text in (
+            *why.values(),
+            "suspended",
+            "1 definition",
+            "7.1 %",
+            "3.4 MB",
+            "18",
+            "6 updates",
+            "equal",
+            "compacted 3 times",
+        ):
             expect(tables).to_contain_text(text)
         expect(page.get_by_text("1 table suspended")).to_be_visible()
         for text in ("1.2 MB", "31 h 0 min"):

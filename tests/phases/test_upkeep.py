@@ -102,6 +102,11 @@ def test_a_stream_compacts_beside_its_work(
     cli.catch_up()
     assert equal(cli)
     assert all(len(table.load().files) < 40 for table in tables(cli))
+    with cli.opened() as (_, store):
+        rows = store.table_states(database)
+    assert sum(row.compactions or 0 for row in rows) >= 3
+    assert all((row.compacted_at is not None) == (row.compaction_seconds is not None) for row in rows)
+    assert any(row.compaction_seconds for row in rows)
 
 
 def test_not_if_the_pipeline_says_so(soon: None, cli: Cli, mysql_server: MySQLServer, database: str) -> None:

@@ -12,9 +12,10 @@ from sqlalchemy import URL, event
 from airflow_provider_cdc.store import Store, TableStanding, now
 from airflow_provider_cdc.store.models import SampleRow
 from airflow_provider_cdc.store.observations import KEPT_SAMPLES
+from airflow_provider_cdc.store.values import Compacted
 
 P = "shop"
-SIZE = {"files": 3, "bytes": 900, "rows": 7, "dead_rows": 1, "compactions": 0}
+SIZE = {"files": 3, "bytes": 900, "rows": 7, "dead_rows": 1, "compactions": 6}
 STATE = TableStanding("d", "T", "streaming", "binlog.000001:4", definitions=[{"since": None, "columns": {"id": "int"}}])
 
 
@@ -54,6 +55,8 @@ def test_states_of_tables(store: Store) -> None:
     first, second = store.table_states(P)
     assert (first.name, second.name) == ("T", "t"), "case counts"
     assert (first.rows, first.dead_rows, second.rows) == (7, 1, None)
+    moment = datetime(2026, 2, 28, tzinfo=UTC)
+    store.write_table_states(P, [STATE], compacted={("d", "T"): Compacted(moment, 2.5)})
     writes: list[str] = []
     event.listen(store._engine, "before_cursor_execute", lambda *args: writes.append(args[2]))
     # A place alone is no change.
@@ -64,6 +67,7 @@ def test_states_of_tables(store: Store) -> None:
     again, other = store.table_states(P)
     assert (again.inserts, again.updates, again.deletes) == (4, 2, 4)
     assert (again.position, again.since, again.files) == ("binlog.000002:4", first.since, 3)
+    assert (again.compactions, again.compacted_at, again.compaction_seconds) == (6, moment, 2.5)
     assert again.updated_at > first.updated_at and other.updated_at == second.updated_at
 
     since = datetime(2024, 2, 29, 12, tzinfo=UTC)

@@ -85,13 +85,17 @@ const OPERATIONS = ["inserts", "updates", "deletes"];
 const changes = (t) => t.inserts === undefined ? "–" : [number(t.inserts + t.updates + t.deletes),
   OPERATIONS.map((name) => t[name] > 0 && h("small", { class: "line" }, `${number(t[name])} ${name}${t.rates ? `, ${rate(t.rates[name])}` : ""}`))];
 
+/** How often the copy was compacted, and the last time. */
+const compacted = (t) => t.copy?.compactions > 0 && h("small", { class: "line" }, `compacted ${many(t.copy.compactions, "time")}`,
+  t.compacted_at && [", last ", ago(t.compacted_at), ` in ${seconds(t.compaction_seconds)}`]);
+
 const TABLES = [
   ["table", (t) => [h("b", null, `${t.database}.${t.table}`), definitions(t)], { text: true }],
   ["state", state, { text: true }],
   ["rows read", (t) => number(t.rows), { r: true }],
   ["corrected", (t) => number(t.corrected), { r: true }],
   ["changes", changes, { r: true }],
-  ["files", (t) => number(t.copy?.files), { r: true }],
+  ["files", (t) => [number(t.copy?.files), compacted(t)], { r: true }],
   ["size", (t) => bytes(t.copy?.bytes ?? null), { r: true }],
   ["dead rows", (t) => (t.copy?.rows ? `${((100 * (t.copy.dead_rows ?? 0)) / t.copy.rows).toFixed(1)} %` : "–"), { r: true }],
   ["verified", (t) => (t.verified_at ? [t.last_verified?.equal === false ? h("span", { class: "failed" }, "different ") : "equal ", ago(t.verified_at)] : "never")],
