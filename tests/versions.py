@@ -1,6 +1,6 @@
 """The oldest and the newest Airflow and Spark: an environment for each, and a share of the tests in it.
 
-``python -m tests.versions [oldest|newest] [demo|examples|life|kills|tables]...``; without arguments everything. uv
+``python -m tests.versions [oldest|newest] [demo|examples|life|assets|lineage|page|kills|tables]...``; without arguments everything. uv
 makes the environments in the cache folder, from ``requirements/oldest.txt`` and ``requirements/newest.txt``, and makes
 them anew when their file changes. ``python -m tests.versions lock`` compiles these files. docs/versions.md lists what
 was tried.
@@ -30,11 +30,16 @@ _PYTHON = "3.11"
 #: Of the development tools only what the steps need.
 _READERS = ("duckdb", "duckdb-extension-delta", "polars")
 _TOOLS = ("editables", "hatchling", "httpx", "hypothesis", "jpype1", "jsonschema", "pytest", "pytest-timeout")
+_BROWSER = ("axe-playwright-python", "playwright")
+_LINEAGE = ("apache-airflow-providers-openlineage",)
 _PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
 STEPS = {
     "demo": ("-m", "bench.demo", "--customers", "20000", "--seconds", "10"),
     "examples": (*_PYTEST, "-m", "not long", "tests/in_airflow/test_examples.py"),
     "life": (*_PYTEST, "tests/in_airflow/test_life.py::test_the_life_of_a_stream"),
+    "assets": (*_PYTEST, "tests/in_airflow/test_windows.py"),
+    "lineage": (*_PYTEST, "tests/in_airflow/test_lineage.py", "tests/operators/test_lineage.py"),
+    "page": (*_PYTEST, "-m", "not long", "tests/page", "tests/in_airflow/test_page.py"),
     "kills": (*_PYTEST, "tests/restart/test_kill_spark.py::test_killed_and_started_again[0]"),
     "tables": (*_PYTEST, "tests/restart/test_kill_spark.py::test_a_table_that_is_suspended"),
 }
@@ -50,7 +55,7 @@ def lock() -> None:
     """Resolve both environments anew."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    wanted = [*project["dependencies"], *extras["java"], *extras["postgres"], *_READERS, *_TOOLS]
+    wanted = [*project["dependencies"], *extras["java"], *extras["postgres"], *_READERS, *_TOOLS, *_BROWSER, *_LINEAGE]
     environ = {key: text for key, text in os.environ.items() if not key.endswith("_FIND_LINKS")}
     for name, versions in VERSIONS.items():
         text = "\n".join([*wanted, *(f"{package}=={version}" for package, version in versions.items())])

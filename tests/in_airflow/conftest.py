@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from airflow_provider_cdc.processes import kill_session, members
 from tests import ROOT
-from tests.in_airflow.site import Site
+from tests.in_airflow.site import Site, lake_events
 from tests.support.airflow_processes import Airflow
 from tests.support.mailbox import Mailbox
 from tests.support.otlp import Collector
@@ -26,6 +27,7 @@ def site(
 ) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("site")
     lake = folder / "lake"
+    transport = {"type": "file", "log_file_path": str(lake_events(lake)), "append": False}
     with contextlib.closing(mysql_server.connect()) as connection:
         make_shop(connection, customers=20_000, addresses=3_000, orders=15_000)
     # Two servers: one may be away while the other is not.
@@ -53,6 +55,8 @@ def site(
                 "core": {"parallelism": 3},  # a Spark driver needs a core to start in reasonable time
                 "cdc": {"report_seconds": 3},
                 "triggerer": {"triggerer_health_check_threshold": 6},
+                # For its provider, which only the environments of tests.versions have.
+                "openlineage": {"transport": json.dumps(transport)},
                 "metrics": {
                     "otel_on": True,
                     "otel_host": "127.0.0.1",

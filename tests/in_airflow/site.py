@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +26,13 @@ from tests.support.processes import tail
 from tests.support.proxy import Proxy
 from tests.support.servers import MySQLServer
 from tests.support.workload import Writers
+
+
+def lake_events(lake: Path) -> Path:
+    """What the files begin with that OpenLineage's events are written to, one each."""
+    folder = lake.with_name("lineage-events")
+    folder.mkdir(exist_ok=True)
+    return folder / "event"
 
 
 @dataclasses.dataclass
@@ -133,6 +141,11 @@ class Site:
         context = Context(pipeline, {**args}, self.bookkeeping if pipeline.state.conn_id else None)
         with contextlib.closing(context.store()) as store:
             run_in_process(begin(context, store, catch_up=True))
+
+    def lineage(self) -> list[dict[str, Any]]:
+        """What OpenLineage was told, in order."""
+        files = lake_events(self.lake).parent.glob("*.json")
+        return [json.loads(file.read_text()) for file in sorted(files)]
 
     def equal(self, *tables: str, lake: Path | None = None) -> None:
         """Whether the tables, that nobody writes to now, are the same in the lake."""

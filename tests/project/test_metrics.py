@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
+from pathlib import Path
 
 import yaml
 
 from airflow_provider_cdc.core.metrics import METRICS, Measurement, prometheus_text
 from tests import ROOT
+from tests.support.packages import PROMETHEUS, unpacked_packages
 
 PAGE, RULES = ROOT / "docs" / "metrics.md", ROOT / "docs" / "alerts.yaml"
 _ROW = re.compile(r"^\| `cdc\.(\w+)` \| `pipeline`(, `table`)? \| (.+?) \| `(.+)` \|$", re.MULTILINE)
@@ -29,6 +33,74 @@ def test_the_rules_are_those_of_the_page() -> None:
         labels = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
         assert labels == ({"table"} if metric.per_table else {"pipeline"}), rule
     assert len({rule["alert"] for rule in group["rules"]}) == len(METRICS)
+
+
+#: Of each alert: numbers, a minute apart for two days, with which it is heard in the end, and those that are quiet.
+HEARD: dict[str, tuple[dict[str, str], dict[str, str]]] = {
+    "CdcStreamNotRunning": ({"running": "0"}, {"running": "1"}),
+    "CdcStreamPaused": ({"paused": "1"}, {"paused": "0+0x1800 1+0x1080"}),
+    "CdcStreamFailed": ({"failed": "1"}, {"failed": "0"}),
+    "CdcNoSignOfLife": ({"heartbeat_age_seconds": "7201"}, {"heartbeat_age_seconds": "60"}),
+    "CdcLag": ({"lag_seconds": "301"}, {"lag_seconds": "301", "chunks_done": "1", "chunks_total": "2"}),
+    "CdcBytesBehind": ({"bytes_behind": "10000000001"}, {"bytes_behind": "9999999999"}),
+    "CdcPurgeRisk": ({"hours_to_purge": "5.9"}, {"hours_to_purge": "7"}),
+    "CdcChangeLag": ({"change_lag_seconds": "121"}, {"change_lag_seconds": "2"}),
+    "CdcSlowMerge": ({"merge_seconds": "61"}, {"merge_seconds": "2"}),
+    "CdcNoChanges": ({"changes_total": "7", "bytes_behind": "1"}, {"changes_total": "7", "bytes_behind": "0"}),
+    "CdcNoBatches": ({"batches_total": "7", "bytes_behind": "1"}, {"batches_total": "0+1x2880", "bytes_behind": "1"}),
+    "CdcSnapshotReadsNothing": (
+        {"rows": "7", "chunks_done": "1", "chunks_total": "2"},
+        {"rows": "7", "chunks_done": "2", "chunks_total": "2"},
+    ),
+    "CdcSnapshotStandsStill": (
+        {"chunks_done": "1", "chunks_total": "2"},
+        {"chunks_done": "0+1x2880", "chunks_total": "9999"},
+    ),
+    "CdcSnapshotUnfinished": (
+        {"chunks_done": "1", "chunks_total": "2"},
+        {"chunks_done": "1+0x2800 2+0x80", "chunks_total": "2"},
+    ),
+    "CdcFewerTables": ({"tables": "3+0x2840 2+0x40"}, {"tables": "2+0x2840 3+0x40"}),
+    "CdcTablesSuspended": ({"suspended_tables": "1"}, {"suspended_tables": "0"}),
+    "CdcTableSuspended": ({"suspended": "1"}, {"suspended": "0"}),
+    "CdcTableShrank": ({"table_rows": "100+0x2800 49+0x80"}, {"table_rows": "100+0x2800 51+0x80"}),
+    "CdcTableGrew": ({"table_bytes": "100+0x2800 301+0x80"}, {"table_bytes": "100+0x2800 299+0x80"}),
+    "CdcManyFiles": ({"files": "5001"}, {"files": "5000"}),
+    "CdcDeadRows": ({"dead_rows": "1000001", "table_rows": "9"}, {"dead_rows": "1000001", "table_rows": "9000000"}),
+    "CdcManyInserts": ({"inserts_total": "0+60x2840 170460+120060x40"}, {"inserts_total": "0+60060x2880"}),
+    "CdcManyUpdates": ({"updates_total": "0+60x2840 170460+120060x40"}, {"updates_total": "0+0x2840 0+600x40"}),
+    "CdcManyDeletes": ({"deletes_total": "0+60x2840 170460+120060x40"}, {"deletes_total": "0+60060x2880"}),
+    "CdcNotEqual": ({"verified_equal": "0"}, {"verified_equal": "1"}),
+    "CdcNotVerified": ({"verified_age_seconds": "691201"}, {"verified_age_seconds": "604800"}),
+}
+
+
+def test_prometheus_takes_the_rules_and_each_is_heard(tmp_path: Path) -> None:
+    """By its own tool, which reads the file as Prometheus does and tries rules on numbers."""
+    (group,) = yaml.safe_load(RULES.read_text())["groups"]
+    assert [rule["alert"] for rule in group["rules"]] == [*HEARD]
+    known, files = {metric.full_name: metric for metric in METRICS.values()}, []
+    for rule in group["rules"]:
+        tests = []
+        for heard, numbers in zip((True, False), HEARD[rule["alert"]], strict=True):
+            series = []
+            for name, values in numbers.items():
+                labels = {"pipeline": "p"} | ({"table": "d.t"} if known[f"cdc_{name}"].per_table else {})
+                text = ",".join(f'{key}="{value}"' for key, value in labels.items())
+                values = values if "x" in values else f"{values}+0x2880"
+                series.append({"series": f"cdc_{name}{{{text}}}", "values": values})
+            alerts = [{"exp_labels": labels | rule["labels"]}] if heard else []
+            wanted = {"eval_time": "2d", "alertname": rule["alert"], "exp_alerts": alerts}
+            tests.append({"interval": "1m", "input_series": series, "alert_rule_test": [wanted]})
+        # By itself, since each one takes its time; and without what it says.
+        alone, file = tmp_path / f"{rule['alert']}.rule.yaml", tmp_path / f"{rule['alert']}.yaml"
+        alone.write_text(yaml.safe_dump({"groups": [{"name": "g", "rules": [{**rule, "annotations": {}}]}]}))
+        file.write_text(yaml.safe_dump({"rule_files": [alone.name], "evaluation_interval": "5m", "tests": tests}))
+        files.append(file)
+    promtool = shutil.which("promtool") or unpacked_packages(PROMETHEUS) / "usr/bin/promtool"
+    for command in (["check", "rules", RULES], ["test", "rules", *files]):
+        found = subprocess.run([promtool, *command], capture_output=True, text=True)
+        assert found.returncode == 0, found.stdout + found.stderr
 
 
 def test_the_text_format() -> None:

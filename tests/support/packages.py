@@ -74,6 +74,16 @@ POSTGRES = Packages(
     "libc6|libc-bin|libllvm.*|perl.*|libperl.*|debconf|dpkg|tar",
     "Another way: install PostgreSQL (Debian, Ubuntu: apt-get install postgresql), or put its initdb into PATH.",
 )
+#: Nothing but its tool that checks rules is used, and that needs no library.
+PROMETHEUS = Packages(
+    "prometheus-packages",
+    "Prometheus",
+    20,
+    ("prometheus",),
+    False,
+    "(?!prometheus$).*",
+    "Another way: install Prometheus, so that promtool is in PATH.",
+)
 
 
 class ServerUnavailable(Exception):

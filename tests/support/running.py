@@ -50,6 +50,7 @@ TOGETHER = {
     "tests/in_airflow/test_retries.py": "calm",
     "tests/in_airflow/test_tables.py": "calm",
     "tests/in_airflow/test_life.py": "disturbed",
+    "tests/in_airflow/test_lineage.py": "calm",
     "tests/in_airflow/test_outages.py": "disturbed",
     "tests/in_airflow/test_page.py": "disturbed",
     "tests/in_airflow/test_windows.py": "disturbed",
