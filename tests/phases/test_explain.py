@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,9 @@ from airflow_provider_cdc.core.explanation import Explanation
 from airflow_provider_cdc.exceptions import NotReadyError, TableSuspendedError
 from airflow_provider_cdc.mysql.snapshot import chunk
 from airflow_provider_cdc.phases import last_changes
-from airflow_provider_cdc.phases.explain import explain
+from airflow_provider_cdc.phases.explain import _Explaining, explain
 from tests.support.cli import Cli, asked_by
+from tests.support.s3 import S3
 from tests.support.servers import MySQLServer
 
 pytestmark = pytest.mark.one_of("server")
@@ -365,3 +368,78 @@ def test_the_command(shared: Cli) -> None:
     text = shared.call("explain", "--table", "why.number", "--key", "150").out
     assert text.startswith("why.number, id=150\n") and text.splitlines()[-1].split() == ["equal", "yes"]
     assert shared.call("explain", "--table", "why.number").code == 2
+
+
+def test_in_an_object_store(mysql_server: MySQLServer, s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_CDC_STATE_DIR", str(tmp_path / "state"))
+    with contextlib.contextmanager(database.__wrapped__)(mysql_server):  # type: ignore[attr-defined]
+        cli = Cli(
+            tmp_path / "p",
+            mysql_server,
+            r"why\..*",
+            sink={"path": s3.uri("lake"), "conn_id": "cdc_lake"},
+            snapshot={"chunk_rows": 10, "group_rows": 20},
+        )
+        cli.env["AIRFLOW_CONN_CDC_LAKE"] = s3.connection()
+        cli.snapshot()
+        cli.catch_up()
+        mysql_server.session("why", "UPDATE number SET v = 'new' WHERE id = 150")
+        kept = s3.stamps("lake")
+        found = why(cli, "number", "150")
+        assert (found.equal, found.pending, found.copy.rows[0]["v"]) == (True, 1, "v15")
+        assert found.reads[0].chunk is not None and found.copy.written == ("read", found.reads[0].high)
+        assert s3.stamps("lake") == kept, "nothing was written"
+        cli.catch_up()
+        found = why(cli, "number", "150")
+        assert (found.equal, found.pending, found.copy.rows[0]["v"]) == (True, 0, "new")
+        assert cli.resnapshot("why.number", "id = 150") == "staged"
+        cli.catch_up()
+        assert [(read.how, read.state) for read in why(cli, "number", "150").reads][1:] == [("keys", "published")]
+        assert why(cli, "word", "KEY105").equal is True
+
+
+def test_while_a_stream_goes_on(server: MySQLServer, cli: Cli) -> None:
+    ended, seen = threading.Event(), set[bool]()
+
+    def write() -> None:
+        for n in itertools.count():
+            if ended.is_set():
+                return
+            server.session(
+                "why",
+                f"UPDATE number SET v = {n} WHERE id IN (150, 160)",
+                "DELETE FROM word WHERE k = 'Key105'" if n % 2 else "INSERT INTO word VALUES ('KEY105', 1)",
+            )
+
+    server.execute("DELETE FROM why.word WHERE k = 'Key105'")
+    writer = threading.Thread(target=write)
+    with cli.streaming():
+        writer.start()
+        try:
+            for _ in range(6):
+                for table, key in (("number", "150"), ("word", "key105")):
+                    found = why(cli, table, key)
+                    assert found.equal is True, (found.why, found.columns)
+                    seen.add(bool(found.pending))
+        finally:
+            ended.set()
+            writer.join()
+    assert seen, "it was looked at"
+    cli.catch_up()
+    assert (why(cli, "number", "150").equal, why(cli, "number", "150").pending) == (True, 0)
+
+
+def test_a_copy_that_has_got_ahead(mysql_server: MySQLServer, tmp_path: Path) -> None:
+    """Of what was known of the stream, and of the row in the source: a stream has gone on in between."""
+    with contextlib.contextmanager(database.__wrapped__)(mysql_server):  # type: ignore[attr-defined]
+        cli, look = copied(mysql_server, tmp_path), _Explaining._copy
+
+        def later(*args: Any) -> Any:
+            mysql_server.session("why", "UPDATE number SET v = 'new' WHERE id = 150")
+            cli.catch_up()
+            return look(*args)
+
+        with patch.object(_Explaining, "_copy", later):
+            found = why(cli, "number", "150")
+        assert [row["v"] for side in (found.source, found.copy) for row in side.rows] == ["v15", "new"]
+        assert found.equal is True and found.source.at and found.copy.at and found.source.at < found.copy.at

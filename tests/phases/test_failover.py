@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from airflow_provider_cdc.core.explanation import Explanation
 from airflow_provider_cdc.core.gtid import GtidSet
 from airflow_provider_cdc.core.schema import SEQ
 from airflow_provider_cdc.exceptions import CdcError, TerminalError, TransientError
@@ -20,6 +21,7 @@ from airflow_provider_cdc.mysql.snapshot import chunk
 from airflow_provider_cdc.phases import schema_changes
 from airflow_provider_cdc.phases.apply import stream_marker
 from airflow_provider_cdc.phases.epoch import Epoch
+from airflow_provider_cdc.phases.explain import explain
 from airflow_provider_cdc.phases.snapshot import run_group
 from airflow_provider_cdc.phases.stream import begin, run_in_process
 from airflow_provider_cdc.phases.verify import verify
@@ -167,6 +169,36 @@ def test_there_and_back(pair: Pair) -> None:
         for segment in stand[1].segments:
             at = segment.position(segment.base << 41 | 1000)
             assert stand[1].position(segment.seq(at)) == at and segment.start_file == at.file
+
+
+def test_why_a_row_is_as_it_is(pair: Pair) -> None:
+    """Before the stream goes on at the new server, and afterwards: it says what it cannot know there."""
+
+    def why(key: str) -> Explanation:
+        found = explain(pair.cli.context, f"{pair.database}.keyed", [key])
+        assert all(line.strip() for line in found.lines())
+        return found
+
+    d = pair.database
+    pair.cli.snapshot()
+    pair.run(f"UPDATE {d}.keyed SET v = 2 WHERE id = 1")
+    pair.copy(pair.old)
+    before = why("1")
+    assert (before.equal, before.pending, before.corrections.unknown) == (True, 0, "")
+    pair.run(f"UPDATE {d}.keyed SET v = 3 WHERE id = 2")
+    pair.cli.env["AIRFLOW_CONN_CDC_SOURCE"] = pair.new.uri()
+    for key, value in (("1", 2), ("2", 1)):
+        between = why(key)
+        assert between.equal is None and "the connection reaches server" in between.why
+        assert [row["v"] for row in between.copy.rows] == [value] and between.source.rows
+        assert "whose binlog is not at hand" in between.corrections.unknown
+        assert between.last is not None and between.last.operation == "update", "the new server has that as well"
+    pair.copy(pair.new)
+    for key, value in (("1", 2), ("2", 3), ("3", 1)):
+        found = why(key)
+
+        assert (found.equal, found.pending) == (True, 0), found.why
+        assert found.copy.rows == found.source.rows == ({"id": int(key), "v": value},)
 
 
 def transactions(draw: random.Random, database: str, count: int) -> list[tuple[set[str], tuple[str, ...]]]:
