@@ -1,9 +1,9 @@
 """The oldest and the newest Airflow and Spark: an environment for each, and a share of the tests in it.
 
-``python -m tests.versions [oldest|newest] [demo|examples|life|assets|lineage|page|kills|tables]...``; without arguments everything. uv
-makes the environments in the cache folder, from ``requirements/oldest.txt`` and ``requirements/newest.txt``, and makes
-them anew when their file changes. ``python -m tests.versions lock`` compiles these files. docs/versions.md lists what
-was tried.
+``python -m tests.versions [oldest|newest] [demo|examples|life|assets|lineage|page|kills|tables]...``; without arguments
+everything. uv makes the environments in the cache folder, from ``requirements/oldest.txt`` and
+``requirements/newest.txt``, and makes them anew when their file changes. ``python -m tests.versions lock`` compiles
+these files. docs/versions.md lists what was tried.
 """
 
 from __future__ import annotations

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -220,6 +222,28 @@ def test_a_watcher_that_is_killed_before_its_note_tells_the_window_again(
         raise AssertionError
 
     assert asyncio.run(first()) == asyncio.run(first())
+
+
+def test_no_more_than_one_event_in_so_many_seconds(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often something happens; and nothing of it is left out."""
+    monkeypatch.setattr(windows, "_LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(windows, "_WRITE_SECONDS", 0.0)
+    trigger = CdcTableTrigger(
+        pipeline="shop", database="shop", table="t", state_conn_id=None, sink_path=str(tmp_path), min_seconds=0.5
+    )
+
+    async def heard() -> tuple[list[float], int]:
+        times, rows, events = list[float](), 0, trigger.run()
+        for _ in range(3):
+            applied(store, 1, at=f"b.1:{rows}")
+            rows += (await anext(events)).payload["inserts"]
+            times.append(time.monotonic())
+        return times, rows
+
+    times, rows = asyncio.run(heard())
+    assert rows == 3 and all(later - before >= 0.4 for before, later in pairwise(times))
 
 
 def test_the_asset_of_a_shared_bookkeeping() -> None:

@@ -130,6 +130,18 @@ def test_acts(site: Site) -> None:
     assert [(one["owner"], one["dag_id"]) for one in mine] == [("editor", "shop")]
 
 
+def test_what_is_wanted_of_a_stream(site: Site) -> None:
+    """Who may edit another DAG of the pipeline does nothing about its stream; conditions are for those who may act."""
+    number = site.store.ask("acted", "reread", "shop.orders", "root", "id >= 4711")
+    seen = {user: "4711" in site.get(f"/api/pipelines/{site.book}/acted", user).text for user in ("viewer", "editor")}
+    assert seen == {"viewer": False, "editor": True}
+    missing = "It takes the right to edit task instances of acted"
+    answer = site.act("acted", "withdraw", "stranger", id=number)
+    assert (answer.status_code, answer.json()["detail"]) == (403, missing)
+    assert site.act("acted", "withdraw", "stranger", id=number, dry_run=True).json()["why_not"] == missing
+    assert site.act("acted", "withdraw", "editor", id=number).json() == {"done": True}
+
+
 def test_no_secret_and_no_value_of_a_row(site: Site) -> None:
     """Bounds of chunks are keys of rows, addresses of databases hold passwords."""
     books.read(site.store, "by_hand", 0)
