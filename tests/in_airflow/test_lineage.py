@@ -14,6 +14,13 @@ pytestmark = [pytest.mark.airflow, pytest.mark.timeout(1800)]
 pytest.importorskip("airflow.providers.openlineage", reason="Airflow's OpenLineage provider is not installed")
 
 
+def known(value: Any) -> Any:
+    """A value as OpenLineage sends it: without what is null."""
+    if isinstance(value, dict):
+        return {key: known(one) for key, one in value.items() if one is not None}
+    return [known(one) for one in value] if isinstance(value, list) else value
+
+
 def test_what_a_run_tells(site: Site) -> None:
     dag, client = "lineage", site.client
     site.server.session("", "CREATE DATABASE lineage")
@@ -61,6 +68,7 @@ def test_what_a_run_tells(site: Site) -> None:
             ours = event["run"]["facets"]["cdc"]
             assert (ours["pipeline"], ours["generation"]) == ("lineage", 1)
             assert ours["position"]["file"] and ours["position"]["gtid_set"]
-            assert ours["result"] == (results[task] if kind == "COMPLETE" else {}), (task, kind)
+            result = results[task] if kind == "COMPLETE" else {}
+            assert ours["result"] == known(result), (task, kind)
     everything = json.dumps(site.lineage())
     assert "sesame" not in everything and site.server.uri() not in everything

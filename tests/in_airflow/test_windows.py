@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from importlib import metadata
 from typing import Any
 
 import pytest
+from packaging.version import Version
 
+from airflow_provider_cdc.windows import WATCHER
 from tests.in_airflow.site import Site
 
 pytestmark = [pytest.mark.airflow, pytest.mark.timeout(3600)]
+airflow_version = Version(metadata.version("apache-airflow"))
 
 
 def test_windows_join_though_the_triggerer_is_killed(site: Site) -> None:
@@ -30,7 +35,10 @@ def test_windows_join_though_the_triggerer_is_killed(site: Site) -> None:
         return rows
 
     def noted() -> int:
-        """Rows up to which the asset's own store says that they were told."""
+        """Rows up to which it is noted that they were told: in the asset's own store, before 3.3 in the bookkeeping."""
+        if airflow_version < Version("3.3"):
+            with closing(site.store(name)) as store:
+                return int((store.told(name, WATCHER, (name, "t")) or {"inserts": 0})["inserts"])
         (asset,) = client.get("/assets", uri_pattern=f"file://{site.lake}-{name}/{name}/t")["assets"]
         kept = client.get(f"/assets/{asset['id']}/state-store")["asset_state_store"]
         return sum(one["value"]["inserts"] for one in kept if one["key"] == "cdc_told")
@@ -67,6 +75,7 @@ def test_windows_join_though_the_triggerer_is_killed(site: Site) -> None:
         site.server.execute(f"DROP DATABASE {name}")
 
 
+@pytest.mark.skipif(airflow_version < Version("3.2"), reason="this Airflow has no partitions of assets")
 def test_a_catch_up_completes_a_partition_for_all_its_tables(site: Site) -> None:
     """Also for a table in which nothing has happened: who waits for both goes on."""
     name, client = "partitions", site.client

@@ -128,6 +128,9 @@ def test_a_stream_that_fails(store: Store) -> None:
     store.end_stream("shop", 1, "stopped")
     assert fail() == [], "a retry that fails again is no news"
     epoch = store.new_epoch("shop", 1, "host", 1, 1.0)
+    store.end_stream("shop", epoch, "failed")
+    assert fail() == [], "nor is one that fails in an epoch of its own"
+    epoch = store.new_epoch("shop", epoch, "host", 1, 1.0)
     all_hooks().tell({}, store, PIPELINE, log)
     assert heard() == [], "it has only begun"
     store.end_stream("shop", epoch, "caught_up")

@@ -217,9 +217,8 @@ def test_a_watcher_that_is_killed_before_its_note_tells_the_window_again(
         trigger = CdcTableTrigger(
             pipeline="shop", database="shop", table="t", state_conn_id=None, sink_path=str(tmp_path)
         )
-        async for event in trigger.run():
-            return event.payload
-        raise AssertionError
+        async with asyncio.timeout(30):
+            return (await anext(trigger.run())).payload
 
     assert asyncio.run(first()) == asyncio.run(first())
 
