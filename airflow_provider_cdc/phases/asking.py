@@ -13,6 +13,8 @@ from airflow_provider_cdc.store import Store
 from airflow_provider_cdc.store.requests import REREAD
 
 _POLL_SECONDS = 0.5
+#: Seconds after which somebody who waits is told that the stream has not even taken it up.
+_PATIENCE_SECONDS = 30.0
 
 
 def whoever() -> str:
@@ -35,6 +37,7 @@ def ask(context: Context, store: Store, kind: str, table: str, by: str) -> str:
     name = context.pipeline.name
     index_of(context, context.need_plan(), table)
     number, taken = store.ask(name, kind, table, by), False
+    told_at = time.monotonic() + _PATIENCE_SECONDS
     while True:
         request = store.request(name, number)
         if request is None:
@@ -52,4 +55,11 @@ def ask(context: Context, store: Store, kind: str, table: str, by: str) -> str:
         if request.state == "taken" and not taken:
             taken = True
             context.reporter.line(f"request {number}: epoch {run.epoch} of the stream is at it")
+        elif request.state == "open" and time.monotonic() > told_at:
+            told_at = float("inf")
+            context.reporter.line(
+                f"request {number}: epoch {run.epoch} of the stream has not taken it up yet. It is in the middle of a "
+                "batch, or of a version that knows of no requests: the next epoch sees to it as well, so this need not "
+                "be waited for (Ctrl-C)"
+            )
         time.sleep(_POLL_SECONDS)
