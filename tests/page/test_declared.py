@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 from airflow.sdk import DAG
-from airflow.serialization.serialized_objects import DagSerialization
 
 from airflow_provider_cdc import CdcSnapshotOperator, CdcVerifyOperator, Pipeline, Sink, Source, cdc_pipeline
 from airflow_provider_cdc.page.declared import _all, _tasks
@@ -15,7 +14,13 @@ PIPELINE = Pipeline(name="shop", source=Source(conn_id="s", tables=("shop.orders
 
 
 def kept(dag: DAG) -> Any:
-    return json.loads(json.dumps(DagSerialization.to_dict(dag)))
+    from airflow.serialization import serialized_objects
+
+    try:
+        serialization = serialized_objects.DagSerialization
+    except AttributeError:  # before Airflow 3.2
+        serialization = serialized_objects.SerializedDAG
+    return json.loads(json.dumps(serialization.to_dict(dag)))
 
 
 def test_kinds_of_tasks() -> None:
