@@ -34,10 +34,14 @@ def test_what_a_run_tells(site: Site) -> None:
     client.wait_run(dag, run)
     site.server.execute("DROP DATABASE lineage")
 
+    def sent(task: str) -> list[dict[str, Any]]:
+        return [event for event in site.lineage() if event["job"]["name"] == f"{dag}.lineage.{task}"]
+
     def told(task: str, kind: str) -> dict[str, Any]:
-        """The event of a kind that a task has sent."""
-        mine = [event for event in site.lineage() if event["job"]["name"] == f"{dag}.lineage.{task}"]
-        (found,) = site.wait(f"{kind} of {task}", lambda: [event for event in mine if event["eventType"] == kind])
+        """The event of a kind that a task has sent. One that was deferred begins anew when it is resumed."""
+        site.wait(f"{kind} of {task}", lambda: [one for one in sent(task) if one["eventType"] == kind])
+        found, *others = [one for one in sent(task) if one["eventType"] == kind]
+        assert {one["run"]["runId"] for one in others} <= {found["run"]["runId"]} and not (others and kind != "START")
         assert found["run"]["facets"]["parent"]["job"]["name"] == dag
         return dict(found)
 
