@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import getpass
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from airflow_provider_cdc.phases import asking
+from airflow_provider_cdc.phases.inbox import Inbox
 from tests.support.cli import Cli
 from tests.support.processes import wait_for
 from tests.support.servers import MySQLServer
@@ -69,6 +71,20 @@ def test_where_one_runs(shared: Cli) -> None:
     named = ("table_suspended", user), ("stream_paused", "ann"), ("stream_resumed", user), ("table_rejoined", user)
     # It is read twice if the stream had begun with the first request when the second one came.
     assert [*dict.fromkeys(found)] == [*named, ("stream_stop", "bob")], found
+
+
+def test_a_stream_that_hears_nothing(shared: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of an older version: whoever waits is told so, and the request stays for the next one."""
+    monkeypatch.setattr(Inbox, "hear", lambda *_: None)
+    monkeypatch.setattr(asking, "_PATIENCE_SECONDS", 0.2)
+
+    with shared.opened() as (_, store), shared.streaming() as epoch:
+        impatient = threading.Timer(2.5, lambda: [store.withdraw("p", row.id, "ann") for row in store.requests("p")])
+        impatient.start()
+        result = shared.call("suspend", "--table", "d.plain")
+        impatient.join()
+    said = result.out + result.err
+    assert result.code == 2 and said.count(f"epoch {epoch.number} of the stream has not taken it up yet") == 1, said
 
 
 def test_what_is_refused(shared: Cli, mysql_server: MySQLServer) -> None:
