@@ -16,10 +16,8 @@ PIPELINE = Pipeline(name="shop", source=Source(conn_id="s", tables=("shop.orders
 def kept(dag: DAG) -> Any:
     from airflow.serialization import serialized_objects
 
-    try:
-        serialization = serialized_objects.DagSerialization
-    except AttributeError:  # before Airflow 3.2
-        serialization = serialized_objects.SerializedDAG
+    known: Any = serialized_objects  # before Airflow 3.2 it has another name
+    serialization = getattr(known, "DagSerialization", None) or known.SerializedDAG
     return json.loads(json.dumps(serialization.to_dict(dag)))
 
 

@@ -98,8 +98,8 @@ def test_prometheus_takes_the_rules_and_each_is_heard(tmp_path: Path) -> None:
         file.write_text(yaml.safe_dump({"rule_files": [alone.name], "evaluation_interval": "5m", "tests": tests}))
         files.append(file)
     promtool = shutil.which("promtool") or unpacked_packages(PROMETHEUS) / "usr/bin/promtool"
-    for command in (["check", "rules", RULES], ["test", "rules", *files]):
-        found = subprocess.run([promtool, *command], capture_output=True, text=True)
+    for command in (["check", "rules", str(RULES)], ["test", "rules", *map(str, files)]):
+        found = subprocess.run([str(promtool), *command], capture_output=True, text=True)
         assert found.returncode == 0, found.stdout + found.stderr
 
 

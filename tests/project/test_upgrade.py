@@ -113,7 +113,7 @@ def test_the_bookkeeping_is_migrated_beside_a_stream_of_the_older_version(
     environ = {**os.environ, "AIRFLOW_CONN_CDC_SOURCE": mysql_server.uri()}
 
     def started(code: Path, command: str, *words: str) -> subprocess.Popen[str]:
-        arguments = [sys.executable, "-c", _CODE, command, "-f", file, *words]
+        arguments = [sys.executable, "-c", _CODE, command, "-f", str(file), *words]
         with open(log, "a") as written:
             return subprocess.Popen(
                 arguments,

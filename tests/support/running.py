@@ -40,6 +40,7 @@ AIRFLOW_TURNS = {
     "tests/in_airflow/test_retries.py": 2,
     "tests/in_airflow/test_tables.py": 2,
     "tests/in_airflow/test_life.py": 3,
+    "tests/in_airflow/test_lineage.py": 1,
     "tests/in_airflow/test_windows.py": 3,
     "tests/in_airflow/test_outages.py": 4,
     "tests/in_airflow/test_page.py": 4,
