@@ -67,6 +67,11 @@ HEARD: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "CdcTableGrew": ({"table_bytes": "100+0x2800 301+0x80"}, {"table_bytes": "100+0x2800 299+0x80"}),
     "CdcManyFiles": ({"files": "5001"}, {"files": "5000"}),
     "CdcDeadRows": ({"dead_rows": "1000001", "table_rows": "9"}, {"dead_rows": "1000001", "table_rows": "9000000"}),
+    "CdcNoCompaction": (
+        {"compactions_total": "5", "files": "1001"},
+        {"compactions_total": "0+1x2880", "files": "1001"},
+    ),
+    "CdcSlowCompaction": ({"compaction_seconds": "1801"}, {"compaction_seconds": "1800"}),
     "CdcManyInserts": ({"inserts_total": "0+60x2840 170460+120060x40"}, {"inserts_total": "0+60060x2880"}),
     "CdcManyUpdates": ({"updates_total": "0+60x2840 170460+120060x40"}, {"updates_total": "0+0x2840 0+600x40"}),
     "CdcManyDeletes": ({"deletes_total": "0+60x2840 170460+120060x40"}, {"deletes_total": "0+60060x2880"}),
