@@ -76,6 +76,7 @@ def put_right(site: Site, browser: Browser, page: Page, name: str) -> None:
             cursor.execute("DELETE FROM shop.orders WHERE customer = %s AND line = %s", key)
         run = compare(site, page, "Verify now", "watched_compared", "failed", attempt)
         woken = browser.new_page()
+        woken.context.add_cookies([{"name": "_token", "value": site.client.token, "url": site.airflow.url}])
         woken.set_default_timeout(PATIENCE * 1000)
         woken.goto(f"{site.airflow.url}/dags/watched_compared/runs/{run}/tasks/verify")
         woken.get_by_role("link", name="CDC", exact=True).click()
@@ -102,6 +103,7 @@ def test_from_the_plan_to_the_stream(site: Site) -> None:
     with chromium() as browser, ExitStack() as written:
         written.enter_context(site.written("orders"))
         page = browser.new_page(viewport={"width": 1280, "height": 1100}, color_scheme="light")
+        page.context.add_cookies([{"name": "_token", "value": client.token, "url": site.airflow.url}])
         page.set_default_timeout(PATIENCE * 1000)
         expect.set_options(timeout=PATIENCE * 1000)
         page.on("console", lambda said: wrong.append(said.text) if said.type in ("error", "warning") else None)

@@ -69,6 +69,12 @@ class Client:
         self._http.close()
         self._http = httpx.Client(base_url=self._http.base_url, timeout=self._http.timeout, trust_env=False)
 
+    @property
+    def token(self) -> str:
+        """A browser's cookie ``_token``; where all are administrators, only Airflow 3.1 asks for it."""
+        self.get("/version")
+        return str(self._http.headers["Authorization"].removeprefix("Bearer "))
+
     # -- requests
 
     def request(self, method: str, path: str, body: object = None, **query: object) -> Any:
