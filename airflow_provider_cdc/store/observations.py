@@ -9,10 +9,10 @@ from typing import Any
 from sqlalchemy import delete, exc, select
 
 from airflow_provider_cdc.store.database import Database
-from airflow_provider_cdc.store.models import SampleRow, TableStateRow, clean, now
+from airflow_provider_cdc.store.models import RequestRow, SampleRow, TableStateRow, clean, now
 from airflow_provider_cdc.store.values import Compacted, TableStanding
 
-#: How long samples are kept.
+#: How long samples are kept, and requests that are over.
 KEPT_SAMPLES = timedelta(days=7)
 #: Rows of tables that are looked up one by one; of more, all are read.
 _FEW = 20
@@ -38,7 +38,9 @@ class ObservationStore(Database):
         batches: int = 0,
         unknown: str | None = None,
     ) -> None:
-        """Write down how far a pipeline is behind now; parameters as of :class:`SampleRow`. Old samples go."""
+        """Write down how far a pipeline is behind now; parameters as of :class:`SampleRow`. Old samples go, and old
+        requests that are over.
+        """
         values = {"lag_seconds": lag_seconds, "lag_bytes": lag_bytes, "purge_hours": purge_hours}
         at = now()
         with self._write() as session:
@@ -53,8 +55,11 @@ class ObservationStore(Database):
                     unknown=clean(unknown),
                 )
             )
-            old = SampleRow.pipeline == pipeline, SampleRow.at < at - KEPT_SAMPLES
-            session.execute(delete(SampleRow).where(*old), execution_options={"synchronize_session": False})
+            until = at - KEPT_SAMPLES
+            old = SampleRow.pipeline == pipeline, SampleRow.at < until
+            over = RequestRow.pipeline == pipeline, RequestRow.finished_at < until
+            for row, condition in ((SampleRow, old), (RequestRow, over)):
+                session.execute(delete(row).where(*condition), execution_options={"synchronize_session": False})
 
     def samples(self, pipeline: str, since: datetime) -> list[SampleRow]:
         """The samples from a moment on, the oldest first."""

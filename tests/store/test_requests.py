@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from datetime import timedelta
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from sqlalchemy import URL, create_engine, event, text
 
 from airflow_provider_cdc.exceptions import NotReadyError
-from airflow_provider_cdc.store import StreamRow
+from airflow_provider_cdc.store import StreamRow, now
 from airflow_provider_cdc.store.migrate import upgrade
+from airflow_provider_cdc.store.observations import KEPT_SAMPLES
 from airflow_provider_cdc.store.reading import Reader
 
 P = "shop"
@@ -74,6 +77,7 @@ def test_the_life_of_a_request(reader: Reader) -> None:
 
     assert reader.take_request(first) and not reader.take_request(first)
     assert not reader.withdraw(P, first, "ann"), "it is taken"
+    assert reader.ask(P, "suspend", "d.t", "bob") == first, "it goes on"
     assert not reader.withdraw("other", second, "eve"), "it is another pipeline's"
     assert reader.withdraw(P, second, "ann") and not reader.withdraw(P, second, "ann")
     assert not reader.take_request(second)
@@ -97,6 +101,23 @@ def test_the_life_of_a_request(reader: Reader) -> None:
     assert reader.request(P, first) is not None and reader.request(P, strange) is None
     assert told(reader) == [("request_withdrawn", "ann")]
     assert reader.ask(P, "suspend", "d.t", "bob") != first, "what is done may be wanted again"
+
+
+def test_old_requests_go(reader: Reader) -> None:
+    """With old samples; what is not over stays, and so does what is of others."""
+    reader.register("other", "server")
+    strange = reader.ask("other", "suspend", "d.t", "ann")
+    ids = [reader.ask(P, "suspend", f"d.{name}", "ann") for name in "abcde"]
+    with patch("airflow_provider_cdc.store.requests.now", lambda: now() - KEPT_SAMPLES - timedelta(minutes=1)):
+        for id in (*ids[:3], strange):
+            assert reader.take_request(id)
+        reader.end_request(ids[0], "done", "d.a is suspended")
+        reader.end_request(strange, "done", "d.t is suspended")
+        assert reader.withdraw(P, ids[3], "ann")
+    reader.end_request(ids[1], "refused", "just now")
+    reader.sample(P, 1, lag_seconds=0.0, lag_bytes=0, purge_hours=None)
+    assert [row.id for row in reader.requests(P)] == [ids[4], ids[2], ids[1]], "open, taken, and new"
+    assert reader.request("other", strange) is not None
 
 
 def test_what_cannot_be_wanted(reader: Reader) -> None:
