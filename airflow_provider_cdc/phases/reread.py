@@ -269,8 +269,9 @@ def publish_staged(
             continue
         try:
             with moved():
-                why = unfit(group, staged, applier.lineage, context.opener(slots.REPLAY))
                 behind = [i for i, attempt in group.markers().items() if attempt < staged.attempt]
+                # If none is, a run died when it had done it.
+                why = unfit(group, staged, applier.lineage, context.opener(slots.REPLAY)) if behind else None
                 for index in behind if why is None else ():
                     publish_table(group, staged, index, applier, job, {group.marker: staged.attempt})
         except FencedError:

@@ -221,6 +221,8 @@ def rejoin(
     if staged.lineage == applier.lineage.newest and applier.at.at < staged.high:
         return None
     index = table_of(staged)
+    if (step := _taken_in(plan, applier, staged)) is not None:
+        return _rejoined(context, store, plan, applier, staged, step)
     share = context.layout.share(plan.generation, staged.group)
     made = Plan.from_json(read_json(context.storage, share)).with_zero_dates(context.pipeline.source.zero_dates)
     group = Group(context, made, staged.group)
@@ -256,13 +258,38 @@ def rejoin(
     failpoint("rejoin.after_write")
     renewed = context.need_plan()
     finish_table(context, renewed, index, applier.fence)
-    said = f"{label} was read again, and is part of the stream from {applier.at.at} on"
-    said += describe_change(plan.tables[index], step.schema)
+    return _rejoined(context, store, renewed, applier, staged, step, describe_change(plan.tables[index], step.schema))
+
+
+def _taken_in(plan: Plan, applier: Applier, staged: Staged) -> Rejoined | None:
+    """How a table has rejoined with just these rows, if it has: a run died before it could say so.
+
+    Rows that somebody else has read at the same time bear the same numbers, and are mostly of later.
+    """
+    step = plan.rejoined_of(table_of(staged))
+    if step is None or (step.group, step.revision) != (staged.group, staged.revision):
+        return None
+    is_here = staged.lineage == applier.lineage.newest
+    return None if is_here and applier.lineage.seq(staged.high) > step.seq else step
+
+
+def _rejoined(
+    context: Context, store: Store, plan: Plan, applier: Applier, staged: Staged, step: Rejoined, change: str = ""
+) -> Exchange:
+    """Tell people that a table has rejoined, once, and forget what has asked for it.
+
+    :param plan: in which it has.
+    :param change: what has become of its columns.
+    """
+    label, kind = plan.tables[step.table].label, "table_rejoined"
+    said = f"{label} was read again, and is part of the stream from {applier.lineage.position(step.seq)} on"
     with suppress(CdcError, SQLAlchemyError):  # this is for people
-        store.event(plan.pipeline, "table_rejoined", said, table=label, by=staged.by)
-    context.reporter.line(said)
-    forget(group, staged.attempt)
-    return Exchange(True, said, renewed)
+        before = store.events(plan.pipeline, 100, [kind])
+        if not any(event.table == label and event.detail.startswith(said) for event in before):
+            store.event(plan.pipeline, kind, said + change, table=label, by=staged.by)
+    context.reporter.line(said + change)
+    forget(Group(context, plan, staged.group), staged.attempt)
+    return Exchange(True, said + change, plan)
 
 
 def _is_adopted(target: SinkTable, plan: Plan) -> bool:

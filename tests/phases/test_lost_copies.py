@@ -96,6 +96,10 @@ def test_gone_and_read_again(server: MySQLServer, cli: Cli, dies: str, monkeypat
     cli.catch_up()
     assert not suspended(cli)
     equal(server, cli, *TABLES)
+    with cli.opened() as (context, store):
+        events = store.events(context.pipeline.name, 100, ("table_rejoined", "reread_dropped"))
+    told = [(event.kind, event.table) for event in events]
+    assert sorted(told) == [("table_rejoined", "d.keyed"), ("table_rejoined", "d.plain")], "what is true, and once"
 
 
 def test_all_gone(server: MySQLServer, cli: Cli) -> None:
