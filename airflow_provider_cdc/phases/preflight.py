@@ -21,6 +21,9 @@ from airflow_provider_cdc.pipeline.sink import KEEP
 from airflow_provider_cdc.sinks.protocol import Feature
 from airflow_provider_cdc.sinks.store_check import check_store
 
+#: Bytes below which a disk has hardly room for anything: a batch, a compaction, and the bookkeeping.
+_ROOM = 1 << 30
+
 
 def preflight(context: Context, *, spark: bool = True) -> list[Finding]:
     """Look at server, grants, tables, sink and runtime. Nothing is left behind, not even a folder.
@@ -64,10 +67,10 @@ def _sink(context: Context) -> Iterator[Finding]:
         check_store(context.storage, context.layout.private)
         books = "in a database" if context.store_url is not None else f"in {context.local.bookkeeping} of this host"
         yield Finding("ok", f"sink {context.storage.location()} can be written; bookkeeping {books}")
+        if context.store_url is None:
+            yield from _room("the bookkeeping", _existing(context.local.bookkeeping))
         return
-    path = existing = Path(folder)
-    while not os.path.exists(existing) and existing != existing.parent:  # not Path.exists: it may be denied to look
-        existing = existing.parent
+    path, existing = Path(folder), _existing(Path(folder))
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         yield Finding(
             "error",
@@ -77,6 +80,25 @@ def _sink(context: Context) -> Iterator[Finding]:
         return
     free = shutil.disk_usage(existing).free
     yield Finding("ok", f"sink {path} is writable, {free / 1e9:.1f} GB free")
+    yield from _room(f"sink {path}", existing)
+
+
+def _existing(path: Path) -> Path:
+    """The path, or the nearest folder above it that is there."""
+    while not os.path.exists(path) and path != path.parent:  # not Path.exists: it may be denied to look
+        path = path.parent
+    return path
+
+
+def _room(what: str, existing: Path) -> Iterator[Finding]:
+    """A warning if the disk of a folder is nearly full."""
+    free = shutil.disk_usage(existing).free
+    if free < _ROOM:
+        yield Finding(
+            "warning",
+            f"the disk of {what} has only {free:,} bytes left (at {existing})",
+            "Make room on that disk, or use a larger one: a snapshot needs about the size of the tables there",
+        )
 
 
 def _supported(context: Context) -> Iterator[Finding]:

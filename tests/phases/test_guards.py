@@ -13,6 +13,8 @@ from airflow_provider_cdc.exceptions import NotReadyError, TerminalError
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.places.watermark import low_watermark
 from airflow_provider_cdc.mysql.server.session import connect, rows
+from airflow_provider_cdc.phases import preflight
+from airflow_provider_cdc.phases.finding import Finding
 from tests.support.cli import Cli, tree
 from tests.support.servers import MySQLServer
 
@@ -33,6 +35,22 @@ def test_a_lost_plan_does_not_double_the_rows(mysql_server: MySQLServer, table: 
     with pytest.raises(NotReadyError, match=r"no plan at .*Restore the plan, or start with a fresh sink\.path"):
         cli.snapshot()
     assert tree(cli.sink / table.partition(".")[0]) == before
+
+
+def test_a_disk_with_hardly_any_room(
+    mysql_server: MySQLServer, table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cli = Cli(tmp_path, mysql_server, table)
+
+    def warned() -> list[Finding]:
+        return [one for one in preflight.preflight(cli.context, spark=False) if " bytes left" in one.what]
+
+    monkeypatch.setattr(preflight, "_ROOM", 0)
+    assert warned() == []
+    monkeypatch.setattr(preflight, "_ROOM", 1 << 62)
+    (found,) = warned()
+    assert found.level == "warning" and found.what.startswith(f"the disk of sink {cli.sink} has only ")
+    assert found.what.endswith(f"(at {tmp_path})") and found.remedy.startswith("Make room on that disk")
 
 
 def test_two_pipelines_do_not_write_to_one_table(mysql_server: MySQLServer, table: str, tmp_path: Path) -> None:
