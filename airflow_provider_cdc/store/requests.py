@@ -7,7 +7,7 @@ from sqlalchemy import Update, select, update
 from airflow_provider_cdc.exceptions import NotReadyError
 from airflow_provider_cdc.store.database import changed
 from airflow_provider_cdc.store.models import EventRow, PipelineRow, RequestRow, StreamRow, clean, now
-from airflow_provider_cdc.store.streams import UNFINISHED, StreamStore, newest_run, paused_by
+from airflow_provider_cdc.store.streams import StreamStore, newest_run, paused_by
 
 #: Kinds of requests: a table is suspended, or read again (a suspended one rejoins with that).
 SUSPEND, REREAD = "suspend", "reread"
@@ -22,8 +22,8 @@ class RequestStore(StreamStore):
     def ask(self, pipeline: str, kind: str, table: str, by: str, condition: str | None = None) -> int:
         """Want something of the running stream. If none runs, the next one sees to it.
 
-        The same that is wanted already, and that is not over, is not written down twice: else a table would be read
-        once more while it is read.
+        The same that is wanted already, and that no stream has taken up, is not written down twice. One that it is at
+        does not count: it may have read already what somebody has seen to be wrong since.
 
         :param kind: ``suspend`` or ``reread``.
         :param table: ``database.table``. Whether there is such a table is found out by the stream.
@@ -42,8 +42,8 @@ class RequestStore(StreamStore):
                 raise NotReadyError(
                     f"pipeline {pipeline} is not in the bookkeeping", "Run `airflow-cdc snapshot` first"
                 )
-            goes_on = RequestRow.pipeline == pipeline, RequestRow.state.in_(UNFINISHED)
-            same = select(RequestRow).where(*goes_on, RequestRow.kind == kind, RequestRow.table == row.table)
+            waits = RequestRow.pipeline == pipeline, RequestRow.state == "open"
+            same = select(RequestRow).where(*waits, RequestRow.kind == kind, RequestRow.table == row.table)
             for other in session.scalars(same):
                 if other.condition == row.condition:
                     return other.id

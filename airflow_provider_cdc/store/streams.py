@@ -18,7 +18,7 @@ KEPT_BATCHES = 10_000
 #: How often old ones are removed (batches), and how many at once: those of an older version go step by step.
 _PRUNE_EVERY, _PRUNE_MOST = 100, 1000
 #: States of requests that a stream has to see to.
-UNFINISHED = ("open", "taken")
+_UNFINISHED = ("open", "taken")
 
 
 class StreamStore(Database):
@@ -80,7 +80,7 @@ class StreamStore(Database):
         :param progress: whether it has also got further.
         :return: its row, with what is asked of it; ``None`` if the bookkeeping does not know of this run.
         """
-        asked = and_(RequestRow.pipeline == StreamRow.pipeline, RequestRow.state.in_(UNFINISHED))
+        asked = and_(RequestRow.pipeline == StreamRow.pipeline, RequestRow.state.in_(_UNFINISHED))
         mine = StreamRow.pipeline == pipeline, StreamRow.epoch == epoch
         query = select(StreamRow, RequestRow).outerjoin(RequestRow, asked).where(*mine).order_by(RequestRow.id)
         values = {key: now() for key in ("heartbeat_at", *(["progress_at"] if progress else []))}

@@ -77,7 +77,6 @@ def test_the_life_of_a_request(reader: Reader) -> None:
 
     assert reader.take_request(first) and not reader.take_request(first)
     assert not reader.withdraw(P, first, "ann"), "it is taken"
-    assert reader.ask(P, "suspend", "d.t", "bob") == first, "it goes on"
     assert not reader.withdraw("other", second, "eve"), "it is another pipeline's"
     assert reader.withdraw(P, second, "ann") and not reader.withdraw(P, second, "ann")
     assert not reader.take_request(second)
@@ -101,6 +100,14 @@ def test_the_life_of_a_request(reader: Reader) -> None:
     assert reader.request(P, first) is not None and reader.request(P, strange) is None
     assert told(reader) == [("request_withdrawn", "ann")]
     assert reader.ask(P, "suspend", "d.t", "bob") != first, "what is done may be wanted again"
+
+
+def test_what_is_taken_up_may_be_wanted_again(reader: Reader) -> None:
+    """The stream may have read the rows before somebody has seen that they are wrong."""
+    first = reader.ask(P, "reread", "d.t", "ann")
+    assert reader.ask(P, "reread", "d.t", "bob") == first
+    assert reader.take_request(first)
+    assert reader.ask(P, "reread", "d.t", "bob") != first
 
 
 def test_old_requests_go(reader: Reader) -> None:
