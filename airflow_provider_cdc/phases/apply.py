@@ -244,17 +244,22 @@ class Applier:
     def _held(self, index: int) -> int:
         return self.tables[index].markers().get(self._marker) or 0
 
-    def move(self, offset: Offset) -> None:
-        """Go on at another server. No table is :meth:`bound`.
+    def check_passed(self) -> None:
+        """Make sure that nothing of what chunks hold is still to come: at another server nobody could tell.
 
-        :param offset: what stands for the resume point there.
         :raises TerminalError: if the stream has not passed all high watermarks.
         """
-        reached = self.lineage.seq(self._at.at)
         for index in self._plan.active:
             if not self.has_passed_snapshot(index):
                 label = self._plan.tables[index].label
                 raise TerminalError(f"the stream had not passed the snapshot of {label} on that server", self._back)
+
+    def move(self, offset: Offset) -> None:
+        """Go on at another server. No table is :meth:`bound`, and :meth:`check_passed` has nothing against it.
+
+        :param offset: what stands for the resume point there.
+        """
+        reached = self.lineage.seq(self._at.at)
         # Above the end of the last batch that was begun, which no marker is behind (see :meth:`ahead`): what comes next
         # must not be taken for what a table has already, nor for that batch.
         lineage = self.lineage.then(offset.server, offset.at.file, max(reached, self._said["seq"]))

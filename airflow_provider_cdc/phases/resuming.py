@@ -91,6 +91,7 @@ def _fail_over(context: Context, store: Store, plan: Plan, applier: Applier, con
     """Go on at the server that the connection reaches now; a table that cannot is suspended before.
 
     :returns: the plan without those.
+    :raises CdcError: if it cannot be done. Then no table was suspended.
     """
     pipeline, before = context.pipeline, applier.at
     open_at = context.opener(slots.STREAM)
@@ -105,6 +106,7 @@ def _fail_over(context: Context, store: Store, plan: Plan, applier: Applier, con
             )
     going = without(context, plan, {**_redefined(context, connection, plan, after.at), **applier.bound()})
     applier.go_on_without(going)
+    applier.check_passed()  # before anything is written down: who is sent back finds all tables there as they were
     if (further := applier.ahead()) is not None:
         # What a table holds beyond the resume point comes once more, if the new server has it; else it would stay.
         take_over(connection, open_at, replace(further, xa=()))

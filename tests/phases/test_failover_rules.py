@@ -10,8 +10,8 @@ from tests.phases.test_failover import Pair, epoch, pair, servers
 __all__ = ["pair", "servers"]
 
 
-def test_before_the_stream_has_passed_the_snapshot(pair: Pair) -> None:
-    """What the chunks hold is told by positions that the new server knows nothing of."""
+def in_the_snapshot(pair: Pair) -> None:
+    """A stream that has begun, and has not passed all that the chunks hold."""
     d = pair.database
     with pair.cli.opened() as (context, store):
         context.ensure_plan(store)
@@ -21,7 +21,26 @@ def test_before_the_stream_has_passed_the_snapshot(pair: Pair) -> None:
     with epoch(pair, pair.old) as found, contextlib.closing(found.job.make_planner()) as planner:
         first = planner.advance(found.start, 1)
         found.apply(found.job.stage(found.start, first, "0"))
+
+
+def test_before_the_stream_has_passed_the_snapshot(pair: Pair) -> None:
+    """What the chunks hold is told by positions that the new server knows nothing of."""
+    in_the_snapshot(pair)
     pair.refused(TerminalError, "the stream had not passed the snapshot of")
+
+
+def test_a_failover_that_is_refused_suspends_nothing(pair: Pair) -> None:
+    """A table that cannot go on at the new server goes on at the old one, to which the refusal sends people."""
+    d = pair.database
+    pair.cli.value["stream"] = {"on_table_error": "suspend"}
+    pair.cli.write()
+    in_the_snapshot(pair)
+    pair.new.session(d, "SET sql_log_bin = 0", "DROP TABLE other")
+    pair.refused(TerminalError, f"the stream had not passed the snapshot of {d}.keyed")
+    assert pair.cli.context.need_plan().suspended == ()
+    pair.run(f"INSERT INTO {d}.other VALUES ('a', 1)", on=[pair.old])
+    pair.copy(pair.old)
+    assert pair.differences(pair.old) == []
 
 
 def test_there_before_all_that_is_held_has_come(pair: Pair) -> None:
