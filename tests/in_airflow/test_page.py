@@ -97,6 +97,22 @@ def put_right(site: Site, browser: Browser, page: Page, name: str) -> None:
         expect(tables).to_contain_text("equal")
 
 
+def retry_what_was_never_claimed(site: Site, page: Page, name: str, run: str) -> None:
+    """A task that fails before it begins: the bookkeeping does not know, since nobody has claimed its group."""
+    client, task = site.client, f"{name}.snapshot"
+    client.wait_state(name, run, task, ("queued", "running"), map_index=0)
+    client.mark(name, run, task, "failed", map_index=1)
+    row = page.get_by_role("region", name="Chunk groups").get_by_role("row").filter(has_text="pending")
+    retry = row.get_by_role("button", name="Retry", exact=True)
+    expect(retry).to_have_count(1)
+    with closing(site.store(name)) as store:
+        [group] = [group for group in store.groups(name, 1) if group.group_no == 1]
+        assert (group.state, group.attempt) == ("pending", 0)
+    told = f"Task {task}[1] of DAG {name}, run {run}, is cleared, and no other task"
+    confirm(page, "Retry group 1", told, button="Retry")
+    assert client.task_instance(name, run, task, 1).state in (None, "scheduled", "queued", "running")
+
+
 def test_from_the_plan_to_the_stream(site: Site) -> None:
     dag, name, client = "watched", "watched", site.client
     wrong: list[str] = []
@@ -118,6 +134,7 @@ def test_from_the_plan_to_the_stream(site: Site) -> None:
         expect(page.get_by_role("heading", name=name, exact=True)).to_be_visible()
         loads: list[str] = []
         page.on("framenavigated", lambda frame: loads.append(frame.url))
+        retry_what_was_never_claimed(site, page, name, run)
         kill_reader(site, name, 1, attempt=1)
         expect(page.locator("[data-state=published] .num")).not_to_have_text("0")
         expect(
