@@ -222,7 +222,7 @@ def rejoin(
         return None
     index = table_of(staged)
     if (step := _taken_in(plan, applier, staged)) is not None:
-        return _rejoined(context, store, plan, applier, staged, step)
+        return _rejoined(context, store, plan, applier, staged, step, again=True)
     share = context.layout.share(plan.generation, staged.group)
     made = Plan.from_json(read_json(context.storage, share)).with_zero_dates(context.pipeline.source.zero_dates)
     group = Group(context, made, staged.group)
@@ -274,17 +274,26 @@ def _taken_in(plan: Plan, applier: Applier, staged: Staged) -> Rejoined | None:
 
 
 def _rejoined(
-    context: Context, store: Store, plan: Plan, applier: Applier, staged: Staged, step: Rejoined, change: str = ""
+    context: Context,
+    store: Store,
+    plan: Plan,
+    applier: Applier,
+    staged: Staged,
+    step: Rejoined,
+    change: str = "",
+    *,
+    again: bool = False,
 ) -> Exchange:
-    """Tell people that a table has rejoined, once, and forget what has asked for it.
+    """Tell people that a table has rejoined, and forget what has asked for it.
 
     :param plan: in which it has.
     :param change: what has become of its columns.
+    :param again: whether a run that has died may have told them already.
     """
     label, kind = plan.tables[step.table].label, "table_rejoined"
     said = f"{label} was read again, and is part of the stream from {applier.lineage.position(step.seq)} on"
     with suppress(CdcError, SQLAlchemyError):  # this is for people
-        before = store.events(plan.pipeline, 100, [kind])
+        before = store.events(plan.pipeline, 100, [kind]) if again else []
         if not any(event.table == label and event.detail.startswith(said) for event in before):
             store.event(plan.pipeline, kind, said + change, table=label, by=staged.by)
     context.reporter.line(said + change)
