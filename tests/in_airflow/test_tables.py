@@ -144,6 +144,9 @@ def test_tables_that_are_suspended_added_and_removed(site: Site, file: Path) -> 
     site.wait("the pause", lambda: site.stream(NAME).paused_by)
     assert "pausing.stream" in (site.stream(NAME).paused_by or "")
     client.wait_state("pausing", others[0], "stream", "deferred")
+    for _ in range(2):  # it hears of that with a sign of life, and is in the middle of something then
+        last = site.stream(NAME).heartbeat_at
+        site.wait("a sign of life", lambda last=last: site.stream(NAME).heartbeat_at > last)  # type: ignore[misc]
     changed(site, 14, "two", "three")
     assert "airflow-cdc resume" in airflow_cdc(site, "status", file) and not equal(site, "two")
     others.append(client.trigger("pausing", {"pause": "false"}))
