@@ -12,7 +12,7 @@ STAMP := $(VENV)/.complete
 # SINK=s3 make demo: into an S3-compatible server that it starts itself.
 # SHARE=k/n make test-long: the k-th of n shares of the long tests.
 SHARE := 1/1
-# TURN=k/4 make test: of the slow folders (IN_TURN in tests/support/running.py) that part; TURN=1/1: all of them. Else it
+# TURN=k/4 make test: of the slow folders (SLOW in tests/support/running.py) that part; TURN=1/1: all of them. Else it
 # changes with each commit.
 COMMIT := $(shell git rev-parse HEAD 2>/dev/null || echo 0)
 TURN := $(shell echo $$((16#$$(echo $(COMMIT) | cut -c1-7) % 4 + 1))/4)

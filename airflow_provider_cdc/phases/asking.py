@@ -9,7 +9,7 @@ import time
 from airflow_provider_cdc.exceptions import NotReadyError
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.resnapshot import index_of
-from airflow_provider_cdc.store import Store, now
+from airflow_provider_cdc.store import Store
 from airflow_provider_cdc.store.requests import REREAD
 
 _POLL_SECONDS = 0.5
@@ -36,10 +36,7 @@ def ask(context: Context, store: Store, kind: str, table: str, by: str) -> str:
     """
     name = context.pipeline.name
     index_of(context, context.need_plan(), table)
-    began, taken = now(), False
-    number = store.ask(name, kind, table, by)
-    if (before := store.request(name, number)) is not None and before.at < began:
-        context.reporter.line(f"{before.by} has already asked for that (request {number})")
+    number, taken = store.ask(name, kind, table, by), False
     told_at = time.monotonic() + _PATIENCE_SECONDS
     while True:
         request = store.request(name, number)

@@ -172,7 +172,6 @@ class Upkeep:
         begun = time.monotonic()
         if compact(table, self.run, lambda: self._over.is_set() or self._tables[index] is not table):
             with self._lock:
-                self._since_measured.add(index)
                 self._compacted[index] = Compacted(now(), time.monotonic() - begun)
 
     def _tidy(self) -> None:

@@ -22,8 +22,8 @@ class RequestStore(StreamStore):
     def ask(self, pipeline: str, kind: str, table: str, by: str, condition: str | None = None) -> int:
         """Want something of the running stream. If none runs, the next one sees to it.
 
-        The same that is wanted already, and that no stream has taken up, is not written down twice. One that it is at
-        does not count: it may have read already what somebody has seen to be wrong since.
+        The same that is wanted already is not written down twice, unless a stream has taken it up: that may have read
+        already what somebody has seen to be wrong since.
 
         :param kind: ``suspend`` or ``reread``.
         :param table: ``database.table``. Whether there is such a table is found out by the stream.

@@ -86,12 +86,8 @@ def test_what_is_printed(cli: Cli, tmp_path: Path) -> None:
         }
         assert (found[f"cdc_suspended{t}"], found[f"cdc_suspended{u}"]) == (0, 1)
         assert (found[f"cdc_table_rows{t}"], found[f"cdc_dead_rows{t}"]) == (7, 1) and f"cdc_table_rows{u}" not in found
-        assert [found[f"cdc_{name}_total{t}"] for name in ("inserts", "updates", "deletes", "compactions")] == [
-            4,
-            3,
-            2,
-            4,
-        ]
+        totals = ("inserts", "updates", "deletes", "compactions")
+        assert [found[f"cdc_{name}_total{t}"] for name in totals] == [4, 3, 2, 4]
         assert found[f"cdc_verified_equal{t}"] == 0 and f"cdc_verified_equal{u}" not in found
         assert not any("gone" in name or "other" in name for name in found)
         assert {'cdc_running{pipeline="shop"}', 'cdc_running{pipeline="other"}'} <= set(

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests import ROOT
-from tests.support.running import AIRFLOW_TURNS, ALWAYS, IN_TURN, TOGETHER, in_share, in_turn, share_of, shorten
+from tests.support.running import AIRFLOW_TURNS, ALWAYS, SLOW, TOGETHER, in_share, in_turn, share_of, shorten
 
 #: Tests as they are found below ``tests/``, of which one fails.
 PROGRAM = """
@@ -110,14 +110,13 @@ def test_shares_are_about_the_same() -> None:
 
 def test_tests_of_slow_folders_take_turns() -> None:
     """Each of them is in one turn of four, a fourth or so in each, and what is not slow is in all."""
-    slow = [f"{folder}test_a.py::test[seed-{n}]" for folder in IN_TURN for n in range(200)]
+    slow = [f"{folder}test_a.py::test[seed-{n}]" for folder in SLOW for n in range(200)]
     turns = [{name for name in slow if in_turn(name, k, 4)} for k in (1, 2, 3, 4)]
     assert sum(map(len, turns)) == len(slow) == len(set.union(*turns)) and min(map(len, turns)) > len(slow) / 5
-    assert all(
-        in_turn(name, k, 4) for k in (1, 2, 3, 4) for name in (f"{ALWAYS[0]}::test", "tests/core/test_a.py::test")
-    )
+    every = (f"{ALWAYS[0]}::test", "tests/core/test_a.py::test")
+    assert all(in_turn(name, k, 4) for k in (1, 2, 3, 4) for name in every)
     assert all(in_turn(name, 1, 1) for name in slow)
-    assert all((ROOT / name).exists() for name in (*IN_TURN, *ALWAYS))
+    assert all((ROOT / name).exists() for name in (*SLOW, *ALWAYS))
 
 
 def test_each_turn_has_an_airflow() -> None:
@@ -129,7 +128,7 @@ def test_each_turn_has_an_airflow() -> None:
 
 def test_a_turn_is_taken(run: Run, tmp_path: Path) -> None:
     """Through pytest: what has no turn is left out."""
-    file = tmp_path / IN_TURN[1] / "test_it.py"
+    file = tmp_path / SLOW[1] / "test_it.py"
     file.parent.mkdir(parents=True)
     file.write_text("import pytest\n@pytest.mark.parametrize('n', range(40))\ndef test_it(n):\n    pass\n")
     found = [names(run("--collect-only", "-q", f"--turn={k}/4", str(file))) for k in (1, 2, 3, 4)]
@@ -210,8 +209,7 @@ def test_the_share_of_a_commit_is_the_same_each_time(tmp_path: Path) -> None:
     make.write_text("#!/bin/sh\necho asked: $*\n")
     make.chmod(0o700)
     first, second = asked(), asked()
-    assert first == second and first[0].startswith("test TURN=") and first[1].startswith("test-long SHARE=")
-    share_of(first[0].partition("=")[2])
+    assert first == second and first[0] == "test" and first[1].startswith("test-long SHARE=")
     share_of(first[1].partition("=")[2])
 
 
