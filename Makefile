@@ -103,7 +103,7 @@ test-fast: jvm ## Of these, the ones that start neither Spark nor Airflow
 test-long: jvm ## The long tests: kill schedules by chance, more seeds, and all of `make mutations`; SHARE=3/20: some of them
 	$(PYTEST) $(BESIDE) --share=$(SHARE)
 
-test-versions: setup ## Demo, example DAGs and kill schedules with the oldest and newest Airflow and Spark (ONLY="oldest demo")
+test-versions: setup ## Types, demo, example DAGs, kill schedules with three sets of Python, Airflow and Spark (ONLY="oldest demo")
 	@$(BIN)/python -m tests.versions $(ONLY)
 
 mutations: jvm ## Take each rule of docs/rules.md out of the code and see its test fail; SHARE=3/20: some of them

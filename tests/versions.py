@@ -1,8 +1,8 @@
-"""The oldest and the newest Airflow and Spark: an environment for each, and a share of the tests in it.
+"""The oldest, the newest and a middle Python, Airflow and Spark: an environment for each, and some of the tests in it.
 
-``python -m tests.versions [oldest|newest] [demo|examples|life|assets|lineage|page|kills|tables]...``; without arguments
-everything. uv makes the environments in the cache folder, from ``requirements/oldest.txt`` and
-``requirements/newest.txt``, and makes them anew when their file changes. ``python -m tests.versions lock`` compiles
+``python -m tests.versions [oldest|middle|newest] [core|demo|examples|life|assets|lineage|page|kills|tables]...``;
+without arguments everything. uv makes the environments in the cache folder, from ``requirements/oldest.txt`` and its
+neighbours, and makes them again when their file changes. ``python -m tests.versions lock`` compiles
 these files. docs/versions.md lists what was tried.
 """
 
@@ -21,12 +21,13 @@ from pathlib import Path
 from tests import ROOT
 from tests.support.packages import cache_folder, locked
 
-#: What is tried at both ends. All else in an environment is the newest that goes with it.
+#: What is tried. All else in an environment is the newest that goes with it.
 VERSIONS = {
     "oldest": {"apache-airflow": "3.1.8", "pyspark": "4.0.0"},
+    "middle": {"apache-airflow": "3.2.2", "pyspark": "4.1.4"},
     "newest": {"apache-airflow": "3.3.2", "pyspark": "4.3.0"},
 }
-_PYTHON = "3.11"
+PYTHONS = {"oldest": "3.11", "middle": "3.12", "newest": "3.13"}
 #: Of the development tools only what the steps need.
 _READERS = ("duckdb", "duckdb-extension-delta", "polars")
 _TOOLS = ("editables", "hatchling", "httpx", "hypothesis", "jpype1", "jsonschema", "pytest", "pytest-timeout")
@@ -34,6 +35,7 @@ _BROWSER = ("axe-playwright-python", "playwright")
 _LINEAGE = ("apache-airflow-providers-openlineage",)
 _PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
 STEPS = {
+    "core": (*_PYTEST, "-m", "not long", "tests/core", "tests/mysql/binlog", "tests/mysql/resultset", "tests/types"),
     "demo": ("-m", "bench.demo", "--customers", "20000", "--seconds", "10"),
     "examples": (*_PYTEST, "-m", "not long", "tests/in_airflow/test_examples.py"),
     "life": (*_PYTEST, "tests/in_airflow/test_life.py::test_the_life_of_a_stream"),
@@ -52,7 +54,7 @@ def requirements(name: str) -> Path:
 
 
 def lock() -> None:
-    """Resolve both environments anew."""
+    """Resolve the environments again."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     wanted = [*project["dependencies"], *extras["java"], *extras["postgres"], *_READERS, *_TOOLS, *_BROWSER, *_LINEAGE]
@@ -60,21 +62,27 @@ def lock() -> None:
     for name, versions in VERSIONS.items():
         text = "\n".join([*wanted, *(f"{package}=={version}" for package, version in versions.items())])
         options = ["--upgrade", "--generate-hashes", "--no-header", "--no-annotate", "--universal"]
-        options += ["--no-emit-index-url", "--no-emit-find-links", "--python-version", _PYTHON]
+        options += ["--no-emit-index-url", "--no-emit-find-links", "--python-version", PYTHONS[name]]
         command: list[str | Path] = [_UV, "pip", "compile", "-q", *options, "-", "-o", requirements(name)]
         subprocess.run(command, cwd=ROOT, env=environ, input=text, text=True, check=True, stdout=subprocess.DEVNULL)
+
+
+def interpreter(version: str) -> str:
+    """Find a Python of a minor version: pyenv's where there is one, else what uv finds or downloads."""
+    installed_by_pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    return next(map(str, sorted(installed_by_pyenv.glob(f"{version}.*/bin/python"))), version)
 
 
 def environment(name: str) -> Path:
     """Make an environment, or find the one that was made, and return its Python."""
     file = requirements(name)
-    digest = hashlib.sha256(file.read_bytes()).hexdigest()[:12]
+    digest = hashlib.sha256(PYTHONS[name].encode() + file.read_bytes()).hexdigest()[:12]
     folder = cache_folder() / f"versions-{name}-{digest}"
     python, done = folder / "bin" / "python", folder / ".complete"
     with locked(f"versions-{name}"):
         if not done.exists():
             print(f"making {folder} ...", flush=True)
-            subprocess.run([_UV, "venv", "-q", "--clear", "-p", _PYTHON, folder], check=True)
+            subprocess.run([_UV, "venv", "-q", "--clear", "-p", interpreter(PYTHONS[name]), folder], check=True)
             install: list[str | Path] = [_UV, "pip", "install", "-q", "-p", python]
             subprocess.run([*install, "--require-hashes", "-r", file], check=True)
             done.touch()
@@ -106,7 +114,9 @@ def main() -> int:
     failed = 0
     for name in names:
         python = environment(name)
-        title = ", ".join(f"{package} {version}" for package, version in VERSIONS[name].items())
+        title = ", ".join(
+            f"{package} {version}" for package, version in {**VERSIONS[name], "Python": PYTHONS[name]}.items()
+        )
         for step in steps:
             print(f"=== {name} ({title}): {step}", flush=True)
             began = time.monotonic()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
@@ -15,7 +17,7 @@ from packaging.version import Version
 from airflow_provider_cdc.mysql.server import product
 from airflow_provider_cdc.spark import java
 from tests import ROOT
-from tests.versions import STEPS, VERSIONS, installed, requirements
+from tests.versions import PYTHONS, STEPS, VERSIONS, installed, requirements
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DOCUMENT = (ROOT / "docs" / "versions.md").read_text()
@@ -48,7 +50,9 @@ def test_what_was_tried() -> None:
             assert set(numbers(TABLE[line][1])) == tried, line
     for name, versions in product.TRIED.items():
         assert numbers(TABLE[name][1]) == [".".join(map(str, version)) for version in versions]
-    assert f"{sys.version_info[0]}.{sys.version_info[1]}" not in numbers(TABLE["Python"][2])
+    tried = {text.rpartition(".")[0] for text in numbers(TABLE["Python"][1])}  # named with their patch versions
+    assert tried == {*PYTHONS.values()} and not tried & {*numbers(TABLE["Python"][2])}
+    assert PYTHONS.keys() == VERSIONS.keys() and f"{sys.version_info[0]}.{sys.version_info[1]}" in tried
 
 
 def lock(package: str) -> str:
@@ -69,6 +73,28 @@ def test_the_environments_are_what_they_say_and_what_pyproject_allows() -> None:
         assert "://" not in text and "--index" not in text and text.count("--hash=sha256:") > len(has)
     for package in ("apache-airflow", "pyspark"):
         assert Version(VERSIONS["oldest"][package]) < Version(lock(package)) <= Version(VERSIONS["newest"][package])
+
+
+def test_ci_runs_with_the_oldest_python(tmp_path: Path) -> None:
+    for folder, name, version in (
+        ("a", "python3", "3.12.9"),
+        ("a", "python3.11", "3.11.11"),
+        ("b", "python3", "3.11.2"),
+        ("b", "python3.13", "3.10.1"),  # none that the project runs on
+    ):
+        python = tmp_path / folder / name
+        python.parent.mkdir(exist_ok=True)
+        numbers_of_it = tuple(map(int, version.split(".")))
+        lines = f"#!{sys.executable}", "import sys", f"sys.version_info = {numbers_of_it}", "code = sys.argv[2]"
+        python.write_text("\n".join([*lines, "del sys.argv[1:3]", "exec(code)"]))
+        python.chmod(0o755)
+    path = f"{tmp_path / 'a'}:{tmp_path / 'b'}"
+    tools = [shutil.which(tool) for tool in ("which", "sort", "head", "cut", "sh")]
+    for tool in filter(None, tools):
+        (tmp_path / "b" / Path(tool).name).symlink_to(tool)
+    found = subprocess.run([ROOT / ".ci" / "oldest-python"], env={"PATH": path}, capture_output=True, text=True)
+    assert found.stdout.strip() == str(tmp_path / "b" / "python3"), found
+    assert "export PYTHON=" in (ROOT / ".ci" / "run").read_text()
 
 
 def test_every_step_names_what_there_is() -> None:
