@@ -113,14 +113,26 @@ def follow(
     log: str | None = None,
     ui: str | None = None,
     lease: float | None = None,
+    stop: threading.Event | None = None,
 ) -> None:
-    """Run one epoch of the stream until it has caught up, is asked to stop, or gets SIGTERM or SIGINT."""
+    """Run one epoch of the stream until it has caught up, is asked to stop, or gets SIGTERM or SIGINT.
+
+    :param stop: is set by these signals; if it is set already, the epoch ends at once.
+    """
     from airflow_provider_cdc.phases.stream import begin, run_on_spark
 
     epoch = begin(context, store, catch_up=catch_up, log=log, ui=ui)
     epoch.lease = lease
+    stop = stop or threading.Event()
+
+    def end(*_: object) -> None:
+        stop.set()
+        epoch.stop.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: epoch.stop.set())
+        signal.signal(number, end)
+    if stop.is_set():
+        epoch.stop.set()
     context.reporter.line(f"stream epoch {epoch.number} begins at {epoch.start.at}")
     run_on_spark(epoch, spark)
     context.reporter.line(f"stream epoch {epoch.number} ended at {epoch.applier.at.at}")
@@ -337,7 +349,7 @@ def _stream(context: Context, request: Request) -> dict[str, Any]:
     from airflow_provider_cdc.phases.preflight import require
 
     for finding in require(context):
-        context.reporter.line(f"{finding.level}: {finding.what}. {finding.remedy}")
+        context.reporter.line(f"{finding.level}: {finding}")
     context.need_plan()
     with closing(context.store()) as store:
         context.watcher.refuse(store, context.pipeline.name)

@@ -62,7 +62,7 @@ def working(
 
     with opened(path) as context:
         for finding in require(context):
-            context.reporter.line(f"{finding.level}: {finding.what}. {finding.remedy}")
+            context.reporter.line(f"{finding.level}: {finding}")
         if need_snapshot:
             context.need_plan()
         store = context.store()

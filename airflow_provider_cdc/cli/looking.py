@@ -33,7 +33,7 @@ def check(path: str, as_json: bool) -> None:
             click.echo(json.dumps([f.to_json() for f in findings], indent=2))
         else:
             for finding in findings:
-                click.echo(f"{finding.level:8}{finding.what}" + (f". {finding.remedy}" if finding.remedy else ""))
+                click.echo(f"{finding.level:8}{finding}")
         if errors := [f for f in findings if f.level == "error"]:
             transient = all(f.transient for f in errors)
             raise click.exceptions.Exit((TransientError if transient else NotReadyError).exit_code)
@@ -51,7 +51,7 @@ def plan(path: str, as_json: bool) -> None:
 
     with opened(path) as context:
         for finding in require(context, spark=False):
-            context.reporter.line(f"{finding.level}: {finding.what}. {finding.remedy}")
+            context.reporter.line(f"{finding.level}: {finding}")
         standing = context.load_plan()
         made = standing or context.new_plan(1)
         with closing(connect(context.connect_args)) as connection:

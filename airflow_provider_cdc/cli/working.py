@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
 
 from airflow_provider_cdc.cli.base import FILE, JSON, cli, opened, working
+from airflow_provider_cdc.core.supervision import Restarts
+from airflow_provider_cdc.exceptions import CdcError, TransientError, UnexpectedError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -15,6 +20,8 @@ if TYPE_CHECKING:
     from airflow_provider_cdc.phases.context import Context
     from airflow_provider_cdc.store import Store
 
+#: For how long a stream without progress is started again, as in Airflow.
+_RESTART_SECONDS = 86_400.0
 CATCH_UP = click.option("--catch-up", is_flag=True, help="End at the position that the source has now.")
 
 
@@ -85,6 +92,34 @@ def _snapshot(context: Context, store: Store, spark: SparkSession) -> None:
 
 
 def _stream(context: Context, store: Store, spark: SparkSession, catch_up: bool) -> None:
+    """Follow the binlog; a stream without an end starts again after a failure that may pass, as in Airflow."""
     from airflow_provider_cdc.driver import follow
 
-    follow(context, store, spark, catch_up=catch_up or context.pipeline.stream.mode == "catch_up")
+    catch_up = catch_up or context.pipeline.stream.mode == "catch_up"
+    restarts, stop = Restarts(), threading.Event()
+    while not stop.is_set():
+        began, before = time.monotonic(), _newest_epoch(context, store)
+        try:
+            follow(context, store, spark, catch_up=catch_up, stop=stop)
+            return
+        except UnexpectedError:  # Spark itself may be gone
+            raise
+        except TransientError as error:
+            moved = _newest_epoch(context, store, with_batches=True) > before
+            restarts = restarts.failed(time.monotonic() - began, moved=moved, lost=False)
+            if catch_up or restarts.seconds + restarts.delay > _RESTART_SECONDS:
+                raise
+            context.reporter.line(f"{error}. The stream starts again in {restarts.delay:g} s")
+        stop.wait(restarts.delay)
+        restarts = restarts.waited()
+
+
+def _newest_epoch(context: Context, store: Store, *, with_batches: bool = False) -> int:
+    """Number of the newest epoch; zero if there is none, if it is to have applied a batch and has not, or in an outage
+    of the bookkeeping.
+    """
+    with suppress(CdcError):
+        run = store.current_stream(context.pipeline.name)
+        if run is not None and (run.batches or not with_batches):
+            return run.epoch
+    return 0

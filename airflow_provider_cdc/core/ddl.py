@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from airflow_provider_cdc.core.partition_words import keeps_rows
 from airflow_provider_cdc.core.sql_words import DEFAULT_QUOTING, Quoting, Word, executed, words_of
 from airflow_provider_cdc.core.table_names import Table, fold
 
@@ -251,9 +252,17 @@ def _ddl(verb: str, sql: str, words: list[Word], keys: list[str], default_databa
     if verb == "DROP":
         rest = rest[2:] if [word.key for word in rest[:2]] == ["IF", "EXISTS"] else rest
         return Statement("ddl", frozenset(_listed(rest, default)), what=what)
+    if "IGNORE" not in keys[:at] and keeps_rows(_after_name(rest)):
+        return Statement("harmless", what=f"{what} ... PARTITION")
     others = _altered(sql, default, quoting)
     tables = set(_mentioned(words, default)) if others is None else {*_first(rest, default), *others}
     return Statement("ddl", frozenset(tables), what=what)
+
+
+def _after_name(rest: list[Word]) -> list[Word]:
+    """What stands after the name of an altered table; nothing if the words do not begin with a name."""
+    rest = rest[2:] if [word.key for word in rest[:2]] == ["IF", "EXISTS"] else rest
+    return rest[next(_chains(rest), (0, []))[0] :] if rest and rest[0].is_name else []
 
 
 def _drop_index(rest: list[Word], default: str, what: str) -> Statement:

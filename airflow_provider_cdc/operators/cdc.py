@@ -68,7 +68,7 @@ class CdcPreflightOperator(PipelineOperator):
             findings = preflight(found)
             levels = {"ok": self.log.info, "warning": self.log.warning, "error": self.log.error}
             for finding in sorted(findings, key=lambda f: ("error", "warning", "ok").index(f.level)):
-                levels[finding.level]("%s%s", finding.what, f". {finding.remedy}" if finding.remedy else "")
+                levels[finding.level]("%s", finding)
             for finding in findings:
                 if finding.level == "error":
                     raise finding.error()

@@ -33,6 +33,9 @@ class Finding:
         """The finding as an error."""
         return (TransientError if self.transient else NotReadyError)(self.what, self.remedy)
 
+    def __str__(self) -> str:
+        return f"{self.what}. {self.remedy}" if self.remedy else self.what
+
     def to_json(self) -> dict[str, str]:
         """Plain JSON value."""
         return {"level": self.level, "what": self.what, "remedy": self.remedy}

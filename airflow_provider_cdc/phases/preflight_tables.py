@@ -52,7 +52,9 @@ def check_tables(context: Context, connection: Connection[Any]) -> list[Finding]
     for database, table, engine in matched:
         about = findings(lambda d=database, t=table, e=engine: _table(context, connection, d, t, e))  # type: ignore[misc]
         # What stands in the way of a suspended table does not hold up the others.
-        found += about if (database, table) not in suspended else [replace(f, level="warning") for f in about]
+        if (database, table) in suspended:
+            about = [replace(f, level="warning") if f.level == "error" else f for f in about]
+        found += about
     return found
 
 

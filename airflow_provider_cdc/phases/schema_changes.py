@@ -226,10 +226,11 @@ def _change(context: Context, plan: Plan, applier: Applier, found: Transaction, 
         _check_sink(context, change.definition)
     except NotFollowed as error:
         place = f"{found.file}:{found.start_position}"
-        message = f"{_what(query)} on captured table {table.label}, at {place}: {error}"
         # A temporary table of its name is none: servers write DROP TEMPORARY TABLE for it, whatever the session has
         # said. (And MySQL marks each DROP TABLE as one of a session that has such.)
         dropped = drops(table.id, query.text, query.database, query.session, server, exact=exact)
+        reason = "it drops the table" if dropped else error
+        message = f"{_what(query)} on captured table {table.label}, at {place}: {reason}"
         raise NotFollowedError(message, FRESH, table=table.label, place=place, dropped=dropped) from None
     return index, change
 

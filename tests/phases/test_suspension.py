@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,8 @@ def test_the_others_go_on(server: MySQLServer, database: str, tmp_path: Path) ->
     equal(server, cli, "plain", "quiet")
     held = {row["id"]: row["v"] for row in cli.rows("d", "keyed").to_pylist()}
     assert len(held) == 30 and held[2] == "before" and held[3] == "last"
+    findings = json.loads(cli.call("check", "--json").out)
+    assert [f["what"] for f in findings if (f["level"] == "ok") != (not f["remedy"])] == []
 
     # And so does the next run, whatever happens to the table.
     run(server, "DROP TABLE keyed", "CREATE TABLE keyed (a DATE)", "INSERT INTO quiet VALUES (77, 'x')")
