@@ -4,7 +4,8 @@ The lists are ``tests/mutations/*.toml``. A list may begin with ``section``, the
 title of its own) under which docs/rules.md shows it. Each ``[[mutation]]`` has
 
 - ``rule``: what holds, in one sentence,
-- ``file``, ``find``, ``replace``: the text that stands exactly once in the file, and the text that takes the rule out,
+- ``find``, ``replace``: the text that stands exactly once in the package, and the text that takes the rule out,
+- ``file``: where the text stands in several files, the one that is meant,
 - ``test``: a test that fails then and passes otherwise, or a list of such tests,
 - ``section``: where it differs from the list's, and ``trap``: the traps of docs/traps.md that it belongs to,
 - ``timeout``: seconds after which a test that hangs counts as failed; without it a hanging test proves nothing,
@@ -28,6 +29,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -57,7 +59,7 @@ class Mutation:
 
     list: str
     rule: str
-    file: str
+    named: str
     find: str
     replace: str
     tests: tuple[str, ...]
@@ -71,19 +73,34 @@ class Mutation:
         """Name for people and for ``--only``."""
         return f"{self.list}:{re.sub('[^a-z0-9]+', '-', self.rule.lower()).strip('-')[:80]}"
 
-    def mutated(self, root: Path = ROOT) -> str:
+    @cached_property
+    def file(self) -> str:
+        """The file that has the text, as a path in the checkout.
+
+        :raises MutationError: if the entry is stale: the text is not there exactly once.
+        """
+        texts = {file: text for file, text in _sources().items() if self.named in ("", file)}
+        places = [file for file, text in texts.items() for _ in range(text.count(self.find))]
+        if len(places) != 1:
+            raise MutationError(
+                f"{self.id}: the entry is stale: {self.find!r} stands {len(places)} times in "
+                f"{self.named or 'the package'}, not once. Find the line of the rule and mend "
+                f"tests/mutations/{self.list}.toml"
+            )
+        return places[0]
+
+    def mutated(self) -> str:
         """The text of the file without the rule.
 
         :raises MutationError: if the entry is stale.
         """
-        path = root / self.file
-        found = path.read_text() if path.is_file() else ""
-        if (count := found.count(self.find)) != 1:
-            raise MutationError(
-                f"{self.id}: the entry is stale: {self.find!r} is {count} times in {self.file}, not once. "
-                f"Find the line of the rule and mend tests/mutations/{self.list}.toml"
-            )
-        return found.replace(self.find, self.replace)
+        return _sources()[self.file].replace(self.find, self.replace)
+
+
+@cache
+def _sources() -> dict[str, str]:
+    """The text of each file of the package."""
+    return {str(file.relative_to(ROOT)): file.read_text() for file in sorted((ROOT / _PACKAGE).rglob("*.py"))}
 
 
 def read(path: Path) -> list[Mutation]:
@@ -106,16 +123,17 @@ def _mutation(name: str, section: str, number: int, entry: dict[str, Any]) -> Mu
     where = f"{name}.toml, mutation {number}"
     wrong = {k for k in _TEXTS if not isinstance(entry.get(k, ""), str)}
     wrong |= entry.keys() - {*_TEXTS, "test", "timeout", "quick"}
-    lacking = [key for key in ("rule", "file", "find", "test") if not entry.get(key)]
+    lacking = [key for key in ("rule", "find", "test") if not entry.get(key)]
     if wrong or lacking or "replace" not in entry:
         raise MutationError(f"{where}: {', '.join(lacking) or 'replace'} is missing, or wrong: {sorted(wrong)}")
     tests = (entry["test"],) if isinstance(entry["test"], str) else tuple(entry["test"])
-    if not entry["file"].startswith(_PACKAGE) or entry["find"] == entry["replace"]:
+    named = entry.get("file", "")
+    if (named and not named.startswith(_PACKAGE)) or entry["find"] == entry["replace"]:
         raise MutationError(f"{where}: it changes nothing of the package")
     return Mutation(
         name,
         entry["rule"].strip().rstrip("."),
-        entry["file"],
+        named,
         entry["find"],
         entry["replace"],
         tests,
