@@ -76,11 +76,13 @@ def check_server(context: Context, connection: Connection[Any]) -> Iterator[Find
             f"binlogs are kept for {expire / 3600:.1f} h only",
             "Raise binlog_expire_logs_seconds: a stream that stands still for longer loses its position",
         )
-    if mariadb and found.get("binlog_row_metadata") != "FULL":
+    if (metadata := found.get("binlog_row_metadata")) != "FULL":
+        lacks = "names, members of ENUM and SET columns and primary keys"
+        lacks = lacks if metadata == "MINIMAL" else f"signs, character sets, types of geometry, {lacks}"
         yield Finding(
             "warning",
-            f"binlog_row_metadata is {found.get('binlog_row_metadata')!r}: the binary log contains no names and "
-            "signs of columns, so a change of a table that leaves them out would not be noticed",
+            f"binlog_row_metadata is {metadata!r}: the binary log does not say the {lacks} of tables, so a change of "
+            "these that it leaves out (sql_log_bin=0) would not be noticed",
             change("binlog_row_metadata = 'FULL'"),
         )
     at, do, ignore = granted(lambda: binlog_status(connection), "REPLICATION CLIENT")

@@ -156,7 +156,8 @@ def _leads_there(context: Context, connection: Connection[Any], at: Position, ta
         return False
     server, reached = flavour(connection), table
     with closing(context.opener(slots.STREAM)(at)) as stream:
-        for item in read_transactions(stream, by_table([Definitions.of(table)]), tell_ddl=True):
+        captured = by_table([Definitions.of(table)])
+        for item in read_transactions(stream, captured, stream.collations, tell_ddl=True):
             if isinstance(item, Transaction) and item.altered and item.ddl is not None:
                 try:
                     change = alter(reached, item.ddl.text, item.ddl.database, item.ddl.session, server)

@@ -188,7 +188,8 @@ def _read(context: Context, plan: Plan, applier: Applier, *, tell_ddl: bool) -> 
     """The transaction that begins at the resume point."""
     at = applier.at.at
     with moved(), closing(context.opener(slots.DDL)(at)) as stream:
-        for found in read_transactions(stream, plan.captured(applier.lineage), tell_ddl=tell_ddl):
+        captured = plan.captured(applier.lineage)
+        for found in read_transactions(stream, captured, stream.collations, tell_ddl=tell_ddl):
             if isinstance(found, Transaction):
                 return found
     raise TransientError(f"the binlog ends at {at}, where a DDL was", "Run again")

@@ -156,6 +156,28 @@ def test_cascades_that_the_binlog_does_not_show(tmp_path: Path) -> None:
         assert [line for line in result.out.splitlines() if line.startswith("warning") and "d.child" in line]
 
 
+@pytest.mark.parametrize("kind", ["MySQL", "MariaDB"])
+def test_table_maps_that_say_little(request: pytest.FixtureRequest, tmp_path: Path, kind: str) -> None:
+    server: MySQLServer = request.getfixturevalue(f"{kind.lower()}_server")
+    cli = Cli(tmp_path, server, "d.t")
+
+    def warned(metadata: str) -> list[str]:
+        server.execute(f"SET GLOBAL binlog_row_metadata = {metadata}")
+        with closing(connect(server.connect_args())) as connection:
+            found = list(preflight.check_server(cli.context, connection))
+        return [f"{one.what}. {one.remedy}" for one in found if "binlog_row_metadata" in one.what]
+
+    try:
+        (minimal,) = warned("MINIMAL")
+        assert "does not say the names, members of ENUM and SET columns and primary keys of tables" in minimal
+        assert minimal.endswith("binlog_row_metadata = 'FULL'")
+        if kind == "MariaDB":
+            (nothing,) = warned("NO_LOG")
+            assert "does not say the signs, character sets, types of geometry, names," in nothing
+    finally:
+        assert warned("FULL") == []
+
+
 @pytest.mark.parametrize("metadata", ["FULL", "MINIMAL"])
 def test_enum_members_beyond_the_catalog(
     mysql_server: MySQLServer, database: str, tmp_path: Path, metadata: str

@@ -24,8 +24,9 @@ from airflow_provider_cdc.core.schema import (
     TableSchema,
 )
 from airflow_provider_cdc.exceptions import CdcError
-from airflow_provider_cdc.mysql.binlog.events import table_map
-from airflow_provider_cdc.mysql.binlog.events.table_map import TableMap, WireColumn
+from airflow_provider_cdc.mysql.binlog.events import table_map, wire_types
+from airflow_provider_cdc.mysql.binlog.events.table_map import TableMap
+from airflow_provider_cdc.mysql.binlog.events.wire_types import WireColumn
 from airflow_provider_cdc.mysql.binlog.plain.rows import _readers
 from airflow_provider_cdc.mysql.binlog.walk.space import Space
 from airflow_provider_cdc.mysql.keys.ranges import value_of
@@ -146,7 +147,7 @@ def test_every_type_of_a_key(kind: str) -> None:
 
 def test_a_type_that_is_not_known_is_refused_by_name() -> None:
     """Not taken for bytes with a length in front."""
-    kind, wire = "hologram", WireColumn(table_map.BLOB, 4)
+    kind, wire = "hologram", WireColumn(wire_types.BLOB, 4)
     assert "hologram" in str(column(kind).refusal())
     places: list[Callable[[], Any]] = [
         lambda: column(kind).arrow_type,

@@ -16,9 +16,10 @@ from typing import Any, Literal
 
 from airflow_provider_cdc.core.schema import Column, TableSchema
 from airflow_provider_cdc.exceptions import TerminalError
-from airflow_provider_cdc.mysql.binlog.events import table_map as wire
+from airflow_provider_cdc.mysql.binlog.events import wire_types as wire
 from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent
-from airflow_provider_cdc.mysql.binlog.events.table_map import TableMap, WireColumn
+from airflow_provider_cdc.mysql.binlog.events.table_map import OLD_TYPES, TableMap
+from airflow_provider_cdc.mysql.binlog.events.wire_types import WireColumn
 from airflow_provider_cdc.mysql.binlog.plain.rows import decode_rows
 from airflow_provider_cdc.mysql.binlog.plain.values import OLD_SIZES, decimal_size
 from airflow_provider_cdc.mysql.server.charsets import UNICODE
@@ -149,7 +150,7 @@ def columns() -> list[tuple[Column, WireColumn, Make]]:
         add(_column(f"time{fsp}", "time", fsp=fsp), WireColumn(wire.TIME2, fsp), _time(size))
     add(_column("short_year", "year", "year(2)"), WireColumn(wire.YEAR), _bytes(1))
     for fsp in range(7):
-        for kind, code in wire.OLD_TYPES.items():
+        for kind, code in OLD_TYPES.items():
             column = _column(f"old_{kind}{fsp}", kind, f"{kind} /* mariadb-5.3 */", fsp=fsp)
             add(column, WireColumn(code), _old(kind, fsp))
     add(_column("mariadb_vector", "vector", charset=None), WireColumn(wire.VARCHAR, 300), _one_of(_vectors(2)))

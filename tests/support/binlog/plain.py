@@ -54,7 +54,7 @@ def by_plain(recording: Recording, captured: Captured, both: bool = False) -> tu
     """(changes by table, GTIDs, the end)."""
     buffers = {name: PlainBuffer(schema, both) for name, schema in captured.items()}
     gtids, end = [], (recording.file, recording.position)
-    for item in read_transactions(recording.events(), lasting(captured)):
+    for item in read_transactions(recording.events(), lasting(captured), recording.collations):
         end = item.file, item.position
         if isinstance(item, Transaction):
             gtids += [item.gtid] if item.gtid else []

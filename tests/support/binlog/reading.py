@@ -20,12 +20,14 @@ from airflow_provider_cdc.mysql.binlog.events.transactions import Reached, Trans
 from airflow_provider_cdc.mysql.binlog.plain.rows import Image, decode_rows
 from airflow_provider_cdc.mysql.server.catalog import read_schema
 from airflow_provider_cdc.mysql.server.charsets import UNICODE, Decoders
+from airflow_provider_cdc.mysql.server.collations import NO_COLLATIONS, Collations
 from airflow_provider_cdc.mysql.server.session import connect
 from tests.support.binlog.buffer import ChangeBuffer, counted
 from tests.support.servers import MySQLServer
 
 Captured = Mapping[tuple[str, str], TableSchema]
 Change = tuple[Image | None, Image | None]
+_asked: list[Collations] = []
 
 
 def capture(server: MySQLServer, database: str, *tables: str) -> dict[tuple[str, str], TableSchema]:
@@ -53,7 +55,13 @@ def open_stream(server: MySQLServer, start: tuple[str, int], **kw: Any) -> Binlo
 
 def events_since(server: MySQLServer, start: tuple[str, int]) -> list[Event]:
     with open_stream(server, start) as stream:
+        _asked[:] = [stream.collations]
         return list(stream)
+
+
+def collations() -> Collations:
+    """Those of the server whose events were read last."""
+    return _asked[-1] if _asked else NO_COLLATIONS
 
 
 def lasting(captured: Captured) -> dict[tuple[str, str], Definitions]:
@@ -62,7 +70,8 @@ def lasting(captured: Captured) -> dict[tuple[str, str], Definitions]:
 
 
 def read(events: Iterable[Event], captured: Captured) -> list[Transaction]:
-    return [item for item in read_transactions(events, lasting(captured)) if isinstance(item, Transaction)]
+    found = read_transactions(events, lasting(captured), collations())
+    return [item for item in found if isinstance(item, Transaction)]
 
 
 def transactions(server: MySQLServer, start: tuple[str, int], captured: Captured) -> list[Transaction]:
@@ -70,7 +79,7 @@ def transactions(server: MySQLServer, start: tuple[str, int], captured: Captured
 
 
 def everything(events: Iterable[Event], captured: Captured) -> list[Transaction | Reached]:
-    return list(read_transactions(events, lasting(captured)))
+    return list(read_transactions(events, lasting(captured), collations()))
 
 
 def changes(found: Iterable[Transaction]) -> list[Change]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.events.event import Event
+from airflow_provider_cdc.mysql.server.collations import Collations
 from tests.support.binlog.reading import open_stream
 from tests.support.servers import MySQLServer
 
@@ -25,6 +26,7 @@ class Recording:
     number: int
     mariadb: bool
     data: bytes
+    collations: Collations
 
     def packets(self) -> Iterator[bytes]:
         """Packets without their headers."""
@@ -40,7 +42,7 @@ class Recording:
             len(packet).to_bytes(3, "little") + bytes([(self.number + n) & 255]) + packet
             for n, packet in enumerate(packets)
         ]
-        return Recording(self.file, self.position, self.number, self.mariadb, b"".join(numbered))
+        return replace(self, data=b"".join(numbered))
 
     def since(self, position: int) -> Recording:
         """What the server sends to one who asks for a later place in the same file."""
@@ -68,7 +70,7 @@ def record(server: MySQLServer, start: tuple[str, int]) -> Recording:
         # The stream ends with a packet that says so; the driver would see it, so it is looked for here.
         while not _is_over(data):
             data += part[: stream.receive(memoryview(part))]
-        return Recording(start[0], start[1], number, stream.is_mariadb, bytes(data))
+        return Recording(start[0], start[1], number, stream.is_mariadb, bytes(data), stream.collations)
 
 
 def _is_over(data: bytearray) -> bool:
@@ -96,6 +98,7 @@ class Replay(BinlogStream):
         self.file, self.position, self.begun = recording.file, recording.position, dict[str, int]()
         self._checksum, self._closed, self._mariadb = True, False, recording.mariadb
         self._recording, self._piece, self._at = recording, piece, 0
+        self.collations = recording.collations
 
     def take_over(self) -> int:
         return self._recording.number

@@ -70,7 +70,8 @@ class BinlogStream:
     :raises NotReadyError: if the user may not read the binlog.
     :raises TerminalError: if a start above 4 GiB does not exist; any other wrong one shows with the first event.
 
-    ``begun`` tells when the files were begun that have been read, by name, in seconds by the server's clock.
+    ``begun`` tells when the files were begun that have been read, by name, in seconds by the server's clock, and
+    ``collations`` what table maps mean by the numbers of collations.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class BinlogStream:
             log_file=file,
             log_pos=self.position,
             enable_logging=False,  # it would log the connection settings
-            pymysql_wrapper=partial(open_session, server),
+            pymysql_wrapper=partial(self._open, server),
         )
         try:
             self._reader._BinLogStreamReader__connect_to_stream()
@@ -131,6 +132,10 @@ class BinlogStream:
         if not self._closed:
             self._closed = True
             self._drop()
+
+    def _open(self, server: str | None, **settings: Any) -> pymysql.Connection[Any]:
+        connection, self.collations = open_session(server, **settings)
+        return connection
 
     def _skip(self, file: str, position: int) -> None:
         """Read up to a position that the protocol has no bits for; only a huge transaction makes such a file."""

@@ -10,6 +10,7 @@ import pymysql
 
 from airflow_provider_cdc.exceptions import CdcError
 from airflow_provider_cdc.guarded import GuardedConnection
+from airflow_provider_cdc.mysql.server.collations import Collations, collations_of
 from airflow_provider_cdc.mysql.server.identity import identity, is_mariadb, same_server
 from airflow_provider_cdc.mysql.server.session import SESSION
 
@@ -18,15 +19,17 @@ _COM_BINLOG_DUMP, _SEND_ANNOTATE_ROWS = 0x12, 2
 _NET_TIMEOUT = 3600
 
 
-def open_session(server: str | None, **settings: Any) -> pymysql.Connection[Any]:
+def open_session(server: str | None, **settings: Any) -> tuple[pymysql.Connection[Any], Collations]:
     """Open the connection and prepare its session for the dump; replaces ``pymysql.connect`` in the library.
 
     :param server: identity of the server that it must be; ``None`` accepts any.
     :param settings: keyword arguments of ``pymysql.connect``.
+    :returns: the connection, and the collations of the server, for which it cannot be asked later.
     """
     connection = GuardedConnection(**settings, init_command=SESSION)
     try:
-        same_server(identity(connection), server)
+        same_server(found := identity(connection), server)
+        collations = collations_of(connection, found)
     except CdcError:
         connection.close()
         raise
@@ -39,7 +42,7 @@ def open_session(server: str | None, **settings: Any) -> pymysql.Connection[Any]
         cursor.execute("SET @source_binlog_checksum = 'CRC32', @master_binlog_checksum = 'CRC32'")
         # To MariaDB: a reader that understands its GTIDs. Others get events that are made up and end elsewhere.
         cursor.execute("SET @mariadb_slave_capability = 4")
-    return connection
+    return connection, collations
 
 
 def _with_annotations(send: Callable[[bytes], None], data: bytes) -> None:

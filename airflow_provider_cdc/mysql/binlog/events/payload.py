@@ -11,7 +11,7 @@ import zstandard
 
 from airflow_provider_cdc.exceptions import TerminalError
 from airflow_provider_cdc.mysql.binlog.events.event import Event
-from airflow_provider_cdc.mysql.binlog.events.table_map import packed_int
+from airflow_provider_cdc.mysql.binlog.events.wire_types import packed_int
 
 _END, _COMPRESSION, _UNCOMPRESSED_SIZE = 0, 2, 3
 _ZSTD, _NONE = 0, 255

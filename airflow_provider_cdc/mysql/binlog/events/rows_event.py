@@ -19,7 +19,8 @@ from airflow_provider_cdc.mysql.binlog.events.event_types import (
     WRITE_ROWS_V1,
 )
 from airflow_provider_cdc.mysql.binlog.events.query import inflate
-from airflow_provider_cdc.mysql.binlog.events.table_map import TableMap, packed_int
+from airflow_provider_cdc.mysql.binlog.events.table_map import TableMap
+from airflow_provider_cdc.mysql.binlog.events.wire_types import packed_int
 
 RowsKind = Literal["insert", "update", "delete"]
 

@@ -1,32 +1,59 @@
 """The table map event: how the rows that follow it are laid out, compared with what is known of the table.
 
-The event always tells type and size of each column, and mostly signedness; with ``binlog_row_metadata=FULL`` also
-names and the members of ENUM and SET columns. Whatever it tells must agree with the captured schema, or the stream
-stops: rows decoded with a wrong layout would be wrong values.
+The event always tells type and size of each column; what else it tells, ``table_metadata`` reads. Whatever it is must
+agree with the captured schema, or the table stops: rows decoded with a wrong layout would be wrong values. Which
+columns may be NULL is not compared: rows say for themselves what is NULL, and a NULL where the definition has none
+stops the table at the value.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
-from airflow_provider_cdc.core.schema import ADDRESS_TYPES, GEOMETRY_TYPES, INTEGER_TYPES, Column, TableSchema
+from airflow_provider_cdc.core.schema import ADDRESS_TYPES, GEOMETRY_TYPES, Column, TableSchema
 from airflow_provider_cdc.exceptions import REPORT, TerminalError
+from airflow_provider_cdc.mysql.binlog.events.table_metadata import DifferenceError, compare_metadata
+from airflow_provider_cdc.mysql.binlog.events.wire_types import (
+    BIT,
+    BLOB,
+    BLOB_COMPRESSED,
+    DATE,
+    DATETIME,
+    DATETIME2,
+    DOUBLE,
+    ENUM,
+    FLOAT,
+    GEOMETRY,
+    INT24,
+    JSON,
+    LONG,
+    LONGLONG,
+    NEWDATE,
+    NEWDECIMAL,
+    SET,
+    SHORT,
+    STRING,
+    TIME,
+    TIME2,
+    TIMESTAMP,
+    TIMESTAMP2,
+    TINY,
+    VAR_STRING,
+    VARCHAR,
+    VARCHAR_COMPRESSED,
+    VECTOR,
+    YEAR,
+    WireColumn,
+    packed_int,
+)
 from airflow_provider_cdc.mysql.server.charsets import Decoders
-
-# Column types of the binlog.
-TINY, SHORT, LONG, FLOAT, DOUBLE, TIMESTAMP, LONGLONG, INT24 = 1, 2, 3, 4, 5, 7, 8, 9
-DATE, TIME, DATETIME, YEAR, NEWDATE, VARCHAR, BIT = 10, 11, 12, 13, 14, 15, 16
-TIMESTAMP2, DATETIME2, TIME2, VECTOR, JSON, NEWDECIMAL = 17, 18, 19, 242, 245, 246
-ENUM, SET, BLOB, VAR_STRING, STRING, GEOMETRY = 247, 248, 252, 253, 254, 255
-BLOB_COMPRESSED, VARCHAR_COMPRESSED = 140, 141  # MariaDB
+from airflow_provider_cdc.mysql.server.collations import Collations
 
 _ONE_BYTE_META = frozenset({FLOAT, DOUBLE, BLOB, BLOB_COMPRESSED, JSON, GEOMETRY, VECTOR, TIMESTAMP2, DATETIME2, TIME2})
 _TWO_BYTE_META = frozenset({VARCHAR, VARCHAR_COMPRESSED, BIT, NEWDECIMAL, VAR_STRING, STRING, ENUM, SET})
 _NO_META = frozenset({TINY, SHORT, LONG, LONGLONG, INT24, DATE, NEWDATE, YEAR, TIMESTAMP, TIME, DATETIME})
-_HAS_SIGN = frozenset({TINY, SHORT, LONG, LONGLONG, INT24, YEAR, NEWDECIMAL, FLOAT, DOUBLE})
-_META_SIGNEDNESS, _META_NAMES, _META_SET, _META_ENUM = 1, 4, 5, 6
 
 _WIRE_TYPES = {
     "tinyint": TINY,
@@ -73,22 +100,6 @@ REMEDY = (
 )
 
 
-class WireColumn(NamedTuple):
-    """A column as the binlog lays it out.
-
-    :param type: column type code, ENUM and SET already told from STRING.
-    :param size: by type: most bytes of a string, bytes of a length field, fractional digits, bytes of an ENUM or SET,
-        bits of a BIT.
-    :param precision: digits of a decimal.
-    :param scale: digits behind its point.
-    """
-
-    type: int
-    size: int = 0
-    precision: int = 0
-    scale: int = 0
-
-
 @dataclass(frozen=True, eq=False)
 class TableMap:
     """A captured table and the layout of its row events.
@@ -120,14 +131,15 @@ def table_of(body: memoryview) -> tuple[int, tuple[str, str], int]:
     return table_id, (names[0], names[1]), at
 
 
-def read_table_map(body: memoryview, at: int, schema: TableSchema, where: str) -> TableMap:
+def read_table_map(body: memoryview, at: int, schema: TableSchema, where: str, collations: Collations) -> TableMap:
     """Read the columns of a table map event and compare them with the schema.
 
     :param body: the event.
     :param at: where the columns begin, from :func:`table_of`.
     :param schema: the table that is named in it.
     :param where: place for messages.
-    :raises TerminalError: if anything differs; the message names the column.
+    :param collations: those of the server.
+    :raises TerminalError: if anything differs; the message names the column, and both values.
     """
     try:
         count, at = packed_int(body, at)
@@ -143,21 +155,12 @@ def read_table_map(body: memoryview, at: int, schema: TableSchema, where: str) -
         columns = tuple(_wire_columns(types, meta, schema, where))
         for column, wire in zip(schema.columns, columns, strict=True):
             _compare_layout(column, wire, schema, where)
-        members = _compare_metadata(body[at:], columns, schema, where)
+        members = compare_metadata(body[at:], columns, schema, collations)
+    except DifferenceError as error:
+        _differs(schema, str(error), where)
     except (IndexError, ValueError):
-        raise TerminalError(f"cut off table map of {schema.label} at {where}", REPORT) from None
+        raise TerminalError(f"cut off table map of {schema.label} at {where}", REPORT, table=schema.label) from None
     return TableMap(schema, columns, members, where)
-
-
-def packed_int(body: memoryview, at: int) -> tuple[int, int]:
-    """A length-encoded integer and the offset behind it."""
-    first = body[at]
-    if first < 251:
-        return first, at + 1
-    size = {252: 2, 253: 3, 254: 8}[first] if first in (252, 253, 254) else 0
-    if not size or at + 1 + size > len(body):
-        raise IndexError
-    return int.from_bytes(body[at + 1 : at + 1 + size], "little"), at + 1 + size
 
 
 def _differs(schema: TableSchema, text: str, where: str) -> NoReturn:
@@ -233,39 +236,6 @@ def _compare_layout(column: Column, wire: WireColumn, schema: TableSchema, where
         )
 
 
-def _compare_metadata(
-    rest: memoryview, columns: tuple[WireColumn, ...], schema: TableSchema, where: str
-) -> dict[str, tuple[bytes, ...]]:
-    """Compare what the server adds by ``binlog_row_metadata``: a list of (kind, length, value).
-
-    :return: the members of the ENUM and SET columns, if the server tells them.
-    """
-    at, told = 0, dict[str, tuple[bytes, ...]]()
-    while at < len(rest):
-        kind = rest[at]
-        size, at = packed_int(rest, at + 1)
-        value = rest[at : at + size]
-        at += size
-        if at > len(rest):
-            raise IndexError
-        if kind == _META_SIGNEDNESS:
-            signed = [c for c, wire in zip(schema.columns, columns, strict=True) if wire.type in _HAS_SIGN]
-            for i, column in enumerate(signed):
-                unsigned = bool(value[i // 8] & 0x80 >> i % 8)
-                if column.data_type in INTEGER_TYPES and unsigned != column.unsigned:
-                    word = "unsigned" if unsigned else "signed"
-                    _differs(schema, f"has column {column.name} {word} in the binlog, not in the catalog", where)
-        elif kind == _META_NAMES:
-            for column, name in zip(schema.columns, _strings(value), strict=True):
-                if name != column.name:
-                    _differs(schema, f"has column {column.name} under the name {name} in the binlog", where)
-        elif kind in (_META_ENUM, _META_SET):
-            wanted = ENUM if kind == _META_ENUM else SET
-            lists = [c for c, wire in zip(schema.columns, columns, strict=True) if wire.type == wanted]
-            told.update((c.name, members) for c, members in zip(lists, _members(value), strict=True))
-    return told
-
-
 def _as_catalog(member: str) -> str:
     """The catalog keeps its texts in three-byte UTF-8: characters beyond are a question mark there."""
     return "".join(c if c <= "\uffff" else "?" for c in member)
@@ -294,25 +264,11 @@ def with_members(column: Column, table: TableMap, texts: Decoders) -> Column:
     except UnicodeDecodeError:
         members = ()
     if tuple(_as_catalog(m) for m in members) != column.members:
-        _differs(schema, f"has other {kind} members in the binlog for column {column.name}", table.where)
+        found = ", ".join(member.decode("utf-8", "backslashreplace") for member in told)
+        known = ", ".join(column.members)
+        _differs(
+            schema,
+            f"has other {kind} members in the binlog for column {column.name}: ({found}), and ({known}) in the catalog",
+            table.where,
+        )
     return replace(column, members=members)
-
-
-def _strings(value: memoryview) -> Iterator[str]:
-    at = 0
-    while at < len(value):
-        size, at = packed_int(value, at)
-        yield bytes(value[at : at + size]).decode("utf-8", "surrogateescape")
-        at += size
-
-
-def _members(value: memoryview) -> Iterator[tuple[bytes, ...]]:
-    at = 0
-    while at < len(value):
-        count, at = packed_int(value, at)
-        members = []
-        for _ in range(count):
-            size, at = packed_int(value, at)
-            members.append(bytes(value[at : at + size]))
-            at += size
-        yield tuple(members)

@@ -41,6 +41,7 @@ from airflow_provider_cdc.mysql.binlog.events.query import Query, read_query
 from airflow_provider_cdc.mysql.binlog.events.rows_event import KINDS, RowsEvent, RowsKind, read_rows_event
 from airflow_provider_cdc.mysql.binlog.events.spill import spill
 from airflow_provider_cdc.mysql.binlog.events.table_map import TableMap, read_table_map, table_of
+from airflow_provider_cdc.mysql.server.collations import NO_COLLATIONS, Collations
 
 _STMT_END = 1
 #: Bytes of rows of an XA transaction that are held in memory.
@@ -95,18 +96,19 @@ class Reached:
 
 
 def read_transactions(
-    events: Iterable[Event], captured: Captured, *, tell_ddl: bool = False
+    events: Iterable[Event], captured: Captured, collations: Collations = NO_COLLATIONS, *, tell_ddl: bool = False
 ) -> Iterator[Transaction | Reached]:
     """Assemble events into whole transactions.
 
     :param events: events from the start of a transaction on.
     :param captured: the definitions of captured tables.
+    :param collations: those of the server; readers of no captured table need none.
     :param tell_ddl: say in ``Transaction.altered`` that a definition changed, instead of stopping.
     :returns: every transaction, also those without captured rows, and every place reached between them.
     :raises TerminalError: for anything that cannot be understood or followed.
     :raises DdlError: for a statement that changes a captured table.
     """
-    assembler = Assembler(captured, tell_ddl)
+    assembler = Assembler(captured, collations, tell_ddl)
     for event in events:
         if event.type == TRANSACTION_PAYLOAD:
             for inner in inner_events(event):
@@ -154,6 +156,7 @@ class Assembler:
     ``open`` is the transaction that is being read; who reads events in other ways may set it.
 
     :param captured: tables whose rows are wanted.
+    :param collations: those of the server.
     :param tell_ddl: see :func:`read_transactions`.
     :param detours: see :class:`~airflow_provider_cdc.mysql.binlog.events.judge.Judge`.
     """
@@ -161,10 +164,11 @@ class Assembler:
     def __init__(
         self,
         captured: Captured,
+        collations: Collations,
         tell_ddl: bool = False,
         detours: LookUp | None = None,
     ) -> None:
-        self.captured, self.tell_ddl = captured, tell_ddl
+        self.captured, self._collations, self.tell_ddl = captured, collations, tell_ddl
         self._judge = Judge(captured, detours)
         self.open: OpenTransaction | None = None
         # Table maps repeat without end: those that have been checked are known by the definition and their bytes.
@@ -350,7 +354,7 @@ class Assembler:
         known = schema.fingerprint(), schema.kept, bytes(event.body[8:])
         if known not in self.checked:
             try:
-                self.checked[known] = read_table_map(event.body, at, schema, event.where)
+                self.checked[known] = read_table_map(event.body, at, schema, event.where, self._collations)
             except TerminalError:
                 if over:  # from before the DDL, which has waited for the end of the XA transaction
                     tx.tables[table_id] = None

@@ -80,7 +80,9 @@ def read_prepared(
         known[xid] = ()
         if at is not None:
             with closing(open_at(at)) as stream:
-                found = next(t for t in read_transactions(stream, captured) if isinstance(t, Transaction))
+                found = next(
+                    t for t in read_transactions(stream, captured, stream.collations) if isinstance(t, Transaction)
+                )
             if found.xa_prepared != xid:
                 raise TransientError(f"there is no XA PREPARE of {xid} at {at}", "Run again")
             known[xid] = found.prepared

@@ -11,7 +11,7 @@ import math
 import struct
 from collections.abc import Iterator
 
-from airflow_provider_cdc.mysql.binlog.events.table_map import DATE, DATETIME, NEWDECIMAL, TIME, TIMESTAMP
+from airflow_provider_cdc.mysql.binlog.events.wire_types import DATE, DATETIME, NEWDECIMAL, TIME, TIMESTAMP
 from airflow_provider_cdc.mysql.binlog.plain.values import decimal_size, decimal_text, unpack_moment, unpack_time
 
 _SMALL_OBJECT, _LARGE_OBJECT, _SMALL_ARRAY, _LARGE_ARRAY, _LITERAL = 0, 1, 2, 3, 4

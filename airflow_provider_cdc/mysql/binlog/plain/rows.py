@@ -27,14 +27,8 @@ from airflow_provider_cdc.core.schema import (
 from airflow_provider_cdc.core.unfit import Reason, in_binlog
 from airflow_provider_cdc.exceptions import TerminalError, UnfitError
 from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent
-from airflow_provider_cdc.mysql.binlog.events.table_map import (
-    BLOB,
-    BLOB_COMPRESSED,
-    VECTOR,
-    TableMap,
-    WireColumn,
-    with_members,
-)
+from airflow_provider_cdc.mysql.binlog.events.table_map import TableMap, with_members
+from airflow_provider_cdc.mysql.binlog.events.wire_types import BLOB, BLOB_COMPRESSED, VECTOR, WireColumn
 from airflow_provider_cdc.mysql.binlog.plain.jsonb import json_text
 from airflow_provider_cdc.mysql.binlog.plain.mariadb_values import inet_text, uncompressed
 from airflow_provider_cdc.mysql.binlog.plain.values import (

@@ -21,14 +21,8 @@ from airflow_provider_cdc.core.schema import (
     unknown_type,
 )
 from airflow_provider_cdc.machine.buffers import copied
-from airflow_provider_cdc.mysql.binlog.events.table_map import (
-    BLOB,
-    BLOB_COMPRESSED,
-    VARCHAR,
-    TableMap,
-    WireColumn,
-    with_members,
-)
+from airflow_provider_cdc.mysql.binlog.events.table_map import TableMap, with_members
+from airflow_provider_cdc.mysql.binlog.events.wire_types import BLOB, BLOB_COMPRESSED, VARCHAR, WireColumn
 from airflow_provider_cdc.mysql.binlog.kernels import row as kernel
 from airflow_provider_cdc.mysql.binlog.plain.mariadb_values import inet_text, uncompressed, uuid_texts
 from airflow_provider_cdc.mysql.binlog.plain.values import OLD_SIZES, decimal_size

@@ -72,7 +72,7 @@ class Walker:
         detours: LookUp | None = None,
     ) -> None:
         self._stream, self._seq_of = stream, seq_of
-        self._assembler = Assembler(captured, tell_ddl, detours)
+        self._assembler = Assembler(captured, stream.collations, tell_ddl, detours)
         self._state: Any = np.zeros(walk_state.STATE, np.int64)
         self._blocks, self._gtids = Blocks(stream, self._state), Gtids(self._state)
         self._tables = Tables(self._state, texts, count_only)

@@ -26,6 +26,7 @@ from tests.support.binlog.reading import (
     Captured,
     capture,
     changes,
+    collations,
     events_since,
     everything,
     here,
@@ -184,7 +185,7 @@ def test_ddl_on_a_captured_table_stops(table: Table, sql: str, what: str) -> Non
     with pytest.raises(
         DdlError, match=rf"{what} on captured table {table.database}\.t, at .*fresh sink\.path"
     ) as error:
-        seen.extend(read_transactions(table.events(), lasting(table.captured)))
+        seen.extend(read_transactions(table.events(), lasting(table.captured), collations()))
     assert "hunter2" not in str(error.value)
 
 
@@ -417,7 +418,7 @@ def test_one_table_map_under_two_definitions(table: Table) -> None:
     column = replace(before.columns[1], nullable=False)  # what no table map of these rows contradicts
     after = replace(before, columns=(before.columns[0], column))
     over_time = Definitions.of(before).then(middle, after)
-    found = read_transactions(events_since(table.server, start), {before.id: over_time})
+    found = read_transactions(events_since(table.server, start), {before.id: over_time}, collations())
     rows = [row for t in found if isinstance(t, Transaction) for row in t.rows]
     assert [row.table.schema for row in rows] == [before, after]
 
@@ -443,7 +444,7 @@ def test_odd_names(table: Table) -> None:
     table.run(f"TRUNCATE {quoted}", f"DROP TABLE {quoted}")
     with pytest.raises(DdlError):
         transactions(table.server, start, captured)
-    told = read_transactions(events_since(table.server, start), lasting(captured), tell_ddl=True)
+    told = read_transactions(events_since(table.server, start), lasting(captured), collations(), tell_ddl=True)
     found = [(t.emptied, set(t.altered)) for t in told if isinstance(t, Transaction)]
     assert found == [(None, set()), ((table.database, name), set()), (None, {(table.database, name)})]
 

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from airflow_provider_cdc.core.schema import Column, TableSchema
-from airflow_provider_cdc.mysql.binlog.events.table_map import LONG, TableMap, WireColumn
+from airflow_provider_cdc.mysql.binlog.events.table_map import TableMap
+from airflow_provider_cdc.mysql.binlog.events.wire_types import LONG, WireColumn
 from airflow_provider_cdc.mysql.binlog.kernels import walk_state
 from airflow_provider_cdc.mysql.binlog.walk.tables import Tables
 from airflow_provider_cdc.mysql.server.charsets import UNICODE

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -277,7 +278,7 @@ def test_damage_on_the_way_stops(mixed: tuple[Recording, Captured]) -> None:
     with pytest.raises(DamageError, match="packets out of order"):
         data = recording.data
         size = 4 + int.from_bytes(data[:3], "little")
-        by_walker(Recording(recording.file, recording.position, recording.number, False, data[size:]), captured)
+        by_walker(replace(recording, mariadb=False, data=data[size:]), captured)
 
 
 def test_every_type_mutated(mysql_server: MySQLServer, database: str, tmp_path: Path) -> None:

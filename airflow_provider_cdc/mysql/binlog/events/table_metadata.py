@@ -1,0 +1,194 @@
+"""What a server adds to a table map, compared with the definition in force.
+
+These are signs, character sets, types of geometry and dimensions of vectors, and with ``binlog_row_metadata=FULL`` also
+names, members of ENUM and SET columns, the primary key, and which columns are visible. The last changes nothing of a
+row, and no definition has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from airflow_provider_cdc.core.schema import (
+    INTEGER_TYPES,
+    MEMBER_TYPES,
+    TEXT_TYPES,
+    Column,
+    TableSchema,
+)
+from airflow_provider_cdc.mysql.binlog.events.wire_types import (
+    BLOB,
+    BLOB_COMPRESSED,
+    DOUBLE,
+    ENUM,
+    FLOAT,
+    GEOMETRY,
+    INT24,
+    LONG,
+    LONGLONG,
+    NEWDECIMAL,
+    SET,
+    SHORT,
+    STRING,
+    TINY,
+    VAR_STRING,
+    VARCHAR,
+    VARCHAR_COMPRESSED,
+    VECTOR,
+    YEAR,
+    WireColumn,
+    packed_int,
+)
+from airflow_provider_cdc.mysql.server.collations import Collations, canonical
+
+_SIGNS, _CHARSET, _CHARSETS, _NAMES, _SET_MEMBERS, _ENUM_MEMBERS, _GEOMETRIES = 1, 2, 3, 4, 5, 6, 7
+_KEY, _KEY_OF_PREFIXES, _MEMBERS_CHARSET, _MEMBERS_CHARSETS, _DIMENSIONS = 8, 9, 10, 11, 13
+
+_HAS_SIGN = frozenset({TINY, SHORT, LONG, LONGLONG, INT24, YEAR, NEWDECIMAL, FLOAT, DOUBLE})
+_SIGNED_TYPES = INTEGER_TYPES | {"decimal", "float", "double"}
+#: Columns that are listed with a collation, which is ``binary`` for those without text.
+_HAS_COLLATION = frozenset({STRING, VAR_STRING, VARCHAR, BLOB, VECTOR})
+_HAS_COLLATION_ON_MARIADB = _HAS_COLLATION | {GEOMETRY, BLOB_COMPRESSED, VARCHAR_COMPRESSED}
+_HAS_MEMBERS = frozenset({ENUM, SET})
+#: Types of geometry by their numbers; the last one has two names.
+_GEOMETRY_NAMES = (
+    "geometry",
+    "point",
+    "linestring",
+    "polygon",
+    "multipoint",
+    "multilinestring",
+    "multipolygon",
+    "geometrycollection",
+)
+
+
+class DifferenceError(Exception):
+    """A table map says something else than the definition; the text says what, and names both values."""
+
+
+def compare_metadata(
+    rest: memoryview, columns: Sequence[WireColumn], schema: TableSchema, collations: Collations
+) -> dict[str, tuple[bytes, ...]]:
+    """Compare what the server adds to a table map: a list of (kind, length, value).
+
+    :param rest: the list.
+    :param columns: how the columns are laid out.
+    :return: the members of the ENUM and SET columns, if they are there: only who decodes them can compare them.
+    :raises DifferenceError: if anything differs.
+    :raises IndexError, ValueError: if the list is cut off.
+    """
+
+    def of(types: frozenset[int]) -> list[Column]:
+        return [column for column, wire in zip(schema.columns, columns, strict=True) if wire.type in types]
+
+    found = dict(_fields(rest))
+    for kind, value in found.items():
+        if kind == _SIGNS:
+            _compare_signs(value, of(_HAS_SIGN))
+        elif kind in (_CHARSET, _CHARSETS):
+            listed = of(_HAS_COLLATION_ON_MARIADB if collations.mariadb else _HAS_COLLATION)
+            _compare_charsets(value, kind == _CHARSET, listed, collations)
+        elif kind in (_MEMBERS_CHARSET, _MEMBERS_CHARSETS):
+            _compare_charsets(value, kind == _MEMBERS_CHARSET, of(_HAS_MEMBERS), collations)
+        elif kind == _NAMES:
+            for column, name in zip(schema.columns, _strings(value), strict=True):
+                if name != column.name:
+                    raise DifferenceError(f"has column {column.name} under the name {name} in the binlog")
+        elif kind == _GEOMETRIES:
+            for column, number in zip(of(frozenset({GEOMETRY})), _numbers(value), strict=True):
+                _compare(column, _GEOMETRY_NAMES[number], column.data_type.replace("geomcoll", "geometrycoll"))
+        elif kind == _DIMENSIONS:
+            for column, number in zip(of(frozenset({VECTOR})), _numbers(value), strict=True):
+                _compare(column, f"vector({number})", column.column_type)
+    if _NAMES in found and schema.key_index == "PRIMARY":  # else which index the server takes for the key may differ
+        _compare_key(found.get(_KEY), found.get(_KEY_OF_PREFIXES), schema)
+    members = dict[str, tuple[bytes, ...]]()
+    for kind, wanted in ((_ENUM_MEMBERS, ENUM), (_SET_MEMBERS, SET)):
+        if kind in found:
+            lists = zip(of(frozenset({wanted})), _members(found[kind]), strict=True)
+            members |= {column.name: texts for column, texts in lists}
+    return members
+
+
+def _compare(column: Column, found: str, known: str) -> None:
+    if found != known:
+        raise DifferenceError(f"has column {column.name} as {found} in the binlog and {known} in the catalog")
+
+
+def _compare_signs(value: memoryview, columns: Sequence[Column]) -> None:
+    for i, column in enumerate(columns):
+        unsigned = bool(value[i // 8] & 0x80 >> i % 8)
+        if column.data_type in _SIGNED_TYPES and unsigned != column.unsigned:
+            words = ("unsigned", "signed") if unsigned else ("signed", "unsigned")
+            _compare(column, *words)
+
+
+def _compare_charsets(value: memoryview, is_default: bool, columns: Sequence[Column], collations: Collations) -> None:
+    """Compare character sets: one for all columns, then pairs of a column and another one; or one for each column."""
+    numbers = list(_numbers(value))
+    if is_default:
+        pairs = numbers[1:]
+        others = dict(zip(pairs[::2], pairs[1::2], strict=True))
+        numbers = [others.pop(i, numbers[0]) for i in range(len(columns))]
+        if others:  # a column that is not there
+            raise IndexError
+    for column, number in zip(columns, numbers, strict=True):
+        has_text = column.data_type in TEXT_TYPES | MEMBER_TYPES
+        known = canonical(str(column.charset)) if has_text else "binary"
+        if (found := collations.charset(number)) != known:
+            raise DifferenceError(
+                f"has column {column.name} in character set {found} in the binlog and {known} in the catalog"
+            )
+
+
+def _compare_key(whole: memoryview | None, prefixes: memoryview | None, schema: TableSchema) -> None:
+    numbers = list(_numbers(whole or memoryview(b"")))
+    parts = [(number, 0) for number in numbers]
+    if prefixes is not None:
+        numbers = list(_numbers(prefixes))
+        parts = list(zip(numbers[::2], numbers[1::2], strict=True))
+    found = [schema.columns[number].name + (f"({size})" if size else "") for number, size in parts]
+    if found != [*schema.key]:
+        raise DifferenceError(
+            f"has the primary key ({', '.join(found)}) in the binlog and ({', '.join(schema.key)}) in the catalog"
+        )
+
+
+def _fields(rest: memoryview) -> Iterator[tuple[int, memoryview]]:
+    at = 0
+    while at < len(rest):
+        kind = rest[at]
+        size, at = packed_int(rest, at + 1)
+        value = rest[at : at + size]
+        at += size
+        if at > len(rest):
+            raise IndexError
+        yield kind, value
+
+
+def _numbers(value: memoryview) -> Iterator[int]:
+    at = 0
+    while at < len(value):
+        number, at = packed_int(value, at)
+        yield number
+
+
+def _strings(value: memoryview) -> Iterator[str]:
+    at = 0
+    while at < len(value):
+        size, at = packed_int(value, at)
+        yield bytes(value[at : at + size]).decode("utf-8", "surrogateescape")
+        at += size
+
+
+def _members(value: memoryview) -> Iterator[tuple[bytes, ...]]:
+    at = 0
+    while at < len(value):
+        count, at = packed_int(value, at)
+        members = []
+        for _ in range(count):
+            size, at = packed_int(value, at)
+            members.append(bytes(value[at : at + size]))
+            at += size
+        yield tuple(members)
