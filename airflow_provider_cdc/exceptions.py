@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 #: The kinds of errors, by name.
 KINDS: dict[str, type[CdcError]] = {}
@@ -81,6 +81,20 @@ class AlreadyRunningError(NotReadyError):
 
 class TerminalError(CdcError):
     """Needs a decision: data that cannot be understood, a lost position, a difference found. Exit code 1."""
+
+    #: What has to be done before its table is read again; ``None`` for nothing.
+    first: str | None = None
+
+    @classmethod
+    def of_table(cls, message: str, table: str, *, place: str, first: str = "", **facts: str | int | None) -> Self:
+        """An error that one table alone has: reading it again gets past it, and the other tables need not wait.
+
+        :param table: ``database.table``.
+        :param first: what has to be done before that, if anything: a sentence without its full stop.
+        """
+        then = f"airflow-cdc resnapshot --table {table} (stream.on_table_error: suspend lets the stream get there)"
+        remedy = f"{first}, then read the table again: {then}" if first else f"Read the table again: {then}"
+        return cls(message, remedy, table=table, place=place, first=first or None, **facts)
 
 
 class TransientError(CdcError):

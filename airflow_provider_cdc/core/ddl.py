@@ -15,10 +15,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 from airflow_provider_cdc.core.partition_words import keeps_rows
-from airflow_provider_cdc.core.sql_words import DEFAULT_QUOTING, Quoting, Word, executed, words_of
+from airflow_provider_cdc.core.sql_words import DEFAULT_QUOTING, Quoting, Word, executed, version_comments, words_of
 from airflow_provider_cdc.core.table_names import Table, fold
 
 Kind = Literal[
@@ -166,12 +167,33 @@ def classify(sql: str, default_database: str, quoting: Quoting = DEFAULT_QUOTING
     if verb in {"UPDATE", "DELETE", "LOAD", "WITH", "IMPORT", "ANALYZE", "EXPLAIN", "DESCRIBE", "DESC"}:
         # MariaDB's ANALYZE and MySQL's EXPLAIN ANALYZE execute what they explain.
         named = frozenset(_mentioned(words, default))
-        return Statement("dml", named, mentioned=named, what=verb)
+        sure = not any(version_comments(sql, quoting))
+        return Statement("dml", frozenset(_written(words, default, sure)), mentioned=named, what=verb)
     if verb in {"SELECT", "DO", "CALL", "VALUES", "TABLE"} or verb == "(":
         # By statement a stored function that writes is logged as the SELECT or DO that called it.
         named = frozenset(_mentioned(words, default))
         return Statement("dml", named, anything=True, mentioned=named, what=verb)
     return Statement("ddl", frozenset(_mentioned(words, default)), what=verb if verb.isalpha() else "unknown statement")
+
+
+def _written(words: list[Word], default: str, sure: bool) -> Iterator[Table]:
+    """Tables that a LOAD DATA, an UPDATE or a DELETE may write to; of another change, everything that it mentions.
+
+    The first names its table behind ``INTO TABLE``, the others name theirs before ``SET`` or ``WHERE``. What follows is
+    only read, and a column there may have the name of a captured table.
+
+    :param sure: whether all words are executed. Otherwise everything counts that is mentioned.
+    """
+    keys = [word.key for word in words] if sure else [""]
+    if keys[0] == "LOAD":
+        into = next((i for i, pair in enumerate(pairwise(keys)) if pair == ("INTO", "TABLE")), None)
+        return _mentioned(words, default) if into is None else _first(words[into + 2 :], default)
+    end, depth = {"UPDATE": "SET", "DELETE": "WHERE"}.get(keys[0]), 0
+    for i, key in enumerate(keys):
+        depth += (key == "(") - (key == ")")
+        if key == end and depth == 0:
+            return _mentioned(words[:i], default)
+    return _mentioned(words, default)
 
 
 def mentions(sql: str, default_database: str, quoting: Quoting = DEFAULT_QUOTING) -> frozenset[Table]:

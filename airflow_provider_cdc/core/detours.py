@@ -6,7 +6,7 @@ By statement only the text of a change is in the binlog. Rows that it changes by
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from airflow_provider_cdc.core.ddl import Statement, mentions
 from airflow_provider_cdc.core.table_names import Table, fold
@@ -40,14 +40,22 @@ class Detours:
 
     :param written: tables and views: what changes their rows may change a captured table.
     :param called: routines, and what calls them: already to read from it may change one.
+    :param stored: all views, triggers and routines by which these were found.
+    :param cascades: likewise, see :func:`find_detours`.
     """
 
     written: frozenset[Table] = frozenset()
     called: frozenset[Table] = frozenset()
+    stored: tuple[Stored, ...] = field(default=(), repr=False)
+    cascades: tuple[tuple[Table, Table], ...] = field(default=(), repr=False)
 
     def taken(self, statement: Statement) -> list[Table]:
         """Those that a statement may take."""
         return sorted((statement.tables & self.written) | (statement.mentioned & self.called))
+
+    def leads(self, statement: Statement, table: Table) -> bool:
+        """Whether a statement may change one table by what it takes. For errors: everything is looked at again."""
+        return bool(find_detours([table], self.stored, self.cascades).taken(statement))
 
 
 def find_detours(
@@ -58,6 +66,7 @@ def find_detours(
     :param stored: all views, triggers and routines that are not the server's own.
     :param cascades: (parent, child) of the foreign keys by which a change of the one changes the other.
     """
+    stored, cascades = tuple(stored), tuple(cascades)
     edges = [((fold(s.name[0]), fold(s.name[1])), s, mentions(s.text, s.name[0]) if s.text else None) for s in stored]
     parents = [((fold(p[0]), fold(p[1])), (fold(c[0]), fold(c[1]))) for p, c in cascades]
     start = {(fold(database), fold(table)) for database, table in captured}
@@ -70,4 +79,4 @@ def find_detours(
             if words is not None and not one.routine and not called.isdisjoint(words):
                 called.add(name)
         written |= {parent for parent, child in parents if child in written}
-    return Detours(frozenset(written - start), frozenset(called))
+    return Detours(frozenset(written - start), frozenset(called), stored, cascades)

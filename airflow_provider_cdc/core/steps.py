@@ -51,6 +51,7 @@ class Suspended:
         :mod:`~airflow_provider_cdc.core.step_kinds`.
     :param schema: the definition of a table that was added with this step; the plan did not have it before.
     :param dropped: whether a statement of the binlog did it that certainly dropped the table.
+    :param first: what has to be done before the table is read again, if anything.
     """
 
     table: int
@@ -63,11 +64,13 @@ class Suspended:
     remedy: str
     schema: TableSchema | None = None
     dropped: bool = False
+    first: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON value; :meth:`from_json` turns it back."""
         told = {name: getattr(self, name) for name in ("at", "since", "kind", "message", "remedy")}
         told |= {"dropped": True} if self.dropped else {}
+        told |= {"first": self.first} if self.first else {}
         value = {"table": self.table, "revision": self.revision, "seq": self.seq, "suspended": told}
         return value if self.schema is None else {**value, "added": self.schema.to_json()}
 

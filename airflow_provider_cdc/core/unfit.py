@@ -10,20 +10,18 @@ from airflow_provider_cdc.exceptions import UnfitError
 #: A date that does not exist; bytes that are not text; a key with no way back from Unicode; bytes that make no sense.
 Reason = Literal["date", "text", "key", "damaged"]
 
-KEY_REMEDY = (
-    "Give the row another key in the source, or convert the column to utf8mb4, then start with a fresh sink.path; "
-    "or exclude the table in source.exclude"
-)
+_KEY_FIRST = "Give the row another key in the source, or convert the column to utf8mb4"
+KEY_REMEDY = f"{_KEY_FIRST}, then start with a fresh sink.path; or exclude the table in source.exclude"
 DATE_REMEDY = (
     "Set source.zero_dates: null to copy such dates as NULL (not in a key), or correct the rows; then run again. "
     "A change that is in the binlog already can only be copied as NULL"
 )
-#: Of rows of the binlog.
+#: Of rows of the binlog: what has to be done before the table is read again.
 _IN_BINLOG: dict[Reason, str] = {
-    "date": DATE_REMEDY,
-    "text": "correct the row in the source, then start with a fresh sink.path",
-    "key": KEY_REMEDY,
-    "damaged": "run again; if it stays, start with a fresh sink.path",
+    "date": "Set source.zero_dates: null to copy such dates as NULL (not in a key), or correct the rows in the source",
+    "text": "Correct the row in the source",
+    "key": _KEY_FIRST,
+    "damaged": "",
 }
 #: Of rows of a SELECT.
 _IN_TABLE: dict[Reason, str] = {
@@ -55,11 +53,11 @@ def in_binlog(table: TableSchema, column: Column | None, reason: Reason, what: s
     :param place: where it is.
     """
     name = "a row" if column is None else f"column {column.name}"
-    return UnfitError(
+    return UnfitError.of_table(
         f"{what} in {name} of {table.label}, at {place}{', cannot be carried' if reason == 'date' else ''}",
-        _IN_BINLOG[reason],
-        table=table.label,
+        table.label,
         place=place,
+        first=_IN_BINLOG[reason],
         column=None if column is None else column.name,
         reason=reason,
     )

@@ -18,7 +18,7 @@ from airflow_provider_cdc.core.gtid import kind_of
 from airflow_provider_cdc.core.offset import Lineage, Offset, Position
 from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.core.schema import SEQ, TableSchema
-from airflow_provider_cdc.exceptions import REPORT, OtherServerError, PurgedError, TerminalError, TransientError
+from airflow_provider_cdc.exceptions import OtherServerError, PurgedError, TerminalError, TransientError
 from airflow_provider_cdc.failpoints import failpoint
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.events.xa import Prepared, parse_entry, read_prepared
@@ -28,6 +28,7 @@ from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.sinks.layout import Layout, read_plan
 from airflow_provider_cdc.sinks.protocol import ChangeWriter, Sink, Staging
 from airflow_provider_cdc.sinks.storage import Storage, read_json
+from airflow_provider_cdc.sinks.table_errors import of_table
 from airflow_provider_cdc.sinks.traffic import Traffic, counting, summed
 
 if TYPE_CHECKING:
@@ -169,11 +170,11 @@ class StreamJob:
             for table, batch in changes:
                 if table.fingerprint() != tables[table.id].newest.fingerprint():
                     at = self.lineage.position(batch[SEQ][0].as_py())
-                    raise TerminalError(
+                    raise TerminalError.of_table(
                         f"rows of {table.label} at {at} are of the definition before an ALTER: an XA transaction was "
                         "prepared before it",
-                        REPORT,
-                        table=table.label,
+                        table.label,
+                        place=str(at),
                     )
                 rest = batch.filter(pc.invert(pc.is_in(batch[SEQ], pa.array(done, pa.int64())))) if done else batch
                 if rest.num_rows:
@@ -277,16 +278,23 @@ class _Output:
     """
 
     def __init__(
-        self, name: str, writer: ChangeWriter, truncated: tuple[int, int] | None = None, *, kept: bool = False
+        self,
+        table: TableSchema,
+        name: str,
+        writer: ChangeWriter,
+        truncated: tuple[int, int] | None = None,
+        *,
+        kept: bool = False,
     ) -> None:
-        self.name, self._writer = name, writer
+        self._table, self.name, self._writer = table, name, writer
         self.truncated, self.kept = truncated, kept
         self.rows = 0
 
     def add(self, changes: pa.RecordBatch) -> None:
         """Write changes."""
         self.rows += changes.num_rows
-        self._writer.add(changes)
+        with of_table(self._table):
+            self._writer.add(changes)
 
     def empty(self, truncated: tuple[int, int]) -> None:
         """The table is empty here: what came before does not count any more."""
@@ -295,7 +303,8 @@ class _Output:
 
     def close(self) -> None:
         """Write what is left."""
-        self._writer.close()
+        with of_table(self._table):
+            self._writer.close()
 
     def manifest(self, index: int) -> dict[str, Any]:
         """Its entry in the manifest."""
@@ -342,7 +351,10 @@ class _Outputs:
     def _begin(self, index: int, truncated: tuple[int, int] | None = None, *, kept: bool = False) -> _Output:
         before = self._found.setdefault(index, [])
         name = f"{self._name}-{index}" + (f"-{len(before)}" if before else "")
-        before.append(_Output(name, self._staging.writer(self._plan.tables[index], name), truncated, kept=kept))
+        table = self._plan.tables[index]
+        with of_table(table):
+            writer = self._staging.writer(table, name)
+        before.append(_Output(table, name, writer, truncated, kept=kept))
         return before[-1]
 
     def close(self) -> None:

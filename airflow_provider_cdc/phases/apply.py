@@ -40,6 +40,7 @@ from airflow_provider_cdc.sinks.protocol import (
     Upserted,
 )
 from airflow_provider_cdc.sinks.storage import read_json, write_json
+from airflow_provider_cdc.sinks.table_errors import of_table
 from airflow_provider_cdc.sinks.traffic import carried
 
 #: Tables that are committed at the same time, where a commit is mostly waiting.
@@ -102,22 +103,6 @@ def found_rows(table: TableSchema, lineage: Lineage) -> Iterator[None]:
             f"{error.count} with the same values are not in its copy, so the copy is not what the source was",
             f"Copy it again: start with a fresh sink.path (or remove the old one) and run again, and {REPORT}",
         ) from None
-
-
-@contextmanager
-def of_table(table: TableSchema) -> Iterator[None]:
-    """What a sink refuses at one table concerns that table.
-
-    :raises TerminalError: also for a file of the copy that is not there any more.
-    """
-    try:
-        yield
-    except TerminalError as error:
-        error.table = error.table or table.label
-        raise
-    except FileNotFoundError as error:
-        message = f"the copy of table {table.label} lacks a file: {error.filename or error}"
-        raise TerminalError(message, "Find out who removes files of the copy", table=table.label) from error
 
 
 class Applier:

@@ -16,10 +16,11 @@ from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.core.steps import Suspended
 from airflow_provider_cdc.exceptions import CdcError, FencedError, NotReadyError, TerminalError
 from airflow_provider_cdc.failpoints import failpoint
-from airflow_provider_cdc.phases.apply import Applier, of_table
+from airflow_provider_cdc.phases.apply import Applier
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.groups import generation_fence
 from airflow_provider_cdc.sinks.protocol import Feature
+from airflow_provider_cdc.sinks.table_errors import of_table
 from airflow_provider_cdc.store import Store
 
 

@@ -40,12 +40,13 @@ from airflow_provider_cdc.mysql.binlog.events.transactions import FRESH, Transac
 from airflow_provider_cdc.mysql.server.catalog import misnamed
 from airflow_provider_cdc.mysql.server.flavour import flavour
 from airflow_provider_cdc.mysql.server.session import connect, value
-from airflow_provider_cdc.phases.apply import Applier, of_table, stream_marker
+from airflow_provider_cdc.phases.apply import Applier, stream_marker
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.groups import generation_fence
 from airflow_provider_cdc.sinks.files import DataFile
 from airflow_provider_cdc.sinks.protocol import Feature, Fence
 from airflow_provider_cdc.sinks.storage import write_json_once
+from airflow_provider_cdc.sinks.table_errors import of_table
 from airflow_provider_cdc.store import Store
 
 

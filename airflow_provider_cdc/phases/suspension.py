@@ -30,12 +30,13 @@ from airflow_provider_cdc.exceptions import (
 from airflow_provider_cdc.failpoints import failpoint
 from airflow_provider_cdc.mysql.server.catalog import find_tables
 from airflow_provider_cdc.mysql.server.session import connect
-from airflow_provider_cdc.phases.apply import Applier, of_table
+from airflow_provider_cdc.phases.apply import Applier
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.groups import generation_fence
 from airflow_provider_cdc.pipeline.sections import SUSPEND
 from airflow_provider_cdc.sinks.protocol import SinkTable
 from airflow_provider_cdc.sinks.storage import write_json_once
+from airflow_provider_cdc.sinks.table_errors import of_table
 from airflow_provider_cdc.store import Store
 
 #: Kinds of steps behind which a table that is not seen is not there: nothing else was wrong with it, or a DDL was.
@@ -134,7 +135,8 @@ def without(context: Context, plan: Plan, errors: Mapping[int, CdcError]) -> Pla
 
 def _because(context: Context, plan: Plan, index: int, error: CdcError) -> Suspended:
     step = suspended_here(context, plan, index, kind_of(error), error.message, error.remedy)
-    return replace(step, dropped=isinstance(error, NotFollowedError) and bool(error.dropped))
+    dropped = isinstance(error, NotFollowedError) and bool(error.dropped)
+    return replace(step, dropped=dropped, first=error.first if isinstance(error, TerminalError) else None)
 
 
 def suspended_here(
@@ -183,6 +185,8 @@ def remedy_of(plan: Plan, step: Suspended) -> str:
     label = plan.tables[step.table].label
     if step.kind == ASKED:
         return f"To let it go on: airflow-cdc resume --table {label}"
+    if step.first:
+        return f"{step.first}, then read it again: airflow-cdc resnapshot --table {label}"
     return f"Read it again: airflow-cdc resnapshot --table {label}"
 
 

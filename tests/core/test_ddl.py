@@ -165,6 +165,36 @@ def test_never_misses(sql: str) -> None:
     assert found.kind in {"ddl", "dml"}
 
 
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "LOAD DATA INFILE '/tmp/x' INTO TABLE `other` FIELDS TERMINATED BY ',' (`a`, `t`) SET `b` = 1",
+        "LOAD DATA INFILE '/tmp/x' INTO TABLE shop.other (t)",
+        "UPDATE other SET t = 1 WHERE t = 2",
+        "UPDATE other JOIN (SELECT 1 AS a) AS q SET other.t = 1",
+        "DELETE FROM other WHERE t = 1",
+    ],
+)
+def test_a_column_with_the_name_of_a_table(sql: str) -> None:
+    found = classify(sql, "shop")
+    assert ("shop", "t") not in found.tables and ("shop", "other") in found.tables
+    assert ("shop", "t") in found.mentioned  # what it calls may still change it
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "UPDATE /*!99999 x SET */ t SET a = 1",
+        "DELETE /*!50000 FROM u WHERE */ FROM t",
+        "LOAD DATA INFILE 'x' /*!99999 INTO TABLE u */ INTO TABLE t",
+        "DELETE u FROM (SELECT a FROM w WHERE a = 1) AS q JOIN t JOIN u WHERE 1",
+        "UPDATE `set` JOIN t SET a = 1",
+    ],
+)
+def test_words_that_may_not_be_what_they_look_like(sql: str) -> None:
+    assert ("shop", "t") in classify(sql, "shop").tables
+
+
 def test_drop_database() -> None:
     assert classify("DROP DATABASE IF EXISTS `Sh``op`", "x").databases == {"sh`op"}
     assert classify("drop schema shop", "x").databases == {"shop"}

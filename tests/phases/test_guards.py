@@ -15,6 +15,7 @@ from airflow_provider_cdc.mysql.places.watermark import low_watermark
 from airflow_provider_cdc.mysql.server.session import connect, rows
 from airflow_provider_cdc.phases import preflight
 from airflow_provider_cdc.phases.finding import Finding
+from airflow_provider_cdc.phases.preflight_server import check_server
 from tests.support.cli import Cli, tree
 from tests.support.servers import MySQLServer
 
@@ -164,7 +165,7 @@ def test_table_maps_that_say_little(request: pytest.FixtureRequest, tmp_path: Pa
     def warned(metadata: str) -> list[str]:
         server.execute(f"SET GLOBAL binlog_row_metadata = {metadata}")
         with closing(connect(server.connect_args())) as connection:
-            found = list(preflight.check_server(cli.context, connection))
+            found = list(check_server(cli.context, connection))
         return [f"{one.what}. {one.remedy}" for one in found if "binlog_row_metadata" in one.what]
 
     try:

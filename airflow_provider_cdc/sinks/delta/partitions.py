@@ -43,6 +43,11 @@ _PLAIN = re.compile(r"[A-Za-z0-9/_.=~-]*")
 #: Bytes of rows that wait for more of their partitions.
 HELD_BYTES = 64 << 20
 _KEY = "sink.partition_by"
+_ANOTHER = "Give the row another value in the source"
+_OTHER_VALUE = (
+    f"{_ANOTHER}, then read the table again (airflow-cdc resnapshot); or leave the column out of {_KEY} and start with "
+    "a fresh sink.path"
+)
 
 
 @dataclass(frozen=True)
@@ -174,13 +179,15 @@ class Partitioning:
                 raise TerminalError(
                     f"a row has {'an empty text' if value == '' else _NULL} in column {name}, by which its table is "
                     "partitioned: Delta readers would take it for NULL",
-                    f"Leave the column out of {_KEY} and start with a fresh sink.path",
+                    _OTHER_VALUE,
+                    first=_ANOTHER,
                 )
             if len(_folder(name, value).encode()) > _LONGEST:
                 raise TerminalError(
                     f"a row has a text in column {name} that is too long for the name of a folder, and its table is "
                     "partitioned by it",
-                    f"Leave the column out of {_KEY} and start with a fresh sink.path",
+                    _OTHER_VALUE,
+                    first=_ANOTHER,
                 )
 
     def path(self, folder: str, values: Partition, name: str) -> str:

@@ -45,3 +45,15 @@ def stop(event: Event, what: str, remedy: str = REPORT) -> NoReturn:
     :raises TerminalError: always.
     """
     raise TerminalError(f"{what}, at {event.where} (event type {event.type})", remedy)
+
+
+def stop_table(event: Event, table: str, what: str, first: str = "") -> NoReturn:
+    """Stop at an event because of one table.
+
+    :param table: ``database.table``.
+    :param what: what is wrong; its place is added.
+    :param first: what has to be done before the table is read again, if anything.
+    :raises TerminalError: always.
+    """
+    message = f"{what}, at {event.where} (event type {event.type})"
+    raise TerminalError.of_table(message, table, place=event.where, first=first)

@@ -9,11 +9,11 @@ from airflow_provider_cdc.core.definitions import Captured
 from airflow_provider_cdc.core.detours import Detours, stays_inside
 from airflow_provider_cdc.core.offset import Position
 from airflow_provider_cdc.core.schema import TableSchema
-from airflow_provider_cdc.core.table_names import fold, folded, may_name
+from airflow_provider_cdc.core.table_names import Table, fold, folded, may_name
 from airflow_provider_cdc.exceptions import DdlError
 from airflow_provider_cdc.mysql.binlog.events.event import Event
 
-_BY_ROW = "let writers use binlog_format=ROW, then start with a fresh sink.path"
+_BY_ROW = "Let writers use binlog_format=ROW"
 _SEE = "GRANT SELECT, SHOW VIEW, TRIGGER ON *.* TO the user of the connection and run again"
 #: A flag of statements: the session uses a temporary table. In a stored procedure it stays set for those that do not.
 THREAD_SPECIFIC = 4
@@ -53,14 +53,13 @@ class Judge:
         if found.anything and not hit and self._look_up is None:
             hit = [schema for _, schema in live[:1]]
         if hit and found.kind == "dml":
-            raise DdlError(
-                f"{found.what} logged by statement may change captured table {hit[0].label}, at {event.where}",
-                f"its rows are not in the binlog: {_BY_ROW}",
-                table=hit[0].label if len({folded(schema.id) for schema in hit}) == 1 else None,
-                place=event.where,
+            # Of the first of them: each of the others has its turn when that one is suspended.
+            message = f"{found.what} logged by statement may change captured table {hit[0].label}, at {event.where}"
+            raise DdlError.of_table(
+                f"{message}: its rows are not in the binlog", hit[0].label, place=event.where, first=_BY_ROW
             )
         if live and not hit and self._look_up is not None:
-            self._check_detours(event, found, self._look_up)
+            self._check_detours(event, found, self._look_up, live)
         followed = {name for name, over_time in self._captured if over_time.begins_at(end)}
         return sorted((schema for schema in hit if folded(schema.id) not in followed), key=lambda schema: schema.label)
 
@@ -70,15 +69,18 @@ class Judge:
         :raises DdlError: if it may be one.
         """
         if event.flags & THREAD_SPECIFIC:
-            raise DdlError(
+            label = ".".join(found.emptied or ())
+            raise DdlError.of_table(
                 f"{found.what} by a session that uses temporary tables, at {event.where}: whether of captured table "
-                f"{'.'.join(found.emptied or ())} or of a temporary one with its name, the binlog does not tell",
-                "let such sessions use binlog_format=ROW, then start with a fresh sink.path",
-                table=".".join(found.emptied or ()) or None,
+                f"{label} or of a temporary one with its name, the binlog does not tell",
+                label,
                 place=event.where,
+                first="Let such sessions use binlog_format=ROW",
             )
 
-    def _check_detours(self, event: Event, found: Statement, look_up: LookUp) -> None:
+    def _check_detours(
+        self, event: Event, found: Statement, look_up: LookUp, live: list[tuple[Table, TableSchema]]
+    ) -> None:
         if found.kind in ("ddl", "harmless"):
             self._seen = None  # the catalog may not be what it was
         if not found.mentioned or stays_inside(found):
@@ -89,13 +91,17 @@ class Judge:
             raise DdlError(
                 f"{found.what} logged by statement, at {event.where}: whether a view, a trigger or a function leads "
                 "from what it names to a captured table may not be seen",
-                f"{_SEE}; if one does, {_BY_ROW}",
+                f"{_SEE}; if one does, let writers use binlog_format=ROW, then start with a fresh sink.path",
             )
         if taken := self._seen.taken(found):
-            raise DdlError(
+            # Of the first of the tables to which it leads: each of the others has its turn when that one is suspended.
+            led = (schema.label for name, schema in live if self._seen.leads(found, name))
+            raise DdlError.of_table(
                 f"{found.what} logged by statement may change captured tables through {'.'.join(taken[0])} (a view, "
-                f"trigger, function or foreign key), at {event.where}",
-                f"its rows are not in the binlog: {_BY_ROW}",
+                f"trigger, function or foreign key), at {event.where}: the rows are not in the binlog",
+                next(led, live[0][1].label),
+                place=event.where,
+                first=_BY_ROW,
             )
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from airflow_provider_cdc.core.schema import TableSchema
-from airflow_provider_cdc.mysql.binlog.events.event import Event, stop
+from airflow_provider_cdc.exceptions import TerminalError
+from airflow_provider_cdc.mysql.binlog.events.event import Event, stop_table
 from airflow_provider_cdc.mysql.binlog.events.event_types import (
     DELETE_ROWS,
     DELETE_ROWS_V1,
@@ -67,9 +68,9 @@ def read_rows_event(event: Event, kind: RowsKind, table: TableMap) -> RowsEvent:
         at = 8 if written in ROWS_V1 else 8 + int.from_bytes(body[8:10], "little")
         count, at = packed_int(body, at)
     except IndexError:
-        stop(event, f"a cut off rows event of {label}")
+        stop_table(event, label, f"a cut off rows event of {label}")
     if count != len(table.columns):
-        stop(event, f"rows of {label} with {count} columns, {len(table.columns)} expected")
+        stop_table(event, label, f"rows of {label} with {count} columns, {len(table.columns)} expected")
     size, all_columns = (count + 7) // 8, (1 << count) - 1
     needs = {"insert": "a", "update": "ba", "delete": "b"}[kind]
     present = bytes(body[at : at + size * len(needs)])
@@ -81,7 +82,10 @@ def read_rows_event(event: Event, kind: RowsKind, table: TableMap) -> RowsEvent:
         present = b""
     data = body[at + size * len(needs) :]
     if event.type in UNPACKS_TO:
-        data = memoryview(inflate(data, event))
+        try:
+            data = memoryview(inflate(data, event))
+        except TerminalError as error:
+            raise TerminalError.of_table(f"{error.message} of {label}", label, place=event.where) from None
     return RowsEvent(table, kind, data, event.where, present)
 
 
@@ -89,10 +93,11 @@ def _complete(event: Event, schema: TableSchema, found: Sequence[str], needed: f
     """Stop unless images have all columns that are needed."""
     missing = [c.name for c in schema.columns if c.name in needed.difference(found)]
     if missing:
-        stop(
+        stop_table(
             event,
+            schema.label,
             f"row images of {schema.label} are not full: they lack {', '.join(missing)}",
-            "set binlog_row_image=FULL in the sessions that write (it can differ from the global value); if these are "
-            "generated columns, which MariaDB leaves out of updates from 11.8 on even so, do not copy them "
-            "(source.exclude_columns); then start with a fresh sink.path",
+            "Set binlog_row_image=FULL in the sessions that write (it can differ from the global value); if these are "
+            "generated columns, which MariaDB leaves out of updates from 11.8 on even so, leave them out of the copy "
+            "(source.exclude_columns)",
         )

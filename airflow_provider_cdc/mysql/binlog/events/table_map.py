@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from airflow_provider_cdc.core.schema import ADDRESS_TYPES, GEOMETRY_TYPES, Column, TableSchema
-from airflow_provider_cdc.exceptions import REPORT, TerminalError
+from airflow_provider_cdc.exceptions import TerminalError
 from airflow_provider_cdc.mysql.binlog.events.table_metadata import DifferenceError, compare_metadata
 from airflow_provider_cdc.mysql.binlog.events.wire_types import (
     BIT,
@@ -94,11 +94,6 @@ _TYPE_NAMES = {wire: name for name, wire in _WIRE_TYPES.items()} | {
     **{wire: f"{name} of the old format" for name, wire in OLD_TYPES.items()},
 }
 
-REMEDY = (
-    "the table was changed where the stream could not see it (a DDL with sql_log_bin=0, or before the start position): "
-    "to take the new definition, start with a fresh sink.path and run again"
-)
-
 
 @dataclass(frozen=True, eq=False)
 class TableMap:
@@ -159,12 +154,17 @@ def read_table_map(body: memoryview, at: int, schema: TableSchema, where: str, c
     except DifferenceError as error:
         _differs(schema, str(error), where)
     except (IndexError, ValueError):
-        raise TerminalError(f"cut off table map of {schema.label} at {where}", REPORT, table=schema.label) from None
+        message = f"cut off table map of {schema.label} at {where}"
+        raise TerminalError.of_table(message, schema.label, place=where) from None
     return TableMap(schema, columns, members, where)
 
 
 def _differs(schema: TableSchema, text: str, where: str) -> NoReturn:
-    raise TerminalError(f"table {schema.label} {text}, at {where}", REMEDY, table=schema.label)
+    message = (
+        f"table {schema.label} {text}, at {where}: it was changed where the stream could not see it (a DDL with "
+        "sql_log_bin=0, or before the start position)"
+    )
+    raise TerminalError.of_table(message, schema.label, place=where)
 
 
 def _wire_columns(types: bytes, meta: memoryview, schema: TableSchema, where: str) -> Iterator[WireColumn]:
@@ -250,12 +250,13 @@ def with_members(column: Column, table: TableMap, texts: Decoders) -> Column:
     schema, kind, told = table.schema, column.data_type.upper(), table.members.get(column.name)
     if told is None:
         if any("?" in m for m in column.members):
-            raise TerminalError(
+            raise TerminalError.of_table(
                 f"a member of {kind} column {column.name} of {schema.label} has a question mark in the catalog, which "
                 f"may be a character that the catalog cannot hold, and the binlog does not tell its members at "
                 f"{table.where}",
-                "SET PERSIST binlog_row_metadata = 'FULL' on the server, then start with a fresh sink.path",
-                table=schema.label,
+                schema.label,
+                place=table.where,
+                first="SET PERSIST binlog_row_metadata = 'FULL' on the server",
             )
         return column
     decode = texts[column.charset or "utf8mb4"]

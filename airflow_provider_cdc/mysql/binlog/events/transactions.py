@@ -17,7 +17,7 @@ from airflow_provider_cdc.core.offset import Position
 from airflow_provider_cdc.core.schema import Column
 from airflow_provider_cdc.core.table_names import folded
 from airflow_provider_cdc.exceptions import REPORT, DdlError, TerminalError, TornFileError
-from airflow_provider_cdc.mysql.binlog.events.event import Event, stop
+from airflow_provider_cdc.mysql.binlog.events.event import Event, stop, stop_table
 from airflow_provider_cdc.mysql.binlog.events.event_types import (
     BEGINS,
     BETWEEN,
@@ -224,10 +224,11 @@ class Assembler:
             if table_id not in tx.tables:
                 stop(event, f"rows of an unannounced table id {table_id}")
             if table := tx.tables[table_id]:
-                stop(
+                stop_table(
                     event,
+                    table.schema.label,
                     f"a partial JSON update of {table.schema.label}",
-                    "set binlog_row_value_options='' in the sessions that write, then start with a fresh sink.path",
+                    "Set binlog_row_value_options='' in the sessions that write",
                 )
             self._statement_end(event, tx)
             return
@@ -294,13 +295,14 @@ class Assembler:
         if found.kind in ("begin", "xa_start"):
             tx.begun, tx.xa = True, found.kind == "xa_start"
         elif found.kind == "commit":
-            if tx.rows:
-                stop(
+            if tx.rows:  # of the first of its tables: each of the others has its turn when that one is suspended
+                stop_table(
                     event,
+                    tx.rows[0].schema.label,
                     f"a transaction that changed {tx.rows[0].schema.label} ends with COMMIT instead of an XID. It also "
                     "changed a table of an engine without two-phase commit, such as Aria, so the server commits its "
                     "rows in InnoDB outside of the order of the binlog, and may lose them when it is killed",
-                    "make the other table ENGINE=InnoDB (or Aria with TRANSACTIONAL=0), then start with a fresh sink",
+                    "Make the other table ENGINE=InnoDB (or Aria with TRANSACTIONAL=0)",
                 )
             yield self._end(event)
         elif found.kind == "rollback":
@@ -309,11 +311,12 @@ class Assembler:
             yield self._end(event, finished=found.xid, committed=found.kind == "xa_commit")
         elif found.kind == "rollback_to":
             if tx.rows:
-                stop(
+                stop_table(
                     event,
+                    tx.rows[0].schema.label,
                     f"ROLLBACK TO a savepoint in a transaction that changed {tx.rows[0].schema.label} and a "
                     "non-transactional table",
-                    "do not mix storage engines in one transaction; start with a fresh sink.path",
+                    "Do not mix storage engines in one transaction",
                 )
         elif not tx.begun:
             yield self._end(event)  # a statement of its own: DDL
@@ -335,7 +338,8 @@ class Assembler:
             tx.ddl = None if tx.begun else query
             tx.temporary = bool(event.flags & THREAD_SPECIFIC)
         else:
-            raise DdlError(f"{found.what} on captured table {altered[0].label}, at {event.where}", FRESH)
+            message = f"{found.what} on captured table {altered[0].label}, at {event.where}"
+            raise DdlError(message, FRESH, table=altered[0].label, place=event.where)
 
     def _table_map(self, event: Event) -> None:
         tx = self._transaction(event)

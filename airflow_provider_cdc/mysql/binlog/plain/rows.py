@@ -89,13 +89,13 @@ def decode_rows(event: RowsEvent, texts: Decoders = UNICODE) -> list[tuple[Image
     if event.kind == "delete":
         return [(image, None) for image in images]
     if len(images) % 2:
-        raise TerminalError(
-            f"damaged rows of {event.schema.label} at {event.where}: an update without after image", _DAMAGED
-        )
+        raise _damaged(event, "an update without after image")
     return list(zip(images[::2], images[1::2], strict=True))
 
 
-_DAMAGED = "run again; if it stays, start with a fresh sink.path"
+def _damaged(event: RowsEvent, what: str) -> TerminalError:
+    label = event.schema.label
+    return TerminalError.of_table(f"damaged rows of {label} at {event.where}: {what}", label, place=event.where)
 
 
 def _image(
@@ -109,7 +109,7 @@ def _image(
     nulls = int.from_bytes(data[at : at + size], "little")
     at += size
     if at > len(data):
-        raise TerminalError(f"damaged rows of {event.schema.label} at {event.where}: cut off", _DAMAGED)
+        raise _damaged(event, "cut off")
     values: list[Any] = [None] * len(readers)
     for bit, i in enumerate(present):
         if nulls >> bit & 1:

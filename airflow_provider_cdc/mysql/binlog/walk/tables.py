@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_provider_cdc.core.changes import in_order
-from airflow_provider_cdc.core.schema import TableSchema
+from airflow_provider_cdc.core.schema import SEQ, TableSchema
 from airflow_provider_cdc.core.unfit import UnfitValue, in_binlog
-from airflow_provider_cdc.exceptions import REPORT, TerminalError
+from airflow_provider_cdc.exceptions import TerminalError
 from airflow_provider_cdc.machine.primitives import SLACK
 from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent
 from airflow_provider_cdc.mysql.binlog.events.table_map import TableMap
@@ -134,11 +134,8 @@ class Tables:
         elif why == row_kernel.ROOM and wanted < _MOST:
             space.make_room(column, wanted)
         elif why == row_kernel.ROOM:
-            raise TerminalError(
-                f"an event of {schema.label} with more than 2 GiB in one column",
-                REPORT,
-                table=schema.label,
-                place=place,
+            raise TerminalError.of_table(
+                f"an event of {schema.label} with more than 2 GiB in one column", schema.label, place=place
             )
         else:
             found = schema.columns[column] if self.inner[row_kernel.COLUMN] >= 0 else None
@@ -194,9 +191,10 @@ def _together(table: TableSchema, batches: list[pa.RecordBatch]) -> pa.RecordBat
     try:
         return in_order(batches)
     except ValueError as error:
-        raise TerminalError(
+        raise TerminalError.of_table(
             f"binlog_row_metadata was changed inside of a transaction that changes {table.label} ({error}): the order "
             "of its changes is not known",
-            "change it while nobody writes; now start with a fresh sink.path",
-            table=table.label,
+            table.label,
+            place=f"_cdc_seq {batches[0][SEQ][0].as_py()}",
+            first="Change it only while nobody writes",
         ) from None

@@ -1,0 +1,25 @@
+"""What a sink refuses at one table concerns that table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from airflow_provider_cdc.core.schema import TableSchema
+from airflow_provider_cdc.exceptions import TerminalError
+
+
+@contextmanager
+def of_table(table: TableSchema) -> Iterator[None]:
+    """Name the table in what a sink refuses.
+
+    :raises TerminalError: also for a file of the copy that is not there any more.
+    """
+    try:
+        yield
+    except TerminalError as error:
+        error.table = error.table or table.label
+        raise
+    except FileNotFoundError as error:
+        message = f"the copy of table {table.label} lacks a file: {error.filename or error}"
+        raise TerminalError(message, "Find out who removes files of the copy", table=table.label) from error
