@@ -184,7 +184,8 @@ class StreamJob:
             return self._open(at, self.readers[reader])
 
         tables = self._captured(plan)
-        texts = decoders(lambda: closing(connect(self.connect_args)), plan.tables)
+        read = [found.newest for found in tables.values() if not found.ended]
+        texts = decoders(lambda: closing(connect(self.connect_args)), read)
         # One without rows may end here and be prepared again under its name: both offsets list it, and look the same.
         ending = sorted(text for text in start.xa if text not in end.xa or parse_entry(text)[1] is None)
         before = look_back(self.connect_args, start.server, tables, start.at)
@@ -298,7 +299,8 @@ class _Output:
 
     def empty(self, truncated: tuple[int, int]) -> None:
         """The table is empty here: what came before does not count any more."""
-        self._writer.empty()
+        with of_table(self._table):
+            self._writer.empty()
         self.rows, self.truncated = 0, truncated
 
     def close(self) -> None:

@@ -98,10 +98,12 @@ def found_rows(table: TableSchema, lineage: Lineage) -> Iterator[None]:
         yield
     except MissingRowsError as error:
         at = lineage.position(error.row[SEQ][0].as_py())
-        raise TerminalError(
+        raise TerminalError.of_table(
             f"table {table.label}, which has no usable key: of the rows that were deleted or updated up to {at}, "
             f"{error.count} with the same values are not in its copy, so the copy is not what the source was",
-            f"Copy it again: start with a fresh sink.path (or remove the old one) and run again, and {REPORT}",
+            table.label,
+            place=str(at),
+            first=f"Find out what else writes to the copy; if nothing does, {REPORT}",
         ) from None
 
 

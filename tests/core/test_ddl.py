@@ -171,7 +171,7 @@ def test_never_misses(sql: str) -> None:
         "LOAD DATA INFILE '/tmp/x' INTO TABLE `other` FIELDS TERMINATED BY ',' (`a`, `t`) SET `b` = 1",
         "LOAD DATA INFILE '/tmp/x' INTO TABLE shop.other (t)",
         "UPDATE other SET t = 1 WHERE t = 2",
-        "UPDATE other JOIN (SELECT 1 AS a) AS q SET other.t = 1",
+        "UPDATE other JOIN (SELECT 1 AS a) AS q SET t = 1",
         "DELETE FROM other WHERE t = 1",
     ],
 )

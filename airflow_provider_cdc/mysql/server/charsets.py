@@ -106,21 +106,24 @@ def decoders(opened: Callable[[], AbstractContextManager[Connection[Any]]], tabl
         character set that is not a form of Unicode.
     :raises TerminalError: for a character set that is not known here.
     """
-    charsets = {str(c.charset) for table in tables for c in table.columns if c.charset}
-    wanted = frozenset(charsets.difference(UNICODE))
+    having = {str(c.charset): table.label for table in tables for c in table.columns if c.charset}
+    wanted = frozenset(having.keys() - UNICODE.keys())
     if not wanted:
         return UNICODE
     with opened() as connection:
         version = str(value(connection, "SELECT VERSION()"))
         for charset in wanted:
             if (version, charset) not in _known:
-                _known[version, charset] = _ask(connection, charset)
+                _known[version, charset] = _ask(connection, charset, having[charset])
     texts, keys = ({charset: _known[version, charset][i] for charset in wanted} for i in (0, 1))
     return _made.setdefault((version, wanted), Decoders({**UNICODE, **texts}, keys))
 
 
-def _ask(connection: Connection[Any], charset: str) -> tuple[Decode, Decode]:
-    """Make a decoder of what the server says of every character of a charset, and one of keys."""
+def _ask(connection: Connection[Any], charset: str, table: str) -> tuple[Decode, Decode]:
+    """Make a decoder of what the server says of every character of a charset, and one of keys.
+
+    :param table: one that has it, for the error.
+    """
     single, one_way = _characters(connection, charset, (range(0x100),))
     if charset not in _PLACES:
         if (
@@ -131,7 +134,11 @@ def _ask(connection: Connection[Any], charset: str) -> tuple[Decode, Decode]:
             )
             == ()
         ):
-            raise TerminalError(f"character set {charset} is not known", "Exclude the table in source.exclude")
+            raise TerminalError(
+                f"character set {charset} of table {table} is not known",
+                "Exclude the table in source.exclude",
+                table=table,
+            )
         table = "".join(single.get(bytes([byte]), "\ufffe") for byte in range(0x100))  # the codec's own error
 
         def decode_single(data: bytes) -> str:
