@@ -9,16 +9,22 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.exceptions import TableSuspendedError, TransientError
+from airflow_provider_cdc.core.definitions import Definitions
+from airflow_provider_cdc.core.offset import Lineage, Offset, Position
+from airflow_provider_cdc.core.plan import Plan
+from airflow_provider_cdc.core.schema import TableSchema
+from airflow_provider_cdc.core.steps import Rejoined
+from airflow_provider_cdc.exceptions import TableSuspendedError, TerminalError, TransientError
 from airflow_provider_cdc.jobs.slices import SnapshotJob, run_in_threads
 from airflow_provider_cdc.phases import epoch as epochs
 from airflow_provider_cdc.phases import exchanging
-from airflow_provider_cdc.phases.groups import TaskRequest
+from airflow_provider_cdc.phases.groups import TaskRequest, generation_fence
 from airflow_provider_cdc.phases.key_ranges import resnapshot_where
 from airflow_provider_cdc.phases.resnapshot import read_table, resnapshot
 from airflow_provider_cdc.phases.snapshot import run_group
@@ -83,20 +89,15 @@ def part(cli: Cli) -> None:
     assert cli.resnapshot("d.keyed", "id >= 1 AND id < 9") == "staged"
 
 
-def group(cli: Cli) -> None:
+def group(cli: Cli, outcome: str = "staged") -> None:
     """Clear the task that has read the first rows."""
     with cli.opened() as (context, store):
-        for number in (1, 2):
+        task = TaskRequest("a task", time.monotonic_ns())
+        for asked in (task, TaskRequest("a task", task.number + 1)):
             found = run_group(
-                context,
-                store,
-                context.need_plan(),
-                0,
-                run_in_threads,
-                holder="a test",
-                requested_by=TaskRequest("a task", number + int(time.monotonic_ns())),
+                context, store, context.need_plan(), 0, run_in_threads, holder="a test", requested_by=asked
             )
-        assert found.outcome == "staged"
+        assert found.outcome == outcome
 
 
 @pytest.mark.parametrize(
@@ -126,6 +127,8 @@ def test_an_older_one_gets_in_where_the_stream_is_not_at_the_newer_one_yet(serve
     """The newer one takes its place afterwards: readings that come faster than the stream do not keep it waiting."""
     whole(cli)
     in_no_binlog(server, "UPDATE keyed SET v = 'lost' WHERE id = 3")
+    context = cli.context
+    context.storage.delete(context.layout.next_reading(1))  # which only says where to look
     with cli.epoch() as epoch:
         run(server, "UPDATE keyed SET v = 'between' WHERE id = 7")
         whole(cli)
@@ -137,23 +140,28 @@ def test_an_older_one_gets_in_where_the_stream_is_not_at_the_newer_one_yet(serve
     assert cli.context.need_plan().revision(0) == 2
 
 
-OVERTAKEN: dict[str, tuple[str | None, str | None, bool]] = {
-    "whole by whole": (None, None, True),
-    "whole by part": (None, "id = 3", False),
-    "part by part": ("id < 9", "id = 3", False),
-    "part by whole": ("id < 9", None, False),
+#: The conditions of the two readings, and what whoever asked for the first one is told.
+OVERTAKEN: dict[str, tuple[str | None, str | None, str]] = {
+    "whole by whole": (None, None, "rejoined"),
+    "whole by part": (None, "id = 3", ""),
+    "whole by group": (None, "a group", ""),
+    "part by part": ("id < 9", "id = 3", ""),
+    "part by whole": ("id < 9", None, "replaced"),
 }
 
 
 @pytest.mark.parametrize("kind", OVERTAKEN)
 def test_a_reading_that_is_staged_when_a_later_one_is_in(server: MySQLServer, cli: Cli, kind: str) -> None:
     """It was begun before, and took longer. Who asked for it has what they wanted only if all of it was read later."""
-    first, second, done = OVERTAKEN[kind]
+    first, second, said = OVERTAKEN[kind]
 
     def slowly(job: SnapshotJob) -> list[dict[str, Any]]:
         manifests = run_in_threads(job)
         in_no_binlog(server, "UPDATE keyed SET v = 'lost' WHERE id = 3")
-        assert cli.resnapshot("d.keyed", second) in ("rejoined", "replaced")
+        if second == "a group":
+            group(cli, "replaced")
+        else:
+            assert cli.resnapshot("d.keyed", second) in ("rejoined", "replaced")
         return list(manifests)
 
     def read() -> str:
@@ -163,10 +171,10 @@ def test_a_reading_that_is_staged_when_a_later_one_is_in(server: MySQLServer, cl
             return resnapshot_where(context, store, "d.keyed", first, slowly)
 
     with cli.streaming():
-        if done:
-            assert read() == "rejoined"
+        if said:
+            assert read() == said
         else:
-            with pytest.raises(TransientError, match="cannot be published: .*(began later|read again as a whole)"):
+            with pytest.raises(TransientError, match="cannot be published: .*by a reading that began later"):
                 read()
     assert not differences(server, cli, *TABLES)
 
@@ -197,6 +205,18 @@ def test_the_thousandth_reading_of_a_table(server: MySQLServer, cli: Cli, monkey
     assert cli.resnapshot("d.keyed", "id = 3") == "staged"
     cli.catch_up()
     assert not differences(server, cli, *TABLES)
+
+
+def test_the_last_revision_of_a_table() -> None:
+    """Its fence would be that of the next snapshot, whose jobs would take the table for begun."""
+    at, schema = Offset("server", Position("binlog.000001", 4), ""), TableSchema("d", "t", (), ())
+    plan = Plan("p", 1, at, Lineage("server", "binlog.000001"), (), (Definitions.of(schema),), ())
+    last = replace(plan, steps=(Rejoined(0, 999_999, 7, schema),))
+    following = replace(plan, generation=2)
+    assert generation_fence(plan, 0).value < generation_fence(last, 0).value < generation_fence(following, 0).value
+    with pytest.raises(TerminalError, match=r"d\.t was read again 1,000,000 times.*fresh sink\.path") as stopped:
+        generation_fence(last, 0, 1_000_000)
+    assert stopped.value.table == "d.t"
 
 
 def frozen(server: MySQLServer, cli: Cli, by: Callable[[], None]) -> None:
