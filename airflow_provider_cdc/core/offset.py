@@ -167,7 +167,7 @@ class Lineage:
         ordinal = self.base + number - first
         if at.position >= 1 << POSITION_BITS or ordinal >= 1 << ORDINAL_BITS:
             raise TerminalError(
-                f"binlog position {at} has no number: files may have 2 TiB, and a pipeline {1 << ORDINAL_BITS:,} of them",
+                f"binlog position {at} has no number: files may have 2 TiB, a pipeline {1 << ORDINAL_BITS:,} of them",
                 "Start with a fresh sink.path (or remove the old one): files are counted from the pipeline's first",
                 place=str(at),
             )

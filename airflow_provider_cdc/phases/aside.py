@@ -15,7 +15,7 @@ from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.groups import Group, watermarks_of
 from airflow_provider_cdc.phases.reread import is_taken
 from airflow_provider_cdc.phases.slice_jobs import job_of
-from airflow_provider_cdc.phases.staged import draw_number, outcome_of, request
+from airflow_provider_cdc.phases.staged import Outcome, draw_number, outcome_of, request, waiting
 from airflow_provider_cdc.sinks.storage import write_json
 from airflow_provider_cdc.store import RequestRow, Store
 
@@ -82,4 +82,11 @@ def is_published(group: Group, store: Store, staged: Staged, said: str) -> bool:
 
     :returns: and raises what :func:`~airflow_provider_cdc.phases.reread.is_taken` does, which has these parameters.
     """
-    return is_taken(group, store, staged, lambda: outcome_of(group.context, group.plan.generation, staged.number), said)
+
+    def outcome() -> Outcome | None:
+        context, plan = group.context, group.plan
+        asked = any(one.number == staged.number for one in waiting(context, plan))
+        found = outcome_of(context, plan.generation, staged.number)  # looked at behind that: the request goes last
+        return found if asked or found is not None else Outcome(False, "nothing asks for that any more")
+
+    return is_taken(group, store, staged, outcome, said)

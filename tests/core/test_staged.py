@@ -38,7 +38,7 @@ def staged(number: int, scope: str = TABLE, steps: Sequence[Step] = (), **more: 
     """Rows of table 0 that began to be read at position 100, when some steps stood."""
     plan = with_steps(*steps)
     since, high = Offset("server", Position("binlog.000001", 100), ""), Position("binlog.000001", 200)
-    values = {"revision": plan.revision(0), "steps": step_ids(plan, 0)} | more
+    values: dict[str, Any] = {"revision": plan.revision(0), "steps": step_ids(plan, 0)} | more
     return Staged(number, scope, None if scope == GROUP else 0, number, 1, high, since, LINEAGE, **values)
 
 
