@@ -25,7 +25,7 @@ from airflow_provider_cdc.core.schema import SEQ
 from airflow_provider_cdc.core.schema_policy import describe_change
 from airflow_provider_cdc.core.staged import RANGES, TABLE, Refusal, Staged, refusal
 from airflow_provider_cdc.core.steps import Rejoined
-from airflow_provider_cdc.exceptions import CdcError, FencedError, TerminalError
+from airflow_provider_cdc.exceptions import CdcError, FencedError, TerminalError, TransientError
 from airflow_provider_cdc.failpoints import failpoint
 from airflow_provider_cdc.jobs.batches import StreamJob, moved
 from airflow_provider_cdc.mysql.binlog.events.xa import parse_entry
@@ -177,7 +177,9 @@ def _rejoin(
     context: Context, store: Store, plan: Plan, applier: Applier, job: StreamJob, staged: Staged, index: int
 ) -> Exchange:
     """Let a table rejoin at the resume point."""
+    revision = plan.revision(index) + 1
     with _usable():
+        generation_fence(plan, index, revision)  # there is such a revision
         share, made = _share(context, plan, staged)
         files = _brought(Group(context, made, staged.group), staged, index, applier, replace(job, share=share))
     # When it is written down that the table rejoins, nothing else will do.
@@ -189,11 +191,13 @@ def _rejoin(
     if not target.exists() or _is_adopted(target, plan):  # it was added, or somebody has removed it
         target.create(plan.pipeline)
         target.raise_fence(generation_fence(plan, index))
-    seq, revision = applier.lineage.seq(applier.at.at), plan.revision(index) + 1
+    seq = applier.lineage.seq(applier.at.at)
     slices = tuple(file.to_json() for file in files)
     step = Rejoined(index, revision, seq, made.tables[index], slices, staged.group)
     failpoint("rejoin.before_write")
-    write_json_once(context.storage, context.layout.amendment(plan.generation, index, revision), step.to_json())
+    name = context.layout.amendment(plan.generation, index, revision)
+    if not write_json_once(context.storage, name, step.to_json()):
+        raise TransientError(f"another process lets table {plan.tables[index].label} rejoin", "Run again")
     failpoint("rejoin.after_write")
     renewed = context.need_plan()
     finish_table(context, renewed, index, applier.fence)

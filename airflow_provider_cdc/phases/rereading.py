@@ -204,12 +204,12 @@ class Rereading:
             step = plan.suspended_of(index)
             if self._is_gone(plan, index, step):
                 return
-            if step is not None and not self._reads(step):
+            if step is None or not self._reads(step):  # it has rejoined meanwhile, or is not the stream's to read
                 self.done(index)
                 return
             size = self._size(plan, index)
             most = context.pipeline.stream.reread_max_bytes
-            if size <= most or (step is not None and step.kind in (ADDED, REMOVED)):  # those somebody has asked for
+            if size <= most or step.kind in (ADDED, REMOVED):  # those somebody has asked for
                 read_table(context, index, self._runner(size))
                 return
             why = f"it has {size:,} bytes, and stream.reread_max_bytes is {most:,}"
