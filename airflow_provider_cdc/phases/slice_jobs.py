@@ -7,6 +7,7 @@ from functools import partial
 
 from airflow_provider_cdc.core import slots
 from airflow_provider_cdc.core.offset import Lineage, Offset
+from airflow_provider_cdc.core.staged import FIRST_READING
 from airflow_provider_cdc.jobs.slices import SnapshotJob
 from airflow_provider_cdc.mysql.places.binlog_files import OpenAt, open_to_end
 from airflow_provider_cdc.phases.context import Context
@@ -43,7 +44,11 @@ def job_of(
 
 def replicas(context: Context, group: int, attempt: int, missing: int) -> tuple[tuple[tuple[int, str], ...], ...]:
     """Replication server id and uuid of each copy of each worker of an attempt."""
-    workers = slots.workers(group, attempt, context.pipeline.snapshot.parallelism)
+    parallelism = context.pipeline.snapshot.parallelism
+    if group < FIRST_READING:
+        workers = slots.workers(group, attempt, parallelism)
+    else:
+        workers = slots.reading_workers(group - FIRST_READING, parallelism)
     return tuple(tuple(map(context.pipeline.replica, copies)) for copies in workers[: max(1, missing)])
 
 
