@@ -62,6 +62,8 @@ REQUESTS = ("request.after_take", "request.before_end")
 NAMES = (*SNAPSHOT, *STREAM)
 #: Those that only a group that is read again comes by.
 REREAD = ("reread.after_stage", "reread.before_commit", "reread.after_commit")
+#: Those of the outcome of a table, or of ranges, that were read again.
+OUTCOME = ("reread.before_outcome", "reread.after_outcome")
 #: Those of a pipeline that begins again since binlogs were purged.
 NEXT_SNAPSHOT = ("next_snapshot.after_fence", "next_snapshot.after_plan", "next_snapshot.after_switch")
 #: Those of a pipeline that is forgotten.

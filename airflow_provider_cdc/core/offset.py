@@ -11,6 +11,8 @@ from airflow_provider_cdc.exceptions import TerminalError
 
 #: Bits of ``_cdc_seq`` that hold the end position of a transaction; the file's ordinal stands above them.
 POSITION_BITS = 41
+#: Bits of the ordinal: with them ``_cdc_seq`` fills the 63 bits of a number that is not negative.
+ORDINAL_BITS = 63 - POSITION_BITS
 _FILE = re.compile(r"(.*\.)(\d+)")
 
 
@@ -157,12 +159,19 @@ class Lineage:
         """
         prefix, number = split_file(at.file)
         own_prefix, first = split_file(self.start_file)
-        if prefix != own_prefix or number < first or at.position >= 1 << POSITION_BITS:
+        if prefix != own_prefix or number < first:
             raise TerminalError(
                 f"binlog position {at} does not belong to the series that began with {self.start_file}",
                 "The server's binlogs were reset or renamed: start with a fresh sink.path (or remove the old one)",
             )
-        return (self.base + number - first) << POSITION_BITS | at.position
+        ordinal = self.base + number - first
+        if at.position >= 1 << POSITION_BITS or ordinal >= 1 << ORDINAL_BITS:
+            raise TerminalError(
+                f"binlog position {at} has no number: files may have 2 TiB, a pipeline {1 << ORDINAL_BITS:,} of them",
+                "Start with a fresh sink.path (or remove the old one): files are counted from the pipeline's first",
+                place=str(at),
+            )
+        return ordinal << POSITION_BITS | at.position
 
     def position(self, seq: int) -> Position:
         """Inverse of :meth:`seq`, in whichever segment it is."""

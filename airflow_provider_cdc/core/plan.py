@@ -24,7 +24,8 @@ Key = tuple[KeyValue, ...]
 
 #: Airflow maps at most 1024 tasks; the plan stays below.
 MAX_GROUPS = 1000
-#: Numbers of groups that are not of the plan begin here: tables, or ranges of keys, that are read again by themselves.
+#: Numbers of groups that are not of the plan are not below this one: tables, or ranges of keys, that are read again by
+#: themselves (:mod:`airflow_provider_cdc.core.staged`).
 FIRST_ASIDE = 1_000_000
 #: A chunk has at most so many times the wanted rows, where that can be known beforehand.
 TOLERANCE = 4

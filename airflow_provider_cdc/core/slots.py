@@ -72,3 +72,13 @@ def workers(group: int, attempt: int, parallelism: int) -> list[list[int]]:
         [_WORKERS[(first + worker + _COPY_STRIDE * copy) % len(_WORKERS)] for copy in range(COPIES)]
         for worker in range(parallelism)
     ]
+
+
+def reading_workers(place: int, parallelism: int) -> list[list[int]]:
+    """The same of a table, or of ranges, that is read again. They count from the other end, so that the first ones
+    share none with the first groups.
+
+    :param place: how many readings were begun before it.
+    :param parallelism: workers of each.
+    """
+    return workers(-1 - place, 0, parallelism)

@@ -63,6 +63,7 @@ class SnapshotJob:
     :param zero_dates: ``source.zero_dates``.
     :param lineage: numbers the transactions of the server that is read: the newest segment, by itself.
     :param since: the resume point before the reading began: what the files lack stands behind it.
+    :param reading: number of the reading, where something is read that was read before; else 0.
     """
 
     connect_args: dict[str, Any]
@@ -78,6 +79,7 @@ class SnapshotJob:
     zero_dates: str
     lineage: Lineage
     since: Offset
+    reading: int
 
     def read(self, worker: int, copy: int = 0) -> Iterator[dict[str, Any]]:
         """Read a worker's share of the slices, one after the other. Those that another copy has finished are not read.
@@ -169,6 +171,7 @@ class _Worker:
             "fingerprint": table.fingerprint(),
             "lineage": self._job.lineage.to_json(),
             "since": self._job.since.to_json(),
+            "reading": self._job.reading,
             "file": file.to_json(),
             "ended": round(time.time(), 3),
             "chunks": done,

@@ -15,22 +15,24 @@ from sqlalchemy.exc import SQLAlchemyError
 from airflow_provider_cdc.core.offset import Offset, Position
 from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.core.schema import TableSchema
+from airflow_provider_cdc.core.staged import GROUP, TABLE, Staged, in_turn
 from airflow_provider_cdc.exceptions import CdcError, NotReadyError
 from airflow_provider_cdc.jobs.batches import StreamJob
 from airflow_provider_cdc.phases.apply import Applied, Applier
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.dropping import empty_copy
+from airflow_provider_cdc.phases.exchanging import exchange
 from airflow_provider_cdc.phases.groups import coverage
 from airflow_provider_cdc.phases.inbox import Inbox
-from airflow_provider_cdc.phases.key_ranges import exchange_ranges
 from airflow_provider_cdc.phases.membership import add, addable, removals
 from airflow_provider_cdc.phases.observing import Observer, Seen
 from airflow_provider_cdc.phases.reading_ahead import ReadingAhead
 from airflow_provider_cdc.phases.reload import reloaded
-from airflow_provider_cdc.phases.reread import Staged, publish_staged, requests, waiting
+from airflow_provider_cdc.phases.reread import is_ripe, publish_staged
 from airflow_provider_cdc.phases.rereading import Rereading
-from airflow_provider_cdc.phases.resnapshot import index_of, rejoin, table_of
+from airflow_provider_cdc.phases.resnapshot import index_of
 from airflow_provider_cdc.phases.schema_changes import follow
+from airflow_provider_cdc.phases.staged import requests, waiting
 from airflow_provider_cdc.phases.suspension import (
     concerned,
     suspend_as_asked,
@@ -267,18 +269,13 @@ class Epoch:
             if self.context.layout.reload(self.plan.generation) in names and not self.before_ddl:
                 self._reload()
             asked = waiting(self.context, self.plan, names)
-            self.read_again = {table_of(staged) for staged in asked if staged.whole}
+            self.read_again = {one.table for one in asked if one.scope == TABLE and one.table is not None}
             self.awaited = bool(self.read_again)
-            publish_staged(
-                self.context, self.store, self.plan, self.applier, self.job, [s for s in asked if s.revision is None]
-            )
-            for staged in asked:
-                if staged.whole:
-                    self._rejoin(staged)
-                elif staged.ranges:
-                    done = exchange_ranges(self.context, self.store, self.plan, self.applier, self.job, staged)
-                    if done is not None and staged.request is not None:
-                        self.rereading.ended(table_of(staged), staged.request, done)
+            for staged in in_turn(asked, lambda one: is_ripe(one, self.applier)):
+                if staged.scope == GROUP:
+                    publish_staged(self.context, self.store, self.plan, self.applier, self.job, staged)
+                else:
+                    self._exchange(staged)
 
     def _reload(self) -> None:
         """Copy other tables from now on: the next section goes on without some, and others are added."""
@@ -314,25 +311,25 @@ class Epoch:
                 self.upkeep.emptied(index)
         self.rereading.done(index)
 
-    def _rejoin(self, staged: Staged) -> None:
-        """Take a table in again that was read as a whole; the next section begins with it."""
-        found = rejoin(self.context, self.store, self.plan, self.applier, self.job, staged)
-        if found is None:
+    def _exchange(self, staged: Staged) -> None:
+        """Exchange what was read again of one table; the next section begins with a table that has rejoined."""
+        found = exchange(self.context, self.store, self.plan, self.applier, self.job, staged)
+        index = staged.table
+        if found is None or index is None:
             return
-        index = table_of(staged)
-        self.read_again.discard(index)
+        if found.plan is not self.plan:
+            self.plan = found.plan
+            self._renew(index)
+            if (held := coverage(self.context, self.plan, self.applier.tables)) is not None:
+                self.applier.hold(held)
+            self.anew = True
+        if staged.scope == TABLE:
+            self.read_again.discard(index)
+            # Whoever has read it: that it is not suspended any more, or still is, matters to the stream's own reading.
+            over = self.rereading.failed if self.plan.suspended_of(index) else self.rereading.done
+            over(index)
         if staged.request is not None:
             self.rereading.ended(index, staged.request, found)
-        if not found.done:
-            if staged.request is None:
-                self.rereading.failed(index)
-            return
-        self.plan = found.plan
-        self._renew(index)
-        if (held := coverage(self.context, self.plan, self.applier.tables)) is not None:
-            self.applier.hold(held)
-        self.rereading.done(index)
-        self.anew = True
 
     def _renew(self, index: int) -> None:
         table = self.plan.tables[index]

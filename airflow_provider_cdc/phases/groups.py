@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 #: Names of manifests: that of an attempt in the group's folder, and that of a slice.
 _ATTEMPT, _SLICE = re.compile(r"attempt-(\d+)\.json"), re.compile(r"/slice-\d+\.json$")
 
+#: Revisions of one table in one snapshot: a fence holds the snapshot's generation and the table's revision.
+_REVISIONS = 1_000_000
+
 
 @dataclass(frozen=True)
 class TaskRequest:
@@ -53,12 +56,22 @@ class Coverage:
     files: frozenset[tuple[int, str, int]] = frozenset()
 
 
-def generation_fence(plan: Plan, table: int) -> Fence:
+def generation_fence(plan: Plan, table: int, revision: int | None = None) -> Fence:
     """Fence that keeps jobs of an older snapshot, or of an older definition of the table, out of it.
 
     :param table: index of the table.
+    :param revision: its revision, if not the one that it has.
+    :raises TerminalError: where the number would be one of the next snapshot.
     """
-    return Fence(f"cdc/{plan.pipeline}/generation", plan.generation * 1_000_000 + plan.revision(table))
+    revision = plan.revision(table) if revision is None else revision
+    if revision >= _REVISIONS:
+        label = plan.tables[table].label
+        raise TerminalError(
+            f"table {label} was read again {revision:,} times, and there is no number for the next time",
+            "Copy it again: start with a fresh sink.path (or remove the old one)",
+            table=label,
+        )
+    return Fence(f"cdc/{plan.pipeline}/generation", plan.generation * _REVISIONS + revision)
 
 
 def group_marker(plan: Plan, group: int) -> str:

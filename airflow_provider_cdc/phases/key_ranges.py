@@ -7,45 +7,33 @@ table keeps its definition, and its place in the stream.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
-from dataclasses import replace
+from contextlib import closing
 from typing import Any
 
-import pyarrow as pa
 from pymysql.connections import Connection
-from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_provider_cdc.core import slots
 from airflow_provider_cdc.core.alter_words import NotFollowed
 from airflow_provider_cdc.core.key_predicate import BadPredicate
-from airflow_provider_cdc.core.plan import FIRST_ASIDE, Chunk, Plan
+from airflow_provider_cdc.core.plan import Chunk, Plan
 from airflow_provider_cdc.core.schema import TableSchema
+from airflow_provider_cdc.core.staged import RANGES, Staged
 from airflow_provider_cdc.exceptions import (
     CdcError,
-    FencedError,
     NotReadyError,
-    TerminalError,
     TransientError,
 )
-from airflow_provider_cdc.jobs.batches import StreamJob, moved
 from airflow_provider_cdc.jobs.slices import Runner
 from airflow_provider_cdc.mysql.keys.ranges import key_ranges
-from airflow_provider_cdc.mysql.places.resume import gone
 from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.mysql.snapshot.planner import plan_again, plan_ranges
-from airflow_provider_cdc.phases.apply import Applier
-from airflow_provider_cdc.phases.aside import read_aside
+from airflow_provider_cdc.phases.aside import is_published, read_aside
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.groups import Group
-from airflow_provider_cdc.phases.reread import Exchange, Staged, forget, publish_table, request, taken
-from airflow_provider_cdc.phases.resnapshot import altered_meanwhile, asked_for, resnapshot, table_of, with_request
+from airflow_provider_cdc.phases.resnapshot import altered_meanwhile, asked_for, resnapshot
 from airflow_provider_cdc.sinks.protocol import Feature
-from airflow_provider_cdc.sinks.storage import read_json, write_json
 from airflow_provider_cdc.store import RequestRow, Store
 
-#: Numbers of groups of ranges begin here, in those of their table; below are those of the whole table.
-FIRST_RANGES = 500_000
-_AGAIN = "Read them once more"
 #: Gives the ranges of a table's keys, in the order of the key; none overlap.
 Ranges = Callable[["Connection[Any]", TableSchema], Sequence[Chunk]]
 
@@ -104,7 +92,7 @@ def read_ranges(context: Context, store: Store, index: int, ranges: Ranges, run:
     label = context.need_plan().tables[index].label
     group, staged = _read(context, index, ranges, run)
     said = f"{label} was read again in part"
-    if taken(group, store, staged, lambda: _is_exchanged(group), said):
+    if is_published(group, store, staged, said):
         return "replaced"
     context.reporter.line(f"{said}; no stream runs: the next one exchanges the rows")
     return "staged"
@@ -157,14 +145,7 @@ def _staged(
             cut=cut,
             open_at=context.opener(slots.PLAN),
         )
-    standing = context.sink.table(plan.tables[index]).markers().get(_marker(plan)) or 0
-    number = max(FIRST_ASIDE * (index + 1) + FIRST_RANGES, standing + 1)
-    group, high = read_aside(context, plan, chunks, number, since, lineage, run)
-    staged = with_request(
-        Staged(group.number, 1, high, since, lineage.newest, plan.revision(index), ranges=True), by_request
-    )
-    request(group, staged)
-    return group, staged
+    return read_aside(context, plan, plan, RANGES, index, chunks, since, lineage, run, by_request)
 
 
 def _check(context: Context, plan: Plan, index: int, found: TableSchema) -> None:
@@ -190,77 +171,3 @@ def _check(context: Context, plan: Plan, index: int, found: TableSchema) -> None
             "Run again when it has",
             table=table.label,
         )
-
-
-def exchange_ranges(
-    context: Context, store: Store, plan: Plan, applier: Applier, job: StreamJob, staged: Staged
-) -> Exchange | None:
-    """Exchange the rows of ranges that were read again, if the stream is far enough. Only the stream's driver calls it,
-    between two batches.
-
-    :param applier: what has been applied.
-    :param job: reads the binlog.
-    :returns: what has become of them; ``None`` if it is too early.
-    """
-    index = table_of(staged)
-    is_here = staged.lineage == applier.lineage.newest
-    if is_here and (applier.at.at < staged.high or not applier.has_passed_snapshot(index)):
-        return None
-    share = Plan.from_json(read_json(context.storage, context.layout.share(plan.generation, staged.group)))
-    group, label = Group(context, replace(plan, chunks=share.chunks), staged.group), plan.tables[index].label
-    standing = applier.tables[index].markers().get(_marker(plan)) or 0
-    is_new = standing != staged.group and not _is_exchanged(group)  # else a run died when it had done it
-    why: str | None = None
-    try:
-        with moved():
-            if is_new:
-                why = _unfit(group, staged, standing, applier, index)
-            if is_new and why is None:
-                publish_table(group, staged, index, applier, job, {_marker(plan): staged.group})
-    except FencedError:
-        raise
-    except (TerminalError, FileNotFoundError, pa.ArrowInvalid) as error:  # the stream itself has lost nothing
-        why = error.message if isinstance(error, TerminalError) else str(error)
-    if why is not None:
-        kind, said = "reread_dropped", f"{label} was read again in part, and the rows cannot be exchanged: {why}"
-    else:
-        kind, said = "part_reread", f"{label} was read again in part, and its rows were exchanged at {applier.at.at}"
-        write_json(context.storage, context.layout.exchanged(plan.generation, staged.group), {"at": str(applier.at.at)})
-    with suppress(CdcError, SQLAlchemyError):  # this is for people
-        store.event(plan.pipeline, kind, said, table=label, remedy=None if why is None else _AGAIN, by=staged.by)
-    said = said if why is None else f"{said}. {_AGAIN}"
-    context.reporter.line(said)
-    forget(group, staged.attempt)
-    return Exchange(why is None, said, plan)
-
-
-def _unfit(group: Group, staged: Staged, standing: int, applier: Applier, index: int) -> str | None:
-    """Why rows that were read again cannot be exchanged any more, if they cannot.
-
-    :param standing: the table's marker.
-    """
-    plan = group.plan
-    if standing > staged.group:  # the marker could not tell that it was done
-        return "another part of it was exchanged meanwhile"
-    if staged.lineage != applier.lineage.newest:
-        return f"they were read at server {staged.lineage.server}, before the stream went on at another"
-    if plan.revision(index) != staged.revision:
-        return "it was read again as a whole since"
-    since = applier.lineage.seq(staged.since.at)
-    if plan.suspended_of(index) is not None:
-        return "it is suspended"
-    if any(step.seq > since for step in plan.followed_of(index)):
-        return "it was altered since"
-    with closing(connect(group.context.connect_args)) as connection:
-        return gone(connection, staged.since, group.context.opener(slots.REPLAY))
-
-
-def _is_exchanged(group: Group) -> bool:
-    """Whether the stream has exchanged the rows of ranges."""
-    name = group.context.layout.exchanged(group.plan.generation, group.number)
-    return read_json(group.context.storage, name) is not None
-
-
-def _marker(plan: Plan) -> str:
-    """Name of a table's marker: the highest number of a group of ranges that was exchanged."""
-    return f"cdc/{plan.pipeline}/{plan.generation}/ranges"

@@ -26,7 +26,7 @@ from airflow_provider_cdc.core.step_kinds import ADDED
 from airflow_provider_cdc.exceptions import CdcError
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.lag import lag_of
-from airflow_provider_cdc.phases.reread import waiting
+from airflow_provider_cdc.phases.staged import tables_waiting
 from airflow_provider_cdc.phases.suspension import known_to_be_gone, remedy_of
 from airflow_provider_cdc.phases.table_status import Standing, table_state
 from airflow_provider_cdc.sinks.protocol import Measured, SinkTable
@@ -256,8 +256,6 @@ def observed(context: Context, store: Store, plan: Plan) -> Observer:
 
 def _seen(context: Context, store: Store, plan: Plan) -> Seen | None:
     """How the snapshot stands; ``None`` beside a stream, which sees to that."""
-    from airflow_provider_cdc.phases.resnapshot import table_of  # which reads as a snapshot does
-
     stream = store.current_stream(plan.pipeline)
     if stream is not None and stream.state == "running":
         return None
@@ -267,7 +265,7 @@ def _seen(context: Context, store: Store, plan: Plan) -> Seen | None:
     complete, begun = snapshot is not None and snapshot.state == "done", context.sink.resume_point().stand()
     offset, lineage = begun or (plan.p0, plan.lineage)
     at = str(offset.at) if begun else None
-    again = {table_of(one) for one in waiting(context, plan) if one.whole}
+    again = tables_waiting(context, plan)
     standing = Standing(groups, complete, None if stream is None else False, at, None, again, ())
     return Seen(plan, offset, lineage, standing)
 

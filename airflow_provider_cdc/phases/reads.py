@@ -11,15 +11,15 @@ from pymysql.connections import Connection
 
 from airflow_provider_cdc.core.explanation import KEYS, NOTHING, PUBLISHED, READ, SNAPSHOT, STAGED, TABLE, WAITING, Read
 from airflow_provider_cdc.core.offset import Lineage
-from airflow_provider_cdc.core.plan import FIRST_ASIDE, Chunk, Key, Plan
+from airflow_provider_cdc.core.plan import Chunk, Key, Plan
+from airflow_provider_cdc.core.staged import FIRST_READING, RANGES
 from airflow_provider_cdc.core.start import SNAPSHOT as BEGIN
 from airflow_provider_cdc.core.steps import Suspended, step_of
 from airflow_provider_cdc.exceptions import TerminalError
 from airflow_provider_cdc.mysql.keys.ownership import owners
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.groups import Group, numbering, watermarks_of
-from airflow_provider_cdc.phases.key_ranges import FIRST_RANGES
-from airflow_provider_cdc.phases.reread import waiting
+from airflow_provider_cdc.phases.staged import outcome_of, waiting
 from airflow_provider_cdc.sinks.layout import amendments_of
 from airflow_provider_cdc.sinks.storage import read_json
 
@@ -80,9 +80,9 @@ class Reads:
             plan = self._with_chunks()
             chunk = self._owner(plan)
             return Found(Read(SNAPSHOT, PUBLISHED), plan) if chunk is None else self._in_snapshot(plan, chunk)
-        first = FIRST_ASIDE * (self.index + 1) + 1000 * again.revision
-        number = again.group if again.group is not None else max(self._asides(first, first + 999), default=first)
-        plan = self._share(number)
+        if again.group is None:  # an older version has not written it down
+            return Found(Read(TABLE, PUBLISHED), self.plan)
+        plan = self._share(again.group)
         chunk = self._owner(plan)
         if chunk is None:
             return Found(Read(TABLE, PUBLISHED), plan)
@@ -90,20 +90,15 @@ class Reads:
 
     def _ranges(self) -> Iterator[Found]:
         """Ranges of keys that were read again since, and that or the table as far as it waits for the stream."""
-        first = FIRST_ASIDE * (self.index + 1)
-        staged = {one.group for one in waiting(self.context, self.plan) if first <= one.group < first + FIRST_ASIDE}
         again = self.plan.rejoined_of(self.index)
-        since = 0 if again is None else again.seq
-        for number in self._asides(first + FIRST_RANGES, first + FIRST_ASIDE - 1) | staged:
-            name = self.context.layout.exchanged(self.plan.generation, number)
-            is_done = number not in staged and read_json(self.context.storage, name) is not None
-            if not is_done and number not in staged:
-                continue  # it was of no use any more
+        last, since = (0, 0) if again is None else (again.group or 0, again.seq)
+        staged = {one.number: one.scope for one in waiting(self.context, self.plan) if one.table == self.index}
+        for number in sorted(self._parts(last) | {*staged}):
             plan = self._share(number)
             if (chunk := self._owner(plan)) is None:
                 continue
-            how = KEYS if number >= first + FIRST_RANGES else TABLE
-            found = self._aside(how, plan, chunk, PUBLISHED if is_done else STAGED)
+            how = TABLE if staged.get(number, RANGES) != RANGES else KEYS
+            found = self._aside(how, plan, chunk, STAGED if number in staged else PUBLISHED)
             assert found.lineage is not None and found.read.high is not None
             if found.lineage.seq(found.read.high) > since:
                 yield found
@@ -157,17 +152,23 @@ class Reads:
             )
         return Plan.from_json(found).with_zero_dates(self.context.pipeline.source.zero_dates)
 
-    def _asides(self, first: int, last: int) -> set[int]:
-        """Numbers of the groups in a range that were read by themselves, to their end."""
-        layout, generation = self.context.layout, self.plan.generation
-        folder = layout.groups(generation)
-        shares = (_SHARE.search(name) for name, _ in self.context.storage.list(folder))
+    def _parts(self, last: int) -> set[int]:
+        """Numbers of the readings of ranges of the table whose rows were exchanged.
+
+        :param last: number of the reading with which the table has rejoined; others count only if they began later.
+        """
+        layout, generation, storage = self.context.layout, self.plan.generation, self.context.storage
+        shares = (_SHARE.search(name) for name, _ in storage.list(layout.groups(generation)))
         numbers = {int(match[1]) for match in shares if match is not None}
-        return {
-            number
-            for number in numbers
-            if first <= number <= last and self.context.storage.size(layout.attempt(generation, number, 1)) is not None
-        }
+        found = set()
+        for number in numbers:
+            if number > max(last, FIRST_READING - 1):
+                read = read_json(storage, layout.reading(generation, number))
+                outcome = outcome_of(self.context, generation, number)
+                is_part = read is not None and (read["scope"], read["table"]) == (RANGES, self.index)
+                if is_part and outcome is not None and outcome.done:
+                    found.add(number)
+        return found
 
 
 def _of(how: str, state: str, plan: Plan, chunk: Chunk, attempt: int, attempts: int, entry: Mapping[str, Any]) -> Found:

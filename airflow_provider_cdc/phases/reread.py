@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,9 +21,10 @@ from sqlalchemy.exc import SQLAlchemyError
 from airflow_provider_cdc.core import slots
 from airflow_provider_cdc.core.changes import after, apply_changes, last_changes
 from airflow_provider_cdc.core.multiset import net, remaining, search
-from airflow_provider_cdc.core.offset import Lineage, Offset, Position
+from airflow_provider_cdc.core.offset import Lineage, Offset
 from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.core.schema import SEQ
+from airflow_provider_cdc.core.staged import GROUP, RANGES, Staged, refusal
 from airflow_provider_cdc.core.supervision import Watch
 from airflow_provider_cdc.exceptions import CdcError, FencedError, TerminalError, TransientError
 from airflow_provider_cdc.failpoints import failpoint
@@ -43,67 +44,17 @@ from airflow_provider_cdc.phases.groups import (
     since_of,
     watermarks_of,
 )
+from airflow_provider_cdc.phases.staged import Outcome, forget, group_reading_marker, read_numbers, request, waiting
 from airflow_provider_cdc.processes import died_here
 from airflow_provider_cdc.sinks.files import DataFile, portions
 from airflow_provider_cdc.sinks.protocol import Markers, Replaced
-from airflow_provider_cdc.sinks.storage import read_json, write_json
 from airflow_provider_cdc.store import Store
 
 _POLL_SECONDS = 1.0
 #: Bytes in memory of the rows of a table without a key that are staged as one slice.
 _PORTION_BYTES = 64 << 20
-
-
-@dataclass(frozen=True)
-class Staged:
-    """An attempt at a published group that was read to its end and waits to be published.
-
-    :param group: number of the group.
-    :param attempt: number of the attempt.
-    :param high: highest high watermark of its chunks.
-    :param since: where the stream stood before its first chunk was read, with the XA transactions open there.
-    :param lineage: the segment of the server that it was read from.
-    :param revision: the revision that begins with it, where a table was read again as a whole (``resnapshot.py``); the
-        table's own, where ranges of its keys were; else ``None``.
-    :param ranges: whether it is ranges of keys (``key_ranges.py``).
-    :param request: the request of the bookkeeping for which it was read, and ``by`` who has made it.
-    """
-
-    group: int
-    attempt: int
-    high: Position
-    since: Offset
-    lineage: Lineage
-    revision: int | None = None
-    ranges: bool = False
-    request: int | None = None
-    by: str | None = None
-
-    @property
-    def whole(self) -> bool:
-        """Whether a table was read again as a whole."""
-        return self.revision is not None and not self.ranges
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON value."""
-        return {
-            "group": self.group,
-            "attempt": self.attempt,
-            "high": self.high.to_json(),
-            "since": self.since.to_json(),
-            "lineage": self.lineage.to_json(),
-            **({} if self.revision is None else {"revision": self.revision}),
-            **({"ranges": True} if self.ranges else {}),
-            **({} if self.request is None else {"request": self.request, "by": self.by}),
-        }
-
-
-class Exchange(NamedTuple):
-    """What has become of rows that were read again: whether they were exchanged, a line about it, and the plan."""
-
-    done: bool
-    said: str
-    plan: Plan
+#: What tells that rows which were read again are of no use any more.
+UNUSABLE = (TerminalError, FileNotFoundError, pa.ArrowInvalid)
 
 
 def stage(group: Group, attempt: int, manifests: Sequence[dict[str, Any]]) -> Staged:
@@ -111,83 +62,35 @@ def stage(group: Group, attempt: int, manifests: Sequence[dict[str, Any]]) -> St
 
     :param manifests: one entry a file, all read in one segment of the lineage.
     """
-    plan = group.plan
+    context, plan = group.context, group.plan
     manifests = group.write_manifest(attempt, manifests)
     high = max(watermarks_of(chunk)[1] for entry in manifests for chunk in entry["chunks"])
     # Files of an earlier try lack more than those of this one.
     since = min((since_of(plan, entry) for entry in manifests), key=lambda offset: offset.at)
-    staged = Staged(group.number, attempt, high, since, numbering(plan, manifests[0]))
-    request(group, staged)
-    forget(group, attempt - 1)
+    number = min(entry.get("reading", 0) for entry in manifests)
+    staged = Staged(number, GROUP, None, group.number, attempt, high, since, numbering(plan, manifests[0]))
+    request(context, plan, staged)
+    forget(context, plan, group.number, attempt - 1)
     return staged
 
 
-def request(group: Group, staged: Staged) -> None:
-    """Ask for an attempt to be published."""
-    name = f"{group.context.layout.staged(group.plan.generation)}/{staged.group}-{staged.attempt}.json"
-    write_json(group.context.storage, name, staged.to_json())
-    failpoint("reread.after_stage")
-
-
-def waiting(context: Context, plan: Plan, names: Iterable[str] | None = None) -> list[Staged]:
-    """Staged attempts, the newest of each group. Costs a look into a folder where there are none.
-
-    :param names: what :func:`requests` returned, if that is known.
-    """
-    newest: dict[int, Staged] = {}
-    for name in _attempts(context, plan, requests(context, plan) if names is None else names):
-        value = read_json(context.storage, name)
-        if value is not None:  # else it has just been published
-            high, since = Position.from_json(value["high"]), Offset.from_json(value["since"])
-            found = Staged(
-                value["group"],
-                value["attempt"],
-                high,
-                since,
-                numbering(plan, value),
-                value.get("revision"),
-                value.get("ranges", False),
-                value.get("request"),
-                value.get("by"),
-            )
-            if found.group not in newest or newest[found.group].attempt < found.attempt:
-                newest[found.group] = found
-    return [newest[number] for number in sorted(newest)]
-
-
 def unfit(group: Group, staged: Staged, lineage: Lineage, open_at: OpenAt) -> str | None:
-    """Why a staged attempt cannot be published any more, if it cannot.
+    """Why a staged attempt at a chunk group cannot be published any more, if it cannot.
 
     :param lineage: that of the resume point.
     :param open_at: opens a stream of the server's binlog.
     """
-    if staged.lineage != lineage.newest:
-        return f"it was read at server {staged.lineage.server}, before the stream went on at another"
-    for index in group.tables:
-        before, now = group.plan.definitions_of(lineage)[index].at(staged.since.at), group.plan.tables[index]
+    plan = group.plan
+    for index, target in group.tables.items():
+        now, captured = plan.tables[index], group.context.pipeline.captures(*plan.tables[index].id)
+        refused = refusal(staged, index, plan, lineage, read_numbers(plan, index, target.markers()), captured=captured)
+        if refused is not None:
+            return f"{now.label}: {refused.why}"
+        before = plan.definitions_of(lineage)[index].at(staged.since.at)
         if before is not None and before.fingerprint() != now.fingerprint():
             return f"{now.label} was altered since it was read"
     with closing(connect(group.context.connect_args)) as connection:
         return gone(connection, staged.since, open_at)
-
-
-def forget(group: Group, attempt: int) -> None:
-    """Remove what asks for this attempt, and for older ones, to be published."""
-    for name in _attempts(group.context, group.plan, requests(group.context, group.plan)):
-        number, _, found = name.rpartition("/")[2].removesuffix(".json").partition("-")
-        if int(number) == group.number and int(found) <= attempt:
-            group.context.storage.delete(name)
-
-
-def _attempts(context: Context, plan: Plan, names: Iterable[str]) -> list[str]:
-    """Of the requests those that name an attempt to be published."""
-    return [name for name in names if name != context.layout.reload(plan.generation)]
-
-
-def requests(context: Context, plan: Plan) -> list[str]:
-    """Names of the files that ask the stream for something: to publish attempts, or to reload its tables."""
-    listed = context.storage.list(context.layout.staged(plan.generation))
-    return [name for name, _ in listed if name.endswith(".json")]
 
 
 def settle(group: Group, store: Store, staged: Staged) -> bool:
@@ -198,13 +101,19 @@ def settle(group: Group, store: Store, staged: Staged) -> bool:
     manifests = group.manifest(staged.attempt)
     for index in group.tables:
         _publish_alone(group, staged, index, manifests)
-    return taken(group, store, staged, lambda: (group.published() or 0) >= staged.attempt, _said(staged))
+
+    def outcome() -> Outcome | None:
+        asked = any(found.group == staged.group for found in waiting(group.context, group.plan))
+        done = (group.published() or 0) >= staged.attempt  # looked at behind that: the request goes last
+        return None if asked and not done else Outcome(done, "what was published stays")
+
+    return is_taken(group, store, staged, outcome, _said(staged))
 
 
-def taken(group: Group, store: Store, staged: Staged, done: Callable[[], bool], said: str) -> bool:
+def is_taken(group: Group, store: Store, staged: Staged, outcome: Callable[[], Outcome | None], said: str) -> bool:
     """Wait while a stream runs that will publish what is staged.
 
-    :param done: whether it is published.
+    :param outcome: how it has ended, if it has.
     :param said: what was read again, for people.
     :returns: whether it is published; if not, the next stream does it.
     :raises TransientError: if the stream could not publish it.
@@ -212,10 +121,7 @@ def taken(group: Group, store: Store, staged: Staged, done: Callable[[], bool], 
     context, plan = group.context, group.plan
     watch: Watch | None = None
     rests = False
-    while not done():
-        asked = any(found.group == staged.group for found in waiting(context, plan))
-        if not asked and not done():
-            raise TransientError(f"{said}, and cannot be published", "Run again: it is then read once more")
+    while (ended := outcome()) is None:
         run = store.current_stream(plan.pipeline)
         if run is None or run.state != "running" or died_here(run.host, run.machine, run.pid, run.pid_started):
             return False
@@ -228,6 +134,8 @@ def taken(group: Group, store: Store, staged: Staged, done: Callable[[], bool], 
             context.reporter.line(f"the stream is paused ({run.paused_by} asked for it): airflow-cdc resume")
         rests = run.paused_by is not None
         time.sleep(_POLL_SECONDS)
+    if not ended.done:
+        raise TransientError(f"{said}, and cannot be published: {ended.said}", "Run again: it is then read once more")
     return True
 
 
@@ -244,49 +152,64 @@ def _publish_alone(group: Group, staged: Staged, index: int, manifests: Sequence
             failpoint("reread.before_commit")
             target.commit(
                 lambda markers: change if due(markers) else None,
-                {group.marker: staged.attempt},
+                group_markers(group, staged),
                 generation_fence(group.plan, index),
             )
             failpoint("reread.after_commit")
 
 
+def group_markers(group: Group, staged: Staged) -> dict[str, int]:
+    """Markers that say that an attempt at a chunk group is published, and which reading that is."""
+    return {group.marker: staged.attempt, group_reading_marker(group.plan, group.number): staged.number}
+
+
 def publish_staged(
-    context: Context, store: Store, plan: Plan, applier: Applier, job: StreamJob, asked: Iterable[Staged]
+    context: Context, store: Store, plan: Plan, applier: Applier, job: StreamJob, staged: Staged
 ) -> None:
-    """Publish the staged attempts whose high watermarks the stream has reached. Only the stream's driver calls it,
-    between two batches.
+    """Publish a staged attempt at a chunk group, if the stream is far enough. Only its driver calls it, between two
+    batches.
 
     :param applier: what has been applied; told of the new coverage.
     :param job: reads the binlog.
-    :param asked: what waits to be published.
     """
-    for staged in asked:
-        if staged.group not in plan.groups():
-            forget(Group(context, plan, staged.group), staged.attempt)  # its tables were read again as a whole
-            continue
-        group = Group(context, plan, staged.group)
-        if staged.lineage == applier.lineage.newest and applier.at.at < staged.high:
-            continue
-        try:
-            with moved():
-                behind = [i for i, attempt in group.markers().items() if attempt < staged.attempt]
-                # If none is, a run died when it had done it.
-                why = unfit(group, staged, applier.lineage, context.opener(slots.REPLAY)) if behind else None
-                for index in behind if why is None else ():
-                    publish_table(group, staged, index, applier, job, {group.marker: staged.attempt})
-        except FencedError:
-            raise
-        except (TerminalError, FileNotFoundError, pa.ArrowInvalid) as error:  # the stream itself has lost nothing
-            why = error.message if isinstance(error, TerminalError) else str(error)
-        applier.hold(coverage(context, plan, applier.tables) or [])
-        if why is not None:
-            _drop(group, store, staged, why)
-            continue
-        if behind:
-            context.reporter.line(f"{_said(staged)}: published at {applier.at.at}")
-        with suppress(CdcError, SQLAlchemyError):  # during an outage the request stays, and is only recorded later
-            group.adopt(store, store.group(plan.pipeline, plan.generation, staged.group).attempt)
-            forget(group, staged.attempt)
+    group = Group(context, plan, staged.group)
+    if staged.group not in plan.groups():
+        _drop(group, store, staged, "its tables were read again as a whole, or are suspended")
+        return
+    if not is_ripe(staged, applier):
+        return
+    try:
+        with moved():
+            behind = [i for i, attempt in group.markers().items() if attempt < staged.attempt]
+            # If none is, a run died when it had done it.
+            why = unfit(group, staged, applier.lineage, context.opener(slots.REPLAY)) if behind else None
+            for index in behind if why is None else ():
+                publish_table(group, staged, index, applier, job, group_markers(group, staged))
+    except FencedError:
+        raise
+    except UNUSABLE as error:  # the stream itself has lost nothing
+        why = reason_of(error)
+    applier.hold(coverage(context, plan, applier.tables) or [])
+    if why is not None:
+        _drop(group, store, staged, why)
+        return
+    if behind:
+        context.reporter.line(f"{_said(staged)}: published at {applier.at.at}")
+    with suppress(CdcError, SQLAlchemyError):  # during an outage the request stays, and is only recorded later
+        group.adopt(store, store.group(plan.pipeline, plan.generation, staged.group).attempt)
+        forget(context, plan, staged.group, staged.attempt)
+
+
+def is_ripe(staged: Staged, applier: Applier) -> bool:
+    """Whether the stream is far enough to look at what is staged: at the highest high watermark, or at another server,
+    where that means nothing.
+    """
+    return staged.lineage != applier.lineage.newest or staged.high <= applier.at.at
+
+
+def reason_of(error: Exception) -> str:
+    """Why rows that were read again are of no use, for people."""
+    return error.message if isinstance(error, TerminalError) else str(error)
 
 
 def _drop(group: Group, store: Store, staged: Staged, why: str) -> None:
@@ -294,7 +217,7 @@ def _drop(group: Group, store: Store, staged: Staged, why: str) -> None:
     detail = f"{_said(staged)}, and cannot be published: {why}; what was published stays"
     with suppress(CdcError, SQLAlchemyError):  # the line says it, too
         store.event(group.plan.pipeline, "reread_dropped", detail, remedy="Clear its task to read it once more")
-    forget(group, staged.attempt)
+    forget(group.context, group.plan, staged.group, staged.attempt)
     group.context.reporter.line(f"{detail}. Clear its task to read it once more")
 
 
@@ -416,7 +339,7 @@ def _replaced(group: Group, staged: Staged, index: int, files: Sequence[DataFile
                 return pa.repeat(True, keys.num_rows)
             return owned(connection, table, chunks, keys)
 
-        yield Replaced(files, None if staged.ranges else (group.plan.generation, group.number), mine, span)
+        yield Replaced(files, None if staged.scope == RANGES else (group.plan.generation, group.number), mine, span)
 
 
 def place_of(group: Group, staged: Staged) -> str:

@@ -13,6 +13,7 @@ from contextlib import closing
 
 from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.core.schema import TableSchema
+from airflow_provider_cdc.core.staged import TABLE
 from airflow_provider_cdc.core.step_kinds import ADDED, REMOVED
 from airflow_provider_cdc.core.steps import Suspended
 from airflow_provider_cdc.exceptions import CdcError, NotFollowedError, NotReadyError, TransientError
@@ -21,11 +22,12 @@ from airflow_provider_cdc.mysql.places.binlog_files import table_sizes
 from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.dropping import is_emptied, is_to_go
+from airflow_provider_cdc.phases.exchanging import Exchange
 from airflow_provider_cdc.phases.inbox import Inbox
 from airflow_provider_cdc.phases.key_ranges import read_where
 from airflow_provider_cdc.phases.membership import newcomers
-from airflow_provider_cdc.phases.reread import Exchange, waiting
-from airflow_provider_cdc.phases.resnapshot import read_table, table_of
+from airflow_provider_cdc.phases.resnapshot import read_table
+from airflow_provider_cdc.phases.staged import waiting
 from airflow_provider_cdc.phases.suspension import gone, missed
 from airflow_provider_cdc.sinks.traffic import carried
 from airflow_provider_cdc.store import RequestRow
@@ -197,17 +199,17 @@ class Rereading:
         try:
             plan = context.need_plan()
             label = plan.tables[index].label
-            if any(found.whole and table_of(found) == index for found in waiting(context, plan)):
+            if any(found.scope == TABLE and found.table == index for found in waiting(context, plan)):
                 return  # somebody has read it already
             step = plan.suspended_of(index)
             if self._is_gone(plan, index, step):
                 return
-            if step is not None and not self._reads(step):
+            if step is None or not self._reads(step):  # it has rejoined meanwhile, or is not the stream's to read
                 self.done(index)
                 return
             size = self._size(plan, index)
             most = context.pipeline.stream.reread_max_bytes
-            if size <= most or (step is not None and step.kind in (ADDED, REMOVED)):  # those somebody has asked for
+            if size <= most or step.kind in (ADDED, REMOVED):  # those somebody has asked for
                 read_table(context, index, self._runner(size))
                 return
             why = f"it has {size:,} bytes, and stream.reread_max_bytes is {most:,}"

@@ -6,12 +6,11 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-from airflow_provider_cdc.core import slots
 from airflow_provider_cdc.core.offset import Lineage, Offset, Position
 from airflow_provider_cdc.core.plan import Plan
+from airflow_provider_cdc.core.staged import GROUP, Staged
 from airflow_provider_cdc.exceptions import (
     FencedError,
     NotReadyError,
@@ -21,8 +20,8 @@ from airflow_provider_cdc.exceptions import (
     TransientError,
 )
 from airflow_provider_cdc.failpoints import failpoint
-from airflow_provider_cdc.jobs.slices import Runner, SnapshotJob
-from airflow_provider_cdc.mysql.places.binlog_files import OpenAt, open_to_end
+from airflow_provider_cdc.jobs.slices import Runner
+from airflow_provider_cdc.mysql.places.binlog_files import OpenAt
 from airflow_provider_cdc.mysql.places.resume import gone
 from airflow_provider_cdc.mysql.server.session import connect, rows
 from airflow_provider_cdc.phases.claims import Claim, claim
@@ -41,10 +40,12 @@ from airflow_provider_cdc.phases.groups import (
 )
 from airflow_provider_cdc.phases.observing import observed
 from airflow_provider_cdc.phases.replan_table import replan_table
-from airflow_provider_cdc.phases.reread import Staged, forget, settle, stage, unfit, waiting
+from airflow_provider_cdc.phases.reread import settle, stage, unfit
 from airflow_provider_cdc.phases.restarts import note_restart
 from airflow_provider_cdc.phases.retention_guard import RetentionGuard
 from airflow_provider_cdc.phases.schema_changes import lagging
+from airflow_provider_cdc.phases.slice_jobs import job_of, opener
+from airflow_provider_cdc.phases.staged import draw_number, forget, waiting
 from airflow_provider_cdc.sinks.protocol import Feature, SinkTable
 from airflow_provider_cdc.sinks.storage import write_json
 from airflow_provider_cdc.sinks.traffic import Traffic, counting, current, text_of
@@ -177,7 +178,7 @@ def _run(
                 outcome, attempt = _first(work, held, run) if held.published is None else _again(work, store, held, run)
                 found = _finish(work, store, held.attempt, requested_by)
                 if outcome == "replaced":
-                    forget(work, attempt)
+                    forget(work.context, plan, work.number, attempt)
             if outcome == "staged":
                 found = work.totals(dict.fromkeys(work.tables, attempt))
         store.finish_snapshot(plan.pipeline, plan.generation)
@@ -241,7 +242,8 @@ def _again(work: Group, store: Store, held: Claim, run: Runner) -> tuple[str, in
         if staged is None and held.before.state == "rereading" and (held.published or 0) >= held.before.attempt:
             return "replaced", held.published or 0  # the stream has published it, after that try was killed
         if staged is None:
-            manifests = _read(work, held, run, since, lineage)
+            number = draw_number(work.context, work.plan, GROUP, group=work.number)
+            manifests = _read(work, held, run, since, lineage, number)
             if work.context.stand(work.plan)[1].newest != lineage.newest:
                 raise TransientError(
                     f"the stream moved to another server while group {work.number} was read", "Run again"
@@ -264,23 +266,26 @@ def _asked(work: Group, held: Claim, lineage: Lineage) -> Staged | None:
     if held.before.state != "rereading":
         return None
     found = (s for s in waiting(work.context, work.plan) if s.group == work.number)
-    open_at = _opener(work.context, work.number, held.attempt)
+    open_at = opener(work.context, work.number, held.attempt)
     return next((s for s in found if unfit(work, s, lineage, open_at) is None), None)
 
 
-def _read(work: Group, held: Claim, run: Runner, since: Offset, lineage: Lineage) -> list[dict[str, Any]]:
+def _read(
+    work: Group, held: Claim, run: Runner, since: Offset, lineage: Lineage, reading: int = 0
+) -> list[dict[str, Any]]:
     """Manifests of all slices of a group; those that are finished already are not read again.
 
     :param since: the resume point, and ``lineage``: by which its server's transactions are numbered.
+    :param reading: number of the reading; 0 for the first one.
     """
     context, plan = work.context, work.plan
     wanted = range(len(work.slices))
-    open_at = _opener(context, work.number, held.attempt)
+    open_at = opener(context, work.number, held.attempt)
     finished = _replayable(context, plan, lineage, work.finished(held.above), open_at)
     held.begin(finished.values())
     missing = [no for no in wanted if no not in finished]
     write_json(context.storage, context.layout.share(plan.generation, work.number), plan.share(work.number).to_json())
-    job = job_of(work, held.attempt, missing, since, lineage)
+    job = job_of(work, held.attempt, missing, since, lineage, reading)
     held.look()
     notes = work.notes(held.attempt)
     try:
@@ -297,41 +302,6 @@ def _read(work: Group, held: Claim, run: Runner, since: Offset, lineage: Lineage
         raise TransientError(f"group {work.number} ended without its slices {lost[:5]}", "Run again")
     held.check()
     return [finished[no][1] for no in wanted]
-
-
-def job_of(work: Group, attempt: int, missing: Sequence[int], since: Offset, lineage: Lineage) -> SnapshotJob:
-    """The job that reads slices of a group.
-
-    :param missing: numbers of the slices.
-    :param since: the resume point, and ``lineage``: by which its server's transactions are numbered.
-    """
-    context = work.context
-    return SnapshotJob(
-        connect_args=dict(context.connect_args),
-        replicas=_replicas(context, work.number, attempt, len(missing)),
-        sink=context.sink,
-        storage=context.storage,
-        layout=context.layout,
-        generation=work.plan.generation,
-        group=work.number,
-        attempt=attempt,
-        missing=tuple(missing),
-        limits=context.pipeline.snapshot.limits,
-        zero_dates=context.pipeline.source.zero_dates,
-        lineage=lineage.newest,
-        since=since,
-    )
-
-
-def _replicas(context: Context, group: int, attempt: int, missing: int) -> tuple[tuple[tuple[int, str], ...], ...]:
-    """Replication server id and uuid of each copy of each worker of an attempt."""
-    workers = slots.workers(group, attempt, context.pipeline.snapshot.parallelism)
-    return tuple(tuple(map(context.pipeline.replica, copies)) for copies in workers[: max(1, missing)])
-
-
-def _opener(context: Context, group: int, attempt: int) -> OpenAt:
-    """Opens the binlog before the workers of an attempt do, as one of them."""
-    return partial(open_to_end, context.connect_args, *_replicas(context, group, attempt, 1)[0][0])
 
 
 def _replayable(context: Context, plan: Plan, lineage: Lineage, finished: Finished, open_at: OpenAt) -> Finished:

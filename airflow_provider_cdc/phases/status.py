@@ -10,10 +10,9 @@ from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.dropping import emptied
 from airflow_provider_cdc.phases.groups import targets
 from airflow_provider_cdc.phases.lag import changes_per_second, lag_of
-from airflow_provider_cdc.phases.reread import waiting
-from airflow_provider_cdc.phases.resnapshot import table_of
 from airflow_provider_cdc.phases.snapshot import adopt_published
 from airflow_provider_cdc.phases.snapshot_progress import group_progress, snapshot_progress
+from airflow_provider_cdc.phases.staged import tables_waiting
 from airflow_provider_cdc.phases.suspension import known_to_be_gone, missed, remedy_of
 from airflow_provider_cdc.phases.table_status import Standing, table_status
 from airflow_provider_cdc.processes import tail
@@ -67,7 +66,7 @@ def status(context: Context) -> dict[str, Any]:
             streams=None if stream is None else going,
             at=None if offset is None else str(offset.at),
             lag_seconds=lag.to_json()["lag_seconds"],
-            read_again={table_of(one) for one in waiting(context, plan) if one.whole},
+            read_again=tables_waiting(context, plan),
             gone=known_to_be_gone(context, plan),
             emptied=emptied(context, plan),
         )

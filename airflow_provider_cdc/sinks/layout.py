@@ -91,9 +91,17 @@ class Layout:
         """Manifest of one attempt of a group."""
         return f"{self.group(generation, group)}/attempt-{attempt}.json"
 
-    def exchanged(self, generation: int, group: int) -> str:
-        """That the stream has exchanged the rows of ranges that were read again."""
-        return f"{self.group(generation, group)}/exchanged.json"
+    def next_reading(self, generation: int) -> str:
+        """Where to look for the next number of a reading; it may be behind."""
+        return f"{self.groups(generation)}/next.json"
+
+    def reading(self, generation: int, number: int) -> str:
+        """What a reading with a number reads again; written once, by whoever draws the number."""
+        return f"{self.group(generation, number)}/reading.json"
+
+    def outcome(self, generation: int, number: int) -> str:
+        """How a reading of a table, or of ranges of its keys, has ended."""
+        return f"{self.group(generation, number)}/outcome.json"
 
     def notes(self, generation: int, group: int, attempt: int) -> str:
         """Folder of the notes between driver and readers of an attempt; gone when it ends."""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airflow_provider_cdc.core.offset import POSITION_BITS, Lineage, Offset, Position, split_file
+from airflow_provider_cdc.core.offset import ORDINAL_BITS, POSITION_BITS, Lineage, Offset, Position, split_file
 from airflow_provider_cdc.exceptions import TerminalError
 
 LINEAGE = Lineage("server", "binlog.000017", base=5)
@@ -44,12 +44,26 @@ def test_seq_counts_files_from_the_base() -> None:
     [
         Position("other.000017", 4),
         Position("binlog.000016", 4),
-        Position("binlog.000017", 1 << POSITION_BITS),
     ],
 )
 def test_what_does_not_belong_to_the_series_stops(at: Position) -> None:
     with pytest.raises(TerminalError, match=r"binlog\.000017.*fresh sink\.path"):
         LINEAGE.seq(at)
+
+
+def test_the_limits_of_a_number() -> None:
+    """Behind them it would be the number of another place, or none that 64 bits hold."""
+    last, first = (1 << POSITION_BITS) - 1, Lineage("server", "binlog.000001")
+    highest = Position(f"binlog.{(1 << ORDINAL_BITS) - 1}", last)
+    assert first.seq(highest) == 2**63 - 1 and first.position(2**63 - 1) == highest
+    for at in (Position("binlog.000017", last + 1), Position(f"binlog.{1 << ORDINAL_BITS}", 4)):
+        with pytest.raises(TerminalError, match=r"has no number.*2 TiB.*4,194,304 of them.*fresh sink\.path") as found:
+            first.seq(at)
+        assert found.value.place == str(at)
+    late = Lineage("other", "binlog.000001", base=(1 << ORDINAL_BITS) - 1)
+    assert late.seq(Position("binlog.000001", last)) == 2**63 - 1
+    with pytest.raises(TerminalError, match="has no number"):
+        late.seq(Position("binlog.000002", 4))
 
 
 def test_numbers_lead_back_to_their_segment() -> None:

@@ -42,3 +42,17 @@ def test_groups_side_by_side_share_none() -> None:
         firsts = [copies[0] for group in range(count) for copies in slots.workers(group, 1, parallelism)]
         assert len(set(firsts)) == count * parallelism <= 800
     assert len({slots.guard(group) for group in range(90)}) == 90
+
+
+@pytest.mark.parametrize("parallelism", [1, 4, 8])
+def test_readings_share_none_with_each_other_nor_with_the_first_groups(parallelism: int) -> None:
+    """As far as there are slots for one copy of each."""
+    readings = [{copies[0] for copies in slots.reading_workers(place, parallelism)} for place in range(10)]
+    groups = [
+        {copies[0] for copies in slots.workers(group, attempt, parallelism)}
+        for group in range(8)
+        for attempt in range(6)
+    ]
+    assert len(set.union(*readings)) == 10 * parallelism
+    assert not set.union(*readings) & set.union(*groups)
+    assert all(200 <= slot < 1000 for place in (0, 799, 10**12) for slot in slots.reading_workers(place, 1)[0])

@@ -21,8 +21,9 @@ from airflow_provider_cdc.jobs import batches, slices
 from airflow_provider_cdc.jobs.slices import SnapshotJob, run_in_threads
 from airflow_provider_cdc.phases import apply, reread
 from airflow_provider_cdc.phases.groups import Group
-from airflow_provider_cdc.phases.reread import forget, settle, waiting
+from airflow_provider_cdc.phases.reread import settle
 from airflow_provider_cdc.phases.snapshot import GroupResult, run_group
+from airflow_provider_cdc.phases.staged import forget, waiting
 from airflow_provider_cdc.phases.stream import run_in_process
 from airflow_provider_cdc.phases.verify import verify
 from airflow_provider_cdc.sinks.delta.table import DeltaTarget
@@ -312,7 +313,7 @@ def test_a_request_that_is_left_behind_is_read_again(pair: Pair) -> None:
     with pair.cli.opened() as (context, store):
         (staged,) = waiting(context, context.need_plan())
         assert not settle(group(pair), store, staged)
-        forget(group(pair), staged.attempt)
+        forget(context, context.need_plan(), staged.group, staged.attempt)
         with pytest.raises(TransientError, match="and cannot be published"):
             settle(group(pair), store, staged)
     break_copy(pair)

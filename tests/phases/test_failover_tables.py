@@ -16,8 +16,8 @@ import pytest
 from airflow_provider_cdc.exceptions import TableSuspendedError, TransientError
 from airflow_provider_cdc.failpoints import ADDITION, SCHEMA_CHANGES
 from airflow_provider_cdc.failpoints import TABLES as SUSPENSION
-from airflow_provider_cdc.phases import apply, dropping, membership, rereading, resnapshot, schema_changes, suspension
-from airflow_provider_cdc.phases.reread import waiting
+from airflow_provider_cdc.phases import apply, dropping, exchanging, membership, rereading, schema_changes, suspension
+from airflow_provider_cdc.phases.staged import waiting
 from airflow_provider_cdc.phases.verify import verify
 from tests.phases.test_failover import Pair
 from tests.phases.test_failover_reread import change, events, fresh, pair, servers
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.one_of("servers")
 #: What no stream follows, so that the table is read again.
 RETYPED = "ALTER TABLE d.keyed MODIFY v VARCHAR(20)"
 ADDS, DROPS = "ALTER TABLE d.keyed ADD w INT", "DROP TABLE d.keyed"
-_MODULES = (apply, dropping, membership, resnapshot, schema_changes, suspension)
+_MODULES = (apply, dropping, membership, exchanging, schema_changes, suspension)
 
 
 @pytest.fixture(autouse=True)

@@ -14,13 +14,15 @@ from typing import Any
 import pytest
 
 from airflow_provider_cdc.core.plan import Chunk, Plan
+from airflow_provider_cdc.core.staged import Staged
 from airflow_provider_cdc.exceptions import CdcError, NotReadyError, TransientError
+from airflow_provider_cdc.failpoints import OUTCOME
 from airflow_provider_cdc.jobs.slices import run_in_threads
-from airflow_provider_cdc.phases import comparing, key_ranges, reread
+from airflow_provider_cdc.phases import comparing, key_ranges, reread, staged
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.groups import Group
-from airflow_provider_cdc.phases.reread import waiting
 from airflow_provider_cdc.phases.snapshot import run_group
+from airflow_provider_cdc.phases.staged import waiting
 from airflow_provider_cdc.phases.stream import begin, run_in_process
 from airflow_provider_cdc.phases.verify import verify
 from tests.support.chance import Killed
@@ -205,7 +207,7 @@ def test_before_the_stream_has_passed_the_snapshot(server: MySQLServer, database
     assert is_equal(server, cli, *TABLES)
 
 
-@pytest.mark.parametrize("place", ["reread.before_commit", "reread.after_commit", "exchanged", "forgotten"])
+@pytest.mark.parametrize("place", ["reread.before_commit", "reread.after_commit", *OUTCOME])
 def test_a_stream_that_dies(server: MySQLServer, cli: Cli, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     damage(server, "number", outside=False)
     damage(server, "two", outside=False)
@@ -214,16 +216,13 @@ def test_a_stream_that_dies(server: MySQLServer, cli: Cli, place: str, monkeypat
     assert cli.resnapshot("part.two", TABLES["two"][2]) == "staged"
     write(server, "number")
 
-    def die(*_: object) -> None:
-        raise Killed(place)
+    def failpoint(name: str) -> None:
+        if name == place:
+            raise Killed(place)
 
     with monkeypatch.context() as patch:
-        if place == "exchanged":
-            patch.setattr(key_ranges, "write_json", die)
-        elif place == "forgotten":
-            patch.setattr(key_ranges, "forget", die)
-        else:
-            patch.setattr(reread, "failpoint", lambda name: die() if name == place else None)
+        for module in (reread, staged):
+            patch.setattr(module, "failpoint", failpoint)
         with pytest.raises(Killed):
             cli.catch_up()
     write(server, "number")
@@ -264,9 +263,9 @@ def test_beside_a_ddl(server: MySQLServer, cli: Cli, monkeypatch: pytest.MonkeyP
     # It meets it behind the reading, and looks for what was read again only then.
     assert cli.resnapshot("part.number", TABLES["number"][2]) == "staged"
     server.session("part", "UPDATE number SET w = 5 WHERE id = 220", "ALTER TABLE number ADD x INT")
-    looks = reread.waiting
+    looks = waiting
 
-    def late(context: Context, plan: Plan, names: list[str]) -> list[reread.Staged]:
+    def late(context: Context, plan: Plan, names: list[str]) -> list[Staged]:
         altered = any("x" in table.sink_schema.names for table in plan.tables)
         return looks(context, plan, names) if altered else []
 

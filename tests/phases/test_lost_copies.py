@@ -13,7 +13,7 @@ import pytest
 from deltalake import write_deltalake
 
 from airflow_provider_cdc.exceptions import TableSuspendedError, TerminalError
-from airflow_provider_cdc.phases import resnapshot, schema_changes
+from airflow_provider_cdc.phases import exchanging, schema_changes
 from airflow_provider_cdc.phases.stream import begin, run_in_process
 from tests.support.cli import Cli
 from tests.support.oracle import compare_all
@@ -90,7 +90,7 @@ def test_gone_and_read_again(server: MySQLServer, cli: Cli, dies: str, monkeypat
     run(server, *(f"DELETE FROM {table} WHERE v LIKE '%7'" for table in TABLES))
     if dies:
         with monkeypatch.context() as patched, pytest.raises(Crash):
-            for module in (resnapshot, schema_changes):
+            for module in (exchanging, schema_changes):
                 patched.setattr(module, "failpoint", fail)
             cli.catch_up()
     cli.catch_up()

@@ -13,7 +13,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from airflow_provider_cdc import failpoints
 from airflow_provider_cdc.exceptions import NotReadyError, TableSuspendedError
-from airflow_provider_cdc.phases import apply, membership, rereading, resnapshot, schema_changes, suspension
+from airflow_provider_cdc.phases import apply, exchanging, membership, rereading, schema_changes, suspension
 from airflow_provider_cdc.phases.status import status
 from airflow_provider_cdc.phases.verify import verify
 from airflow_provider_cdc.sinks.storage import write_json
@@ -240,7 +240,7 @@ def test_killed(server: MySQLServer, database: str, at: str, tmp_path: Path, mon
             raise Died(name)
 
     with monkeypatch.context() as patch:
-        for module in (apply, membership, resnapshot, schema_changes, suspension):
+        for module in (apply, membership, exchanging, schema_changes, suspension):
             if hasattr(module, "failpoint"):
                 patch.setattr(module, "failpoint", die)
         with pytest.raises(Died):

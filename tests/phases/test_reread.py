@@ -35,8 +35,8 @@ from airflow_provider_cdc.phases.apply import stream_marker
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.epoch import Epoch
 from airflow_provider_cdc.phases.groups import Group
-from airflow_provider_cdc.phases.reread import forget, waiting
 from airflow_provider_cdc.phases.snapshot import GroupResult, adopt_published, run_group
+from airflow_provider_cdc.phases.staged import forget, waiting
 from airflow_provider_cdc.phases.stream import begin, run_in_process
 from airflow_provider_cdc.pipeline import Pipeline
 from airflow_provider_cdc.sinks.delta.resume_point import DeltaResumePoint
@@ -494,7 +494,7 @@ def test_each_table_of_a_group_has_an_attempt_of_its_own(copied: World) -> None:
     assert copied.group(1).markers() == {0: 2, 1: 1}
     with copied.cli.opened() as (context, _):
         (staged,) = waiting(context, context.need_plan())
-        forget(copied.group(1), staged.attempt)
+        forget(context, context.need_plan(), 1, staged.attempt)
     copied.cli.catch_up()
     assert not copied.differences()
 

@@ -16,7 +16,7 @@ from deltalake import write_deltalake
 from airflow_provider_cdc import failpoints
 from airflow_provider_cdc.exceptions import CdcError, TableSuspendedError
 from airflow_provider_cdc.jobs.slices import run_in_threads
-from airflow_provider_cdc.phases import apply, reread, resnapshot, schema_changes, suspension
+from airflow_provider_cdc.phases import apply, exchanging, reread, schema_changes, staged, suspension
 from airflow_provider_cdc.phases.snapshot import run_group
 from tests.phases.test_suspension import copied, equal
 from tests.support.cli import Cli, asked_by
@@ -69,7 +69,7 @@ def dies(monkeypatch: pytest.MonkeyPatch, at: str, times: int = 1) -> Any:
             if left[0] == 0:
                 raise Died(name)
 
-    for module in (apply, reread, resnapshot, schema_changes, suspension):
+    for module in (apply, reread, exchanging, staged, schema_changes, suspension):
         if hasattr(module, "failpoint"):
             patched.setattr(module, "failpoint", die)
     return patched

@@ -32,7 +32,7 @@ from airflow_provider_cdc.failpoints import REREAD, SCHEMA_CHANGES, STREAM
 from airflow_provider_cdc.failpoints import TABLES as SUSPENSION
 from airflow_provider_cdc.jobs import batches, slices
 from airflow_provider_cdc.mysql.snapshot import chunk, keyless
-from airflow_provider_cdc.phases import apply, groups, reread, rereading, resnapshot, schema_changes, suspension
+from airflow_provider_cdc.phases import apply, exchanging, groups, reread, rereading, schema_changes, staged, suspension
 from airflow_provider_cdc.phases.stream import begin, run_in_process
 from airflow_provider_cdc.phases.verify import verify
 from airflow_provider_cdc.sinks.delta import compaction, key_index
@@ -51,7 +51,7 @@ _MORE = 20
 _DATABASE = "chance_s"
 #: Seeds of schedules whose copies do not take over all that the source does begin here.
 _POLICIES = 100
-_MODULES = (apply, reread, resnapshot, schema_changes, suspension, batches, slices, groups, chunk, keyless)
+_MODULES = (apply, reread, exchanging, staged, schema_changes, suspension, batches, slices, groups, chunk, keyless)
 #: What may become of a table that an operator reads again while it is altered.
 _REFUSED = ("no longer exists", "was altered", "altered all the time", "cannot be published", "has changed")
 #: The same where some rows are to be read.
