@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
@@ -32,7 +32,6 @@ from airflow_provider_cdc.sinks.protocol import (
     Decide,
     Emptied,
     Fence,
-    Fenced,
     Markers,
     Measured,
     ResumePoint,
@@ -77,9 +76,12 @@ def epoch_fence(pipeline: str, epoch: int) -> Fence:
     return Fence(f"cdc/{pipeline}/epoch", epoch)
 
 
-def highest_epoch(pipeline: str, tables: Sequence[Fenced]) -> int:
-    """The highest epoch that any of the tables knows of."""
-    return max((table.markers().get(epoch_fence(pipeline, 0).name) or 0 for table in tables), default=0)
+def highest_epoch(pipeline: str, markers: Iterable[Markers]) -> int:
+    """The highest epoch that any of the tables knows of.
+
+    :param markers: of each table, and of the resume point.
+    """
+    return max((found.get(epoch_fence(pipeline, 0).name) or 0 for found in markers), default=0)
 
 
 def stream_marker(pipeline: str) -> str:

@@ -20,6 +20,7 @@ from airflow_provider_cdc.jobs.batches import StreamJob
 from airflow_provider_cdc.phases.apply import Applied, Applier
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.dropping import empty_copy
+from airflow_provider_cdc.phases.fencing import end_fence
 from airflow_provider_cdc.phases.groups import coverage
 from airflow_provider_cdc.phases.inbox import Inbox
 from airflow_provider_cdc.phases.key_ranges import exchange_ranges
@@ -67,7 +68,7 @@ class Epoch:
     :param rest: lets go of the source, before a pause.
     :param lease: seconds for which it continues without a task that supervises it.
 
-    ``observer`` writes down what people look at.
+    ``observer`` writes down what people look at. ``has_ended`` says that nothing was left uncertain when it was over.
     """
 
     context: Context
@@ -95,7 +96,9 @@ class Epoch:
     changes: int = 0
     going: bool = True
     read_again: set[int] = field(default_factory=set)
+    has_ended: bool = False
     observer: Observer = field(init=False)
+    _certain: bool = True
     _looked: float = -_LOOK_SECONDS
     _requests: list[RequestRow] = field(default_factory=list)
 
@@ -150,16 +153,26 @@ class Epoch:
         :param run_section: applies batches until the section is over.
         """
         work: Callable[[], None] = self.publish
-        while True:
-            if self.inbox.paused and not self._resumed():
-                return
+        while not self.inbox.paused or self._resumed():
             try:
                 work()
             except CdcError as error:
+                self._certain = False
                 self.suspend(error)
             if self.over():
-                return
+                break
             work = partial(self._section, run_section)
+        self.has_ended = self._certain
+
+    def say_ended(self) -> None:
+        """Say in the sink that nothing is committed under this epoch any more, if that is certain.
+
+        It is not where something went wrong: a commit whose answer was lost may still arrive at an object store. Then
+        the next epoch shuts this one out.
+        """
+        if self.has_ended:
+            with suppress(CdcError, OSError):  # likewise
+                self.context.sink.resume_point().raise_fence(end_fence(self.plan.pipeline, self.number))
 
     def _resumed(self) -> bool:
         """Wait until somebody resumes it, and read nothing meanwhile.

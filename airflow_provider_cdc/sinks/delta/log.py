@@ -99,6 +99,11 @@ class Log:
             self._forget()  # nothing is to be committed on it, whoever tries
             raise
 
+    def look_for_checkpoint(self) -> None:
+        """Learn of the newest checkpoint, whoever has written it."""
+        if found := _CHECKPOINT.fullmatch(next(iter(self._checkpoint()), "")):
+            self.checkpointed = min(int(found[1]), self.version)
+
     def dead(self, file: LiveFile) -> BitMap:
         """The dead rows of a file; not to be changed."""
         if file.vector is None:
