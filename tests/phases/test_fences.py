@@ -53,8 +53,9 @@ def fence_of(cli: Cli, name: str) -> int | None:
 
 def epoch_of(cli: Cli) -> int:
     """The epoch that stands in the resume point: that of the last run."""
-    found = cli.context.sink.resume_point().markers()
-    return found[epoch_fence(cli.value["name"], 0).name]
+    found = cli.context.sink.resume_point().markers().get(epoch_fence(cli.value["name"], 0).name)
+    assert found is not None
+    return found
 
 
 def test_a_table_that_nobody_touches_gets_no_commit(cli: Cli, mysql_server: MySQLServer, database: str) -> None:
