@@ -32,6 +32,7 @@ from airflow_provider_cdc.phases.reread import Staged, publish_staged, requests,
 from airflow_provider_cdc.phases.rereading import Rereading
 from airflow_provider_cdc.phases.resnapshot import index_of, rejoin, table_of
 from airflow_provider_cdc.phases.schema_changes import follow
+from airflow_provider_cdc.phases.superseded import remove_superseded_steps
 from airflow_provider_cdc.phases.suspension import (
     concerned,
     suspend_as_asked,
@@ -228,6 +229,7 @@ class Epoch:
     def _next_section(self) -> None:
         self.job = replace(self.job, section=self.job.section + 1)
         self.start, self.before_ddl, self.anew = self.applier.at, False, False
+        remove_superseded_steps(self.context.storage, self.context.layout, self.plan)
         self.observer.look()
 
     def carry_out(self) -> None:

@@ -34,6 +34,7 @@ from airflow_provider_cdc.phases.restarts import note_restart
 from airflow_provider_cdc.phases.resuming import find_place
 from airflow_provider_cdc.phases.schema_changes import finish
 from airflow_provider_cdc.phases.snapshot import adopt_published
+from airflow_provider_cdc.phases.superseded import remove_superseded_steps
 from airflow_provider_cdc.phases.suspension import (
     check_none_suspended,
     told,
@@ -122,6 +123,7 @@ def _begin(context: Context, store: Store, asked: Traffic, *, catch_up: bool, lo
     # Epochs before this one are over, or shut out: nothing of theirs is needed any more.
     context.local.clear_checkpoints()
     context.sink.staging().clear(plan.tables, number)
+    remove_superseded_steps(context.storage, context.layout, plan)
     job = StreamJob(
         connect_args=dict(context.connect_args),
         planner=pipeline.replica(slots.STREAM),

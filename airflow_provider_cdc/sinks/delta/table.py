@@ -306,6 +306,7 @@ class DeltaTarget(Slices):
     def tidy(self) -> None:
         """Delete files that nobody needs, and write a checkpoint of the log if one is due."""
         log, commits = self.load(), None
+        self._forget_revived()  # an object that only looks after the table never commits rows, and would keep them all
         ended = not self.options.vectors and uses_vectors(log.protocol, log.configuration)
         if ended and not any(file.vector for file in log.files.values()):
             log.commit(switched(log.protocol, log.metadata, vectors=False), "DROP FEATURE")  # else the next time
