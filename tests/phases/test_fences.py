@@ -9,13 +9,16 @@ import pytest
 
 from airflow_provider_cdc.exceptions import FencedError, TerminalError, TransientError
 from airflow_provider_cdc.phases.apply import Applier, epoch_fence
+from airflow_provider_cdc.phases.fencing import raise_fences
 from airflow_provider_cdc.phases.stream import begin, run_in_process
 from airflow_provider_cdc.phases.upkeep import maintain
 from airflow_provider_cdc.sinks.delta import table as module
 from airflow_provider_cdc.sinks.delta import upkeep
 from airflow_provider_cdc.sinks.delta.log import Log
 from airflow_provider_cdc.sinks.delta.resume_point import DeltaResumePoint
+from airflow_provider_cdc.sinks.delta.sink import DeltaSink
 from airflow_provider_cdc.sinks.storage import LocalStorage
+from tests.sinks.conformance import KEYED, KEYLESS
 from tests.support.cli import Cli
 from tests.support.servers import MySQLServer
 
@@ -168,6 +171,18 @@ def test_two_processes_with_the_number_of_one_epoch(cli: Cli, monkeypatch: pytes
         cli.catch_up()
     cli.catch_up()
     assert fence_of(cli, "still") == epoch_of(cli) == number + 1
+
+
+def test_a_table_that_has_never_had_a_fence(tmp_path: Path) -> None:
+    """As long as it has none, a group that is read again publishes its rows by itself."""
+    sink = DeltaSink(str(tmp_path), "p")
+    tables = {index: sink.table(table) for index, table in enumerate((KEYED, KEYLESS))}
+    for table in tables.values():
+        table.create("p")
+    tables[1].raise_fence(epoch_fence("p", 1))
+    known = {index: table.markers() for index, table in tables.items()}
+    raise_fences("p", epoch_fence("p", 2), tables, known, all_over=True)
+    assert [table.markers() for table in tables.values()] == [{"cdc/p/epoch": 2}, {"cdc/p/epoch": 1}]
 
 
 # ---------------------------------------------------------------- short runs without end
