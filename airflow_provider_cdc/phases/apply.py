@@ -76,6 +76,11 @@ def epoch_fence(pipeline: str, epoch: int) -> Fence:
     return Fence(f"cdc/{pipeline}/epoch", epoch)
 
 
+def end_fence(pipeline: str, epoch: int) -> Fence:
+    """What an epoch that has ended writes into the resume point: it commits nothing any more."""
+    return Fence(f"cdc/{pipeline}/ended", epoch)
+
+
 def highest_epoch(pipeline: str, markers: Iterable[Markers]) -> int:
     """The highest epoch that any of the tables knows of.
 
@@ -173,6 +178,10 @@ class Applier:
         :raises FencedError: if one has.
         """
         self._progress.write(self._at, self.lineage, self.fence)
+
+    def say_ended(self) -> None:
+        """Say in the sink that nothing is committed under this epoch any more."""
+        self._progress.raise_fence(end_fence(self._plan.pipeline, self.fence.value))
 
     def go_on_without(self, plan: Plan) -> None:
         """Go on without a table that was suspended.

@@ -20,7 +20,6 @@ from airflow_provider_cdc.jobs.batches import StreamJob
 from airflow_provider_cdc.phases.apply import Applied, Applier
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.dropping import empty_copy
-from airflow_provider_cdc.phases.fencing import end_fence
 from airflow_provider_cdc.phases.groups import coverage
 from airflow_provider_cdc.phases.inbox import Inbox
 from airflow_provider_cdc.phases.key_ranges import exchange_ranges
@@ -173,7 +172,7 @@ class Epoch:
         """
         if self.has_ended:
             with suppress(CdcError, OSError):  # likewise
-                self.context.sink.resume_point().raise_fence(end_fence(self.plan.pipeline, self.number))
+                self.applier.say_ended()
 
     def _resumed(self) -> bool:
         """Wait until somebody resumes it, and read nothing meanwhile.

@@ -9,13 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from airflow_provider_cdc.exceptions import TransientError
-from airflow_provider_cdc.phases.apply import epoch_fence
+from airflow_provider_cdc.phases.apply import end_fence, epoch_fence
 from airflow_provider_cdc.sinks.protocol import Fence, Fenced, Markers, ResumePoint
-
-
-def end_fence(pipeline: str, epoch: int) -> Fence:
-    """What an epoch that has ended writes into the resume point: it commits nothing any more."""
-    return Fence(f"cdc/{pipeline}/ended", epoch)
 
 
 def claim_epoch(pipeline: str, progress: ResumePoint, fence: Fence) -> bool:

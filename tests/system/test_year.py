@@ -31,8 +31,8 @@ from airflow_provider_cdc.mysql.binlog.events.table_map import LONG, TableMap, W
 from airflow_provider_cdc.mysql.binlog.kernels import walk_state
 from airflow_provider_cdc.mysql.binlog.walk import tables as walk_tables
 from airflow_provider_cdc.mysql.server.charsets import UNICODE
-from airflow_provider_cdc.phases.apply import epoch_fence, highest_epoch
-from airflow_provider_cdc.phases.fencing import claim_epoch, end_fence, raise_fences
+from airflow_provider_cdc.phases.apply import end_fence, epoch_fence, highest_epoch
+from airflow_provider_cdc.phases.fencing import claim_epoch, raise_fences
 from airflow_provider_cdc.phases.superseded import remove_superseded_steps
 from airflow_provider_cdc.phases.upkeep import compact
 from airflow_provider_cdc.sinks.delta import log as delta_log
