@@ -152,17 +152,22 @@ class Epoch:
 
         :param run_section: applies batches until the section is over.
         """
+        self._drive(run_section)
+        self.has_ended = self._certain
+
+    def _drive(self, run_section: Callable[[], None]) -> None:
         work: Callable[[], None] = self.publish
-        while not self.inbox.paused or self._resumed():
+        while True:
+            if self.inbox.paused and not self._resumed():
+                return
             try:
                 work()
             except CdcError as error:
                 self._certain = False
                 self.suspend(error)
             if self.over():
-                break
+                return
             work = partial(self._section, run_section)
-        self.has_ended = self._certain
 
     def say_ended(self) -> None:
         """Say in the sink that nothing is committed under this epoch any more, if that is certain.

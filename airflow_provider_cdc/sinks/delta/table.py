@@ -305,14 +305,14 @@ class DeltaTarget(Slices):
 
     def tidy(self) -> None:
         """Delete files that nobody needs, and write a checkpoint of the log if one is due."""
-        log, commits = self.load(), None
-        self._forget_revived()  # an object that only looks after the table never commits rows, and would keep them all
+        log = self.load()
         ended = not self.options.vectors and uses_vectors(log.protocol, log.configuration)
         if ended and not any(file.vector for file in log.files.values()):
             log.commit(switched(log.protocol, log.metadata, vectors=False), "DROP FEATURE")  # else the next time
-            commits = 0  # one that does not say the old protocol
+            log.checkpointed = None
+        self._forget_revived()  # an object that only looks after the table never commits rows, and would keep them all
         sweep(log)
-        checkpoint(log, commits)
+        checkpoint(log)
 
     def compactions(self, *, purge: bool = False) -> list[Compaction]:
         """What there is to do so that files are neither many nor small, and dead rows few: each can be run anywhere.

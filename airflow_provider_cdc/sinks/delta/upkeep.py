@@ -46,9 +46,10 @@ def checkpoint(log: Log, commits: int | None = None) -> None:
     """
     if not is_due(log, commits):
         return
-    log.look_for_checkpoint()  # another process may have written one
-    if not is_due(log, commits):
-        return
+    if log.checkpointed is not None:  # else one of the protocol that is in force is wanted
+        log.look_for_checkpoint()  # another process may have written one
+        if not is_due(log, commits):
+            return
     try:
         table = DeltaTable(log.storage.uri(), storage_options=log.storage.options() or None)
         table.create_checkpoint()
