@@ -162,6 +162,11 @@ class Plan:
         found = (s for s in self.steps if isinstance(s, Suspended) and (s.table, s.revision) == (table, revision))
         return next(found, None)
 
+    @staticmethod
+    def is_addition(step: Step) -> bool:
+        """Whether a step adds a table to the plan."""
+        return isinstance(step, Suspended) and step.schema is not None
+
     def definitions_of(self, lineage: Lineage) -> tuple[Definitions, ...]:
         """The definitions over time, for those who read the binlog of a lineage's newest segment.
 

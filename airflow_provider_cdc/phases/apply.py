@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
@@ -32,7 +32,6 @@ from airflow_provider_cdc.sinks.protocol import (
     Decide,
     Emptied,
     Fence,
-    Fenced,
     Markers,
     Measured,
     ResumePoint,
@@ -78,9 +77,17 @@ def epoch_fence(pipeline: str, epoch: int) -> Fence:
     return Fence(f"cdc/{pipeline}/epoch", epoch)
 
 
-def highest_epoch(pipeline: str, tables: Sequence[Fenced]) -> int:
-    """The highest epoch that any of the tables knows of."""
-    return max((table.markers().get(epoch_fence(pipeline, 0).name) or 0 for table in tables), default=0)
+def end_fence(pipeline: str, epoch: int) -> Fence:
+    """What an epoch that has ended writes into the resume point: it commits nothing any more."""
+    return Fence(f"cdc/{pipeline}/ended", epoch)
+
+
+def highest_epoch(pipeline: str, markers: Iterable[Markers]) -> int:
+    """The highest epoch that any of the tables knows of.
+
+    :param markers: of each table, and of the resume point.
+    """
+    return max((found.get(epoch_fence(pipeline, 0).name) or 0 for found in markers), default=0)
 
 
 def stream_marker(pipeline: str) -> str:
@@ -158,6 +165,10 @@ class Applier:
         :raises FencedError: if one has.
         """
         self._progress.write(self._at, self.lineage, self.fence)
+
+    def say_ended(self) -> None:
+        """Say in the sink that nothing is committed under this epoch any more."""
+        self._progress.raise_fence(end_fence(self._plan.pipeline, self.fence.value))
 
     def go_on_without(self, plan: Plan) -> None:
         """Go on without a table that was suspended.

@@ -16,7 +16,6 @@ from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.core.progress import ChunkProgress
 from airflow_provider_cdc.core.schema_policy import SchemaPolicy
 from airflow_provider_cdc.core.start import SNAPSHOT, start_text
-from airflow_provider_cdc.core.steps import Rejoined
 from airflow_provider_cdc.core.store_access import StoreAccess, access_of
 from airflow_provider_cdc.exceptions import NotReadyError
 from airflow_provider_cdc.failpoints import failpoint
@@ -26,7 +25,7 @@ from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.mysql.snapshot.planner import make_plan
 from airflow_provider_cdc.phases.liveness import Watcher
 from airflow_provider_cdc.pipeline import Pipeline
-from airflow_provider_cdc.sinks.layout import Layout, LocalFiles, amendments_of, read_plan
+from airflow_provider_cdc.sinks.layout import Layout, LocalFiles, amendments_of, read_plan, step_name
 from airflow_provider_cdc.sinks.protocol import Adopting, Feature
 from airflow_provider_cdc.sinks.registry import open_sink
 from airflow_provider_cdc.sinks.storage import Storage, storage_at, write_json_once
@@ -213,10 +212,12 @@ class Context:
 
     def newest(self, plan: Plan) -> Plan:
         """The plan as it is now: itself, unless a table was planned again, or a DDL followed, since it was read."""
-        amended = amendments_of(self.storage, self.layout, plan.generation)
-        kept = [step for step in plan.steps if not isinstance(step, Rejoined)]  # those count as revisions
-        known = len(kept) + sum(map(plan.revision, range(len(plan.definitions))))
-        return plan if len(amended) == known else self.need_plan()
+        layout, generation = self.layout, plan.generation
+        known = {step_name(layout, generation, step) for step in plan.steps}
+        for table in range(len(plan.definitions)):
+            known |= {layout.amendment(generation, table, number + 1) for number in range(plan.revision(table))}
+        # Fewer are there when some were removed that nothing goes by any more.
+        return plan if known.issuperset(amendments_of(self.storage, layout, generation)) else self.need_plan()
 
     def need_plan(self) -> Plan:
         """The plan in the sink.

@@ -33,6 +33,7 @@ from airflow_provider_cdc.phases.rereading import Rereading
 from airflow_provider_cdc.phases.resnapshot import index_of
 from airflow_provider_cdc.phases.schema_changes import follow
 from airflow_provider_cdc.phases.staged import requests, waiting
+from airflow_provider_cdc.phases.superseded import remove_superseded_steps
 from airflow_provider_cdc.phases.suspension import (
     concerned,
     suspend_as_asked,
@@ -69,7 +70,7 @@ class Epoch:
     :param rest: lets go of the source, before a pause.
     :param lease: seconds for which it continues without a task that supervises it.
 
-    ``observer`` writes down what people look at.
+    ``observer`` writes down what people look at. ``has_ended`` says that nothing was left uncertain when it was over.
     """
 
     context: Context
@@ -97,7 +98,9 @@ class Epoch:
     changes: int = 0
     going: bool = True
     read_again: set[int] = field(default_factory=set)
+    has_ended: bool = False
     observer: Observer = field(init=False)
+    _certain: bool = True
     _looked: float = -_LOOK_SECONDS
     _requests: list[RequestRow] = field(default_factory=list)
 
@@ -151,6 +154,10 @@ class Epoch:
 
         :param run_section: applies batches until the section is over.
         """
+        self._drive(run_section)
+        self.has_ended = self._certain
+
+    def _drive(self, run_section: Callable[[], None]) -> None:
         work: Callable[[], None] = self.publish
         while True:
             if self.inbox.paused and not self._resumed():
@@ -158,10 +165,21 @@ class Epoch:
             try:
                 work()
             except CdcError as error:
+                self._certain = False
                 self.suspend(error)
             if self.over():
                 return
             work = partial(self._section, run_section)
+
+    def say_ended(self) -> None:
+        """Say in the sink that nothing is committed under this epoch any more, if that is certain.
+
+        It is not where something went wrong: a commit whose answer was lost may still arrive at an object store. Then
+        the next epoch shuts this one out.
+        """
+        if self.has_ended:
+            with suppress(CdcError, OSError):  # likewise
+                self.applier.say_ended()
 
     def _resumed(self) -> bool:
         """Wait until somebody resumes it, and read nothing meanwhile.
@@ -217,6 +235,7 @@ class Epoch:
     def _next_section(self) -> None:
         self.job = replace(self.job, section=self.job.section + 1)
         self.start, self.before_ddl, self.anew = self.applier.at, False, False
+        remove_superseded_steps(self.context.storage, self.context.layout, self.plan)
         self.observer.look()
 
     def carry_out(self) -> None:

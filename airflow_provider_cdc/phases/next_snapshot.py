@@ -64,7 +64,7 @@ def _begin_again(context: Context, store: Store) -> None:
     context.need(Feature.REREAD, "stream.on_purged is reread")
     context.watcher.refuse(store, name)
     written: list[Fenced] = [table for table in (*targets(context, plan), progress) if table.exists()]
-    fence = epoch_fence(name, highest_epoch(name, written) + 1)
+    fence = epoch_fence(name, highest_epoch(name, [table.markers() for table in written]) + 1)
     for table in written:  # a stream that was taken for lost cannot write any more
         table.raise_fence(fence)
     failpoint("next_snapshot.after_fence")

@@ -23,6 +23,7 @@ from airflow_provider_cdc.jobs.slices import run_in_threads as run_slices
 from airflow_provider_cdc.phases.apply import Applier, epoch_fence, highest_epoch
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.epoch import Epoch
+from airflow_provider_cdc.phases.fencing import claim_epoch, raise_fences
 from airflow_provider_cdc.phases.groups import coverage, targets
 from airflow_provider_cdc.phases.inbox import Inbox
 from airflow_provider_cdc.phases.liveness import Heart, whoami
@@ -33,6 +34,7 @@ from airflow_provider_cdc.phases.restarts import note_restart
 from airflow_provider_cdc.phases.resuming import find_place
 from airflow_provider_cdc.phases.schema_changes import finish
 from airflow_provider_cdc.phases.snapshot import adopt_published
+from airflow_provider_cdc.phases.superseded import remove_superseded_steps
 from airflow_provider_cdc.phases.suspension import (
     check_none_suspended,
     told,
@@ -53,7 +55,7 @@ _OTHER_LISTS = "Undo the change, or set stream.on_table_error to suspend: then t
 
 
 def begin(context: Context, store: Store, *, catch_up: bool, log: str | None = None, ui: str | None = None) -> Epoch:
-    """Take over the stream: a new epoch, the fence in every table, then the resume point and its checks.
+    """Take over the stream: a new epoch, which shuts out older ones, then the resume point and its checks.
 
     :param catch_up: end at the position that the server has now (at least where the snapshot's last chunk ended).
     :param log: file that this process writes to, if any.
@@ -89,7 +91,8 @@ def _begin(context: Context, store: Store, asked: Traffic, *, catch_up: bool, lo
     progress.create()
     for line in told(context, planned):
         context.reporter.line(line)
-    highest = highest_epoch(pipeline.name, [*(tables[index] for index in plan.active), progress])
+    known = {index: tables[index].markers() for index in plan.active}
+    highest = highest_epoch(pipeline.name, [*known.values(), progress.markers()])
     details: dict[str, Any] = {"mode": "catch_up" if catch_up else "continuous", "log": log, "ui": ui}
     details |= {"machine": machine() or None, "settings": fingerprint(pipeline)}
     number = store.new_epoch(pipeline.name, highest, *whoami(), refuse=context.watcher.confirm, details=details)
@@ -98,13 +101,14 @@ def _begin(context: Context, store: Store, asked: Traffic, *, catch_up: bool, lo
         # A failover reads binlog for as long as it takes.
         with Heart(store, pipeline.name, number, details, stop, lambda: False, hear=inbox.hear):
             fence = epoch_fence(pipeline.name, number)
+            all_over = claim_epoch(pipeline.name, progress, fence)
             other = {
                 index: NotFollowedError(why, _OTHER_LISTS, table=plan.tables[index].label)
                 for index, why in context.other_columns(plan).items()
             }
             plan = without(context, plan, {**other, **finish(context, plan, fence)})
-            for target in (*(tables[index] for index in plan.active), progress):
-                target.raise_fence(fence)
+            going = {index: tables[index] for index in plan.active}
+            raise_fences(pipeline.name, fence, going, known, all_over=all_over)
             write_down(context, store, plan, [step for step in plan.suspended if step not in planned.suspended])
             held = coverage(context, plan, tables) or held  # up to the fence a group may have been read again
             upkeep = Upkeep(targets(context, plan), run_in_threads, context.reporter.line)
@@ -116,9 +120,10 @@ def _begin(context: Context, store: Store, asked: Traffic, *, catch_up: bool, lo
     except CdcError as error:
         store.end_stream(pipeline.name, number, "failed", str(error), kind_of(error))
         raise
-    # Epochs before this one are fenced: nothing of theirs is needed any more.
+    # Epochs before this one are over, or shut out: nothing of theirs is needed any more.
     context.local.clear_checkpoints()
     context.sink.staging().clear(plan.tables, number)
+    remove_superseded_steps(context.storage, context.layout, plan)
     job = StreamJob(
         connect_args=dict(context.connect_args),
         planner=pipeline.replica(slots.STREAM),
@@ -241,6 +246,7 @@ class _Life:
         epoch.going = False
         with counting(epoch.asked):
             epoch.upkeep.__exit__()
+            epoch.say_ended()
             epoch.observer.write()
         self._heart.__exit__()
         with suppress(CdcError, SQLAlchemyError):  # an outage of the bookkeeping must not hide how it ended

@@ -75,6 +75,9 @@ def maintain(context: Context, run: Runner, *, purge: bool = False) -> dict[str,
             table.tidy()
         context.reporter.line(f"{schema.label}: {count or 'no'} compaction{'' if count == 1 else 's'}")
         found.append({"table": schema.label, "compactions": count})
+    progress = context.sink.resume_point()
+    if progress.exists():
+        progress.tidy()
     return {"tables": found}
 
 

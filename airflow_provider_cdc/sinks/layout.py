@@ -22,6 +22,7 @@ from pathlib import Path
 from airflow_provider_cdc import rights
 from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.core.schema import TableSchema
+from airflow_provider_cdc.core.steps import Followed, Rejoined, Step
 from airflow_provider_cdc.core.store_address import StoreAddress, folder_of
 from airflow_provider_cdc.exceptions import NotReadyError
 from airflow_provider_cdc.sinks.storage import Storage, read_json
@@ -203,7 +204,22 @@ def read_plan(storage: Storage, layout: Layout) -> Plan | None:
     if found is None:
         return None
     plan = Plan.from_json(found)
-    return plan.amended(read_json(storage, name) for name in amendments_of(storage, layout, plan.generation))
+    while True:
+        amendments = [read_json(storage, name) for name in amendments_of(storage, layout, plan.generation)]
+        if None not in amendments:
+            return plan.amended(amendments)
+        # One was removed since it was listed: so a newer one of its table is there, which may not have been listed.
+
+
+def step_name(layout: Layout, generation: int, step: Step) -> str:
+    """Name of the file in which a step is written down."""
+    if isinstance(step, Followed):
+        return layout.definition(generation, step.table, step.seq)
+    if isinstance(step, Rejoined):
+        return layout.amendment(generation, step.table, step.revision)
+    if step.schema is not None:
+        return layout.addition(generation, step.table)
+    return layout.suspension(generation, step.table, step.revision)
 
 
 def amendments_of(storage: Storage, layout: Layout, generation: int) -> list[str]:

@@ -146,9 +146,10 @@ class Fenced(Protocol):
     def markers(self) -> Markers:
         """The markers as they stand; none if it was not created."""
 
-    def raise_fence(self, fence: Fence) -> None:
+    def raise_fence(self, fence: Fence) -> bool:
         """Write a fence's value, if it does not stand there yet; from then on smaller values cannot commit.
 
+        :returns: whether this call has written it.
         :raises FencedError: if a larger one stands there.
         """
 
@@ -400,6 +401,12 @@ class ResumePoint(Fenced, Protocol):
         """Replace the resume point.
 
         :raises FencedError: if a newer epoch has taken over.
+        """
+
+    def tidy(self) -> None:
+        """Delete what nobody needs any more. It need not be called: each write keeps in bounds what is there.
+
+        :raises CdcError: if that is not possible now.
         """
 
 

@@ -11,10 +11,10 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from airflow_provider_cdc import rights
 from airflow_provider_cdc.core.store_access import StoreAccess
@@ -22,6 +22,10 @@ from airflow_provider_cdc.core.store_address import StoreAddress, folder_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+_T = TypeVar("_T")
+#: How often a folder is made again that somebody removes, since it is empty, before there is a file in it.
+_TRIES = 10
 
 
 class Storage(Protocol):
@@ -65,7 +69,7 @@ class Storage(Protocol):
         """
 
     def delete(self, *names: str) -> None:
-        """Delete files; those that are not there are passed over."""
+        """Delete files; those that are not there are passed over. A folder that is empty then is no more."""
 
     def clear(self, folder: str) -> None:
         """Delete a folder with everything below it, as far as that is possible now. It must not be the root."""
@@ -185,9 +189,12 @@ class LocalStorage:
 
     def delete(self, *names: str) -> None:
         """See :class:`Storage`."""
-        for name in names:
+        paths = [self._path(name) for name in names]
+        for path in paths:
             with suppress(FileNotFoundError, NotADirectoryError):
-                self._path(name).unlink()
+                path.unlink()
+        for folder in {path.parent for path in paths}:
+            self._remove_empty(folder)
 
     def clear(self, folder: str) -> None:
         """See :class:`Storage`."""
@@ -198,9 +205,7 @@ class LocalStorage:
         import pyarrow as pa  # not for those that only look at plans and manifests
 
         path = self._path(name)
-        if mode == "wb":
-            path.parent.mkdir(parents=True, exist_ok=True)
-        return pa.OSFile(str(path), mode)
+        return pa.OSFile(str(path), mode) if mode == "rb" else _in_folder(path, lambda: pa.OSFile(str(path), mode))
 
     def within(self, folder: str) -> LocalStorage:
         """See :class:`Storage`."""
@@ -222,20 +227,37 @@ class LocalStorage:
         """See :class:`Storage`."""
         return {}
 
+    def _remove_empty(self, folder: Path) -> None:
+        """Remove a folder if it is empty, and those above it: else each run of a stream would leave some."""
+        while folder != self._root:
+            try:
+                folder.rmdir()
+            except OSError:  # something is in it, or it is gone
+                return
+            folder = folder.parent
+
     def _path(self, name: str) -> Path:
         return self._root / checked_name(name, self._root)
 
     @contextmanager
     def _unfinished(self, name: str, data: bytes) -> Iterator[Path]:
         """The data in a file under a name of its own, in the folder of the file that it is to become."""
-        folder = self._path(name).parent
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f".{uuid.uuid4().hex}.tmp"
+        path = self._path(name).parent / f".{uuid.uuid4().hex}.tmp"
         try:
-            path.write_bytes(data)
+            _in_folder(path, lambda: path.write_bytes(data))
             yield path
         finally:
             path.unlink(missing_ok=True)
+
+
+def _in_folder(path: Path, create: Callable[[], _T]) -> _T:
+    """Create a file, and its folder, which another process removes at any moment when it is empty."""
+    for _ in range(_TRIES):
+        with suppress(FileNotFoundError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return create()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return create()
 
 
 def _pass_missing(error: OSError) -> None:

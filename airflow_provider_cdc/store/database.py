@@ -21,7 +21,7 @@ from airflow_provider_cdc.store.engine import make_engine
 VERSION_TABLE = "cdc_alembic_version"
 
 #: The newest migration. Known here, so that Alembic is loaded only where something is to be migrated.
-HEAD = "0010"
+HEAD = "0011"
 #: A server that is away, or that takes no writes: PostgreSQL calls the latter an internal error.
 _OUTAGES = (exc.OperationalError, exc.InterfaceError, exc.InternalError, exc.TimeoutError)
 #: How long another migration is waited for in MySQL; it copies tables.

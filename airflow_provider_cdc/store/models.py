@@ -85,13 +85,21 @@ class Base(DeclarativeBase):
 
 
 class PipelineRow(Base):
-    """A pipeline, the server it reads, and the highest epoch given out."""
+    """A pipeline, the server it reads, and the highest epoch given out.
+
+    ``past_batches`` and the like are sums over those runs of its stream that are not kept any more.
+    """
 
     __tablename__ = "pipelines"
     name: Mapped[str] = mapped_column(primary_key=True)
     server_uuid: Mapped[str]
     created_at: Mapped[datetime]
     epoch: Mapped[int] = mapped_column(default=0)
+    past_batches: Mapped[int] = _sum()
+    past_changes: Mapped[int] = _sum()
+    past_bytes: Mapped[int] = _sum()
+    past_seconds: Mapped[float] = _sum()
+    past_lag_max_ms: Mapped[float | None]
 
 
 class SnapshotRow(Base):

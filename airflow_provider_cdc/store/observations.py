@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
-from sqlalchemy import delete, exc, select
+from sqlalchemy import exc, select
 
 from airflow_provider_cdc.store.database import Database
-from airflow_provider_cdc.store.models import RequestRow, SampleRow, TableStateRow, clean, now
+from airflow_provider_cdc.store.models import SampleRow, TableStateRow, clean, now
+from airflow_provider_cdc.store.pruning import prune
 from airflow_provider_cdc.store.values import Compacted, TableStanding
 
-#: How long samples are kept, and requests that are over.
-KEPT_SAMPLES = timedelta(days=7)
 #: Rows of tables that are looked up one by one; of more, all are read.
 _FEW = 20
 _COUNTS = ("inserts", "updates", "deletes")
@@ -38,8 +37,8 @@ class ObservationStore(Database):
         batches: int = 0,
         unknown: str | None = None,
     ) -> None:
-        """Write down how far a pipeline is behind now; parameters as of :class:`SampleRow`. Old samples go, and old
-        requests that are over.
+        """Write down how far a pipeline is behind now; parameters as of :class:`SampleRow`. What is older than
+        what is kept goes (:mod:`~airflow_provider_cdc.store.pruning`).
         """
         values = {"lag_seconds": lag_seconds, "lag_bytes": lag_bytes, "purge_hours": purge_hours}
         at = now()
@@ -55,11 +54,7 @@ class ObservationStore(Database):
                     unknown=clean(unknown),
                 )
             )
-            until = at - KEPT_SAMPLES
-            old = SampleRow.pipeline == pipeline, SampleRow.at < until
-            over = RequestRow.pipeline == pipeline, RequestRow.finished_at < until
-            for row, condition in ((SampleRow, old), (RequestRow, over)):
-                session.execute(delete(row).where(*condition), execution_options={"synchronize_session": False})
+            prune(session, pipeline, at)
 
     def samples(self, pipeline: str, since: datetime) -> list[SampleRow]:
         """The samples from a moment on, the oldest first."""

@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 from airflow_provider_cdc.exceptions import NotReadyError
 from airflow_provider_cdc.store.database import Database, changed
 from airflow_provider_cdc.store.models import ChunkRow, GroupRow, SnapshotRow, TableRow, now
+from airflow_provider_cdc.store.pruning import prune_snapshots
 from airflow_provider_cdc.store.values import GroupProgress, TableProgress
 
 _BULK = 10_000
@@ -61,6 +62,7 @@ class SnapshotStore(Database):
                 for model, rows in ((TableRow, table_rows), (GroupRow, group_rows), (ChunkRow, chunk_rows)):
                     for start in range(0, len(rows), _BULK):
                         session.connection().execute(insert(cast(Table, model.__table__)), rows[start : start + _BULK])
+                prune_snapshots(session, pipeline, generation)
                 return True
         except exc.IntegrityError:
             if self.plan(pipeline, generation) is None:

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sqlalchemy import and_, delete, func, select, update
+from sqlalchemy import and_, func, select, update
 
 from airflow_provider_cdc.core.supervision import later_try
 from airflow_provider_cdc.exceptions import NotReadyError
 from airflow_provider_cdc.store.database import Database, changed
 from airflow_provider_cdc.store.models import BatchRow, PipelineRow, RequestRow, StreamRow, clean, now
+from airflow_provider_cdc.store.pruning import SUMS, prune, prune_batches
 from airflow_provider_cdc.store.values import BatchTotals, Beat, EpochTotals
 
-#: So many batches of a pipeline are kept at least: about 5 MB. One that is looked for in status is much younger.
-KEPT_BATCHES = 10_000
-#: How often old ones are removed (batches), and how many at once: those of an older version go step by step.
-_PRUNE_EVERY, _PRUNE_MOST = 100, 1000
+#: How often old batches are removed, in batches of one run.
+_PRUNE_EVERY = 100
 #: States of requests that a stream has to see to.
 _UNFINISHED = ("open", "taken")
 
@@ -62,6 +61,8 @@ class StreamStore(Database):
             error = f"epoch {epoch} has taken over"
             changed(session, older.values(state="failed", desired_state="stop", error=error))
             session.add(_run(pipeline, epoch, host, pid, pid_started, {**(details or {}), **paused}))
+            session.flush()
+            prune(session, pipeline, now())
             return epoch
 
     def restore_epoch(
@@ -222,21 +223,8 @@ class StreamStore(Database):
             row.traffic = traffic[0] if traffic else None
             session.merge(row)
         if batch_id % _PRUNE_EVERY == 0:
-            self._prune(pipeline)
-
-    def _prune(self, pipeline: str) -> None:
-        """Remove some of the batches that are older than the newest ones; all that is looked at is the index."""
-        key, mine = (BatchRow.epoch, BatchRow.batch_id), BatchRow.pipeline == pipeline
-        newest = [column.desc() for column in key]
-        with self._write() as session:
-            keep = session.execute(select(*key).where(mine).order_by(*newest).offset(KEPT_BATCHES - 1).limit(1)).first()
-            oldest = session.execute(select(*key).where(mine).order_by(*key).limit(1)).first()
-            if keep is None or oldest is None or oldest >= keep:
-                return
-            epoch, first = oldest
-            end = first + _PRUNE_MOST if epoch < keep.epoch else min(first + _PRUNE_MOST, keep.batch_id)
-            gone = mine, BatchRow.epoch == epoch, BatchRow.batch_id < end
-            session.execute(delete(BatchRow).where(*gone), execution_options={"synchronize_session": False})
+            with self._write() as session:
+                prune_batches(session, pipeline)
 
     def recent_batches(self, pipeline: str, n: int) -> list[BatchRow]:
         """The last ``n`` batches, the newest first; a few thousand are kept."""
@@ -246,11 +234,14 @@ class StreamStore(Database):
 
     def batch_totals(self, pipeline: str) -> BatchTotals:
         """Sums over all batches, those that were removed included."""
-        kept = StreamRow.batches, StreamRow.changes, StreamRow.bytes, StreamRow.seconds
-        sums = [func.coalesce(func.sum(column), 0) for column in kept]
+        sums = [func.coalesce(func.sum(getattr(StreamRow, name)), 0) for name in SUMS]
         query = select(*sums, func.max(StreamRow.lag_max_ms)).where(StreamRow.pipeline == pipeline)
+        past = [getattr(PipelineRow, f"past_{name}") for name in (*SUMS, "lag_max_ms")]
         with self._read() as session:
-            batches, changes, size, seconds, lag = tuple(session.execute(query).one())
+            kept = tuple(session.execute(query).one())
+            gone = session.execute(select(*past).where(PipelineRow.name == pipeline)).first() or (0, 0, 0, 0, None)
+        batches, changes, size, seconds = (a + b for a, b in zip(kept[:-1], gone[:-1], strict=True))
+        lag = max((one for one in (kept[-1], gone[-1]) if one is not None), default=None)
         return BatchTotals(int(batches), int(changes), int(size), float(seconds), lag)
 
     def epoch_totals(self, pipeline: str, epoch: int) -> EpochTotals:

@@ -7,6 +7,7 @@ import pickle
 import random
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -267,6 +268,42 @@ def test_deleting(storage: Storage) -> None:
     storage.delete()
     storage.delete("a/none", "a/1", "none/x", "a/2")
     assert set(listed(storage)) == {"a/3", "b/1"} and storage.read("a/1") is None
+
+
+def test_no_empty_folder_stays(tmp_path: Path) -> None:
+    """Each epoch has folders of its own; the root of a storage stays."""
+    storage = LocalStorage(tmp_path / "root")
+    for name in ("changes/epoch-1/a", "changes/epoch-1/b", "changes/epoch-2/a"):
+        storage.write(name, b"x")
+    storage.delete("changes/epoch-1/a", "changes/epoch-1/none", "nowhere/none")
+    assert (tmp_path / "root/changes/epoch-1").is_dir()
+    storage.delete("changes/epoch-1/b")
+    assert [path.name for path in (tmp_path / "root/changes").iterdir()] == ["epoch-2"]
+    storage.within("changes").delete("epoch-2/a")
+    assert [*(tmp_path / "root").rglob("*")] == [tmp_path / "root/changes"]
+
+
+def test_writing_into_a_folder_that_somebody_removes(tmp_path: Path) -> None:
+    """Whoever deletes its last file does, at any moment."""
+    storage, over = LocalStorage(tmp_path), threading.Event()
+
+    def delete() -> None:
+        while not over.is_set():
+            storage.delete("a/b/gone")
+
+    thread = threading.Thread(target=delete)
+    thread.start()
+    try:
+        for number in range(300):
+            storage.write("a/b/x", b"x")
+            assert storage.write_once("a/b/y", b"y")
+            with storage.open("a/b/z", "wb") as file:
+                file.write(b"z")
+            assert [storage.read(f"a/b/{name}") for name in "xyz"] == [b"x", b"y", b"z"], number
+            storage.delete("a/b/x", "a/b/y", "a/b/z")
+    finally:
+        over.set()
+        thread.join()
 
 
 def test_clearing(storage: Storage) -> None:

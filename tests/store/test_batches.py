@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from sqlalchemy import URL, create_engine, event, insert, text, update
 
-from airflow_provider_cdc.store import BatchTotals, EpochTotals, Store, now, streams
+from airflow_provider_cdc.store import BatchTotals, EpochTotals, Store, now, pruning, streams
 from airflow_provider_cdc.store.migrate import upgrade
 from airflow_provider_cdc.store.models import BatchRow, StreamRow
 from tests.store.conftest import server_url
@@ -47,7 +47,7 @@ def batch(store: Store, epoch: int, number: int, changes: int = 2) -> None:
 
 
 def test_old_batches_go_and_the_totals_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "KEPT_BATCHES", 30)
+    monkeypatch.setattr(pruning, "KEPT_BATCHES", 30)
     monkeypatch.setattr(streams, "_PRUNE_EVERY", 10)
     with closing(Store.open(f"sqlite:///{tmp_path}/books.db", migrate=True)) as store:
         for name in (P, "other"):
@@ -170,3 +170,55 @@ def test_an_earlier_try_waits_for_the_later_one(url: URL) -> None:
         later.commit()
         run = earlier.result(timeout=60)
         assert run is not None and run.supervisor == f"{TASK} 2"
+
+
+def test_old_runs_and_events_go_and_the_totals_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A portion of them with each run. Those of another pipeline do not count."""
+    for name, kept in (("KEPT_RUNS", 5), ("KEPT_EVENTS", 8), ("KEPT_BATCHES", 10)):
+        monkeypatch.setattr(pruning, name, kept)
+    with closing(Store.open(f"sqlite:///{tmp_path}/books.db", migrate=True)) as store:
+        for name in (P, "other"):
+            store.register(name, "server")
+        for epoch in range(1, 31):
+            assert store.new_epoch(P, 0, "host", 1, 1.0) == epoch
+            for number in range(epoch % 4):
+                batch(store, epoch, number)
+            for name in (P, "other"):
+                store.event(name, "some", str(epoch))
+            store.end_stream(P, epoch, "caught_up")
+        batches = sum(epoch % 4 for epoch in range(1, 31))
+        held = store.held(P)
+        assert held["streams"] == 5 and held["events"] == 9 and held["batches"] <= 10 + 3
+        assert store.held("other")["events"] == 30, "it has had no run"
+        assert store.batch_totals(P) == BatchTotals(batches, 2 * batches, 10 * batches, batches / 2, 2.0)
+        assert [row.detail for row in store.events(P, 3)] == ["30", "29", "28"]
+        assert store.epoch(P, 26) is not None and store.epoch(P, 25) is None
+        assert store.batch_totals("other") == BatchTotals(0, 0, 0, 0.0, None)
+
+
+def test_what_an_older_version_has_let_grow_gets_smaller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pruning, "KEPT_RUNS", 1000)
+    with closing(Store.open(f"sqlite:///{tmp_path}/books.db", migrate=True)) as store:
+        store.register(P, "server")
+        for epoch in range(40):
+            store.new_epoch(P, 0, "host", 1, 1.0)
+            batch(store, epoch + 1, 0)
+        for kept, most, expected in ((10, 12, 29), (10, 12, 18), (10, 12, 10), (10, 12, 10)):
+            monkeypatch.setattr(pruning, "KEPT_RUNS", kept)
+            monkeypatch.setattr(pruning, "MOST", most)
+            store.new_epoch(P, 0, "host", 1, 1.0)
+            assert store.held(P)["streams"] == expected
+        assert store.batch_totals(P).batches == 40
+
+
+def test_old_snapshots_go(tmp_path: Path) -> None:
+    with closing(Store.open(f"sqlite:///{tmp_path}/books.db", migrate=True)) as store:
+        store.register(P, "server")
+        table = {"database": "d", "name": "t", "schema": {}, "fingerprint": "", "rows_estimate": 1}
+        chunk = {"chunk_no": 0, "group_no": 0, "database": "d", "table_name": "t", "lower": None, "upper": None}
+        for generation in range(1, 6):
+            assert store.write_plan(P, generation, {}, [table], [{"group_no": 0, "tables": [["d", "t"]]}], [chunk])
+        found = {name: n for name, n in store.held(P).items() if name != "pipelines"}
+        assert found == {"snapshots": 2, "tables": 2, "chunk_groups": 2, "chunks": 2}
+        newest = store.snapshot(P)
+        assert newest is not None and newest.generation == 5

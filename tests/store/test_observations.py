@@ -11,7 +11,7 @@ from sqlalchemy import URL, event
 
 from airflow_provider_cdc.store import Store, TableStanding, now
 from airflow_provider_cdc.store.models import SampleRow
-from airflow_provider_cdc.store.observations import KEPT_SAMPLES
+from airflow_provider_cdc.store.pruning import KEPT_SAMPLES
 from airflow_provider_cdc.store.values import Compacted
 
 P = "shop"

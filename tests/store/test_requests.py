@@ -15,7 +15,7 @@ from sqlalchemy import URL, create_engine, event, text
 from airflow_provider_cdc.exceptions import NotReadyError
 from airflow_provider_cdc.store import StreamRow, now
 from airflow_provider_cdc.store.migrate import upgrade
-from airflow_provider_cdc.store.observations import KEPT_SAMPLES
+from airflow_provider_cdc.store.pruning import KEPT_SAMPLES
 from airflow_provider_cdc.store.reading import Reader
 
 P = "shop"

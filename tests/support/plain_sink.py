@@ -82,8 +82,8 @@ class States:
         found: dict[str, int] = self.newest()[1]["markers"]
         return found
 
-    def raise_fence(self, fence: Fence) -> None:
-        self.change(lambda state: None if state["markers"].get(fence.name) == fence.value else {}, {}, fence)
+    def raise_fence(self, fence: Fence) -> bool:
+        return self.change(lambda state: None if state["markers"].get(fence.name) == fence.value else {}, {}, fence)
 
     def change(self, decide: Callable[[State], State | None], markers: Mapping[str, int], fence: Fence) -> bool:
         while True:
@@ -236,6 +236,9 @@ class PlainTable(WriteOnlyTable):
 
 
 class PlainResumePoint(States):
+    def tidy(self) -> None:
+        """Nothing is ever deleted."""
+
     def create(self) -> None:
         self.put(1, {"markers": {}})
 

@@ -60,6 +60,7 @@ class Log:
     checkpointed: int | None = None
     _dead: dict[str, tuple[Vector, BitMap]] = field(default_factory=dict)
     _read_at: float = 0.0
+    _forgot: int = 0
 
     @property
     def name(self) -> str:
@@ -98,6 +99,11 @@ class Log:
         except TerminalError:
             self._forget()  # nothing is to be committed on it, whoever tries
             raise
+
+    def look_for_checkpoint(self) -> None:
+        """Learn of the newest checkpoint, whoever has written it."""
+        if found := _CHECKPOINT.fullmatch(next(iter(self._checkpoint()), "")):
+            self.checkpointed = min(int(found[1]), self.version)
 
     def dead(self, file: LiveFile) -> BitMap:
         """The dead rows of a file; not to be changed."""
@@ -150,8 +156,8 @@ class Log:
             self._replay(lines, own=True)
             self.version += 1
             self._read_at = time.time()
-            if self.version % _FORGET_EVERY == 0:
-                since = self._remembered_since()
+            if self.version - self._forgot >= _FORGET_EVERY:
+                self._forgot, since = self.version, self._remembered_since()
                 self.removed = {name: at for name, at in self.removed.items() if at > since}
         return stands
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from datetime import UTC, datetime
 
 import pyarrow as pa
 from pyroaring import BitMap
 
 from airflow_provider_cdc.core.offset import Lineage, Offset
+from airflow_provider_cdc.exceptions import TransientError
 from airflow_provider_cdc.sinks.delta.definition import Options
 from airflow_provider_cdc.sinks.delta.edit import Edit, write_part
 from airflow_provider_cdc.sinks.delta.log import Log
@@ -26,8 +28,6 @@ _SCHEMA = pa.schema(
         ("committed_at", pa.timestamp("us", tz="UTC")),
     ]
 )
-#: Commits after which old files are deleted.
-_TIDY_EVERY = 200
 
 
 class DeltaResumePoint:
@@ -41,7 +41,6 @@ class DeltaResumePoint:
         self.target = DeltaTarget(storage, _SCHEMA, options=Options(vectors=False))
         self._storage = storage
         self._pipeline = pipeline
-        self._commits = 0
 
     def exists(self) -> bool:
         """Whether the table has been created."""
@@ -51,9 +50,11 @@ class DeltaResumePoint:
         """The markers of the table."""
         return self.target.markers()
 
-    def raise_fence(self, fence: Fence) -> None:
-        """Raise a fence in the table."""
-        self.target.raise_fence(fence)
+    def raise_fence(self, fence: Fence) -> bool:
+        """Raise a fence in the table; see :class:`~airflow_provider_cdc.sinks.protocol.Fenced`."""
+        written = self.target.raise_fence(fence)
+        self._tidy_if_due()
+        return written
 
     def create(self) -> None:
         """Create the table if it does not exist."""
@@ -103,6 +104,14 @@ class DeltaResumePoint:
             return Edit(gone=set(log.files), new=[(file, BitMap())])
 
         self.target.transact(decide, {}, fence)
-        self._commits += 1
-        if self._commits % _TIDY_EVERY == 0:
-            self.target.tidy()
+        self._tidy_if_due()
+
+    def _tidy_if_due(self) -> None:
+        """Tidy when the version says so: most runs are too short for a count of their own commits to get anywhere."""
+        if self.target.is_due():
+            with suppress(TransientError):  # it is still due after the next commit
+                self.target.tidy()
+
+    def tidy(self) -> None:
+        """Delete what nobody needs; see :class:`~airflow_provider_cdc.sinks.protocol.ResumePoint`."""
+        self.target.tidy()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
@@ -50,7 +51,7 @@ from airflow_provider_cdc.sinks.delta.merge import Merge, living_rows
 from airflow_provider_cdc.sinks.delta.partitions import Partitioning
 from airflow_provider_cdc.sinks.delta.scan import FilePortion, portions_of
 from airflow_provider_cdc.sinks.delta.slices import Slices
-from airflow_provider_cdc.sinks.delta.upkeep import checkpoint, size_of, sweep
+from airflow_provider_cdc.sinks.delta.upkeep import OVERDUE, checkpoint, is_due, size_of, sweep
 from airflow_provider_cdc.sinks.delta.words import Worder
 from airflow_provider_cdc.sinks.files import DataFile
 from airflow_provider_cdc.sinks.protocol import Decide, Fence, Markers, ReadAhead
@@ -154,9 +155,12 @@ class DeltaTarget(Slices):
         check_owned(self._log)
         return dict(self.load().markers)
 
-    def raise_fence(self, fence: Fence) -> None:
-        """Write a fence's value, if it does not stand there yet; from then on smaller values cannot commit."""
-        self.transact(lambda log: None if log.markers.get(fence.name) == fence.value else Edit(), {}, fence)
+    def raise_fence(self, fence: Fence) -> bool:
+        """Write a fence's value, if it does not stand there yet; from then on smaller values cannot commit.
+
+        :returns: whether this call has written it.
+        """
+        return self.transact(lambda log: None if log.markers.get(fence.name) == fence.value else Edit(), {}, fence)
 
     def begin_anew(self, pipeline: str, fence: Fence, markers: Sequence[str]) -> None:
         """Begin the table anew, once: without rows, with the columns of this target.
@@ -259,6 +263,7 @@ class DeltaTarget(Slices):
                 continue
             try:
                 if self._commit(edit, {**markers, fence.name: fence.value}):
+                    self._bound_log()
                     return True
             except FileNotFoundError:  # likewise
                 if newest:
@@ -294,6 +299,10 @@ class DeltaTarget(Slices):
 
     # ------------------------------------------------------------ upkeep
 
+    def is_due(self) -> bool:
+        """Whether :meth:`tidy` would write a checkpoint of the log, as far as this object knows."""
+        return is_due(self._log)
+
     def tidy(self) -> None:
         """Delete files that nobody needs, and write a checkpoint of the log if one is due."""
         log = self.load()
@@ -301,6 +310,7 @@ class DeltaTarget(Slices):
         if ended and not any(file.vector for file in log.files.values()):
             log.commit(switched(log.protocol, log.metadata, vectors=False), "DROP FEATURE")  # else the next time
             log.checkpointed = None
+        self._forget_revived()  # an object that only looks after the table never commits rows, and would keep them all
         sweep(log)
         checkpoint(log)
 
@@ -359,6 +369,13 @@ class DeltaTarget(Slices):
         return self._key_files.ahead(self._log)
 
     # ------------------------------------------------------------ parts
+
+    def _bound_log(self) -> None:
+        """Write a checkpoint where upkeep has not done so in time: no upkeep runs beside each commit, and every reader
+        pays for the commits since the last checkpoint.
+        """
+        with suppress(TransientError):  # it is still due after the next commit
+            checkpoint(self._log, OVERDUE)
 
     def _check(self) -> None:
         if self._log.metadata is not self._fitting:

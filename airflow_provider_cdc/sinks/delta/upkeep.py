@@ -26,15 +26,30 @@ KEEP_HOURS = 1
 _ABANDONED_HOURS = 48
 #: Commits between two checkpoints.
 _EVERY = 100
+#: Commits after which whoever commits writes the checkpoint: upkeep, which does not hold up a stream, has failed to.
+OVERDUE = 2 * _EVERY
 
 
-def checkpoint(log: Log) -> None:
+def is_due(log: Log, commits: int | None = None) -> bool:
+    """Whether a log has so many commits since its newest checkpoint that was seen.
+
+    :param commits: how many; by default those between two checkpoints.
+    """
+    return log.version - (log.checkpointed or 0) >= (_EVERY if commits is None else commits)
+
+
+def checkpoint(log: Log, commits: int | None = None) -> None:
     """Write a checkpoint of the log, if one is due, and delete what of the log is older than its retention.
 
+    :param commits: since the last checkpoint, from which on one is due.
     :raises TransientError: if that is not possible now.
     """
-    if log.version - (log.checkpointed or 0) < _EVERY:
+    if not is_due(log, commits):
         return
+    if log.checkpointed is not None:  # else one of the protocol that is in force is wanted
+        log.look_for_checkpoint()  # another process may have written one
+        if not is_due(log, commits):
+            return
     try:
         table = DeltaTable(log.storage.uri(), storage_options=log.storage.options() or None)
         table.create_checkpoint()

@@ -119,6 +119,18 @@ def test_a_log_that_is_followed_for_months_forgets_what_was_removed(
     assert "of yesterday" not in log.removed and "snapshot/a.parquet" in log.removed
 
 
+def test_what_was_removed_is_forgotten_beside_another_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever versions are the other one's."""
+    monkeypatch.setattr(module, "_FORGET_EVERY", 5)
+    target, other = made(tmp_path), opened(tmp_path)
+    log = target.load()
+    log.removed["of yesterday"] = int((time.time() - 86401) * 1000)
+    while log.version < 12:
+        upsert(other if (log.version + 1) % 5 == 0 else target, (1, "b", log.version + 2, "u"))
+        target.load()
+    assert "of yesterday" not in log.removed
+
+
 def test_a_checkpoint_that_lacks_a_part_is_none(tmp_path: Path) -> None:
     log = changed(tmp_path)
     in_parts(folder_of(opened(tmp_path)))

@@ -22,7 +22,7 @@ from airflow_provider_cdc.mysql.binlog.walk.space import Only, Space
 from airflow_provider_cdc.mysql.server.charsets import Decoders
 
 _MOST = (1 << 31) - 64  # offsets have 31 bits
-_MOST_IDS = 1 << 16
+_MOST_IDS = 1 << 14
 _CHANGES = {"insert": row_kernel.INSERT, "update": row_kernel.UPDATE, "delete": row_kernel.DELETE}
 
 
@@ -69,14 +69,22 @@ class Tables:
         """
         slot = -1 if table is None else self.slot(table)
         if table_id not in self._told and 2 * len(self._told) + 2 > len(self.maps):
-            if len(self._told) > _MOST_IDS:
-                self._told.clear()  # ids that are no more; those that are will be told again
-            said = {int(line[walk_state.ID]): int(line[walk_state.SAID]) for line in self.maps}
-            self.maps = np.full((2 * len(self.maps), walk_state.MAP_FIELDS), -1, np.int64)
-            for known, (other, its_slot) in self._told.items():
-                self._put(known, other, its_slot, said.get(known, -1))
+            self._make_room()
         self._told[table_id] = body, slot
         self._put(table_id, body, slot, int(self._state[walk_state.STATEMENT]))
+
+    def _make_room(self) -> None:
+        """Lay the table maps out anew, with room for as many more. A server never gives a table id twice: of too many
+        only those of this statement stay, and others that are still in use will be told again.
+        """
+        said = {int(line[walk_state.ID]): int(line[walk_state.SAID]) for line in self.maps}
+        if len(self._told) > _MOST_IDS:
+            now = int(self._state[walk_state.STATEMENT])
+            self._told = {known: told for known, told in self._told.items() if said.get(known) == now}
+        lines = max(64, 1 << (2 * len(self._told) + 2).bit_length())
+        self.maps = np.full((lines, walk_state.MAP_FIELDS), -1, np.int64)
+        for known, (other, its_slot) in self._told.items():
+            self._put(known, other, its_slot, said.get(known, -1))
 
     def announced(self) -> dict[int, TableMap | None]:
         """What the machine code knows to have been announced in this statement."""

@@ -1,0 +1,334 @@
+"""A year of short runs: what a start reads, what lies in the sink and in the bookkeeping, and what a process holds, do
+not grow with the number of runs, batches and re-reads.
+
+Time is moved: it begins a year ago, and each run is a while after the one before. Nothing is measured in seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from airflow_provider_cdc.core.definitions import Definitions
+from airflow_provider_cdc.core.offset import Lineage, Offset, Position
+from airflow_provider_cdc.core.plan import Plan
+from airflow_provider_cdc.core.schema import OP, SEQ, TS, Column, TableSchema
+from airflow_provider_cdc.core.steps import Followed, Rejoined, Suspended
+from airflow_provider_cdc.jobs.compactions import run_in_threads
+from airflow_provider_cdc.mysql.binlog.events.table_map import LONG, TableMap, WireColumn
+from airflow_provider_cdc.mysql.binlog.kernels import walk_state
+from airflow_provider_cdc.mysql.binlog.walk import tables as walk_tables
+from airflow_provider_cdc.mysql.server.charsets import UNICODE
+from airflow_provider_cdc.phases.apply import end_fence, epoch_fence, highest_epoch
+from airflow_provider_cdc.phases.fencing import claim_epoch, raise_fences
+from airflow_provider_cdc.phases.superseded import remove_superseded_steps
+from airflow_provider_cdc.phases.upkeep import compact
+from airflow_provider_cdc.sinks.delta import log as delta_log
+from airflow_provider_cdc.sinks.delta import table as delta_table
+from airflow_provider_cdc.sinks.delta import upkeep
+from airflow_provider_cdc.sinks.delta.log import Log
+from airflow_provider_cdc.sinks.delta.sink import DeltaSink
+from airflow_provider_cdc.sinks.layout import Layout, read_plan, step_name
+from airflow_provider_cdc.sinks.protocol import Upserted
+from airflow_provider_cdc.sinks.storage import LocalStorage, write_json, write_json_once
+from airflow_provider_cdc.store import Store, pruning
+
+YEAR = 365 * 86400.0
+COLUMNS = (Column("id", "int", "int", nullable=False), Column("v", "int", "int", nullable=True))
+BUSY, STILL = (TableSchema("shop", name, COLUMNS, ("id",)) for name in ("busy", "still"))
+LINEAGE = Lineage("server", "binlog.000001")
+P = "p"
+
+
+class Clock:
+    """The time of this process: a year ago at first. Files that were written since are of that time, too."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._real, self._now = time.time, time.time() - YEAR
+        monkeypatch.setattr(time, "time", lambda: self._now)
+        for module in ("streams", "observations", "requests", "repository", "snapshots"):
+            monkeypatch.setattr(f"airflow_provider_cdc.store.{module}.now", self.moment)
+
+    def moment(self) -> datetime:
+        return datetime.fromtimestamp(self._now, UTC)
+
+    def move(self, seconds: float, folder: Path) -> None:
+        """Let time pass. Delta's own library goes by the real time, and so by that of the files."""
+        for parent, _, names in os.walk(folder):
+            for name in names:
+                path = os.path.join(parent, name)
+                if os.stat(path).st_mtime > self._now + 1:
+                    os.utime(path, (self._now, self._now))
+        self._now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def files_of(folder: Path) -> Counter[str]:
+    """Files and folders, by the folder that they are in; what has a number in its name is one."""
+    return Counter(
+        "/".join(part for part in path.relative_to(folder).parts[:-1] if not part.rpartition("-")[2].isdigit())
+        for path in folder.rglob("*")
+    )
+
+
+@dataclass
+class Pipeline:
+    """The sink and the bookkeeping of a pipeline, and runs of it as short as can be."""
+
+    folder: Path
+    clock: Clock
+    seconds: float
+    runs: int = 0
+    seq: int = 1 << 41
+    most: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def lake(self) -> Path:
+        return self.folder / "lake"
+
+    def make(self) -> None:
+        sink = DeltaSink(str(self.lake), P)
+        for table in (BUSY, STILL):
+            sink.table(table).create(P)
+        with closing(Store.open(f"sqlite:///{self.folder}/books.db", migrate=True)) as store:
+            store.register(P, "server")
+
+    def run(self, *, batches: int, is_killed: bool) -> None:
+        """What a run of the stream does with sink and bookkeeping: it takes over, applies batches, tidies and ends."""
+        sink = DeltaSink(str(self.lake), P)
+        tables, progress = dict(enumerate(map(sink.table, (BUSY, STILL)))), sink.resume_point()
+        progress.create()
+        with closing(Store.open(f"sqlite:///{self.folder}/books.db", migrate=False)) as store:
+            known = {index: table.markers() for index, table in tables.items()}
+            number = store.new_epoch(P, highest_epoch(P, [*known.values(), progress.markers()]), "host", 1, 1.0)
+            fence = epoch_fence(P, number)
+            all_over = claim_epoch(P, progress, fence)
+            raise_fences(P, fence, tables, known, all_over=all_over)
+            sink.staging().clear((BUSY, STILL), number)
+            for batch in range(batches):
+                self.seq += 100
+                file = f"epoch-{number}/{self.seq}"
+                with closing(sink.staging().writer(BUSY, file)) as writer:
+                    writer.add(self._changes().to_batches()[0])
+                changes = sink.staging().changes(BUSY, [file])
+                tables[0].commit(lambda _, changes=changes: Upserted(changes), {f"cdc/{P}/stream": self.seq}, fence)
+                offset = Offset("server", Position("binlog.000001", self.seq & ((1 << 41) - 1)), "")
+                progress.write(offset, LINEAGE, fence)
+                at = offset.to_json()
+                store.record_batch(P, number, batch, start_offset=at, end_offset=at, changes=1, bytes=100, seconds=0.1)
+            if is_killed:
+                return
+            store.sample(P, number, lag_seconds=0.0, lag_bytes=0, purge_hours=None)
+            store.event(P, "some", f"event of epoch {number}")
+            request = store.ask(P, "reread", "shop.busy", "somebody")
+            store.take_request(request)
+            store.end_request(request, "done", "it was")
+            if batches:
+                looked_after = DeltaSink(str(self.lake), P).table(BUSY)
+                compact(looked_after, run_in_threads)
+                looked_after.tidy()
+                assert not looked_after.load().revived
+            progress.raise_fence(end_fence(P, number))
+            store.end_stream(P, number, "caught_up")
+
+    def _changes(self) -> pa.Table:
+        row = {"id": self.seq // 100 % 50, "v": self.seq & 0xFFFF, SEQ: self.seq, OP: "u", TS: 0}
+        return pa.Table.from_pylist([row], schema=BUSY.sink_schema)
+
+    def live(self, runs: int, batches: int) -> None:
+        """So many runs. One of five is killed, and one of ten has nothing to do; what is most is noted."""
+        draw = random.Random(5)
+        for _ in range(runs):
+            self.run(batches=0 if draw.random() < 0.1 else batches, is_killed=draw.random() < 0.2)
+            self.runs += 1
+            self.clock.move(self.seconds, self.lake)
+            if self.runs % 7 == 0:
+                self.most |= Counter(self.measure())
+
+    def measure(self) -> dict[str, int]:
+        """What a start has to read, and what there is."""
+        found: dict[str, int] = {}
+        for name in ("shop/busy", "shop/still", f"_cdc_progress/{P}"):
+            log = Log(LocalStorage(self.lake / name))
+            log.refresh()
+            found[f"commits of {name}"] = log.version - (log.checkpointed or 0)
+            found[f"live files of {name}"] = len(log.files)
+            found[f"tombstones of {name}"] = len(log.removed)
+        found |= {f"files in {name}": count for name, count in files_of(self.lake).items()}
+        with closing(Store.open(f"sqlite:///{self.folder}/books.db", migrate=False)) as store:
+            found |= {f"rows of {name}": count for name, count in store.held(P).items()}
+        return found
+
+
+def is_flat(before: Counter[str], after: Counter[str]) -> list[str]:
+    """What is more in the second half of a time than in the first one, but for what differs by chance."""
+    return [f"{name}: {before[name]} -> {count}" for name, count in after.items() if count > before[name] * 1.25 + 5]
+
+
+def check_year(folder: Path, clock: Clock, runs: int, batches: int) -> None:
+    pipeline = Pipeline(folder, clock, YEAR / runs)
+    pipeline.make()
+    pipeline.live(runs // 2, batches)
+    first, pipeline.most = pipeline.most, Counter()
+    pipeline.live(runs - runs // 2, batches)
+    assert is_flat(first, pipeline.most) == []
+    assert first["rows of streams"] > 1 and first["commits of shop/still"] > 1, "it is looked at"
+    with closing(Store.open(f"sqlite:///{folder}/books.db", migrate=False)) as store:
+        assert store.batch_totals(P).batches > runs * batches * 0.8, "nothing of the sums is forgotten"
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Bounds that a short time gets to."""
+    for module, name, value in (
+        (upkeep, "_EVERY", 10),
+        (upkeep, "OVERDUE", 20),
+        (delta_table, "OVERDUE", 20),
+        (delta_log, "_FORGET_EVERY", 20),
+        (pruning, "KEPT_RUNS", 20),
+        (pruning, "KEPT_EVENTS", 30),
+        (pruning, "KEPT_BATCHES", 40),
+    ):
+        monkeypatch.setattr(module, name, value)
+    yield
+
+
+def test_short_runs(small: None, tmp_path: Path, clock: Clock) -> None:
+    check_year(tmp_path, clock, runs=100, batches=2)
+
+
+@pytest.mark.long
+def test_a_year_of_short_runs(tmp_path: Path, clock: Clock) -> None:
+    """With the bounds as they are."""
+    check_year(tmp_path, clock, runs=10_000, batches=10)
+
+
+# ---------------------------------------------------------------- what happens to tables
+
+
+@pytest.mark.parametrize("times", [30, pytest.param(1000, marks=pytest.mark.long)])
+def test_a_table_that_is_read_again_and_again(tmp_path: Path, times: int) -> None:
+    """Each time it was altered, suspended, read again and rejoined."""
+    storage, layout = LocalStorage(tmp_path), Layout(P)
+    offset = Offset("server", Position("binlog.000001", 4), "")
+    plan = Plan(P, 1, offset, LINEAGE, (("shop.*",), ()), tuple(map(Definitions.of, (BUSY, STILL))), ())
+    write_json(storage, layout.plan, plan.to_json())
+    sizes = list[int]()
+    added = replace(STILL, name="late")
+    step = Suspended(2, 0, LINEAGE.seq(offset.at), "", "", "Added", "", "", schema=added)
+    write_json_once(storage, layout.addition(1, 2), step.to_json())
+    for number in range(times):
+        at = LINEAGE.seq(Position("binlog.000001", 1000 * (number + 1)))
+        steps = (
+            Followed(0, number, at, BUSY),
+            Suspended(0, number, at + 1, "", "", "Some", "", ""),
+            Suspended(2, number, at + 1, "", "", "Some", "", "") if number else None,
+            Rejoined(0, number + 1, at + 2, BUSY, ({"path": "x"},), number),
+            Rejoined(2, number + 1, at + 2, added, ({"path": "x"},), number),
+        )
+        for one in filter(None, steps):
+            assert write_json_once(storage, step_name(layout, 1, one), one.to_json())
+        found = read_plan(storage, layout)
+        assert found is not None
+        remove_superseded_steps(storage, layout, found)
+        again = read_plan(storage, layout)
+        assert again is not None and again.tables == (BUSY, STILL, added) and again.active == (0, 1, 2)
+        for index in range(3):
+            assert again.revision(index) == found.revision(index)
+            assert again.definitions_of(LINEAGE)[index] == found.definitions_of(LINEAGE)[index]
+            assert again.start_seq(index) == found.start_seq(index)
+        kept = [step.revision for step in again.steps if isinstance(step, Rejoined) and step.table == 0]
+        assert kept == [number, number + 1][-len(kept) :] and len(kept) == min(2, number + 1), "and the one before"
+        sizes.append(len(again.steps) + sum(files_of(tmp_path).values()))
+    assert max(sizes) == max(sizes[:5]), sizes
+
+
+def test_a_step_that_is_removed_while_the_plan_is_read(tmp_path: Path) -> None:
+    """Since it was listed the table has rejoined twice: the plan is the newest one, and none of before."""
+    layout, offset = Layout(P), Offset("server", Position("binlog.000001", 4), "")
+    storage = LocalStorage(tmp_path)
+
+    def rejoin(number: int) -> None:
+        step = Rejoined(0, number, LINEAGE.seq(Position("binlog.000001", 1000 * number)), BUSY)
+        write_json_once(storage, step_name(layout, 1, step), step.to_json())
+        found = read_plan(storage, layout)
+        assert found is not None
+        remove_superseded_steps(storage, layout, found)
+
+    class Slow(LocalStorage):
+        def list(self, folder: str) -> Iterator[tuple[str, int]]:
+            yield from [*super().list(folder)]
+            if folder == layout.amendments(1) and not removed:
+                removed.append(True)
+                rejoin(2)
+                rejoin(3)
+
+    removed = list[bool]()
+    plan = Plan(P, 1, offset, LINEAGE, (("shop.*",), ()), (Definitions.of(BUSY),), ())
+    write_json(storage, layout.plan, plan.to_json())
+    rejoin(1)
+    again = read_plan(Slow(tmp_path), layout)
+    assert again is not None and again.revision(0) == 3 and removed
+
+
+# ---------------------------------------------------------------- processes that live long
+
+
+@pytest.mark.parametrize("times", [12_000, pytest.param(1_000_000, marks=pytest.mark.long)])
+def test_table_ids_without_end(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    """A server gives a table another id each time that it opens it. Those of one statement are all known, always."""
+    monkeypatch.setattr(walk_tables, "_MOST_IDS", 1000)
+    state: Any = np.zeros(walk_state.STATE, np.int64)
+    tables = walk_tables.Tables(state, UNICODE, count_only=False)
+    table = TableMap(BUSY, (WireColumn(LONG), WireColumn(LONG)), {}, "here")
+    body: Any = np.zeros(64, np.uint8)
+    most = 0
+    for table_id in range(times):
+        if table_id % 3 == 0:
+            state[walk_state.STATEMENT] += 1
+        tables.announce(table_id, body, table if table_id % 2 else None)
+        most = max(most, len(tables.maps))
+        if table_id % 1000 < 10 or len(tables.maps) == 64:
+            said = dict.fromkeys((table_id,), None if table_id % 2 == 0 else table)
+            ids = range(table_id - table_id % 3, table_id + 1)
+            said = {known: table if known % 2 else None for known in ids}
+            assert tables.announced() == said
+    assert most <= 8 * 1000
+
+
+def test_an_object_that_writes_for_long(small: None, tmp_path: Path, clock: Clock) -> None:
+    """A stream that never ends, and what looks after its tables."""
+    pipeline = Pipeline(tmp_path, clock, 3600.0)
+    pipeline.make()
+    sink = DeltaSink(str(pipeline.lake), P)
+    table, beside, fence = sink.table(BUSY), sink.table(BUSY), epoch_fence(P, 1)
+    held = list[int]()
+    for number in range(120):
+        pipeline.seq += 100
+        with closing(sink.staging().writer(BUSY, f"epoch-1/{number}")) as writer:
+            writer.add(pipeline._changes().to_batches()[0])
+        changes = sink.staging().changes(BUSY, [f"epoch-1/{number}"])
+        table.commit(lambda _, changes=changes: Upserted(changes), {"stream": pipeline.seq}, fence)
+        if number % 3 == 2:
+            compact(beside, run_in_threads)
+            beside.tidy()
+            clock.move(86400.0, pipeline.lake)
+        logs = table._log, beside._log
+        held.append(sum(len(log.files) + len(log.removed) + len(log._dead) + len(log.revived) for log in logs))
+    assert max(held[60:]) <= max(held[:60]) * 1.25 + 5
