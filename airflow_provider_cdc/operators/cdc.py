@@ -261,7 +261,10 @@ class CdcResnapshotOperator(CopiesTables, PipelineOperator):
 class CdcVerifyOperator(CopiesTables, PipelineOperator):
     """Compare source and sink, table by table, at one position while writers go on. A difference fails the task.
 
-    XCom: list of tables, each with ``table``, ``equal``, ``rows`` and how many of them are missing, extra or different.
+    So does a table that cannot be compared now, where no table differs: with a retry, if another try may do.
+
+    XCom: list of tables, each with ``table``, ``verdict`` (``equal``, else the task fails), ``rows`` and how many of
+    them are missing, extra or different.
 
     :param pipeline: as in :class:`CdcPreflightOperator`. (templated)
     :param show_values: also log, and give in ``examples``, keys of a few rows that differ; of a table without a key the
@@ -272,6 +275,8 @@ class CdcVerifyOperator(CopiesTables, PipelineOperator):
         in as many days.
     :param max_rows_per_second: rows that are read from the source in a second; the limits of the pipeline's snapshot
         are kept in any case.
+    :param max_lag_seconds: age of the oldest commit that the copy lacks from which on nothing is compared: the stream
+        has stopped, or is too slow. A day by default.
     :param repair: read the rows again that differ, have the stream exchange them, and compare once more: the task fails
         only if there is a difference then.
     :param assets: whether the tables' assets hear of a comparison that went well, and of a repair.
@@ -291,6 +296,7 @@ class CdcVerifyOperator(CopiesTables, PipelineOperator):
         sample: str | None = None,
         seed: int | None = None,
         max_rows_per_second: int | None = None,
+        max_lag_seconds: int | None = None,
         repair: bool = False,
         assets: bool = True,
         **kwargs: Any,
@@ -301,6 +307,7 @@ class CdcVerifyOperator(CopiesTables, PipelineOperator):
         self.sample = sample
         self.seed = seed
         self.max_rows_per_second = max_rows_per_second
+        self.max_lag_seconds = max_lag_seconds
         self.repair = repair
         declare(self, assets)
         self._driver: Driver | None = None
@@ -317,12 +324,12 @@ class CdcVerifyOperator(CopiesTables, PipelineOperator):
         with task_errors(self.log):
             run = context["dag_run"]
             day = (run.logical_date or run.run_after).toordinal()
-            chosen = (self.tables, self.sample, self.seed, self.max_rows_per_second)
+            chosen = (self.tables, self.sample, self.seed, self.max_rows_per_second, self.max_lag_seconds)
             selection = Selection.of(*chosen, today=day)
             found = context_of(self.pipeline, self.log)
             what = {**asdict(selection), "show_values": self.show_values, "repair": self.repair}
             tables: list[dict[str, Any]] = _attended(self, request_of(found.pipeline, verify=what), context)["tables"]
-            events = {table_of(found.pipeline, one["table"]): _verdict(one) for one in tables if not one["suspended"]}
+            events = {table_of(found.pipeline, one["table"]): _verdict(one) for one in tables}
             emit(self, context, found.pipeline, events)
             self.ended = {"tables": [{name: one[name] for name in ("table", "rows", "repaired")} for one in tables]}
             return tables

@@ -325,7 +325,7 @@ class Epoch:
             self.rereading.ended(index, staged.request, found)
         if not found.done:
             if staged.request is None:
-                self.rereading.failed(index)
+                self.rereading.failed(index, self.plan.tables[index].label, found.said)
             return
         self.plan = found.plan
         self._renew(index)

@@ -332,7 +332,7 @@ class TableStateRow(Base):
     ``files`` and the like are what the copy takes; ``None`` if nobody has looked yet, or the sink does not tell.
     ``compactions`` is how many there were of it; ``compacted_at`` and ``compaction_seconds`` are of the last one.
     ``inserts`` and the like are changes that the stream has applied. ``last_verified`` is the result of the last
-    comparison.
+    comparison; its ``not_comparable`` says why the table could not be compared when that was tried since.
     """
 
     __tablename__ = "table_states"
