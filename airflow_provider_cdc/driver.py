@@ -237,7 +237,8 @@ def _group(context: Context, request: Request) -> dict[str, Any]:
                 holder=request.holder,
                 requested_by=TaskRequest(request.task, request.task_request) if request.task else None,
             )
-            for totals in table_totals(context, context.newest(plan), [request.group]):
+            plan = context.newest(plan)
+            for totals in table_totals(context, plan, [request.group] if request.group in plan.groups() else []):
                 context.reporter.line(f"group {request.group} {result.outcome}: {totals}")
             if result.outcome == "adopted":
                 again = "; to have it read again, clear this task when it has succeeded" if request.task else ""

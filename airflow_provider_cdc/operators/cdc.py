@@ -110,10 +110,11 @@ class CdcPlanChunksOperator(PipelineOperator):
                 plan = planned(found, store)
                 adopt_published(found, store, plan)
         self.log.info("P0 (the smallest low watermark, where the stream begins) is %s", plan.p0.at)
-        groups = plan.summaries(found.pipeline.snapshot.chunk_rows)
+        rows = found.pipeline.snapshot.chunk_rows
+        if self._has_mapped(context):  # a group of which nothing is left to read keeps its place
+            return plan.summaries(rows, left=True)
+        groups = plan.summaries(rows)
         if not self.map_published and groups and published_attempts(plan, targets(found, plan)) is not None:
-            if self._has_mapped(context):
-                return groups
             self.log.info(
                 "all %s groups are published: none is mapped, so the snapshot tasks of this run are skipped "
                 "(map_published=True maps them)",
@@ -136,8 +137,11 @@ class CdcSnapshotOperator(CopiesTables, PipelineOperator):
     Clearing a task that has succeeded reads its group again, and no other: before the stream begins it replaces the
     rows itself, afterwards it hands them to the stream, which replaces them between two batches.
 
-    XCom: ``group``, ``outcome`` (``published``, ``adopted``, ``replaced``, ``staged``), ``attempt``, ``tables``,
-    ``rows``, ``chunks``, ``corrected``, ``seconds``, ``rows_per_second``, ``min_lw``, ``max_hw``.
+    Nothing is left to read of a group whose tables were all read again as a whole since, or are suspended: its task
+    succeeds.
+
+    XCom: ``group``, ``outcome`` (``published``, ``adopted``, ``replaced``, ``staged``, ``taken_over``), ``attempt``,
+    ``tables``, ``rows``, ``chunks``, ``corrected``, ``seconds``, ``rows_per_second``, ``min_lw``, ``max_hw``.
 
     :param pipeline: as in :class:`CdcPreflightOperator`. (templated)
     :param group: number of the group, or one of the mappings that :class:`CdcPlanChunksOperator` returns. (templated)
@@ -168,7 +172,8 @@ class CdcSnapshotOperator(CopiesTables, PipelineOperator):
 
     def tables_of(self, plan: Plan) -> set[int]:
         """Those with a chunk in the group."""
-        return {chunk.table for chunk in plan.groups()[self._number()]}
+        groups = plan.groups() | plan.groups_left()
+        return {chunk.table for chunk in groups.get(self._number(), ())}
 
     def on_kill(self) -> None:
         """End the driver: what it has finished is used again by the next try."""

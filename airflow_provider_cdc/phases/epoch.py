@@ -31,6 +31,7 @@ from airflow_provider_cdc.phases.reread import Staged, publish_staged, requests,
 from airflow_provider_cdc.phases.rereading import Rereading
 from airflow_provider_cdc.phases.resnapshot import index_of, rejoin, table_of
 from airflow_provider_cdc.phases.schema_changes import follow
+from airflow_provider_cdc.phases.snapshot import note_taken_over
 from airflow_provider_cdc.phases.suspension import (
     concerned,
     suspend_as_asked,
@@ -332,6 +333,8 @@ class Epoch:
         if (held := coverage(self.context, self.plan, self.applier.tables)) is not None:
             self.applier.hold(held)
         self.rereading.done(index)
+        with suppress(CdcError, SQLAlchemyError):  # this is for people; the next start does it, too
+            note_taken_over(self.store, self.plan)
         self.anew = True
 
     def _renew(self, index: int) -> None:

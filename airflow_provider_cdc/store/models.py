@@ -119,8 +119,15 @@ class TableRow(Base):
     rows_estimate: Mapped[int]
 
 
+#: State of a chunk group of which nothing is left to read: its tables were read again as a whole, or are suspended.
+TAKEN_OVER = "taken_over"
+#: States of chunk groups that a snapshot need not wait for. What is read again is published all the while.
+PUBLISHED = ("done", "rereading", TAKEN_OVER)
+
+
 class GroupRow(Base):
-    """A chunk group, the unit of retry. ``state`` is ``pending``, ``running`` or ``done``; ``attempt`` counts from 1.
+    """A chunk group, the unit of retry; ``attempt`` counts from 1. ``state`` is ``pending``, ``running``, ``done``,
+    ``rereading`` or ``taken_over``.
 
     ``tables`` is a list of ``[database, table]``. The watermarks are those of the attempt that the sink took.
     ``holder`` says who reads it while ``heartbeat_at`` is fresh. ``traffic`` is what was asked of an object store by

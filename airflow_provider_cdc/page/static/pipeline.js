@@ -107,7 +107,7 @@ const TABLES = [
 ];
 const GROUPS = [
   ["group", (g) => String(g.no)],
-  ["state", (g) => [h("span", { class: `dot ${g.state === "done" ? "working" : g.state === "running" ? "snapshot" : g.state}` }), g.state]],
+  ["state", (g) => [h("span", { class: `dot ${["done", "taken_over"].includes(g.state) ? "working" : g.state === "running" ? "snapshot" : g.state}` }), g.state.replace("_", " ")]],
   ["attempt", (g) => String(g.attempt), { r: true }],
   ["rows", (g) => number(g.rows), { r: true }],
   ["tables", (g) => g.tables.join(", "), { text: true }],
