@@ -348,6 +348,7 @@ class CdcVerifyOperator(CopiesTables, PipelineOperator):
 def _verdict(found: Mapping[str, Any]) -> dict[str, Any]:
     """What the asset of a table hears of a comparison that has found no difference, or none any more."""
     known = {"rows": found["rows"], "end": found["at"], "until": datetime.now(UTC).isoformat(timespec="seconds")}
+    known |= {"copy": found["copy"]}
     return {"kind": REPAIR, "repaired": found["repaired"], **known} if found["repaired"] else {"kind": VERIFY, **known}
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_cdc.exceptions import NotReadyError, TableSuspendedError, TransientError
-from airflow_provider_cdc.phases import epoch, rereading
+from airflow_provider_cdc.phases import epoch, rereading, resnapshot
 from airflow_provider_cdc.phases.context import Quiet
 from airflow_provider_cdc.phases.stream import begin, run_in_process
 from airflow_provider_cdc.phases.verify import verify
@@ -51,7 +51,7 @@ def until(seen: Callable[[], bool]) -> None:
 
 def failing(monkeypatch: pytest.MonkeyPatch, fails: Callable[[], Exception | None]) -> None:
     """Let the reading of a table fail while the function says so."""
-    real = rereading.read_table
+    real = resnapshot.read_table
 
     def read_table(*args: Any, **kwargs: Any) -> Any:
         if (error := fails()) is not None:
