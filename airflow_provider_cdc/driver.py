@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_cdc.connections import Connection, scrub, strip_environment
 from airflow_provider_cdc.core.selection import Selection
 from airflow_provider_cdc.core.spark_conf import is_local
-from airflow_provider_cdc.exceptions import REPORT, CdcError, NotReadyError, TerminalError
+from airflow_provider_cdc.exceptions import REPORT, CdcError, NotReadyError
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.pipeline import Pipeline
 from airflow_provider_cdc.processes import keep_small, kill_session
@@ -237,7 +237,8 @@ def _group(context: Context, request: Request) -> dict[str, Any]:
                 holder=request.holder,
                 requested_by=TaskRequest(request.task, request.task_request) if request.task else None,
             )
-            for totals in table_totals(context, context.newest(plan), [request.group]):
+            plan = context.newest(plan)
+            for totals in table_totals(context, plan, [request.group] if request.group in plan.groups() else []):
                 context.reporter.line(f"group {request.group} {result.outcome}: {totals}")
             if result.outcome == "adopted":
                 again = "; to have it read again, clear this task when it has succeeded" if request.task else ""
@@ -301,6 +302,7 @@ def compared(
 
     :param repair: read the rows again that differ, and compare once more.
     """
+    from airflow_provider_cdc.core.comparison import UNEQUAL
     from airflow_provider_cdc.jobs.scans import run_in_threads
     from airflow_provider_cdc.phases.repair import repaired
     from airflow_provider_cdc.phases.verified import record_verified
@@ -318,7 +320,7 @@ def compared(
     runner = run_in_threads if is_local(context.spark[0]) else run
     try:
         verdicts = verify(context, show_values=show_values, selection=selection, run=runner)
-        if repair and not all(verdict.equal for verdict in verdicts):
+        if repair and any(verdict.verdict == UNEQUAL for verdict in verdicts):
 
             def compare(tables: tuple[str, ...]) -> list[TableComparison]:
                 chosen = replace(selection, tables=tables)
@@ -333,15 +335,11 @@ def compared(
 
 
 def _verify(context: Context, *, show_values: bool, repair: bool = False, **selection: Any) -> dict[str, Any]:
+    from airflow_provider_cdc.phases.verified import check_equal
+
     chosen = Selection(**{**selection, "tables": tuple(selection["tables"])})
     verdicts = compared(context, show_values=show_values, selection=chosen, repair=repair)
-    unequal = [v for v in verdicts if not v.equal]
-    if unequal:
-        raise TerminalError(
-            f"{len(unequal)} of {len(verdicts)} tables differ: {'; '.join(map(str, unequal))}",
-            f"{'See above what was not repaired' if repair else 'repair=True reads what differs again'}, and {REPORT}. "
-            "show_values=True shows which rows",
-        )
+    check_equal(verdicts, repair="repair=True", show_values="show_values=True", repaired=repair)
     return {"tables": [v.to_json(show_values=show_values) for v in verdicts]}
 
 

@@ -193,6 +193,18 @@ class TableSuspendedError(TerminalError):
     suspended: int | None = None
 
 
+class NotComparableError(TerminalError):
+    """Some tables cannot be compared with their copies now, and no difference was found in the others. Exit code 4."""
+
+    exit_code = 4
+
+
+class NotComparableYetError(TransientError):
+    """The same, where another try may do without anybody's help. Exit code 4."""
+
+    exit_code = 4
+
+
 class UnfitError(TerminalError):
     """A value of the source cannot be carried exactly. See :mod:`airflow_provider_cdc.core.unfit`."""
 

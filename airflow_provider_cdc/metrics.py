@@ -90,8 +90,11 @@ def _of_tables(store: Store, pipeline: str) -> Numbers:
         yield "inserts", row.inserts, label
         yield "updates", row.updates, label
         yield "deletes", row.deletes, label
+        verified = row.last_verified or {}
+        if verified:
+            yield "not_comparable", verified.get("not_comparable") is not None, label
         if row.last_verified_at is not None:
-            yield "verified_equal", bool((row.last_verified or {}).get("equal")), label
+            yield "verified_equal", bool(verified.get("equal")), label
             yield "verified_age_seconds", max(0.0, (moment - row.last_verified_at).total_seconds()), label
 
 

@@ -57,6 +57,7 @@ METRICS = {
         Metric("updates", "Updates that streams have applied", per_table=True, total=True),
         Metric("deletes", "Deletes that streams have applied", per_table=True, total=True),
         Metric("verified_equal", "1 if source and copy were equal at the last comparison, else 0", per_table=True),
+        Metric("not_comparable", "1 if the table could not be compared at the last try, else 0", per_table=True),
         Metric("verified_age_seconds", "Seconds since source and copy were compared last", per_table=True),
     )
 }

@@ -93,6 +93,8 @@ class Plan:
     :param steps: what has happened to them in the stream since, in order of ``_cdc_seq``.
     :param chunks: chunks in key order, table by table. A table without chunks was empty, or is not what the snapshot
         has read any more.
+    :param left: chunks as they were planned of tables that are not what the snapshot has read any more: they were read
+        again as a whole, or are suspended.
     :param costs: what planning each table cost; empty in a plan that was made before.
     :param start: what P0 is: ``snapshot``, or the place in the binlog where a stream without a snapshot begins. Such a
         plan has no chunks, as if all tables were empty at P0.
@@ -111,6 +113,7 @@ class Plan:
     table_path: str = "{database}/{table}"
     lower_case: bool = False
     steps: tuple[Step, ...] = ()
+    left: tuple[Chunk, ...] = field(default=(), compare=False)
 
     @property
     def p0_seq(self) -> int:
@@ -238,7 +241,12 @@ class Plan:
     def _without_left(self) -> Plan:
         """The plan without the chunks of tables whose rows are not what those hold any more."""
         left = {i for i in range(len(self.definitions)) if self.rejoined_of(i) or self.suspended_of(i)}
-        return replace(self, chunks=tuple(c for c in self.chunks if c.table not in left)) if left else self
+        if not left:
+            return self
+        found: tuple[list[Chunk], list[Chunk]] = [], []
+        for chunk in self.chunks:
+            found[chunk.table in left].append(chunk)
+        return replace(self, chunks=tuple(found[False]), left=(*self.left, *found[True]))
 
     def _amended(self, index: int, definitions: Definitions, lower: Sequence[Any], upper: Sequence[Any]) -> Plan:
         mine = [c for c in self.chunks if c.table == index]
@@ -277,6 +285,10 @@ class Plan:
         """Numbers of the groups that hold chunks of a table; empty if the table was."""
         return self._groups_of.get(table, set())
 
+    def groups_left(self) -> dict[int, list[Chunk]]:
+        """Groups of which no table is what the snapshot has read any more, with their chunks as they were planned."""
+        return {number: chunks for number, chunks in self._left.items() if number not in self._groups}
+
     def share(self, group: int) -> Plan:
         """The plan with the chunks of one group only."""
         return replace(self, chunks=tuple(self._groups[group]))
@@ -285,6 +297,13 @@ class Plan:
     def _groups(self) -> dict[int, list[Chunk]]:
         found: dict[int, list[Chunk]] = {}
         for chunk in self.chunks:
+            found.setdefault(chunk.group, []).append(chunk)
+        return found
+
+    @cached_property
+    def _left(self) -> dict[int, list[Chunk]]:
+        found: dict[int, list[Chunk]] = {}
+        for chunk in self.left:
             found.setdefault(chunk.group, []).append(chunk)
         return found
 
@@ -304,13 +323,15 @@ class Plan:
         more = f" and {len(tables) - 1} more" if len(tables) > 1 else ""
         return f"{chunks[0].group}: {self.tables[tables[0]].label}{more}"
 
-    def summaries(self, chunk_rows: int) -> list[dict[str, Any]]:
+    def summaries(self, chunk_rows: int, *, left: bool = False) -> list[dict[str, Any]]:
         """The groups for people and schedulers: ``group``, ``label``, ``tables``, ``chunks``, ``rows`` (about).
 
         :param chunk_rows: expected rows a chunk.
+        :param left: whether groups are among them of which there is nothing left to read: all that were planned.
         """
         found = []
-        for number, chunks in self.groups().items():
+        groups = self.groups() | (self.groups_left() if left else {})
+        for number, chunks in sorted(groups.items()):
             tables, label = [self.tables[i].label for i in sorted({c.table for c in chunks})], self.label(chunks)
             rows = len(chunks) * chunk_rows
             found.append({"group": number, "label": label, "tables": tables, "chunks": len(chunks), "rows": rows})

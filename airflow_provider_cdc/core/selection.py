@@ -1,4 +1,4 @@
-"""Which tables a comparison takes, and how fast it reads them."""
+"""Which tables a comparison takes, how fast it reads them, and how old a copy may be that it compares."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from airflow_provider_cdc.core.checks import check_whole, refused
 from airflow_provider_cdc.core.limits import Limits
 from airflow_provider_cdc.core.patterns import check_patterns, matches
 
+#: Seconds by which a copy may lag behind its source to be compared: a day, as a catch-up a day leaves it.
+MAX_LAG_SECONDS = 86_400
 _SHARE = re.compile(r"1/([1-9][0-9]{0,5})")
 
 
@@ -23,12 +25,14 @@ class Selection:
         tables come and go.
     :param turn: the number of the part that is taken, or any number that has this remainder.
     :param max_rows_per_second: rows that are read from the source in a second; ``None`` for what the pipeline says.
+    :param max_lag_seconds: age of the oldest commit that a copy lacks from which on it is not compared.
     """
 
     tables: tuple[str, ...] = ()
     parts: int = 1
     turn: int = 0
     max_rows_per_second: int | None = None
+    max_lag_seconds: int = MAX_LAG_SECONDS
 
     @classmethod
     def of(
@@ -37,6 +41,7 @@ class Selection:
         sample: str | None = None,
         seed: int | None = None,
         max_rows_per_second: int | None = None,
+        max_lag_seconds: int | None = None,
         *,
         today: int,
     ) -> Selection:
@@ -57,8 +62,10 @@ class Selection:
                 raise refused("seed", seed, "given together with sample: it says which share of the tables is taken")
         if max_rows_per_second is not None:
             check_whole("max_rows_per_second", max_rows_per_second, 1)
+        longest = MAX_LAG_SECONDS if max_lag_seconds is None else max_lag_seconds
+        check_whole("max_lag_seconds", longest, 0)
         parts = int(share[1]) if share else 1
-        return cls(patterns, parts, today if seed is None else seed, max_rows_per_second)
+        return cls(patterns, parts, today if seed is None else seed, max_rows_per_second, longest)
 
     def takes(self, database: str, table: str) -> bool:
         """Whether it takes a table."""

@@ -110,10 +110,11 @@ class CdcPlanChunksOperator(PipelineOperator):
                 plan = planned(found, store)
                 adopt_published(found, store, plan)
         self.log.info("P0 (the smallest low watermark, where the stream begins) is %s", plan.p0.at)
-        groups = plan.summaries(found.pipeline.snapshot.chunk_rows)
+        rows = found.pipeline.snapshot.chunk_rows
+        if self._has_mapped(context):  # a group of which nothing is left to read keeps its place
+            return plan.summaries(rows, left=True)
+        groups = plan.summaries(rows)
         if not self.map_published and groups and published_attempts(plan, targets(found, plan)) is not None:
-            if self._has_mapped(context):
-                return groups
             self.log.info(
                 "all %s groups are published: none is mapped, so the snapshot tasks of this run are skipped "
                 "(map_published=True maps them)",
@@ -136,8 +137,11 @@ class CdcSnapshotOperator(CopiesTables, PipelineOperator):
     Clearing a task that has succeeded reads its group again, and no other: before the stream begins it replaces the
     rows itself, afterwards it hands them to the stream, which replaces them between two batches.
 
-    XCom: ``group``, ``outcome`` (``published``, ``adopted``, ``replaced``, ``staged``), ``attempt``, ``tables``,
-    ``rows``, ``chunks``, ``corrected``, ``seconds``, ``rows_per_second``, ``min_lw``, ``max_hw``.
+    Nothing is left to read of a group whose tables were all read again as a whole since, or are suspended: its task
+    succeeds.
+
+    XCom: ``group``, ``outcome`` (``published``, ``adopted``, ``replaced``, ``staged``, ``taken_over``), ``attempt``,
+    ``tables``, ``rows``, ``chunks``, ``corrected``, ``seconds``, ``rows_per_second``, ``min_lw``, ``max_hw``.
 
     :param pipeline: as in :class:`CdcPreflightOperator`. (templated)
     :param group: number of the group, or one of the mappings that :class:`CdcPlanChunksOperator` returns. (templated)
@@ -168,7 +172,8 @@ class CdcSnapshotOperator(CopiesTables, PipelineOperator):
 
     def tables_of(self, plan: Plan) -> set[int]:
         """Those with a chunk in the group."""
-        return {chunk.table for chunk in plan.groups()[self._number()]}
+        groups = plan.groups() | plan.groups_left()
+        return {chunk.table for chunk in groups.get(self._number(), ())}
 
     def on_kill(self) -> None:
         """End the driver: what it has finished is used again by the next try."""
@@ -261,7 +266,10 @@ class CdcResnapshotOperator(CopiesTables, PipelineOperator):
 class CdcVerifyOperator(CopiesTables, PipelineOperator):
     """Compare source and sink, table by table, at one position while writers go on. A difference fails the task.
 
-    XCom: list of tables, each with ``table``, ``equal``, ``rows`` and how many of them are missing, extra or different.
+    So does a table that cannot be compared now, where no table differs: with a retry, if another try may do.
+
+    XCom: list of tables, each with ``table``, ``verdict`` (``equal``, else the task fails), ``rows`` and how many of
+    them are missing, extra or different.
 
     :param pipeline: as in :class:`CdcPreflightOperator`. (templated)
     :param show_values: also log, and give in ``examples``, keys of a few rows that differ; of a table without a key the
@@ -272,6 +280,8 @@ class CdcVerifyOperator(CopiesTables, PipelineOperator):
         in as many days.
     :param max_rows_per_second: rows that are read from the source in a second; the limits of the pipeline's snapshot
         are kept in any case.
+    :param max_lag_seconds: age of the oldest commit that the copy lacks from which on nothing is compared: the stream
+        has stopped, or is too slow. A day by default.
     :param repair: read the rows again that differ, have the stream exchange them, and compare once more: the task fails
         only if there is a difference then.
     :param assets: whether the tables' assets hear of a comparison that went well, and of a repair.
@@ -291,6 +301,7 @@ class CdcVerifyOperator(CopiesTables, PipelineOperator):
         sample: str | None = None,
         seed: int | None = None,
         max_rows_per_second: int | None = None,
+        max_lag_seconds: int | None = None,
         repair: bool = False,
         assets: bool = True,
         **kwargs: Any,
@@ -301,6 +312,7 @@ class CdcVerifyOperator(CopiesTables, PipelineOperator):
         self.sample = sample
         self.seed = seed
         self.max_rows_per_second = max_rows_per_second
+        self.max_lag_seconds = max_lag_seconds
         self.repair = repair
         declare(self, assets)
         self._driver: Driver | None = None
@@ -317,12 +329,12 @@ class CdcVerifyOperator(CopiesTables, PipelineOperator):
         with task_errors(self.log):
             run = context["dag_run"]
             day = (run.logical_date or run.run_after).toordinal()
-            chosen = (self.tables, self.sample, self.seed, self.max_rows_per_second)
+            chosen = (self.tables, self.sample, self.seed, self.max_rows_per_second, self.max_lag_seconds)
             selection = Selection.of(*chosen, today=day)
             found = context_of(self.pipeline, self.log)
             what = {**asdict(selection), "show_values": self.show_values, "repair": self.repair}
             tables: list[dict[str, Any]] = _attended(self, request_of(found.pipeline, verify=what), context)["tables"]
-            events = {table_of(found.pipeline, one["table"]): _verdict(one) for one in tables if not one["suspended"]}
+            events = {table_of(found.pipeline, one["table"]): _verdict(one) for one in tables}
             emit(self, context, found.pipeline, events)
             self.ended = {"tables": [{name: one[name] for name in ("table", "rows", "repaired")} for one in tables]}
             return tables
@@ -336,6 +348,7 @@ class CdcVerifyOperator(CopiesTables, PipelineOperator):
 def _verdict(found: Mapping[str, Any]) -> dict[str, Any]:
     """What the asset of a table hears of a comparison that has found no difference, or none any more."""
     known = {"rows": found["rows"], "end": found["at"], "until": datetime.now(UTC).isoformat(timespec="seconds")}
+    known |= {"copy": found["copy"]}
     return {"kind": REPAIR, "repaired": found["repaired"], **known} if found["repaired"] else {"kind": VERIFY, **known}
 
 

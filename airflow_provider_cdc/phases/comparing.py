@@ -114,8 +114,8 @@ class Comparing:
     def compare(self) -> TableComparison:
         """The verdict.
 
-        :raises TransientError: if the stream is not where it can be compared, or the table is truncated all the time.
-        :raises TerminalError: if the definition is another one.
+        :raises TransientError: if the stream is not where it can be compared, the definition is another one, or the
+            table is truncated all the time.
         """
         source, sink, differing, at = self._settled(lambda: self._summed())
         found, chunks, more = Unequal(), list[Chunk](), False
@@ -138,7 +138,7 @@ class Comparing:
             at_least=more,
             columns=found.columns,
         )
-        return self._traced(verdict, found, chunks) if found.keys else verdict
+        return self._traced(verdict, found, chunks, at) if found.keys else verdict
 
     # ------------------------------------------------------------ the two ways to look
 
@@ -203,9 +203,10 @@ class Comparing:
         source = Source(context, table, plan.definitions_of(lineage)[self.index], lineage, self.limits)
         with closing(connect(context.connect_args)) as connection:
             if definition(connection, table) != table.fingerprint():
-                raise TerminalError(
-                    f"{table.label} has another definition than its copy",
-                    "Verify it when the stream has followed the DDL; if the stream has stopped there, it says why",
+                raise TransientError(
+                    "its definition in the source is not that of its copy",
+                    "Compare it when the stream has followed the DDL; if the stream has stopped there, airflow-cdc "
+                    "status says why",
                 )
             # The copy first: its files are kept for an hour, however long the source takes.
             files, markers = portions(self.target)
@@ -271,7 +272,7 @@ class Comparing:
             found[before & ~followed] = 0
         return found
 
-    def _traced(self, verdict: TableComparison, found: Unequal, chunks: list[Chunk]) -> TableComparison:
+    def _traced(self, verdict: TableComparison, found: Unequal, chunks: list[Chunk], at: Position) -> TableComparison:
         """The verdict with the keys, where they lie, and since when they may differ."""
         context, plan, table = self.context, self.plan, self.table
         listed = [
@@ -283,9 +284,7 @@ class Comparing:
         source = Source(context, table, plan.definitions_of(lineage)[self.index], lineage, self.limits)
         with closing(connect(context.connect_args)) as connection:
             owned = owners(connection, table, chunks, [d.key for d in listed])
-            last, searched = last_touched(
-                source, connection, pa.concat_tables([k for _, k, _ in found.keys]), verdict.at
-            )
+            last, searched = last_touched(source, connection, pa.concat_tables([k for _, k, _ in found.keys]), at)
         numbers = sorted({number for number in owned if number >= 0})
         ranges = tuple(replace(chunks[number], no=i, group=0) for i, number in enumerate(numbers))
         differences = tuple(replace(d, touched=last.get(d.key)) for d in listed)

@@ -32,6 +32,7 @@ from airflow_provider_cdc.phases.reread import is_ripe, publish_staged
 from airflow_provider_cdc.phases.rereading import Rereading
 from airflow_provider_cdc.phases.resnapshot import index_of
 from airflow_provider_cdc.phases.schema_changes import follow
+from airflow_provider_cdc.phases.snapshot import note_taken_over
 from airflow_provider_cdc.phases.staged import requests, waiting
 from airflow_provider_cdc.phases.superseded import remove_superseded_steps
 from airflow_provider_cdc.phases.suspension import (
@@ -342,11 +343,15 @@ class Epoch:
             if (held := coverage(self.context, self.plan, self.applier.tables)) is not None:
                 self.applier.hold(held)
             self.anew = True
+            with suppress(CdcError, SQLAlchemyError):  # this is for people; the next start does it, too
+                note_taken_over(self.store, self.plan)
         if staged.scope == TABLE:
             self.read_again.discard(index)
             # Whoever has read it: that it is not suspended any more, or still is, matters to the stream's own reading.
-            over = self.rereading.failed if self.plan.suspended_of(index) else self.rereading.done
-            over(index)
+            if self.plan.suspended_of(index) is None:
+                self.rereading.done(index)
+            else:
+                self.rereading.failed(index, self.plan.tables[index].label, found.said)
         if staged.request is not None:
             self.rereading.ended(index, staged.request, found)
 

@@ -120,16 +120,25 @@ def published_attempts(plan: Plan, tables: Sequence[SinkTable]) -> dict[int, dic
     """Tables by the attempt that is published in them, a group each; ``None`` if the snapshot is not complete."""
     won: dict[int, dict[int, set[int]]] = {}
     for index in plan.active:
-        target = tables[index]
-        if not target.exists():
+        found = published_in(plan, index, tables[index])
+        if found is None:
             return None
-        markers = target.markers()
-        for group in plan.groups_of(index):
-            attempt = markers.get(group_marker(plan, group))
-            if attempt is None:
-                return None
+        for group, attempt in found.items():
             won.setdefault(group, {}).setdefault(attempt, set()).add(index)
     return won
+
+
+def published_in(plan: Plan, index: int, target: SinkTable) -> dict[int, int] | None:
+    """The attempt of each of its groups that is published in a table; ``None`` if one lacks, or the table does.
+
+    :param index: index of the table, and ``target``: its copy.
+    """
+    if not target.exists():
+        return None
+    markers = target.markers()
+    found = {group: markers.get(group_marker(plan, group)) for group in plan.groups_of(index)}
+    known = {group: attempt for group, attempt in found.items() if attempt is not None}
+    return known if len(known) == len(found) else None
 
 
 def numbering(plan: Plan, entry: Mapping[str, Any]) -> Lineage:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from airflow_provider_cdc.core import slots
+from airflow_provider_cdc.core.comparison import CopyPlace
 from airflow_provider_cdc.core.offset import Offset
+from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.exceptions import CdcError, TerminalError
 from airflow_provider_cdc.mysql.binlog.events.xa import parse_entry
 from airflow_provider_cdc.mysql.places.binlog_files import server_time
@@ -60,6 +62,24 @@ def lag_of(context: Context, offset: Offset, slot: int = slots.LAG) -> Lag:
         return _ask(context, offset, slot)
     except CdcError as error:
         return Lag(unknown=" ".join(error.message.split()))
+
+
+def copy_place(context: Context, plan: Plan) -> CopyPlace:
+    """How far the copy stands, for those who compare it.
+
+    :raises CdcError: if the source cannot be asked, or is another one.
+    """
+    offset = context.stand(plan)[0]
+    with closing(connect(context.connect_args)) as connection:
+        same_server(identity(connection), offset.server)
+        size = unread_bytes(connection, offset.at)
+        if size is None:  # the file is gone: whoever reads on from there says so
+            return CopyPlace(offset.at)
+        committed = oldest_unread(context.opener(slots.VERIFY), offset.at) if size else None
+        if committed is None:
+            return CopyPlace(offset.at, None, 0.0)
+        since = datetime.fromtimestamp(committed, UTC).isoformat(timespec="seconds")
+        return CopyPlace(offset.at, since, max(0.0, server_time(connection) - committed))
 
 
 def _ask(context: Context, offset: Offset, slot: int) -> Lag:

@@ -14,7 +14,7 @@ from typing import Any
 
 from pymysql.connections import Connection
 
-from airflow_provider_cdc.core.comparison import TableComparison
+from airflow_provider_cdc.core.comparison import UNEQUAL, TableComparison
 from airflow_provider_cdc.core.plan import Chunk
 from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.exceptions import CdcError
@@ -54,7 +54,7 @@ def _exchanged(context: Context, store: Store, verdicts: Sequence[TableCompariso
     indexes = {table.label: index for index, table in enumerate(plan.tables)}
     done = set[str]()
     for verdict in verdicts:
-        if verdict.equal:
+        if verdict.verdict != UNEQUAL:
             continue
         if (why := _unfit(verdict)) is not None:
             again = f"Read it as a whole: airflow-cdc resnapshot --table {verdict.table}"
@@ -72,8 +72,6 @@ def _exchanged(context: Context, store: Store, verdicts: Sequence[TableCompariso
 
 def _unfit(verdict: TableComparison) -> str | None:
     """Why the rows of a table cannot be read again by their keys, if they cannot."""
-    if verdict.suspended:
-        return "it is suspended"
     if not verdict.differences:
         return "it has no usable key"
     if (known := len(verdict.differences)) < verdict.missing + verdict.extra + verdict.different:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from contextlib import closing
+from contextlib import closing, suppress
+
+from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.core.schema import TableSchema
@@ -30,9 +32,9 @@ from airflow_provider_cdc.phases.resnapshot import read_table
 from airflow_provider_cdc.phases.staged import waiting
 from airflow_provider_cdc.phases.suspension import gone, missed
 from airflow_provider_cdc.sinks.traffic import carried
-from airflow_provider_cdc.store import RequestRow
+from airflow_provider_cdc.store import RequestRow, Store
 
-#: How often one table is read again by one run of the stream.
+#: How often in a row one run of the stream fails to read a table again before it leaves the table to people.
 _TRIES = 20
 _LOOK_SECONDS = 0.2
 #: Seconds before a reading is tried once more that failed for a while.
@@ -52,18 +54,20 @@ _END_SECONDS = 60.0
 class Rereading:
     """Reads suspended tables again. A context manager, which ends it.
 
+    :param store: gets an event when a table is left to people.
     :param run: runs the slices of a table that is not small.
     :param inbox: what people want of the stream. Nothing is begun while it is paused.
     """
 
-    def __init__(self, context: Context, run: Runner, inbox: Inbox) -> None:
-        self._context, self.run, self._inbox = context, run, inbox
+    def __init__(self, context: Context, store: Store, run: Runner, inbox: Inbox) -> None:
+        self._context, self._store, self.run, self._inbox = context, store, run, inbox
         self._requests: dict[int, RequestRow] = {}
         self._to_serve: list[int] = []
         self._served: Counter[int] = Counter()
         self._wanted: list[int] = []
         self._pending: set[int] = set()
-        self._tries: Counter[int] = Counter()
+        self._failures: Counter[int] = Counter()
+        self._left: set[int] = set()
         self._gone: set[int] = set()
         self._dropped: list[int] = []
         self._asked: dict[int, float] = {}
@@ -120,9 +124,11 @@ class Rereading:
         return found
 
     def done(self, index: int) -> None:
-        """Hear that a table has rejoined, or that its copy was emptied."""
+        """Hear that a table has rejoined, or that its copy was emptied: no failure before counts any more."""
         with self._lock:
             self._pending.discard(index)
+            self._failures.pop(index, None)
+            self._left.discard(index)
 
     def ended(self, index: int, request: int, exchange: Exchange) -> None:
         """Hear what has become of what was read for a request: rows of no use any more are read once more."""
@@ -132,21 +138,43 @@ class Rereading:
                 self._to_serve.append(index)
         elif known or exchange.done:  # else this run does not know of it yet, and reads it then
             self._inbox.end(request, "done" if exchange.done else "refused", exchange.said)
+            self._served.pop(request, None)
             with self._lock:
                 self._requests.pop(index if known else -1, None)
 
-    def failed(self, index: int) -> None:
-        """Hear that what was read of a table is of no use any more."""
+    def failed(self, index: int, label: str, why: str) -> None:
+        """Hear that a table could not be read, or that what was read of it is of no use any more: it is read again,
+        unless that has failed too often in a row.
+
+        :param label: the table, and ``why``: what was in the way; for people.
+        """
         with self._lock:
-            again = index in self._pending
-            self._pending.discard(index)
+            if index not in self._pending:
+                return
+            self._failures[index] += 1
+            again = self._failures[index] < _TRIES
+            if again:
+                self._pending.discard(index)
         if again:
             self._want(index)
+        else:
+            self._leave(index, label, f"that has failed {_TRIES} times in a row, the last time since {why}")
+
+    def _leave(self, index: int, label: str, why: str) -> None:
+        """Leave a table to people, and tell them."""
+        said = f"{label} is not read again by the stream: {why}"
+        self._context.reporter.line(said)
+        if index not in self._left:
+            with suppress(CdcError, SQLAlchemyError):  # the line says it, too
+                remedy = f"Read it again: airflow-cdc resnapshot --table {label}"
+                self._store.event(self._context.pipeline.name, "reread_given_up", said, table=label, remedy=remedy)
+        with self._lock:
+            self._left.add(index)
+            self._pending.discard(index)
 
     def _want(self, index: int) -> None:
         with self._lock:
-            if index not in self._pending and self._tries[index] < _TRIES:
-                self._tries[index] += 1
+            if index not in self._pending and self._failures[index] < _TRIES:
                 self._asked[index] = time.monotonic()
                 self._pending.add(index)
                 self._wanted.append(index)
@@ -204,8 +232,11 @@ class Rereading:
             step = plan.suspended_of(index)
             if self._is_gone(plan, index, step):
                 return
-            if step is None or not self._reads(step):  # it has rejoined meanwhile, or is not the stream's to read
+            if step is None:  # it has rejoined meanwhile
                 self.done(index)
+                return
+            if not self._reads(step):
+                self._drop(index)
                 return
             size = self._size(plan, index)
             most = context.pipeline.stream.reread_max_bytes
@@ -218,11 +249,10 @@ class Rereading:
                 return
             why = str(error) if isinstance(error, CdcError) else f"{type(error).__name__}: {error}"
             if isinstance(error, TransientError) and not self._over.wait(_PAUSE_SECONDS):
-                context.reporter.line(f"{label} could not be read again, which is tried once more: {why}")
-                self.failed(index)
+                context.reporter.line(f"{label} could not be read again: {why}")
+                self.failed(index, label, why)
                 return
-        context.reporter.line(f"{label} is not read again by the stream: {why}")
-        self.done(index)
+        self._leave(index, label, why)
 
     def _serve(self, index: int) -> None:
         """Read what somebody wants to be read; the request ends where that is not possible."""
@@ -283,5 +313,10 @@ class Rereading:
             with self._lock:
                 self._dropped.append(index)
         else:
-            self.done(index)
+            self._drop(index)
         return True
+
+    def _drop(self, index: int) -> None:
+        """There is nothing to read, and nothing has failed."""
+        with self._lock:
+            self._pending.discard(index)

@@ -46,10 +46,11 @@ from airflow_provider_cdc.phases.retention_guard import RetentionGuard
 from airflow_provider_cdc.phases.schema_changes import lagging
 from airflow_provider_cdc.phases.slice_jobs import job_of, opener
 from airflow_provider_cdc.phases.staged import draw_number, forget, waiting
+from airflow_provider_cdc.phases.suspension import remedy_of
 from airflow_provider_cdc.sinks.protocol import Feature, SinkTable
 from airflow_provider_cdc.sinks.storage import write_json
 from airflow_provider_cdc.sinks.traffic import Traffic, counting, current, text_of
-from airflow_provider_cdc.store import Store
+from airflow_provider_cdc.store import TAKEN_OVER, Store
 
 #: Number of a slice -> attempt that read it, and its manifest.
 Finished = dict[int, tuple[int, dict[str, Any]]]
@@ -71,8 +72,7 @@ class GroupResult:
     :param corrected: keys that the backfill inserted, replaced or deleted.
     :param seconds: time that the call took.
     :param rows_per_second: ``None`` where nothing was read.
-    :param min_lw: lowest low watermark.
-    :param max_hw: highest high watermark.
+    :param min_lw: lowest low watermark, and ``max_hw``: highest high watermark; ``None`` where nothing is left to read.
     :param traffic: requests to an object store and bytes, of this process and its tasks; ``None`` for a folder.
     """
 
@@ -85,13 +85,13 @@ class GroupResult:
     corrected: int
     seconds: float
     rows_per_second: int | None
-    min_lw: Position
-    max_hw: Position
+    min_lw: Position | None
+    max_hw: Position | None
     traffic: Mapping[str, int] | None
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON value; positions are ``[file, position]``."""
-        marks = {"min_lw": self.min_lw.to_json(), "max_hw": self.max_hw.to_json()}
+        marks = {name: at and at.to_json() for name, at in (("min_lw", self.min_lw), ("max_hw", self.max_hw))}
         return {**self.__dict__, "tables": list(self.tables), "seconds": round(self.seconds, 3), **marks}
 
 
@@ -117,7 +117,8 @@ def run_group(
     requested_by: TaskRequest | None = None,
     opened: Sequence[SinkTable] = (),
 ) -> GroupResult:
-    """Read one group and publish it. One that is published already is adopted, unless it is to be read again.
+    """Read one group and publish it. One that is published already is adopted, unless it is to be read again. Nothing
+    is read of tables that the stream has taken over: they were read again as a whole, or are suspended.
 
     Processes of their own may do this at the same time, for different groups or for the same one: the second one
     waits, and then takes the result of the first, or its place if that one has died.
@@ -134,13 +135,10 @@ def run_group(
     :raises TableAlteredError: if a DDL has changed a table and it cannot be planned again.
     """
     note_restart(context, store)
-    if group not in plan.groups():
-        raise NotReadyError(
-            f"snapshot {plan.generation} of {plan.pipeline} has no chunk group {group}: the snapshot was planned again",
-            "Clear the planner and everything downstream, so that the groups are those of the plan",
-        )
     asked = Traffic()
     for last in (*[False] * _REPLANS, True):
+        if group not in plan.groups():
+            return _taken_over(context, store, plan, group)
         try:
             with counting(asked):
                 return _run(Group(context, plan, group, opened), store, run, holder, requested_by, asked)
@@ -160,6 +158,35 @@ def run_group(
                 raise
             plan, opened = newest, ()  # so the copy has other columns meanwhile, or the stream has followed a DDL
     raise AssertionError("unreachable")
+
+
+def _taken_over(context: Context, store: Store, plan: Plan, group: int) -> GroupResult:
+    """There is nothing left to read of a group: none of its tables is what the snapshot has read.
+
+    :raises NotReadyError: if the group was never planned.
+    """
+    chunks = plan.groups_left().get(group)
+    if chunks is None:
+        raise NotReadyError(
+            f"snapshot {plan.generation} of {plan.pipeline} has no chunk group {group}: the snapshot was planned again",
+            "Clear the planner and everything downstream, so that the groups are those of the plan",
+        )
+    note_taken_over(store, plan)
+    tables = sorted({chunk.table for chunk in chunks})
+    for index in tables:
+        step = plan.suspended_of(index)
+        what = f"is suspended at {step.at}. {remedy_of(plan, step)}" if step else "was read again as a whole since"
+        context.reporter.line(f"group {group}: nothing is left to read of {plan.tables[index].label}: it {what}")
+    labels = tuple(plan.tables[index].label for index in tables)
+    return GroupResult(group, TAKEN_OVER, 0, labels, 0, 0, 0, 0.0, None, None, None, None)
+
+
+def note_taken_over(store: Store, plan: Plan) -> None:
+    """Write down of which groups nothing is left to read."""
+    if left := plan.groups_left():
+        rows = store.groups(plan.pipeline, plan.generation)
+        if numbers := [row.group_no for row in rows if row.group_no in left and row.state != TAKEN_OVER]:
+            store.groups_taken_over(plan.pipeline, plan.generation, numbers)
 
 
 def _run(
@@ -210,6 +237,7 @@ def adopt_published(context: Context, store: Store, plan: Plan) -> bool:
     :returns: whether the snapshot is complete.
     """
     record_plan(store, plan, context.pipeline.snapshot.chunk_rows)
+    note_taken_over(store, plan)
     if not plan.groups():
         _prepare(context, plan, {})
     snapshot = store.snapshot(plan.pipeline, plan.generation)
@@ -217,7 +245,7 @@ def adopt_published(context: Context, store: Store, plan: Plan) -> bool:
         return True
     opened = targets(context, plan)
     for row in store.groups(plan.pipeline, plan.generation):
-        if row.state in ("pending", "running"):
+        if row.state in ("pending", "running") and row.group_no in plan.groups():
             group = Group(context, plan, row.group_no, opened)
             # The manifest stands before the first commit: without one there is no need to look into the tables.
             if group.has_manifest() and group.published() is not None:

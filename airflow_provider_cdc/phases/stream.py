@@ -140,7 +140,7 @@ def _begin(context: Context, store: Store, asked: Traffic, *, catch_up: bool, lo
         tell_ddl=pipeline.stream.follows_ddl,
     )
     ends = end if catch_up else None
-    rereading = Rereading(context, run_slices, inbox)
+    rereading = Rereading(context, store, run_slices, inbox)
     epoch = Epoch(
         context,
         store,

@@ -62,22 +62,30 @@ def maintain(context: Context, run: Runner, *, purge: bool = False) -> dict[str,
 
     :param purge: as for :func:`compact`.
     :returns: JSON value: ``tables``, each with ``table`` and ``compactions``.
+    :raises CdcError: of the first table that it cannot be done to, after it was done to the others.
     """
     plan, found = context.need_plan(), []
-    late = lagging(context, plan, plan.active)
-    opened = targets(context, plan)
+    opened, failed = targets(context, plan), list[CdcError]()
     # A suspended one may be what nobody understands; one that was emptied has files that are to go.
     for index in sorted([*plan.active, *emptied(context, plan)]):
         schema, newest = plan.tables[index], opened[index]
-        table = context.sink.table(late[index]) if index in late else newest
-        with beside_a_stream(context, plan):
-            count = compact(table, run, purge=purge)
-            table.tidy()
+        try:
+            with beside_a_stream(context, plan):
+                late = lagging(context, plan, [index]) if index in plan.active else {}
+                table = context.sink.table(late[index]) if late else newest
+                count = compact(table, run, purge=purge)
+                table.tidy()
+        except CdcError as error:
+            context.reporter.line(f"{schema.label} is not compacted: {error}")
+            failed.append(error)
+            continue
         context.reporter.line(f"{schema.label}: {count or 'no'} compaction{'' if count == 1 else 's'}")
         found.append({"table": schema.label, "compactions": count})
     progress = context.sink.resume_point()
     if progress.exists():
         progress.tidy()
+    if failed:
+        raise failed[0]
     return {"tables": found}
 
 

@@ -1,6 +1,6 @@
 """The bookkeeping database: what is planned, what is done, who runs. All of it can be rebuilt from the sink."""
 
-from airflow_provider_cdc.store.models import GroupRow, RequestRow, SampleRow, StreamRow, TableStateRow, now
+from airflow_provider_cdc.store.models import TAKEN_OVER, GroupRow, RequestRow, SampleRow, StreamRow, TableStateRow, now
 from airflow_provider_cdc.store.repository import Store
 from airflow_provider_cdc.store.snapshots import ChunkResult
 from airflow_provider_cdc.store.values import (
@@ -15,6 +15,7 @@ from airflow_provider_cdc.store.values import (
 )
 
 __all__ = [
+    "TAKEN_OVER",
     "BatchTotals",
     "Beat",
     "ChunkResult",

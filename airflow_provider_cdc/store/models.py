@@ -127,8 +127,15 @@ class TableRow(Base):
     rows_estimate: Mapped[int]
 
 
+#: State of a chunk group of which nothing is left to read: its tables were read again as a whole, or are suspended.
+TAKEN_OVER = "taken_over"
+#: States of chunk groups that a snapshot need not wait for. What is read again is published all the while.
+PUBLISHED = ("done", "rereading", TAKEN_OVER)
+
+
 class GroupRow(Base):
-    """A chunk group, the unit of retry. ``state`` is ``pending``, ``running`` or ``done``; ``attempt`` counts from 1.
+    """A chunk group, the unit of retry; ``attempt`` counts from 1. ``state`` is ``pending``, ``running``, ``done``,
+    ``rereading`` or ``taken_over``.
 
     ``tables`` is a list of ``[database, table]``. The watermarks are those of the attempt that the sink took.
     ``holder`` says who reads it while ``heartbeat_at`` is fresh. ``traffic`` is what was asked of an object store by
@@ -340,7 +347,7 @@ class TableStateRow(Base):
     ``files`` and the like are what the copy takes; ``None`` if nobody has looked yet, or the sink does not tell.
     ``compactions`` is how many there were of it; ``compacted_at`` and ``compaction_seconds`` are of the last one.
     ``inserts`` and the like are changes that the stream has applied. ``last_verified`` is the result of the last
-    comparison.
+    comparison; its ``not_comparable`` says why the table could not be compared when that was tried since.
     """
 
     __tablename__ = "table_states"

@@ -145,12 +145,19 @@ class ObservationStore(Database):
     def verified(self, pipeline: str, results: Mapping[TableId, Mapping[str, Any]]) -> None:
         """Write down what the comparison of tables has found.
 
-        :param results: JSON values; they hold no value of a row. Tables that no driver has written of are passed over.
+        What was found of a table stays if it cannot be compared any more, and so does when that was.
+
+        :param results: JSON values; they hold no value of a row. That of a table which could not be compared is
+            ``not_comparable``, which says why. Tables that no driver has written of are passed over.
         """
         with self._write() as session:
             for table, result in results.items():
                 row = session.get(TableStateRow, (pipeline, *table))
-                if row is not None:
+                if row is None:
+                    continue
+                if result.get("not_comparable") is not None:
+                    row.last_verified = {**(row.last_verified or {}), **result}
+                else:
                     row.last_verified_at, row.last_verified = now(), dict(result)
 
 

@@ -14,6 +14,7 @@ from sqlalchemy import BigInteger, ColumnElement, Select, and_, case, cast, func
 from sqlalchemy.orm import Session
 
 from airflow_provider_cdc.store.models import (
+    PUBLISHED,
     BatchRow,
     ChunkRow,
     EventRow,
@@ -258,7 +259,7 @@ def _tables(session: Session) -> dict[str, int]:
 
 
 def _groups(session: Session) -> dict[str, Groups]:
-    done = func.sum(case((GroupRow.state.in_(("done", "rereading")), 1), else_=0))
+    done = func.sum(case((GroupRow.state.in_(PUBLISHED), 1), else_=0))
     top = _newest_snapshots().subquery()
     same = and_(GroupRow.pipeline == top.c.pipeline, GroupRow.generation == top.c.generation)
     columns = [getattr(GroupRow, name) for name in ("pipeline", *Held._fields)]

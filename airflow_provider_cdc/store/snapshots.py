@@ -10,11 +10,13 @@ from sqlalchemy.orm import Session
 
 from airflow_provider_cdc.exceptions import NotReadyError
 from airflow_provider_cdc.store.database import Database, changed
-from airflow_provider_cdc.store.models import ChunkRow, GroupRow, SnapshotRow, TableRow, now
+from airflow_provider_cdc.store.models import PUBLISHED, TAKEN_OVER, ChunkRow, GroupRow, SnapshotRow, TableRow, now
 from airflow_provider_cdc.store.pruning import prune_snapshots
 from airflow_provider_cdc.store.values import GroupProgress, TableProgress
 
 _BULK = 10_000
+#: Numbers in one list of a query.
+_BULK_NUMBERS = 500
 #: What is written of a chunk that was read: LW and HW are JSON, ``corrected`` counts keys, ``seconds`` is the time of
 #: the read.
 ChunkResult = tuple[int, int, Any, Any, int, int, int, float]
@@ -190,6 +192,16 @@ class SnapshotStore(Database):
         with self._write() as session:
             return changed(session, _claimed(pipeline, generation, group_no, attempt).values(values))
 
+    def groups_taken_over(self, pipeline: str, generation: int, numbers: Iterable[int]) -> None:
+        """Mark groups of which nothing is left to read: their tables are not what the snapshot has read any more."""
+        query = update(GroupRow).where(GroupRow.pipeline == pipeline, GroupRow.generation == generation)
+        listed = sorted(numbers)
+        with self._write() as session:
+            for start in range(0, len(listed), _BULK_NUMBERS):
+                mine = GroupRow.group_no.in_(listed[start : start + _BULK_NUMBERS])
+                done = query.where(mine, GroupRow.state != TAKEN_OVER)
+                changed(session, done.values(state=TAKEN_OVER, heartbeat_at=None))
+
     def group_asked(self, pipeline: str, generation: int, group_no: int, traffic: Mapping[str, int]) -> None:
         """Write down what was asked of an object store to read and publish a group."""
         with self._write() as session:
@@ -272,7 +284,7 @@ class SnapshotStore(Database):
         left = select(GroupRow.group_no).where(
             GroupRow.pipeline == pipeline,
             GroupRow.generation == generation,
-            GroupRow.state.not_in(("done", "rereading")),  # what is read again is published all the while
+            GroupRow.state.not_in(PUBLISHED),
         )
         with self._write() as session:
             row = session.get(SnapshotRow, (pipeline, generation))

@@ -53,6 +53,6 @@ def test_readings_share_none_with_each_other_nor_with_the_first_groups(paralleli
         for group in range(8)
         for attempt in range(6)
     ]
-    assert len(set.union(*readings)) == 10 * parallelism
-    assert not set.union(*readings) & set.union(*groups)
+    of_readings, of_groups = {*chain(*readings)}, {*chain(*groups)}
+    assert len(of_readings) == 10 * parallelism and not of_readings & of_groups
     assert all(200 <= slot < 1000 for place in (0, 799, 10**12) for slot in slots.reading_workers(place, 1)[0])

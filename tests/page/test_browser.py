@@ -155,6 +155,8 @@ def test_a_stream(site: Site, browser: Browser) -> None:
         done = {table: Compacted(now(), 4.0)}
         store.write_table_states(name, [stands], sizes={table: sizes}, compacted=done, applied={table: (5, 6, 7)})
         store.verified(name, {table: {"equal": True}})
+        refusal = {"at": "2026-01-02T03:04:05+00:00", "reason": "the copy stands at binlog.000007:120"}
+        store.verified(name, {table: {"not_comparable": refusal}})
         tables = page.get_by_role("region", name="Tables")
         for text in (
             *why.values(),
@@ -165,6 +167,8 @@ def test_a_stream(site: Site, browser: Browser) -> None:
             "18",
             "6 updates",
             "equal",
+            "not comparable",
+            "the copy stands at binlog.000007:120",
             "compacted 3 times",
         ):
             expect(tables).to_contain_text(text)

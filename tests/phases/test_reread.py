@@ -637,6 +637,7 @@ def test_a_bookkeeping_that_is_lost_in_the_middle(world: World) -> None:
         for number, found in held.items():
             row = rows[number]
             marks = (row.attempt, row.rows, row.min_lw, row.max_hw)
+            assert found.min_lw is not None and found.max_hw is not None
             assert marks == (1, found.rows, found.min_lw.to_json(), found.max_hw.to_json())
             assert {c.state for c in store.chunks(plan.pipeline, 1, number)} == {"done"}
     assert [world.run(n, runner=never).outcome for n in (0, 1, 3)] == ["adopted"] * 3

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
 
-from airflow_provider_cdc.exceptions import CdcError, DdlError, FencedError, TerminalError, TransientError
+from airflow_provider_cdc.exceptions import DdlError, FencedError, TerminalError, TransientError
 from airflow_provider_cdc.failpoints import SCHEMA_CHANGES
 from airflow_provider_cdc.jobs.slices import run_in_threads
 from airflow_provider_cdc.mysql.places.p0 import p0_now
@@ -430,8 +430,7 @@ def test_altered_just_before_a_group_is_read_again(
 def test_verify_while_the_stream_is_behind(server: MySQLServer, database: str, tmp_path: Path) -> None:
     cli = copied(server, tmp_path)
     run(server, "ALTER TABLE keyed ADD w INT")
-    with pytest.raises(CdcError, match=r"d\.keyed"):
-        verify(cli.context)
+    assert {v.table: v.verdict for v in verify(cli.context)}["d.keyed"] == "not_comparable"
     cli.catch_up()
     is_copy(server, cli)
 

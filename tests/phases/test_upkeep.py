@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_cdc.exceptions import CdcError
 from airflow_provider_cdc.phases.groups import targets
 from airflow_provider_cdc.phases.stream import run_in_process
-from airflow_provider_cdc.phases.upkeep import Upkeep, compact
+from airflow_provider_cdc.phases.upkeep import Upkeep, compact, maintain
 from airflow_provider_cdc.phases.verify import verify
 from airflow_provider_cdc.sinks.delta import compaction
 from airflow_provider_cdc.sinks.delta.sink import DeltaSink
@@ -258,6 +259,19 @@ def test_maintain(cli: Cli, mysql_server: MySQLServer, database: str) -> None:
     assert cli.run("maintain", "--purge").code == 0
     assert [[file.dead for file in table.load().files.values()] for table in tables(cli)] == [[0], [0]]
     assert equal(cli)
+
+
+def test_a_copy_that_is_refused_keeps_no_other_from_being_compacted(
+    cli: Cli, mysql_server: MySQLServer, database: str
+) -> None:
+    change(cli, mysql_server, database, compaction.FANOUT)
+    features = {"readerFeatures": ["ofTomorrow"], "writerFeatures": ["ofTomorrow"]}
+    protocol = {"protocol": {"minReaderVersion": 3, "minWriterVersion": 7, **features}}
+    version = tables(cli)[0].load().version + 1
+    (cli.sink / database / "a" / "_delta_log" / f"{version:020}.json").write_text(json.dumps(protocol) + "\n")
+    with pytest.raises(CdcError, match="ofTomorrow"):
+        maintain(cli.context, lambda work: [one.run() for one in work])
+    assert len(tables(cli)[1].load().files) == 1
 
 
 def test_maintain_without_a_plan(mysql_server: MySQLServer, database: str, tmp_path: Path) -> None:

@@ -355,7 +355,7 @@ def test_chosen_tables_and_limits(cli: Cli, database: str) -> None:
     cli.write()
     results = [cli.call("verify", "--json", "--tables", f"{database}.t", *more) for more in ((), ("--sample", "1/1"))]
     assert [result.code for result in results] == [0, 0]
-    for wrong in ("--sample=half", "--seed=1", "--max-rows-per-second=0", "--tables=x"):
+    for wrong in ("--sample=half", "--seed=1", "--max-rows-per-second=0", "--max-lag-seconds=-1", "--tables=x"):
         refused = cli.call("verify", wrong)
         assert refused.code == 2 and refused.problem
 

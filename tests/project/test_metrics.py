@@ -76,6 +76,7 @@ HEARD: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "CdcManyUpdates": ({"updates_total": "0+60x2840 170460+120060x40"}, {"updates_total": "0+0x2840 0+600x40"}),
     "CdcManyDeletes": ({"deletes_total": "0+60x2840 170460+120060x40"}, {"deletes_total": "0+60060x2880"}),
     "CdcNotEqual": ({"verified_equal": "0"}, {"verified_equal": "1"}),
+    "CdcNotComparable": ({"not_comparable": "1"}, {"not_comparable": "0+0x1800 1+0x1080"}),
     "CdcNotVerified": ({"verified_age_seconds": "691201"}, {"verified_age_seconds": "604800"}),
 }
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,8 @@ from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.core.schema import OP, SEQ, TS, Column, TableSchema
 from airflow_provider_cdc.core.steps import Followed, Rejoined, Suspended
 from airflow_provider_cdc.jobs.compactions import run_in_threads
-from airflow_provider_cdc.mysql.binlog.events.table_map import LONG, TableMap, WireColumn
+from airflow_provider_cdc.mysql.binlog.events.table_map import TableMap
+from airflow_provider_cdc.mysql.binlog.events.wire_types import LONG, WireColumn
 from airflow_provider_cdc.mysql.binlog.kernels import walk_state
 from airflow_provider_cdc.mysql.binlog.walk import tables as walk_tables
 from airflow_provider_cdc.mysql.server.charsets import UNICODE
@@ -50,6 +52,10 @@ COLUMNS = (Column("id", "int", "int", nullable=False), Column("v", "int", "int",
 BUSY, STILL = (TableSchema("shop", name, COLUMNS, ("id",)) for name in ("busy", "still"))
 LINEAGE = Lineage("server", "binlog.000001")
 P = "p"
+
+
+def _upserted(changes: pa.Table, _: object) -> Upserted:
+    return Upserted(changes)
 
 
 class Clock:
@@ -127,7 +133,7 @@ class Pipeline:
                 with closing(sink.staging().writer(BUSY, file)) as writer:
                     writer.add(self._changes().to_batches()[0])
                 changes = sink.staging().changes(BUSY, [file])
-                tables[0].commit(lambda _, changes=changes: Upserted(changes), {f"cdc/{P}/stream": self.seq}, fence)
+                tables[0].commit(partial(_upserted, changes), {f"cdc/{P}/stream": self.seq}, fence)
                 offset = Offset("server", Position("binlog.000001", self.seq & ((1 << 41) - 1)), "")
                 progress.write(offset, LINEAGE, fence)
                 at = offset.to_json()
@@ -242,7 +248,7 @@ def test_a_table_that_is_read_again_and_again(tmp_path: Path, times: int) -> Non
             Rejoined(0, number + 1, at + 2, BUSY, ({"path": "x"},), number),
             Rejoined(2, number + 1, at + 2, added, ({"path": "x"},), number),
         )
-        for one in filter(None, steps):
+        for one in (step for step in steps if step is not None):
             assert write_json_once(storage, step_name(layout, 1, one), one.to_json())
         found = read_plan(storage, layout)
         assert found is not None
@@ -324,7 +330,7 @@ def test_an_object_that_writes_for_long(small: None, tmp_path: Path, clock: Cloc
         with closing(sink.staging().writer(BUSY, f"epoch-1/{number}")) as writer:
             writer.add(pipeline._changes().to_batches()[0])
         changes = sink.staging().changes(BUSY, [f"epoch-1/{number}"])
-        table.commit(lambda _, changes=changes: Upserted(changes), {"stream": pipeline.seq}, fence)
+        table.commit(partial(_upserted, changes), {"stream": pipeline.seq}, fence)
         if number % 3 == 2:
             compact(beside, run_in_threads)
             beside.tidy()

@@ -57,4 +57,5 @@ def test_columns_that_are_left_out(
     held = [p for p in cli.sink.rglob("*.parquet") if b"canary" in p.read_bytes()]
     assert held == []
     server.execute("ALTER TABLE k.t MODIFY secret VARCHAR(60)")
-    assert "definition" in cli.call("verify").problem
+    verified = cli.call("verify")
+    assert verified.code == 4 and "its definition" in verified.err

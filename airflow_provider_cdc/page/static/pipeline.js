@@ -5,7 +5,7 @@ import { ChunkMap } from "./chunkmap.js";
 import { choose, offer, perform, requests, why } from "./acts.js";
 import { ago, airflow, ask, bytes, fill, h, many, number, rate, seconds, table } from "./dom.js";
 
-const BAD = new Set(["table_suspended", "reread_dropped", "table_refused"]);
+const BAD = new Set(["table_suspended", "reread_dropped", "reread_given_up", "table_refused"]);
 const WARN = new Set(["failover", "reread", "restart", "table_removed", "table_emptied"]);
 const MINUTES = [[15, "15 minutes"], [60, "1 hour"], [360, "6 hours"], [1440, "1 day"], [10080, "7 days"]];
 const LAG_EVERY = 5000;
@@ -89,6 +89,11 @@ const changes = (t) => t.inserts === undefined ? "–" : [number(t.inserts + t.u
 const compacted = (t) => t.copy?.compactions > 0 && h("small", { class: "line" }, `compacted ${many(t.copy.compactions, "time")}`,
   t.compacted_at && [", last ", ago(t.compacted_at), ` in ${seconds(t.compaction_seconds)}`]);
 
+/** What the last comparison has found, and why a later one was not possible. */
+const verified = (t) => [
+  t.verified_at ? [t.last_verified?.equal === false ? h("span", { class: "failed" }, "different ") : "equal ", ago(t.verified_at)] : "never",
+  t.last_verified?.not_comparable && h("small", { class: "line" }, "not comparable ", ago(t.last_verified.not_comparable.at), `: ${t.last_verified.not_comparable.reason}`)];
+
 const TABLES = [
   ["table", (t) => [h("b", null, `${t.database}.${t.table}`), definitions(t)], { text: true }],
   ["state", state, { text: true }],
@@ -98,11 +103,11 @@ const TABLES = [
   ["files", (t) => [number(t.copy?.files), compacted(t)], { r: true }],
   ["size", (t) => bytes(t.copy?.bytes ?? null), { r: true }],
   ["dead rows", (t) => (t.copy?.rows ? `${((100 * (t.copy.dead_rows ?? 0)) / t.copy.rows).toFixed(1)} %` : "–"), { r: true }],
-  ["verified", (t) => (t.verified_at ? [t.last_verified?.equal === false ? h("span", { class: "failed" }, "different ") : "equal ", ago(t.verified_at)] : "never")],
+  ["verified", verified, { text: true }],
 ];
 const GROUPS = [
   ["group", (g) => String(g.no)],
-  ["state", (g) => [h("span", { class: `dot ${g.state === "done" ? "working" : g.state === "running" ? "snapshot" : g.state}` }), g.state]],
+  ["state", (g) => [h("span", { class: `dot ${["done", "taken_over"].includes(g.state) ? "working" : g.state === "running" ? "snapshot" : g.state}` }), g.state.replace("_", " ")]],
   ["attempt", (g) => String(g.attempt), { r: true }],
   ["rows", (g) => number(g.rows), { r: true }],
   ["tables", (g) => g.tables.join(", "), { text: true }],
