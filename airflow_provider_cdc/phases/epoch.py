@@ -34,7 +34,7 @@ from airflow_provider_cdc.phases.resnapshot import index_of
 from airflow_provider_cdc.phases.schema_changes import follow
 from airflow_provider_cdc.phases.snapshot import note_taken_over
 from airflow_provider_cdc.phases.staged import requests, waiting
-from airflow_provider_cdc.phases.superseded import remove_superseded_steps
+from airflow_provider_cdc.phases.superseded import remove_superseded_readings, remove_superseded_steps
 from airflow_provider_cdc.phases.suspension import (
     concerned,
     suspend_as_asked,
@@ -340,6 +340,7 @@ class Epoch:
         if found.plan is not self.plan:
             self.plan = found.plan
             self._renew(index)
+            remove_superseded_readings(self.context, self.plan, index)
             if (held := coverage(self.context, self.plan, self.applier.tables)) is not None:
                 self.applier.hold(held)
             self.anew = True

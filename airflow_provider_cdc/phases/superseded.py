@@ -1,4 +1,5 @@
-"""Steps of tables that nothing goes by any more are removed: else each start would read all that ever happened.
+"""Steps of tables, and readings, that nothing goes by any more are removed: else each start would read all that ever
+happened.
 
 When a table has rejoined, what was written down of its revisions before says nothing about it. The last revision before
 stays as well: whoever lists the steps at this moment may miss a file that has just come, and must not miss both.
@@ -7,9 +8,12 @@ stays as well: whoever lists the steps at this moment may miss a file that has j
 from __future__ import annotations
 
 from airflow_provider_cdc.core.plan import Plan
-from airflow_provider_cdc.core.steps import Step
+from airflow_provider_cdc.core.staged import FIRST_READING
+from airflow_provider_cdc.core.steps import Rejoined, Step
+from airflow_provider_cdc.phases.context import Context
+from airflow_provider_cdc.phases.staged import waiting
 from airflow_provider_cdc.sinks.layout import Layout, step_name
-from airflow_provider_cdc.sinks.storage import Storage
+from airflow_provider_cdc.sinks.storage import Storage, read_json
 
 
 def remove_superseded_steps(storage: Storage, layout: Layout, plan: Plan) -> None:
@@ -20,6 +24,35 @@ def remove_superseded_steps(storage: Storage, layout: Layout, plan: Plan) -> Non
     gone = [step_name(layout, plan.generation, step) for step in plan.steps if _is_superseded(plan, step)]
     if gone:
         storage.delete(*gone)
+
+
+def remove_superseded_readings(context: Context, plan: Plan, table: int) -> None:
+    """Remove what is left of readings of a table, or of parts of it, that began before the last but one with which it
+    has rejoined. Only the stream's driver calls it.
+
+    Whoever waits for one of those has long heard of its outcome. Their numbers are free then, and a process that looked
+    for one before may draw it again: it is above all that had been drawn when it looked, all the same.
+
+    :param table: index of the table in the plan.
+    """
+    taken = sorted(step.group or 0 for step in plan.steps if isinstance(step, Rejoined) and step.table == table)
+    if len(taken) < 2:
+        return
+    storage, layout, generation = context.storage, context.layout, plan.generation
+    waits = {staged.group for staged in waiting(context, plan)}
+    folder = layout.groups(generation)
+    found: dict[int, list[str]] = {}
+    for name, _ in storage.list(folder):
+        number = name.removeprefix(f"{folder}/").partition("/")[0]
+        if number.isdigit() and FIRST_READING <= int(number) < taken[-2] and int(number) not in waits:
+            found.setdefault(int(number), []).append(name)
+    for number, names in sorted(found.items()):
+        read = read_json(storage, layout.reading(generation, number))
+        # One without a manifest is not read to its end: its tasks may still be at it.
+        if read is not None and read["table"] == table and layout.attempt(generation, number, 1) in names:
+            target = context.sink.table(plan.tables[table])
+            target.clear_staged(f"{generation}/{number}")
+            storage.delete(*names)
 
 
 def _is_superseded(plan: Plan, step: Step) -> bool:

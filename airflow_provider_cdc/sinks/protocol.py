@@ -253,6 +253,14 @@ class SinkTable(Fenced, Protocol):
     def discard(self, file: DataFile) -> None:
         """Remove what was staged and is not published."""
 
+    def clear_staged(self, place: str) -> None:
+        """Remove all that was staged below a place, and is not part of the table (:attr:`Feature.REREAD`).
+
+        What was part of it until recently may stay for readers of old versions; :meth:`tidy` removes it.
+
+        :param place: ``generation/group``.
+        """
+
 
 @runtime_checkable
 class Readable(Protocol):

@@ -185,6 +185,9 @@ class WriteOnlyTable(States):
     def discard(self, file: DataFile) -> None:
         self.storage.delete(file.path)
 
+    def clear_staged(self, place: str) -> None:
+        self.storage.clear(f"snapshot/{place}")  # rows that are part of the table are written anew, elsewhere
+
     def _changed(self, rows: pa.Table, change: Change) -> pa.Table:
         match change:
             case Upserted(changes):

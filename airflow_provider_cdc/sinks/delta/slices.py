@@ -10,6 +10,7 @@ from airflow_provider_cdc.core.schema import DELETED
 from airflow_provider_cdc.sinks.delta.deleted import marked
 from airflow_provider_cdc.sinks.delta.edit import SLICES
 from airflow_provider_cdc.sinks.delta.key_files import Keys
+from airflow_provider_cdc.sinks.delta.log import Log
 from airflow_provider_cdc.sinks.delta.partitions import PartitionedFiles, Partitioning, together
 from airflow_provider_cdc.sinks.files import DataFile, gathered, row_groups, write_file
 from airflow_provider_cdc.sinks.storage import Storage
@@ -71,3 +72,10 @@ class Slices:
     def discard(self, file: DataFile) -> None:
         """Remove the files of a slice."""
         self.storage.delete(*(part.path for part in file.files))
+
+    def clear_staged(self, place: str) -> None:
+        """Remove what is staged below a place, and is not, and was not until recently, part of the table."""
+        if names := [name for name, _ in self.storage.list(f"{SLICES}/{place}")]:
+            log = Log(self.storage)
+            log.refresh()
+            self.storage.delete(*(name for name in names if name not in log.files and name not in log.removed))
