@@ -189,6 +189,12 @@ class DeltaTarget(Slices):
                     f"rows under an older definition of its source were published to the {self.name}",
                     "Start with a fresh sink.path (or remove the old one) and run again",
                 )
+            if log.files and self.options.deletes != HARD:
+                raise TerminalError(
+                    f"the {self.name} has rows that the source may have deleted (sink.deletes), and a new snapshot "
+                    "would remove them",
+                    "Start with a fresh sink.path",
+                )
             actions = begun_anew(log, self._partitioning, self.options)
             if log.commit([*actions, _marker(fence.name, fence.value)], "OVERWRITE"):
                 return
