@@ -31,7 +31,7 @@ from airflow_provider_cdc.mysql.places.resume import resume
 from airflow_provider_cdc.mysql.server.catalog import definition
 from airflow_provider_cdc.mysql.server.filters import filters, left_out
 from airflow_provider_cdc.mysql.server.flavour import flavour
-from airflow_provider_cdc.mysql.server.identity import binlog_end, identity
+from airflow_provider_cdc.mysql.server.identity import binlog_end, binlog_status, identity
 from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.phases.apply import Applier
 from airflow_provider_cdc.phases.context import Context
@@ -54,7 +54,8 @@ def find_place(
     :raises CdcError: if something would be missing, or is not the same, from there on.
     """
     with closing(connect(context.connect_args)) as connection:
-        if context.sink.resume_point().read() is not None and identity(connection) != applier.at.server:
+        _check_logged(connection)
+        if identity(connection) != applier.at.server:
             plan = _fail_over(context, store, plan, applier, connection)
         applier.go_on(_resume(context, connection, applier.at))
         marks = [seq for table in held for seq in table.high_watermarks]
@@ -65,6 +66,21 @@ def find_place(
         if now < end:
             raise OtherHistoryError(f"the binlog of the server ends at {now}, and the snapshot read up to {end}")
     return plan, end
+
+
+def _check_logged(connection: Connection[Any]) -> None:
+    """Refuse a server that leaves changes out of its binlog: a replica that was promoted may.
+
+    :raises TerminalError: if it does.
+    """
+    _, do, ignore = binlog_status(connection)
+    if do or ignore:
+        raise TerminalError(
+            f"server {identity(connection)} leaves databases out of its binary log (binlog-do-db={do}, "
+            f"binlog-ignore-db={ignore})",
+            "Remove these options: changes that are not in the binary log cannot be copied. Those that were made since "
+            "the options were set are missing: `airflow-cdc verify --repair` finds them",
+        )
 
 
 def _same_files(context: Context, applier: Applier, held: Sequence[Coverage]) -> None:
@@ -101,8 +117,8 @@ def _fail_over(context: Context, store: Store, plan: Plan, applier: Applier, con
         if missing := {name for channel in channels if (name := left_out(channel, *table.id))}:
             raise TerminalError(
                 f"the connection reaches server {identity(connection)} now, a replica that leaves out changes of "
-                f"{table.label} ({', '.join(missing)})",
-                _OTHER,
+                f"{table.label} ({', '.join(sorted(missing))}), or was one",
+                f"{_OTHER}. If it has never left out anything with this filter, remove that, and run again",
             )
     going = without(context, plan, {**_redefined(context, connection, plan, after.at), **applier.bound()})
     applier.go_on_without(going)
