@@ -25,6 +25,7 @@ _WILD_DO, _WILD_IGNORE = "Replicate_Wild_Do_Table", "Replicate_Wild_Ignore_Table
 _REWRITE = "Replicate_Rewrite_DB"
 _LISTS = (_DO_DB, _IGNORE_DB, _DO, _IGNORE, _WILD_DO, _WILD_IGNORE)
 NAMES = (*_LISTS, _REWRITE)
+_DOES = (_DO_DB, _DO, _WILD_DO)
 _BY_LOWER = {name.lower(): name for name in NAMES}
 #: Where MySQL says which filters are set, whether there is a channel or not.
 _TABLES = ("replication_applier_global_filters", "replication_applier_filters")
@@ -57,11 +58,14 @@ def _of_mysql(connection: Connection[Any]) -> list[dict[str, str]]:
         )
     found: dict[tuple[str, str | None], dict[str, str]] = {}
     for table in _TABLES:
-        place = f"performance_schema.{table}"
+        place, before = f"performance_schema.{table}", ""
         for row in _allowed(lambda: named(connection, f"SELECT * FROM {place}"), f"SELECT ON {place}"):  # noqa: B023
-            name = _BY_LOWER.get(str(row["FILTER_NAME"]).lower())
-            if name and row["FILTER_RULE"]:
-                found.setdefault((table, row.get("CHANNEL_NAME")), {})[name] = row["FILTER_RULE"]
+            name, rule = _BY_LOWER.get(str(row["FILTER_NAME"]).lower()), row["FILTER_RULE"] or ""
+            # MySQL 9.7 shows that of the row before where a global rule was taken back. Taken for a list of what to
+            # take, it would leave out everything else; in the others it names what the row before does.
+            stale, before = rule == before and name in _DOES, rule
+            if name and rule and not stale:
+                found.setdefault((table, row.get("CHANNEL_NAME")), {})[name] = rule
     return [*found.values()]
 
 

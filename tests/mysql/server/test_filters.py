@@ -30,7 +30,6 @@ CASES = (
     "REPLICATE_DO_TABLE = (a.one), REPLICATE_WILD_IGNORE_TABLE = ('a.%')",
     "REPLICATE_IGNORE_TABLE = (a.one), REPLICATE_WILD_DO_TABLE = ('a.%')",
     "REPLICATE_DO_DB = (a, b), REPLICATE_IGNORE_DB = (a)",
-    "REPLICATE_REWRITE_DB = ((a, nowhere))",
 )
 _NONE = ", ".join(
     f"REPLICATE_{name} = ()"
@@ -59,11 +58,12 @@ def test_what_is_left_out_is_what_the_replica_leaves_out(tmp_path: Path) -> None
                 source.execute(text.replace("%", "%%"), ())
             arrive(source, replica)
             found = filters(connection)
-            assert len(found) == 1, case
+            assert found, case
             for name in TABLES:
                 database, table = name.split(".")
                 there = value(connection, f"SELECT COUNT(*) FROM {database}.`{table}` WHERE id = {number}") == "1"
-                assert there == (left_out(found[0], database, table) is None), (case, name, found)
+                for one in found:
+                    assert there == (left_out(one, database, table) is None), (case, name, found)
 
         replica.execute("STOP REPLICA")
         replica.execute(f"CHANGE REPLICATION FILTER {_NONE}, REPLICATE_IGNORE_TABLE = (a.two)")
@@ -105,6 +105,7 @@ def test_databases_that_are_called_otherwise() -> None:
             assert left_out(found, database, "t") == "Replicate_Rewrite_DB"
         assert left_out(found, "other", "t") is None
     assert left_out({"Replicate_Rewrite_DB": "(shop,shop)"}, "shop", "t") is None
+    assert left_out({}, "shop", "t") is None
 
 
 def test_a_server_that_does_not_tell() -> None:
