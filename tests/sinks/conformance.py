@@ -84,6 +84,8 @@ BEFORE, BETWEEN, BEHIND = (column.name for column in WIDER)
 Row = tuple[int, str | None, int, str]
 #: Rows of a table that has got columns: the value of these, (id, text, ``_cdc_seq``), and how many.
 Rows = dict[tuple[int | None, int, str | None, int], int]
+#: Rows of a table that keeps deleted ones: (id, text, ``_cdc_seq``), whether it is marked as deleted, and how many.
+Marked = dict[tuple[int, str | None, int, bool], int]
 
 
 def rows(table: TableSchema, *listed: Row) -> pa.Table:
@@ -1106,10 +1108,10 @@ class SinkConformance:
         return old, new, [new.stage(f"2/{n}/1/slice", [part]) for n, part in enumerate(parts)]
 
     @staticmethod
-    def stays(how: str) -> dict[tuple[int, str | None, int, bool], int]:
+    def stays(how: str) -> Marked:
         """What it holds then."""
         marks = how == SOFT
-        here = {(n, "new", 5, False): 1 for n in (1, 3, 7)}
+        here: Marked = {(n, "new", 5, False): 1 for n in (1, 3, 7)}
         return {**here, (2, "a", 2 if marks else 1, marks): 1, (4, "a", 1, marks): 1}
 
     @pytest.mark.parametrize("how", [SOFT, IGNORE])
@@ -1123,12 +1125,12 @@ class SinkConformance:
         listed = [{"id": n, BEFORE: n, "v.w": "on", SEQ: 8, OP: "c", TS: 0} for n in (2, 9)]
         schema = self.readable(new).read()[0].schema
         assert new.commit(lambda _: Upserted(pa.Table.from_pylist(listed, schema)), {}, FENCE)
-        here = {(2, "on", 8, False): 1, (9, "on", 8, False): 1}
-        rest = {row: 1 for row in self.stays(how) if row[0] != 2}
+        here: Marked = {(2, "on", 8, False): 1, (9, "on", 8, False): 1}
+        rest: Marked = {row: 1 for row in self.stays(how) if row[0] != 2}
         assert self.everything(new) == {**rest, **here}
         again = pa.Table.from_pylist([{**row, SEQ: 12} for row in listed[1:]], schema)
         assert new.exchange([new.stage("3/0/1/slice", [again])], {"anew": 3}, FENCE, kept_to=12)
-        marked = {(n, text, seq, how == SOFT): 1 for n, text, seq, _ in ({**rest, **here}) if n != 9}
+        marked: Marked = {(n, text, seq, how == SOFT): 1 for n, text, seq, _ in ({**rest, **here}) if n != 9}
         assert self.everything(new) == {**marked, (9, "on", 12, False): 1}
         assert new.exchange([], {"anew": 4}, FENCE) and not self.everything(new)
 
