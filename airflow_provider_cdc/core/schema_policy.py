@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-import pyarrow as pa
-
 from airflow_provider_cdc.core.alter_words import NotFollowed
-from airflow_provider_cdc.core.schema import Column, TableSchema
+from airflow_provider_cdc.core.kept_rows import is_wider
+from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.core.schema_modes import ADD_COLUMN, ALTER_TYPE, DROP_COLUMN, EVOLVE, IGNORE, KINDS, LENIENT
-
-#: Digits that the whole numbers of Arrow have at most.
-_DIGITS = {pa.int8(): 3, pa.int16(): 5, pa.int32(): 10, pa.int64(): 19}
 
 
 @dataclass(frozen=True)
@@ -94,7 +90,7 @@ class SchemaPolicy:
             was = old.get(column.name.lower())
             if was is None or was.arrow_type == column.arrow_type or self.types == "all":
                 continue
-            if self.types == "wider" and _is_wider(was, column):
+            if self.types == "wider" and is_wider(was.arrow_type, column.arrow_type):
                 continue
             raise NotFollowed(
                 f"column {column.name} was {was.column_type} and is {column.column_type}, which {self._says} does not "
@@ -104,17 +100,6 @@ class SchemaPolicy:
     @property
     def _says(self) -> str:
         return f"stream.schema_changes: {self.mode}" if self.mode != EVOLVE else "stream.exclude_schema_changes"
-
-
-def _is_wider(old: Column, new: Column) -> bool:
-    """Whether a column of another type can have all the values that it had."""
-    was, now = old.arrow_type, new.arrow_type
-    if was in _DIGITS and now in _DIGITS:
-        return _DIGITS[was] < _DIGITS[now]
-    if pa.types.is_decimal(now) and (was in _DIGITS or pa.types.is_decimal(was)):
-        digits, scale = (_DIGITS[was], 0) if was in _DIGITS else (was.precision - was.scale, was.scale)
-        return bool(now.scale >= scale and now.precision - now.scale >= digits)
-    return bool(was == pa.float32() and now == pa.float64())
 
 
 def describe_change(before: TableSchema, after: TableSchema) -> str:

@@ -91,6 +91,7 @@ class Rejoined:
     :param schema: its definition there.
     :param slices: JSON values of what takes the place of its rows in the sink.
     :param group: number of the group in which it was read; ``None`` where that was not written down.
+    :param keeps: whether rows that ``sink.deletes`` keeps stay; else all rows go.
     """
 
     table: int
@@ -99,6 +100,7 @@ class Rejoined:
     schema: TableSchema
     slices: tuple[dict[str, Any], ...] = ()
     group: int | None = None
+    keeps: bool = True
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON value; :meth:`from_json` turns it back."""
@@ -109,13 +111,15 @@ class Rejoined:
             "rejoined": self.schema.to_json(),
             "slices": list(self.slices),
             **({} if self.group is None else {"group": self.group}),
+            **({} if self.keeps else {"keeps": False}),
         }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Rejoined:
         """Inverse of :meth:`to_json`."""
         schema = TableSchema.from_json(value["rejoined"])
-        return cls(value["table"], value["revision"], value["seq"], schema, tuple(value["slices"]), value.get("group"))
+        slices, group, keeps = tuple(value["slices"]), value.get("group"), value.get("keeps", True)
+        return cls(value["table"], value["revision"], value["seq"], schema, slices, group, keeps)
 
 
 Step = Followed | Suspended | Rejoined

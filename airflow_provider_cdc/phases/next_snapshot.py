@@ -15,12 +15,14 @@ from airflow_provider_cdc.core.definitions import Definitions
 from airflow_provider_cdc.core.plan import Plan
 from airflow_provider_cdc.exceptions import CdcError, OtherHistoryError, PurgedError
 from airflow_provider_cdc.failpoints import failpoint
+from airflow_provider_cdc.mysql.places.binlog_files import are_renamed
+from airflow_provider_cdc.mysql.places.failover import take_over
 from airflow_provider_cdc.mysql.places.resume import resume
-from airflow_provider_cdc.mysql.server.identity import same_server
+from airflow_provider_cdc.mysql.server.identity import identity, same_server
 from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.phases.apply import epoch_fence, highest_epoch, stream_marker
 from airflow_provider_cdc.phases.context import Context
-from airflow_provider_cdc.phases.groups import targets
+from airflow_provider_cdc.phases.groups import coverage, targets
 from airflow_provider_cdc.sinks.protocol import Feature, Fenced
 from airflow_provider_cdc.sinks.storage import read_json, write_json, write_json_once
 from airflow_provider_cdc.store import Store
@@ -54,8 +56,12 @@ def _begin_again(context: Context, store: Store) -> None:
         return
     at, lineage = context.stand(plan)
     with closing(connect(context.connect_args)) as connection:
+        renamed = identity(connection) == at.server and are_renamed(connection, at.at)
         try:
-            resume(connection, at, context.opener(slots.PLAN))
+            if renamed and _has_passed_snapshot(context, plan, lineage.seq(at.at)):
+                take_over(connection, context.opener(slots.PLAN), at)
+            else:
+                resume(connection, at, context.opener(slots.PLAN))
             return
         except PurgedError as error:
             why = error.message
@@ -73,9 +79,11 @@ def _begin_again(context: Context, store: Store) -> None:
     # Numbers go on from those of the old snapshot: no marker that it has left is ahead of a new one.
     before, policy = {table.id: table for table in plan.tables}, context.policy
     again = (policy.shaped(before[new.id], new, asked=True) if new.id in before else new for new in made.tables)
-    made = replace(made, lineage=lineage, definitions=tuple(map(Definitions.of, again)))
     # Where a run died the tables may be ahead of the resume point.
     read = max([lineage.seq(at.at), *(table.markers().get(stream_marker(name)) or 0 for table in written)])
+    if renamed:
+        lineage = lineage.then(made.p0.server, made.p0.at.file, read)
+    made = replace(made, lineage=lineage, definitions=tuple(map(Definitions.of, again)))
     if lineage.seq(made.p0.at) < read:
         raise OtherHistoryError(
             f"the binlog of the server ends at {made.p0.at}, and was read up to {lineage.position(read)}"
@@ -92,3 +100,12 @@ def _begin_again(context: Context, store: Store) -> None:
         context.reporter.line(f"not read again, because the source no longer has them: {', '.join(left)}")
     with suppress(CdcError, SQLAlchemyError):  # for people only
         store.event(name, "reread", why)
+
+
+def _has_passed_snapshot(context: Context, plan: Plan, seq: int) -> bool:
+    """Whether nothing that chunks hold lies behind the resume point: what they hold is told by positions.
+
+    :param seq: ``_cdc_seq`` of the resume point.
+    """
+    held = coverage(context, plan, targets(context, plan))
+    return held is not None and all(mark <= seq for table in held for mark in table.high_watermarks)

@@ -113,14 +113,19 @@ def _replica(context: Context, connection: Connection[Any], matched: list[tuple[
     """What a server that is a replica does not have, and whether its lag can be looked at."""
     limit = context.pipeline.snapshot.max_replica_lag_seconds
     try:
-        replica, channels = replica_lag(connection)[0], filters(connection)
+        replica = replica_lag(connection)[0]
     except NotReadyError:  # MariaDB asks for a grant that nothing else needs
+        replica = True
         if limit is not None:
             yield Finding(
                 "error",
                 "snapshot.max_replica_lag_seconds is set, and the user may not see how far the server is behind",
                 "GRANT REPLICA MONITOR ON *.* TO the user of the connection, or leave the limit out",
             )
+    try:
+        channels = filters(connection)
+    except NotReadyError as error:
+        yield Finding("warning", f"{error.message}: a stream cannot go on at another server", error.remedy)
         return
     if limit is not None and not replica:
         yield Finding(
@@ -129,10 +134,10 @@ def _replica(context: Context, connection: Connection[Any], matched: list[tuple[
             "Leave it out: a snapshot writes nothing, so replicas of its source have nothing more to do",
         )
     for database, table, _ in matched:
-        if found := {name for channel in channels if (name := left_out(channel, database, table))}:
+        if found := sorted({name for channel in channels if (name := left_out(channel, database, table))}):
             yield Finding(
                 "warning",
-                f"table {database}.{table}: this server is a replica that leaves out its changes ({', '.join(found)})",
+                f"table {database}.{table}: this server leaves out its changes as a replica ({', '.join(found)})",
                 "What is copied is what this server has: read its source, or change the filter",
             )
 

@@ -133,7 +133,7 @@ class Rereading:
     def ended(self, index: int, request: int, exchange: Exchange) -> None:
         """Hear what has become of what was read for a request: rows of no use any more are read once more."""
         known = index in self._requests and self._requests[index].id == request
-        if known and not exchange.done and self._served[request] < _TRIES:
+        if known and not exchange.done and exchange.again and self._served[request] < _TRIES:
             with self._lock:
                 self._to_serve.append(index)
         elif known or exchange.done:  # else this run does not know of it yet, and reads it then

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import closing, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -26,12 +26,12 @@ from airflow_provider_cdc.exceptions import (
 )
 from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction, read_transactions
 from airflow_provider_cdc.mysql.places.binlog_files import with_beginning
-from airflow_provider_cdc.mysql.places.failover import take_over
+from airflow_provider_cdc.mysql.places.failover import is_elsewhere, take_over
 from airflow_provider_cdc.mysql.places.resume import resume
 from airflow_provider_cdc.mysql.server.catalog import definition
 from airflow_provider_cdc.mysql.server.filters import filters, left_out
 from airflow_provider_cdc.mysql.server.flavour import flavour
-from airflow_provider_cdc.mysql.server.identity import binlog_end, identity
+from airflow_provider_cdc.mysql.server.identity import binlog_end, binlog_status, identity
 from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.phases.apply import Applier
 from airflow_provider_cdc.phases.context import Context
@@ -54,9 +54,11 @@ def find_place(
     :raises CdcError: if something would be missing, or is not the same, from there on.
     """
     with closing(connect(context.connect_args)) as connection:
-        if context.sink.resume_point().read() is not None and identity(connection) != applier.at.server:
-            plan = _fail_over(context, store, plan, applier, connection)
-        applier.go_on(_resume(context, connection, applier.at))
+        _check_logged(connection)
+        with _told_what_to_do(context):
+            if is_elsewhere(connection, applier.at):
+                plan = _fail_over(context, store, plan, applier, connection)
+            applier.go_on(resume(connection, applier.at, context.opener(slots.STREAM)))
         marks = [seq for table in held for seq in table.high_watermarks]
         if applier.lineage.seq(applier.at.at) < max(marks, default=0):
             _same_files(context, applier, held)
@@ -67,6 +69,21 @@ def find_place(
     return plan, end
 
 
+def _check_logged(connection: Connection[Any]) -> None:
+    """Refuse a server that leaves changes out of its binlog: a replica that was promoted may.
+
+    :raises TerminalError: if it does.
+    """
+    _, do, ignore = binlog_status(connection)
+    if do or ignore:
+        raise TerminalError(
+            f"server {identity(connection)} leaves databases out of its binary log (binlog-do-db={do}, "
+            f"binlog-ignore-db={ignore})",
+            "Remove these options: changes that are not in the binary log cannot be copied. Those that were made since "
+            "the options were set are missing: `airflow-cdc verify --repair` finds them",
+        )
+
+
 def _same_files(context: Context, applier: Applier, held: Sequence[Coverage]) -> None:
     """The changes that chunks hold are told by positions: so those must be of the binlog that the server has today."""
     at = applier.at
@@ -75,9 +92,11 @@ def _same_files(context: Context, applier: Applier, held: Sequence[Coverage]) ->
             with_beginning(Offset(at.server, Position(file, 0), "", began=began), context.opener(slots.STREAM))
 
 
-def _resume(context: Context, connection: Connection[Any], at: Offset) -> Offset:
+@contextmanager
+def _told_what_to_do(context: Context) -> Iterator[None]:
+    """Say of a purge what the pipeline can do about it."""
     try:
-        return resume(connection, at, context.opener(slots.STREAM))
+        yield
     except PurgedError as error:
         way = "" if context.pipeline.stream.on_purged == "reread" else "set stream.on_purged to reread and "
         raise PurgedError(
@@ -96,17 +115,22 @@ def _fail_over(context: Context, store: Store, plan: Plan, applier: Applier, con
     pipeline, before = context.pipeline, applier.at
     open_at = context.opener(slots.STREAM)
     after = take_over(connection, open_at, before)
-    channels = filters(connection)
+    channels = [] if after.server == before.server else filters(connection)
     for table in map(plan.tables.__getitem__, plan.active):
         if missing := {name for channel in channels if (name := left_out(channel, *table.id))}:
             raise TerminalError(
                 f"the connection reaches server {identity(connection)} now, a replica that leaves out changes of "
-                f"{table.label} ({', '.join(missing)})",
-                _OTHER,
+                f"{table.label} ({', '.join(sorted(missing))}), or was one",
+                f"{_OTHER}. If it has never left out anything with this filter, remove that, and run again",
             )
     going = without(context, plan, {**_redefined(context, connection, plan, after.at), **applier.bound()})
     applier.go_on_without(going)
-    applier.check_passed()  # before anything is written down: who is sent back finds all tables there as they were
+    try:
+        applier.check_passed()  # before anything is written down: who is sent back finds all tables there as they were
+    except TerminalError as error:
+        if after.server != before.server:
+            raise
+        raise PurgedError(f"{error.message}, whose binlog files have got another name since", _OTHER) from None
     if (further := applier.ahead()) is not None:
         # What a table holds beyond the resume point comes once more, if the new server has it; else it would stay.
         take_over(connection, open_at, replace(further, xa=()))

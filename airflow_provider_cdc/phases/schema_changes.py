@@ -127,7 +127,9 @@ def finish_table(context: Context, plan: Plan, index: int, fence: Fence) -> None
             own = generation_fence(plan, index)
             markers = {rejoined_marker(plan): begun.revision, stream_marker(plan.pipeline): begun.seq}
             failpoint("rejoin.before_exchange")
-            context.sink.table(begun.schema).exchange(files, {**markers, own.name: own.value}, fence)
+            context.sink.table(begun.schema).exchange(
+                files, {**markers, own.name: own.value}, fence, kept_to=begun.seq if begun.keeps else None
+            )
             failpoint("rejoin.after_exchange")
         for old, step in _due(context, plan, index):
             failpoint("definition.before_alter")

@@ -182,6 +182,13 @@ def _parquet_file(storage: Storage, opened: pa.NativeFile) -> pq.ParquetFile:
     return pq.ParquetFile(opened, pre_buffer=storage.remote)
 
 
+def has_only(storage: Storage, name: str, schema: pa.Schema) -> bool:
+    """Whether all columns of a file are such of a schema, and of the same types."""
+    with parquet(storage, name) as file:
+        known = {field.name: field.type for field in schema}
+        return all(known.get(field.name) == field.type for field in file.schema_arrow)
+
+
 def row_groups(
     storage: Storage,
     name: str,

@@ -19,6 +19,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import pyarrow as pa
 
+from airflow_provider_cdc.core.kept_rows import Loss
 from airflow_provider_cdc.core.multiset import Net
 from airflow_provider_cdc.core.offset import Lineage, Offset
 from airflow_provider_cdc.core.schema import TableSchema
@@ -208,23 +209,40 @@ class SinkTable(Fenced, Protocol):
         :raises TransientError: as for :meth:`commit`.
         """
 
-    def exchange(self, slices: Sequence[DataFile], markers: Mapping[str, int], fence: Fence) -> bool:
+    def exchange(
+        self, slices: Sequence[DataFile], markers: Mapping[str, int], fence: Fence, *, kept_to: int | None = None
+    ) -> bool:
         """Put slices in the place of all rows, and give the table the columns of its definition, whatever it had, also
         another key, in one commit (:attr:`Feature.REREAD` and :attr:`Feature.ALTER`).
 
-        All rows go, whoever has written them: rows that are marked as deleted go as well. Objects of the definition
-        before are of no use for rows from then on, as for :meth:`alter`, if its columns or its key are others.
+        All rows go, whoever has written them, unless ``kept_to`` is given and ``sink.deletes`` is not ``hard``. Then
+        those stay whose keys the slices do not have: the source has deleted them. Where that is marked, all of them
+        are marked; those that were not keep their ``_cdc_seq``. Columns that are new are NULL in them.
+
+        Objects of the definition before are of no use for rows from then on, as for :meth:`alter`, if its columns or
+        its key are others.
 
         :param slices: what :meth:`stage` returned, by an object of the new definition. None of them may be part of the
             table already.
         :param markers: (name -> value) to write in the same commit; if all of them stand already, at these values or
             higher ones, nothing happens, whatever slices there are.
         :param fence: checked, and written, in the same commit.
+        :param kept_to: ``_cdc_seq`` of the place that the slices are of. Rows of the table with a higher one come
+            again, and go. What :meth:`loss` tells of cannot be asked for.
         :returns: whether something was committed; ``True`` only if it is known to stand.
         :raises FencedError: if a writer with a larger fence value has been here.
         :raises TerminalError: if a slice is not there, or not whole, or is part of the table; if the table cannot have
             these columns, is another one by now, or is another's.
         :raises TransientError: as for :meth:`commit`.
+        """
+
+    def loss(self, before: TableSchema, slices: Sequence[DataFile] | None = None) -> Loss | None:
+        """What :meth:`exchange` could not keep of the rows that ``sink.deletes`` keeps, since the definition is
+        another; ``None`` if it can keep all of them, there are none, or there is no table.
+
+        :param before: the definition whose columns the table has.
+        :param slices: what is to take the place of the rows; ``None`` before that is read: then only such rows count
+            as are known to be deleted, or might be.
         """
 
     def tidy(self) -> None:

@@ -15,7 +15,7 @@ import pytest
 from airflow_provider_cdc.core.explanation import Explanation
 from airflow_provider_cdc.core.gtid import GtidSet
 from airflow_provider_cdc.core.schema import SEQ
-from airflow_provider_cdc.exceptions import CdcError, TerminalError, TransientError
+from airflow_provider_cdc.exceptions import CdcError, NotReadyError, TerminalError, TransientError
 from airflow_provider_cdc.jobs.slices import run_in_threads
 from airflow_provider_cdc.mysql.snapshot import chunk
 from airflow_provider_cdc.phases import schema_changes
@@ -501,10 +501,54 @@ def test_a_ddl_that_was_begun_at_the_old_server(pair: Pair, monkeypatch: pytest.
     assert pair.differences(pair.new) == []
 
 
-def test_before_the_snapshot_is_behind_it(pair: Pair) -> None:
-    """Without a resume point positions of the old server count, which the new one knows nothing of."""
+def test_before_the_first_batch(pair: Pair) -> None:
+    """Without a resume point the stream stands at P0, and goes on at another server if the chunks hold nothing more."""
     pair.cli.snapshot()
-    pair.refused(TerminalError, "the connection reaches server .*, but this pipeline began on")
+    pair.run(f"INSERT INTO {pair.database}.keyed VALUES (8, 8)", f"INSERT INTO {pair.database}.plain VALUES (8)")
+    pair.copy(pair.new)
+    assert pair.differences(pair.new) == []
+
+
+def test_before_the_first_batch_and_the_snapshot_is_ahead(pair: Pair) -> None:
+    """Positions of the old server count, which the new one knows nothing of."""
+    with pair.cli.opened() as (context, store):
+        context.ensure_plan(store)
+    pair.run(f"INSERT INTO {pair.database}.keyed VALUES (8, 8)")
+    pair.cli.snapshot()
+    pair.refused(TerminalError, "the stream had not passed the snapshot of")
+
+
+#: Filters, and how to take them back.
+FILTERS = {
+    "Replicate_Ignore_Table": ("REPLICATE_IGNORE_TABLE = ({d}.plain)", "REPLICATE_IGNORE_TABLE = ()"),
+    "Replicate_Rewrite_DB": ("REPLICATE_REWRITE_DB = (({d}, elsewhere))", "REPLICATE_REWRITE_DB = ()"),
+}
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_a_replica_that_was_promoted(pair: Pair, name: str) -> None:
+    """It is no replica any more, and still lacks what it has left out."""
+    d = pair.database
+    pair.cli.snapshot()
+    pair.run(f"INSERT INTO {d}.keyed VALUES (8, 8)")
+    pair.copy(pair.old)
+    pair.new.execute("CHANGE REPLICATION SOURCE TO SOURCE_HOST = 'nowhere.invalid'")
+    pair.new.execute("CHANGE REPLICATION FILTER " + FILTERS[name][0].format(d=d))
+    pair.new.execute("RESET REPLICA ALL")
+    try:
+        pair.refused(TerminalError, rf"leaves out changes of {d}.*\({name}\), or was one")
+        user = pair.new.create_cdc_user("low", databases=[d])
+        pair.cli.env["AIRFLOW_CONN_CDC_SOURCE"] = pair.new.uri(**user)
+        grant = "GRANT SELECT ON performance_schema.replication_applier_global_filters TO"
+        result = pair.cli.call("check")
+        assert "a stream cannot go on at another server" in result.out and grant in result.out
+        with pair.cli.opened() as (context, store), pytest.raises(NotReadyError, match="may not see") as denied:
+            begin(context, store, catch_up=True)
+        assert grant in denied.value.remedy
+    finally:
+        pair.new.execute("CHANGE REPLICATION FILTER " + FILTERS[name][1])
+        pair.new.execute("DROP USER IF EXISTS low")
+    pair.copy(pair.new)
 
 
 def test_a_table_without_a_key_that_is_further_than_the_resume_point(pair: Pair) -> None:

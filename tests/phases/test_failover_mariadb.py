@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_cdc.core.schema import SEQ
-from airflow_provider_cdc.exceptions import TerminalError, TransientError
-from airflow_provider_cdc.phases.stream import run_in_process
+from airflow_provider_cdc.exceptions import NotReadyError, TerminalError, TransientError
+from airflow_provider_cdc.phases.stream import begin, run_in_process
 from tests.phases.test_failover import Pair, epoch
 from tests.support.mariadb import MariaDBServer
 from tests.support.servers import MySQLServer
@@ -213,3 +213,26 @@ def test_an_open_xa_transaction(pair: Domains) -> None:
         pair.refused(TerminalError, r"XA transaction \S+ is open, and only the binlog of server mariadb:1:")
     finally:
         pair.old.execute("XA ROLLBACK 'open'")
+
+
+def test_a_replica_that_was_promoted(pair: Domains) -> None:
+    """It is no replica any more, and still lacks what it has left out. To see that, the user needs a grant."""
+    pair.cli.snapshot()
+    pair.run("INSERT INTO d.keyed VALUES (8, 8)")
+    pair.copy(pair.old)
+    pair.new.execute("SET GLOBAL replicate_ignore_table = 'd.plain'")
+    user = pair.new.create_cdc_user("low")
+    try:
+        pair.refused(TerminalError, r"leaves out changes of d.plain \(Replicate_Ignore_Table\), or was one")
+        pair.cli.env["AIRFLOW_CONN_CDC_SOURCE"] = pair.new.uri(**user)
+        result = pair.cli.call("check")
+        assert "a stream cannot go on at another server" in result.out
+        assert "GRANT REPLICA MONITOR ON *.*" in result.out
+        with pair.cli.opened() as (context, store), pytest.raises(NotReadyError, match="may not see") as denied:
+            begin(context, store, catch_up=True)
+        assert "GRANT REPLICA MONITOR ON *.*" in denied.value.remedy
+    finally:
+        pair.new.execute("SET GLOBAL replicate_ignore_table = ''")
+        pair.new.execute("DROP USER low")
+    pair.copy(pair.new)
+    assert pair.differences(pair.new) == []

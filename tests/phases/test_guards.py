@@ -144,6 +144,19 @@ def test_databases_left_out_of_the_binlog(tmp_path: Path) -> None:
         assert not cli.sink.exists()
 
 
+def test_databases_left_out_of_the_binlog_later(tmp_path: Path) -> None:
+    """A server is started anew with such an option, or another one takes over that has it."""
+    with MySQLServer() as server:
+        server.execute("CREATE DATABASE d")
+        server.execute("CREATE TABLE d.t (id INT PRIMARY KEY)")
+        cli = Cli(tmp_path, server, "d.t")
+        cli.snapshot()
+        server.args.append("--binlog-ignore-db=d")
+        server.restart()
+        with pytest.raises(TerminalError, match="leaves databases out of its binary log .*binlog-ignore-db=d"):
+            cli.catch_up()
+
+
 def test_cascades_that_the_binlog_does_not_show(tmp_path: Path) -> None:
     with MySQLServer(args=["--innodb-native-foreign-keys=ON"]) as server:
         server.execute("CREATE DATABASE d")

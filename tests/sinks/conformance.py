@@ -10,7 +10,7 @@ import threading
 import uuid
 from collections import Counter
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from airflow_provider_cdc.core.deletes import IGNORE, SOFT, Deletes
 from airflow_provider_cdc.core.multiset import MissingRowsError, net
 from airflow_provider_cdc.core.offset import Lineage, Offset, Position
 from airflow_provider_cdc.core.schema import OP, SEQ, TS, Column, TableSchema
@@ -83,6 +84,8 @@ BEFORE, BETWEEN, BEHIND = (column.name for column in WIDER)
 Row = tuple[int, str | None, int, str]
 #: Rows of a table that has got columns: the value of these, (id, text, ``_cdc_seq``), and how many.
 Rows = dict[tuple[int | None, int, str | None, int], int]
+#: Rows of a table that keeps deleted ones: (id, text, ``_cdc_seq``), whether it is marked as deleted, and how many.
+Marked = dict[tuple[int, str | None, int, bool], int]
 
 
 def rows(table: TableSchema, *listed: Row) -> pa.Table:
@@ -118,6 +121,14 @@ class SinkConformance:
 
     def open(self, folder: Path) -> Sink:
         """The sink of a pipeline ``p`` below a folder; called again it opens the same one."""
+        raise NotImplementedError
+
+    def keeping(self, folder: Path, deletes: Deletes) -> Sink:
+        """Likewise one that keeps rows that the source has deleted."""
+        pytest.skip("it does not keep deleted rows")
+
+    def everything(self, target: SinkTable) -> Counter[tuple[int, str | None, int, bool]]:
+        """All rows of such a table: (id, text, ``_cdc_seq``), and whether it is marked as deleted."""
         raise NotImplementedError
 
     def broken(self, monkeypatch: pytest.MonkeyPatch, *, made: bool) -> AbstractContextManager[None]:
@@ -1077,6 +1088,106 @@ class SinkConformance:
         old.raise_fence(Fence("epoch", 2))
         old.tidy()
         assert self.told(new) == self.EXCHANGED and new.markers().get("epoch") == 2
+
+    # ------------------------------------------------------------ deleted rows that stay
+
+    def kept(self, folder: Path, how: str) -> tuple[SinkTable, SinkTable, list[DataFile]]:
+        """A table whose rows 2 and 3 were deleted, the object of a definition with another column, and its slices:
+        3 is there again, and 4 was deleted unseen. Row 9 is from behind the place of the slices.
+        """
+        sink = self.keeping(folder, Deletes(**{how: (".*[.].*",)}))
+        self.needs(sink, Feature.REREAD, Feature.ALTER)
+        old = self.made(sink)
+        self.publish(old, 0, 1, *((n, "a", 1, "r") for n in range(1, 5)))
+        gone = [(n, "a", 2, "d") for n in (2, 3)] if how == SOFT else []  # where they stay, deletes do not come here
+        assert old.commit(lambda _: Upserted(rows(KEYED, *gone, (9, "late", 8, "c"))), {"stream": 8}, FENCE)
+        table = replace(KEYED, columns=(INT, WIDER[0], TEXT))
+        new = sink.table(table)
+        listed = [{"id": n, BEFORE: n, "v.w": "new", SEQ: 5, OP: "r", TS: 0} for n in (1, 3, 7)]
+        parts = [pa.Table.from_pylist(part, table.sink_schema) for part in (listed[:2], listed[2:], [])]
+        return old, new, [new.stage(f"2/{n}/1/slice", [part]) for n, part in enumerate(parts)]
+
+    @staticmethod
+    def stays(how: str) -> Marked:
+        """What it holds then."""
+        marks = how == SOFT
+        here: Marked = {(n, "new", 5, False): 1 for n in (1, 3, 7)}
+        return {**here, (2, "a", 2 if marks else 1, marks): 1, (4, "a", 1, marks): 1}
+
+    @pytest.mark.parametrize("how", [SOFT, IGNORE])
+    def test_deleted_rows_stay_in_an_exchange(self, tmp_path: Path, how: str) -> None:
+        """Those whose keys the slices do not have; rows from behind their place come again."""
+        _, new, slices = self.kept(tmp_path, how)
+        assert new.exchange(slices, {"anew": 2}, FENCE, kept_to=5)
+        assert self.everything(new) == self.stays(how)
+        assert not new.exchange([], {"anew": 2}, FENCE, kept_to=5)
+        # It goes on, and is exchanged once more.
+        listed = [{"id": n, BEFORE: n, "v.w": "on", SEQ: 8, OP: "c", TS: 0} for n in (2, 9)]
+        schema = self.readable(new).read()[0].schema
+        assert new.commit(lambda _: Upserted(pa.Table.from_pylist(listed, schema)), {}, FENCE)
+        here: Marked = {(2, "on", 8, False): 1, (9, "on", 8, False): 1}
+        rest: Marked = {row: 1 for row in self.stays(how) if row[0] != 2}
+        assert self.everything(new) == {**rest, **here}
+        again = pa.Table.from_pylist([{**row, SEQ: 12} for row in listed[1:]], schema)
+        assert new.exchange([new.stage("3/0/1/slice", [again])], {"anew": 3}, FENCE, kept_to=12)
+        marked: Marked = {(n, text, seq, how == SOFT): 1 for n, text, seq, _ in ({**rest, **here}) if n != 9}
+        assert self.everything(new) == {**marked, (9, "on", 12, False): 1}
+        assert new.exchange([], {"anew": 4}, FENCE) and not self.everything(new)
+
+    @pytest.mark.parametrize("how", [SOFT, IGNORE])
+    def test_deleted_rows_and_another_commit(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+        """What stays is decided on what was there when the commit stands."""
+        old, new, slices = self.kept(tmp_path, how)
+        batch = rows(KEYED, (1, "z", 4, "d" if how == SOFT else "u"), (6, "z", 4, "d" if how == SOFT else "c"))
+        with self.meanwhile(monkeypatch, lambda: old.commit(lambda _: Upserted(batch), {"stream": 4}, FENCE)):
+            assert new.exchange(slices, {"anew": 2}, FENCE, kept_to=5)
+        assert self.everything(new) == {**self.stays(how), (6, "z", 4, how == SOFT): 1}
+
+    @pytest.mark.parametrize("made", [False, True])
+    def test_a_crash_of_an_exchange_that_keeps_rows(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: bool
+    ) -> None:
+        old, new, slices = self.kept(tmp_path, SOFT)
+        before = self.everything(old)
+        assert new.markers().get("anew") is None  # it knows the table, and may try at once
+        with suppress(Exception), self.broken(monkeypatch, made=made):
+            new.exchange(slices, {"anew": 2}, FENCE, kept_to=5)
+        stands = old.markers().get("anew") == 2
+        assert (stands or not made) and self.everything(new if stands else old) == (
+            self.stays(SOFT) if stands else before
+        )
+        assert new.exchange(slices, {"anew": 2}, FENCE, kept_to=5) != stands
+        assert self.everything(new) == self.stays(SOFT)
+
+    @pytest.mark.parametrize("how", [SOFT, IGNORE])
+    def test_deleted_rows_that_could_not_stay(self, tmp_path: Path, how: str) -> None:
+        """How many there are is said before and behind the reading."""
+        _, new, slices = self.kept(tmp_path, how)
+        assert new.loss(KEYED) is None and new.loss(KEYED, slices) is None
+        sink = self.keeping(tmp_path, Deletes(**{how: (".*[.].*",)}))
+        rekeyed, retyped = replace(KEYED, key=("v.w", "id")), replace(INT, data_type="smallint", column_type="smallint")
+        before, behind = sink.table(rekeyed).loss(KEYED), sink.table(rekeyed).loss(KEYED, slices)
+        assert before is not None and before.rows == (2 if how == SOFT else 5)
+        assert behind is not None and (behind.rows, behind.exact) == (3, True)  # 2, 4 and 9, by the key that they have
+        narrower = sink.table(replace(KEYED, columns=(retyped, TEXT))).loss(KEYED)
+        assert narrower is not None and narrower.rows
+        # No row is lost where all keys are there.
+        again = [self.made(sink).stage("9/0/1/slice", [rows(KEYED, *((n, "a", 5, "r") for n in (1, 2, 3, 4, 9)))])]
+        assert sink.table(replace(KEYED, key=("v.w", "id"))).loss(KEYED, again) is None
+        assert self.open(tmp_path / "hard").table(KEYED).loss(replace(KEYED, key=("v.w", "id"))) is None
+
+    @pytest.mark.parametrize("how", [SOFT, IGNORE])
+    def test_deleted_rows_stay_in_ranges_of_keys(self, tmp_path: Path, how: str) -> None:
+        old, _, _ = self.kept(tmp_path, how)
+        files = [old.stage("5/0/1/slice", [rows(KEYED, (1, "new", 9, "r"), (3, "new", 9, "r"))])]
+
+        def owned(keys: pa.Table) -> pa.Array:
+            return pc.less(keys["id"], 5).combine_chunks()
+
+        assert old.commit(lambda _: Replaced(files, None, owned, (1, 4)), {}, FENCE)
+        marks = how == SOFT
+        expected = {(n, "new", 9, False): 1 for n in (1, 3)} | {(9, "late", 8, False): 1}
+        assert self.everything(old) == {**expected, (2, "a", 2 if marks else 1, marks): 1, (4, "a", 1, marks): 1}
 
     # ------------------------------------------------------------ the resume point
 

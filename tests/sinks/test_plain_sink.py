@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_cdc.core.schema import SEQ
+from airflow_provider_cdc.core.deletes import Deletes
+from airflow_provider_cdc.core.schema import OP, SEQ
 from airflow_provider_cdc.sinks.protocol import Sink, SinkTable
 from tests.sinks.conformance import SinkConformance, failing, preceded
 from tests.support.plain_sink import NarrowSink, PlainSink, States, WriteOnlyTable
@@ -18,6 +19,16 @@ from tests.support.plain_sink import NarrowSink, PlainSink, States, WriteOnlyTab
 class TestPlainSink(SinkConformance):
     def open(self, folder: Path) -> Sink:
         return PlainSink(str(folder), "p")
+
+    def keeping(self, folder: Path, deletes: Deletes) -> Sink:
+        if not isinstance(self.open(folder), PlainSink):
+            pytest.skip("it does not keep deleted rows")
+        return PlainSink(str(folder), "p", deletes)
+
+    def everything(self, target: SinkTable) -> Counter[tuple[int, str | None, int, bool]]:
+        assert isinstance(target, WriteOnlyTable)
+        found = target._rows(target.newest()[1])
+        return Counter((r["id"], r["v.w"], r[SEQ], r[OP] == "d") for r in found.to_pylist())
 
     @contextmanager
     def broken(self, monkeypatch: pytest.MonkeyPatch, *, made: bool) -> Iterator[None]:

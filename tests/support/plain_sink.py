@@ -16,6 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from airflow_provider_cdc.core.deletes import ALL_HARD, HARD, SOFT, Deletes
+from airflow_provider_cdc.core.kept_rows import Loss, cannot_keep
 from airflow_provider_cdc.core.multiset import remaining, search
 from airflow_provider_cdc.core.offset import Lineage, Offset
 from airflow_provider_cdc.core.schema import OP, SEQ, TableSchema
@@ -58,11 +60,14 @@ class NarrowSink:
         return PlainResumePoint(storage_at(self.path).within(Layout(self.pipeline).progress))
 
 
+@dataclass(frozen=True)
 class PlainSink(NarrowSink):
     supports: ClassVar[frozenset[Feature]] = frozenset(Feature)
+    deletes: Deletes = ALL_HARD
 
     def table(self, table: TableSchema) -> PlainTable:
-        return PlainTable(storage_at(self.path).within(Layout(self.pipeline).table(table)), table)
+        storage = storage_at(self.path).within(Layout(self.pipeline).table(table))
+        return PlainTable(storage, table, self.deletes.of(table))
 
 
 class States:
@@ -110,10 +115,11 @@ def _told(table: TableSchema) -> list[str]:
 
 
 class WriteOnlyTable(States):
-    def __init__(self, storage: Storage, table: TableSchema) -> None:
+    def __init__(self, storage: Storage, table: TableSchema, deletes: str = HARD) -> None:
         super().__init__(storage)
         self._schema, self._key = table.sink_schema, table.key
         self._told = _told(table)
+        self._deletes = deletes
         self.name = f"plain table {table.label}"
 
     def create(self, pipeline: str) -> None:
@@ -148,16 +154,40 @@ class WriteOnlyTable(States):
 
         return self.change(decide, markers, fence)
 
-    def exchange(self, slices: Sequence[DataFile], markers: Mapping[str, int], fence: Fence) -> bool:
+    def exchange(
+        self, slices: Sequence[DataFile], markers: Mapping[str, int], fence: Fence, *, kept_to: int | None = None
+    ) -> bool:
         def decide(state: State) -> State | None:
             if markers and all(state["markers"].get(name, -math.inf) >= value for name, value in markers.items()):
                 return None
             if lost := [file.path for file in slices if not self.staged(file)]:
                 raise TerminalError(f"the slice {lost[0]} is gone, or not whole")
             rows = [self._read(file.path) for file in slices]
+            if kept_to is not None and self._deletes != HARD:
+                known = self._rows(state)
+                rows.append(self._kept(known.filter(pc.less_equal(known[SEQ], kept_to)), rows))
             return {"rows": self._write("rows", rows).path, "columns": self._told}
 
         return self.change(decide, markers, fence)
+
+    def loss(self, before: TableSchema, slices: Sequence[DataFile] | None = None) -> Loss | None:
+        why = cannot_keep(before.sink_schema, before.key, self._schema, self._key)
+        if self._deletes == HARD or why is None or not (state := self.newest()[1]).get("rows"):
+            return None
+        old = WriteOnlyTable(self.storage, before)
+        rows = old._rows(state)
+        if slices is None and self._deletes == SOFT:
+            rows = rows.filter(pc.equal(rows[OP], "d"))
+        elif slices is not None:
+            rows = old._kept(rows, [old._read(file.path) for file in slices])
+        return Loss(why, rows.num_rows) if rows.num_rows else None
+
+    def _kept(self, rows: pa.Table, others: Sequence[pa.Table]) -> pa.Table:
+        """Rows whose keys others do not have; marked as deleted by their operation, if that is marked."""
+        taken = {tuple(row[k] for k in self._key) for table in others for row in table.select(self._key).to_pylist()}
+        left = [row for row in rows.to_pylist() if tuple(row[k] for k in self._key) not in taken]
+        marks = {OP: "d"} if self._deletes == SOFT else {}
+        return pa.Table.from_pylist([{**row, **marks} for row in left], self._schema)
 
     def commit(self, decide: Decide, markers: Mapping[str, int], fence: Fence) -> bool:
         def decided(state: State) -> State | None:
@@ -195,13 +225,19 @@ class WriteOnlyTable(States):
             case Counted(net, since):
                 kept = remaining([rows], search([("", [rows])], net, since).get("", {}))
                 return pa.concat_tables([*kept, net.added])
+            case Emptied(seq) if self._deletes == SOFT:
+                older = rows.filter(pc.less(rows[SEQ], seq))
+                return pa.concat_tables([rows.filter(pc.greater_equal(rows[SEQ], seq)), self._kept(older, [])])
             case Emptied(seq):
-                return rows.filter(pc.greater_equal(rows[SEQ], seq))
+                return rows.filter(pc.greater_equal(rows[SEQ], seq)) if self._deletes == HARD else rows
             case Published(slices):
                 return pa.concat_tables([rows, *(self._read(file.path) for file in slices)])
             case Replaced(slices, _, owned, _):
-                kept_rows = rows.filter(pc.invert(owned(rows.select(list(self._key) or [SEQ]))))
-                return pa.concat_tables([kept_rows, *(self._read(file.path) for file in slices)])
+                mine = owned(rows.select(list(self._key) or [SEQ]))
+                found = [self._read(file.path) for file in slices]
+                if self._deletes != HARD:
+                    found.append(self._kept(rows.filter(mine), found))
+                return pa.concat_tables([rows.filter(pc.invert(mine)), *found])
 
     def _upserted(self, rows: pa.Table, changes: pa.Table) -> pa.Table:
         found = {tuple(row[k] for k in self._key): row for row in rows.to_pylist()}
@@ -209,7 +245,8 @@ class WriteOnlyTable(States):
             key = tuple(change[k] for k in self._key)
             if found.get(key, {SEQ: -math.inf})[SEQ] < change[SEQ]:
                 found[key] = change
-        return pa.Table.from_pylist([row for row in found.values() if row[OP] != "d"], self._schema)
+        left = [row for row in found.values() if row[OP] != "d" or self._deletes == SOFT]
+        return pa.Table.from_pylist(left, self._schema)
 
     def _rows(self, state: State) -> pa.Table:
         return self._read(state["rows"]) if state["rows"] else self._schema.empty_table()
@@ -235,7 +272,8 @@ class WriteOnlyTable(States):
 class PlainTable(WriteOnlyTable):
     def read(self) -> tuple[pa.Table, Markers]:
         state = self.newest()[1]
-        return self._rows(state), state["markers"]
+        rows = self._rows(state)
+        return rows.filter(pc.not_equal(rows[OP], "d")), state["markers"]
 
 
 class PlainResumePoint(States):

@@ -10,7 +10,7 @@ from typing import Any
 from pymysql.connections import Connection
 
 from airflow_provider_cdc.core.gtid import GtidSet
-from airflow_provider_cdc.core.offset import Offset, Position
+from airflow_provider_cdc.core.offset import Offset, Position, split_file
 from airflow_provider_cdc.core.start import FIRST_POSITION
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.events.event_types import BEGINS, FORMAT_DESCRIPTION
@@ -31,6 +31,12 @@ def binlog_files(connection: Connection[Any]) -> list[str]:
 def binlog_sizes(connection: Connection[Any]) -> dict[str, int]:
     """Likewise, each with its size in bytes."""
     return {str(row[0]): int(row[1] or 0) for row in rows(connection, "SHOW BINARY LOGS")}
+
+
+def are_renamed(connection: Connection[Any], at: Position) -> bool:
+    """Whether the server has binlog files, and all have another name than that of a position, but for the number."""
+    series, listed = split_file(at.file)[0], binlog_files(connection)
+    return bool(listed) and all(split_file(file)[0] != series for file in listed)
 
 
 def expire_seconds(connection: Connection[Any]) -> float | None:

@@ -1,7 +1,8 @@
 """Finds where a stream goes on at another server: by GTIDs alone.
 
 Positions mean nothing there, and the other server may have committed in another order. Why nothing is lost or done
-twice is argued in docs/correctness.md.
+twice is argued in docs/correctness.md. The same server is another one in this sense, if its binlog files have got
+another name.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from pymysql.connections import Connection
 
 from airflow_provider_cdc.core.gtid import GtidSet, MariadbPosition, kind_of
 from airflow_provider_cdc.core.offset import Offset
-from airflow_provider_cdc.exceptions import TerminalError, TransientError
+from airflow_provider_cdc.exceptions import CdcError, PurgedError, TerminalError, TransientError
 from airflow_provider_cdc.mysql.binlog.events.transactions import Reached, Transaction
 from airflow_provider_cdc.mysql.binlog.events.xa import parse_entry
-from airflow_provider_cdc.mysql.places.binlog_files import OpenAt, with_beginning
+from airflow_provider_cdc.mysql.places.binlog_files import OpenAt, are_renamed, with_beginning
 from airflow_provider_cdc.mysql.places.start import Place, PlaceFinder
 from airflow_provider_cdc.mysql.server.identity import identity, is_mariadb, same_server
 from airflow_provider_cdc.mysql.server.session import rows
@@ -25,6 +26,11 @@ from airflow_provider_cdc.mysql.server.session import rows
 #: Seconds to wait for a server that is about to have all transactions.
 _SECONDS = 10.0
 _FRESH = "start with a fresh sink.path (or remove the old one)"
+
+
+def is_elsewhere(connection: Connection[Any], offset: Offset) -> bool:
+    """Whether positions of an offset mean nothing at the server that the connection reaches."""
+    return identity(connection) != offset.server or are_renamed(connection, offset.at)
 
 
 def take_over(connection: Connection[Any], open_at: OpenAt, offset: Offset) -> Offset:
@@ -37,10 +43,25 @@ def take_over(connection: Connection[Any], open_at: OpenAt, offset: Offset) -> O
     :param open_at: opens a stream of its binlog that ends where the binlog ends.
     :raises TransientError: if the server does not have all transactions yet.
     :raises TerminalError: if it cannot be proved that it is the same database, or it has purged what comes next.
+    :raises PurgedError: in their place, if it is the same server, whose binlog files have got another name.
     """
     server = identity(connection)
+    try:
+        return _taken_over(connection, server, open_at, offset)
+    except TerminalError as error:
+        if server != offset.server or type(error) is not TerminalError:
+            raise
+        raise PurgedError(
+            f"the binlog position {offset.at} is no longer on the server, whose files have another name, and GTIDs do "
+            f"not tell where to go on: {error.message}",
+            _FRESH.capitalize(),
+        ) from None
+
+
+def _taken_over(connection: Connection[Any], server: str, open_at: OpenAt, offset: Offset) -> Offset:
     if not (offset.gtid_set and kind_of(server) is kind_of(offset.server) and _has_gtids(connection)):
         same_server(server, offset.server)
+        raise TerminalError("transactions have no GTIDs, or had none", _FRESH)
     for xid, at in map(parse_entry, offset.xa):
         if at is not None:
             raise TerminalError(
@@ -72,7 +93,7 @@ def _in_sets(connection: Connection[Any], server: str, open_at: OpenAt, offset: 
             f"Point the connection to the previous server until the stream has reached its end with gtid_mode=ON, or "
             f"{_FRESH}",
         )
-    _has_all(connection, server, wanted)
+    _has_all(connection, server, wanted, offset)
     finder = PlaceFinder(connection, open_at)
     file = finder.before(wanted)
     assert file is not None  # nothing else was purged
@@ -84,7 +105,7 @@ def _in_sets(connection: Connection[Any], server: str, open_at: OpenAt, offset: 
     return place, wanted.subtract(place.gtids)
 
 
-def _has_all(connection: Connection[Any], server: str, wanted: GtidSet) -> None:
+def _has_all(connection: Connection[Any], server: str, wanted: GtidSet, offset: Offset) -> None:
     end = time.monotonic() + _SECONDS
     while True:
         executed, purged = rows(connection, "SELECT @@global.gtid_executed, @@global.gtid_purged")[0]
@@ -93,7 +114,7 @@ def _has_all(connection: Connection[Any], server: str, wanted: GtidSet) -> None:
             break
         time.sleep(0.2)
     if missing:
-        raise TransientError(
+        raise _not_yet(server, offset)(
             f"the connection reaches server {server} now, which has not executed {missing}, which the copy holds",
             f"Run again when it has caught up; if it never will, the copy holds what it does not: {_FRESH}",
         )
@@ -119,7 +140,7 @@ def _in_domains(
             "If nobody but replication wrote to it while it was a replica, SET GLOBAL gtid_strict_mode = ON and run "
             f"again; otherwise {_FRESH}",
         )
-    _has_domains(connection, server, wanted)
+    _has_domains(connection, server, wanted, offset)
     finder = PlaceFinder(connection, open_at)
     file = finder.before(wanted)
     if file is None:
@@ -171,14 +192,19 @@ def _gtid(domain: int, newest: tuple[int, int]) -> str:
     return f"{domain}-{newest[0]}-{newest[1]}"
 
 
-def _has_domains(connection: Connection[Any], server: str, wanted: MariadbPosition) -> None:
+def _not_yet(server: str, offset: Offset) -> type[CdcError]:
+    """What to raise of a server that lacks transactions: another one may get them."""
+    return TerminalError if server == offset.server else TransientError
+
+
+def _has_domains(connection: Connection[Any], server: str, wanted: MariadbPosition, offset: Offset) -> None:
     end = time.monotonic() + _SECONDS
     while True:
         logged = MariadbPosition.parse(rows(connection, "SELECT @@global.gtid_binlog_pos")[0][0] or "")
         if wanted.issubset(logged):
             return
         if time.monotonic() > end:
-            raise TransientError(
+            raise _not_yet(server, offset)(
                 f"the connection reaches server {server} now, whose binlog ends at {logged}, and the copy at {wanted}",
                 f"Run again when it has caught up (it needs log_slave_updates); if it never will, {_FRESH}",
             )

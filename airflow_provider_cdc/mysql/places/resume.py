@@ -17,7 +17,7 @@ from airflow_provider_cdc.core.offset import Offset, Position
 from airflow_provider_cdc.core.start import FIRST_POSITION
 from airflow_provider_cdc.exceptions import OtherHistoryError, PurgedError
 from airflow_provider_cdc.mysql.binlog.events.xa import parse_entry
-from airflow_provider_cdc.mysql.places.binlog_files import OpenAt, binlog_sizes, with_beginning
+from airflow_provider_cdc.mysql.places.binlog_files import OpenAt, are_renamed, binlog_sizes, with_beginning
 from airflow_provider_cdc.mysql.server.heads import before, binlog_gtid_pos
 from airflow_provider_cdc.mysql.server.identity import identity, is_mariadb, is_numbered, same_server
 from airflow_provider_cdc.mysql.server.session import value
@@ -40,6 +40,11 @@ def resume(connection: Connection[Any], offset: Offset, open_at: OpenAt) -> Offs
     same_server(identity(connection), offset.server)
     sizes = binlog_sizes(connection)
     (oldest, *_), at = sizes, offset.at
+    if are_renamed(connection, at):  # such as by another --log-bin: only GTIDs can tell (failover.py)
+        raise PurgedError(
+            f"the binlog position {at} is no longer on the server, whose files have another name, such as {oldest}",
+            _FRESH,
+        )
     if at.file in sizes:
         if sizes[at.file] < at.position:
             raise OtherHistoryError(f"{at.file} of the server ends at {sizes[at.file]}, and was read up to {at}")

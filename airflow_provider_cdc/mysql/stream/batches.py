@@ -14,12 +14,13 @@ from pymysql.connections import Connection
 from airflow_provider_cdc.core.definitions import Captured
 from airflow_provider_cdc.core.gtid import kind_of
 from airflow_provider_cdc.core.offset import Lineage, Offset, Position
-from airflow_provider_cdc.exceptions import OtherHistoryError
+from airflow_provider_cdc.exceptions import OtherHistoryError, TransientError
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction
 from airflow_provider_cdc.mysql.binlog.events.xa import entry, parse_entry
 from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader
 from airflow_provider_cdc.mysql.binlog.walk.step import NEVER
+from airflow_provider_cdc.mysql.places.binlog_files import are_renamed
 from airflow_provider_cdc.mysql.server.detours import look_up
 from airflow_provider_cdc.mysql.server.identity import binlog_end, identity, is_numbered, same_server
 
@@ -84,6 +85,12 @@ class BatchPlanner:
         same_server(identity(self._connection), start.server)
         on = is_numbered(self._connection)  # looked at before the end: what comes behind that has GTIDs then
         target = binlog_end(self._connection)
+        if target.file != start.at.file and are_renamed(self._connection, start.at):
+            raise TransientError(
+                f"the binlog files of the server have another name now, such as {target.file}, and were read up to "
+                f"{start.at}",
+                "Run again: GTIDs tell where to go on",
+            )
         if target < start.at:
             raise OtherHistoryError(f"the binlog of the server ends at {target}, and was read up to {start.at}")
         if target == start.at or start.before_ddl:

@@ -30,6 +30,7 @@ from airflow_provider_cdc.sinks.delta.definition import (
 )
 from airflow_provider_cdc.sinks.delta.deleted import with_mark
 from airflow_provider_cdc.sinks.delta.features import both, check_protocol, protocol_for, uses_vectors, with_feed
+from airflow_provider_cdc.sinks.delta.kept import Kept
 from airflow_provider_cdc.sinks.delta.key_files import Keys
 from airflow_provider_cdc.sinks.delta.live_file import added
 from airflow_provider_cdc.sinks.delta.log import Log
@@ -71,7 +72,7 @@ def altered(log: Log, before: TableSchema, keys: Keys, options: Options) -> list
     return actions
 
 
-def exchanged(log: Log, keys: Keys, options: Options, slices: Sequence[DataFile]) -> list[dict[str, Any]]:
+def exchanged(log: Log, keys: Keys, options: Options, slices: Sequence[DataFile], kept: Kept) -> list[dict[str, Any]]:
     """Actions that put slices in the place of all rows, and give the table the columns of a definition.
 
     Slices are added as they are, however rows die here. Its change data feed says that all rows are deleted and others
@@ -82,6 +83,7 @@ def exchanged(log: Log, keys: Keys, options: Options, slices: Sequence[DataFile]
     :param keys: of the definition whose columns and key it is to have.
     :param options: likewise.
     :param slices: what it is to hold. Files without rows are left out.
+    :param kept: rows that stay.
     :raises TerminalError: if it cannot be given such columns, or has one of the slices already.
     """
     declared = keys.partitioning.declared
@@ -101,8 +103,8 @@ def exchanged(log: Log, keys: Keys, options: Options, slices: Sequence[DataFile]
     return [
         *([{"protocol": protocol}] if protocol is not log.protocol else []),
         {"metaData": metadata},  # also an equal one: whoever of another program began before it has to look again
-        *(file.removed(change=True) for file in log.files.values()),
-        *(added(file, keys.stat, None) for file in files.values()),
+        *(file.removed(change=True) for file in log.files.values() if file.path not in kept.files),
+        *(added(file, keys.stat, None) for file in (*files.values(), *kept.written)),
     ]
 
 

@@ -16,7 +16,7 @@ from pyroaring import BitMap
 from airflow_provider_cdc.sinks.delta.key_index import Facts
 from airflow_provider_cdc.sinks.delta.live_file import LiveFile, added
 from airflow_provider_cdc.sinks.delta.log import Log
-from airflow_provider_cdc.sinks.delta.partitions import Partitioning, takes_vectors
+from airflow_provider_cdc.sinks.delta.partitions import PartitionedFiles, Partitioning, takes_vectors
 from airflow_provider_cdc.sinks.delta.vectors import write_vectors
 from airflow_provider_cdc.sinks.files import DataFile, Partition, parquet, portions, row_groups, write_file
 from airflow_provider_cdc.sinks.storage import Storage
@@ -38,6 +38,7 @@ class Edit:
     :param new: files that are added, with the rows of them that are dead already.
     :param facts: what is known of the rows of new files.
     :param definition: actions of the log that give the table another definition: they are all that is committed.
+    :param written: files that were written for these actions, and are nobody's if they do not stand.
     :param operation: what the log calls it.
     """
 
@@ -46,6 +47,7 @@ class Edit:
     new: list[tuple[DataFile, BitMap]] = field(default_factory=list)
     facts: dict[str, Facts] = field(default_factory=dict)
     definition: list[dict[str, Any]] = field(default_factory=list)
+    written: list[str] = field(default_factory=list)
     operation: str = "MERGE"
 
     def __bool__(self) -> bool:
@@ -213,6 +215,22 @@ def copied(
         )
         for part in portions(rows, LARGE_FILE)
     ]
+
+
+def write_parts(
+    storage: Storage, partitioning: Partitioning, tables: Iterable[pa.Table], key: str | None
+) -> tuple[list[DataFile], Any]:
+    """Write rows as new files of their partitions.
+
+    :param key: name of the single integer key column, for statistics.
+    :returns: the files, and for each row the number of its file.
+    """
+    if not partitioning:
+        file = write_part(storage, partitioning.schema, tables, key, partitioning.group_rows)
+        return [file], np.zeros(file.rows, np.int64)
+    files = PartitionedFiles(storage, "", new_part(), partitioning, key)
+    number = [files.add(rows)[0] for rows in tables]
+    return files.close(), np.concatenate(number)
 
 
 def write_part(

@@ -21,7 +21,7 @@ from airflow_provider_cdc.sinks.delta.live_file import LiveFile
 from airflow_provider_cdc.sinks.delta.log import Log
 from airflow_provider_cdc.sinks.delta.partitions import Partitioning
 from airflow_provider_cdc.sinks.delta.words import Worder, Words
-from airflow_provider_cdc.sinks.files import row_groups
+from airflow_provider_cdc.sinks.files import DataFile, row_groups
 from airflow_provider_cdc.sinks.protocol import ReadAhead
 from airflow_provider_cdc.sinks.storage import Storage
 from airflow_provider_cdc.sinks.traffic import carried
@@ -82,6 +82,15 @@ class KeyFiles:
                     pass
         self.index.follow(log.files, lambda path: log.dead(log.files[path]) if path in log.files else BitMap())
         return self.index.find(words)
+
+    def of_slices(self, slices: Sequence[DataFile]) -> KeyIndex:
+        """An index of the rows of slices alone. It takes no more memory than that of the table may."""
+        found, keys = self.index.another(), self.keys
+        for file in (file for part in slices for file in part.files if file.rows):
+            parts = row_groups(self.storage, file.path, keys.schema, keys.names, file.partition)
+            found.add(file.path, Facts.of([self.worder(rows) for rows in parts], 0))
+            found.settle()
+        return found
 
     def candidates(self, files: Sequence[LiveFile], words: Words) -> list[LiveFile]:
         """Files that may have rows with such words: without those of which statistics prove that they have none."""

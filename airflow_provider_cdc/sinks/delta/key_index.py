@@ -112,6 +112,10 @@ class KeyIndex:
         memory = sum(s.size for s in segments if s.in_memory)
         return memory, sum(s.size for s in segments) - memory
 
+    def another(self) -> KeyIndex:
+        """An empty one that may take as much."""
+        return KeyIndex(self._held)
+
     def number(self, path: str) -> int:
         """Number of a file that is in it."""
         return self._numbers[path]

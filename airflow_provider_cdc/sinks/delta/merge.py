@@ -22,12 +22,11 @@ from airflow_provider_cdc.core.plan import FIRST_ASIDE
 from airflow_provider_cdc.core.schema import DELETED, OP, SEQ
 from airflow_provider_cdc.exceptions import TransientError
 from airflow_provider_cdc.sinks.delta.deleted import buried, marked
-from airflow_provider_cdc.sinks.delta.edit import LARGE_FILE, SLICES, Edit, alive, new_part, rows_of, write_part
+from airflow_provider_cdc.sinks.delta.edit import LARGE_FILE, SLICES, Edit, alive, rows_of, write_parts
 from airflow_provider_cdc.sinks.delta.key_files import KeyFiles
-from airflow_provider_cdc.sinks.delta.key_index import Facts, Found, KeyIndex
+from airflow_provider_cdc.sinks.delta.key_index import Facts, Found
 from airflow_provider_cdc.sinks.delta.live_file import LiveFile
 from airflow_provider_cdc.sinks.delta.log import Log
-from airflow_provider_cdc.sinks.delta.partitions import PartitionedFiles
 from airflow_provider_cdc.sinks.delta.words import Words
 from airflow_provider_cdc.sinks.files import DataFile, portions, read_file, row_groups, without_rows
 from airflow_provider_cdc.sinks.protocol import Change, Counted, Emptied, Published, Replaced, Upserted
@@ -130,20 +129,13 @@ class Merge:
             edit.facts[file.path] = Facts(words.take(mine), newest, row[mine].astype(np.uint32))
 
     def _written(self, edit: Edit, rows: pa.Table, words: Words) -> None:
-        made, number = self._new([rows.select(self._keys.schema.names)])
+        made, number = self._files_of([rows.select(self._keys.schema.names)])
         for file, mine in zip(made, by_number(number, len(made)), strict=True):
             edit.new.append((file, BitMap()))
             edit.facts[file.path] = Facts(words.take(mine), file.newest or 0)
 
-    def _new(self, tables: Iterable[pa.Table]) -> tuple[list[DataFile], Any]:
-        """Write rows into files of their partitions; and the number of the file of each."""
-        keys = self._keys
-        if not keys.partitioning:
-            file = write_part(self._storage, keys.schema, tables, keys.stat, keys.partitioning.group_rows)
-            return [file], np.zeros(file.rows, np.int64)
-        files = PartitionedFiles(self._storage, "", new_part(), keys.partitioning, keys.stat)
-        number = [files.add(rows)[0] for rows in tables]
-        return files.close(), np.concatenate(number)
+    def _files_of(self, tables: Iterable[pa.Table]) -> tuple[list[DataFile], Any]:
+        return write_parts(self._storage, self._keys.partitioning, tables, self._keys.stat)
 
     def _counted(self, change: Counted) -> Edit:
         net = change.net
@@ -234,10 +226,7 @@ class Merge:
         source, or may be: they stay, and where it is marked what is deleted, they are marked now.
         """
         edit, gone = Edit(new=self._published(change.slices)), dict[str, BitMap]()
-        names, index = self._keys.names, KeyIndex(1 << 62)
-        for read in (file for part in change.slices for file in part.files if file.rows):
-            parts = row_groups(self._storage, read.path, self._keys.schema, names, read.partition)
-            index.add(read.path, Facts.of([self._worder(rows) for rows in parts], 0))
+        names, index = self._keys.names, self._files.of_slices(change.slices)
         for file, home in self._concerned(change):
             keys = self._rows(file, names)
             mine = np.ones(keys.num_rows, bool) if home else change.owned(keys).to_numpy(zero_copy_only=False).copy()
@@ -270,7 +259,7 @@ class Merge:
                     start += group.num_rows
 
         for part in portions(marked(), LARGE_FILE):
-            edit.new += [(file, BitMap()) for file in self._new(part)[0]]
+            edit.new += [(file, BitMap()) for file in self._files_of(part)[0]]
         for path, which in rows.items():
             edit.dead[path] = edit.dead.get(path, BitMap()) | which
 

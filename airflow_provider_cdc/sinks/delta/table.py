@@ -14,6 +14,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from airflow_provider_cdc.core.deletes import HARD
+from airflow_provider_cdc.core.kept_rows import Loss
 from airflow_provider_cdc.core.multiset import MissingRowsError
 from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.exceptions import CdcError, FencedError, TerminalError, TransientError
@@ -44,6 +46,7 @@ from airflow_provider_cdc.sinks.delta.features import (
     with_feed,
 )
 from airflow_provider_cdc.sinks.delta.feed import Feed, said
+from airflow_provider_cdc.sinks.delta.kept import Kept, KeptRows, loss_of
 from airflow_provider_cdc.sinks.delta.key_files import KeyFiles, Keys
 from airflow_provider_cdc.sinks.delta.key_index import KeyIndex
 from airflow_provider_cdc.sinks.delta.log import NEWEST, Log, wait
@@ -186,6 +189,12 @@ class DeltaTarget(Slices):
                     f"rows under an older definition of its source were published to the {self.name}",
                     "Start with a fresh sink.path (or remove the old one) and run again",
                 )
+            if log.files and self.options.deletes != HARD:
+                raise TerminalError(
+                    f"the {self.name} has rows that the source may have deleted (sink.deletes), and a new snapshot "
+                    "would remove them",
+                    "Start with a fresh sink.path",
+                )
             actions = begun_anew(log, self._partitioning, self.options)
             if log.commit([*actions, _marker(fence.name, fence.value)], "OVERWRITE"):
                 return
@@ -215,7 +224,9 @@ class DeltaTarget(Slices):
 
         return self.transact(edit, markers, fence)
 
-    def exchange(self, slices: Sequence[DataFile], markers: Mapping[str, int], fence: Fence) -> bool:
+    def exchange(
+        self, slices: Sequence[DataFile], markers: Mapping[str, int], fence: Fence, *, kept_to: int | None = None
+    ) -> bool:
         """Exchange all rows; see :class:`~airflow_provider_cdc.sinks.protocol.SinkTable`.
 
         A change data feed says that all rows, but those that are marked dead, are deleted, and those of the slices
@@ -231,9 +242,19 @@ class DeltaTarget(Slices):
                         f"the slice {self.storage.location(file.path)} is not there any more, or not whole",
                         "The table is as it was: read it again. A VACUUM must not run while that is done",
                     )
-            return Edit(definition=exchanged(log, self._keys, self.options, slices), operation="OVERWRITE")
+            kept = Kept()
+            if kept_to is not None and self.options.deletes != HARD:
+                kept = KeptRows(log, self._key_files, self.options.deletes).beside(slices, kept_to)
+            definition = exchanged(log, self._keys, self.options, slices, kept)
+            return Edit(definition=definition, written=[f.path for f in kept.written], operation="OVERWRITE")
 
         return self.transact(edit, markers, fence)
+
+    def loss(self, before: TableSchema, slices: Sequence[DataFile] | None = None) -> Loss | None:
+        """What an exchange would lose; see :class:`~airflow_provider_cdc.sinks.protocol.SinkTable`."""
+        if self.options.deletes == HARD or not self.exists():
+            return None
+        return loss_of(self.load(), self._key_files, self.options.deletes, before, slices)
 
     def transact(self, decide: Callable[[Log], Edit | None], markers: Mapping[str, int], fence: Fence) -> bool:
         """Commit rows and markers in one transaction.
@@ -410,7 +431,9 @@ class DeltaTarget(Slices):
     def _commit(self, edit: Edit, markers: Mapping[str, int]) -> bool:
         log, storage = self._log, self.storage
         if edit.definition:
-            return log.commit([*edit.definition, *(_marker(k, v) for k, v in markers.items())], edit.operation)
+            stands = log.commit([*edit.definition, *(_marker(k, v) for k, v in markers.items())], edit.operation)
+            storage.delete(*(() if stands else edit.written))
+            return stands
         metadata = configured(log, self.options)
         if self.options.vectors:
             written = by_vectors(log, edit, self._keys.stat, self._partitioning)

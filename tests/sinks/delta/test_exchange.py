@@ -12,16 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
 from airflow_provider_cdc.core.deletes import Deletes
 from airflow_provider_cdc.core.multiset import net
-from airflow_provider_cdc.core.schema import OP, SEQ, TS, Column, TableSchema
+from airflow_provider_cdc.core.schema import DELETED, OP, SEQ, TS, Column, TableSchema
 from airflow_provider_cdc.core.table_properties import FEED, TableProperties
 from airflow_provider_cdc.exceptions import FencedError, TerminalError
 from airflow_provider_cdc.sinks.delta import compaction, upkeep
 from airflow_provider_cdc.sinks.delta.features import EXPRESSION
+from airflow_provider_cdc.sinks.delta.key_index import KeyIndex
 from airflow_provider_cdc.sinks.delta.sink import DeltaSink
 from airflow_provider_cdc.sinks.delta.table import DeltaTarget
 from airflow_provider_cdc.sinks.files import DataFile
@@ -47,7 +49,7 @@ DEFINITIONS = {
     "another key": replace(TABLE, key=("n",)),
     "no key": replace(TABLE, key=()),
 }
-FENCE = Fence("epoch", 1)
+FENCE, FENCE_2 = Fence("epoch", 1), Fence("another", 2)
 MERGES = ["deletion_vectors", "copy_on_write"]
 Row = dict[str, Any]
 
@@ -556,3 +558,63 @@ def test_the_feed_as_spark_reads_it(tmp_path: Path) -> None:
                 assert target.exchange([staged(target, table, range(5))], {"anew": 2}, FENCE)
                 found = run.arrow(f"SELECT * FROM delta.`{target.storage.location()}`")
                 assert plain(found, table) == plain(of(table, [row(table, k, 5) for k in range(5)]), table)
+
+
+@pytest.mark.parametrize("what", ["same", "dropped", "added"])
+def test_files_of_rows_that_stay(tmp_path: Path, what: str) -> None:
+    """They are left alone where all of their rows stay as they are, and written again without a column that is gone."""
+    where, table = sink(tmp_path, soft=True), DEFINITIONS[what]
+    old = lived(where)  # 4 and 30 are marked, in a file of their own
+    (marked,) = [path for path, file in old.load().files.items() if (file.bounds(SEQ) or (0,))[0] == 3]
+    target, keys = where.table(table), (*range(4), *range(5, 10))
+    assert target.exchange([staged(target, table, keys)], {"anew": 2}, FENCE, kept_to=5)
+    files = target.load().files
+    assert (marked in files) == (what != "dropped")
+    for path in files:
+        columns = {*pq.read_schema(Path(target.storage.location(), path)).names} - {DELETED}
+        assert columns <= {*table.sink_schema.names}
+    found = {r["id"]: r[DELETED] for r in target.to_arrow().to_pylist()}
+    assert found == {**dict.fromkeys(keys, False), **dict.fromkeys((4, *range(10, 20), 30), True)}
+    before = {*files}
+    assert target.exchange([staged(target, table, keys, 6, "3/0")], {"anew": 3}, FENCE, kept_to=6)
+    left = before & {*target.load().files}
+    assert {path for path in before if not path.startswith("snapshot/")} == left
+
+
+def test_rows_that_stay_and_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The keys of the slices take no more of it than the index of the table may."""
+    held = []
+    real = KeyIndex.settle
+
+    def settle(index: KeyIndex, *dead: Any) -> None:
+        real(index, *dead)
+        held.append(index.size)
+
+    monkeypatch.setattr(KeyIndex, "settle", settle)
+    where = replace(sink(tmp_path, soft=True), index_bytes=1 << 12)
+    lived(where)
+    target = where.table(TABLE)
+    slices = [staged(target, TABLE, range(1000 * n, 1000 * n + 1000), place=f"2/{n}") for n in range(5)]
+    assert target.exchange(slices, {"anew": 2}, FENCE, kept_to=5)
+    assert max(memory for memory, _ in held) <= 1 << 12 and held[-1][1] > 1 << 14
+    assert target.load().markers["anew"] == 2 and target.to_arrow().num_rows == 5000
+
+
+def test_files_for_an_exchange_that_does_not_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was written for it goes, and it is decided again."""
+    where = sink(tmp_path, soft=True)
+    old = lived(where)
+    target = where.table(TABLE)
+    slices, before = [staged(target, TABLE, range(10))], present(target)
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStorage, "write_once", preceded(LocalStorage.write_once, lambda: old.raise_fence(FENCE_2)))
+        assert target.exchange(slices, {"anew": 2}, FENCE, kept_to=5)
+    written = present(target) - before
+    assert written and written <= {*target.load().files}
+
+
+def test_a_new_snapshot_does_not_remove_rows_that_stay(tmp_path: Path) -> None:
+    lived(sink(tmp_path, soft=True))
+    again = sink(tmp_path, soft=True).table(TABLE)
+    with pytest.raises(TerminalError, match=r"rows that the source may have deleted \(sink.deletes\)"):
+        again.begin_anew("p", Fence("generation", 2), [])

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable, QueryBuilder
 
+from airflow_provider_cdc.core.deletes import Deletes
+from airflow_provider_cdc.core.schema import DELETED, SEQ
 from airflow_provider_cdc.core.table_properties import FEED, TableProperties
 from airflow_provider_cdc.exceptions import TerminalError
 from airflow_provider_cdc.sinks.delta.sink import DeltaSink
+from airflow_provider_cdc.sinks.delta.table import DeltaTarget
 from airflow_provider_cdc.sinks.object_storage import ObjectStorage
-from airflow_provider_cdc.sinks.protocol import Sink
+from airflow_provider_cdc.sinks.protocol import Sink, SinkTable
 from airflow_provider_cdc.sinks.storage import LocalStorage
 from tests.sinks.conformance import INT, KEYED, TEXT, SinkConformance, failing, preceded
 from tests.support.object_store import access
@@ -60,6 +66,22 @@ class TestDeltaSink(_Broken):
     def open(self, folder: Path) -> Sink:
         properties = TableProperties.parse(self.properties)
         return DeltaSink(str(folder), "p", self.copies, partition_by=self.partition_by, table_properties=properties)
+
+    def keeping(self, folder: Path, deletes: Deletes) -> Sink:
+        opened = self.open(folder)
+        assert isinstance(opened, DeltaSink)
+        return replace(opened, deletes=deletes)
+
+    def everything(self, target: SinkTable) -> Counter[tuple[int, str | None, int, bool]]:
+        """As the table says itself, and as delta-rs reads it."""
+        assert isinstance(target, DeltaTarget)
+        read = QueryBuilder().register("t", DeltaTable(target.storage.location())).execute("SELECT * FROM t").read_all()
+        found = [
+            Counter((r["id"], r["v.w"], r[SEQ], r.get(DELETED, False)) for r in rows.to_pylist())
+            for rows in (target.to_arrow(), pa.table(read))
+        ]
+        assert found[0] == found[1]
+        return found[0]
 
 
 class TestDeltaSinkByCopies(TestDeltaSink):

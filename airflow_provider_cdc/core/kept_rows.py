@@ -1,0 +1,69 @@
+"""Rows of a copy that the source has deleted (``sink.deletes``): whether they can have other columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+#: Digits that the whole numbers of Arrow have at most.
+_DIGITS = {pa.int8(): 3, pa.int16(): 5, pa.int32(): 10, pa.int64(): 19}
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Rows that ``sink.deletes`` keeps, and that could not stay in a copy of another definition.
+
+    :param why: what is in the way.
+    :param rows: how many would go.
+    :param exact: whether it is known that all of these would; else it is the most that could.
+    """
+
+    why: str
+    rows: int
+    exact: bool = True
+
+    def __str__(self) -> str:
+        count = f"{self.rows:,} row{'' if self.rows == 1 else 's'}"
+        deleted = "that the source has deleted (sink.deletes) would go"
+        return f"{self.why}: {count if self.exact else 'those'} {deleted}" + (
+            "" if self.exact else f", and which of its {count} these are is not known"
+        )
+
+
+def cannot_keep(old: pa.Schema, old_key: Sequence[str], new: pa.Schema, new_key: Sequence[str]) -> str | None:
+    """Why rows that were written under one definition cannot be rows under another one, ``None`` if they can.
+
+    A column that is gone is left out, and one that is new is NULL. If there is one of each, a column may have got
+    another name, and its values would be lost.
+
+    :param old: columns of the rows, and ``old_key``, by which they are told apart.
+    :param new: columns that they are to have, likewise.
+    """
+    if [*old_key] != [*new_key]:
+        return f"its key was ({', '.join(old_key)}), and is ({', '.join(new_key)})"
+    for field in new:
+        place = old.get_field_index(field.name)
+        if place >= 0 and not holds_all(field.type, was := old.field(place).type):
+            return f"column {field.name} was {was}, and is {field.type}"
+    gone = [name for name in old.names if name not in new.names]
+    come = [name for name in new.names if name not in old.names]
+    if gone and come:
+        return f"column {gone[0]} is gone and column {come[0]} is new, which may be another name for the same values"
+    return None
+
+
+def holds_all(new: pa.DataType, old: pa.DataType) -> bool:
+    """Whether a column can have all values of another type, and not as others."""
+    return bool(new == old) or is_wider(old, new)
+
+
+def is_wider(old: pa.DataType, new: pa.DataType) -> bool:
+    """Whether a type has all values of another one, and more."""
+    if old in _DIGITS and new in _DIGITS:
+        return _DIGITS[old] < _DIGITS[new]
+    if pa.types.is_decimal(new) and (old in _DIGITS or pa.types.is_decimal(old)):
+        digits, scale = (_DIGITS[old], 0) if old in _DIGITS else (old.precision - old.scale, old.scale)
+        return bool(new.scale >= scale and new.precision - new.scale >= digits)
+    return bool(old == pa.float32() and new == pa.float64())
