@@ -21,7 +21,7 @@ from urllib.parse import unquote
 from pyroaring import BitMap
 
 from airflow_provider_cdc import __version__
-from airflow_provider_cdc.exceptions import TerminalError, TransientError
+from airflow_provider_cdc.exceptions import CdcError, TerminalError, TransientError
 from airflow_provider_cdc.sinks.delta.checkpoint import actions_of
 from airflow_provider_cdc.sinks.delta.features import check_protocol
 from airflow_provider_cdc.sinks.delta.live_file import LiveFile, now
@@ -148,9 +148,10 @@ class Log:
             except OSError as error:  # nothing is known: what was written for it must stay
                 problem = problem or error
         if not stands and problem is not None:
-            raise TransientError(
-                f"the {self.name} could not be committed: {problem}", "Look at the storage, then run again"
-            ) from problem
+            message, remedy = str(problem), "Look at the storage, then run again"
+            if isinstance(problem, CdcError):
+                message, remedy = problem.message, problem.remedy
+            raise TransientError(f"the {self.name} could not be committed: {message}", remedy) from problem
         if stands:
             self._replay(lines, self.version + 1, own=True)
             self.version += 1
@@ -170,13 +171,13 @@ class Log:
         :param versions: whose commits are in the log, in ascending order.
         :param moment: seconds since 1970.
         """
-
-        def written(version: int) -> float:
-            found = self.storage.modified(self._commit_name(version))
-            return float("inf") if found is None else found
-
-        count = bisect_right(versions, moment, key=written)
+        count = bisect_right(versions, moment, key=self.committed_at)
         return versions[count - 1] if count else -1
+
+    def committed_at(self, version: int) -> float:
+        """When a commit was written, by the clock of the storage; infinite if it is not in the log any more."""
+        found = self.storage.modified(self._commit_name(version))
+        return float("inf") if found is None else found
 
     def stood(self, seconds: float) -> int:
         """The newest version that this process knows to have stood so many seconds ago, by its own clock; -1 for none.
@@ -197,7 +198,7 @@ class Log:
         for number in range(version + 1, self._undated + 1):
             if (data := self.storage.read(self._commit_name(number))) is None:
                 return  # cleaned up right now: the next time
-            removes = (json.loads(line).get("remove") for line in data.splitlines() if line.strip())
+            removes = (action.get("remove") for action in self._actions(number, data))
             later |= {path: number for remove in removes if remove for path in _removed_by(remove)}
         dated = {path: later.get(path, version) for path, at in self.removed.items() if at == self._undated}
         self.removed |= dated
@@ -212,6 +213,25 @@ class Log:
     @staticmethod
     def _commit_name(version: int) -> str:
         return f"{FOLDER}/{version:020d}.json"
+
+    def _actions(self, version: int, data: bytes) -> list[dict[str, Any]]:
+        """What a commit says.
+
+        :raises TerminalError: if it is damaged. None is empty: it says at least who has made it.
+        """
+        try:
+            found = [json.loads(line) for line in data.splitlines() if line.strip()]
+        except ValueError as error:
+            problem = f"it is cut off, or is no JSON ({error})"
+        else:
+            problem = "it has an unknown form" if found else "it is empty"
+            if found and all(isinstance(action, dict) for action in found):
+                return found
+        raise TerminalError(
+            f"version {version} of the {self.name} is damaged: {problem}, in "
+            f"{self.storage.location(self._commit_name(version))}",
+            "Restore this file from a backup, or start with a fresh sink.path: nobody can read the table without it",
+        )
 
     def _is_ours(self, name: str, number: str) -> bool:
         try:
@@ -270,7 +290,7 @@ class Log:
 
     def _follow(self) -> None:
         while (data := self.storage.read(self._commit_name(self.version + 1))) is not None:
-            self._replay([json.loads(line) for line in data.splitlines() if line.strip()], self.version + 1)
+            self._replay(self._actions(self.version + 1, data), self.version + 1)
             self.version += 1
         self._read_at = time.time()
 

@@ -9,7 +9,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from airflow_provider_cdc.core.table_properties import RETENTION
-from airflow_provider_cdc.exceptions import TerminalError, TransientError
+from airflow_provider_cdc.exceptions import NoRoomError, TerminalError, TransientError
 from airflow_provider_cdc.sinks.delta.edit import CHANGES, is_part
 from airflow_provider_cdc.sinks.delta.feed import FOLDER as FEED
 from airflow_provider_cdc.sinks.delta.feed import written_at
@@ -18,7 +18,6 @@ from airflow_provider_cdc.sinks.delta.log import Log, commits_of
 from airflow_provider_cdc.sinks.delta.retention import file_retention
 from airflow_provider_cdc.sinks.delta.vectors import FOLDER as VECTORS
 from airflow_provider_cdc.sinks.size import Size
-from airflow_provider_cdc.sinks.storage import Storage
 
 #: Hours for which files are kept that only older versions refer to, at least: for those who read one just now.
 KEEP_HOURS = 1
@@ -63,7 +62,7 @@ def sweep(log: Log) -> None:
         unneeded = [name for name in listed if name in log.removed or _is_ours(name)]
         if not unneeded:
             return
-        now = _time_of(log.storage)
+        now = _time_of(log)
         # Commits that are gone from the log tell nothing: a process that has run for long knows by its own clock.
         old = max(log.committed_before(commits_of(listed, log.version), now - kept), log.stood(kept))
         if old >= 0 and any(log.removed.get(name, -1) > old for name in unneeded):
@@ -89,16 +88,21 @@ def _is_ours(name: str) -> bool:
     return is_part(name) or name.startswith((f"{CHANGES}/", f"{VECTORS}/", f"{FEED}/"))
 
 
-def _time_of(storage: Storage) -> float:
-    """The time by the clock that dates the files of a storage: that of a file which is written just now."""
+def _time_of(log: Log) -> float:
+    """The time by the clock that dates the files of a table: that of a file which is written just now.
+
+    On a disk that is full, that of its newest commit: old files are deleted most of all then.
+    """
     name = f"{CHANGES}/clock-{uuid.uuid4().hex}"
-    storage.write(name, b"")
     try:
-        found = storage.modified(name)
+        log.storage.write(name, b"")
+        found = log.storage.modified(name)
+    except NoRoomError:
+        found = log.committed_at(log.version)
     finally:
-        storage.delete(name)
-    if found is None:
-        raise FileNotFoundError(f"{storage.location(name)} was deleted at once")
+        log.storage.delete(name)
+    if found is None or found == float("inf"):
+        raise FileNotFoundError(f"{log.storage.location(name)} was deleted at once")
     return found
 
 

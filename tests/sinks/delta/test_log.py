@@ -184,6 +184,22 @@ def test_a_log_that_was_cleaned_up_behind_an_old_version(tmp_path: Path, monkeyp
     assert state(old) == state(target.load()) and old.revived >= known
 
 
+@pytest.mark.parametrize("left", [b"", b"\n\n", b'{"commitInfo":{"ti', b"[]\n", b"\0" * 300])
+def test_a_commit_that_is_damaged(tmp_path: Path, left: bytes) -> None:
+    """As a host leaves it that lost power, whatever its file system promised; nobody commits after it either."""
+    target = made(tmp_path)
+    log = target.load()
+    late = opened(tmp_path)
+    late.load()
+    upsert(target, (1, "x", 1, "c"))
+    [path] = folder_of(target).glob(f"_delta_log/{log.version:020d}.json")
+    path.write_bytes(left)
+    for reads in (lambda: fresh(log.storage), lambda: upsert(late, (1, "y", 2, "u")), lambda: late.load()):
+        with pytest.raises(TerminalError, match=rf"version {log.version} of the Delta .* is damaged: .*{path.name}"):
+            reads()
+    assert not [*path.parent.glob(f"{log.version + 1:020d}.json")]
+
+
 def test_a_log_whose_commits_stay_for_a_moment_only(tmp_path: Path) -> None:
     """A look at it that is seconds old may be older than that: a commit into the gap would be lost, unseen."""
     target = made(tmp_path)
