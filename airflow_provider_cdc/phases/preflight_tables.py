@@ -66,9 +66,18 @@ def _suspended(context: Context) -> set[tuple[str, str]]:
 
 
 def _together(context: Context, matched: list[tuple[str, str, str]]) -> Iterator[Finding]:
-    """Tables that would be copied to one place."""
-    context.pipeline.sink.table_paths.check((database, table) for database, table, _ in matched)
-    yield from ()
+    """Tables that would be copied to one place, also where case does not count in the names of folders."""
+    paths, folded = context.pipeline.sink.table_paths, dict[str, tuple[str, str]]()
+    paths.check((database, table) for database, table, _ in matched)
+    for database, table, _ in matched:
+        other = folded.setdefault(paths.of(database, table).casefold(), (database, table))
+        if other != (database, table):
+            yield Finding(
+                "warning",
+                f"tables {'.'.join(other)} and {database}.{table}: the folders of their copies differ in case only",
+                "Where sink.path does not tell cases apart the second one is refused: tell them apart in "
+                "sink.table_path, or exclude one of them",
+            )
 
 
 def _cascades(connection: Connection[Any], matched: list[tuple[str, str, str]]) -> Iterator[Finding]:

@@ -23,6 +23,8 @@ from airflow_provider_cdc.sinks.delta.retention import without_shorter
 
 #: Property of a table whose deleted rows stay: which of the two ways.
 DELETES = "airflow-cdc.deletes"
+#: Property of a table: the source table that it is the copy of.
+SOURCE = f"{OWN}source"
 #: Property of a table that was exchanged: the columns of its key. Nothing else in its log tells it.
 KEY = f"{OWN}key"
 #: Of a new table.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,22 @@ def test_what_a_table_says_of_its_source(tmp_path: Path) -> None:
         assert fields["v.w"] == {"airflow-cdc.type": "varchar(9)", "comment": 'what it\'s "for"\n'}
         assert fields["_cdc_seq"] == {}
         target.begin_anew("p", Fence("generation", 2), [])
+
+
+@pytest.mark.parametrize("adopt", [False, True])
+def test_two_source_tables_in_one_folder(tmp_path: Path, adopt: bool) -> None:
+    """As on a file system that does not tell cases apart: nothing of the second one is written."""
+    made = DeltaSink(str(tmp_path), "p", adopt=adopt)
+    first, other = made.table(TABLE), made.table(replace(TABLE, name="T"))
+    first.create("p")
+    (tmp_path / "shop" / "T").symlink_to(tmp_path / "shop" / "t")
+    version = first.load().version
+    ways = [lambda: other.create("p"), other.markers, other.load, other.scan, lambda: other.raise_fence(FENCE)]
+    ways += [lambda: other.begin_anew("p", FENCE, []), lambda: other.commit(lambda _: None, {}, FENCE), other.tidy]
+    for way in ways:
+        with pytest.raises(NotReadyError, match=r"is the copy of table shop.t, and not of shop.T.*sink.table_path"):
+            way()
+    assert first.load().version == version and first.load().configuration["airflow-cdc.source"] == "shop.t"
 
 
 def test_comments_are_no_part_of_the_definition() -> None:
