@@ -24,6 +24,7 @@ from airflow_provider_cdc.phases.finding import Finding, findings, granted
 from airflow_provider_cdc.phases.retention_guard import forecast
 from airflow_provider_cdc.pipeline.sections import SUSPEND
 from airflow_provider_cdc.sinks.protocol import Adopting, Feature
+from airflow_provider_cdc.sinks.table_paths import READERS, escaped_in
 
 
 def check_tables(context: Context, connection: Connection[Any]) -> list[Finding]:
@@ -70,6 +71,8 @@ def _together(context: Context, matched: list[tuple[str, str, str]]) -> Iterator
     paths, folded = context.pipeline.sink.table_paths, dict[str, tuple[str, str]]()
     paths.check((database, table) for database, table, _ in matched)
     for database, table, _ in matched:
+        if strange := escaped_in(paths.of(database, table)):
+            yield Finding("warning", f"table {database}.{table}: its folder has {strange!r} in its name", READERS)
         other = folded.setdefault(paths.of(database, table).casefold(), (database, table))
         if other != (database, table):
             yield Finding(
@@ -205,8 +208,8 @@ def _table(context: Context, connection: Connection[Any], database: str, table: 
                 yield Finding(
                     "warning",
                     f"the {target.name} was made by something else, and is adopted: all of its rows are replaced",
-                    "Its rows of now stay readable in its older version for about an hour; leave out sink.adopt to "
-                    "refuse it",
+                    "Its rows of now stay readable in its older version for as long as it keeps its files; leave out "
+                    "sink.adopt to refuse it",
                 )
             else:
                 target.markers()  # a table that cannot be written any more says why

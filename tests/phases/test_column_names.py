@@ -28,13 +28,13 @@ def test_check_names_the_table_and_the_column(server: MySQLServer, database: str
     for name in NAMES:
         run(server, f"ALTER TABLE keyed ADD `{name}` INT")
         (found,) = (f for f in preflight(cli.context, spark=False) if f.level == "error")
-        assert f"table d.keyed, column {name}: " in found.message and "source.exclude_columns" in found.remedy
+        assert f"table d.keyed, column {name}: " in found.what and "source.exclude_columns" in found.remedy
         run(server, f"ALTER TABLE keyed DROP `{name}`")
 
 
 @pytest.mark.parametrize("ddl", ["ADD `{}` INT", "RENAME COLUMN v TO `{}`"])
 def test_a_ddl_suspends_its_table_alone(server: MySQLServer, database: str, tmp_path: Path, ddl: str) -> None:
-    cli = Cli(tmp_path, server, r"d\..*", snapshot={"chunk_rows": 5, "group_rows": 10})
+    cli = Cli(tmp_path, server, r"d\..*", snapshot={"chunk_rows": 5, "group_rows": 10}, stream={"reread": "ask"})
     cli.snapshot()
     cli.catch_up()
     run(

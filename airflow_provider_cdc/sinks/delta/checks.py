@@ -43,8 +43,8 @@ def check_settings(log: Log, partitioning: Partitioning, options: Options) -> No
     source, ours = log.configuration.get(SOURCE), options.properties.get(SOURCE)
     if source is not None and ours is not None and source != ours:
         raise NotReadyError(
-            f"the {log.name} is the copy of table {source}, and not of {ours}: two folders are one there, as where case "
-            "does not count",
+            f"the {log.name} is the copy of table {source}, and not of {ours}: two folders are one there, as if case "
+            "did not count",
             "Tell the tables apart in sink.table_path, or exclude one of them",
         )
     partitioning.check(log.name, log.metadata)
