@@ -34,7 +34,7 @@ from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.pipeline import Pipeline
 from airflow_provider_cdc.processes import keep_small, kill_session
 from airflow_provider_cdc.progress_bar import Lines
-from airflow_provider_cdc.sinks.storage import LocalStorage, write_json
+from airflow_provider_cdc.sinks.storage import LocalStorage, room_errors, write_json
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -155,7 +155,8 @@ def main() -> int:
         threading.Thread(target=_keep_small, args=log, name="log", daemon=True).start()
     try:
         context = Context.of(Pipeline.from_dict(request.pipeline), Lines(), _finder(known))
-        outcome = _outcome(context, request)
+        with room_errors():
+            outcome = _outcome(context, request)
         _write_result(request, {"outcome": outcome})
         return 0
     except CdcError as error:

@@ -129,6 +129,13 @@ class StoreError(TransientError, OSError):
     broken_off = False
 
 
+class NoRoomError(TransientError, OSError):
+    """A disk is full, or a quota is used up: what was to be written there is not.
+
+    It is an ``OSError`` for those who know what to do about it, and worth a retry for all others.
+    """
+
+
 class TableChangedError(TransientError):
     """The definition of a table changed while it was read: reading it again may do."""
 

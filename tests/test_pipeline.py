@@ -605,3 +605,10 @@ def test_the_reference_names_every_key() -> None:
             assert f"`{section}.{key}`" in text
     for setting in DECIDED:
         assert f"`{setting}`" in text
+
+
+@pytest.mark.parametrize("path", ["/data/50%", "/data/a%20b", "file:///data/50%25", "s3://bucket/50%"])
+def test_a_percent_sign_in_the_path(path: str) -> None:
+    with pytest.raises(NotReadyError, match="sink.path has a percent sign.*Name a folder without one"):
+        Sink(path)
+    Sink("file:///data/my%20lake")

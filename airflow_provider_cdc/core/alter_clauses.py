@@ -8,7 +8,7 @@ from airflow_provider_cdc.core.alter_words import Clause, Cursor, NotFollowed, S
 from airflow_provider_cdc.core.column_changes import check_dropped, check_null, check_type, known_null
 from airflow_provider_cdc.core.column_words import Defined, read_column, read_default, text_collation
 from airflow_provider_cdc.core.index_words import index_kind, index_parts, names, neutral, renames_index
-from airflow_provider_cdc.core.schema import META_COLUMNS, TEXT_TYPES, TableSchema
+from airflow_provider_cdc.core.schema import TEXT_TYPES, TableSchema
 from airflow_provider_cdc.core.table_names import fold
 
 _NEUTRAL_OPTIONS = frozenset(
@@ -206,8 +206,6 @@ class Work:
             if unless_there and name not in self.added:
                 return
             raise NotFollowed(f"{where}: the table has it already")
-        if name in META_COLUMNS or name.lower().startswith("_cdc_"):
-            raise NotFollowed(f"{where}: the prefix _cdc_ is used in the sink")
         if fold(name).startswith("db_row_hash_"):
             raise NotFollowed(f"{where}: MariaDB may have a hidden column with this name")
         if found.null is False:

@@ -15,8 +15,9 @@ _DELTA, OWN = "delta.", "airflow-cdc."
 _INTERVAL = re.compile(r"interval [1-9]\d* (second|minute|hour|day|week)s?")
 #: Properties of Delta that may be set, with what their values look like.
 FEED, RETENTION = "delta.enableChangeDataFeed", "delta.deletedFileRetentionDuration"
+LOG_RETENTION = "delta.logRetentionDuration"
 _KNOWN = {
-    "delta.logRetentionDuration": (_INTERVAL, "an interval such as interval 7 days"),
+    LOG_RETENTION: (_INTERVAL, "an interval such as interval 7 days"),
     RETENTION: (_INTERVAL, "an interval such as interval 7 days"),
     FEED: (re.compile("true|false"), "true or false"),
 }
@@ -64,7 +65,7 @@ class TableProperties:
     def of(self, database: str, table: str) -> dict[str, str]:
         """Those of a table.
 
-        :raises NotReadyError: if it would have two values of one, or one that it has no use for.
+        :raises NotReadyError: if it would have two values of one.
         """
         found: dict[str, str] = {}
         for name, value, patterns in self.listed:
@@ -75,12 +76,6 @@ class TableProperties:
                 )
         if found.get(FEED) == "true":
             return {**_OF_FEED, **found}
-        if RETENTION in found:
-            raise NotReadyError(
-                f"sink.table_properties.{RETENTION} is set for table {database}.{table}, which has no change data feed:"
-                " its old files are kept for an hour",
-                f"Set it only for tables with {FEED}, or leave it out",
-            )
         return found
 
 

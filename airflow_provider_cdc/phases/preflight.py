@@ -20,6 +20,7 @@ from airflow_provider_cdc.phases.preflight_tables import check_tables
 from airflow_provider_cdc.pipeline.sink import KEEP
 from airflow_provider_cdc.sinks.protocol import Feature
 from airflow_provider_cdc.sinks.store_check import check_store
+from airflow_provider_cdc.sinks.table_paths import READERS, escaped_in
 
 #: Bytes below which a disk has hardly room for anything: a batch, a compaction, and the bookkeeping.
 _ROOM = 1 << 30
@@ -81,6 +82,8 @@ def _sink(context: Context) -> Iterator[Finding]:
     free = shutil.disk_usage(existing).free
     yield Finding("ok", f"sink {path} is writable, {free / 1e9:.1f} GB free")
     yield from _room(f"sink {path}", existing)
+    if strange := escaped_in(folder):
+        yield Finding("warning", f"sink.path {path} has {strange!r} in it", READERS)
 
 
 def _existing(path: Path) -> Path:

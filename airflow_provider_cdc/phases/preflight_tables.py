@@ -24,6 +24,7 @@ from airflow_provider_cdc.phases.finding import Finding, findings, granted
 from airflow_provider_cdc.phases.retention_guard import forecast
 from airflow_provider_cdc.pipeline.sections import SUSPEND
 from airflow_provider_cdc.sinks.protocol import Adopting, Feature
+from airflow_provider_cdc.sinks.table_paths import READERS, escaped_in
 
 
 def check_tables(context: Context, connection: Connection[Any]) -> list[Finding]:
@@ -66,9 +67,20 @@ def _suspended(context: Context) -> set[tuple[str, str]]:
 
 
 def _together(context: Context, matched: list[tuple[str, str, str]]) -> Iterator[Finding]:
-    """Tables that would be copied to one place."""
-    context.pipeline.sink.table_paths.check((database, table) for database, table, _ in matched)
-    yield from ()
+    """Tables that would be copied to one place, also where case does not count in the names of folders."""
+    paths, folded = context.pipeline.sink.table_paths, dict[str, tuple[str, str]]()
+    paths.check((database, table) for database, table, _ in matched)
+    for database, table, _ in matched:
+        if strange := escaped_in(paths.of(database, table)):
+            yield Finding("warning", f"table {database}.{table}: its folder has {strange!r} in its name", READERS)
+        other = folded.setdefault(paths.of(database, table).casefold(), (database, table))
+        if other != (database, table):
+            yield Finding(
+                "warning",
+                f"tables {'.'.join(other)} and {database}.{table}: the folders of their copies differ in case only",
+                "Where sink.path does not tell cases apart the second one is refused: tell them apart in "
+                "sink.table_path, or exclude one of them",
+            )
 
 
 def _cascades(connection: Connection[Any], matched: list[tuple[str, str, str]]) -> Iterator[Finding]:
@@ -201,8 +213,8 @@ def _table(context: Context, connection: Connection[Any], database: str, table: 
                 yield Finding(
                     "warning",
                     f"the {target.name} was made by something else, and is adopted: all of its rows are replaced",
-                    "Its rows of now stay readable in its older version for about an hour; leave out sink.adopt to "
-                    "refuse it",
+                    "Its rows of now stay readable in its older version for as long as it keeps its files; leave out "
+                    "sink.adopt to refuse it",
                 )
             else:
                 target.markers()  # a table that cannot be written any more says why

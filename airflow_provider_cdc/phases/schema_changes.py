@@ -16,6 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_provider_cdc.core import slots
 from airflow_provider_cdc.core.alter import Alteration, NotFollowed, alter
+from airflow_provider_cdc.core.column_names import misnamed
 from airflow_provider_cdc.core.ddl import classify
 from airflow_provider_cdc.core.dropping import drops
 from airflow_provider_cdc.core.offset import Position
@@ -37,7 +38,6 @@ from airflow_provider_cdc.failpoints import failpoint
 from airflow_provider_cdc.jobs.batches import moved
 from airflow_provider_cdc.mysql.binlog.events.query import Query
 from airflow_provider_cdc.mysql.binlog.events.transactions import FRESH, Transaction, read_transactions
-from airflow_provider_cdc.mysql.server.catalog import misnamed
 from airflow_provider_cdc.mysql.server.flavour import flavour
 from airflow_provider_cdc.mysql.server.session import connect, value
 from airflow_provider_cdc.phases.apply import Applier, stream_marker

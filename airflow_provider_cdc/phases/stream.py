@@ -45,6 +45,7 @@ from airflow_provider_cdc.phases.suspension import (
 from airflow_provider_cdc.phases.upkeep import Upkeep
 from airflow_provider_cdc.pipeline.fingerprint import fingerprint
 from airflow_provider_cdc.processes import machine
+from airflow_provider_cdc.sinks.store_check import check_store
 from airflow_provider_cdc.sinks.traffic import Traffic, counting
 from airflow_provider_cdc.store import Store
 
@@ -74,6 +75,8 @@ def begin(context: Context, store: Store, *, catch_up: bool, log: str | None = N
 def _begin(context: Context, store: Store, asked: Traffic, *, catch_up: bool, log: str | None, ui: str | None) -> Epoch:
     pipeline = context.pipeline
     context.watcher.refuse(store, pipeline.name)
+    if context.storage.remote:  # what the store has done until now, another version of it, or a proxy, may not do
+        check_store(context.storage, context.layout.private)
     planned = added(context, store, context.need_plan())
     tables = targets(context, planned)
     context.storage.delete(context.layout.reload(planned.generation))  # it was for the epoch before

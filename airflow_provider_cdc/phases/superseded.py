@@ -43,9 +43,9 @@ def remove_superseded_readings(context: Context, plan: Plan, table: int) -> None
     folder = layout.groups(generation)
     found: dict[int, list[str]] = {}
     for name, _ in storage.list(folder):
-        number = name.removeprefix(f"{folder}/").partition("/")[0]
-        if number.isdigit() and FIRST_READING <= int(number) < taken[-2] and int(number) not in waits:
-            found.setdefault(int(number), []).append(name)
+        digits = name.removeprefix(f"{folder}/").partition("/")[0]
+        if digits.isdigit() and FIRST_READING <= int(digits) < taken[-2] and int(digits) not in waits:
+            found.setdefault(int(digits), []).append(name)
     for number, names in sorted(found.items()):
         read = read_json(storage, layout.reading(generation, number))
         # One without a manifest is not read to its end: its tasks may still be at it.

@@ -9,7 +9,7 @@ from typing import Any
 from airflow_provider_cdc.core.checks import check_choice, check_conn_id, check_whole, refused
 from airflow_provider_cdc.core.deletes import ALL_HARD, DELETES, HARD, IGNORE, SOFT, Deletes
 from airflow_provider_cdc.core.patterns import check_patterns, matches
-from airflow_provider_cdc.core.store_address import StoreAddress
+from airflow_provider_cdc.core.store_address import StoreAddress, folder_of
 from airflow_provider_cdc.core.table_properties import TableProperties
 from airflow_provider_cdc.exceptions import NotReadyError
 from airflow_provider_cdc.sinks.registry import KINDS
@@ -67,6 +67,11 @@ class Sink:
         if not isinstance(path, str):
             raise refused("sink.path", path, "the absolute path of a folder, such as /data/lake")
         address = StoreAddress.of(path)
+        if "%" in (folder_of(path) or path):
+            raise NotReadyError(
+                f"sink.path has a percent sign: {path[:60]!r}",
+                "Name a folder without one: readers of Delta tables take it for the beginning of an escaped character",
+            )
         if self.conn_id is not None:
             check_conn_id("sink.conn_id", self.conn_id)
             if address is None:

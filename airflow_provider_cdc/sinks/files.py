@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from airflow_provider_cdc.core.schema import DELETED, META_COLUMNS, SEQ
 from airflow_provider_cdc.exceptions import TerminalError
-from airflow_provider_cdc.sinks.storage import Storage
+from airflow_provider_cdc.sinks.storage import Storage, room_errors
 
 #: Bytes in memory of a row group that is put together from small tables.
 _ROW_GROUP_BYTES = 32 << 20
@@ -352,15 +352,17 @@ class ChangeFile:
             self._flush()
         assert self._writer is not None
         self._writer.add_key_value_metadata(dict(about))
-        self._writer.close()
-        self._file.close()
+        with room_errors(self._storage.location(self._name)):
+            self._writer.close()
+            self._file.close()
 
     def _flush(self) -> None:
         rows = pa.Table.from_batches(self._held, self._schema)
-        if self._writer is None:
-            how = _encoding(rows, ())
-            self._writer = pq.ParquetWriter(self._file, self._schema, compression=_COMPRESSION, **how)
-        self._writer.write_table(rows, row_group_size=self._group_rows)
+        with room_errors(self._storage.location(self._name)):
+            if self._writer is None:
+                how = _encoding(rows, ())
+                self._writer = pq.ParquetWriter(self._file, self._schema, compression=_COMPRESSION, **how)
+            self._writer.write_table(rows, row_group_size=self._group_rows)
         self._held = []
 
 

@@ -6,6 +6,7 @@ A name is a relative string with ``/`` between folders, such as ``_cdc/shop/plan
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 from airflow_provider_cdc import rights
 from airflow_provider_cdc.core.store_access import StoreAccess
 from airflow_provider_cdc.core.store_address import StoreAddress, folder_of
+from airflow_provider_cdc.exceptions import NoRoomError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,7 +36,7 @@ class Storage(Protocol):
     ``remote`` says whether each call is a request to a server: then many are made at a time, and none in vain.
 
     What one process has written (:meth:`write` and :meth:`write_once` have returned, a file of :meth:`open` is closed)
-    every process reads and lists from then on. Nothing is promised about a host that loses power.
+    every process reads and lists from then on, also after a host has lost power.
     """
 
     @property
@@ -130,8 +132,8 @@ _UNFINISHED = re.compile(r"\.(.+\.)?[0-9a-f]{32}\.tmp")
 class LocalStorage:
     """A folder of a file system that all processes share.
 
-    Files get their names by ``rename`` and ``link``, which are atomic in a POSIX file system. Nothing is forced to
-    disk: a process may be killed at any time, but a host that loses power may leave files that are empty or damaged.
+    Files get their names by ``rename`` and ``link``, which are atomic in a POSIX file system. What a file holds is
+    forced to disk before it gets its name, and the name before the call returns.
 
     :param root: the folder; it need not exist.
     """
@@ -152,15 +154,18 @@ class LocalStorage:
         """See :class:`Storage`."""
         with self._unfinished(name, data) as path:
             os.replace(path, self._path(name))
+        sync_folder(self._path(name).parent)
 
     def write_once(self, name: str, data: bytes) -> bool:
         """See :class:`Storage`."""
         with self._unfinished(name, data) as path:
             try:
                 os.link(path, self._path(name))
-                return True
+                first = True
             except FileExistsError:
-                return False
+                first = False
+        sync_folder(self._path(name).parent)  # also for whoever comes second, and goes by what is there
+        return first
 
     def size(self, name: str) -> int | None:
         """See :class:`Storage`."""
@@ -202,10 +207,15 @@ class LocalStorage:
 
     def open(self, name: str, mode: Literal["rb", "wb"]) -> pa.NativeFile:
         """See :class:`Storage`."""
-        import pyarrow as pa  # not for those that only look at plans and manifests
-
         path = self._path(name)
-        return pa.OSFile(str(path), mode) if mode == "rb" else _in_folder(path, lambda: pa.OSFile(str(path), mode))
+        if mode == "rb":
+            import pyarrow as pa  # not for those that only look at plans and manifests
+
+            return pa.OSFile(str(path), "rb")
+        from airflow_provider_cdc.sinks.durable_file import DurableFile
+
+        with room_errors(path):
+            return _in_folder(path.parent, lambda: DurableFile(path))
 
     def within(self, folder: str) -> LocalStorage:
         """See :class:`Storage`."""
@@ -242,22 +252,70 @@ class LocalStorage:
     @contextmanager
     def _unfinished(self, name: str, data: bytes) -> Iterator[Path]:
         """The data in a file under a name of its own, in the folder of the file that it is to become."""
-        path = self._path(name).parent / f".{uuid.uuid4().hex}.tmp"
+        folder = self._path(name).parent
+        path = folder / f".{uuid.uuid4().hex}.tmp"
         try:
-            _in_folder(path, lambda: path.write_bytes(data))
-            yield path
+            with room_errors(self._path(name)):
+                with _in_folder(folder, lambda: open(path, "wb")) as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                yield path
         finally:
             path.unlink(missing_ok=True)
 
 
-def _in_folder(path: Path, create: Callable[[], _T]) -> _T:
+def _in_folder(folder: Path, create: Callable[[], _T]) -> _T:
     """Create a file, and its folder, which another process removes at any moment when it is empty."""
     for _ in range(_TRIES):
         with suppress(FileNotFoundError):
-            path.parent.mkdir(parents=True, exist_ok=True)
+            _make_folder(folder)
             return create()
-    path.parent.mkdir(parents=True, exist_ok=True)
+    _make_folder(folder)
     return create()
+
+
+@contextmanager
+def room_errors(path: str | Path | None = None) -> Iterator[None]:
+    """Say of a full disk what it is.
+
+    :param path: what is written, if that is known.
+    :raises NoRoomError: in the place of the system's error.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        named = path or error.filename
+        disk = f"the disk of {Path(os.fsdecode(named)).parent}" if named else "the disks of this host"
+        raise NoRoomError(
+            f"{named or 'a file'} could not be written: {os.strerror(error.errno)}",
+            f"Make room on {disk} (or raise the quota), then run again: nothing is lost",
+        ) from None
+
+
+def _make_folder(folder: Path) -> None:
+    """Make a folder, and those above it, as far as they are missing."""
+    if not folder.is_dir():
+        _make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        sync_folder(folder.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Force the names of a folder's files to disk, where the file system can do that for folders."""
+    try:
+        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:  # it may be writable and not readable, or gone with the file
+        return
+    try:
+        os.fsync(opened)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.ENOSYS):
+            raise
+    finally:
+        os.close(opened)
 
 
 def _pass_missing(error: OSError) -> None:
@@ -275,7 +333,7 @@ def read_json(storage: Storage, name: str) -> Any:
 
 
 def read_whole_json(storage: Storage, name: str) -> Any:
-    """Like :func:`read_json`, and ``None`` also if the file is damaged, as when its host lost power."""
+    """Like :func:`read_json`, and ``None`` also if the file is damaged."""
     try:
         return read_json(storage, name)
     except ValueError:

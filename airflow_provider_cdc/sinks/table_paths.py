@@ -13,6 +13,22 @@ _NAME = re.compile(r"\{(database|table)\}")
 _PART = re.compile(r"(?!\.|_cdc|_delta_log)([A-Za-z0-9_.\-]|\{database\}|\{table\})+")
 
 
+#: What is written in another way in a URL: readers that take the path of a table for one do not find its files.
+_ESCAPED = re.compile(r"[^\x21-\x7e]|[%\"#<>?`{}]")
+
+
+#: What to do about them.
+READERS = (
+    "Polars and Daft do not find the files of such a table (docs/readers.md). If you need them: name the folder "
+    "otherwise, by sink.path or sink.table_path"
+)
+
+
+def escaped_in(path: str) -> str:
+    """The characters of a path that some readers of Delta tables do not find files by, each once."""
+    return "".join(sorted({*_ESCAPED.findall(path)}))
+
+
 def folder(name: str) -> str:
     r"""Folder name of a database or table: the name, with ``/ \ % =`` and control characters as ``=XX``.
 

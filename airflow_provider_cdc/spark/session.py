@@ -20,6 +20,7 @@ from airflow_provider_cdc.connections import strip_environment
 from airflow_provider_cdc.core.spark_conf import SECRET_PLACE, is_local, is_loopback
 from airflow_provider_cdc.exceptions import (
     CdcError,
+    NoRoomError,
     NotReadyError,
     SlowWorkerError,
     TerminalError,
@@ -241,6 +242,11 @@ def of_spark(error: BaseException) -> CdcError:
         return SlowWorkerError(
             "a Python worker of Spark was not up within the 10 s that Spark gives it",
             "The host of the driver is overloaded: run again when it has less to do, or start fewer drivers at a time",
+        )
+    if "No space left on device" in text:
+        return NoRoomError(
+            f"Spark failed: {_told(text)}",
+            "Make room on the disks of sink.path and of SPARK_LOCAL_DIRS on the hosts of Spark, then run again",
         )
     return UnexpectedError(f"Spark failed: {_told(text) or type(error).__name__}", "See the log of the Spark driver")
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from airflow_provider_cdc.exceptions import FencedError
+from airflow_provider_cdc.exceptions import FencedError, NotReadyError
 from airflow_provider_cdc.jobs.slices import run_in_threads
 from airflow_provider_cdc.phases import epoch as epoch_module
 from airflow_provider_cdc.phases import stream, upkeep
@@ -122,6 +122,18 @@ def warmed_up(world: World) -> Epoch:
 
 def ends(requests: list[Request], what: What, key: re.Pattern[str]) -> list[Request]:
     return [r for r in requests if r.what == what and key.search(r.key)]
+
+
+def test_a_store_that_begins_to_let_several_be_the_first(world: World) -> None:
+    """Each epoch looks at it again: of two commits of one version the first would be lost."""
+    warmed_up(world)
+    version, original = world.version("t_0"), world.proxy.ask
+    world.proxy.ask = lambda method, path, headers, body: original(  # type: ignore[method-assign]
+        method, path, [(k, v) for k, v in headers if k.lower() != "if-none-match"], body
+    )
+    with pytest.raises(NotReadyError, match="does not let one writer be the first"):
+        world.begin()
+    assert world.version("t_0") == version
 
 
 def test_a_batch_into_one_table_makes_few_requests_one_after_the_other(

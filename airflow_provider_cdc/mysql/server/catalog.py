@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from itertools import count, islice
@@ -11,12 +10,12 @@ from typing import Any
 
 from pymysql.connections import Connection
 
+from airflow_provider_cdc.core.column_names import misnamed
 from airflow_provider_cdc.core.offset import Position
 from airflow_provider_cdc.core.schema import (
     HIDDEN,
     KEY_TYPES,
     MEMBER_TYPES,
-    META_COLUMNS,
     Column,
     TableSchema,
 )
@@ -117,17 +116,6 @@ def read_schema(
     if wrong := misnamed(found):
         raise NotReadyError(f"table {label}, {wrong[0]}", wrong[1])
     return replace(found, collation=_collation(connection, database, table))
-
-
-def misnamed(table: TableSchema) -> tuple[str, str] | None:
-    """Why the names of a table's copied columns cannot be those of a copy, and the remedy; ``None`` if they can."""
-    for column in table.in_copy:
-        if column.name in META_COLUMNS or column.name.startswith("_cdc_"):
-            return f"column {column.name}: the prefix _cdc_ is used in the sink", "Rename the column"
-    lowered = Counter(column.name.lower() for column in table.in_copy)
-    if twice := [column.name for column in table.in_copy if lowered[column.name.lower()] > 1]:
-        return f"columns {' and '.join(twice)}: they differ in case only", "Rename one"
-    return None
 
 
 def _collation(connection: Connection[Any], database: str, table: str) -> str | None:

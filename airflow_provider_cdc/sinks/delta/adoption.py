@@ -13,6 +13,7 @@ from airflow_provider_cdc.core.table_properties import OWN
 from airflow_provider_cdc.exceptions import NotReadyError
 from airflow_provider_cdc.sinks.delta.features import both, with_feed
 from airflow_provider_cdc.sinks.delta.log import Log
+from airflow_provider_cdc.sinks.delta.retention import without_shorter
 
 #: How the description of a table begins that a pipeline owns, and the property that names it: people may write another
 #: description, and somebody who replaces the table takes the property away.
@@ -90,7 +91,7 @@ def adopted(log: Log, metadata: Mapping[str, Any], protocol: Mapping[str, Any]) 
         **metadata,
         **{key: theirs[key] for key in ("id", "name", "createdTime") if key in theirs},
         "schemaString": json.dumps(schema),
-        "configuration": {**log.configuration, **metadata["configuration"]},
+        "configuration": {**log.configuration, **without_shorter(log.configuration, metadata["configuration"])},
     }
     actions: list[dict[str, Any]] = []
     if (needed := with_feed(both(log.protocol, protocol), renewed["configuration"])) != log.protocol:

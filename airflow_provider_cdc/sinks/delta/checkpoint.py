@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -15,11 +15,10 @@ from airflow_provider_cdc.sinks.storage import Storage
 _MAPS = {"partitionValues", "tags", "configuration", "options"}
 
 
-def actions_of(storage: Storage, name: str, since: Callable[[], float]) -> Iterator[dict[str, Any]]:
-    """What a file of a checkpoint says. Not the tombstones as Python objects: they may be many.
+def actions_of(storage: Storage, name: str) -> Iterator[dict[str, Any]]:
+    """What a file of a checkpoint says; of tombstones only which files they are of, since they may be many.
 
     :param storage: that of the table's folder.
-    :param since: milliseconds; what was removed before is left out. Called when the properties of the table are known.
     """
     kinds = ("protocol", "metaData", "txn", "add")
     with parquet(storage, name) as file:
@@ -30,23 +29,18 @@ def actions_of(storage: Storage, name: str, since: Callable[[], float]) -> Itera
                 for value in rows[kind].filter(pc.is_valid(rows[kind])).to_pylist():
                     yield {kind: _plain(value)}
             if "remove" in known:
-                gone = rows["remove"].filter(pc.is_valid(rows["remove"])).combine_chunks()
-                yield from _tombstones(gone, since())
-
-
-def _tombstones(gone: pa.StructArray, since: float) -> Iterator[dict[str, Any]]:
-    if "deletionTimestamp" in {f.name for f in gone.type}:
-        recent = pc.greater(pc.fill_null(pc.struct_field(gone, "deletionTimestamp"), 0), since)
-        for value in gone.filter(recent).to_pylist():
-            yield {"remove": _plain(value)}
+                for value in rows["remove"].filter(pc.is_valid(rows["remove"])).to_pylist():
+                    yield {"remove": _plain(value)}
 
 
 def _wanted(schema: pa.Schema) -> list[str]:
     """Columns of a checkpoint: not the statistics a second time, in columns of their own."""
     found = []
     for column in schema:
-        if column.name in ("protocol", "metaData", "txn", "remove"):
+        if column.name in ("protocol", "metaData", "txn"):
             found.append(column.name)
+        elif column.name == "remove":
+            found += [f"remove.{f.name}" for f in column.type if f.name in ("path", "deletionVector")]
         elif column.name == "add":
             found += [f"add.{f.name}" for f in column.type if f.name not in ("stats_parsed", "partitionValues_parsed")]
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from airflow_provider_cdc.core.deletes import HARD
 from airflow_provider_cdc.exceptions import NotReadyError, TerminalError
 from airflow_provider_cdc.sinks.delta.adoption import owner_of
-from airflow_provider_cdc.sinks.delta.definition import DELETES, Options
+from airflow_provider_cdc.sinks.delta.definition import DELETES, SOURCE, Options
 from airflow_provider_cdc.sinks.delta.log import Log
 from airflow_provider_cdc.sinks.delta.partitions import Partitioning
 
@@ -35,11 +35,18 @@ def check_owned(log: Log) -> None:
 
 
 def check_settings(log: Log, partitioning: Partitioning, options: Options) -> None:
-    """Refuse a table that was made under settings which cannot be changed.
+    """Refuse a table that was made under settings which cannot be changed, or of another source table.
 
     :raises TerminalError: if it is partitioned otherwise.
-    :raises NotReadyError: if it was made under another ``sink.deletes``.
+    :raises NotReadyError: if it was made under another ``sink.deletes``, or is another one's copy.
     """
+    source, ours = log.configuration.get(SOURCE), options.properties.get(SOURCE)
+    if source is not None and ours is not None and source != ours:
+        raise NotReadyError(
+            f"the {log.name} is the copy of table {source}, and not of {ours}: two folders are one there, as if case "
+            "did not count",
+            "Tell the tables apart in sink.table_path, or exclude one of them",
+        )
     partitioning.check(log.name, log.metadata)
     made = log.configuration.get(DELETES, HARD)
     if made != options.deletes:

@@ -14,20 +14,23 @@ from deltalake import Schema
 
 from airflow_provider_cdc.core.deletes import HARD
 from airflow_provider_cdc.core.schema import TableSchema
-from airflow_provider_cdc.core.table_properties import OWN
+from airflow_provider_cdc.core.table_properties import LOG_RETENTION, OWN, RETENTION
 from airflow_provider_cdc.exceptions import TerminalError
 from airflow_provider_cdc.sinks.delta.features import ENABLED, has_feed
 from airflow_provider_cdc.sinks.delta.log import Log
 from airflow_provider_cdc.sinks.delta.partitions import Part, Partitioning
+from airflow_provider_cdc.sinks.delta.retention import without_shorter
 
 #: Property of a table whose deleted rows stay: which of the two ways.
 DELETES = "airflow-cdc.deletes"
+#: Property of a table: the source table that it is the copy of.
+SOURCE = f"{OWN}source"
 #: Property of a table that was exchanged: the columns of its key. Nothing else in its log tells it.
 KEY = f"{OWN}key"
-#: Of a new table. Checkpoints keep tombstones for longer than files are kept: else nobody would delete those.
+#: Of a new table.
 _PROPERTIES = {
-    "delta.logRetentionDuration": "interval 1 days",
-    "delta.deletedFileRetentionDuration": "interval 2 hours",
+    LOG_RETENTION: "interval 1 days",
+    RETENTION: "interval 2 hours",
     "delta.checkpointInterval": "100",
 }
 #: Rows of a row group of a table with a change data feed: to read one of them, all are read.
@@ -108,7 +111,7 @@ def columns_of(table: TableSchema) -> dict[str, dict[str, str]]:
 
 def configured(log: Log, options: Options) -> Mapping[str, Any]:
     """A table's metadata with the properties that it is to have now; the very same if it has them."""
-    wanted = {**log.configuration, **options.properties}
+    wanted = {**log.configuration, **without_shorter(log.configuration, options.properties)}
     return log.metadata if wanted == log.configuration else {**log.metadata, "configuration": wanted}
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pyarrow as pa
 
 from airflow_provider_cdc.core.table_properties import FEED as FEED_ENABLED
-from airflow_provider_cdc.core.table_properties import RETENTION
 from airflow_provider_cdc.exceptions import TerminalError
 
 VECTORS = "deletionVectors"
@@ -19,7 +17,6 @@ ENABLED = "delta.enableDeletionVectors"
 FEED = "changeDataFeed"
 #: Columns that only its readers see.
 _FEED_COLUMNS = {"_change_type", "_commit_version", "_commit_timestamp"}
-_WEEK = 7 * 24 * 3600.0
 _NTZ = "timestampNtz"
 _GENERATED = "generatedColumns"
 #: What says of a column how its values follow from others: readers that know it need no condition on it.
@@ -140,27 +137,9 @@ def has_feed(configuration: Mapping[str, str]) -> bool:
     return str(configuration.get(FEED_ENABLED, "")).lower() == "true"
 
 
-_UNITS = {"week": _WEEK, "day": 24 * 3600.0, "hour": 3600.0, "minute": 60.0, "second": 1.0}
-_AMOUNT = re.compile(rf"(\d+)\s+({'|'.join(_UNITS)})s?\b\s*")
-
-
 def hidden_by_feed(columns: Iterable[str]) -> list[str]:
     """Those of some columns that a table with a change data feed must not have."""
     return [name for name in columns if name.lower() in _FEED_COLUMNS]
-
-
-def retention(configuration: Mapping[str, str]) -> float | None:
-    """For how many seconds files stay that no version needs any more; ``None`` if what the table says of it is not
-    understood.
-    """
-    text = configuration.get(RETENTION)
-    if text is None:
-        return _WEEK  # as Delta has it
-    said = text.strip().lower().removeprefix("interval").strip()
-    amounts = _AMOUNT.findall(said)
-    if not amounts or _AMOUNT.sub("", said):
-        return None
-    return sum(int(count) * _UNITS[unit] for count, unit in amounts)
 
 
 def uses_vectors(protocol: Mapping[str, Any], configuration: Mapping[str, str]) -> bool:

@@ -11,6 +11,7 @@ import random
 import re
 import time
 import uuid
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -20,10 +21,11 @@ from urllib.parse import unquote
 from pyroaring import BitMap
 
 from airflow_provider_cdc import __version__
-from airflow_provider_cdc.exceptions import TerminalError, TransientError
+from airflow_provider_cdc.exceptions import CdcError, TerminalError, TransientError
 from airflow_provider_cdc.sinks.delta.checkpoint import actions_of
-from airflow_provider_cdc.sinks.delta.features import check_protocol, has_feed, retention
+from airflow_provider_cdc.sinks.delta.features import check_protocol
 from airflow_provider_cdc.sinks.delta.live_file import LiveFile, now
+from airflow_provider_cdc.sinks.delta.retention import file_retention, log_retention
 from airflow_provider_cdc.sinks.delta.vectors import Vector, read_vector
 from airflow_provider_cdc.sinks.storage import Storage
 
@@ -32,10 +34,9 @@ _CHECKPOINT = re.compile(rf"{FOLDER}/(\d{{20}})\.checkpoint(?:\.(\d{{10}})\.(\d{
 _COMMIT = re.compile(rf"{FOLDER}/(\d{{20}})\.json")
 #: Seconds for which a version is taken for the newest one until a commit shows that it is not.
 NEWEST = 60
-#: Seconds for which it is known what was removed, beyond the retention of a change data feed: what is gone for longer
-#: was deleted, or is nobody's.
+#: Seconds for which a log that is followed knows what was removed, beyond the retention of the table's files.
 _REMEMBER = 86400
-#: Commits after which the rest is forgotten: a stream runs for months.
+#: Commits after which it forgets the rest: a stream runs for months.
 _FORGET_EVERY = 1000
 
 
@@ -52,7 +53,7 @@ class Log:
     markers: dict[str, int] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
     protocol: Mapping[str, Any] = field(default_factory=dict)
-    #: What was removed, data files and files of vectors, and when (milliseconds).
+    #: What was removed, data files and files of vectors, and by which version at the latest.
     removed: dict[str, int] = field(default_factory=dict)
     #: Files of which a row may have come back to life, as after a RESTORE: what was known of their rows does not hold.
     revived: set[str] = field(default_factory=set)
@@ -61,6 +62,10 @@ class Log:
     _dead: dict[str, tuple[Vector, BitMap]] = field(default_factory=dict)
     _read_at: float = 0.0
     _forgot: int = 0
+    #: The checkpoint that this log was read from, if its tombstones have no version yet; else -1.
+    _undated: int = -1
+    #: Versions that stood at moments of this process's own clock.
+    _stood: list[tuple[float, int]] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -149,23 +154,90 @@ class Log:
             except OSError as error:  # nothing is known: what was written for it must stay
                 problem = problem or error
         if not stands and problem is not None:
-            raise TransientError(
-                f"the {self.name} could not be committed: {problem}", "Look at the storage, then run again"
-            ) from problem
+            message, remedy = str(problem), "Look at the storage, then run again"
+            if isinstance(problem, CdcError):
+                message, remedy = problem.message, problem.remedy
+            raise TransientError(f"the {self.name} could not be committed: {message}", remedy) from problem
         if stands:
-            self._replay(lines, own=True)
+            self._replay(lines, self.version + 1, own=True)
             self.version += 1
             self._read_at = time.time()
             if self.version - self._forgot >= _FORGET_EVERY:
-                self._forgot, since = self.version, self._remembered_since()
-                self.removed = {name: at for name, at in self.removed.items() if at > since}
+                self._forgot, retention = self.version, file_retention(self.configuration)
+                self.forget_removed(-1 if retention is None else self.stood(retention + _REMEMBER))
         return stands
+
+    # ------------------------------------------------------------ what was removed, and when
+
+    def committed_before(self, versions: Sequence[int], moment: float) -> int:
+        """The newest of some versions that had been committed at a moment, by the clock of the storage; -1 for none.
+
+        What commits say of their time is not asked: that is the clock of whoever wrote them.
+
+        :param versions: whose commits are in the log, in ascending order.
+        :param moment: seconds since 1970.
+        """
+        count = bisect_right(versions, moment, key=self.committed_at)
+        return versions[count - 1] if count else -1
+
+    def committed_at(self, version: int) -> float:
+        """When a commit was written, by the clock of the storage; infinite if it is not in the log any more."""
+        found = self.storage.modified(self._commit_name(version))
+        return float("inf") if found is None else found
+
+    def stood(self, seconds: float) -> int:
+        """The newest version that this process knows to have stood so many seconds ago, by its own clock; -1 for none.
+
+        It is asked more often than that, or knows none.
+        """
+        at = time.monotonic()
+        old = [version for moment, version in self._stood if moment <= at - seconds]
+        self._stood = [*self._stood[max(0, len(old) - 1) :], (at, self.version)]
+        return max(old, default=-1)
+
+    def date_removed(self, version: int) -> None:
+        """Find out which tombstones of the checkpoint that this log was read from are of later versions than one.
+
+        :param version: from which on all commits are in the log.
+        """
+        later = dict[str, int]()
+        for number in range(version + 1, self._undated + 1):
+            if (data := self.storage.read(self._commit_name(number))) is None:
+                return  # cleaned up right now: the next time
+            removes = (action.get("remove") for action in self._actions(number, data))
+            later |= {path: number for remove in removes if remove for path in _removed_by(remove)}
+        dated = {path: later.get(path, version) for path, at in self.removed.items() if at == self._undated}
+        self.removed |= dated
+        self._undated = -1
+
+    def forget_removed(self, version: int) -> None:
+        """Forget what a version, and those before it, have removed."""
+        self.removed = {path: at for path, at in self.removed.items() if at > version}
 
     # ------------------------------------------------------------ reading
 
     @staticmethod
     def _commit_name(version: int) -> str:
         return f"{FOLDER}/{version:020d}.json"
+
+    def _actions(self, version: int, data: bytes) -> list[dict[str, Any]]:
+        """What a commit says.
+
+        :raises TerminalError: if it is damaged. None is empty: it says at least who has made it.
+        """
+        try:
+            found = [json.loads(line) for line in data.splitlines() if line.strip()]
+        except ValueError as error:
+            problem = f"it is cut off, or is no JSON ({error})"
+        else:
+            problem = "it has an unknown form" if found else "it is empty"
+            if found and all(isinstance(action, dict) for action in found):
+                return found
+        raise TerminalError(
+            f"version {version} of the {self.name} is damaged: {problem}, in "
+            f"{self.storage.location(self._commit_name(version))}",
+            "Restore this file from a backup, or start with a fresh sink.path: nobody can read the table without it",
+        )
 
     def _is_ours(self, name: str, number: str) -> bool:
         try:
@@ -178,7 +250,9 @@ class Log:
         """Whether the log was cleaned up to a version behind this one, into which nobody must commit, or the table is
         gone. Not looked for shortly after a look at the log: nothing as young as that is cleaned up.
         """
-        if self.version < 0 or self.age <= NEWEST or self.storage.size(self._commit_name(self.version)) is not None:
+        if self.version < 0 or self.age <= min(NEWEST, log_retention(self.configuration) or 0):
+            return False
+        if self.storage.size(self._commit_name(self.version)) is not None:
             return False
         found = _CHECKPOINT.fullmatch(next(iter(self._checkpoint()), ""))
         return found is None or int(found[1]) != self.version
@@ -186,7 +260,7 @@ class Log:
     def _forget(self) -> None:
         self.revived |= self.files.keys()
         self.version, self.markers, self.metadata, self.protocol = -1, {}, {}, {}
-        self.files, self.removed = {}, {}
+        self.files, self.removed, self._undated = {}, {}, -1
 
     def _listed(self) -> list[str]:
         return [name for name, _ in self.storage.list(FOLDER)]
@@ -202,9 +276,11 @@ class Log:
     def _load(self) -> None:
         names = self._checkpoint()
         # As one: a file with a vector stands beside its tombstones with older ones, which may be in another part.
-        self._replay(chain.from_iterable(actions_of(self.storage, name, self._remembered_since) for name in names))
-        if names and (match := _CHECKPOINT.fullmatch(names[0])):
-            self.version = self.checkpointed = int(match[1])
+        match = _CHECKPOINT.fullmatch(names[0]) if names else None
+        at = int(match[1]) if match else -1
+        self._replay(chain.from_iterable(actions_of(self.storage, name) for name in names), at)
+        if names:
+            self.version = self.checkpointed = self._undated = at
         self._follow()
         beyond = [int(m[1]) for m in filter(None, map(_COMMIT.fullmatch, self._listed())) if int(m[1]) > self.version]
         if beyond:  # unless somebody has committed right now
@@ -220,20 +296,15 @@ class Log:
 
     def _follow(self) -> None:
         while (data := self.storage.read(self._commit_name(self.version + 1))) is not None:
-            self._replay([json.loads(line) for line in data.splitlines() if line.strip()])
+            self._replay(self._actions(self.version + 1, data), self.version + 1)
             self.version += 1
         self._read_at = time.time()
 
-    def _remembered_since(self) -> float:
-        """Since when (milliseconds) it has to be known what was removed."""
-        kept = retention(self.configuration) if not self.metadata or has_feed(self.configuration) else 0.0
-        return float("-inf") if kept is None else now() - (kept + _REMEMBER) * 1000
-
-    def _replay(self, actions: Iterable[Mapping[str, Any]], *, own: bool = False) -> None:
+    def _replay(self, actions: Iterable[Mapping[str, Any]], version: int, *, own: bool = False) -> None:
         adds, before = [], dict[str, LiveFile]()
         for action in actions:
             if remove := action.get("remove"):
-                if (old := self._remove(remove)) is not None:
+                if (old := self._remove(remove, version)) is not None:
                     before[old.path] = old
             elif add := action.get("add"):
                 adds.append(LiveFile(add))
@@ -254,16 +325,23 @@ class Log:
                 self.removed.pop(file.vector.file, None)
         self.revived |= before.keys()  # gone, but may be added again
 
-    def _remove(self, remove: Mapping[str, Any]) -> LiveFile | None:
-        path, at = unquote(str(remove["path"])), int(remove.get("deletionTimestamp") or 0)
-        # The last time counts: in a checkpoint tombstones of one file stand in any order.
-        self.removed[path] = max(at, self.removed.get(path, 0))
-        if found := remove.get("deletionVector"):
-            place = Vector.from_json(found).file
-            if place is not None:
-                self.removed[place] = max(at, self.removed.get(place, 0))
+    def _remove(self, remove: Mapping[str, Any], version: int) -> LiveFile | None:
+        path, *vectors = _removed_by(remove)
+        self.removed |= dict.fromkeys((path, *vectors), version)
         self._dead.pop(path, None)
         return self.files.pop(path, None)
+
+
+def commits_of(names: Iterable[str], newest: int) -> list[int]:
+    """Versions whose commits are among some files, up to one, in ascending order."""
+    found = (int(match[1]) for match in filter(None, map(_COMMIT.fullmatch, names)))
+    return sorted(version for version in found if version <= newest)
+
+
+def _removed_by(remove: Mapping[str, Any]) -> list[str]:
+    """The data file that an action removes, and the file of its vector."""
+    found = Vector.from_json(remove["deletionVector"]).file if remove.get("deletionVector") else None
+    return [unquote(str(remove["path"])), *([found] if found else [])]
 
 
 def wait(attempt: int) -> None:

@@ -10,6 +10,7 @@ import pyarrow as pa
 from pyroaring import BitMap
 
 from airflow_provider_cdc.core.offset import Lineage, Offset
+from airflow_provider_cdc.core.table_properties import LOG_RETENTION
 from airflow_provider_cdc.exceptions import TransientError
 from airflow_provider_cdc.sinks.delta.definition import Options
 from airflow_provider_cdc.sinks.delta.edit import Edit, write_part
@@ -58,7 +59,7 @@ class DeltaResumePoint:
 
     def create(self) -> None:
         """Create the table if it does not exist."""
-        self.target.create(self._pipeline, {"delta.logRetentionDuration": "interval 1 hours"})
+        self.target.create(self._pipeline, {LOG_RETENTION: "interval 1 hours"})
 
     def forget_older(self, generation: int) -> None:
         """Forget the resume point of an older snapshot.

@@ -9,9 +9,9 @@ from airflow_provider_cdc.core.deletes import ALL_HARD, SOFT, Deletes
 from airflow_provider_cdc.core.patterns import matches
 from airflow_provider_cdc.core.schema import TableSchema
 from airflow_provider_cdc.core.store_access import StoreAccess
-from airflow_provider_cdc.core.table_properties import FEED, NONE, OWN, TableProperties
+from airflow_provider_cdc.core.table_properties import FEED, NONE, TableProperties
 from airflow_provider_cdc.exceptions import NotReadyError
-from airflow_provider_cdc.sinks.delta.definition import Options, columns_of
+from airflow_provider_cdc.sinks.delta.definition import SOURCE, Options, columns_of
 from airflow_provider_cdc.sinks.delta.deleted import with_mark
 from airflow_provider_cdc.sinks.delta.features import has_feed, hidden_by_feed
 from airflow_provider_cdc.sinks.delta.partitions import Part, Partitioning
@@ -60,7 +60,7 @@ class DeltaSink:
         """
         deletes, vectors = self.deletes.of(table), not matches(self.copies, table.database, table.name)
         partitioning = self._partitioning(table)
-        properties = {**self.table_properties.of(*table.id), f"{OWN}source": table.label}
+        properties = {**self.table_properties.of(*table.id), SOURCE: table.label}
         if has_feed(properties) and (taken := hidden_by_feed(c.name for c in table.in_copy)):
             raise NotReadyError(
                 f"sink.table_properties: table {table.label} has a column {taken[0]}, which readers of a change data "

@@ -301,7 +301,7 @@ class DeltaTarget(Slices):
     def scan(self) -> tuple[list[FilePortion], Markers]:
         """The newest version in portions, and its markers; see :class:`~airflow_provider_cdc.sinks.scanning.Scannable`.
 
-        Its files stay for an hour after a newer version has no more use for them.
+        Its files stay for an hour at least after a newer version has no more use for them.
         """
         log = self._fixed()
         return portions_of(log, self.schema), dict(log.markers)

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import time
+import uuid
 from collections.abc import Collection
 
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from airflow_provider_cdc.core.table_properties import RETENTION
-from airflow_provider_cdc.exceptions import TerminalError, TransientError
+from airflow_provider_cdc.exceptions import NoRoomError, TerminalError, TransientError
 from airflow_provider_cdc.sinks.delta.edit import CHANGES, is_part
-from airflow_provider_cdc.sinks.delta.features import has_feed, retention
 from airflow_provider_cdc.sinks.delta.feed import FOLDER as FEED
 from airflow_provider_cdc.sinks.delta.feed import written_at
 from airflow_provider_cdc.sinks.delta.live_file import LiveFile
-from airflow_provider_cdc.sinks.delta.log import FOLDER as LOG
-from airflow_provider_cdc.sinks.delta.log import Log
+from airflow_provider_cdc.sinks.delta.log import Log, commits_of
+from airflow_provider_cdc.sinks.delta.retention import file_retention
 from airflow_provider_cdc.sinks.delta.vectors import FOLDER as VECTORS
 from airflow_provider_cdc.sinks.size import Size
 
-#: Hours for which files are kept that only older versions refer to, where there is no change data feed.
+#: Hours for which files are kept that only older versions refer to, at least: for those who read one just now.
 KEEP_HOURS = 1
 #: Hours after which a file that no version refers to was left by somebody who was killed.
 _ABANDONED_HOURS = 48
@@ -61,42 +60,65 @@ def checkpoint(log: Log, commits: int | None = None) -> None:
     log.checkpointed = log.version
 
 
-def sweep(log: Log, keep_hours: float = KEEP_HOURS) -> None:
-    """Delete data files and vectors that no version of the last hours refers to, those of the change data feed that are
-    older, and those that somebody has left.
+def sweep(log: Log) -> None:
+    """Delete data files and vectors that no version within the table's retention refers to, those of the change data
+    feed that are older, and those that somebody has left.
 
-    Of a change data feed commits are readable that are no older than the table's own retention: also where they say
-    what changed by the data files that they add or remove.
+    Only one clock counts, that of the storage: files were removed when the commit that says so was written there. The
+    times that commits state are those of other hosts.
 
     :raises TransientError: if that is not possible now.
     :raises TerminalError: if it is not understood for how long the table keeps its files.
     """
-    now = time.time()
-    fed_until = now - max(_prescribed(log), keep_hours * 3600)
-    until = fed_until if has_feed(log.configuration) else now - keep_hours * 3600
+    kept = _kept(log)
     live = {*log.files} | {f.vector.file for f in log.files.values() if f.vector and f.vector.file}
-    gone: list[str] = []
     try:
-        for name, _ in log.storage.list(""):
-            if name.startswith(f"{LOG}/") or name in live:
-                continue
-            removed = log.removed.get(name)
-            if name.startswith(f"{FEED}/"):
-                old = written_at(name) < fed_until and _written(log, name) < fed_until
-            elif removed is not None:
-                old = removed <= until * 1000
-            elif is_part(name) or name.startswith((f"{CHANGES}/", f"{VECTORS}/")):
-                old = _written(log, name) < now - _ABANDONED_HOURS * 3600
-            else:
-                old = False
-            if old:
-                gone.append(name)
-        log.storage.delete(*gone)
-        log.removed = {name: at for name, at in log.removed.items() if at > until * 1000}
+        listed = [name for name, _ in log.storage.list("") if name not in live]
+        unneeded = [name for name in listed if name in log.removed or _is_ours(name)]
+        if not unneeded:
+            return
+        now = _time_of(log)
+        # Commits that are gone from the log tell nothing: a process that has run for long knows by its own clock.
+        old = max(log.committed_before(commits_of(listed, log.version), now - kept), log.stood(kept))
+        if old >= 0 and any(log.removed.get(name, -1) > old for name in unneeded):
+            log.date_removed(old)
+
+        def is_old(name: str) -> bool:
+            if name.startswith(f"{FEED}/"):  # by its name, most of them need no look
+                return written_at(name) < now - kept and _written(log, name) < now - kept
+            if (version := log.removed.get(name)) is not None:
+                return version <= old
+            return _written(log, name) < now - max(kept, _ABANDONED_HOURS * 3600)
+
+        log.storage.delete(*filter(is_old, unneeded))
+        log.forget_removed(old)
     except OSError as error:
         raise TransientError(
             f"old files of the {log.name} could not be deleted: {error}", "They are the next time"
         ) from None
+
+
+def _is_ours(name: str) -> bool:
+    """Whether a file that no version refers to can be one that a run has left: not a slice, which may be waiting."""
+    return is_part(name) or name.startswith((f"{CHANGES}/", f"{VECTORS}/", f"{FEED}/"))
+
+
+def _time_of(log: Log) -> float:
+    """The time by the clock that dates the files of a table: that of a file which is written just now.
+
+    On a disk that is full, that of its newest commit: old files are deleted most of all then.
+    """
+    name = f"{CHANGES}/clock-{uuid.uuid4().hex}"
+    try:
+        log.storage.write(name, b"")
+        found = log.storage.modified(name)
+    except NoRoomError:
+        found = log.committed_at(log.version)
+    finally:
+        log.storage.delete(name)
+    if found is None or found == float("inf"):
+        raise FileNotFoundError(f"{log.storage.location(name)} was deleted at once")
+    return found
 
 
 def size_of(files: Collection[LiveFile], compactions: int) -> Size:
@@ -123,15 +145,13 @@ def _written(log: Log, name: str) -> float:
     return float("inf") if written is None else written
 
 
-def _prescribed(log: Log) -> float:
-    """For how many seconds the table says that files stay which no version needs."""
-    found = retention(log.configuration)
-    if found is None and not has_feed(log.configuration):
-        return float("inf")  # of the feed that it may have had; nothing else goes by it
+def _kept(log: Log) -> float:
+    """For how many seconds files stay that no version needs: what the table says, and an hour at least."""
+    found = file_retention(log.configuration)
     if found is None:
         raise TerminalError(
             f"no old files of the {log.name} are deleted: it has {RETENTION} = {log.configuration[RETENTION]!r}, "
             "which this version does not understand",
             "Write it as interval 7 days: in sink.table_properties, or with ALTER TABLE",
         )
-    return found
+    return max(found, KEEP_HOURS * 3600)

@@ -12,6 +12,8 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from airflow_provider_cdc.core.deletes import Deletes
 from airflow_provider_cdc.core.schema import DELETED, Column, TableSchema
+from airflow_provider_cdc.core.table_properties import LOG_RETENTION, TableProperties
+from airflow_provider_cdc.core.table_properties import RETENTION as KEPT
 from airflow_provider_cdc.exceptions import NotReadyError, TerminalError
 from airflow_provider_cdc.sinks.delta.sink import DeltaSink
 from airflow_provider_cdc.sinks.delta.table import DeltaTarget
@@ -82,6 +84,24 @@ def test_it_is_adopted(tmp_path: Path, copies: bool, deletes: Deletes) -> None:
     assert log.configuration["delta.checkpointInterval"] == "100"
     if copies:
         assert DeltaTable(str(tmp_path / "shop" / "t")).to_pyarrow_table()["id"].to_pylist() == [2]
+
+
+@pytest.mark.parametrize("theirs", [{}, {LOG_RETENTION: "interval 60 days"}, {KEPT: "interval 1 second"}])
+@pytest.mark.parametrize("asked", [None, "interval 3 days"])
+def test_its_retentions_stay_unless_longer_ones_are_asked_for(
+    tmp_path: Path, theirs: dict[str, str], asked: str | None
+) -> None:
+    """One that says nothing keeps its files for a week, and its log for a month."""
+    write(tmp_path, configuration=theirs)
+    properties = TableProperties.parse({KEPT: asked} if asked else {})
+    target = sink(tmp_path, table_properties=properties)
+    target.create("p")
+    publish(target)
+    longer = {KEPT: asked} if asked and KEPT in theirs else {}
+    usual = {KEPT: "interval 2 hours"} if not asked and KEPT in theirs else {}
+    expected = {**theirs, **longer, **usual}
+    found = target.load().configuration
+    assert {k: v for k, v in found.items() if k.endswith("RetentionDuration")} == expected
 
 
 def test_only_on_request(tmp_path: Path) -> None:

@@ -25,12 +25,13 @@ from airflow_provider_cdc.core.multiset import net
 from airflow_provider_cdc.core.schema import DELETED, OP, SEQ, TS, Column, TableSchema
 from airflow_provider_cdc.core.table_properties import TableProperties
 from airflow_provider_cdc.exceptions import NotReadyError, TerminalError
-from airflow_provider_cdc.sinks.delta import compaction, definition, features
+from airflow_provider_cdc.sinks.delta import compaction, definition, features, upkeep
+from airflow_provider_cdc.sinks.delta.retention import file_retention, log_retention
 from airflow_provider_cdc.sinks.delta.sink import DeltaSink
 from airflow_provider_cdc.sinks.delta.table import DeltaTarget
 from airflow_provider_cdc.sinks.protocol import Change, Counted, Emptied, Fence, Published, Replaced, Upserted
 from tests.sinks.conformance import nullable
-from tests.sinks.delta.test_upkeep import needed, present
+from tests.sinks.delta.test_upkeep import age, needed, present
 from tests.support.object_store import access
 from tests.support.s3 import S3
 from tests.support.spark_delta import SparkDelta, spark_delta
@@ -668,9 +669,10 @@ def test_it_is_kept_for_as_long_as_the_table_says(
     DeltaTable(str(case.path)).create_checkpoint()  # a run that begins then knows from it what was removed
     hours = 24.0 if retention is None else 72.0
     assert case.target.load().configuration[RETENTION] == (retention or "interval 1 days")
-    before, begun = present(case.path), time.time()
-    for later, kept in ((hours - 0.1, True), (hours + 0.1, False)):
-        monkeypatch.setattr(time, "time", lambda later=later: begun + later * HOUR)
+    before = present(case.path)
+    monkeypatch.setattr(upkeep, "written_at", lambda name: 0.0)  # that of the writer, which has not moved
+    for later, kept in ((hours - 0.1, True), (0.2, False)):
+        age(case.path, later)
         case.opened().tidy()
         if kept:
             assert present(case.path) == before
@@ -705,9 +707,11 @@ def test_a_retention_that_is_not_understood(tmp_path: Path) -> None:
     case.on = False
     case.target = case.opened()
     case.batch((row(2), "c"))
-    case.target.tidy()  # nothing goes by it
-    assert features.retention({RETENTION: "interval 1 week 2 days 3 HOURS"}) == 219 * HOUR
-    assert features.retention({}) == 7 * 24 * HOUR
+    with pytest.raises(TerminalError, match="no old files.*'a while'"):
+        case.target.tidy()
+    assert file_retention({RETENTION: "interval 1 week 2 days 3 HOURS"}) == 219 * HOUR
+    assert file_retention({RETENTION: "90 seconds 500 milliseconds"}) == 90.5
+    assert file_retention({}) == 7 * 24 * HOUR and log_retention({}) == 30 * 24 * HOUR
 
 
 @pytest.mark.spark

@@ -29,7 +29,7 @@ def state(log: Log) -> dict[str, Any]:
     """What a version holds; maps of a checkpoint may lack what has no value."""
     files = {path: (file.size, file.stats, file.vector, file.bounds("id")) for path, file in log.files.items()}
     dead = {path: log.dead(file) for path, file in log.files.items()}
-    return {"version": log.version, "files": files, "dead": dead, "markers": log.markers, "removed": log.removed} | {
+    return {"version": log.version, "files": files, "dead": dead, "markers": log.markers, "removed": {*log.removed}} | {
         "protocol": {k: sorted(v) if isinstance(v, list) else v for k, v in log.protocol.items()},
         "metadata": {k: v for k, v in log.metadata.items() if v},
     }
@@ -86,8 +86,9 @@ def test_from_a_checkpoint(tmp_path: Path, form: Callable[[Path], None]) -> None
     assert state(fresh(log.storage)) == state(target.load()) and target.load().version == log.version + 1
 
 
-def test_of_several_tombstones_the_last_one_counts(tmp_path: Path) -> None:
-    """A file has one for each of its vectors, and a checkpoint has them in any order."""
+def test_a_file_with_several_tombstones(tmp_path: Path) -> None:
+    """It has one for each of its vectors, and a checkpoint has them in any order. What they say of the time is that of
+    another host: the checkpoint says nothing but that all of it was removed before."""
     target = made(tmp_path)
     add(target, "a", rows((1, "a", 1, "r"), (2, "a", 1, "r")))
     for key in (1, 2):
@@ -102,7 +103,8 @@ def test_of_several_tombstones_the_last_one_counts(tmp_path: Path) -> None:
         order[1]["remove"]["deletionTimestamp"] = now
         for listed in (whole, whole[::-1]):
             pq.write_table(pa.Table.from_pylist(listed, pq.read_schema(path)), path)
-            assert fresh(target.storage).removed["snapshot/a.parquet"] == now
+            log = fresh(target.storage)
+            assert log.removed["snapshot/a.parquet"] == log.version
 
 
 def test_a_log_that_is_followed_for_months_forgets_what_was_removed(
@@ -112,11 +114,14 @@ def test_a_log_that_is_followed_for_months_forgets_what_was_removed(
     target = made(tmp_path)
     add(target, "a", rows((1, "a", 1, "r")))
     log = target.load()
-    log.removed["of yesterday"] = int((time.time() - 86401) * 1000)
-    for n in range(5):
-        upsert(target, (1, "b", n + 2, "u"))
-    assert target.load() is log
-    assert "of yesterday" not in log.removed and "snapshot/a.parquet" in log.removed
+    begun = time.monotonic()
+    for n, hours in enumerate((0, 25.9, 26.1)):
+        monkeypatch.setattr(time, "monotonic", lambda hours=hours: begun + hours * 3600)
+        for key in range(5):
+            upsert(target, (1, "b", 10 * n + key + 2, "u"))
+        assert target.load() is log
+        assert ("snapshot/a.parquet" in log.removed) is (hours < 26)
+    assert log.removed, "of the last versions"
 
 
 def test_what_was_removed_is_forgotten_beside_another_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,6 +194,40 @@ def test_a_log_that_was_cleaned_up_behind_an_old_version(tmp_path: Path, monkeyp
     known = {*old.files}
     old.refresh()
     assert state(old) == state(target.load()) and old.revived >= known
+
+
+@pytest.mark.parametrize("left", [b"", b"\n\n", b'{"commitInfo":{"ti', b"[]\n", b"\0" * 300])
+def test_a_commit_that_is_damaged(tmp_path: Path, left: bytes) -> None:
+    """As a host leaves it that lost power, whatever its file system promised; nobody commits after it either."""
+    target = made(tmp_path)
+    log = target.load()
+    late = opened(tmp_path)
+    late.load()
+    upsert(target, (1, "x", 1, "c"))
+    [path] = folder_of(target).glob(f"_delta_log/{log.version:020d}.json")
+    path.write_bytes(left)
+    for reads in (lambda: fresh(log.storage), lambda: upsert(late, (1, "y", 2, "u")), lambda: late.load()):
+        with pytest.raises(TerminalError, match=rf"version {log.version} of the Delta .* is damaged: .*{path.name}"):
+            reads()
+    assert not [*path.parent.glob(f"{log.version + 1:020d}.json")]
+
+
+def test_a_log_whose_commits_stay_for_a_moment_only(tmp_path: Path) -> None:
+    """A look at it that is seconds old may be older than that: a commit into the gap would be lost, unseen."""
+    target = made(tmp_path)
+    log = target.load()
+    wanted = {**log.configuration, "delta.logRetentionDuration": "interval 0 seconds"}
+    assert log.commit([{"metaData": {**log.metadata, "configuration": wanted}}], "SET TBLPROPERTIES")
+    late = opened(tmp_path)
+    late.load()
+    for n in range(3):
+        upsert(target, (n, "x", n + 1, "c"))
+    in_one(folder_of(target))
+    for version in range(log.version):
+        log.storage.delete(f"_delta_log/{version:020d}.json")
+    upsert(late, (0, "y", 9, "u"))
+    read = fresh(log.storage)
+    assert state(read) == state(late.load()) and read.version == log.version + 1
 
 
 # ---------------------------------------------------------------- writing

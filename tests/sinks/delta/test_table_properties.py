@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ DOT = Column("v.w", "varchar", "varchar(9)", True, charset="utf8mb4")
 TABLE = TableSchema("shop", "t", (ID, DOT), ("id",), comments=(("v.w", 'what it\'s "for"\n'),))
 FENCE = Fence("epoch", 1)
 RETENTION = "delta.logRetentionDuration"
+LONGER = {RETENTION: "interval 9 days", KEPT: "interval 1 days"}
 
 
 def sink(folder: Path, copies: bool = False, **properties: Any) -> DeltaSink:
@@ -42,11 +44,18 @@ def test_they_are_set_and_changed(tmp_path: Path, copies: bool) -> None:
     log = first.load()
     assert log.commit([{"metaData": {**log.metadata, "configuration": {**log.configuration, "theirs": "x"}}}], "SET")
     second = sink(
-        tmp_path, copies, of={RETENTION: "interval 2 days", "owner": {"you": ["shop.t"], "no": ["b.c"]}}
+        tmp_path,
+        copies,
+        of={**LONGER, "owner": {"you": ["shop.t"], "no": ["b.c"]}},
     ).table(TABLE)
     second.create("p")
     second.raise_fence(Fence("epoch", 2))
-    assert configuration(tmp_path) == found | {RETENTION: "interval 2 days", "owner": "you", "theirs": "x"}
+    assert configuration(tmp_path) == found | {
+        RETENTION: "interval 9 days",
+        KEPT: "interval 1 days",
+        "owner": "you",
+        "theirs": "x",
+    }
     assert second.markers().get("epoch") == 2
     version = second.load().version
     second.raise_fence(Fence("epoch", 3))
@@ -68,6 +77,22 @@ def test_what_a_table_says_of_its_source(tmp_path: Path) -> None:
         target.begin_anew("p", Fence("generation", 2), [])
 
 
+@pytest.mark.parametrize("adopt", [False, True])
+def test_two_source_tables_in_one_folder(tmp_path: Path, adopt: bool) -> None:
+    """As on a file system that does not tell cases apart: nothing of the second one is written."""
+    made = DeltaSink(str(tmp_path), "p", adopt=adopt)
+    first, other = made.table(TABLE), made.table(replace(TABLE, name="T"))
+    first.create("p")
+    (tmp_path / "shop" / "T").symlink_to(tmp_path / "shop" / "t")
+    version = first.load().version
+    ways = [lambda: other.create("p"), other.markers, other.load, other.scan, lambda: other.raise_fence(FENCE)]
+    ways += [lambda: other.begin_anew("p", FENCE, []), lambda: other.commit(lambda _: None, {}, FENCE), other.tidy]
+    for way in ways:
+        with pytest.raises(NotReadyError, match=r"is the copy of table shop.t, and not of shop.T.*sink.table_path"):
+            way()
+    assert first.load().version == version and first.load().configuration["airflow-cdc.source"] == "shop.t"
+
+
 def test_comments_are_no_part_of_the_definition() -> None:
     plain = TableSchema("shop", "t", (ID, DOT), ("id",))
     assert plain == TABLE and plain.fingerprint() == TABLE.fingerprint()
@@ -83,15 +108,31 @@ def test_a_property_with_two_values() -> None:
         found.of("shop", "t")
 
 
+@pytest.mark.parametrize("feed", [False, True])
+def test_a_retention_of_the_table_that_is_longer_stays(tmp_path: Path, feed: bool) -> None:
+    """Its owner has set it, or has taken the property out: then it is that of Delta, a week and a month."""
+    asked = {RETENTION: "interval 2 days", KEPT: "interval 2 days"} if not feed else {RETENTION: "interval 2 days"}
+    target = sink(tmp_path, of={**asked, **({FEED: True} if feed else {})}).table(TABLE)
+    target.create("p")
+    log = target.load()
+    ours = {RETENTION: "interval 2 days", KEPT: "interval 1 days" if feed else "interval 2 days"}
+    longer = {RETENTION: "interval 60 days", KEPT: "interval 720 hours"}
+    shorter = {RETENTION: "interval 86400 seconds", KEPT: "interval 1 hour"}
+    for theirs, expected in (({}, {}), (longer, longer), (shorter, ours), ({KEPT: "a while"}, {KEPT: "a while"})):
+        others = {k: v for k, v in log.configuration.items() if k not in longer}
+        assert log.commit([{"metaData": {**log.metadata, "configuration": {**others, **theirs}}}], "SET")
+        target.raise_fence(Fence("epoch", log.version))
+        assert {k: v for k, v in target.load().configuration.items() if k in longer} == expected
+
+
 def test_how_long_files_stay_is_said_for_a_feed() -> None:
-    """By default as long as versions stay in the log; elsewhere nothing would go by it."""
+    """By default as long as versions stay in the log."""
     asked = TableProperties.parse({FEED: {"true": ["shop.t"], "false": ["shop.u"]}})
     assert asked.of("shop", "t") == {FEED: "true", KEPT: "interval 1 days"}
     assert asked.of("shop", "u") == {FEED: "false"} and asked.of("crm", "t") == {}
     longer = TableProperties.parse({FEED: {True: ["shop.t"]}, KEPT: "interval 9 days"})
     assert longer.of("shop", "t") == {FEED: "true", KEPT: "interval 9 days"}
-    with pytest.raises(NotReadyError, match="is set for table shop.u, which has no change data feed.*kept for an hour"):
-        longer.of("shop", "u")
+    assert longer.of("shop", "u") == {KEPT: "interval 9 days"}
 
 
 @pytest.mark.parametrize(

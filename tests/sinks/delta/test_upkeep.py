@@ -13,10 +13,12 @@ from airflow_provider_cdc.exceptions import TransientError
 from airflow_provider_cdc.sinks.delta import compaction
 from airflow_provider_cdc.sinks.delta import upkeep as module
 from airflow_provider_cdc.sinks.delta.log import Log
-from airflow_provider_cdc.sinks.delta.upkeep import KEEP_HOURS, sweep
+from airflow_provider_cdc.sinks.delta.upkeep import sweep
 from tests.sinks.delta.test_table import add, folder_of, held, made, opened, rows, upsert
 
 HOUR = 3600.0
+#: For which files of a table stay.
+HOURS = 2.0
 
 
 def present(folder: Path) -> set[str]:
@@ -28,12 +30,22 @@ def needed(log: Log) -> set[str]:
     return {*log.files} | {f.vector.file for f in log.files.values() if f.vector and f.vector.file}
 
 
-def at(hours: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = time.time()
-    monkeypatch.setattr(time, "time", lambda: now + hours * HOUR)
+def age(folder: Path, hours: float) -> None:
+    """Let all files of a table have been written earlier."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            written = path.stat().st_mtime - hours * HOUR
+            os.utime(path, (written, written))
 
 
-def test_files_are_kept_for_readers_of_old_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def configure(log: Log, **properties: str | None) -> None:
+    """As ALTER TABLE does."""
+    wanted = {**log.configuration, **{name.replace("_", "."): value for name, value in properties.items()}}
+    wanted = {name: value for name, value in wanted.items() if value is not None}
+    assert log.commit([{"metaData": {**log.metadata, "configuration": wanted}}], "SET TBLPROPERTIES")
+
+
+def test_files_are_kept_for_readers_of_old_versions(tmp_path: Path) -> None:
     target = made(tmp_path)
     add(target, "a", rows(*((n, "a", 1, "r") for n in range(10))))
     for n in range(4):
@@ -41,10 +53,10 @@ def test_files_are_kept_for_readers_of_old_versions(tmp_path: Path, monkeypatch:
     folder, log = folder_of(target), target.load()
     before = present(folder)
     assert needed(log) < before, "older vectors"
-    at(KEEP_HOURS - 0.1, monkeypatch)
+    age(folder, HOURS - 0.1)
     sweep(log)
     assert present(folder) == before
-    at(KEEP_HOURS + 0.1, monkeypatch)
+    age(folder, 0.2)
     sweep(log)
     assert present(folder) == needed(log) and not log.removed
     assert held(opened(tmp_path)) == {n: ("b", n + 2) if n < 4 else ("a", 1) for n in range(10)}
@@ -52,17 +64,82 @@ def test_files_are_kept_for_readers_of_old_versions(tmp_path: Path, monkeypatch:
     assert present(folder) == needed(log)
 
 
-def test_a_fresh_log_knows_what_was_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also from a checkpoint."""
+def test_a_fresh_log_knows_what_was_removed(tmp_path: Path) -> None:
+    """Also from a checkpoint, which does not say by which version."""
     target = made(tmp_path)
+    folder = folder_of(target)
     for n in range(4):
         upsert(target, (0, "b", n + 2, "u"))
-    DeltaTable(folder_of(target)).create_checkpoint()
+        age(folder, 1.0)
+    DeltaTable(folder).create_checkpoint()
     upsert(target, (0, "b", 9, "u"))
-    at(KEEP_HOURS + 0.1, monkeypatch)
-    log = opened(tmp_path).load()
-    sweep(log)
-    assert present(folder_of(target)) == needed(log)
+    before, counts = present(folder), []
+    for hours in (0.0, 0.5, 1.0, HOURS):
+        age(folder, hours)
+        log = opened(tmp_path).load()
+        sweep(log)
+        counts.append(len(before - present(folder)))
+        assert needed(log) <= present(folder)
+    assert present(folder) == needed(log) and counts == [2, 2, 3, 4]
+
+
+@pytest.mark.parametrize("clock", [-30 * 24 * HOUR, 0.0, 30 * 24 * HOUR])
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_the_clock_of_another_host_decides_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: float, checkpoint: bool
+) -> None:
+    """Neither that of a writer, nor that of whoever deletes old files: only that of the storage counts."""
+    target, now = made(tmp_path), time.time()
+    folder = folder_of(target)
+    with monkeypatch.context() as other:
+        other.setattr(time, "time", lambda: now + clock)
+        for n in range(3):
+            upsert(target, (0, "b", n + 2, "u"))
+    if checkpoint:
+        DeltaTable(folder).create_checkpoint()
+    before = present(folder)
+    for mine in (-30 * 24 * HOUR, 30 * 24 * HOUR):
+        with monkeypatch.context() as other:
+            other.setattr(time, "time", lambda mine=mine: now + mine)
+            sweep(opened(tmp_path).load())
+        assert present(folder) == before, "just removed"
+    age(folder, 49.0)
+    with monkeypatch.context() as other:
+        other.setattr(time, "time", lambda: now - 30 * 24 * HOUR)
+        sweep(opened(tmp_path).load())
+    assert present(folder) == needed(target.load())
+
+
+@pytest.mark.parametrize(("said", "hours"), [("interval 30 days", 720.0), ("interval 60 seconds", 1.0), (None, 168.0)])
+def test_files_are_kept_for_as_long_as_the_table_says(tmp_path: Path, said: str | None, hours: float) -> None:
+    """An owner who has set it wants to read old versions, or has cloned the table. And never below an hour."""
+    target = made(tmp_path)
+    folder = folder_of(target)
+    upsert(target, (0, "b", 2, "u"))
+    configure(target.load(), delta_deletedFileRetentionDuration=said)
+    upsert(target, (0, "b", 3, "u"))
+    before = present(folder)
+    age(folder, hours - 0.1)
+    for log in (target.load(), opened(tmp_path).load()):
+        sweep(log)
+        assert present(folder) == before
+    age(folder, 0.2)
+    sweep(opened(tmp_path).load())
+    assert present(folder) == needed(target.load())
+
+
+def test_what_the_log_does_not_reach_back_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that are to stay for longer than commits do: a process that has run for so long knows when they went."""
+    target, begun = made(tmp_path), time.monotonic()
+    folder = folder_of(target)
+    upsert(target, (0, "b", 2, "u"))
+    configure(target.load(), delta_deletedFileRetentionDuration="interval 30 days")
+    upsert(target, (0, "b", 3, "u"))
+    log, before = target.load(), present(folder)
+    for days in (0, 29, 31):
+        monkeypatch.setattr(time, "monotonic", lambda days=days: begun + days * 24 * HOUR)
+        sweep(log)
+        assert present(folder) == (before if days < 30 else needed(log))
 
 
 def test_what_somebody_has_left_goes_after_two_days(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,8 +179,9 @@ def test_what_cannot_be_deleted_now(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         raise PermissionError("not yours")
 
     monkeypatch.setattr(log.storage, "delete", fails)
+    age(folder_of(target), HOURS + 0.1)
     with pytest.raises(TransientError, match="old files of the Delta table .* could not be deleted: not yours"):
-        sweep(log, 0)
+        sweep(log)
     assert log.removed, "it is tried again"
 
 

@@ -1,0 +1,48 @@
+"""Columns that a copy cannot have: ``check`` says so, and a DDL that makes one suspends its table alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_cdc.exceptions import TableSuspendedError
+from airflow_provider_cdc.phases.preflight import preflight
+from tests.support.cli import Cli
+from tests.support.servers import MySQLServer
+from tests.support.three_tables import run, three_tables
+
+pytestmark = pytest.mark.one_of("server")
+NAMES = ["_CDC_SEQ", "_Cdc_Op", "_metadata", "_MetaData", "_tmp_metadata_row_index", "__DELTA_internal_is_row_deleted"]
+
+
+@pytest.fixture
+def database(server: MySQLServer) -> Iterator[str]:
+    with three_tables(server) as name:
+        yield name
+
+
+def test_check_names_the_table_and_the_column(server: MySQLServer, database: str, tmp_path: Path) -> None:
+    cli = Cli(tmp_path, server, r"d\..*")
+    for name in NAMES:
+        run(server, f"ALTER TABLE keyed ADD `{name}` INT")
+        (found,) = (f for f in preflight(cli.context, spark=False) if f.level == "error")
+        assert f"table d.keyed, column {name}: " in found.what and "source.exclude_columns" in found.remedy
+        run(server, f"ALTER TABLE keyed DROP `{name}`")
+
+
+@pytest.mark.parametrize("ddl", ["ADD `{}` INT", "RENAME COLUMN v TO `{}`"])
+def test_a_ddl_suspends_its_table_alone(server: MySQLServer, database: str, tmp_path: Path, ddl: str) -> None:
+    cli = Cli(tmp_path, server, r"d\..*", snapshot={"chunk_rows": 5, "group_rows": 10}, stream={"reread": "ask"})
+    cli.snapshot()
+    cli.catch_up()
+    run(
+        server,
+        f"ALTER TABLE keyed {ddl.format('_Cdc_Op')}",
+        "UPDATE quiet SET v = 'on' WHERE id = 2",
+    )
+    with pytest.raises(TableSuspendedError, match="column _Cdc_Op: the prefix _cdc_ is used in the sink"):
+        cli.catch_up()
+    assert dict(zip(*(cli.rows("d", "quiet")[c].to_pylist() for c in ("id", "v")), strict=True))[2] == "on"
+    run(server, "ALTER TABLE keyed " + ("DROP `_Cdc_Op`" if ddl.startswith("ADD") else "RENAME COLUMN `_Cdc_Op` TO v"))
