@@ -13,7 +13,6 @@ import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any
 from urllib.parse import unquote
 
@@ -21,15 +20,17 @@ from pyroaring import BitMap
 
 from airflow_provider_cdc import __version__
 from airflow_provider_cdc.exceptions import TerminalError, TransientError
-from airflow_provider_cdc.sinks.delta.checkpoint import actions_of
+from airflow_provider_cdc.sinks.delta import checkpoint as checkpoints
+from airflow_provider_cdc.sinks.delta.checkpoint import Checkpoint, actions_of, newest_checkpoint
 from airflow_provider_cdc.sinks.delta.features import check_protocol, has_feed, retention
 from airflow_provider_cdc.sinks.delta.live_file import LiveFile, now
 from airflow_provider_cdc.sinks.delta.vectors import Vector, read_vector
 from airflow_provider_cdc.sinks.storage import Storage
 
-FOLDER = "_delta_log"
-_CHECKPOINT = re.compile(rf"{FOLDER}/(\d{{20}})\.checkpoint(?:\.(\d{{10}})\.(\d{{10}}))?\.parquet")
+FOLDER = checkpoints.FOLDER
 _COMMIT = re.compile(rf"{FOLDER}/(\d{{20}})\.json")
+#: Whatever says something of a version, also in a form that is not known.
+_OF_VERSION = re.compile(rf"{FOLDER}/\d{{20}}\.")
 #: Seconds for which a version is taken for the newest one until a commit shows that it is not.
 NEWEST = 60
 #: Seconds for which it is known what was removed, beyond the retention of a change data feed: what is gone for longer
@@ -52,6 +53,8 @@ class Log:
     markers: dict[str, int] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
     protocol: Mapping[str, Any] = field(default_factory=dict)
+    #: What writers note of the table by the name of a domain, such as what it is clustered by.
+    domains: dict[str, str] = field(default_factory=dict)
     #: What was removed, data files and files of vectors, and when (milliseconds).
     removed: dict[str, int] = field(default_factory=dict)
     #: Files of which a row may have come back to life, as after a RESTORE: what was known of their rows does not hold.
@@ -79,7 +82,7 @@ class Log:
 
     def exists(self) -> bool:
         """Whether there is a table."""
-        return self.version >= 0 or any(map(_COMMIT.fullmatch, self._listed())) or bool(self._checkpoint())
+        return self.version >= 0 or any(map(_OF_VERSION.match, self._listed()))
 
     def refresh(self) -> None:
         """Read what was committed since.
@@ -180,36 +183,46 @@ class Log:
         """
         if self.version < 0 or self.age <= NEWEST or self.storage.size(self._commit_name(self.version)) is not None:
             return False
-        found = _CHECKPOINT.fullmatch(next(iter(self._checkpoint()), ""))
-        return found is None or int(found[1]) != self.version
+        found = self._checkpoint()
+        return found is None or found.version != self.version
 
     def _forget(self) -> None:
         self.revived |= self.files.keys()
         self.version, self.markers, self.metadata, self.protocol = -1, {}, {}, {}
-        self.files, self.removed = {}, {}
+        self.files, self.removed, self.domains = {}, {}, {}
 
     def _listed(self) -> list[str]:
         return [name for name, _ in self.storage.list(FOLDER)]
 
-    def _checkpoint(self) -> list[str]:
-        """Files of the newest whole checkpoint."""
-        found: dict[tuple[str, str], list[str]] = {}
-        for match in filter(None, map(_CHECKPOINT.fullmatch, self._listed())):
-            found.setdefault((match[1], match[3] or ""), []).append(match[0])
-        whole = [key for key, names in found.items() if len(names) == int(key[1] or 1)]
-        return sorted(found[max(whole)]) if whole else []
+    def _checkpoint(self) -> Checkpoint | None:
+        """The newest whole checkpoint."""
+        return newest_checkpoint(self._listed())
 
     def _load(self) -> None:
-        names = self._checkpoint()
-        # As one: a file with a vector stands beside its tombstones with older ones, which may be in another part.
-        self._replay(chain.from_iterable(actions_of(self.storage, name, self._remembered_since) for name in names))
-        if names and (match := _CHECKPOINT.fullmatch(names[0])):
-            self.version = self.checkpointed = int(match[1])
+        found = self._checkpoint()
+        try:
+            self._load_from(found)
+        except FileNotFoundError as error:
+            self._forget()
+            if self._checkpoint() == found:
+                raise TerminalError(
+                    f"a checkpoint of the {self.name} is not whole: {error}",
+                    "Nothing was changed. Restore the file, or start with a fresh sink.path",
+                ) from None
+            self._load()  # cleaned up right now
+        except BaseException:
+            self._forget()  # what was read of it is not the table
+            raise
+
+    def _load_from(self, found: Checkpoint | None) -> None:
+        if found is not None:
+            self._replay(actions_of(self.storage, found, self._remembered_since, self.name))
+            self.version = self.checkpointed = found.version
         self._follow()
         beyond = [int(m[1]) for m in filter(None, map(_COMMIT.fullmatch, self._listed())) if int(m[1]) > self.version]
         if beyond:  # unless somebody has committed right now
             self._follow()
-            if min(beyond) > self.version and self._checkpoint() != names:  # cleaned up right now
+            if min(beyond) > self.version and self._checkpoint() != found:  # cleaned up right now
                 self._forget()
                 self._load()
             elif min(beyond) > self.version:
@@ -243,6 +256,10 @@ class Log:
                 self.metadata = metadata
             elif protocol := action.get("protocol"):
                 self.protocol = protocol
+            elif domain := action.get("domainMetadata"):
+                self.domains.pop(domain["domain"], None)
+                if not domain.get("removed"):
+                    self.domains[domain["domain"]] = str(domain.get("configuration") or "")
         for file in adds:  # last: a file whose dead rows change is removed and added in one commit
             old = before.pop(file.path, None) or self.files.get(file.path)
             # In commits of this process more rows are dead than before; in those of others it may be other ones.

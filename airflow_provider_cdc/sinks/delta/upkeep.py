@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
+from urllib.parse import unquote
 
+import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
@@ -61,6 +63,30 @@ def checkpoint(log: Log, commits: int | None = None) -> None:
     log.checkpointed = log.version
 
 
+def check_live(log: Log) -> None:
+    """See that delta-rs finds the same live files in the log as this project: before files are deleted for good.
+
+    Of two programs that read a log with code of their own, one that misses a part of it disagrees with the other.
+
+    :raises TransientError: if delta-rs cannot read it now.
+    :raises TerminalError: if it finds others.
+    """
+    try:
+        table = DeltaTable(log.storage.uri(), version=log.version, storage_options=log.storage.options() or None)
+        theirs = {unquote(path) for path in pa.table(table.get_add_actions())["path"].to_pylist()}
+    except DeltaError as error:
+        raise TransientError(
+            f"no old files of the {log.name} were deleted: delta-rs cannot read it: {error}", "They are the next time"
+        ) from None
+    if theirs != log.files.keys():
+        names = sorted(theirs ^ log.files.keys())
+        raise TerminalError(
+            f"no old files of the {log.name} were deleted: version {log.version} has {len(log.files)} data files, and "
+            f"{len(theirs)} as delta-rs reads it; {names[0]} is in one of the two only",
+            "Do not run VACUUM. Stop the stream, run airflow-cdc verify, and report it with the folder _delta_log",
+        )
+
+
 def sweep(log: Log, keep_hours: float = KEEP_HOURS) -> None:
     """Delete data files and vectors that no version of the last hours refers to, those of the change data feed that are
     older, and those that somebody has left.
@@ -91,6 +117,8 @@ def sweep(log: Log, keep_hours: float = KEEP_HOURS) -> None:
                 old = False
             if old:
                 gone.append(name)
+        if gone:
+            check_live(log)
         log.storage.delete(*gone)
         log.removed = {name: at for name, at in log.removed.items() if at > until * 1000}
     except OSError as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,21 +32,37 @@ class Case:
     :param what: as a user would write it, for the table of the documentation.
     :param do: does it to the table in a folder, by Spark (which is given) or by delta-rs.
     :param outcome: of the stream's next batches: right, or words of the error by which it stops.
+    :param later: whether days have passed until then, so that what the log no longer needs is deleted.
     """
 
     what: str
     do: Callable[[str, Any], object]
     outcome: str = RIGHT
+    later: bool = False
 
 
-def sql(text: str, outcome: str = RIGHT) -> Case:
-    """Statements of Spark; ``{}`` is the table."""
+def sql(text: str, outcome: str = RIGHT, *, later: bool = False) -> Case:
+    """Statements of Spark; ``{}`` is the table.
+
+    :param later: before the last one days go by: with its checkpoint Spark cleans the log up.
+    """
 
     def do(folder: str, run: SparkDelta) -> None:
-        for statement in text.split("; "):
+        statements = text.split("; ")
+        for statement in statements:
+            if later and statement is statements[-1]:
+                aged(folder)
             run(statement.format(f"delta.`{folder}`"))
+        assert not later or not Path(folder, "_delta_log", f"{0:020}.json").exists(), "the log was not cleaned up"
 
-    return Case(text.replace(_ALIEN, "SELECT ...").format(*["t"] * 9), do, outcome)
+    what = text.replace(_ALIEN, "SELECT ...").format(*["t"] * 9)
+    return Case(what + " (which cleans up the log)" if later else what, do, outcome, later)
+
+
+def aged(folder: str) -> None:
+    """Let the log of a table be ten days old."""
+    for path in Path(folder, "_delta_log").rglob("*"):
+        os.utime(path, times=(time.time() - 10 * 86400,) * 2)
 
 
 def rs(what: str, do: Callable[[DeltaTable], object], outcome: str = RIGHT) -> Case:
@@ -56,6 +74,7 @@ def _tuned(name: str, value: str) -> str:
     return f"ALTER TABLE {{}} SET TBLPROPERTIES ('{name}' = '{value}')"
 
 
+_POLICY = _tuned("delta.checkpointPolicy", "v2") + "; " + _tuned("delta.checkpointInterval", "1")
 SPARK = [
     sql("OPTIMIZE {}"),
     sql("OPTIMIZE {} ZORDER BY (id)"),
@@ -83,7 +102,9 @@ SPARK = [
     sql(_tuned("delta.enableChangeDataFeed", "true")),
     sql(_tuned("delta.appendOnly", "true"), "uses appendOnly"),
     sql(_tuned("delta.enableDeletionVectors", "false")),
-    sql(_tuned("delta.checkpointPolicy", "v2") + "; " + _tuned("delta.checkpointInterval", "1") + "; OPTIMIZE {}"),
+    sql(_POLICY + "; OPTIMIZE {}"),
+    sql(_POLICY + "; OPTIMIZE {}; DELETE FROM {} WHERE id % 7 = 0", later=True),
+    sql(_tuned("delta.checkpointInterval", "1") + "; DELETE FROM {} WHERE id % 7 = 0", later=True),
     sql("CREATE OR REPLACE TABLE {} USING DELTA AS " + _ALIEN, "was replaced"),
 ]
 
@@ -188,6 +209,9 @@ def go(target: DeltaTarget, case: Case, run: SparkDelta | None) -> None:
     written = [(w, w.run()) for w in work]
     assert written or not target.options.vectors, "nothing is being compacted meanwhile"
     case.do(folder, run)
+    if case.later:
+        for one in (target, beside):
+            one.load()._read_at -= 86400
     if case.outcome != RIGHT:
         for stops in (lambda: batch(target, 20), lambda: beside.compacted(written), lambda: batch(target, 21)):
             with pytest.raises(TerminalError, match=case.outcome):
