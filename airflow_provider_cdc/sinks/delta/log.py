@@ -22,6 +22,7 @@ from airflow_provider_cdc import __version__
 from airflow_provider_cdc.exceptions import TerminalError, TransientError
 from airflow_provider_cdc.sinks.delta import checkpoint as checkpoints
 from airflow_provider_cdc.sinks.delta.checkpoint import Checkpoint, actions_of, newest_checkpoint
+from airflow_provider_cdc.sinks.delta.commit_actions import completed
 from airflow_provider_cdc.sinks.delta.features import check_protocol, has_feed, retention
 from airflow_provider_cdc.sinks.delta.live_file import LiveFile, now
 from airflow_provider_cdc.sinks.delta.vectors import Vector, read_vector
@@ -138,9 +139,11 @@ class Log:
             "engineInfo": f"airflow-provider-cdc/{__version__}",
             "txnId": number,
         }
-        lines = [{"commitInfo": info}, *actions]
+        version = self.version + 1
+        asked = completed(self.storage, actions, version, self.protocol, self.metadata, self.domains)
+        lines = [{"commitInfo": info}, *asked]
         data = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode()
-        name = self._commit_name(self.version + 1)
+        name = self._commit_name(version)
         problem: OSError | None = None
         try:
             stands = self.storage.write_once(name, data)

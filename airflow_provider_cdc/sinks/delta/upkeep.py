@@ -26,6 +26,8 @@ from airflow_provider_cdc.sinks.size import Size
 KEEP_HOURS = 1
 #: Hours after which a file that no version refers to was left by somebody who was killed.
 _ABANDONED_HOURS = 48
+_PROTECTED = "delta.requireCheckpointProtectionBeforeVersion"
+_LOG_RETENTION, _MONTH = "delta.logRetentionDuration", 30 * 86400.0
 #: Commits between two checkpoints.
 _EVERY = 100
 #: Commits after which whoever commits writes the checkpoint: upkeep, which does not hold up a stream, has failed to.
@@ -55,7 +57,8 @@ def checkpoint(log: Log, commits: int | None = None) -> None:
     try:
         table = DeltaTable(log.storage.uri(), storage_options=log.storage.options() or None)
         table.create_checkpoint()
-        table.cleanup_metadata()
+        if _may_clean(log):
+            table.cleanup_metadata()
     except DeltaError as error:
         raise TransientError(
             f"no checkpoint could be written of the {log.name}: {error}", "It is the next time"
@@ -149,6 +152,22 @@ def _written(log: Log, name: str) -> float:
     """When a file was written, by the storage's clock; one that is gone will never have been."""
     written = log.storage.modified(name)
     return float("inf") if written is None else written
+
+
+def _may_clean(log: Log) -> bool:
+    """Whether commits that are older than the log's retention may be deleted.
+
+    Where somebody has taken a feature out, Spark asks (feature ``checkpointProtection``) that commits before that
+    version go together: they do when that version is as old.
+    """
+    before = str(log.configuration.get(_PROTECTED, "0"))
+    kept = retention(log.configuration, _LOG_RETENTION, _MONTH)
+    if before == "0":
+        return True
+    if not before.isdecimal() or kept is None:
+        return False
+    written = log.storage.modified(f"{LOG}/{int(before):020d}.json")
+    return written is None or written < time.time() - kept
 
 
 def _prescribed(log: Log) -> float:
