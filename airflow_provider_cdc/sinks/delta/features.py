@@ -67,6 +67,8 @@ _BY_COLUMN = {
     "allowColumnDefaults": "CURRENT_DEFAULT",
     "typeWidening": "delta.typeChanges",
 }
+#: Features that some readers refuse as long as they are supported: they are taken out as a whole.
+_DROPPED = {"typeWidening", "typeWidening-preview"}
 #: Features that count only where a column has such a type.
 _BY_TYPE = {"variantType": "variant", "variantType-preview": "variant"}
 _CONSTRAINT, _MAPPING, _APPEND_ONLY = "delta.constraints.", "delta.columnMapping.mode", "delta.appendOnly"
@@ -221,13 +223,13 @@ def _used(protocol: Mapping[str, Any], metadata: Mapping[str, Any]) -> dict[str,
     fields = json.loads(metadata.get("schemaString") or '{"fields":[]}')["fields"]
     readers, writers = features_of(protocol)
     found = {
-        feature: f"ALTER TABLE t DROP FEATURE {feature}"
+        feature: _drop(feature)
         for feature in (readers | writers) - _KNOWN - _BY_PROPERTY.keys() - _BY_COLUMN.keys() - _BY_TYPE.keys()
     }
     # Also of tables whose protocol is old and names no features: the properties are the same.
     for feature, key in {**_BY_PROPERTY, "appendOnly": _APPEND_ONLY}.items():
         if str(configuration.get(key, "")).lower() == "true" and (feature in writers or "-preview" not in feature):
-            found[feature] = _set(key, "false")
+            found[feature] = _drop(feature) if feature in _DROPPED else _set(key, "false")
     if str(configuration.get(_MAPPING, "none")) != "none":
         found["columnMapping"] = _set(_MAPPING, "none")
     if _FORGETFUL in configuration:
@@ -240,7 +242,8 @@ def _used(protocol: Mapping[str, Any], metadata: Mapping[str, Any]) -> dict[str,
         found[f"protocol {reader}, {writer}"] = ""
     if has_feed(configuration) and (taken := hidden_by_feed(column["name"] for column in fields)):
         found[f"{FEED}, which hides its columns {', '.join(taken)}"] = _set(FEED_ENABLED, "false")
-    return found | dict.fromkeys(_used_by_columns(fields, metadata.get("partitionColumns") or ()), "")
+    by_columns = _used_by_columns(fields, metadata.get("partitionColumns") or ())
+    return found | {feature: _drop(feature) if feature in _DROPPED else "" for feature in by_columns}
 
 
 def _used_by_columns(fields: Iterable[Mapping[str, Any]], parts: Collection[str]) -> set[str]:
@@ -256,6 +259,10 @@ def _used_by_columns(fields: Iterable[Mapping[str, Any]], parts: Collection[str]
         if "delta.invariants" in column["metadata"]:
             used.add("invariants")
     return used
+
+
+def _drop(feature: str) -> str:
+    return f"ALTER TABLE t DROP FEATURE {feature}"
 
 
 def _set(key: str, value: str) -> str:

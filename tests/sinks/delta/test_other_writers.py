@@ -19,6 +19,7 @@ from airflow_provider_cdc.exceptions import TerminalError
 from airflow_provider_cdc.sinks.delta import compaction, key_index, upkeep
 from airflow_provider_cdc.sinks.delta.table import DeltaTarget
 from airflow_provider_cdc.sinks.protocol import Upserted
+from tests.sinks.conformance import nullable
 from tests.sinks.delta import test_alteration as altering
 from tests.sinks.delta.test_table import add, folder_of, held, made, opened, rows, upsert
 from tests.support.generated import held_by
@@ -218,8 +219,8 @@ def go(target: DeltaTarget, case: Case, run: SparkDelta | None) -> None:
     assert written or not target.options.vectors, "nothing is being compacted meanwhile"
     case.do(folder, run)
     if case.later:
-        for one in (target, beside):
-            one.load()._read_at -= 86400
+        for found in (target, beside):
+            found.load()._read_at -= 86400
     if case.outcome != RIGHT:
         for stops in (lambda: batch(target, 20), lambda: beside.compacted(written), lambda: batch(target, 21)):
             with pytest.raises(TerminalError, match=case.outcome) as refusal:
@@ -277,12 +278,12 @@ def test_a_clustered_table_loses_a_column(tmp_path: Path, spark: SparkDelta, mon
     """Spark describes and optimizes it all the same: from the log, and from a checkpoint of this project."""
     monkeypatch.setattr(upkeep, "_EVERY", 1)
     where, after = altering.sink(tmp_path), altering.PLAIN
-    before = altering.more(after)
+    before = altering.more(after, altering.N, altering.AT, nullable("text", "text", charset="utf8mb4"))
     target = where.table(before)
     target.create("p")
     table = f"delta.`{target.storage.location()}`"
     altering.commit(target, Upserted(altering.rows(before, range(20), 2, n=1)))
-    spark(f"ALTER TABLE {table} CLUSTER BY (n, id, `te xt`)")
+    spark(f"ALTER TABLE {table} CLUSTER BY (n, id, text)")
     altering.commit(target, Upserted(altering.rows(before, range(10, 30), 3, n=2)))
     spark(f"OPTIMIZE {table}")
     again = where.table(after)
