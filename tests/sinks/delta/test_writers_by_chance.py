@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -76,7 +76,7 @@ class Round:
     def third(self) -> str:
         return self.definition.columns[2].name
 
-    def _rows(self, wanted: dict[int, Row | None]) -> pa.Table:
+    def _rows(self, wanted: Mapping[int, Row | None]) -> pa.Table:
         listed = []
         for key, row in wanted.items():
             values = {"pl.ace": row[0], self.third: row[1]} if row else {}
