@@ -106,8 +106,8 @@ class Log:
 
     def look_for_checkpoint(self) -> None:
         """Learn of the newest checkpoint, whoever has written it."""
-        if found := _CHECKPOINT.fullmatch(next(iter(self._checkpoint()), "")):
-            self.checkpointed = min(int(found[1]), self.version)
+        if found := self._checkpoint():
+            self.checkpointed = min(found.version, self.version)
 
     def dead(self, file: LiveFile) -> BitMap:
         """The dead rows of a file; not to be changed."""
