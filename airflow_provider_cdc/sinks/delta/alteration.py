@@ -19,6 +19,7 @@ import pyarrow as pa
 from airflow_provider_cdc.core.schema import DELETED, TableSchema
 from airflow_provider_cdc.core.table_properties import OWN
 from airflow_provider_cdc.exceptions import TerminalError
+from airflow_provider_cdc.sinks.delta.commit_actions import without_columns
 from airflow_provider_cdc.sinks.delta.definition import (
     KEY,
     Options,
@@ -29,7 +30,7 @@ from airflow_provider_cdc.sinks.delta.definition import (
     metadata_of,
 )
 from airflow_provider_cdc.sinks.delta.deleted import with_mark
-from airflow_provider_cdc.sinks.delta.features import both, check_protocol, protocol_for, uses_vectors, with_feed
+from airflow_provider_cdc.sinks.delta.features import both, check_protocol, protocol_for, uses_vectors
 from airflow_provider_cdc.sinks.delta.kept import Kept
 from airflow_provider_cdc.sinks.delta.key_files import Keys
 from airflow_provider_cdc.sinks.delta.live_file import added
@@ -62,14 +63,12 @@ def altered(log: Log, before: TableSchema, keys: Keys, options: Options) -> list
         )
     metadata = {**log.metadata, "schemaString": _schema(log, before, keys, options)}
     needed = protocol_for(declared, vectors=False)
-    protocol = log.protocol
-    if {*needed.get("readerFeatures", ())} - {*(protocol.get("readerFeatures") or ())}:
-        protocol = with_feed(both(protocol, needed), log.configuration)
+    protocol = both(log.protocol, needed)
     check_protocol(log.name, protocol, metadata)  # as everybody does who reads it afterwards: then it is too late
     actions: list[dict[str, Any]] = [{"protocol": protocol}] if protocol is not log.protocol else []
     if fields_of(metadata["schemaString"]) != fields_of(log.metadata["schemaString"]):
         actions.append({"metaData": metadata})
-    return actions
+    return actions + without_columns(log.domains, declared.names)
 
 
 def exchanged(log: Log, keys: Keys, options: Options, slices: Sequence[DataFile], kept: Kept) -> list[dict[str, Any]]:
@@ -98,11 +97,12 @@ def exchanged(log: Log, keys: Keys, options: Options, slices: Sequence[DataFile]
         "schemaString": _renewed(log, keys, options),
         "configuration": {**log.configuration, KEY: key_of(keys.names)},
     }
-    protocol = with_feed(both(log.protocol, protocol_for(declared, vectors=False)), log.configuration)
+    protocol = both(log.protocol, protocol_for(declared, vectors=False))
     check_protocol(log.name, protocol, metadata)
     return [
         *([{"protocol": protocol}] if protocol is not log.protocol else []),
         {"metaData": metadata},  # also an equal one: whoever of another program began before it has to look again
+        *without_columns(log.domains, declared.names),
         *(file.removed(change=True) for file in log.files.values() if file.path not in kept.files),
         *(added(file, keys.stat, None) for file in (*files.values(), *kept.written)),
     ]
@@ -114,12 +114,12 @@ def begun_anew(log: Log, partitioning: Partitioning, options: Options) -> list[d
     :param log: the table as it stands.
     """
     vectors = uses_vectors(log.protocol, log.configuration)
-    needed = with_feed(protocol_for(partitioning.declared, vectors=vectors), log.configuration)
-    features = set(needed.get("readerFeatures", ())) - set(log.protocol.get("readerFeatures") or ())
-    actions: list[dict[str, Any]] = [{"protocol": needed}] if features else []
+    needed = both(log.protocol, protocol_for(partitioning.declared, vectors=vectors))
+    actions: list[dict[str, Any]] = [{"protocol": needed}] if needed is not log.protocol else []
     configuration = {name: value for name, value in log.configuration.items() if name != KEY}
     renewed = metadata_of(partitioning.schema, options, configuration, log.metadata["description"])
     actions.append({"metaData": {**renewed, "id": log.metadata["id"]}})
+    actions += without_columns(log.domains, partitioning.declared.names)
     return actions + [file.removed(change=True) for file in log.files.values()]
 
 

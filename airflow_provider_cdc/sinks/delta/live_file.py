@@ -17,6 +17,8 @@ from airflow_provider_cdc.sinks.files import DataFile
 #: Data files that this project has written: the statistics of others are not exact where numbers are large.
 _OWN = re.compile(r"(snapshot|changes)/.*|([^/]+=[^/]*/)*part-[0-9a-f]{32}(-\d+)?\.parquet")
 _EXACT = 1 << 53
+#: What row tracking notes of a file.
+_ROW_IDS = ("baseRowId", "defaultRowCommitVersion")
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ class LiveFile:
 
     def removed(self, *, change: bool) -> dict[str, Any]:
         """Action that removes it."""
-        found = {
+        found = {name: self.action[name] for name in _ROW_IDS if self.action.get(name) is not None} | {
             "path": self.action["path"],
             "deletionTimestamp": now(),
             "dataChange": change,

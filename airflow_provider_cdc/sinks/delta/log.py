@@ -14,7 +14,6 @@ import uuid
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any
 from urllib.parse import unquote
 
@@ -22,16 +21,19 @@ from pyroaring import BitMap
 
 from airflow_provider_cdc import __version__
 from airflow_provider_cdc.exceptions import CdcError, TerminalError, TransientError
-from airflow_provider_cdc.sinks.delta.checkpoint import actions_of
+from airflow_provider_cdc.sinks.delta import checkpoint as checkpoints
+from airflow_provider_cdc.sinks.delta.checkpoint import Checkpoint, actions_of, newest_checkpoint
+from airflow_provider_cdc.sinks.delta.commit_actions import completed
 from airflow_provider_cdc.sinks.delta.features import check_protocol
 from airflow_provider_cdc.sinks.delta.live_file import LiveFile, now
 from airflow_provider_cdc.sinks.delta.retention import file_retention, log_retention
 from airflow_provider_cdc.sinks.delta.vectors import Vector, read_vector
 from airflow_provider_cdc.sinks.storage import Storage
 
-FOLDER = "_delta_log"
-_CHECKPOINT = re.compile(rf"{FOLDER}/(\d{{20}})\.checkpoint(?:\.(\d{{10}})\.(\d{{10}}))?\.parquet")
+FOLDER = checkpoints.FOLDER
 _COMMIT = re.compile(rf"{FOLDER}/(\d{{20}})\.json")
+#: Whatever says something of a version, also in a form that is not known.
+_OF_VERSION = re.compile(rf"{FOLDER}/\d{{20}}\.")
 #: Seconds for which a version is taken for the newest one until a commit shows that it is not.
 NEWEST = 60
 #: Seconds for which a log that is followed knows what was removed, beyond the retention of the table's files.
@@ -53,6 +55,8 @@ class Log:
     markers: dict[str, int] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
     protocol: Mapping[str, Any] = field(default_factory=dict)
+    #: What writers note of the table by the name of a domain, such as what it is clustered by.
+    domains: dict[str, str] = field(default_factory=dict)
     #: What was removed, data files and files of vectors, and by which version at the latest.
     removed: dict[str, int] = field(default_factory=dict)
     #: Files of which a row may have come back to life, as after a RESTORE: what was known of their rows does not hold.
@@ -84,7 +88,7 @@ class Log:
 
     def exists(self) -> bool:
         """Whether there is a table."""
-        return self.version >= 0 or any(map(_COMMIT.fullmatch, self._listed())) or bool(self._checkpoint())
+        return self.version >= 0 or any(map(_OF_VERSION.match, self._listed()))
 
     def refresh(self) -> None:
         """Read what was committed since.
@@ -107,8 +111,8 @@ class Log:
 
     def look_for_checkpoint(self) -> None:
         """Learn of the newest checkpoint, whoever has written it."""
-        if found := _CHECKPOINT.fullmatch(next(iter(self._checkpoint()), "")):
-            self.checkpointed = min(int(found[1]), self.version)
+        if found := self._checkpoint():
+            self.checkpointed = min(found.version, self.version)
 
     def dead(self, file: LiveFile) -> BitMap:
         """The dead rows of a file; not to be changed."""
@@ -140,9 +144,11 @@ class Log:
             "engineInfo": f"airflow-provider-cdc/{__version__}",
             "txnId": number,
         }
-        lines = [{"commitInfo": info}, *actions]
+        version = self.version + 1
+        asked = completed(self.storage, actions, version, self.protocol, self.metadata, self.domains)
+        lines = [{"commitInfo": info}, *asked]
         data = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode()
-        name = self._commit_name(self.version + 1)
+        name = self._commit_name(version)
         problem: OSError | None = None
         try:
             stands = self.storage.write_once(name, data)
@@ -254,38 +260,46 @@ class Log:
             return False
         if self.storage.size(self._commit_name(self.version)) is not None:
             return False
-        found = _CHECKPOINT.fullmatch(next(iter(self._checkpoint()), ""))
-        return found is None or int(found[1]) != self.version
+        found = self._checkpoint()
+        return found is None or found.version != self.version
 
     def _forget(self) -> None:
         self.revived |= self.files.keys()
         self.version, self.markers, self.metadata, self.protocol = -1, {}, {}, {}
-        self.files, self.removed, self._undated = {}, {}, -1
+        self.files, self.removed, self.domains, self._undated = {}, {}, {}, -1
 
     def _listed(self) -> list[str]:
         return [name for name, _ in self.storage.list(FOLDER)]
 
-    def _checkpoint(self) -> list[str]:
-        """Files of the newest whole checkpoint."""
-        found: dict[tuple[str, str], list[str]] = {}
-        for match in filter(None, map(_CHECKPOINT.fullmatch, self._listed())):
-            found.setdefault((match[1], match[3] or ""), []).append(match[0])
-        whole = [key for key, names in found.items() if len(names) == int(key[1] or 1)]
-        return sorted(found[max(whole)]) if whole else []
+    def _checkpoint(self) -> Checkpoint | None:
+        """The newest whole checkpoint."""
+        return newest_checkpoint(self._listed())
 
     def _load(self) -> None:
-        names = self._checkpoint()
-        # As one: a file with a vector stands beside its tombstones with older ones, which may be in another part.
-        match = _CHECKPOINT.fullmatch(names[0]) if names else None
-        at = int(match[1]) if match else -1
-        self._replay(chain.from_iterable(actions_of(self.storage, name) for name in names), at)
-        if names:
-            self.version = self.checkpointed = self._undated = at
+        found = self._checkpoint()
+        try:
+            self._load_from(found)
+        except FileNotFoundError as error:
+            self._forget()
+            if self._checkpoint() == found:
+                raise TerminalError(
+                    f"a checkpoint of the {self.name} is not whole: {error}",
+                    "Nothing was changed. Restore the file, or start with a fresh sink.path",
+                ) from None
+            self._load()  # cleaned up right now
+        except BaseException:
+            self._forget()  # what was read of it is not the table
+            raise
+
+    def _load_from(self, found: Checkpoint | None) -> None:
+        if found is not None:
+            self._replay(actions_of(self.storage, found, self.name), found.version)
+            self.version = self.checkpointed = self._undated = found.version
         self._follow()
         beyond = [int(m[1]) for m in filter(None, map(_COMMIT.fullmatch, self._listed())) if int(m[1]) > self.version]
         if beyond:  # unless somebody has committed right now
             self._follow()
-            if min(beyond) > self.version and self._checkpoint() != names:  # cleaned up right now
+            if min(beyond) > self.version and self._checkpoint() != found:  # cleaned up right now
                 self._forget()
                 self._load()
             elif min(beyond) > self.version:
@@ -314,6 +328,10 @@ class Log:
                 self.metadata = metadata
             elif protocol := action.get("protocol"):
                 self.protocol = protocol
+            elif domain := action.get("domainMetadata"):
+                self.domains.pop(domain["domain"], None)
+                if not domain.get("removed"):
+                    self.domains[domain["domain"]] = str(domain.get("configuration") or "")
         for file in adds:  # last: a file whose dead rows change is removed and added in one commit
             old = before.pop(file.path, None) or self.files.get(file.path)
             # In commits of this process more rows are dead than before; in those of others it may be other ones.

@@ -22,6 +22,7 @@ from airflow_provider_cdc.sinks.delta.edit import CHANGES
 from airflow_provider_cdc.sinks.delta.log import Log
 from airflow_provider_cdc.sinks.delta.merge import FILE, ROW, in_files, placed
 from airflow_provider_cdc.sinks.delta.partitions import PartitionedFiles, Partitioning
+from airflow_provider_cdc.sinks.delta.upkeep import check_live
 from airflow_provider_cdc.sinks.files import (
     CHANGES_BYTES,
     ChangeFile,
@@ -132,7 +133,9 @@ class DeltaStaging:
             if names := of_earlier_epochs(storage, CHANGES, epoch):
                 log = Log(storage)
                 log.refresh()
-                storage.delete(*(name for name in names if name not in log.files and name not in log.removed))
+                if spare := [name for name in names if name not in log.files and name not in log.removed]:
+                    check_live(log)
+                    storage.delete(*spare)
 
 
 class _PartitionedChanges:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Collection
+from urllib.parse import unquote
 
+import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
@@ -15,7 +17,7 @@ from airflow_provider_cdc.sinks.delta.feed import FOLDER as FEED
 from airflow_provider_cdc.sinks.delta.feed import written_at
 from airflow_provider_cdc.sinks.delta.live_file import LiveFile
 from airflow_provider_cdc.sinks.delta.log import Log, commits_of
-from airflow_provider_cdc.sinks.delta.retention import file_retention
+from airflow_provider_cdc.sinks.delta.retention import file_retention, log_retention
 from airflow_provider_cdc.sinks.delta.vectors import FOLDER as VECTORS
 from airflow_provider_cdc.sinks.size import Size
 
@@ -23,6 +25,7 @@ from airflow_provider_cdc.sinks.size import Size
 KEEP_HOURS = 1
 #: Hours after which a file that no version refers to was left by somebody who was killed.
 _ABANDONED_HOURS = 48
+_PROTECTED = "delta.requireCheckpointProtectionBeforeVersion"
 #: Commits between two checkpoints.
 _EVERY = 100
 #: Commits after which whoever commits writes the checkpoint: upkeep, which does not hold up a stream, has failed to.
@@ -52,12 +55,37 @@ def checkpoint(log: Log, commits: int | None = None) -> None:
     try:
         table = DeltaTable(log.storage.uri(), storage_options=log.storage.options() or None)
         table.create_checkpoint()
-        table.cleanup_metadata()
+        if _may_clean(log):
+            table.cleanup_metadata()
     except DeltaError as error:
         raise TransientError(
             f"no checkpoint could be written of the {log.name}: {error}", "It is the next time"
         ) from None
     log.checkpointed = log.version
+
+
+def check_live(log: Log) -> None:
+    """See that delta-rs finds the same live files in the log as this project: before files are deleted for good.
+
+    Of two programs that read a log with code of their own, one that misses a part of it disagrees with the other.
+
+    :raises TransientError: if delta-rs cannot read it now.
+    :raises TerminalError: if it finds others.
+    """
+    try:
+        table = DeltaTable(log.storage.uri(), version=log.version, storage_options=log.storage.options() or None)
+        theirs = {unquote(path) for path in pa.table(table.get_add_actions())["path"].to_pylist()}
+    except DeltaError as error:
+        raise TransientError(
+            f"no old files of the {log.name} were deleted: delta-rs cannot read it: {error}", "They are the next time"
+        ) from None
+    if theirs != log.files.keys():
+        names = sorted(theirs ^ log.files.keys())
+        raise TerminalError(
+            f"no old files of the {log.name} were deleted: version {log.version} has {len(log.files)} data files, and "
+            f"{len(theirs)} as delta-rs reads it; {names[0]} is in one of the two only",
+            "Do not run VACUUM. Stop the stream, run airflow-cdc verify, and report it with the folder _delta_log",
+        )
 
 
 def sweep(log: Log) -> None:
@@ -90,7 +118,9 @@ def sweep(log: Log) -> None:
                 return version <= old
             return _written(log, name) < now - max(kept, _ABANDONED_HOURS * 3600)
 
-        log.storage.delete(*filter(is_old, unneeded))
+        if gone := [name for name in unneeded if is_old(name)]:
+            check_live(log)
+            log.storage.delete(*gone)
         log.forget_removed(old)
     except OSError as error:
         raise TransientError(
@@ -143,6 +173,22 @@ def _written(log: Log, name: str) -> float:
     """When a file was written, by the storage's clock; one that is gone will never have been."""
     written = log.storage.modified(name)
     return float("inf") if written is None else written
+
+
+def _may_clean(log: Log) -> bool:
+    """Whether commits that are older than the log's retention may be deleted.
+
+    Where somebody has taken a feature out, Spark asks (feature ``checkpointProtection``) that commits before that
+    version go together: they do when that version is as old.
+    """
+    before = str(log.configuration.get(_PROTECTED, "0"))
+    kept = log_retention(log.configuration)
+    if before == "0":
+        return True
+    if not before.isdecimal() or kept is None:
+        return False
+    written = log.committed_at(int(before))
+    return written == float("inf") or written < _time_of(log) - kept
 
 
 def _kept(log: Log) -> float:

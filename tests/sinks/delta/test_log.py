@@ -17,12 +17,15 @@ from pyroaring import BitMap
 
 from airflow_provider_cdc.exceptions import TerminalError, TransientError
 from airflow_provider_cdc.sinks.delta import log as module
+from airflow_provider_cdc.sinks.delta.checkpoint import Checkpoint
 from airflow_provider_cdc.sinks.delta.live_file import LiveFile, added
 from airflow_provider_cdc.sinks.delta.log import Log
+from airflow_provider_cdc.sinks.delta.upkeep import check_live
 from airflow_provider_cdc.sinks.delta.vectors import write_vectors
 from airflow_provider_cdc.sinks.files import DataFile
 from airflow_provider_cdc.sinks.storage import LocalStorage, Storage
 from tests.sinks.delta.test_table import add, folder_of, made, opened, rows, upsert
+from tests.support.v2_checkpoints import as_v2
 
 
 def state(log: Log) -> dict[str, Any]:
@@ -30,6 +33,7 @@ def state(log: Log) -> dict[str, Any]:
     files = {path: (file.size, file.stats, file.vector, file.bounds("id")) for path, file in log.files.items()}
     dead = {path: log.dead(file) for path, file in log.files.items()}
     return {"version": log.version, "files": files, "dead": dead, "markers": log.markers, "removed": {*log.removed}} | {
+        "domains": log.domains,
         "protocol": {k: sorted(v) if isinstance(v, list) else v for k, v in log.protocol.items()},
         "metadata": {k: v for k, v in log.metadata.items() if v},
     }
@@ -72,18 +76,48 @@ def in_parts(folder: Path) -> None:
     (folder / "_delta_log" / "_last_checkpoint").unlink()
 
 
-@pytest.mark.parametrize("form", [in_one, in_parts])
+def with_sidecars(folder: Path) -> None:
+    """As Spark writes those of tables with ``delta.checkpointPolicy`` v2."""
+    as_v2(folder)
+
+
+def with_sidecars_in_parquet(folder: Path) -> None:
+    as_v2(folder, form="parquet")
+
+
+def with_sidecars_under_the_classic_name(folder: Path) -> None:
+    """As Spark writes them before it cleans such a log up."""
+    as_v2(folder, named=True)
+
+
+def in_json(folder: Path) -> None:
+    """All in the file with a number of its own."""
+    as_v2(folder, sidecars=0)
+
+
+def in_parquet(folder: Path) -> None:
+    as_v2(folder, form="parquet", sidecars=0)
+
+
+FORMS = [
+    *(in_one, in_parts, with_sidecars, with_sidecars_in_parquet, with_sidecars_under_the_classic_name),
+    *(in_json, in_parquet),
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_from_a_checkpoint(tmp_path: Path, form: Callable[[Path], None]) -> None:
     log = changed(tmp_path)
     form(folder_of(opened(tmp_path)))
     read = fresh(log.storage)
     assert read.checkpointed == log.version and state(read) == state(log)
-    for name in [n for n, _ in log.storage.list("_delta_log") if n.endswith(".json")]:
-        log.storage.delete(name)  # as a cleaner does
+    for version in range(log.version + 1):
+        log.storage.delete(f"_delta_log/{version:020d}.json")  # as a cleaner does
     assert state(fresh(log.storage)) == state(log)
     target = opened(tmp_path)
     upsert(target, (1, "later", 99, "u"))
     assert state(fresh(log.storage)) == state(target.load()) and target.load().version == log.version + 1
+    check_live(target.load())
 
 
 def test_a_file_with_several_tombstones(tmp_path: Path) -> None:
@@ -167,7 +201,7 @@ def test_a_log_that_is_cleaned_up_while_it_is_read(tmp_path: Path, monkeypatch: 
         upsert(opened(tmp_path), (n, "later", 99 + n, "u"))
     found, times = Log._checkpoint, 0
 
-    def checkpoint(reader: Log) -> list[str]:
+    def checkpoint(reader: Log) -> Checkpoint | None:
         nonlocal times
         before, times = found(reader), times + 1
         if times == 1:  # right behind the look at the folder

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +16,11 @@ from deltalake import DeltaTable, Field, write_deltalake
 from deltalake.schema import PrimitiveType
 
 from airflow_provider_cdc.exceptions import TerminalError
-from airflow_provider_cdc.sinks.delta import compaction, key_index
+from airflow_provider_cdc.sinks.delta import compaction, key_index, upkeep
 from airflow_provider_cdc.sinks.delta.table import DeltaTarget
+from airflow_provider_cdc.sinks.protocol import Upserted
+from tests.sinks.conformance import nullable
+from tests.sinks.delta import test_alteration as altering
 from tests.sinks.delta.test_table import add, folder_of, held, made, opened, rows, upsert
 from tests.support.generated import held_by
 from tests.support.spark_delta import SparkDelta, spark_delta
@@ -30,21 +36,37 @@ class Case:
     :param what: as a user would write it, for the table of the documentation.
     :param do: does it to the table in a folder, by Spark (which is given) or by delta-rs.
     :param outcome: of the stream's next batches: right, or words of the error by which it stops.
+    :param later: whether days have passed until then, so that what the log no longer needs is deleted.
     """
 
     what: str
     do: Callable[[str, Any], object]
     outcome: str = RIGHT
+    later: bool = False
 
 
-def sql(text: str, outcome: str = RIGHT) -> Case:
-    """Statements of Spark; ``{}`` is the table."""
+def sql(text: str, outcome: str = RIGHT, *, later: bool = False) -> Case:
+    """Statements of Spark; ``{}`` is the table.
+
+    :param later: before the last one days go by: with its checkpoint Spark cleans the log up.
+    """
 
     def do(folder: str, run: SparkDelta) -> None:
-        for statement in text.split("; "):
+        statements = text.split("; ")
+        for statement in statements:
+            if later and statement is statements[-1]:
+                aged(folder)
             run(statement.format(f"delta.`{folder}`"))
+        assert not later or not Path(folder, "_delta_log", f"{0:020}.json").exists(), "the log was not cleaned up"
 
-    return Case(text.replace(_ALIEN, "SELECT ...").format(*["t"] * 9), do, outcome)
+    what = text.replace(_ALIEN, "SELECT ...").format(*["t"] * 9)
+    return Case(what + " (which cleans up the log)" if later else what, do, outcome, later)
+
+
+def aged(folder: str) -> None:
+    """Let the log of a table be ten days old."""
+    for path in Path(folder, "_delta_log").rglob("*"):
+        os.utime(path, times=(time.time() - 10 * 86400,) * 2)
 
 
 def rs(what: str, do: Callable[[DeltaTable], object], outcome: str = RIGHT) -> Case:
@@ -56,6 +78,7 @@ def _tuned(name: str, value: str) -> str:
     return f"ALTER TABLE {{}} SET TBLPROPERTIES ('{name}' = '{value}')"
 
 
+_POLICY = _tuned("delta.checkpointPolicy", "v2") + "; " + _tuned("delta.checkpointInterval", "1")
 SPARK = [
     sql("OPTIMIZE {}"),
     sql("OPTIMIZE {} ZORDER BY (id)"),
@@ -78,12 +101,15 @@ SPARK = [
     sql("ALTER TABLE {} ADD CONSTRAINT positive CHECK (id >= 0)", "uses checkConstraints"),
     sql(_tuned("delta.columnMapping.mode", "name"), "uses columnMapping"),
     sql(_tuned("delta.enableRowTracking", "true"), "uses rowTracking"),
+    sql(_tuned("delta.feature.rowTracking", "supported")),
     sql(_tuned("delta.enableInCommitTimestamps", "true"), "uses inCommitTimestamp"),
     sql(_tuned("delta.enableTypeWidening", "true"), "uses typeWidening"),
     sql(_tuned("delta.enableChangeDataFeed", "true")),
     sql(_tuned("delta.appendOnly", "true"), "uses appendOnly"),
     sql(_tuned("delta.enableDeletionVectors", "false")),
-    sql(_tuned("delta.checkpointPolicy", "v2") + "; " + _tuned("delta.checkpointInterval", "1") + "; OPTIMIZE {}"),
+    sql(_POLICY + "; OPTIMIZE {}"),
+    sql(_POLICY + "; OPTIMIZE {}; DELETE FROM {} WHERE id % 7 = 0", later=True),
+    sql(_tuned("delta.checkpointInterval", "1") + "; DELETE FROM {} WHERE id % 7 = 0", later=True),
     sql("CREATE OR REPLACE TABLE {} USING DELTA AS " + _ALIEN, "was replaced"),
 ]
 
@@ -137,6 +163,10 @@ DELTA_RS = [
         "has other columns",
     ),
     rs(
+        'alter.set_table_properties({"delta.logRetentionDuration": "interval 3 days"})',
+        lambda t: t.alter.set_table_properties({"delta.logRetentionDuration": "interval 3 days"}),
+    ),
+    rs(
         'alter.add_constraint({"positive": "id >= 0"})',
         lambda t: t.alter.add_constraint({"positive": "id >= 0"}),
         "uses checkConstraints",
@@ -188,11 +218,18 @@ def go(target: DeltaTarget, case: Case, run: SparkDelta | None) -> None:
     written = [(w, w.run()) for w in work]
     assert written or not target.options.vectors, "nothing is being compacted meanwhile"
     case.do(folder, run)
+    if case.later:
+        for found in (target, beside):
+            found.load()._read_at -= 86400
     if case.outcome != RIGHT:
         for stops in (lambda: batch(target, 20), lambda: beside.compacted(written), lambda: batch(target, 21)):
-            with pytest.raises(TerminalError, match=case.outcome):
+            with pytest.raises(TerminalError, match=case.outcome) as refusal:
                 stops()
-        return
+        remedy = re.search("in Spark by (.*), or use a fresh", refusal.value.remedy)
+        if run is None or remedy is None:
+            return
+        for statement in remedy[1].split("; "):
+            run(statement.replace("TABLE t ", f"TABLE delta.`{folder}` "))
     expected = seen(folder)
     for seq in (20, 21):
         for key, value in batch(target, seq).items():
@@ -219,6 +256,48 @@ def test_spark(target: DeltaTarget, case: Case, spark: SparkDelta) -> None:
 @pytest.mark.parametrize("case", DELTA_RS, ids=lambda case: case.what)
 def test_delta_rs(target: DeltaTarget, case: Case) -> None:
     go(target, case, None)
+
+
+@pytest.mark.spark
+def test_row_tracking_is_switched_on_later(target: DeltaTarget, spark: SparkDelta) -> None:
+    """The ids of rows that were written where it was supported only are as Spark needs them."""
+    table = f"delta.`{folder_of(target)}`"
+    spark(f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.feature.rowTracking' = 'supported')")
+    batch(target, 20)
+    batch(target, 21)
+    spark(f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.enableRowTracking' = 'true')")
+    counts = f"SELECT count(*), count(DISTINCT _metadata.row_id), max(_metadata.row_commit_version) FROM {table}"
+    ((count, ids, version),) = spark(counts)
+    assert count == ids == len(seen(str(folder_of(target)))) and version <= DeltaTable(folder_of(target)).version()
+    spark(f"UPDATE {table} SET `v.w` = 'other' WHERE id % 7 = 0")
+    assert spark(counts)[0][:2] == (count, ids)
+
+
+@pytest.mark.spark
+def test_a_clustered_table_loses_a_column(tmp_path: Path, spark: SparkDelta, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark describes and optimizes it all the same: from the log, and from a checkpoint of this project."""
+    monkeypatch.setattr(upkeep, "_EVERY", 1)
+    where, after = altering.sink(tmp_path), altering.PLAIN
+    before = altering.more(after, altering.N, altering.AT, nullable("text", "text", charset="utf8mb4"))
+    target = where.table(before)
+    target.create("p")
+    table = f"delta.`{target.storage.location()}`"
+    altering.commit(target, Upserted(altering.rows(before, range(20), 2, n=1)))
+    spark(f"ALTER TABLE {table} CLUSTER BY (n, id, text)")
+    altering.commit(target, Upserted(altering.rows(before, range(10, 30), 3, n=2)))
+    spark(f"OPTIMIZE {table}")
+    again = where.table(after)
+    assert again.alter(before, {"m": 1}, altering.FENCE)
+    altering.commit(again, Upserted(altering.rows(after, range(20, 40), 4)))
+    for n in range(2):
+        assert spark(f"DESCRIBE DETAIL {table}")[0][8] == ["id"]
+        spark(f"OPTIMIZE {table}")
+        altering.commit(again, Upserted(altering.rows(after, range(n, 40 + n), 5 + n)))
+        assert {*altering.values(again, after)} == {row[0] for row in spark(f"SELECT id FROM {table}")}
+        aged(str(folder_of(again)))
+        again.tidy()
+        assert n or not Path(folder_of(again), "_delta_log", f"{0:020}.json").exists()
+        spark(f"REFRESH TABLE {table}")
 
 
 def test_the_table_in_the_docs() -> None:
