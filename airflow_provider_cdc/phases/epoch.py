@@ -349,7 +349,7 @@ class Epoch:
         if staged.scope == TABLE:
             self.read_again.discard(index)
             # Whoever has read it: that it is not suspended any more, or still is, matters to the stream's own reading.
-            if self.plan.suspended_of(index) is None:
+            if self.plan.suspended_of(index) is None or not found.again:
                 self.rereading.done(index)
             else:
                 self.rereading.failed(index, self.plan.tables[index].label, found.said)

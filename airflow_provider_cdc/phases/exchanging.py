@@ -35,6 +35,7 @@ from airflow_provider_cdc.mysql.server.key_sql import keys_of
 from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.phases.apply import Applier, found_rows
 from airflow_provider_cdc.phases.context import Context
+from airflow_provider_cdc.phases.deleted_rows import can_stay, loss_of
 from airflow_provider_cdc.phases.groups import Group, generation_fence, watermarks_of
 from airflow_provider_cdc.phases.reread import (
     UNUSABLE,
@@ -56,11 +57,15 @@ _AGAIN = "Read it once more"
 
 
 class Exchange(NamedTuple):
-    """How a reading has ended, and the plan behind that: another one if the table has rejoined just now."""
+    """How a reading has ended, and the plan behind that: another one if the table has rejoined just now.
+
+    :param again: whether another reading might get in where this one has not.
+    """
 
     done: bool
     said: str
     plan: Plan
+    again: bool = True
 
 
 def exchange(
@@ -182,6 +187,10 @@ def _rejoin(
         generation_fence(plan, index, revision)  # there is such a revision
         share, made = _share(context, plan, staged)
         files = _brought(Group(context, made, staged.group), staged, index, applier, replace(job, share=share))
+        lost = loss_of(context, plan, index, made.tables[index], files)
+    if lost is not None:
+        refused, label = Refusal(lost.message), plan.tables[index].label
+        return _refused(context, store, plan, staged, refused, label, lost.remedy)._replace(again=False)
     # When it is written down that the table rejoins, nothing else will do.
     applier.confirm()  # what is written down is not fenced
     known = [text for text in applier.at.xa if parse_entry(text)[1] is not None]
@@ -193,7 +202,8 @@ def _rejoin(
         target.raise_fence(generation_fence(plan, index))
     seq = applier.lineage.seq(applier.at.at)
     slices = tuple(file.to_json() for file in files)
-    step = Rejoined(index, revision, seq, made.tables[index], slices, staged.group)
+    keeps = can_stay(context, plan, index, made.tables[index])
+    step = Rejoined(index, revision, seq, made.tables[index], slices, staged.group, keeps)
     failpoint("rejoin.before_write")
     name = context.layout.amendment(plan.generation, index, revision)
     if not write_json_once(context.storage, name, step.to_json()):
@@ -229,7 +239,9 @@ def _done(
     return Exchange(True, said + change, plan)
 
 
-def _refused(context: Context, store: Store, plan: Plan, staged: Staged, refused: Refusal, label: str) -> Exchange:
+def _refused(
+    context: Context, store: Store, plan: Plan, staged: Staged, refused: Refusal, label: str, remedy: str = _AGAIN
+) -> Exchange:
     """Tell people that rows do not get in, and end the reading. Where a later reading of the whole table is in, that is
     all that was wanted.
     """
@@ -242,8 +254,8 @@ def _refused(context: Context, store: Store, plan: Plan, staged: Staged, refused
     detail = f"{label} was read again{part}, and the rows cannot be exchanged: {refused.why}"
     with suppress(CdcError, SQLAlchemyError):  # the line says it, too
         table = None if staged.table is None else label
-        store.event(plan.pipeline, "reread_dropped", detail, table=table, remedy=_AGAIN, by=staged.by)
-    said = f"{detail}. {_AGAIN}"
+        store.event(plan.pipeline, "reread_dropped", detail, table=table, remedy=remedy, by=staged.by)
+    said = f"{detail}. {remedy}"
     context.reporter.line(said)
     end(context, plan, staged, Outcome(False, said))
     return Exchange(False, said, plan)

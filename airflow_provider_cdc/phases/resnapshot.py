@@ -33,6 +33,7 @@ from airflow_provider_cdc.mysql.server.session import connect
 from airflow_provider_cdc.mysql.snapshot.planner import plan_again, plan_table
 from airflow_provider_cdc.phases.aside import is_published, read_aside
 from airflow_provider_cdc.phases.context import Context
+from airflow_provider_cdc.phases.deleted_rows import loss_of
 from airflow_provider_cdc.phases.groups import Group, coverage, generation_fence, targets
 from airflow_provider_cdc.sinks.protocol import Feature
 from airflow_provider_cdc.store import RequestRow, Store
@@ -142,6 +143,8 @@ def _read(
     schema = _shaped(context, plan, index, schema, asked)
     context.sink.table(schema)  # what it cannot have is refused before anything is read
     context.pipeline.sink.deletions.of(schema)
+    if (lost := loss_of(context, plan, index, schema)) is not None:
+        raise lost
     begun = Rejoined(index, plan.revision(index) + 1, lineage.seq(since.at), schema)
     made = replace(plan, steps=(*plan.steps, begun))
     return read_aside(context, plan, made, TABLE, index, chunks, since, lineage, run, by_request)

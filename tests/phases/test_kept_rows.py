@@ -13,7 +13,7 @@ import pytest
 
 from airflow_provider_cdc.core.schema import DELETED, SEQ, TS
 from airflow_provider_cdc.exceptions import NotReadyError, TableSuspendedError
-from airflow_provider_cdc.phases import resnapshot, schema_changes
+from airflow_provider_cdc.phases import exchanging, schema_changes
 from airflow_provider_cdc.phases.verify import verify
 from tests.support.cli import Cli
 from tests.support.servers import MySQLServer
@@ -152,7 +152,7 @@ def test_a_run_that_is_killed(
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        for module in (resnapshot, schema_changes):
+        for module in (exchanging, schema_changes):
             patch.setattr(module, "failpoint", killed)
         cli.catch_up()
     change(server, database, "INSERT INTO {t} VALUES (10, 'back')")
