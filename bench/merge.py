@@ -47,7 +47,7 @@ from bench.snapshot import machine
 _RIVALS_ROWS = 10_000_000
 _ROUNDS = 3
 #: Seconds between two looks of the compaction and two times that old files are deleted, and hours for which they stay.
-_LOOK, _SWEEP, _KEEP_HOURS = 0.5, 10.0, 15 / 3600
+_LOOK, _SWEEP, _KEPT = 0.5, 10.0, 15.0
 
 
 class Beside:
@@ -65,7 +65,7 @@ class Beside:
             self.count += compact(self._target, self._run, self._over.is_set)
             self.seconds += time.monotonic() - began
             if time.monotonic() - swept > _SWEEP:
-                sweep(self._target.load(), _KEEP_HOURS)
+                sweep(self._target.load(), _KEPT)
                 swept = time.monotonic()
 
     def _run(self, work: Sequence[Compaction]) -> Sequence[Sequence[DataFile]]:

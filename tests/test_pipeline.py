@@ -607,7 +607,7 @@ def test_the_reference_names_every_key() -> None:
         assert f"`{setting}`" in text
 
 
-@pytest.mark.parametrize("path", ["/data/50%", "/data/a%20b", "file:///data/50%25", "s3://bucket/50%"])
+@pytest.mark.parametrize("path", ["/data/50%", "/data/a%20b", "file:///data/50%25"])
 def test_a_percent_sign_in_the_path(path: str) -> None:
     with pytest.raises(NotReadyError, match="sink.path has a percent sign.*Name a folder without one"):
         Sink(path)

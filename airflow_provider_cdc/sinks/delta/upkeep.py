@@ -88,17 +88,18 @@ def check_live(log: Log) -> None:
         )
 
 
-def sweep(log: Log) -> None:
+def sweep(log: Log, kept: float | None = None) -> None:
     """Delete data files and vectors that no version within the table's retention refers to, those of the change data
     feed that are older, and those that somebody has left.
 
     Only one clock counts, that of the storage: files were removed when the commit that says so was written there. The
     times that commits state are those of other hosts.
 
+    :param kept: seconds for which files stay; ``None`` for what the table says.
     :raises TransientError: if that is not possible now.
     :raises TerminalError: if it is not understood for how long the table keeps its files.
     """
-    kept = _kept(log)
+    kept = _kept(log) if kept is None else kept
     live = {*log.files} | {f.vector.file for f in log.files.values() if f.vector and f.vector.file}
     try:
         listed = [name for name, _ in log.storage.list("") if name not in live]

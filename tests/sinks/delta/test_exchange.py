@@ -395,7 +395,7 @@ def test_old_files_go_in_time(tmp_path: Path) -> None:
     assert target.exchange([file], {"anew": 2}, FENCE)
     target.tidy()
     assert present(target) == {*before, file.path}
-    upkeep.sweep(target.load(), keep_hours=-1)
+    upkeep.sweep(target.load(), kept=-1)
     assert present(target) == {file.path}
 
 

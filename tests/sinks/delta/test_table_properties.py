@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,13 @@ def test_two_source_tables_in_one_folder(tmp_path: Path, adopt: bool) -> None:
     first.create("p")
     (tmp_path / "shop" / "T").symlink_to(tmp_path / "shop" / "t")
     version = first.load().version
-    ways = [lambda: other.create("p"), other.markers, other.load, other.scan, lambda: other.raise_fence(FENCE)]
+    ways: list[Callable[[], Any]] = [
+        lambda: other.create("p"),
+        other.markers,
+        other.load,
+        other.scan,
+        lambda: other.raise_fence(FENCE),
+    ]
     ways += [lambda: other.begin_anew("p", FENCE, []), lambda: other.commit(lambda _: None, {}, FENCE), other.tidy]
     for way in ways:
         with pytest.raises(NotReadyError, match=r"is the copy of table shop.t, and not of shop.T.*sink.table_path"):
