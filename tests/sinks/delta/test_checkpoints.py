@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from deltalake import DeltaTable
 from airflow_provider_cdc.exceptions import TerminalError
 from airflow_provider_cdc.sinks.delta import checkpoint as module
 from airflow_provider_cdc.sinks.delta.checkpoint import Checkpoint, newest_checkpoint
+from airflow_provider_cdc.sinks.delta.log import Log
 from airflow_provider_cdc.sinks.delta.table import DeltaTarget
 from airflow_provider_cdc.sinks.storage import LocalStorage
 from tests.sinks.delta.test_log import changed, fresh
@@ -159,10 +159,9 @@ def test_a_table_of_which_only_a_strange_checkpoint_is_left_is_there(tmp_path: P
 # ---------------------------------------------------------------- files are deleted
 
 
-def old(target: DeltaTarget) -> None:
-    """Let all that was removed have been removed yesterday."""
-    log = target.load()
-    log.removed = dict.fromkeys(log.removed, int((time.time() - 86400) * 1000))
+def _stood(log: Log, seconds: float) -> int:
+    """As if the newest version had stood for long."""
+    return log.version
 
 
 def test_files_are_deleted_only_if_two_programs_agree_on_what_is_live(
@@ -181,6 +180,7 @@ def test_files_are_deleted_only_if_two_programs_agree_on_what_is_live(
         return (action for action in whole(*args) if "add" not in action)
 
     monkeypatch.setattr("airflow_provider_cdc.sinks.delta.log.actions_of", without_adds)
+    monkeypatch.setattr(Log, "stood", _stood)
     blind = opened(tmp_path)
     assert not blind.load().files
     blind.load().removed.update(dict.fromkeys(live, 1))
@@ -193,7 +193,7 @@ def test_files_are_deleted_only_if_two_programs_agree_on_what_is_live(
         staging(blind).clear([TABLE], 5)
     assert everything(target.storage.location()) - {"changes/epoch-1/a.parquet"} == before
     monkeypatch.undo()
-    old(target)
+    monkeypatch.setattr(Log, "stood", _stood)
     target.tidy()
     assert live <= everything(target.storage.location()) < before | {"changes/epoch-1/a.parquet"}
     assert DeltaTable(folder_of(target)).version() == target.load().version

@@ -161,9 +161,10 @@ def test_a_log_that_is_followed_for_months_forgets_what_was_removed(
 def test_what_was_removed_is_forgotten_beside_another_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever versions are the other one's."""
     monkeypatch.setattr(module, "_FORGET_EVERY", 5)
+    monkeypatch.setattr(Log, "stood", lambda *_: 0)
     target, other = made(tmp_path), opened(tmp_path)
     log = target.load()
-    log.removed["of yesterday"] = int((time.time() - 86401) * 1000)
+    log.removed["of yesterday"] = 0
     while log.version < 12:
         upsert(other if (log.version + 1) % 5 == 0 else target, (1, "b", log.version + 2, "u"))
         target.load()
