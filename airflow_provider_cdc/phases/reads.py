@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,18 +11,16 @@ from pymysql.connections import Connection
 from airflow_provider_cdc.core.explanation import KEYS, NOTHING, PUBLISHED, READ, SNAPSHOT, STAGED, TABLE, WAITING, Read
 from airflow_provider_cdc.core.offset import Lineage
 from airflow_provider_cdc.core.plan import Chunk, Key, Plan
-from airflow_provider_cdc.core.staged import FIRST_READING, RANGES
+from airflow_provider_cdc.core.staged import RANGES
 from airflow_provider_cdc.core.start import SNAPSHOT as BEGIN
 from airflow_provider_cdc.core.steps import Suspended, step_of
 from airflow_provider_cdc.exceptions import TerminalError
 from airflow_provider_cdc.mysql.keys.ownership import owners
 from airflow_provider_cdc.phases.context import Context
 from airflow_provider_cdc.phases.groups import Group, numbering, watermarks_of
-from airflow_provider_cdc.phases.staged import outcome_of, waiting
+from airflow_provider_cdc.phases.staged import drawn_numbers, outcome_of, waiting
 from airflow_provider_cdc.sinks.layout import amendments_of
 from airflow_provider_cdc.sinks.storage import read_json
-
-_SHARE = re.compile(r"/(\d+)/plan\.json$")
 
 
 @dataclass(frozen=True)
@@ -158,11 +155,9 @@ class Reads:
         :param last: number of the reading with which the table has rejoined; others count only if they began later.
         """
         layout, generation, storage = self.context.layout, self.plan.generation, self.context.storage
-        shares = (_SHARE.search(name) for name, _ in storage.list(layout.groups(generation)))
-        numbers = {int(match[1]) for match in shares if match is not None}
         found = set()
-        for number in numbers:
-            if number > max(last, FIRST_READING - 1):
+        for number in drawn_numbers(self.context, generation):
+            if number > last:
                 read = read_json(storage, layout.reading(generation, number))
                 outcome = outcome_of(self.context, generation, number)
                 is_part = read is not None and (read["scope"], read["table"]) == (RANGES, self.index)

@@ -85,7 +85,7 @@ def unfit(group: Group, staged: Staged, lineage: Lineage, open_at: OpenAt) -> st
         now, captured = plan.tables[index], group.context.pipeline.captures(*plan.tables[index].id)
         refused = refusal(staged, index, plan, lineage, read_numbers(plan, index, target.markers()), captured=captured)
         if refused is not None:
-            return f"{now.label}: {refused.why}"
+            return f"{refused.why} (table {now.label})"
         before = plan.definitions_of(lineage)[index].at(staged.since.at)
         if before is not None and before.fingerprint() != now.fingerprint():
             return f"{now.label} was altered since it was read"

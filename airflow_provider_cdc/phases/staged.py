@@ -29,21 +29,25 @@ class Outcome(NamedTuple):
 
 
 def draw_number(context: Context, plan: Plan, scope: str, table: int | None = None, group: int | None = None) -> int:
-    """The next number of the pipeline's sequence of readings. The start position was taken before.
+    """The next number of the pipeline's sequence of readings: above all that were drawn when this is called. The start
+    position was taken before.
 
-    It belongs to whoever writes its file first. Another file says where to look: it may be behind, never ahead.
+    It belongs to whoever writes its file first. The file of the highest number is never removed.
 
     :param scope: what is to be read.
     :param table: index of the table, or ``group`` the number of the chunk group.
     """
-    storage, layout, generation = context.storage, context.layout, plan.generation
-    number = (read_json(storage, layout.next_reading(generation)) or {"number": FIRST_READING})["number"]
-    while not write_json_once(
-        storage, layout.reading(generation, number), {"scope": scope, "table": table, "group": group}
-    ):
+    number = max(drawn_numbers(context, plan.generation), default=FIRST_READING - 1) + 1
+    read = {"scope": scope, "table": table, "group": group}
+    while not write_json_once(context.storage, context.layout.reading(plan.generation, number), read):
         number += 1
-    write_json(storage, layout.next_reading(generation), {"number": number + 1})
-    return int(number)
+    return number
+
+
+def drawn_numbers(context: Context, generation: int) -> list[int]:
+    """Numbers of the readings of a snapshot that are known, in order: those whose files were not removed since."""
+    names = (name for name, _ in context.storage.list(context.layout.readings(generation)))
+    return sorted(int(name.rpartition("/")[2].removesuffix(".json")) for name in names)
 
 
 def ranges_marker(plan: Plan) -> str:

@@ -8,10 +8,9 @@ stays as well: whoever lists the steps at this moment may miss a file that has j
 from __future__ import annotations
 
 from airflow_provider_cdc.core.plan import Plan
-from airflow_provider_cdc.core.staged import FIRST_READING
 from airflow_provider_cdc.core.steps import Rejoined, Step
 from airflow_provider_cdc.phases.context import Context
-from airflow_provider_cdc.phases.staged import waiting
+from airflow_provider_cdc.phases.staged import drawn_numbers, waiting
 from airflow_provider_cdc.sinks.layout import Layout, step_name
 from airflow_provider_cdc.sinks.storage import Storage, read_json
 
@@ -30,8 +29,9 @@ def remove_superseded_readings(context: Context, plan: Plan, table: int) -> None
     """Remove what is left of readings of a table, or of parts of it, that began before the last but one with which it
     has rejoined. Only the stream's driver calls it.
 
-    Whoever waits for one of those has long heard of its outcome. Their numbers are free then, and a process that looked
-    for one before may draw it again: it is above all that had been drawn when it looked, all the same.
+    Whoever waits for one of those has long heard of its outcome. The reading with which it has rejoined the last time
+    stays, so the highest number that was drawn does. A process that has looked for that before, and is slow, may draw a
+    number that was removed meanwhile: it is above all that had been drawn when it looked, all the same.
 
     :param table: index of the table in the plan.
     """
@@ -39,20 +39,17 @@ def remove_superseded_readings(context: Context, plan: Plan, table: int) -> None
     if len(taken) < 2:
         return
     storage, layout, generation = context.storage, context.layout, plan.generation
-    waits = {staged.group for staged in waiting(context, plan)}
-    folder = layout.groups(generation)
-    found: dict[int, list[str]] = {}
-    for name, _ in storage.list(folder):
-        digits = name.removeprefix(f"{folder}/").partition("/")[0]
-        if digits.isdigit() and FIRST_READING <= int(digits) < taken[-2] and int(digits) not in waits:
-            found.setdefault(int(digits), []).append(name)
-    for number, names in sorted(found.items()):
+    waits = {staged.number for staged in waiting(context, plan)}
+    for number in drawn_numbers(context, generation):
+        if number >= taken[-2] or number in waits:
+            continue
         read = read_json(storage, layout.reading(generation, number))
         # One without a manifest is not read to its end: its tasks may still be at it.
-        if read is not None and read["table"] == table and layout.attempt(generation, number, 1) in names:
-            target = context.sink.table(plan.tables[table])
-            target.clear_staged(f"{generation}/{number}")
-            storage.delete(*names)
+        is_over = storage.size(layout.attempt(generation, number, 1)) is not None
+        if read is not None and read["table"] == table and is_over:
+            context.sink.table(plan.tables[table]).clear_staged(f"{generation}/{number}")
+            storage.clear(layout.group(generation, number))
+            storage.delete(layout.reading(generation, number))
 
 
 def _is_superseded(plan: Plan, step: Step) -> bool:

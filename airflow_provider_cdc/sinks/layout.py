@@ -92,13 +92,13 @@ class Layout:
         """Manifest of one attempt of a group."""
         return f"{self.group(generation, group)}/attempt-{attempt}.json"
 
-    def next_reading(self, generation: int) -> str:
-        """Where to look for the next number of a reading; it may be behind."""
-        return f"{self.groups(generation)}/next.json"
+    def readings(self, generation: int) -> str:
+        """Folder of what was read again: a file for each number that was drawn."""
+        return f"{self.private}/readings/{generation}"
 
     def reading(self, generation: int, number: int) -> str:
         """What a reading with a number reads again; written once, by whoever draws the number."""
-        return f"{self.group(generation, number)}/reading.json"
+        return f"{self.readings(generation)}/{number}.json"
 
     def outcome(self, generation: int, number: int) -> str:
         """How a reading of a table, or of ranges of its keys, has ended."""

@@ -34,7 +34,7 @@ def cli(mysql_server: MySQLServer, database: str, tmp_path: Path) -> Iterator[Cl
 def files(cli: Cli) -> Counter[str]:
     """Files of readings and steps, by folder; what has a number in its name is one."""
     found = [path.relative_to(cli.sink).parts for path in cli.sink.rglob("*") if path.is_file()]
-    listed = [parts for parts in found if {"groups", "amended", "snapshot", "staged"} & {*parts}]
+    listed = [parts for parts in found if {"groups", "amended", "snapshot", "staged", "readings"} & {*parts}]
     return Counter("/".join(part for part in parts[:-1] if not part.isdigit()) for parts in listed)
 
 
