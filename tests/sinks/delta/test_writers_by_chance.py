@@ -10,7 +10,6 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,8 @@ from tests.sinks.conformance import nullable
 from tests.sinks.delta import test_alteration as altering
 from tests.sinks.delta.test_other_writers import aged
 from tests.support.readers import _load_delta
-from tests.support.spark_delta import SparkDelta, SparkDeltaError, spark_delta
+from tests.support.spark_delta import SparkDelta, spark_delta
+from tests.support.v2_checkpoints import as_v2
 
 #: What is in a row: place, and the third column.
 Row = tuple[str, int | None]
@@ -48,8 +48,8 @@ def spark() -> Iterator[SparkDelta]:
 class Round:
     """One table, and what is to be in it."""
 
-    def __init__(self, folder: Path, run: SparkDelta, chance: random.Random, merge: str) -> None:
-        self.sink, self.run, self.chance = altering.sink(folder, merge), run, chance
+    def __init__(self, folder: Path, run: SparkDelta | None, chance: random.Random, merge: str) -> None:
+        self.sink, self.spark, self.chance = altering.sink(folder, merge), run, chance
         self.definition, self.seq, self.number = self._defined(0), 1, 0
         self.target = self.opened()
         self.target.create("p")
@@ -59,6 +59,11 @@ class Round:
         #: By version, what was in the table: of those that it can be restored to.
         self.versions = dict[int, dict[int, Row]]()
         self.done = list[str]()
+
+    def run(self, sql: str) -> None:
+        """Let Spark run a statement."""
+        assert self.spark is not None
+        self.spark(sql)
 
     @staticmethod
     def _defined(number: int) -> TableSchema:
@@ -215,6 +220,18 @@ class Round:
         DeltaTable(self.folder).create_checkpoint()
         DeltaTable(self.folder).cleanup_metadata()
 
+    def v2_checkpoint(self) -> None:
+        """In one of the forms that Spark gives them, and the commits before it are deleted."""
+        self._days_go_by()
+        version = DeltaTable(self.folder).version()
+        log = Path(self.folder, "_delta_log")
+        if not [*log.glob(f"{version:020}.checkpoint.*")]:
+            form, named = self.chance.choice([("json", False), ("parquet", False), ("parquet", True)])
+            as_v2(Path(self.folder), form=form, named=named, sidecars=self.chance.randrange(3))
+            for path in log.glob("*.json"):
+                if path.name[20] == "." and path.stem.isdecimal() and int(path.stem) < version:
+                    path.unlink()
+
     def rs_property(self) -> None:
         DeltaTable(self.folder).alter.set_table_properties({"delta.checkpointInterval": "50"})
 
@@ -228,6 +245,8 @@ class Round:
         theirs += [self.spark_cleanup, self.spark_cleanup]
         rs = [self.rs_delete, self.rs_append, self.rs_optimize, self.rs_vacuum, self.rs_checkpoint]
         rs += [self.rs_cleanup, self.rs_property]
+        if self.spark is None:
+            theirs = [self.v2_checkpoint]
         do = self.chance.choice(self.chance.choice([ours, ours, theirs, rs]))
         self.done.append(do.__name__)
         print(self.done[-1], flush=True)
@@ -248,8 +267,9 @@ class Round:
             "delta-rs": lambda: pa.table(DeltaTable(self.folder).scan().read_all()),
             "DuckDB": lambda: _duck(self.folder),
             "Polars": lambda: polars.read_delta(self.folder).to_arrow(),
-            "Spark": lambda: self.run.arrow(f"SELECT id, `pl.ace`, `{self.third}` FROM {self.name}"),
         }
+        if (run := self.spark) is not None:
+            ways["Spark"] = lambda: run.arrow(f"SELECT id, `pl.ace`, `{self.third}` FROM {self.name}")
         for name, read in ways.items():
             try:
                 rows = read()
@@ -274,6 +294,7 @@ def _duck(folder: str) -> Any:
         return connection.execute("SELECT * FROM delta_scan(?)", [folder]).to_arrow_table()
 
 
+@pytest.mark.timeout(1800 + 3 * SECONDS)
 @pytest.mark.spark
 @pytest.mark.long
 @pytest.mark.parametrize("merge", altering.MERGES)
@@ -281,15 +302,25 @@ def _duck(folder: str) -> Any:
 def test_writers_by_chance(
     tmp_path: Path, spark: SparkDelta, monkeypatch: pytest.MonkeyPatch, seed: int, merge: str
 ) -> None:
+    rounds(tmp_path, spark, monkeypatch, seed, merge)
+
+
+@pytest.mark.timeout(600 + 2 * SECONDS)
+@pytest.mark.parametrize("merge", [altering.MERGES[0], pytest.param(altering.MERGES[1], marks=pytest.mark.long)])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 9))])
+def test_without_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, merge: str) -> None:
+    """With checkpoints by the V2 specification that the tests make."""
+    rounds(tmp_path, None, monkeypatch, seed, merge)
+
+
+def rounds(folder: Path, run: SparkDelta | None, monkeypatch: pytest.MonkeyPatch, seed: int, merge: str) -> None:
     monkeypatch.setattr(upkeep, "_EVERY", 3)
     monkeypatch.setattr(compaction, "FANOUT", 2)
     until, number, steps = time.monotonic() + SECONDS, 0, 0
     while not number or time.monotonic() < until:
-        found = Round(tmp_path / str(number), spark, random.Random(f"{seed}/{merge}/{number}"), merge)
+        found = Round(folder / str(number), run, random.Random(f"{seed}/{merge}/{number}"), merge)
         for _ in range(STEPS):
             found.step()
             steps += 1
         number += 1
-        with suppress(SparkDeltaError):
-            spark("CLEAR CACHE")
     print(f"{number} rounds, {steps} steps")
