@@ -618,3 +618,16 @@ def test_a_new_snapshot_does_not_remove_rows_that_stay(tmp_path: Path) -> None:
     again = sink(tmp_path, soft=True).table(TABLE)
     with pytest.raises(TerminalError, match=r"rows that the source may have deleted \(sink.deletes\)"):
         again.begin_anew("p", Fence("generation", 2), [])
+
+
+def test_which_rows_stay(tmp_path: Path) -> None:
+    """Those whose keys the slices do not have, all marked, and none from behind the place of the slices."""
+    where = sink(tmp_path, soft=True)
+    old = lived(where)  # 4 and 30 are marked
+    merge_in(old, TABLE, [row(TABLE, 50, 8, "c"), row(TABLE, 1, 8, "u")])
+    target = where.table(TABLE)
+    assert target.exchange([staged(target, TABLE, (2, 4, 40))], {"anew": 2}, FENCE, kept_to=5)
+    found = {r["id"]: (r[DELETED], r[OP], r[SEQ]) for r in target.to_arrow().to_pylist()}
+    unseen = {n: (True, "d", 2 if n == 3 else 1) for n in (0, 3, *range(5, 20))}
+    assert found == {**unseen, 30: (True, "d", 3), **dict.fromkeys((2, 4, 40), (False, "r", 5))}
+    assert target.to_arrow().num_rows == len(found)
