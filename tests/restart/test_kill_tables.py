@@ -23,6 +23,7 @@ from airflow_provider_cdc.failpoints import ADDITION, DROPS, REQUESTS, REREAD, S
 from airflow_provider_cdc.processes import start_time
 from tests.support.altering import quoted
 from tests.support.cli import Cli
+from tests.support.commands import EXCUSES, Commands
 from tests.support.definitions import check_definitions
 from tests.support.harness import KILLED, Child, Nursery
 from tests.support.oracle import Place, compare_all
@@ -41,11 +42,6 @@ _ALL = tuple(DEFINITIONS)
 _READING = tuple(name for name in SNAPSHOT if name.partition(".")[0] in ("chunk", "file", "manifest"))
 POINTS = (*SCHEMA_CHANGES, *TABLES, *DROPS, *ADDITION, *REQUESTS, *REREAD)
 _TRANSIENT = TransientError.exit_code
-#: What a command may end with when tables are altered by chance: nothing that a person would have to mend.
-_EXCUSES = (
-    *("the stream went on without table", "copies no table", "would copy no table", "no longer exists"),
-    *("no captured table", "was altered", "could not take its place", "does not exist"),
-)
 
 
 @dataclass(frozen=True)
@@ -128,13 +124,13 @@ CHAINS: dict[str, tuple[tuple[str, ...], tuple[Step, ...]]] = {
 }
 
 
-class World:
-    """A pipeline whose commands are processes that a test may kill, and a load on its tables."""
+class World(Commands):
+    """A pipeline whose commands are killed, and a load on its tables."""
 
     def __init__(self, server: MySQLServer, nursery: Nursery, folder: Path, seed: int, store: S3 | None) -> None:
-        self.server, self.nursery, self.folder, self.log = server, nursery, folder, folder / "log"
+        self.server, self.folder = server, folder
         self.sink = {"on_dropped": "drop", "merge": {"copy_on_write": [_pattern("be`ta")]}}
-        self.cli = Cli(folder / "p", server, sink=self.sink, **_SETTINGS)
+        super().__init__(nursery, Cli(folder / "p", server, sink=self.sink, **_SETTINGS), folder / "log")
         self.place: Place = self.cli.sink
         if store is not None:
             lake = StoreLake(store, store, "p", folder)
@@ -147,33 +143,6 @@ class World:
         """Write the pipeline's file: from the next start, or reload, on it copies these, and what is created."""
         self.cli.value["source"]["tables"] = [_pattern(name) for name in (*tables, "created")]
         self.cli.write()
-
-    def start(self, *command: str, failpoint: str = "") -> Child:
-        with self.log.open("a") as log:
-            log.write(f"--- {' '.join(command)} {failpoint}\n")
-        return self.nursery.start(self.cli.file, self.cli.env, failpoint, command=command, log=self.log)
-
-    def go(self, *command: str) -> int:
-        return self.start(*command).wait()
-
-    def began(self, child: Child) -> None:
-        """Wait until a stream that was started runs, or has died."""
-        end = time.monotonic() + 60
-        while time.monotonic() < end:
-            with self.cli.opened() as (_, store):
-                run = store.current_stream("p")
-            if not start_time(child.pid) or (run is not None and run.state == "running" and run.pid == child.pid):
-                return
-            time.sleep(0.1)
-        raise AssertionError(f"the stream did not begin:\n{self.said()}")
-
-    def ends(self, child: Child) -> int:
-        """Stop a stream that goes on, as people do."""
-        assert self.go("stop") == 0, self.said()
-        return child.wait()
-
-    def said(self) -> str:
-        return self.log.read_text()[-20_000:]
 
     def carry_out(self, step: Step) -> None:
         """Do one step, in which a process dies."""
@@ -335,11 +304,11 @@ class Chance:
             while time.monotonic() < alive and start_time(child.pid):
                 time.sleep(0.02)
             child.kill()
-        code = child.wait()
+        code = self.world.ended(child)
         self.done["killed" if code == KILLED else f"exit {code}"] += 1
         if code not in (0, KILLED, _TRANSIENT):
             said = self.world.said().splitlines()[-1]
-            assert any(text in said for text in _EXCUSES), self.world.said()
+            assert any(text in said for text in EXCUSES), self.world.said()
 
     def stream(self) -> None:
         self.ended(self.run("stream", "--catch-up"), killed=self.draw.random() < 0.3)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import random
+import secrets
+import shlex
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -132,3 +136,31 @@ def killed(
             if dies:
                 patch.setattr(module, "failpoint", failpoint)
         yield
+
+
+#: A seed of which a schedule failed, to run it again; and for how many seconds fresh ones are tried.
+_SEED, _SECONDS = "CDC_CHANCE_SEED", "CDC_CHANCE_SECONDS"
+
+
+def seeds_asked_for() -> list[int]:
+    """The seed in ``CDC_CHANCE_SEED``, if there is one."""
+    return [int(os.environ[_SEED])] if _SEED in os.environ else []
+
+
+def fresh_seeds(test: str) -> Iterator[int]:
+    """Seeds for ``CDC_CHANCE_SECONDS``. When it ends it says how many schedules ran; where one fails, the command that
+    repeats it.
+
+    :param test: node id of the test that runs one seed, with ``{}`` in its place.
+    """
+    end, ran = time.monotonic() + float(os.environ.get(_SECONDS, "0")), 0
+    while time.monotonic() < end:
+        seed = secrets.randbelow(1 << 31)
+        try:
+            yield seed
+        except GeneratorExit:
+            command = f".venv/bin/python -m pytest {shlex.quote(test.format(seed))}"
+            print(f"{ran} schedules ran; to repeat the one that failed: {_SEED}={seed} {command}")
+            raise
+        ran += 1
+    print(f"{ran} schedules ran")

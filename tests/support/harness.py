@@ -37,7 +37,7 @@ import pytest
 import sqlalchemy.dialects.sqlite  # noqa: F401
 from deltalake import DeltaTable
 
-from airflow_provider_cdc import cli
+from airflow_provider_cdc import cli, failpoints
 from airflow_provider_cdc.exceptions import CdcError
 from airflow_provider_cdc.failpoints import VARIABLE
 from airflow_provider_cdc.jobs.slices import run_in_threads
@@ -45,11 +45,12 @@ from airflow_provider_cdc.mysql.resultset import reader  # noqa: F401
 from airflow_provider_cdc.mysql.stream import batches  # noqa: F401
 from airflow_provider_cdc.phases import epoch, preflight, reload, rereading, status, stream, upkeep, verify  # noqa: F401
 from airflow_provider_cdc.phases.context import Context
-from airflow_provider_cdc.phases.snapshot import run_snapshot
+from airflow_provider_cdc.phases.snapshot import run_group, run_snapshot
 from airflow_provider_cdc.pipeline import Pipeline
 from airflow_provider_cdc.sinks.delta import compaction
 from airflow_provider_cdc.spark import session, snapshot_job
 from tests import ROOT
+from tests.support.cli import asked_by
 from tests.support.processes import members
 
 #: Exit code of a child that a failpoint (or a test) has killed.
@@ -78,6 +79,31 @@ def run(pipeline: str | Path, batch_bytes: int | None = None, only: str | None =
         stream.run_in_process(epoch)
     finally:
         store.close()
+
+
+def read_group(pipeline: str, group: int, task: str) -> None:
+    """Read a chunk group, as a scheduler's task that somebody has cleared; print the outcome.
+
+    :param task: the task and the number of its request, see :func:`tests.support.cli.asked_by`.
+    """
+    context = Context.of(Pipeline.load(pipeline))
+    with closing(context.store()) as store:
+        plan = context.ensure_plan(store)
+        asked = asked_by(task)
+        found = run_group(context, store, plan, group, run_in_threads, holder=task, requested_by=asked)
+        print(f"group {group}: {found.outcome}", flush=True)
+
+
+def hold(place: Path, seconds: float) -> None:
+    """Wait at a failpoint until a test lets the process continue.
+
+    :param place: it says in a file ``<place>.reached`` that it waits, and waits for a file ``<place>.continue``.
+    :param seconds: it continues after so many seconds in any case.
+    """
+    place.with_suffix(".reached").touch()
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and not place.with_suffix(".continue").exists():
+        time.sleep(0.02)
 
 
 def call(command: str, *arguments: str) -> int:
@@ -147,6 +173,9 @@ class Nursery:
         batch_bytes: int | None = None,
         only: str | None = None,
         command: Sequence[str] = (),
+        group: tuple[int, str] | None = None,
+        hold: tuple[Path, float] | None = None,
+        constants: Mapping[str, Any] | None = None,
         log: Path | None = None,
     ) -> Child:
         """Fork a child that runs a pipeline; parameters as :func:`run`.
@@ -154,12 +183,16 @@ class Nursery:
         :param connections: (``AIRFLOW_CONN_...`` -> address); they travel by a pipe only.
         :param failpoint: where it shall kill itself, as ``name:n``.
         :param command: a command of ``airflow-cdc`` and its arguments, which is run instead.
+        :param group: number of a chunk group and task, see :func:`read_group`, which is run instead.
+        :param hold: it waits at the failpoint, rather than die: parameters of :func:`hold`.
+        :param constants: ``module.NAME`` below ``airflow_provider_cdc`` to the value that it has in this child.
         :param log: file that gets its output and its error.
         """
         environment = {**connections, VARIABLE: failpoint}
         what = {"pipeline": str(pipeline), "batch_bytes": batch_bytes, "only": only}
         asked = [command[0], "-f", str(pipeline), *command[1:]] if command else []
         order = {"run": what, "command": asked, "environment": environment, "log": str(log or os.devnull)}
+        order |= {"group": group, "hold": hold and (str(hold[0]), hold[1]), "constants": dict(constants or {})}
         return Child(int(self._ask(order)), self._ask)
 
     def _ask(self, order: Mapping[str, Any]) -> Any:
@@ -339,9 +372,20 @@ def _child(order: dict[str, Any]) -> int:
     os.environ.update(order["environment"])
     faulthandler.enable()  # into the log, which the test shows
     faulthandler.dump_traceback_later(_HANGS_SECONDS, exit=True)
+    if order["hold"]:
+        place, seconds = order["hold"]
+        failpoints.kill_session = lambda _: hold(Path(place), seconds)
+    for name, value in order["constants"].items():
+        module, _, constant = name.rpartition(".")
+        found = sys.modules[f"airflow_provider_cdc.{module}"]
+        assert hasattr(found, constant), name
+        setattr(found, constant, value)
     try:
         if order["command"]:
             return call(*order["command"])
+        if order["group"]:
+            read_group(order["run"]["pipeline"], *order["group"])
+            return 0
         run(**order["run"])
         return 0
     except CdcError as error:
