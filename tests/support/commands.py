@@ -33,6 +33,8 @@ class Commands:
         self.nursery, self.cli, self.log = nursery, cli, log
         #: Constants of the package that have another value in each process.
         self.constants: dict[str, Any] = {}
+        #: Whether each of them checks server and tables first.
+        self.checked = True
 
     def start(
         self,
@@ -46,6 +48,7 @@ class Commands:
         with self.log.open("a") as said:
             said.write(f"--- {' '.join(command) or group} {failpoint}{' (waits there)' if hold else ''}\n")
         options: Mapping[str, Any] = {"command": command, "group": group, "hold": hold, "constants": self.constants}
+        options = {**options, "checked": self.checked}
         return self.nursery.start(self.cli.file, self.cli.env, failpoint, log=log or self.log, **options)
 
     def go(self, *command: str) -> int:
@@ -60,7 +63,7 @@ class Commands:
                 run = store.current_stream("p")
             if not start_time(child.pid) or (run is not None and run.state == "running" and run.pid == child.pid):
                 return
-            time.sleep(0.1)
+            time.sleep(0.2)
         raise AssertionError(f"the stream did not begin:\n{self.said()}")
 
     def ends(self, child: Child) -> int:
