@@ -50,6 +50,8 @@ _READER = (
 )
 #: Revisions with which a table may begin: numbers that are made of them must not run into each other.
 _REVISIONS = (0, 0, 0, 497, 498, 997, 998, 1999)
+#: How often one run of the stream reads a table again that could not be read, here.
+_TRIES = 3
 _TRANSIENT, _NOT_READY, _TERMINAL = TransientError.exit_code, NotReadyError.exit_code, TableSuspendedError.exit_code
 #: What a reading may be refused with: all of it is told, and names the table.
 _REFUSED = (
@@ -140,7 +142,7 @@ class World(Commands):
             "stream": {"on_table_error": "suspend", "fail_on_suspended": draw.random() < 0.5},
         }
         super().__init__(nursery, Cli(folder / "p", server, sink=sink, **settings), folder / "log")
-        self.checked = False
+        self.checked, self.constants = False, {"phases.rereading._TRIES": _TRIES}
         self.copies = {
             name: Copy(
                 _DATABASE,
@@ -151,8 +153,10 @@ class World(Commands):
             )
             for name in _TABLES
         }
+        self.focus = self.copies[draw.choice(("plain", "keeping"))]
         self.load = Load(server, seed, self.copies)
         self.streaming: Child | None = None
+        self.stream_log = folder / "none"
         self.paused = False
         self.readings: list[Reading] = []
         self.requests: dict[int, Request] = {}
@@ -211,6 +215,9 @@ class World(Commands):
         return "\n".join(log.read_text() for log in sorted(self.folder.glob("log-*")))[-60_000:]
 
     def any(self, keyed: bool = False) -> Copy:
+        """A table; mostly that of which the schedule is."""
+        if self.draw.random() < 0.75:
+            return self.focus
         return self.draw.choice([copy for copy in self.copies.values() if copy.keyed or not keyed])
 
     def keys(self, copy: Copy) -> range | None:
@@ -238,7 +245,7 @@ class World(Commands):
         if draw.random() < 0.5:
             self.caught_up(self.run("stream", "--catch-up", failpoint=failpoint, hold=hold))
         else:
-            self.streaming, _ = self.begin("stream", failpoint=failpoint, hold=hold)
+            self.streaming, self.stream_log = self.begin("stream", failpoint=failpoint, hold=hold)
             self.began(self.streaming)
 
     def caught_up(self, code: int) -> None:
@@ -485,6 +492,27 @@ class World(Commands):
                 self.server.session(_DATABASE, *statements)
         self.notes("; ".join(statements))
 
+    def alters_often(self) -> None:
+        """One DDL after the other, each when the stream has read the table again that the last one has suspended."""
+        copy = self.any()
+        for number in range(_TRIES + 2):
+            if not self.is_running() or self.paused or not copy.is_in:
+                return
+            index = next(i for i, t in enumerate(self.cli.context.need_plan().tables) if t.name == copy.name)
+            before = self.cli.context.need_plan().revision(index)
+            with self.load.still():
+                self.server.session(
+                    _DATABASE, f"ALTER TABLE `{copy.name}` MODIFY v VARBINARY({60 + self.number + number})"
+                )
+            end = time.monotonic() + DEADLINE_SECONDS
+            while self.is_running() and self.cli.context.need_plan().revision(index) == before:
+                step = self.cli.context.need_plan().suspended_of(index)
+                if (step is not None and step.kind == "asked") or "is not read again by" in self.stream_log.read_text():
+                    return
+                assert time.monotonic() < end, f"{copy.label} is not read again, and nobody says so: {self.said()}"
+                time.sleep(0.2)
+            self.done["altered often"] += 1
+
     def rests(self) -> None:
         time.sleep(self.draw.uniform(0, 1))
 
@@ -507,7 +535,14 @@ class World(Commands):
     def _acts(self) -> list[tuple[Callable[[], object], float]]:
         return [
             *((self.reads, 6), (self.hides, 4), (self.stream, 4), (self.asks, 2), (self.suspends, 2)),
-            *((self.resumes, 2), (self.removes, 2), (self.alters, 2), (self.clears, 2), (self.releases, 2)),
+            *(
+                (self.resumes, 2),
+                (self.removes, 2),
+                (self.alters, 2),
+                (self.alters_often, 0.7),
+                (self.clears, 2),
+                (self.releases, 2),
+            ),
             *((self.ends, 2), (self.pauses, 1), (self.rests, 2), (self.verifies, 0.5)),
         ]
 
@@ -573,7 +608,6 @@ class World(Commands):
         """All tables come back, and are read again: then nothing differs."""
         self.settle()
         self.lets_in([*_TABLES])
-        self.settle()
         for copy in self.copies.values():
             copy.may_come_back()
             assert self.run("resnapshot", "--table", copy.label) == 0, self.said()
