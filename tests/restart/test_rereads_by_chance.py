@@ -20,9 +20,9 @@ import pymysql
 import pytest
 
 from airflow_provider_cdc.exceptions import NotReadyError, TableSuspendedError, TransientError
-from airflow_provider_cdc.failpoints import ADDITION, REQUESTS, REREAD, SCHEMA_CHANGES, STREAM, TABLES
+from airflow_provider_cdc.failpoints import ADDITION, OUTCOME, REQUESTS, REREAD, SCHEMA_CHANGES, STREAM, TABLES
 from airflow_provider_cdc.phases.next_snapshot import planned
-from airflow_provider_cdc.phases.reread import waiting
+from airflow_provider_cdc.phases.staged import waiting
 from airflow_provider_cdc.processes import start_time
 from airflow_provider_cdc.sinks.storage import write_json
 from tests.support.altering import quoted
@@ -43,7 +43,7 @@ _TABLES = {
 }
 _KEYS = 40
 #: Where a stream dies, and where somebody who reads does, or stands still: the latter has begun there.
-_STREAM = (*TABLES, *TABLES, *REREAD, *REQUESTS, *SCHEMA_CHANGES, *ADDITION, *STREAM)
+_STREAM = (*TABLES, *TABLES, *REREAD, *OUTCOME, *REQUESTS, *SCHEMA_CHANGES, *ADDITION, *STREAM)
 _READER = (
     *("chunk.before_lw", "chunk.after_select", "chunk.after_hw", "file.before_write", "manifest.after_write"),
     *("reread.after_stage", "reread.after_stage"),
