@@ -71,6 +71,11 @@ class Copy:
         """Whether it certainly is one when nothing is left to do."""
         return self.captured is True and self.suspended is False
 
+    @property
+    def may_differ(self) -> bool:
+        """Whether rows may have another version than those of the source."""
+        return self._floor < self.version
+
     def is_read(self, version: int, keys: Iterable[int] | None = None) -> None:
         """Hear that a reading is done which somebody has asked for at a version.
 
