@@ -659,11 +659,13 @@ def carry_out(server: MySQLServer, nursery: Nursery, folder: Path, seed: int, st
 _FEW, _MANY = range(2), range(2, 100)
 
 
+@pytest.mark.one_of("server")
 @pytest.mark.parametrize("seed", [*_FEW, *(pytest.param(n, marks=pytest.mark.long) for n in _MANY), *seeds_asked_for()])
 def test_a_schedule(server: MySQLServer, nursery: Nursery, tmp_path: Path, seed: int) -> None:
     carry_out(server, nursery, tmp_path, seed, 10 if seed in _FEW else 32)
 
 
+@pytest.mark.long
 @pytest.mark.skipif("CDC_CHANCE_SECONDS" not in os.environ, reason="CDC_CHANCE_SECONDS says for how long")
 def test_fresh_schedules(server: MySQLServer, nursery: Nursery, tmp_path: Path) -> None:
     """Schedules of seeds that nobody has tried, for as long as is wanted."""
