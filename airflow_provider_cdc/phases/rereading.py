@@ -96,10 +96,16 @@ class Rereading:
         return index in self._pending or index in self._requests
 
     def serve(self, request: RequestRow, index: int) -> None:
-        """Read a table again, or rows of it, that somebody wants to be read. It is not at that table already."""
+        """Read a table again, or rows of it, that somebody wants to be read. It is not at that table already.
+
+        What a run before this one has read for the request is not read again: that waits, and the stream takes it in.
+        Only the stream's driver calls this, so nothing is taken in between the look and the note.
+        """
+        read = waiting(self._context, self._context.need_plan())
         with self._lock:
             self._requests[index] = request
-            self._to_serve.append(index)
+            if all(found.request != request.id for found in read):
+                self._to_serve.append(index)
 
     def wanted(self, plan: Plan) -> None:
         """Read again what is suspended, if that is for the stream to do."""
@@ -262,8 +268,6 @@ class Rereading:
         self._served[request.id] += 1
         try:
             plan = context.need_plan()
-            if any(found.request == request.id for found in waiting(context, plan)):
-                return  # a run before this one has read it
             run = self._runner(self._size(plan, index))
             if request.condition is None:
                 read_table(context, index, run, asked=True, by_request=request)

@@ -23,7 +23,7 @@ from airflow_provider_cdc.core.steps import Rejoined
 from airflow_provider_cdc.exceptions import TableSuspendedError, TerminalError, TransientError
 from airflow_provider_cdc.jobs.slices import SnapshotJob, run_in_threads
 from airflow_provider_cdc.phases import epoch as epochs
-from airflow_provider_cdc.phases import exchanging
+from airflow_provider_cdc.phases import exchanging, rereading
 from airflow_provider_cdc.phases.groups import TaskRequest, generation_fence
 from airflow_provider_cdc.phases.key_ranges import resnapshot_where
 from airflow_provider_cdc.phases.resnapshot import read_table, resnapshot
@@ -268,6 +268,35 @@ def test_a_table_that_somebody_has_suspended_stays_suspended(server: MySQLServer
     whole(cli)
     cli.catch_up()
     assert not differences(server, cli, *TABLES)
+
+
+def test_what_a_run_that_died_has_read_for_a_request_is_not_read_again(
+    server: MySQLServer, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next run takes it in just when its own reading is to begin."""
+    with cli.opened() as (context, store):
+        number = store.ask("p", "reread", "d.keyed", "ann")
+        assert store.take_request(number)
+        read_table(context, 0, run_in_threads, asked=True, by_request=store.request("p", number))
+    looks, size = waiting, rereading.Rereading._size
+
+    def late(self: rereading.Rereading, *args: Any) -> int:
+        """The thread that reads comes here when it has looked for what waits."""
+        time.sleep(1)
+        return size(self, *args)
+
+    def blind(*args: Any) -> Any:
+        """That thread looks when the driver has just taken in what waited."""
+        return [] if threading.current_thread().name == "rereading" else looks(*args)
+
+    monkeypatch.setattr(rereading.Rereading, "_size", late)
+    monkeypatch.setattr(rereading, "waiting", blind)
+    cli.catch_up()
+    with cli.opened() as (context, store):
+        row = store.request("p", number)
+        assert row is not None and row.state == "done", row
+        assert waiting(context, context.need_plan()) == []
+        assert len(store.events("p", 100, ["table_rejoined"])) == 1
 
 
 def test_a_request_ends_although_the_run_that_had_read_for_it_died(
