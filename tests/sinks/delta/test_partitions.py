@@ -662,7 +662,7 @@ def test_files_that_somebody_left_in_a_partition_go(tmp_path: Path, monkeypatch:
     upkeep.sweep(target.load())
     assert target.storage.size(left) == 0
     monkeypatch.setattr(upkeep, "_ABANDONED_HOURS", -1)
-    upkeep.sweep(target.load())
+    upkeep.sweep(target.load(), kept=-3600)
     assert target.storage.size(left) is None and len(held(target)) == 1
 
 
