@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -26,7 +27,7 @@ from airflow_provider_cdc.phases.staged import waiting
 from airflow_provider_cdc.processes import start_time
 from airflow_provider_cdc.sinks.storage import write_json
 from tests.support.altering import quoted
-from tests.support.chance import Threads, fresh_seeds, seeds_asked_for
+from tests.support.chance import Threads, run_fresh, seeds_asked_for
 from tests.support.cli import Cli
 from tests.support.commands import DEADLINE_SECONDS, Commands
 from tests.support.copy_model import Copy, difference_of
@@ -657,20 +658,25 @@ def carry_out(server: MySQLServer, nursery: Nursery, folder: Path, seed: int, st
 
 #: Seeds of every run of the tests, and those of the long ones.
 _FEW, _MANY = range(2), range(2, 100)
+#: Steps of a long one.
+_STEPS = 32
 
 
 @pytest.mark.one_of("server")
 @pytest.mark.parametrize("seed", [*_FEW, *(pytest.param(n, marks=pytest.mark.long) for n in _MANY), *seeds_asked_for()])
 def test_a_schedule(server: MySQLServer, nursery: Nursery, tmp_path: Path, seed: int) -> None:
-    carry_out(server, nursery, tmp_path, seed, 10 if seed in _FEW else 32)
+    carry_out(server, nursery, tmp_path, seed, 10 if seed in _FEW else _STEPS)
 
 
 @pytest.mark.long
 @pytest.mark.skipif("CDC_CHANCE_SECONDS" not in os.environ, reason="CDC_CHANCE_SECONDS says for how long")
 def test_fresh_schedules(server: MySQLServer, nursery: Nursery, tmp_path: Path) -> None:
     """Schedules of seeds that nobody has tried, for as long as is wanted."""
-    name = f"{Path(__file__).name}::test_a_schedule[{server.title}-{{}}]"
-    for seed in fresh_seeds(f"tests/restart/{name}"):
+
+    def schedule(seed: int) -> None:
         folder = tmp_path / str(seed)
         folder.mkdir()
-        carry_out(server, nursery, folder, seed, 32)
+        carry_out(server, nursery, folder, seed, _STEPS)
+        shutil.rmtree(folder)
+
+    run_fresh(f"tests/restart/{Path(__file__).name}::test_a_schedule[{server.title}-{{}}]", schedule)

@@ -147,18 +147,19 @@ def seeds_asked_for() -> list[int]:
     return [int(os.environ[_SEED])] if _SEED in os.environ else []
 
 
-def fresh_seeds(test: str) -> Iterator[int]:
-    """Seeds for ``CDC_CHANCE_SECONDS``. When it ends it says how many schedules ran; where one fails, the command that
-    repeats it.
+def run_fresh(test: str, schedule: Callable[[int], object]) -> None:
+    """Run schedules of fresh seeds for ``CDC_CHANCE_SECONDS``. In the end it says how many ran; where one fails, the
+    command that repeats it.
 
     :param test: node id of the test that runs one seed, with ``{}`` in its place.
+    :param schedule: runs the schedule of a seed.
     """
     end, ran = time.monotonic() + float(os.environ.get(_SECONDS, "0")), 0
     while time.monotonic() < end:
         seed = secrets.randbelow(1 << 31)
         try:
-            yield seed
-        except GeneratorExit:
+            schedule(seed)
+        except BaseException:
             command = f".venv/bin/python -m pytest {shlex.quote(test.format(seed))}"
             print(f"{ran} schedules ran; to repeat the one that failed: {_SEED}={seed} {command}")
             raise
