@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 #: How often a folder is made again that somebody removes, since it is empty, before there is a file in it.
-_TRIES = 10
+_TRIES = 100
 
 
 class Storage(Protocol):
@@ -267,12 +267,19 @@ class LocalStorage:
 
 def _in_folder(folder: Path, create: Callable[[], _T]) -> _T:
     """Create a file, and its folder, which another process removes at any moment when it is empty."""
-    for _ in range(_TRIES):
-        with suppress(FileNotFoundError):
-            _make_folder(folder)
-            return create()
-    _make_folder(folder)
-    return create()
+    named = list[Path]()
+    for last in (*[False] * (_TRIES - 1), True):
+        try:
+            _make_folder(folder, named)
+            found = create()
+        except FileNotFoundError:
+            if last:
+                raise
+            continue
+        for above in dict.fromkeys(named):  # now that nobody removes them any more
+            sync_folder(above)
+        return found
+    raise AssertionError("unreachable")
 
 
 @contextmanager
@@ -295,12 +302,15 @@ def room_errors(path: str | Path | None = None) -> Iterator[None]:
         ) from None
 
 
-def _make_folder(folder: Path) -> None:
-    """Make a folder, and those above it, as far as they are missing."""
+def _make_folder(folder: Path, named: list[Path]) -> None:
+    """Make a folder, and those above it, as far as they are missing.
+
+    :param named: gets the folders in which there are new names.
+    """
     if not folder.is_dir():
-        _make_folder(folder.parent)
+        _make_folder(folder.parent, named)
         folder.mkdir(exist_ok=True)
-        sync_folder(folder.parent)
+        named.append(folder.parent)
 
 
 def sync_folder(folder: Path) -> None:

@@ -14,7 +14,7 @@ _PART = re.compile(r"(?!\.|_cdc|_delta_log)([A-Za-z0-9_.\-]|\{database\}|\{table
 
 
 #: What is written in another way in a URL: readers that take the path of a table for one do not find its files.
-_ESCAPED = re.compile(r"[^\x21-\x7e]|[%\"#<>?`{}]")
+_ESCAPED = re.compile(r"[^\x21-\x7e]|[%\\\"#<>?`{}]")
 
 
 #: What to do about them.

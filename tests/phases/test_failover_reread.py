@@ -19,7 +19,7 @@ import pytest
 from airflow_provider_cdc.exceptions import TerminalError, TransientError
 from airflow_provider_cdc.jobs import batches, slices
 from airflow_provider_cdc.jobs.slices import SnapshotJob, run_in_threads
-from airflow_provider_cdc.phases import apply, reread
+from airflow_provider_cdc.phases import apply, reread, staged
 from airflow_provider_cdc.phases.groups import Group
 from airflow_provider_cdc.phases.reread import settle
 from airflow_provider_cdc.phases.snapshot import GroupResult, run_group
@@ -394,7 +394,7 @@ def test_a_try_that_died_behind_its_request(pair: Pair, monkeypatch: pytest.Monk
 
     break_copy(pair)
     with monkeypatch.context() as patched, pytest.raises(Killed):
-        patched.setattr(reread, "failpoint", die)
+        patched.setattr(staged, "failpoint", die)
         read_again(pair, pair.old)
     _purged_before_it_is_published(pair)
     assert read_again(pair, pair.old, counted := Counted()).outcome == "staged"
@@ -433,12 +433,12 @@ def test_a_group_that_is_read_again_before_the_fence(fresh: Pair, monkeypatch: p
     """Its job publishes it by itself, after the stream has looked for the first time what the tables hold."""
     raise_fence, done = DeltaTarget.raise_fence, list[str]()
 
-    def first(target: DeltaTarget, fence: Fence) -> None:
+    def first(target: DeltaTarget, fence: Fence) -> bool:
         if fence.name.endswith("/epoch") and not done:
             done.append(fence.name)
             change(fresh)
             assert read_again(fresh, fresh.old).outcome == "replaced"
-        raise_fence(target, fence)
+        return raise_fence(target, fence)
 
     monkeypatch.setattr(DeltaTarget, "raise_fence", first)
     exact(fresh, fresh.old)

@@ -16,6 +16,7 @@ from typing import Any
 import pymysql
 import pytest
 
+from airflow_provider_cdc.core.comparison import NOT_COMPARABLE
 from airflow_provider_cdc.core.gtid import GtidSet
 from airflow_provider_cdc.core.offset import Offset, Position
 from airflow_provider_cdc.exceptions import DamageError, OtherHistoryError, PurgedError, TerminalError, TransientError
@@ -79,10 +80,13 @@ class World:
             assert compare_all(connection, "d", self.cli.sink, ["t"]) == []
 
     def refused(self, match: str | None = None) -> None:
-        """The stream stops, each time, and so does whatever else looks at the binlog from there on."""
-        for run in (self.cli.catch_up, self.cli.catch_up, lambda: verify(self.cli.context)):
-            with pytest.raises(OtherHistoryError, match=match):
-                run()
+        """The stream stops, each time, and nothing is compared with what is not the binlog that was read."""
+        for _ in range(2):
+            with pytest.raises(OtherHistoryError, match=match) as stopped:
+                self.cli.catch_up()
+        found = verify(self.cli.context)
+        assert {one.verdict for one in found} == {NOT_COMPARABLE}
+        assert all(one.refusal and one.refusal.reason in stopped.value.message for one in found), found
 
 
 def later() -> None:

@@ -60,7 +60,7 @@ def listed() -> Iterator[list[Reader]]:
 
 @pytest.mark.spark
 @pytest.mark.long
-@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize("name", [name for name in ODD if "`" not in name])  # SQL would need it twice
 def test_what_spark_and_daft_read_of_it(tmp_path: Path, listed: list[Reader], name: str) -> None:
     rows = table(tmp_path / name)
     for reader in listed:
