@@ -262,6 +262,7 @@ def test_commits_before_a_feature_was_taken_out_go_together(tmp_path: Path, monk
     target = made(tmp_path)
     for n in range(4):
         add(target, f"{n}", rows((n, "x", 1, "r")))
+    target.tidy()  # with a checkpoint, before which nothing is needed
     given(target, "checkpointProtection", requireCheckpointProtectionBeforeVersion="4")
     log = folder_of(target) / "_delta_log"
 
