@@ -102,7 +102,7 @@ class Reading:
 
     :param keys: of the rows; ``None``: of all.
     :param version: of the source when it was started.
-    :param suspensions: of the table at that moment.
+    :param suspensions: of the table at that moment, and ``changes`` of it.
     :param held: where it stands still, if it does.
     """
 
@@ -112,6 +112,7 @@ class Reading:
     keys: range | None
     version: int
     suspensions: int
+    changes: int
     held: Path | None = None
 
     @property
@@ -313,9 +314,9 @@ class World(Commands):
         if holds or dies:
             failpoint = f"{self.draw.choice(_READER)}:{self.draw.choice((1, 1, 2))}"
             held = self.folder / f"hold-{self.number}" if holds else None
-        version, suspensions = copy.version, copy.suspensions
+        version, suspensions, changes = copy.version, copy.suspensions, copy.changes
         child, log = self.begin(*command, failpoint=failpoint, hold=held and (held, DEADLINE_SECONDS))
-        reading = Reading(child, log, copy, keys, version, suspensions, held)
+        reading = Reading(child, log, copy, keys, version, suspensions, changes, held)
         self.readings.append(reading)
         if held is not None:
             end = time.monotonic() + DEADLINE_SECONDS
@@ -343,6 +344,8 @@ class World(Commands):
             if reading.keys is None and reading.suspensions == copy.suspensions and copy.captured is not False:
                 copy.suspended = False
             copy.check()
+        elif code == 0 and reading.keys is None:
+            copy.staged.append((reading.version, reading.changes))
 
     def reaps(self) -> None:
         for reading in [*self.readings]:
@@ -397,6 +400,7 @@ class World(Commands):
             return
         copy = self.any()
         copy.suspensions += 1
+        copy.changes += 1
         before = copy.suspended
         copy.suspended = None
         child, log = self.begin("suspend", "--table", copy.label)
@@ -459,6 +463,7 @@ class World(Commands):
                 copy.captured = None
             elif copy.name not in names and copy.captured is not False:
                 copy.captured = None
+                copy.changes += 1
 
     # ---------------------------------------------------------------- the source
 
@@ -490,6 +495,7 @@ class World(Commands):
             ],
         ]
         statements = self.draw.choice(kinds)
+        copy.changes += 1
         with self.load.still(), suppress(pymysql.MySQLError):
             for _ in range(self.draw.choice((1, 1, 1, 3)) if "MODIFY" in statements[0] else 1):
                 self.server.session(_DATABASE, *statements)
@@ -503,6 +509,7 @@ class World(Commands):
                 return
             index = next(i for i, t in enumerate(self.cli.context.need_plan().tables) if t.name == copy.name)
             before = self.cli.context.need_plan().revision(index)
+            copy.changes += 1
             with self.load.still():
                 added = f"ADD COLUMN e{self.number}_{number} INT NOT NULL DEFAULT {number}"
                 self.server.session(_DATABASE, f"ALTER TABLE `{copy.name}` {added}")
@@ -585,10 +592,10 @@ class World(Commands):
                         copy.leaves()
                 copy.check()
                 if step is None:
-                    for version in copy.expected:
-                        copy.is_read(version)
+                    copy.settles()
                     copy.check_rows(self.server, self.folder)
                 copy.expected.clear()
+                copy.staged.clear()
 
     def lacks(self) -> list[str]:
         """Tables that are no part of the stream, and should be."""

@@ -49,6 +49,10 @@ class Copy:
     suspended: bool | None = False
     #: How often somebody has asked for it to be suspended.
     suspensions: int = 0
+    #: How often it was altered, or somebody wanted it out of the stream: what was staged before may be of no use.
+    changes: int = 0
+    #: Versions of readings that wait for a stream, and of which change they are.
+    staged: list[tuple[int, int]] = field(default_factory=list)
     #: Versions that will stand in the whole copy when the table is part of the stream.
     expected: list[int] = field(default_factory=list)
     _floor: int = 0
@@ -85,6 +89,11 @@ class Copy:
             self._floor = max(self._floor, version)
         else:
             self._floors |= {key: max(version, self._floors.get(key, 0)) for key in keys}
+
+    def settles(self) -> None:
+        """Hear that nothing waits any more, and the table is part of the stream: what waited is in."""
+        for version in (*self.expected, *(version for version, changes in self.staged if changes == self.changes)):
+            self.is_read(version)
 
     def leaves(self) -> None:
         """Hear that the table is certainly no part of the stream from now on."""
