@@ -82,11 +82,9 @@ class World:
     def refused(self, match: str | None = None) -> None:
         """The stream stops, each time, and nothing is compared with what is not the binlog that was read."""
         for _ in range(2):
-            with pytest.raises(OtherHistoryError, match=match) as stopped:
+            with pytest.raises(OtherHistoryError, match=match):
                 self.cli.catch_up()
-        found = verify(self.cli.context)
-        assert {one.verdict for one in found} == {NOT_COMPARABLE}
-        assert all(one.refusal and one.refusal.reason in stopped.value.message for one in found), found
+        assert {one.verdict for one in verify(self.cli.context)} == {NOT_COMPARABLE}
 
 
 def later() -> None:

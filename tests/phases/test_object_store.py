@@ -127,13 +127,13 @@ def ends(requests: list[Request], what: What, key: re.Pattern[str]) -> list[Requ
 def test_a_store_that_begins_to_let_several_be_the_first(world: World) -> None:
     """Each epoch looks at it again: of two commits of one version the first would be lost."""
     warmed_up(world)
-    version, original = world.version("t_0"), world.proxy.ask
+    version, original = world.version(TABLES[0]), world.proxy.ask
     world.proxy.ask = lambda method, path, headers, body: original(  # type: ignore[method-assign]
         method, path, [(k, v) for k, v in headers if k.lower() != "if-none-match"], body
     )
     with pytest.raises(NotReadyError, match="does not let one writer be the first"):
         world.begin()
-    assert world.version("t_0") == version
+    assert world.version(TABLES[0]) == version
 
 
 def test_a_batch_into_one_table_makes_few_requests_one_after_the_other(
