@@ -146,7 +146,7 @@ def test_it_is_alive_while_it_begins(opened: tuple[Context, Store], monkeypatch:
     context, store = opened
     beats: list[datetime] = []
 
-    def slow(_context: object, _connection: object, at: Offset) -> Offset:
+    def slow(_connection: object, at: Offset, _open_at: object) -> Offset:
         for _times in range(3):
             row = store.current_stream("p")
             assert row is not None
@@ -154,7 +154,7 @@ def test_it_is_alive_while_it_begins(opened: tuple[Context, Store], monkeypatch:
             time.sleep(1.2)
         return at
 
-    monkeypatch.setattr(resuming, "_resume", slow)
+    monkeypatch.setattr(resuming, "resume", slow)
     begin(context, store, catch_up=True)
     assert beats == sorted(set(beats)) and len(beats) == 3
 
