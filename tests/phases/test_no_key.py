@@ -326,7 +326,9 @@ def test_a_delete_that_finds_nothing(world: World) -> None:
         assert re.search(said, caught.value.message)
         assert "then read the table again: airflow-cdc resnapshot" in caught.value.remedy
     now = world.version(), world.counts()
-    assert now[1] == before[1] and now[0] == before[0] + 1, "nothing but the fence of the second epoch: the first one failed"
+    assert now[1] == before[1] and now[0] == before[0] + 1, (
+        "nothing but the fence of the second epoch: the first one failed"
+    )
 
 
 def test_what_verify_finds(world: World) -> None:
