@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -108,7 +109,9 @@ def small(tmp_path: Path) -> Iterator[Path]:
     """A disk of a megabyte."""
     folder = tmp_path / "small"
     folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m,nr_inodes=200", "tmpfs", str(folder)], capture_output=True
+    )
     if mounted.returncode:
         pytest.skip("no file system may be mounted here")
     try:
@@ -156,10 +159,16 @@ def test_a_commit_on_a_disk_that_is_full(small: Path) -> None:
         target.load().commit([], "TEST")
     with pytest.raises(TransientError, match="No space left on device.*Make room on the disk of"):
         upsert(target, (2, "d", 3, "u"))
+    empty = small / "empty"
+    empty.mkdir()
+    with pytest.raises(OSError):  # nor is there room for a file without content
+        for number in range(200):
+            (empty / str(number)).touch()
     parts = {*small.glob("t/part-*")}
     sweep(target.load())
     assert len(parts - {*small.glob("t/part-*")}) == 1, "that of the first row"
     filler.unlink()
+    shutil.rmtree(empty)
     upsert(target, (2, "d", 3, "u"))
     assert held(opened(small)) == {1: ("b", 2), 2: ("d", 3)}
 
