@@ -14,6 +14,8 @@ _OWN = "_cdc_"
 _OF_SPARK = {"_metadata", "_tmp_metadata_row_index"}
 #: Columns that Delta Lake adds while it reads deletion vectors.
 _OF_DELTA = "__delta_internal_"
+#: Columns that delta-rs adds where it reads, merges or updates.
+_OF_DELTA_RS = "__delta_rs_"
 _REMEDY = "Rename the column, or leave it out with source.exclude_columns"
 
 
@@ -33,4 +35,6 @@ def _reserved(name: str) -> str | None:
         return f"the prefix {_OWN} is used in the sink, in whatever case"
     if name in _OF_SPARK or name.startswith(_OF_DELTA):
         return "Spark uses this name for a column of its own, and could not read the copy"
+    if name.startswith(_OF_DELTA_RS):
+        return f"delta-rs uses the prefix {_OF_DELTA_RS} for columns of its own, and might not read the copy"
     return None

@@ -29,6 +29,12 @@ def test_names_of_spark(name: str) -> None:
     assert misnamed(table(name, left_out=(name,))) is None
 
 
+def test_names_of_delta_rs() -> None:
+    for written in ("__delta_rs_file_id__", "__Delta_RS_path"):
+        reason, _ = misnamed(table(written)) or ("", "")
+        assert reason.startswith(f"column {written}: delta-rs uses the prefix __delta_rs_ for columns of its own")
+
+
 def test_names_that_differ_in_case_only() -> None:
     reason, _ = misnamed(table("a", "b", "A")) or ("", "")
     assert reason == "columns a and A: they differ in case only"

@@ -14,7 +14,15 @@ from tests.support.servers import MySQLServer
 from tests.support.three_tables import run, three_tables
 
 pytestmark = pytest.mark.one_of("server")
-NAMES = ["_CDC_SEQ", "_Cdc_Op", "_metadata", "_MetaData", "_tmp_metadata_row_index", "__DELTA_internal_is_row_deleted"]
+NAMES = [
+    "_CDC_SEQ",
+    "_Cdc_Op",
+    "_metadata",
+    "_MetaData",
+    "_tmp_metadata_row_index",
+    "__DELTA_internal_is_row_deleted",
+    "__delta_rs_file_id__",
+]
 
 
 @pytest.fixture
