@@ -307,6 +307,7 @@ class World(Commands):
         command = ["resnapshot", "--table", copy.label]
         if keys is not None:
             command += ["--where-key", f"id >= {keys.start} AND id < {keys.stop}"]
+            copy.changes += 1
         elif copy.captured is not False:  # else it is refused
             copy.suspended = None if copy.suspended else copy.suspended
             copy.may_come_back()
@@ -370,6 +371,8 @@ class World(Commands):
             return
         group = self.draw.choice([*self.groups])
         versions = {copy.name: copy.version for copy in self.copies.values()}
+        for name, _, _ in self.groups[group]:
+            self.copies[name].changes += 1
         dies = f"{self.draw.choice(_READER)}:1" if self.draw.random() < 0.2 else ""
         child, log = self.begin(group=(group, f"task-{group}"), failpoint=dies)
         code = self.ended(child)
@@ -388,6 +391,7 @@ class World(Commands):
         copy = self.any()
         keys = self.keys(copy)
         condition = None if keys is None else f"id >= {keys.start} AND id < {keys.stop}"
+        copy.changes += keys is not None
         with self.cli.opened() as (_, store):
             if keys is None and copy.captured is not False:
                 copy.suspended = None if copy.suspended else copy.suspended

@@ -49,7 +49,8 @@ class Copy:
     suspended: bool | None = False
     #: How often somebody has asked for it to be suspended.
     suspensions: int = 0
-    #: How often it was altered, or somebody wanted it out of the stream: what was staged before may be of no use.
+    #: How often it was altered, somebody wanted it out of the stream, or began to read a part of it: a whole reading
+    #: that began before may be of no use, and whoever asked is told so.
     changes: int = 0
     #: Versions of readings that wait for a stream, and of which change they are.
     staged: list[tuple[int, int]] = field(default_factory=list)
