@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from airflow_provider_cdc.exceptions import NotReadyError
 from airflow_provider_cdc.sinks.storage import Storage
+from airflow_provider_cdc.sinks.traffic import carried
 
 #: Writers that want to be the first at the same time.
 _WRITERS = 4
@@ -20,9 +21,13 @@ def check_store(storage: Storage, folder: str) -> None:
     """
     name = f"{folder}/check/{uuid.uuid4().hex}"
     where = storage.location(folder)
+
+    def write_number(number: int) -> bool:
+        return storage.write_once(name, b"%d" % number)
+
     try:
         with ThreadPoolExecutor(_WRITERS) as pool:
-            first = list(pool.map(lambda n: storage.write_once(name, b"%d" % n), range(_WRITERS)))
+            first = list(pool.map(carried(write_number), range(_WRITERS)))
         content = storage.read(name)
         if sum(first) != 1 or storage.write_once(name, b"later") or storage.read(name) != content:
             raise NotReadyError(

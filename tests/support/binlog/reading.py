@@ -69,8 +69,9 @@ def lasting(captured: Captured) -> dict[tuple[str, str], Definitions]:
     return {name: Definitions.of(schema) for name, schema in captured.items()}
 
 
-def read(events: Iterable[Event], captured: Captured) -> list[Transaction]:
-    found = read_transactions(events, lasting(captured), collations())
+def read(events: Iterable[Event], captured: Captured, known: Collations | None = None) -> list[Transaction]:
+    """The transactions in events; ``known``: the collations of their server, if another was read since."""
+    found = read_transactions(events, lasting(captured), known or collations())
     return [item for item in found if isinstance(item, Transaction)]
 
 

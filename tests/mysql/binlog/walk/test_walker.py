@@ -161,7 +161,7 @@ def test_rows_that_become_visible_later(mixed: tuple[Recording, Captured]) -> No
     items = [step.item for step in walker.steps() if step.item is not None]
     plain = [
         t
-        for t in read(recording.events(), captured)
+        for t in read(recording.events(), captured, recording.collations)
         if t.xa_prepared is not None or t.xa_finished is not None or t.emptied is not None
     ]
     (at_once,) = (t for t in items if t.xa_prepared is None and t.xa_finished is None and t.emptied is None)
