@@ -274,8 +274,10 @@ class World(Commands):
 
     def stream_ended(self) -> None:
         assert self.streaming is not None
-        child, self.streaming, self.paused = self.streaming, None, False
+        child, paused, self.streaming, self.paused = self.streaming, self.paused, None, False
         code = self.ended(child)
+        if paused:  # the next run would be, too
+            self.run("resume")
         self.done[f"stream {code}"] += 1
         assert code in (0, KILLED, _TRANSIENT, _NOT_READY, _TERMINAL), f"{code}: {self.said()}"
 
