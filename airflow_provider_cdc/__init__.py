@@ -6,9 +6,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from airflow_provider_cdc.assets import cdc_asset, cdc_assets
-    from airflow_provider_cdc.operators.asking import CdcStatusOperator, CdcStopOperator
-    from airflow_provider_cdc.operators.cdc import (
+    from airflow_provider_cdc.airflow.assets import cdc_asset, cdc_assets
+    from airflow_provider_cdc.airflow.operators.asking import CdcStatusOperator, CdcStopOperator
+    from airflow_provider_cdc.airflow.operators.cdc import (
         CdcMaintainOperator,
         CdcPlanChunksOperator,
         CdcPreflightOperator,
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
         CdcStreamOperator,
         CdcVerifyOperator,
     )
-    from airflow_provider_cdc.pipeline import Pipeline, Sink, Snapshot, Source, Spark, State, Stream
-    from airflow_provider_cdc.sensors.cdc import CdcSnapshotSensor
-    from airflow_provider_cdc.task_group import cdc_pipeline
+    from airflow_provider_cdc.airflow.sensors.cdc import CdcSnapshotSensor
+    from airflow_provider_cdc.airflow.task_group import cdc_pipeline
+    from airflow_provider_cdc.config import Pipeline, Sink, Snapshot, Source, Spark, State, Stream
 
 __version__ = "0.1.0"
 
 #: Where each public name lives. Nothing is imported before it is used: Airflow parses DAG files all the time.
 _HOMES = {
-    "pipeline": ("Pipeline", "Source", "Snapshot", "Stream", "Sink", "State", "Spark", "Alerts"),
-    "operators.cdc": (
+    "config": ("Pipeline", "Source", "Snapshot", "Stream", "Sink", "State", "Spark", "Alerts"),
+    "airflow.operators.cdc": (
         "CdcPreflightOperator",
         "CdcPlanChunksOperator",
         "CdcSnapshotOperator",
@@ -35,10 +35,10 @@ _HOMES = {
         "CdcMaintainOperator",
         "CdcResnapshotOperator",
     ),
-    "operators.asking": ("CdcStopOperator", "CdcStatusOperator"),
-    "sensors.cdc": ("CdcSnapshotSensor",),
-    "task_group": ("cdc_pipeline",),
-    "assets": ("cdc_asset", "cdc_assets"),
+    "airflow.operators.asking": ("CdcStopOperator", "CdcStatusOperator"),
+    "airflow.sensors.cdc": ("CdcSnapshotSensor",),
+    "airflow.task_group": ("cdc_pipeline",),
+    "airflow.assets": ("cdc_asset", "cdc_assets"),
 }
 __all__ = [
     "Alerts",

@@ -27,19 +27,20 @@ from multiprocessing import get_context
 from pathlib import Path
 from uuid import uuid4
 
-from airflow_provider_cdc.core.definitions import Definitions
-from airflow_provider_cdc.core.offset import Lineage, Offset, Position
-from airflow_provider_cdc.core.plan import Plan
-from airflow_provider_cdc.core.schema import TableSchema
-from airflow_provider_cdc.jobs.batches import StreamJob
+from airflow_provider_cdc.apply.task import StreamJob
+from airflow_provider_cdc.model.definitions import Definitions
+from airflow_provider_cdc.model.offset import Lineage, Offset, Position
+from airflow_provider_cdc.model.plan import Plan
+from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.walk.step import NEVER
 from airflow_provider_cdc.mysql.binlog.walk.walker import Walker
-from airflow_provider_cdc.mysql.server.catalog import read_schema
-from airflow_provider_cdc.mysql.server.session import connect
+from airflow_provider_cdc.mysql.client.catalog import read_schema
+from airflow_provider_cdc.mysql.client.session import connect
 from airflow_provider_cdc.sinks.delta.sink import DeltaSink
-from airflow_provider_cdc.sinks.layout import Layout
-from airflow_provider_cdc.sinks.storage import storage_at, write_json
+from airflow_provider_cdc.sinks.files.layout import Layout
+from airflow_provider_cdc.sinks.storage.open_storage import storage_at
+from airflow_provider_cdc.sinks.storage.storage import write_json
 from bench import debezium
 from tests.support.packages import find_mysql
 from tests.support.servers import MySQLServer

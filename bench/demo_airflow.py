@@ -27,7 +27,7 @@ from typing import Any
 
 import httpx
 
-from airflow_provider_cdc.processes import end_session, members
+from airflow_provider_cdc.system.processes import end_session, members
 from bench.lake import opened
 from bench.screen import PATIENCE, PAUSE, DemoFailed, Screen, catch_signals, ignore_signals, parser, perform
 from bench.shop import Shop, lag

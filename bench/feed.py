@@ -18,14 +18,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_cdc.core.schema import OP, SEQ, TS
-from airflow_provider_cdc.core.table_properties import FEED
+from airflow_provider_cdc.config.table_properties import FEED
+from airflow_provider_cdc.model.schema import OP, SEQ, TS
 from airflow_provider_cdc.sinks.delta.definition import Options
-from airflow_provider_cdc.sinks.delta.merge import placed
+from airflow_provider_cdc.sinks.delta.merge.merge import placed
 from airflow_provider_cdc.sinks.delta.table import DeltaTarget
-from airflow_provider_cdc.sinks.files import described, write_file
+from airflow_provider_cdc.sinks.files.parquet import described, write_file
 from airflow_provider_cdc.sinks.protocol import Fence, Published, Upserted
-from airflow_provider_cdc.sinks.storage import LocalStorage
+from airflow_provider_cdc.sinks.storage.local import LocalStorage
 from bench.merge_tables import SCHEMA, batches, rows
 from bench.snapshot import machine
 

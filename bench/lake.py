@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_cdc.core.store_access import StoreAccess
+from airflow_provider_cdc.config.store_access import StoreAccess
 from airflow_provider_cdc.sinks.delta.sink import DeltaSink
 from bench.screen import Screen
 from tests.support.oracle import Place

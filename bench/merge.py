@@ -30,16 +30,16 @@ import pyarrow as pa
 from deltalake import DeltaTable, WriterProperties
 from pyroaring import BitMap
 
-from airflow_provider_cdc.core.schema import OP, SEQ, TS
-from airflow_provider_cdc.jobs.compactions import run_in_threads
-from airflow_provider_cdc.phases.upkeep import compact
-from airflow_provider_cdc.sinks.delta.edit import Edit
-from airflow_provider_cdc.sinks.delta.merge import placed
+from airflow_provider_cdc.maintenance.task import run_in_threads
+from airflow_provider_cdc.maintenance.upkeep import compact
+from airflow_provider_cdc.model.schema import OP, SEQ, TS
+from airflow_provider_cdc.sinks.delta.merge.edit import Edit
+from airflow_provider_cdc.sinks.delta.merge.merge import placed
 from airflow_provider_cdc.sinks.delta.table import DeltaTarget
 from airflow_provider_cdc.sinks.delta.upkeep import sweep
-from airflow_provider_cdc.sinks.files import DataFile, described, write_file
+from airflow_provider_cdc.sinks.files.parquet import DataFile, described, write_file
 from airflow_provider_cdc.sinks.protocol import Compaction, Upserted
-from airflow_provider_cdc.sinks.storage import LocalStorage
+from airflow_provider_cdc.sinks.storage.local import LocalStorage
 from bench.merge_scan import READERS, readings
 from bench.merge_tables import FENCE, SCHEMA, batches, made, opened
 from bench.snapshot import machine

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_cdc.core.schema import OP, SEQ, TS
+from airflow_provider_cdc.model.schema import OP, SEQ, TS
 from airflow_provider_cdc.sinks.delta.definition import Options
 from airflow_provider_cdc.sinks.delta.table import DeltaTarget
-from airflow_provider_cdc.sinks.files import DataFile, write_file
+from airflow_provider_cdc.sinks.files.parquet import DataFile, write_file
 from airflow_provider_cdc.sinks.protocol import Fence, Published
-from airflow_provider_cdc.sinks.storage import LocalStorage
+from airflow_provider_cdc.sinks.storage.local import LocalStorage
 
 _TEXTS = 5
 SCHEMA = pa.schema(

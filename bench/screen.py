@@ -19,7 +19,7 @@ from typing import NoReturn
 
 from rich.console import Console
 
-from airflow_provider_cdc.exceptions import CdcError
+from airflow_provider_cdc.model.errors import CdcError
 from tests.support.servers import ServerUnavailable
 
 #: Seconds after which waiting for the pipeline is given up, and between two looks at it.

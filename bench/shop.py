@@ -9,9 +9,9 @@ from typing import Any
 
 from rich.table import Table
 
-from airflow_provider_cdc.core.offset import Position
-from airflow_provider_cdc.sinks.layout import LocalFiles
-from airflow_provider_cdc.store import Store
+from airflow_provider_cdc.model.offset import Position
+from airflow_provider_cdc.sinks.files.layout import LocalFiles
+from airflow_provider_cdc.state import Store
 from bench.lake import Lake, same_for_others
 from bench.screen import DemoFailed, Screen
 from tests.support.oracle import check_ledger, compare_all

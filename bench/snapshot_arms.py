@@ -46,9 +46,9 @@ def own_in_threads(chunk_rows: int) -> Iterator[Arm]:
 
 @contextlib.contextmanager
 def own_on_spark(chunk_rows: int) -> Iterator[Arm]:
-    from airflow_provider_cdc.phases.snapshot import run_snapshot
+    from airflow_provider_cdc.chunk_groups.spark_job import run_on_spark
+    from airflow_provider_cdc.snapshot.run import run_snapshot
     from airflow_provider_cdc.spark.session import start
-    from airflow_provider_cdc.spark.snapshot_job import run_on_spark
 
     spark = start("bench", "local[2]")
 

@@ -23,14 +23,15 @@ import pyarrow as pa
 from rich.console import Console
 from rich.table import Table
 
-from airflow_provider_cdc.core.schema import OP, SEQ, TS
+from airflow_provider_cdc.model.schema import OP, SEQ, TS
 from airflow_provider_cdc.sinks.delta.definition import Options
-from airflow_provider_cdc.sinks.delta.merge import placed
+from airflow_provider_cdc.sinks.delta.merge.merge import placed
 from airflow_provider_cdc.sinks.delta.table import DeltaTarget
-from airflow_provider_cdc.sinks.files import described, write_file
+from airflow_provider_cdc.sinks.files.parquet import described, write_file
 from airflow_provider_cdc.sinks.protocol import Fence, Published, Upserted
-from airflow_provider_cdc.sinks.storage import LocalStorage, Storage
-from airflow_provider_cdc.sinks.traffic import Traffic, counting, text_of
+from airflow_provider_cdc.sinks.storage.local import LocalStorage
+from airflow_provider_cdc.sinks.storage.request_counts import Traffic, counting, text_of
+from airflow_provider_cdc.sinks.storage.storage import Storage
 from bench.merge_tables import SCHEMA, batches, rows
 from bench.snapshot import machine
 from tests.support.object_store import object_storage

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from airflow_provider_cdc.store.models import BatchRow
+from airflow_provider_cdc.state.models import BatchRow
 from bench.meter import SERVER, Meter
 from bench.snapshot import CHANGES_PER_SECOND, changes, machine
 from tests.support.cli import Cli
@@ -96,8 +96,8 @@ def latency(cli: Cli, server: MySQLServer, keys: Sequence[int], seconds: float) 
 
 def upsert(cli: Cli, server: MySQLServer, keys: Sequence[int], rounds: int) -> Iterator[float]:
     """Seconds that the commit of a batch of changes all over the table takes, without reading the binlog."""
-    from airflow_provider_cdc.jobs.batches import together
-    from airflow_provider_cdc.phases.stream import begin
+    from airflow_provider_cdc.apply.task import together
+    from airflow_provider_cdc.stream.run import begin
 
     for _ in range(rounds):
         some = random.sample(keys, CHANGED)

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from airflow_provider_cdc.store.models import BatchRow
+from airflow_provider_cdc.state.models import BatchRow
 from bench.snapshot import machine
 from bench.stream import lags, taken
 from tests.support.chance import Threads

@@ -35,23 +35,23 @@ _KEY, _NAMES = "c_customer_sk", [name for name, _, _ in CUSTOMER.columns]
 
 
 def _verify(cli: Cli) -> None:
-    from airflow_provider_cdc.phases.verify import verify
+    from airflow_provider_cdc.verify.run import verify
 
     (found,) = verify(cli.context)
     assert found.equal, found
 
 
 def _told(cli: Cli) -> Any:
-    from airflow_provider_cdc.jobs.scans import Told
+    from airflow_provider_cdc.verify.task import Told
 
     (table,) = cli.context.need_plan().tables
     return Told(tuple(c.name for c in table.copied), table.key, (1, 2))
 
 
 def _source(cli: Cli) -> None:
-    from airflow_provider_cdc.core.limits import Limits
-    from airflow_provider_cdc.jobs.scans import Gathering
-    from airflow_provider_cdc.phases.source_scan import Source
+    from airflow_provider_cdc.config.load_limits import Limits
+    from airflow_provider_cdc.verify.source_scan import Source
+    from airflow_provider_cdc.verify.task import Gathering
 
     context, told = cli.context, _told(cli)
     plan = context.need_plan()
@@ -61,7 +61,7 @@ def _source(cli: Cli) -> None:
 
 
 def _sink(cli: Cli) -> None:
-    from airflow_provider_cdc.jobs.scans import Scan, run_in_threads, shares
+    from airflow_provider_cdc.verify.task import Scan, run_in_threads, shares
     from tests.support.delta import delta_table
 
     context, told = cli.context, _told(cli)
@@ -73,8 +73,8 @@ def _by_mysql(expression: str) -> Callable[[Cli], None]:
     """Checksums of chunks, over two connections."""
 
     def run(cli: Cli) -> None:
-        from airflow_provider_cdc.mysql.server.key_sql import in_chunk, table_name
-        from airflow_provider_cdc.mysql.server.session import connect, rows
+        from airflow_provider_cdc.mysql.client.key_sql import in_chunk, table_name
+        from airflow_provider_cdc.mysql.client.session import connect, rows
 
         context = cli.context
         plan = context.need_plan()

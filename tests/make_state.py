@@ -18,9 +18,9 @@ from contextlib import closing
 from pathlib import Path
 
 from airflow_provider_cdc import Pipeline, Sink, Source, __version__
-from airflow_provider_cdc.phases.context import Context
-from airflow_provider_cdc.phases.status import status
-from airflow_provider_cdc.pipeline import Snapshot
+from airflow_provider_cdc.config import Snapshot
+from airflow_provider_cdc.observe.status import status
+from airflow_provider_cdc.runtime.run_context import Context
 from tests import ROOT
 from tests.support import harness
 from tests.support.servers import MySQLServer

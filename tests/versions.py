@@ -35,13 +35,23 @@ _BROWSER = ("axe-playwright-python", "playwright")
 _LINEAGE = ("apache-airflow-providers-openlineage",)
 _PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
 STEPS = {
-    "core": (*_PYTEST, "-m", "not long", "tests/core", "tests/mysql/binlog", "tests/mysql/resultset", "tests/types"),
+    "core": (
+        *_PYTEST,
+        "-m",
+        "not long",
+        "tests/model",
+        "tests/ddl",
+        "tests/config",
+        "tests/mysql/binlog",
+        "tests/mysql/resultset",
+        "tests/types",
+    ),
     "demo": ("-m", "bench.demo", "--customers", "20000", "--seconds", "10"),
     "examples": (*_PYTEST, "-m", "not long", "tests/in_airflow/test_examples.py"),
     "life": (*_PYTEST, "tests/in_airflow/test_life.py::test_the_life_of_a_stream"),
     "assets": (*_PYTEST, "tests/in_airflow/test_windows.py"),
-    "lineage": (*_PYTEST, "tests/in_airflow/test_lineage.py", "tests/operators/test_lineage.py"),
-    "page": (*_PYTEST, "-m", "not long", "tests/page", "tests/in_airflow/test_page.py"),
+    "lineage": (*_PYTEST, "tests/in_airflow/test_lineage.py", "tests/airflow/test_lineage.py"),
+    "page": (*_PYTEST, "-m", "not long", "tests/ui", "tests/in_airflow/test_page.py"),
     "kills": (*_PYTEST, "tests/restart/test_kill_spark.py::test_killed_and_started_again[0]"),
     "tables": (*_PYTEST, "tests/restart/test_kill_spark.py::test_a_table_that_is_suspended"),
 }

@@ -11,14 +11,14 @@ import traceback
 
 import click
 
-from airflow_provider_cdc.cli import asking, base, forgetting, looking, working  # noqa: F401 (the commands)
+from airflow_provider_cdc.cli import base, control, inspect, run, uninstall  # noqa: F401  # they register commands
 from airflow_provider_cdc.cli.base import cli
-from airflow_provider_cdc.exceptions import REPORT, CdcError
+from airflow_provider_cdc.model.errors import REPORT, CdcError
 
 
 def main() -> None:
     """Entry point: errors become one line and an exit code."""
-    from airflow_provider_cdc.connections import scrub
+    from airflow_provider_cdc.config.connections import scrub
 
     try:
         code = cli.main(standalone_mode=False)

@@ -13,8 +13,8 @@ from airflow_provider_cdc import __version__
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from airflow_provider_cdc.phases.context import Context
-    from airflow_provider_cdc.store import Store
+    from airflow_provider_cdc.runtime.run_context import Context
+    from airflow_provider_cdc.state import Store
 
 FILE = click.option(
     "-f", "--file", "path", required=True, type=click.Path(exists=True, dir_okay=False), help="Pipeline file (YAML)."
@@ -33,10 +33,10 @@ def cli() -> None:
 @contextmanager
 def opened(path: str, quiet: bool = False) -> Iterator[Context]:
     """The pipeline of a file, with its connections; ``quiet``: without progress."""
-    from airflow_provider_cdc.connections import resolve, strip_environment
-    from airflow_provider_cdc.phases.context import Context
-    from airflow_provider_cdc.pipeline import Pipeline
-    from airflow_provider_cdc.progress_bar import reporter
+    from airflow_provider_cdc.config import Pipeline
+    from airflow_provider_cdc.config.connections import resolve, strip_environment
+    from airflow_provider_cdc.observe.progress_bar import reporter
+    from airflow_provider_cdc.runtime.run_context import Context
 
     pipeline = Pipeline.load(path)
     for conn_id in (pipeline.source.conn_id, pipeline.sink.conn_id, pipeline.state.conn_id):
@@ -57,7 +57,7 @@ def working(
     path: str, need_snapshot: bool = False, beside: bool = False
 ) -> Iterator[tuple[Context, Store, SparkSession]]:
     """Preflight, bookkeeping and Spark for the commands that change something; ``beside``: while a stream may run."""
-    from airflow_provider_cdc.phases.preflight import require
+    from airflow_provider_cdc.preflight.run import require
     from airflow_provider_cdc.spark.session import start
 
     with opened(path) as context:

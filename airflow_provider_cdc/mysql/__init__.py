@@ -1,1 +1,1 @@
-"""Everything that talks to the MySQL server."""
+"""The source: MySQL and MariaDB."""

@@ -1,1 +1,1 @@
-"""Where the copies go. One module a kind of sink."""
+"""Sinks: the protocol that each kind implements, and what they share."""

@@ -19,12 +19,12 @@ from typing import Any, Protocol, runtime_checkable
 
 import pyarrow as pa
 
-from airflow_provider_cdc.core.kept_rows import Loss
-from airflow_provider_cdc.core.multiset import Net
-from airflow_provider_cdc.core.offset import Lineage, Offset
-from airflow_provider_cdc.core.schema import TableSchema
-from airflow_provider_cdc.sinks.files import DataFile
-from airflow_provider_cdc.sinks.size import Size
+from airflow_provider_cdc.model.kept_rows import Loss
+from airflow_provider_cdc.model.multiset import Net
+from airflow_provider_cdc.model.offset import Lineage, Offset
+from airflow_provider_cdc.model.schema import TableSchema
+from airflow_provider_cdc.sinks.files.parquet import DataFile
+from airflow_provider_cdc.sinks.files.size import Size
 
 
 class Feature(StrEnum):
@@ -68,7 +68,7 @@ class Upserted:
     A change counts iff its ``_cdc_seq`` is greater than that of the row it meets. A sink that keeps changes and not
     rows leaves the comparison to those who read it, and says so in its documentation.
 
-    :param changes: at most one a key, as :mod:`airflow_provider_cdc.core.changes` describes them.
+    :param changes: at most one a key, as :mod:`airflow_provider_cdc.model.changes` describes them.
     """
 
     changes: pa.Table
@@ -79,7 +79,7 @@ class Counted:
     """Changes of a table without a key: so many of equal rows go, others are put in.
 
     If there are fewer than go, nothing is written: the sink raises
-    :class:`~airflow_provider_cdc.core.multiset.MissingRowsError`.
+    :class:`~airflow_provider_cdc.model.multiset.MissingRowsError`.
 
     :param net: what goes and what is put in.
     :param since: rows with a lower ``_cdc_seq`` go before that, and do not count; 0 if there was no TRUNCATE.
@@ -138,7 +138,7 @@ class Fenced(Protocol):
     """What can be fenced: tables, and the resume point.
 
     ``create`` makes it, and nothing else does: whatever writes to what is not there raises
-    :class:`~airflow_provider_cdc.exceptions.TerminalError`. A table that somebody removed must not come back empty.
+    :class:`~airflow_provider_cdc.model.errors.TerminalError`. A table that somebody removed must not come back empty.
     """
 
     def exists(self) -> bool:
@@ -196,7 +196,7 @@ class SinkTable(Fenced, Protocol):
         before may be published after it. If no column changes, it is a commit of the markers.
 
         Objects of the definition before are of no use for rows from then on: whatever they are asked to write is
-        refused with a :class:`~airflow_provider_cdc.exceptions.TerminalError`. Markers, and a fence that is raised,
+        refused with a :class:`~airflow_provider_cdc.model.errors.TerminalError`. Markers, and a fence that is raised,
         are the same for all.
 
         :param before: the definition whose columns the table has.

@@ -1,4 +1,4 @@
-"""The kinds of sinks. A line here makes one known to pipelines; its module is loaded when it is used."""
+"""Open the sink of a pipeline; the module of its kind is loaded when it is used."""
 
 from __future__ import annotations
 
@@ -6,15 +6,11 @@ import inspect
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_cdc.exceptions import NotReadyError
+from airflow_provider_cdc.config.sink_kinds import KINDS
+from airflow_provider_cdc.model.errors import NotReadyError
 
 if TYPE_CHECKING:
     from airflow_provider_cdc.sinks.protocol import Sink
-
-#: ``sink.kind`` -> module and class; the class is called with ``sink.path``, the name of the pipeline, and settings.
-KINDS = {
-    "delta": "airflow_provider_cdc.sinks.delta.sink:DeltaSink",
-}
 
 
 def open_sink(kind: str, path: str, pipeline: str, **settings: Any) -> Sink:

@@ -1,7 +1,7 @@
 """Hashes of 128 bits that rows have by their values: SipHash with a secret.
 
 Nobody who does not know the secret can write rows that meet in it, and that two of ``n`` rows meet by chance is one in
-2^128 / n^2. Equal values have equal hashes, bit by bit as in :func:`~airflow_provider_cdc.core.multiset.images`.
+2^128 / n^2. Equal values have equal hashes, bit by bit as in :func:`~airflow_provider_cdc.model.multiset.images`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_provider_cdc.core.multiset import images
-from airflow_provider_cdc.sinks import siphash
+from airflow_provider_cdc.model.multiset import images
+from airflow_provider_cdc.native import siphash
 
 _NOTHING: Any = np.empty(0, np.uint8)
 #: Rows that are hashed at a time: their states take 32 bytes each.

@@ -1,1 +1,1 @@
-"""The Spark jobs, and what they need of the machine: a Java runtime and an unmixed pyspark."""
+"""Spark itself: Java, the session, the check of the installation, and tasks."""

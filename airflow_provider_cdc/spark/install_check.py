@@ -11,7 +11,7 @@ from collections.abc import Callable
 from importlib import metadata, util
 from pathlib import Path
 
-from airflow_provider_cdc.exceptions import NotReadyError
+from airflow_provider_cdc.model.errors import NotReadyError
 
 
 def check_spark_install(

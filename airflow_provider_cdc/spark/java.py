@@ -16,8 +16,8 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from airflow_provider_cdc.connections import clean_environment
-from airflow_provider_cdc.exceptions import NotReadyError
+from airflow_provider_cdc.config.connections import clean_environment
+from airflow_provider_cdc.model.errors import NotReadyError
 
 #: Versions that Spark 4.2 runs on.
 SUPPORTED = (17, 21)

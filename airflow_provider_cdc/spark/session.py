@@ -16,9 +16,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from airflow_provider_cdc.connections import strip_environment
-from airflow_provider_cdc.core.spark_conf import SECRET_PLACE, is_local, is_loopback
-from airflow_provider_cdc.exceptions import (
+from airflow_provider_cdc.config.connections import strip_environment
+from airflow_provider_cdc.config.spark_conf import SECRET_PLACE, is_local, is_loopback
+from airflow_provider_cdc.model.errors import (
     CdcError,
     NoRoomError,
     NotReadyError,
@@ -28,9 +28,9 @@ from airflow_provider_cdc.exceptions import (
     UnexpectedError,
     unpack,
 )
-from airflow_provider_cdc.scratch import scratch
 from airflow_provider_cdc.spark.install_check import check_spark_install
 from airflow_provider_cdc.spark.java import ensure_java_home
+from airflow_provider_cdc.system.temp_dirs import scratch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -57,7 +57,7 @@ def start(name: str, master: str, conf: Mapping[str, str] | None = None, ui: boo
 
     :param name: name of the pipeline, shown as the application's.
     :param master: Spark master, such as ``local[2]``.
-    :param conf: further settings, such as those of :class:`~airflow_provider_cdc.pipeline.Spark`.
+    :param conf: further settings, such as those of :class:`~airflow_provider_cdc.config.Spark`.
     :param ui: whether Spark's own page is served; see :func:`ui_address`.
     :raises NotReadyError: if pyspark is a mixture of versions, there is no Java runtime, or executors on other hosts
         would be sent secrets in the clear.

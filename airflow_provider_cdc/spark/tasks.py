@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_cdc.exceptions import CdcError, pack
-from airflow_provider_cdc.jobs.compactions import Parcel
+from airflow_provider_cdc.model.errors import CdcError, pack
+from airflow_provider_cdc.sinks.storage.pickle_envelope import PickleEnvelope
 from airflow_provider_cdc.spark.session import spark_errors
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def run_tasks(spark: SparkSession, work: Sequence[Any], do: Callable[[Any], byte
     :returns: what was returned for each, in the order of the work.
     :raises CdcError: what a task has raised.
     """
-    parcel = Parcel()
+    parcel = PickleEnvelope()
     rows = [(number, parcel.pack(one)) for number, one in enumerate(work)]
 
     def task(batches: Iterable[Any]) -> Iterator[Any]:

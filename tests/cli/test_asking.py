@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_cdc.phases import asking
-from airflow_provider_cdc.phases.inbox import Inbox
+from airflow_provider_cdc.runtime.requests import Inbox
+from airflow_provider_cdc.stream import control as asking
 from tests.support.cli import Cli
 from tests.support.processes import wait_for
 from tests.support.servers import MySQLServer

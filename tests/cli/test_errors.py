@@ -15,7 +15,7 @@ from uuid import uuid4
 import pytest
 from pymysqlreplication import BinLogStreamReader
 
-from airflow_provider_cdc.exceptions import CdcError, DdlError, NotReadyError, TerminalError
+from airflow_provider_cdc.model.errors import CdcError, DdlError, NotReadyError, TerminalError
 from airflow_provider_cdc.spark import java
 from tests.support.cli import Cli, tree
 from tests.support.servers import MySQLServer

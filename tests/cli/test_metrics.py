@@ -15,9 +15,9 @@ from unittest.mock import patch
 import pytest
 from sqlalchemy import delete
 
-from airflow_provider_cdc.metrics import measure
-from airflow_provider_cdc.store import Store, TableStanding, now, observations
-from airflow_provider_cdc.store.models import SampleRow
+from airflow_provider_cdc.observe.metrics import measure
+from airflow_provider_cdc.state import Store, TableStanding, now, observations
+from airflow_provider_cdc.state.models import SampleRow
 from tests.support.cli import Cli
 from tests.support.servers import MySQLServer
 
@@ -98,7 +98,7 @@ def test_what_is_printed(cli: Cli, tmp_path: Path) -> None:
             with store._write() as session:
                 session.execute(delete(SampleRow))
             store.sample("shop", 1, lag_seconds=0.0, lag_bytes=0, purge_hours=9.0)
-        with patch("airflow_provider_cdc.store.streams.now", lambda: now() - timedelta(minutes=2)):
+        with patch("airflow_provider_cdc.state.streams.now", lambda: now() - timedelta(minutes=2)):
             store.heartbeat("shop", 1, False)
         later = {one.name: one.value for one in measure(store, "shop")}
         assert later["running"] == 0 and later["heartbeat_age_seconds"] > 119

@@ -15,10 +15,10 @@ import pytest
 import yaml
 from cryptography.fernet import Fernet
 
-from airflow_provider_cdc.connections import _parse, database_url, mysql_args
-from airflow_provider_cdc.core.store_access import access_of
-from airflow_provider_cdc.core.store_address import StoreAddress
-from airflow_provider_cdc.pipeline import Pipeline
+from airflow_provider_cdc.config import Pipeline
+from airflow_provider_cdc.config.connections import _parse, database_url, mysql_args
+from airflow_provider_cdc.config.store_access import access_of
+from airflow_provider_cdc.config.store_address import StoreAddress
 from tests import ROOT
 from tests.support.compose import DOCKER, StackError, image, interpolate, load, make_env, variables
 from tests.support.s3 import VERSITYGW

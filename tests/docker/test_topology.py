@@ -18,8 +18,8 @@ from typing import Any
 import httpx
 import pytest
 
-from airflow_provider_cdc.core.spark_conf import is_loopback
-from airflow_provider_cdc.processes import kill_session
+from airflow_provider_cdc.config.spark_conf import is_loopback
+from airflow_provider_cdc.system.processes import kill_session
 from tests.support.airflow_client import Client
 from tests.support.compose import DOCKER, Stack, load, make_env
 from tests.support.oracle import check_ledger, compare_all
@@ -79,7 +79,13 @@ class Watch:
         command = (process / "cmdline").read_bytes()
         text = command.replace(b"\0", b" ").decode(errors="replace")
         self._note(command, f"the command line of {text[:200]}", self._secrets)
-        for kind in ("airflow_provider_cdc.driver", "SparkSubmit", "CoarseGrained", "pyspark.daemon", "deploy.worker"):
+        for kind in (
+            "airflow_provider_cdc.driver.main",
+            "SparkSubmit",
+            "CoarseGrained",
+            "pyspark.daemon",
+            "deploy.worker",
+        ):
             if kind in text:
                 self.seen.add(kind)
                 # The worker hands the executor its secret this way, which that inherits to its Python.
@@ -261,7 +267,7 @@ def test_the_books_are_in_postgres(site: Site) -> None:
 
 def test_no_secret_got_out(site: Site) -> None:
     """Not into logs, XComs, rendered fields, pages, files, the books, command lines or the environment of Spark."""
-    assert {"airflow_provider_cdc.driver", "SparkSubmit", "CoarseGrained", "pyspark.daemon"} <= site.watch.seen
+    assert {"airflow_provider_cdc.driver.main", "SparkSubmit", "CoarseGrained", "pyspark.daemon"} <= site.watch.seen
     assert site.watch.found == set()
     kept = {site.stack.volume("spark-conf") / "spark-defaults.conf", site.stack.volume("login") / "passwords.json"}
     shown: dict[str, bytes] = {url: text.encode() for url, text in site.pages.items()}

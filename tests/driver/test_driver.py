@@ -15,15 +15,15 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.connections import Connection, resolve
-from airflow_provider_cdc.core.selection import Selection
-from airflow_provider_cdc.driver import Request
-from airflow_provider_cdc.exceptions import TerminalError, UnexpectedError
-from airflow_provider_cdc.launch import attached, detach, new_log, outcome_of, result_of
-from airflow_provider_cdc.processes import keep_small, older_part, tail
-from airflow_provider_cdc.scratch import scratch
-from airflow_provider_cdc.sinks.layout import LocalFiles
-from airflow_provider_cdc.store import Store
+from airflow_provider_cdc.config.connections import Connection, resolve
+from airflow_provider_cdc.config.selection import Selection
+from airflow_provider_cdc.driver.launch import attached, detach, new_log, outcome_of, result_of
+from airflow_provider_cdc.driver.main import Request
+from airflow_provider_cdc.model.errors import TerminalError, UnexpectedError
+from airflow_provider_cdc.sinks.files.layout import LocalFiles
+from airflow_provider_cdc.state import Store
+from airflow_provider_cdc.system.processes import keep_small, older_part, tail
+from airflow_provider_cdc.system.temp_dirs import scratch
 from tests.support.cli import Cli
 from tests.support.servers import MySQLServer
 
@@ -56,7 +56,10 @@ def test_a_driver_imports_nothing_from_the_folder_that_it_works_in(tmp_path: Pat
 def test_a_driver_that_crashes_says_where(tmp_path: Path) -> None:
     """In its log; the task names the signal."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "airflow_provider_cdc.driver"], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "airflow_provider_cdc.driver.main"],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     status, deadline = Path(f"/proc/{process.pid}/status"), time.monotonic() + 60
     while not int(status.read_text().partition("SigCgt:")[2].split()[0], 16) >> signal.SIGSEGV - 1 & 1:
@@ -131,7 +134,7 @@ def test_a_log_is_emptied_under_those_who_write_to_it(tmp_path: Path) -> None:
 
 HELD = """
 import sys, time
-from airflow_provider_cdc.scratch import scratch
+from airflow_provider_cdc.system.temp_dirs import scratch
 
 with scratch(sys.argv[1]) as folder:
     print(folder, flush=True)
@@ -199,7 +202,7 @@ def test_the_bookkeeping_is_nobody_elses(tmp_path: Path, umask: int, group: int)
 
 def test_a_link_that_airflow_does_not_take_ends_nothing() -> None:
     pytest.importorskip("airflow.sdk")
-    from airflow_provider_cdc.links.cdc import show_page
+    from airflow_provider_cdc.airflow.links.cdc import show_page
 
     class Ti:
         def xcom_push(self, key: str, value: str) -> None:

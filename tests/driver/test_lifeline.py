@@ -14,12 +14,12 @@ from types import SimpleNamespace
 import pytest
 
 from airflow_provider_cdc import Pipeline, Sink, Source
-from airflow_provider_cdc.connections import Connection
-from airflow_provider_cdc.driver import Request
-from airflow_provider_cdc.launch import detach, new_log, release, result_of
-from airflow_provider_cdc.operators.stream_stop import ask_to_stop
-from airflow_provider_cdc.processes import kill_session, machine, members, start_time
-from airflow_provider_cdc.store import Store
+from airflow_provider_cdc.airflow.operators.stream_stop import ask_to_stop
+from airflow_provider_cdc.config.connections import Connection
+from airflow_provider_cdc.driver.launch import detach, new_log, release, result_of
+from airflow_provider_cdc.driver.main import Request
+from airflow_provider_cdc.state import Store
+from airflow_provider_cdc.system.processes import kill_session, machine, members, start_time
 from tests.support.processes import wait_for
 
 

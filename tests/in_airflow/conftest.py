@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_cdc.processes import kill_session, members
+from airflow_provider_cdc.system.processes import kill_session, members
 from tests import ROOT
 from tests.in_airflow.site import Site, lake_events
 from tests.support.airflow_processes import Airflow

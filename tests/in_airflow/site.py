@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from airflow_provider_cdc.connections import _from_uri, mysql_args
-from airflow_provider_cdc.phases.context import Context
-from airflow_provider_cdc.phases.stream import begin, run_in_process
-from airflow_provider_cdc.pipeline import Pipeline
-from airflow_provider_cdc.sinks.layout import LocalFiles
-from airflow_provider_cdc.store import GroupRow, Store, StreamRow
+from airflow_provider_cdc.config import Pipeline
+from airflow_provider_cdc.config.connections import _from_uri, mysql_args
+from airflow_provider_cdc.runtime.run_context import Context
+from airflow_provider_cdc.sinks.files.layout import LocalFiles
+from airflow_provider_cdc.state import GroupRow, Store, StreamRow
+from airflow_provider_cdc.stream.run import begin, run_in_process
 from tests.support.airflow_client import PATIENCE, Client
 from tests.support.airflow_processes import Airflow
 from tests.support.mailbox import Mailbox

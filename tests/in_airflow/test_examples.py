@@ -16,8 +16,8 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 
 from airflow_provider_cdc import Pipeline, Sink, Source, Stream
-from airflow_provider_cdc.sinks.layout import LocalFiles
-from airflow_provider_cdc.store import Store
+from airflow_provider_cdc.sinks.files.layout import LocalFiles
+from airflow_provider_cdc.state import Store
 from tests import ROOT
 from tests.in_airflow.site import Site
 from tests.support.oracle import check_ledger

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_cdc.processes import kill_session, members
-from airflow_provider_cdc.store import Store
+from airflow_provider_cdc.state import Store
+from airflow_provider_cdc.system.processes import kill_session, members
 from tests.in_airflow.site import Site
 from tests.support.statsd import Statsd
 

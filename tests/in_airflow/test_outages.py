@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_cdc import Pipeline, Sink, Source, State
-from airflow_provider_cdc.processes import members
+from airflow_provider_cdc.system.processes import members
 from tests.in_airflow.site import Site
 
 pytestmark = [pytest.mark.airflow, pytest.mark.timeout(3600)]

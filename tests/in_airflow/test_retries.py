@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_cdc import Pipeline, Sink, Source, State
-from airflow_provider_cdc.exceptions import CdcError
-from airflow_provider_cdc.processes import kill_session
-from airflow_provider_cdc.sinks.layout import Layout
+from airflow_provider_cdc.model.errors import CdcError
+from airflow_provider_cdc.sinks.files.layout import Layout
+from airflow_provider_cdc.system.processes import kill_session
 from tests.in_airflow.site import Site
 from tests.support.airflow_client import PATIENCE
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from packaging.version import Version
 
-from airflow_provider_cdc.windows import WATCHER
+from airflow_provider_cdc.observe.asset_windows import WATCHER
 from tests.in_airflow.site import Site
 
 pytestmark = [pytest.mark.airflow, pytest.mark.timeout(3600)]

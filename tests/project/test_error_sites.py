@@ -12,22 +12,22 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_cdc.exceptions import KINDS, TransientError
+from airflow_provider_cdc.model.errors import KINDS, TransientError
 from tests import ROOT
 
 PACKAGE = ROOT / "airflow_provider_cdc"
 #: What reads the binlog, decodes it, and applies it.
 MODULES = [
     *sorted((PACKAGE / "mysql/binlog").rglob("*.py")),
-    PACKAGE / "mysql/stream/batches.py",
-    PACKAGE / "mysql/places/lookback.py",
-    PACKAGE / "mysql/server/charsets.py",
-    PACKAGE / "mysql/server/collations.py",
+    PACKAGE / "apply/batch_planner.py",
+    PACKAGE / "mysql/positions/lookback.py",
+    PACKAGE / "mysql/client/charsets.py",
+    PACKAGE / "mysql/client/collations.py",
     PACKAGE / "mysql/keys/ownership.py",
-    PACKAGE / "jobs/batches.py",
-    PACKAGE / "phases/apply.py",
-    PACKAGE / "phases/epoch.py",
-    PACKAGE / "phases/schema_changes.py",
+    PACKAGE / "apply/task.py",
+    PACKAGE / "apply/applier.py",
+    PACKAGE / "stream/epoch.py",
+    PACKAGE / "apply/follow_ddl.py",
 ]
 
 #: Functions whose errors name a table.
@@ -46,7 +46,11 @@ OF_ALL: dict[tuple[str, str, str], str] = {
     (_EVENTS + "binlog_stream.py", "_skip", "there is no binlog event at "): _PLACE,
     (_EVENTS + "binlog_stream.py", "_same_file", "binlog file "): _PLACE,
     (_EVENTS + "event.py", "stop", ", at "): "its callers are places themselves",
-    (_EVENTS + "judge.py", "_check_detours", " logged by statement, at "): "what may not be seen may lead to any table",
+    (
+        _EVENTS + "statement_guard.py",
+        "_check_detours",
+        " logged by statement, at ",
+    ): "what may not be seen may lead to any table",
     (_EVENTS + "payload.py", "unpack", "unknown compression "): _LOST,
     (
         _EVENTS + "query.py",
@@ -73,17 +77,21 @@ OF_ALL: dict[tuple[str, str, str], str] = {
     (_WALK + "walker.py", "_resolve", "the transaction at "): _LOST,
     (_WALK + "walker.py", "_leave", "a compressed transaction without its end, before "): _LOST,
     (_WALK + "walker.py", "_ended", "an XA PREPARE of what did not begin as XA, at "): _LOST,
-    ("mysql/stream/batches.py", "advance", "the binlog of the server ends at "): _PLACE,
-    ("mysql/stream/batches.py", "_walk", " is in the binlog of the server before "): _PLACE,
+    ("apply/batch_planner.py", "advance", "the binlog of the server ends at "): _PLACE,
+    ("apply/batch_planner.py", "_walk", " is in the binlog of the server before "): _PLACE,
     (
-        "mysql/places/lookback.py",
+        "mysql/positions/lookback.py",
         "rows",
         "XA transaction ",
     ): "the rows are gone, and so are the names of their tables",
-    ("jobs/batches.py", "together", "a piece of a batch begins at "): _INSIDE,
-    ("phases/apply.py", "check_passed", "the stream had not passed the snapshot of "): "a failover, before any section",
-    ("phases/apply.py", "apply", "a batch begins at "): _INSIDE,
-    ("phases/apply.py", "_apply_tables", "a batch up to "): _INSIDE,
+    ("apply/task.py", "together", "a piece of a batch begins at "): _INSIDE,
+    (
+        "apply/applier.py",
+        "check_passed",
+        "the stream had not passed the snapshot of ",
+    ): "a failover, before any section",
+    ("apply/applier.py", "apply", "a batch begins at "): _INSIDE,
+    ("apply/applier.py", "_apply_tables", "a batch up to "): _INSIDE,
 }
 
 
@@ -140,7 +148,7 @@ def test_each_error_is_of_one_table_or_argued_to_be_of_all() -> None:
 
 @pytest.mark.parametrize(
     ("module", "of"),
-    [("jobs/batches.py", {"_writer", "writer"}), ("phases/apply.py", {"_apply_table"})],
+    [("apply/task.py", {"_writer", "writer"}), ("apply/applier.py", {"_apply_table"})],
     ids=["staging", "applying"],
 )
 def test_what_a_sink_raises_is_named_where_it_is_called(module: str, of: set[str]) -> None:

@@ -6,6 +6,7 @@ import ast
 import graphlib
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,78 +17,54 @@ from tests import ROOT
 PACKAGE = "airflow_provider_cdc"
 MODULES = sorted((ROOT / PACKAGE).rglob("*.py"))
 
-#: What each part may import of the project, itself aside.
-ALLOWED = {
-    "exceptions": set(),
-    "processes": set(),
-    "failpoints": {"processes"},
-    "rights": set(),
-    "scratch": set(),
-    "core": {"exceptions"},
-    "machine": set(),
-    "pipeline": {"sinks", "core", "exceptions"},
-    "connections": {"core", "exceptions"},
-    "guarded": {"core", "exceptions"},
-    "mysql": {"guarded", "core", "machine", "exceptions", "failpoints"},
-    "sinks": {"core", "machine", "exceptions", "failpoints", "rights"},
-    "store": {"core", "connections", "guarded", "exceptions", "rights"},
-    "jobs": {"sinks", "mysql", "core", "exceptions", "failpoints"},
-    "spark": {"jobs", "mysql", "core", "connections", "exceptions", "scratch"},
-    "phases": {
-        "spark",
-        "jobs",
-        "sinks",
-        "store",
-        "mysql",
-        "core",
-        "pipeline",
-        "connections",
-        "guarded",
-        "exceptions",
-        "failpoints",
-        "processes",
-    },
-    "driver": {
-        "core",
-        "jobs",
-        "phases",
-        "spark",
-        "sinks",
-        "store",
-        "pipeline",
-        "connections",
-        "progress_bar",
-        "exceptions",
-        "processes",
-    },
-    "status_text": {"core", "sinks"},
-    "metrics": {"core", "store", "exceptions"},
-    "alerts": {"core", "store", "metrics"},
-    "windows": {"store"},
-    "launch": {"driver", "sinks", "connections", "exceptions", "processes", "scratch"},
-}
-
-#: What each room of ``mysql/`` may import of its other rooms. No circle: a room stands below all that may import it.
-ROOMS = {
-    "server": set(),
-    "keys": {"server"},
-    "resultset": {"server"},
-    "binlog.events": {"server"},
-    "binlog.plain": {"binlog.events", "server"},
-    "binlog.kernels": {"binlog.plain", "binlog.events"},
-    "binlog.walk": {"binlog.kernels", "binlog.plain", "binlog.events", "server"},
-    "places": {"binlog.walk", "binlog.events", "server"},
-    "snapshot": {"places", "binlog.walk", "binlog.events", "keys", "resultset", "server"},
-    "stream": {"places", "binlog.walk", "binlog.events", "server"},
-}
-
-#: The Airflow face, which may import everything; nothing else may import Airflow.
-AIRFLOW = {"operators", "sensors", "triggers", "hooks", "links", "task_group", "provider", "page", "assets", "lineage"}
-
-
-def part(module: str) -> str:
-    """The part of the project that a module belongs to; empty for the package itself."""
-    return (module.split(".") + [""])[1]
+#: The rooms, each above all that it may import: a module imports from its own room and from those before it.
+ROOMS = (
+    "system",
+    "model",
+    "ddl",
+    "config",
+    "native",
+    "mysql.client",
+    "mysql.resultset",
+    "mysql.binlog.events",
+    "mysql.binlog.plain",
+    "mysql.binlog.kernels",
+    "mysql.binlog.walk",
+    "mysql.keys",
+    "mysql.positions",
+    "mysql.chunks",
+    "sinks.storage",
+    "sinks.files",
+    "sinks",
+    "sinks.delta.log",
+    "sinks.delta.merge",
+    "sinks.delta",
+    "state",
+    "runtime",
+    "spark",
+    "chunk_groups",
+    "apply",
+    "resnapshot",
+    "snapshot",
+    "observe",
+    "maintenance",
+    "stream",
+    "verify",
+    "explain",
+    "preflight",
+    "driver",
+    "airflow",
+    "data_source",
+    "ui",
+    "cli",
+)
+#: What a task on another host imports: modules with this name import from no other rooms.
+TASK = {"task"}
+OF_TASKS = ("system", "model", "ddl", "config", "native", "mysql", "sinks")
+#: The rooms that face Airflow; nothing else may import it.
+AIRFLOW = {"airflow", "ui"}
+#: Modules in one room: more are a hall.
+SPACE = 22
 
 
 def imported(path: Path) -> Iterator[str]:
@@ -103,45 +80,60 @@ def imported(path: Path) -> Iterator[str]:
                 yield from (f"{PACKAGE}.{alias.name}" for alias in node.names)
 
 
+def module_of(path: Path) -> str:
+    """Name of a module below the package; of a folder's ``__init__.py``, that of the folder."""
+    names = path.relative_to(ROOT / PACKAGE).with_suffix("").parts
+    return ".".join(names[:-1] if names[-1] == "__init__" else names)
+
+
+def room_of(module: str) -> str:
+    """The room that a module stands in; empty for the package's own."""
+    return next((room for room in sorted(ROOMS, key=len, reverse=True) if f"{module}.".startswith(f"{room}.")), "")
+
+
+KNOWN = {module_of(path) for path in MODULES}
+FILES = {module_of(path) for path in MODULES if path.name != "__init__.py"}
+
+
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(ROOT / PACKAGE)))
 def test_direction(path: Path) -> None:
-    here = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-    allowed = ALLOWED.get(part(here))
-    if allowed is None:
-        return  # the command line and what faces Airflow may import everything
+    here = module_of(path)
+    if here not in FILES or here == "__main__":
+        return  # what a folder hands on
+    assert room_of(here), f"{here} stands in no room"
     for name in imported(path):
-        if name.split(".")[0] == PACKAGE and name not in (PACKAGE, f"{PACKAGE}.__version__"):
-            assert part(name) in allowed | {part(here)}, f"{here} imports {name}"
-        assert name.split(".")[0] != "airflow", f"{here} imports {name}: the core works without Airflow"
+        module = name.removeprefix(f"{PACKAGE}.")
+        if name.startswith(f"{PACKAGE}.") and module in KNOWN:
+            assert ROOMS.index(room_of(module)) <= ROOMS.index(room_of(here)), f"{here} imports {module}, above it"
+            if here.rpartition(".")[2] in TASK:
+                own = module.startswith(f"{here.rpartition('.')[0]}.")
+                assert own or module.startswith(OF_TASKS), f"{here} imports {module}: it runs on other hosts"
+        assert name.split(".")[0] != "airflow" or here.split(".")[0] in AIRFLOW, (
+            f"{here} imports {name}: the core works without Airflow"
+        )
 
 
-def room(module: str) -> str:
-    """The room of ``mysql/`` that a module stands in; empty for one elsewhere."""
-    names = module.split(".")
-    if names[:2] != [PACKAGE, "mysql"] or len(names) < 4:
-        return ""
-    return ".".join(names[2:4]) if names[2] == "binlog" else names[2]
+def test_every_room_is_there_and_none_is_a_hall() -> None:
+    sizes = Counter(room_of(module_of(path)) for path in MODULES if path.name != "__init__.py")
+    sizes.pop("", None)
+    assert set(sizes) == set(ROOMS)
+    assert {room: size for room, size in sizes.items() if size > SPACE and room not in ("airflow", "state")} == {}
 
 
-def test_rooms_of_mysql() -> None:
-    seen = set()
-    for path in (ROOT / PACKAGE / "mysql").rglob("*.py"):
-        here = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+def test_no_two_modules_import_each_other() -> None:
+    """At no distance: neither at the top of a module nor within a function."""
+    graph = {}
+    for path in MODULES:
+        names = {name.removeprefix(f"{PACKAGE}.") for name in imported(path) if name.startswith(f"{PACKAGE}.")}
         if path.name != "__init__.py":
-            assert room(here) in ROOMS, f"{here} stands in no room of its own"
-            seen.add(room(here))
-        for name in imported(path):
-            assert room(name) in ROOMS.get(room(here), set()) | {"", room(here)}, f"{here} imports {name}"
-    assert seen == set(ROOMS)
+            graph[module_of(path)] = names & FILES
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError
 
 
-def test_rooms_stand_one_above_the_other() -> None:
-    graphlib.TopologicalSorter(ROOMS).prepare()  # raises CycleError
-
-
-def test_core_does_no_io() -> None:
+@pytest.mark.parametrize("room", ["model", "ddl"])
+def test_pure_rooms_do_no_io(room: str) -> None:
     forbidden = {"os", "io", "pathlib", "socket", "subprocess", "time", "random", "pymysql", "pyspark", "deltalake"}
-    for path in (ROOT / PACKAGE / "core").glob("*.py"):
+    for path in (ROOT / PACKAGE / room).glob("*.py"):
         assert not forbidden & {name.split(".")[0] for name in imported(path)}, path
 
 
@@ -154,41 +146,47 @@ def test_only_the_delta_sink_knows_delta() -> None:
                 assert name.split(".")[0] != "deltalake" and not name.startswith(f"{PACKAGE}.sinks.delta"), path
 
 
+#: Rooms above the server and below the driver, whose files may lie in an object store.
+_STORED = (
+    *("sinks", "runtime", "chunk_groups", "apply", "resnapshot", "snapshot", "maintenance", "stream", "verify"),
+    *("explain", "preflight"),
+)
+
+
 def test_files_are_reached_through_a_storage() -> None:
-    """But for the bookkeeping, logs and checkpoints, which `sinks/layout.py` names, the look at free space, and the
-    files of an index that is too large for memory: they have no names.
+    """But for the bookkeeping, logs and checkpoints, which `sinks/files/layout.py` names, the look at free space, and
+    the files of an index that is too large for memory: they have no names.
     """
     own = {
-        "sinks/storage.py",
-        "sinks/durable_file.py",
-        "sinks/layout.py",
-        "sinks/delta/key_index.py",
-        "phases/preflight.py",
+        "sinks/storage/disk.py",
+        "sinks/storage/local.py",
+        "sinks/storage/open_storage.py",
+        "sinks/storage/durable_file.py",
+        "sinks/files/layout.py",
+        "sinks/delta/merge/key_index.py",
+        "preflight/run.py",
+        "stream/spark_query.py",
     }
     for path in MODULES:
         name = path.relative_to(ROOT / PACKAGE).as_posix()
-        if name.partition("/")[0] in ("sinks", "phases", "jobs") and name not in own:
+        if name.partition("/")[0] in _STORED and name not in own:
             assert not {"pathlib", "shutil", "glob", "tempfile"} & set(imported(path)), path
 
 
 def test_parquet_is_read_and_written_in_one_place() -> None:
     for path in MODULES:
-        if path != ROOT / PACKAGE / "sinks" / "files.py":
+        if path != ROOT / PACKAGE / "sinks" / "files" / "parquet.py":
             assert "pyarrow.parquet" not in set(imported(path)), path
 
 
-def test_jobs_do_not_know_what_carries_them() -> None:
-    for path in (ROOT / PACKAGE / "jobs").glob("*.py"):
+def test_tasks_do_not_know_what_carries_them() -> None:
+    tasks = [path for path in MODULES if path.stem in TASK]
+    assert len(tasks) >= 4
+    for path in tasks:
         assert "pyspark" not in {name.split(".")[0] for name in imported(path)}, path
 
 
-def test_every_part_has_its_rule() -> None:
-    free = {"", "__init__", "__main__", "cli", "progress_bar"}
-    parts = {part(".".join(p.relative_to(ROOT).with_suffix("").parts)) for p in MODULES}
-    assert parts - free == set(ALLOWED) | AIRFLOW
-
-
-@pytest.mark.parametrize("module", ["", ".pipeline", ".exceptions", ".connections", ".cli"])
+@pytest.mark.parametrize("module", ["", ".config", ".model.errors", ".config.connections", ".cli"])
 def test_heavy_imports_are_late(module: str) -> None:
     """Airflow parses DAG files all the time: a Pipeline must cost nothing."""
     code = (
@@ -203,7 +201,7 @@ def test_heavy_imports_are_late(module: str) -> None:
 def test_what_a_dag_file_imports() -> None:
     """Airflow brings SQLAlchemy along; nothing of what reads and writes is loaded before a task runs."""
     modules = ("task_group", "operators.cdc", "operators.stream", "sensors.cdc", "triggers.cdc")
-    names = ", ".join(f"{PACKAGE}.{module}" for module in modules)
+    names = ", ".join(f"{PACKAGE}.airflow.{module}" for module in modules)
     code = (
         f"import sys, {names}; heavy = {{'pyspark', 'pyarrow', 'numpy', 'pandas', 'deltalake', 'pymysql', "
         "'pymysqlreplication', 'numba', 'alembic', 'sqlglot'}; "
@@ -214,7 +212,7 @@ def test_what_a_dag_file_imports() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["driver", "phases.groups", "phases.stream", "spark.stream_source", "mysql.places.failover"]
+    "module", ["driver.main", "chunk_groups.groups", "stream.run", "stream.spark_source", "mysql.positions.failover"]
 )
 def test_drivers_do_not_load_the_compiled_decoder(module: str) -> None:
     """It costs a second and 100 MB, in each process: it is for those that read."""

@@ -17,7 +17,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import airflow_provider_cdc
-from airflow_provider_cdc.exceptions import NotReadyError
+from airflow_provider_cdc.model.errors import NotReadyError
 from airflow_provider_cdc.spark import java
 from airflow_provider_cdc.spark.install_check import check_spark_install
 from tests import ROOT
@@ -106,7 +106,7 @@ from pathlib import Path
 import airflow_provider_cdc
 from airflow_provider_cdc import CdcStreamOperator, Pipeline
 from airflow_provider_cdc.spark.install_check import check_spark_install
-import airflow_provider_cdc.mysql.stream.batches, airflow_provider_cdc.spark.session
+import airflow_provider_cdc.apply.batch_planner, airflow_provider_cdc.spark.session
 run = subprocess.run([Path(sys.executable).with_name("airflow-cdc"), "--help"], capture_output=True, text=True)
 names = sorted(found.name.lower() for found in metadata.distributions())
 package = airflow_provider_cdc

@@ -113,7 +113,7 @@ def test_tests_of_slow_folders_take_turns() -> None:
     slow = [f"{folder}test_a.py::test[seed-{n}]" for folder in SLOW for n in range(200)]
     turns = [{name for name in slow if in_turn(name, k, 4)} for k in (1, 2, 3, 4)]
     assert sum(map(len, turns)) == len(slow) == len(set.union(*turns)) and min(map(len, turns)) > len(slow) / 5
-    every = (f"{ALWAYS[0]}::test", "tests/core/test_a.py::test")
+    every = (f"{ALWAYS[0]}::test", "tests/model/test_a.py::test")
     assert all(in_turn(name, k, 4) for k in (1, 2, 3, 4) for name in every)
     assert all(in_turn(name, 1, 1) for name in slow)
     assert all((ROOT / name).exists() for name in (*SLOW, *ALWAYS))

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.phases.context import Context
-from airflow_provider_cdc.phases.status import status
-from airflow_provider_cdc.phases.verify import verify
+from airflow_provider_cdc.observe.status import status
+from airflow_provider_cdc.runtime.run_context import Context
+from airflow_provider_cdc.verify.run import verify
 from tests import ROOT
 from tests.make_state import CONNECTION, FIXTURES, pipeline
 from tests.support import harness
@@ -76,7 +76,7 @@ def tables_of(said: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 _CODE = "import sys; from tests.support.harness import call; sys.exit(call(*sys.argv[1:]))"
-_MIGRATIONS = "airflow_provider_cdc/store/migrations/versions"
+_MIGRATIONS = "airflow_provider_cdc/state/migrations/versions"
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from airflow_provider_cdc.mysql.server import product
+from airflow_provider_cdc.mysql.client import product
 from airflow_provider_cdc.spark import java
 from tests import ROOT
 from tests.versions import PYTHONS, STEPS, VERSIONS, installed, requirements

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_cdc.failpoints import VARIABLE
+from airflow_provider_cdc.system.failpoints import VARIABLE
 from tests import ROOT
 from tests.support.harness import KILLED, Lake, Nursery, kill_session
 from tests.support.oracle import check_ledger, compare_all

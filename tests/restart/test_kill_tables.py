@@ -18,9 +18,18 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.exceptions import TransientError
-from airflow_provider_cdc.failpoints import ADDITION, DROPS, REQUESTS, REREAD, SCHEMA_CHANGES, SNAPSHOT, STREAM, TABLES
-from airflow_provider_cdc.processes import start_time
+from airflow_provider_cdc.model.errors import TransientError
+from airflow_provider_cdc.system.failpoints import (
+    ADDITION,
+    DROPS,
+    REQUESTS,
+    REREAD,
+    SCHEMA_CHANGES,
+    SNAPSHOT,
+    STREAM,
+    TABLES,
+)
+from airflow_provider_cdc.system.processes import start_time
 from tests.support.altering import quoted
 from tests.support.cli import Cli
 from tests.support.commands import EXCUSES, Commands

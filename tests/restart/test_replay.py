@@ -13,18 +13,21 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from airflow_provider_cdc.core.offset import Offset
-from airflow_provider_cdc.exceptions import FencedError, TerminalError
-from airflow_provider_cdc.jobs.slices import run_in_threads
-from airflow_provider_cdc.phases import apply, groups, snapshot, stream
-from airflow_provider_cdc.phases.apply import epoch_fence
-from airflow_provider_cdc.phases.context import Context
-from airflow_provider_cdc.phases.epoch import Epoch
-from airflow_provider_cdc.pipeline import Pipeline
-from airflow_provider_cdc.sinks.delta.merge import Merge
+from airflow_provider_cdc.apply import applier as apply
+from airflow_provider_cdc.apply.applier import epoch_fence
+from airflow_provider_cdc.chunk_groups import groups
+from airflow_provider_cdc.chunk_groups.task import run_in_threads
+from airflow_provider_cdc.config import Pipeline
+from airflow_provider_cdc.model.errors import FencedError, TerminalError
+from airflow_provider_cdc.model.offset import Offset
+from airflow_provider_cdc.runtime.run_context import Context
+from airflow_provider_cdc.sinks.delta.merge.merge import Merge
 from airflow_provider_cdc.sinks.delta.table import DeltaTarget
 from airflow_provider_cdc.sinks.protocol import Fence
-from airflow_provider_cdc.store import Store
+from airflow_provider_cdc.snapshot import run as snapshot
+from airflow_provider_cdc.state import Store
+from airflow_provider_cdc.stream import run as stream
+from airflow_provider_cdc.stream.epoch import Epoch
 from tests.support.delta import as_delta
 from tests.support.harness import KILLED, Lake, Nursery
 from tests.support.oracle import compare_all

@@ -20,12 +20,12 @@ from typing import Any
 import pymysql
 import pytest
 
-from airflow_provider_cdc.exceptions import NotComparableError, NotReadyError, TableSuspendedError, TransientError
-from airflow_provider_cdc.failpoints import ADDITION, OUTCOME, REQUESTS, REREAD, SCHEMA_CHANGES, STREAM, TABLES
-from airflow_provider_cdc.phases.next_snapshot import planned
-from airflow_provider_cdc.phases.staged import waiting
-from airflow_provider_cdc.processes import start_time
-from airflow_provider_cdc.sinks.storage import write_json
+from airflow_provider_cdc.model.errors import NotComparableError, NotReadyError, TableSuspendedError, TransientError
+from airflow_provider_cdc.resnapshot.purged_binlog import planned
+from airflow_provider_cdc.resnapshot.staged_files import waiting
+from airflow_provider_cdc.sinks.storage.storage import write_json
+from airflow_provider_cdc.system.failpoints import ADDITION, OUTCOME, REQUESTS, REREAD, SCHEMA_CHANGES, STREAM, TABLES
+from airflow_provider_cdc.system.processes import start_time
 from tests.support.altering import quoted
 from tests.support.chance import Threads, run_fresh, seeds_asked_for
 from tests.support.cli import Cli
@@ -144,7 +144,7 @@ class World(Commands):
             "stream": {"on_table_error": "suspend", "fail_on_suspended": draw.random() < 0.5},
         }
         super().__init__(nursery, Cli(folder / "p", server, sink=sink, **settings), folder / "log")
-        self.checked, self.constants = False, {"phases.rereading._TRIES": _TRIES}
+        self.checked, self.constants = False, {"resnapshot.worker._TRIES": _TRIES}
         self.copies = {
             name: Copy(
                 _DATABASE,

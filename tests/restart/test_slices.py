@@ -15,18 +15,18 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from airflow_provider_cdc.core import slots
-from airflow_provider_cdc.exceptions import TerminalError
-from airflow_provider_cdc.failpoints import SNAPSHOT
-from airflow_provider_cdc.jobs import slices
-from airflow_provider_cdc.jobs.slices import SnapshotJob, run_in_threads
-from airflow_provider_cdc.mysql.snapshot import chunk as chunk_reader
-from airflow_provider_cdc.phases.context import Context
-from airflow_provider_cdc.phases.groups import Group
-from airflow_provider_cdc.phases.retention_guard import RetentionGuard
-from airflow_provider_cdc.phases.snapshot import GroupResult, run_group
-from airflow_provider_cdc.pipeline import Pipeline
-from airflow_provider_cdc.store import Store
+from airflow_provider_cdc.chunk_groups import task as slices
+from airflow_provider_cdc.chunk_groups.groups import Group
+from airflow_provider_cdc.chunk_groups.task import SnapshotJob, run_in_threads
+from airflow_provider_cdc.config import Pipeline
+from airflow_provider_cdc.model import server_id_slots as slots
+from airflow_provider_cdc.model.errors import TerminalError
+from airflow_provider_cdc.mysql.chunks import chunk as chunk_reader
+from airflow_provider_cdc.runtime.run_context import Context
+from airflow_provider_cdc.snapshot.binlog_guard import RetentionGuard
+from airflow_provider_cdc.snapshot.run import GroupResult, run_group
+from airflow_provider_cdc.state import Store
+from airflow_provider_cdc.system.failpoints import SNAPSHOT
 from tests.support.harness import KILLED, Lake, Nursery
 from tests.support.oracle import compare_all
 from tests.support.servers import MySQLServer

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_cdc.exceptions import TransientError
+from airflow_provider_cdc.model.errors import TransientError
 from tests import ROOT
 from tests.support.harness import kill_session
 from tests.support.oracle import check_ledger, compare_all

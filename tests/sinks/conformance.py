@@ -21,12 +21,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from airflow_provider_cdc.core.deletes import IGNORE, SOFT, Deletes
-from airflow_provider_cdc.core.multiset import MissingRowsError, net
-from airflow_provider_cdc.core.offset import Lineage, Offset, Position
-from airflow_provider_cdc.core.schema import OP, SEQ, TS, Column, TableSchema
-from airflow_provider_cdc.exceptions import FencedError, NotReadyError, TerminalError
-from airflow_provider_cdc.sinks.files import DataFile
+from airflow_provider_cdc.config.deletes import IGNORE, SOFT, Deletes
+from airflow_provider_cdc.model.errors import FencedError, NotReadyError, TerminalError
+from airflow_provider_cdc.model.multiset import MissingRowsError, net
+from airflow_provider_cdc.model.offset import Lineage, Offset, Position
+from airflow_provider_cdc.model.schema import OP, SEQ, TS, Column, TableSchema
+from airflow_provider_cdc.sinks.files.parquet import DataFile
 from airflow_provider_cdc.sinks.protocol import (
     Change,
     Counted,

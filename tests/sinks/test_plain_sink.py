@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_cdc.core.deletes import Deletes
-from airflow_provider_cdc.core.schema import OP, SEQ
+from airflow_provider_cdc.config.deletes import Deletes
+from airflow_provider_cdc.model.schema import OP, SEQ
 from airflow_provider_cdc.sinks.protocol import Sink, SinkTable
 from tests.sinks.conformance import SinkConformance, failing, preceded
 from tests.support.plain_sink import NarrowSink, PlainSink, States, WriteOnlyTable

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.core.spark_conf import DECIDED, is_local, is_loopback
-from airflow_provider_cdc.exceptions import FencedError, NotReadyError, SlowWorkerError, UnexpectedError, pack
-from airflow_provider_cdc.scratch import scratch
+from airflow_provider_cdc.config.spark_conf import DECIDED, is_local, is_loopback
+from airflow_provider_cdc.model.errors import FencedError, NotReadyError, SlowWorkerError, UnexpectedError, pack
 from airflow_provider_cdc.spark.session import DEFAULTS, ENCRYPTION, _settings, of_spark, start
+from airflow_provider_cdc.system.temp_dirs import scratch
 from tests import ROOT
 from tests.support.spark_cluster import SparkCluster
 
@@ -183,7 +183,7 @@ def test_a_session_with_its_page(tmp_path: Path, public: str | None) -> None:
 
 
 KILLED = """
-from airflow_provider_cdc.processes import kill_session
+from airflow_provider_cdc.system.processes import kill_session
 from airflow_provider_cdc.spark.session import start
 import os
 
@@ -217,7 +217,7 @@ LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F"}
 
 REFUSED = """
 import sys
-from airflow_provider_cdc.exceptions import CdcError
+from airflow_provider_cdc.model.errors import CdcError
 import airflow_provider_cdc.spark.session as session
 
 # Nobody to connect to on another host here: the session is a local one that is held to the rule of a remote one.

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from airflow_provider_cdc.core.schema import INTEGER_TYPES, OP, SEQ, TS, TYPES, Column, TableSchema
+from airflow_provider_cdc.model.schema import INTEGER_TYPES, OP, SEQ, TS, TYPES, Column, TableSchema
 
 _TEXTS = ["", "plain", "'\"\\ \t\n", "ä€😀 日本", "nul \0 inside", "x" * 3000]
 _BYTES = [b"", bytes(range(256)), b"\0", b"\xff" * 3000]

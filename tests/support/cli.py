@@ -20,17 +20,18 @@ import yaml
 from sqlalchemy import Connection, event
 
 from airflow_provider_cdc import cli as command_line
+from airflow_provider_cdc.chunk_groups.groups import TaskRequest
+from airflow_provider_cdc.chunk_groups.task import run_in_threads
 from airflow_provider_cdc.cli import base
-from airflow_provider_cdc.jobs.slices import run_in_threads
-from airflow_provider_cdc.phases.context import Context
-from airflow_provider_cdc.phases.epoch import Epoch
-from airflow_provider_cdc.phases.groups import TaskRequest
-from airflow_provider_cdc.phases.key_ranges import read_again
-from airflow_provider_cdc.phases.next_snapshot import planned
-from airflow_provider_cdc.phases.snapshot import run_snapshot
-from airflow_provider_cdc.phases.stream import begin, run_in_process
-from airflow_provider_cdc.pipeline import Pipeline
-from airflow_provider_cdc.store import Store
+from airflow_provider_cdc.config import Pipeline
+from airflow_provider_cdc.observe.observer import observed
+from airflow_provider_cdc.resnapshot.key_ranges import read_again
+from airflow_provider_cdc.resnapshot.purged_binlog import planned
+from airflow_provider_cdc.runtime.run_context import Context
+from airflow_provider_cdc.snapshot.run import run_snapshot
+from airflow_provider_cdc.state import Store
+from airflow_provider_cdc.stream.epoch import Epoch
+from airflow_provider_cdc.stream.run import begin, run_in_process
 from tests import ROOT
 from tests.support.delta import delta_table
 from tests.support.servers import MySQLServer
@@ -93,7 +94,7 @@ class Cli:
         }
         for section, values in settings.items():
             self.value.setdefault(section, {}).update(values)
-        # So that a test sees the error itself. What the default makes of it is in tests/phases/test_suspension.py.
+        # So that a test sees the error itself. What the default makes of it is in tests/resnapshot/test_suspension.py.
         self.value.setdefault("stream", {}).setdefault("on_table_error", "stop")
         folder.mkdir(parents=True, exist_ok=True)
         self.write()
@@ -157,7 +158,7 @@ class Cli:
     def snapshot(self) -> None:
         """Start or resume the snapshot."""
         with self.opened() as (context, store):
-            run_snapshot(context, store, planned(context, store), run_in_threads)
+            run_snapshot(context, store, planned(context, store), run_in_threads, observed)
 
     def catch_up(self) -> None:
         """Stream to the position that the source has now."""

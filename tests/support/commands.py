@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from airflow_provider_cdc.processes import start_time
+from airflow_provider_cdc.system.processes import start_time
 from tests.support.cli import Cli
 from tests.support.harness import Child, Nursery
 

@@ -25,15 +25,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from airflow_provider_cdc.jobs import slices
-from airflow_provider_cdc.jobs.slices import SnapshotJob
-from airflow_provider_cdc.mysql.snapshot import chunk
-from airflow_provider_cdc.phases.context import Context
-from airflow_provider_cdc.phases.snapshot import run_group
-from airflow_provider_cdc.pipeline import Pipeline
-from airflow_provider_cdc.sinks.storage import LocalStorage, write_json
+from airflow_provider_cdc.chunk_groups import task as slices
+from airflow_provider_cdc.chunk_groups.spark_job import run_on_spark
+from airflow_provider_cdc.chunk_groups.task import SnapshotJob
+from airflow_provider_cdc.config import Pipeline
+from airflow_provider_cdc.mysql.chunks import chunk
+from airflow_provider_cdc.runtime.run_context import Context
+from airflow_provider_cdc.sinks.storage.local import LocalStorage
+from airflow_provider_cdc.sinks.storage.storage import write_json
+from airflow_provider_cdc.snapshot.run import run_group
 from airflow_provider_cdc.spark import session
-from airflow_provider_cdc.spark.snapshot_job import run_on_spark
 
 CASES = ("fails", "speculative", "zombie")
 #: What makes Spark start a second copy of a task that takes long, and leave the first one alone.

@@ -9,8 +9,8 @@ from typing import Any
 
 from deltalake import DeltaTable
 
-from airflow_provider_cdc.mysql.server.catalog import read_schema
-from airflow_provider_cdc.mysql.server.session import connect
+from airflow_provider_cdc.mysql.client.catalog import read_schema
+from airflow_provider_cdc.mysql.client.session import connect
 from tests.support.cli import Cli
 from tests.support.servers import MySQLServer
 

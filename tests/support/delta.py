@@ -8,13 +8,13 @@ from collections.abc import Sequence
 import pyarrow as pa
 from pyroaring import BitMap
 
-from airflow_provider_cdc.core.schema import TableSchema
-from airflow_provider_cdc.phases.context import Context
-from airflow_provider_cdc.sinks.delta.edit import Edit
-from airflow_provider_cdc.sinks.delta.log import Log
+from airflow_provider_cdc.model.schema import TableSchema
+from airflow_provider_cdc.runtime.run_context import Context
+from airflow_provider_cdc.sinks.delta.log.log import Log
+from airflow_provider_cdc.sinks.delta.merge.edit import Edit
 from airflow_provider_cdc.sinks.delta.sink import DeltaSink
 from airflow_provider_cdc.sinks.delta.table import DeltaTarget
-from airflow_provider_cdc.sinks.files import write_file
+from airflow_provider_cdc.sinks.files.parquet import write_file
 from airflow_provider_cdc.sinks.protocol import Fence, SinkTable
 
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from airflow_provider_cdc import launch
+from airflow_provider_cdc.driver import launch
 
 #: Seconds between two batches of a stream, and those that Spark would take to end: a test may kill a driver then.
 _TRIGGER, _END = 1.0, 2.0
@@ -31,7 +31,7 @@ class _NoSpark:
 
 
 def _stream(epoch: Any, _: _NoSpark) -> None:
-    from airflow_provider_cdc.phases.stream import run_in_process
+    from airflow_provider_cdc.stream.run import run_in_process
 
     apply: Callable[[Any], Any] = epoch.apply
 
@@ -46,10 +46,11 @@ def _stream(epoch: Any, _: _NoSpark) -> None:
 
 def main() -> int:
     """As the driver's own."""
-    from airflow_provider_cdc import driver
-    from airflow_provider_cdc.jobs.slices import run_in_threads
-    from airflow_provider_cdc.phases import observing, stream
-    from airflow_provider_cdc.spark import snapshot_job
+    from airflow_provider_cdc.chunk_groups import spark_job as snapshot_job
+    from airflow_provider_cdc.chunk_groups.task import run_in_threads
+    from airflow_provider_cdc.driver import main as driver
+    from airflow_provider_cdc.observe import observer as observing
+    from airflow_provider_cdc.stream import run as stream
 
     driver._start = lambda _: (_NoSpark(), None)  # type: ignore[assignment,return-value]
     stream.run_on_spark = _stream  # type: ignore[assignment]

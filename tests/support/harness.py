@@ -37,18 +37,24 @@ import pytest
 import sqlalchemy.dialects.sqlite  # noqa: F401
 from deltalake import DeltaTable
 
-from airflow_provider_cdc import cli, failpoints
-from airflow_provider_cdc.exceptions import CdcError
-from airflow_provider_cdc.failpoints import VARIABLE
-from airflow_provider_cdc.jobs.slices import run_in_threads
+from airflow_provider_cdc import cli
+from airflow_provider_cdc.chunk_groups import spark_job as snapshot_job
+from airflow_provider_cdc.chunk_groups.task import run_in_threads
+from airflow_provider_cdc.config import Pipeline
+from airflow_provider_cdc.maintenance import upkeep
+from airflow_provider_cdc.model.errors import CdcError
 from airflow_provider_cdc.mysql.resultset import reader  # noqa: F401
-from airflow_provider_cdc.mysql.stream import batches  # noqa: F401
-from airflow_provider_cdc.phases import epoch, preflight, reload, rereading, status, stream, upkeep, verify  # noqa: F401
-from airflow_provider_cdc.phases.context import Context
-from airflow_provider_cdc.phases.snapshot import run_group, run_snapshot
-from airflow_provider_cdc.pipeline import Pipeline
+from airflow_provider_cdc.observe.observer import observed
+from airflow_provider_cdc.preflight import run as preflight
+from airflow_provider_cdc.resnapshot import worker as rereading
+from airflow_provider_cdc.runtime.run_context import Context
 from airflow_provider_cdc.sinks.delta import compaction
-from airflow_provider_cdc.spark import session, snapshot_job
+from airflow_provider_cdc.snapshot.run import run_group, run_snapshot
+from airflow_provider_cdc.spark import session
+from airflow_provider_cdc.stream import epoch
+from airflow_provider_cdc.stream import run as stream
+from airflow_provider_cdc.system import failpoints
+from airflow_provider_cdc.system.failpoints import VARIABLE
 from tests import ROOT
 from tests.support.cli import asked_by
 from tests.support.processes import members
@@ -70,7 +76,7 @@ def run(pipeline: str | Path, batch_bytes: int | None = None, only: str | None =
     store = context.store()
     try:
         if only != "stream":
-            run_snapshot(context, store, context.ensure_plan(store), run_in_threads)
+            run_snapshot(context, store, context.ensure_plan(store), run_in_threads, observed)
         if only == "snapshot":
             return
         epoch = stream.begin(context, store, catch_up=True)
@@ -90,7 +96,9 @@ def read_group(pipeline: str, group: int, task: str) -> None:
     with closing(context.store()) as store:
         plan = context.ensure_plan(store)
         asked = asked_by(task)
-        found = run_group(context, store, plan, group, run_in_threads, holder=task, requested_by=asked)
+        found = run_group(
+            context, store, plan, group, run_in_threads, holder=task, requested_by=asked, observe=observed
+        )
         print(f"group {group}: {found.outcome}", flush=True)
 
 

@@ -185,7 +185,7 @@ def read(seed: int) -> None:
 def main() -> None:
     command, *rest = sys.argv[1:]
     if command == "folder":
-        from airflow_provider_cdc.machine.compiled import cache_folder
+        from airflow_provider_cdc.native.compile import cache_folder
 
         print(cache_folder(Path(__file__)))
     elif command == "hits":

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 
-from airflow_provider_cdc.connections import Connection
-from airflow_provider_cdc.core.store_access import StoreAccess, access_of
-from airflow_provider_cdc.core.store_address import StoreAddress
-from airflow_provider_cdc.sinks.object_storage import ObjectStorage
+from airflow_provider_cdc.config.connections import Connection
+from airflow_provider_cdc.config.store_access import StoreAccess, access_of
+from airflow_provider_cdc.config.store_address import StoreAddress
+from airflow_provider_cdc.sinks.storage.object_storage import ObjectStorage
 from tests.support.s3 import S3
 
 

@@ -14,16 +14,16 @@ from pymysql.connections import Connection
 from pymysql.constants.COMMAND import COM_QUERY
 from pymysql.err import raise_mysql_exception
 
-from airflow_provider_cdc.core.schema import Column, TableSchema
-from airflow_provider_cdc.exceptions import TransientError
-from airflow_provider_cdc.mysql.server.key_sql import key_list, quote, table_name
-from airflow_provider_cdc.mysql.server.session import errors
+from airflow_provider_cdc.model.errors import TransientError
+from airflow_provider_cdc.model.schema import Column, TableSchema
+from airflow_provider_cdc.mysql.client.key_sql import key_list, quote, table_name
+from airflow_provider_cdc.mysql.client.session import errors
 
 _LONGEST = 0xFFFFFF
 
 
 def select(connection: Connection[Any], table: TableSchema, condition: str) -> list[pa.Array]:
-    """What :func:`airflow_provider_cdc.mysql.snapshot.chunk.select` returns, found in another way."""
+    """What :func:`airflow_provider_cdc.mysql.chunks.chunk.select` returns, found in another way."""
     wanted = ", ".join(_projection(c) for c in table.columns)
     values = fetch(connection, f"SELECT {wanted} FROM {table_name(table)} WHERE {condition} ORDER BY {key_list(table)}")
     return [_to_arrow(column, v) for column, v in zip(table.columns, values, strict=True)]

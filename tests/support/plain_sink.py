@@ -16,14 +16,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from airflow_provider_cdc.core.deletes import ALL_HARD, HARD, SOFT, Deletes
-from airflow_provider_cdc.core.kept_rows import Loss, cannot_keep
-from airflow_provider_cdc.core.multiset import remaining, search
-from airflow_provider_cdc.core.offset import Lineage, Offset
-from airflow_provider_cdc.core.schema import OP, SEQ, TableSchema
-from airflow_provider_cdc.exceptions import FencedError, TerminalError
-from airflow_provider_cdc.sinks.files import DataFile
-from airflow_provider_cdc.sinks.layout import Layout
+from airflow_provider_cdc.config.deletes import ALL_HARD, HARD, SOFT, Deletes
+from airflow_provider_cdc.model.errors import FencedError, TerminalError
+from airflow_provider_cdc.model.kept_rows import Loss, cannot_keep
+from airflow_provider_cdc.model.multiset import remaining, search
+from airflow_provider_cdc.model.offset import Lineage, Offset
+from airflow_provider_cdc.model.schema import OP, SEQ, TableSchema
+from airflow_provider_cdc.sinks.files.layout import Layout
+from airflow_provider_cdc.sinks.files.parquet import DataFile
+from airflow_provider_cdc.sinks.files.staging import FileStaging
 from airflow_provider_cdc.sinks.protocol import (
     Change,
     Counted,
@@ -36,8 +37,8 @@ from airflow_provider_cdc.sinks.protocol import (
     Replaced,
     Upserted,
 )
-from airflow_provider_cdc.sinks.staging import FileStaging
-from airflow_provider_cdc.sinks.storage import Storage, read_json, storage_at, write_json_once
+from airflow_provider_cdc.sinks.storage.open_storage import storage_at
+from airflow_provider_cdc.sinks.storage.storage import Storage, read_json, write_json_once
 
 State = dict[str, Any]
 

@@ -14,15 +14,29 @@ from typing import Any
 #: and keeps all waiting; and they take turns: with each commit, ``make test`` runs a fourth of them.
 SLOW = (
     "tests/in_airflow/",
-    "tests/phases/",
+    "tests/snapshot/",
+    "tests/resnapshot/",
+    "tests/apply/",
+    "tests/stream/",
+    "tests/verify/",
+    "tests/explain/",
+    "tests/maintenance/",
+    "tests/observe/",
+    "tests/preflight/",
+    "tests/runtime/",
     "tests/docker/",
     "tests/restart/",
     "tests/system/",
     "tests/mysql/keys/",
     "tests/spark/",
+    "tests/data_source/",
 )
-#: Of these, the one that shows that all of it fits together.
-ALWAYS = ("tests/system/test_end_to_end.py",)
+#: Of these, the one that shows that all of it fits together, and those that take no time.
+ALWAYS = (
+    "tests/system/test_end_to_end.py",
+    "tests/observe/test_alert_rules.py",
+    "tests/snapshot/test_retention.py",
+)
 #: Turns of files that need an Airflow: each turn starts one, and they take about as long. Other files are not kept
 #: together: the turn of a test depends on its name.
 AIRFLOW_TURNS = {
@@ -45,11 +59,11 @@ TOGETHER = {
     "tests/in_airflow/test_outages.py": "disturbed",
     "tests/in_airflow/test_page.py": "disturbed",
     "tests/in_airflow/test_windows.py": "disturbed",
-    "tests/page/test_acts.py": "page",
-    "tests/page/test_browser.py": "page",
-    "tests/page/test_declared.py": "page",
-    "tests/page/test_rates.py": "page",
-    "tests/page/test_rights.py": "page",
+    "tests/ui/test_acts.py": "page",
+    "tests/ui/test_browser.py": "page",
+    "tests/ui/test_declared.py": "page",
+    "tests/ui/test_rates.py": "page",
+    "tests/ui/test_rights.py": "page",
 }
 
 

@@ -20,7 +20,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Literal, get_args
 from urllib.parse import unquote, urlsplit
 
-from airflow_provider_cdc.sinks.object_files import PART
+from airflow_provider_cdc.sinks.storage.object_files import PART
 from tests.support.s3 import S3
 
 Fault = Literal[

@@ -118,7 +118,7 @@ def test_interrupted_it_leaves_nothing(
     process = start(module, "--seconds", "600")
     said = _until(process, before)
     if before == "shop.stream: running":
-        wait_for("the stream's driver", lambda: any("airflow_provider_cdc.driver" in line for line in _left()))
+        wait_for("the stream's driver", lambda: any("airflow_provider_cdc.driver.main" in line for line in _left()))
     assert len(_left()) > (1 if before == "Starting Airflow" else 4), said
     process.send_signal(number)
     rest = _rest(process)

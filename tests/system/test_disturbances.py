@@ -15,12 +15,12 @@ from uuid import uuid4
 
 import pytest
 
-from airflow_provider_cdc.core.offset import Lineage, Position
-from airflow_provider_cdc.exceptions import TransientError
-from airflow_provider_cdc.guarded import GuardedConnection
+from airflow_provider_cdc.model.errors import TransientError
+from airflow_provider_cdc.model.offset import Lineage, Position
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader
-from airflow_provider_cdc.mysql.server import session
+from airflow_provider_cdc.mysql.client import session
+from airflow_provider_cdc.mysql.client.verified_connection import GuardedConnection
 from tests.support.binlog.reading import capture, here, lasting
 from tests.support.cli import Cli
 from tests.support.mariadb import MariaDBServer

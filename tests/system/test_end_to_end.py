@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from airflow_provider_cdc.jobs.slices import SnapshotJob
-from airflow_provider_cdc.phases.snapshot import run_snapshot
+from airflow_provider_cdc.chunk_groups.task import SnapshotJob
+from airflow_provider_cdc.snapshot.run import run_snapshot
 from tests.support.cli import Cli, session_processes, tree
 from tests.support.oracle import compare_all
 from tests.support.servers import MySQLServer

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from airflow_provider_cdc.phases.verify import verify
-from airflow_provider_cdc.sinks.table_paths import folder
+from airflow_provider_cdc.config.table_paths import folder
+from airflow_provider_cdc.verify.run import verify
 from tests.support.binlog.reading import quoted
 from tests.support.cli import Cli
 from tests.support.servers import MySQLServer

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.phases import rereading
-from tests.phases.test_membership import ALL, captures, copied, events, wait_until
-from tests.phases.test_suspension import equal
+from airflow_provider_cdc.resnapshot import worker as rereading
+from tests.resnapshot.test_membership import ALL, captures, copied, events, wait_until
+from tests.resnapshot.test_suspension import equal
 from tests.support.chance import Threads
 from tests.support.online_ddl import TOOLS
 from tests.support.packages import ServerUnavailable

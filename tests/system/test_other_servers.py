@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_cdc.exceptions import DdlError, TerminalError
-from airflow_provider_cdc.mysql.places.resume import resume
-from airflow_provider_cdc.mysql.server.identity import binlog_end
-from airflow_provider_cdc.mysql.server.session import connect
+from airflow_provider_cdc.model.errors import DdlError, TerminalError
+from airflow_provider_cdc.mysql.client.identity import binlog_end
+from airflow_provider_cdc.mysql.client.session import connect
+from airflow_provider_cdc.mysql.positions.resume import resume
 from tests.support.cli import Cli
 from tests.support.harness import run
 from tests.support.mariadb import MariaDBServer

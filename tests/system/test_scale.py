@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_cdc.core.plan import Plan, slices
-from airflow_provider_cdc.jobs.slices import SnapshotJob
-from airflow_provider_cdc.phases.context import Context
-from airflow_provider_cdc.phases.groups import coverage, targets
-from airflow_provider_cdc.phases.snapshot import adopt_published, run_snapshot
-from airflow_provider_cdc.phases.status import status
-from airflow_provider_cdc.pipeline import Pipeline
-from airflow_provider_cdc.sinks.storage import read_json, write_json_once
+from airflow_provider_cdc.chunk_groups.groups import coverage, targets
+from airflow_provider_cdc.chunk_groups.task import SnapshotJob
+from airflow_provider_cdc.config import Pipeline
+from airflow_provider_cdc.model.plan import Plan, slices
+from airflow_provider_cdc.observe.status import status
+from airflow_provider_cdc.runtime.run_context import Context
+from airflow_provider_cdc.sinks.storage.storage import read_json, write_json_once
+from airflow_provider_cdc.snapshot.run import adopt_published, run_snapshot
 from tests import ROOT
 
 if TYPE_CHECKING:

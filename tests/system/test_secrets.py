@@ -151,7 +151,7 @@ def test_errors_without_a_handler(canary: Canary, monkeypatch: pytest.MonkeyPatc
     def fail(args: Any) -> None:
         raise ValueError(f"cannot use {dict(args)} or {quote(PASSWORD, safe='')} or {PASSWORD}")
 
-    monkeypatch.setattr("airflow_provider_cdc.phases.preflight.connect", fail)
+    monkeypatch.setattr("airflow_provider_cdc.preflight.run.connect", fail)
     monkeypatch.setenv("CDC_DEBUG", "1")
     result = canary.cli.call("check")
     assert result.code == 1 and "unexpected ValueError" in result.err and "***" in result.err

@@ -22,30 +22,31 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from airflow_provider_cdc.core.definitions import Definitions
-from airflow_provider_cdc.core.offset import Lineage, Offset, Position
-from airflow_provider_cdc.core.plan import Plan
-from airflow_provider_cdc.core.schema import OP, SEQ, TS, Column, TableSchema
-from airflow_provider_cdc.core.steps import Followed, Rejoined, Suspended
-from airflow_provider_cdc.jobs.compactions import run_in_threads
+from airflow_provider_cdc.apply.applier import end_fence, epoch_fence, highest_epoch
+from airflow_provider_cdc.apply.fencing import claim_epoch, raise_fences
+from airflow_provider_cdc.maintenance.task import run_in_threads
+from airflow_provider_cdc.maintenance.upkeep import compact
+from airflow_provider_cdc.model.definitions import Definitions
+from airflow_provider_cdc.model.offset import Lineage, Offset, Position
+from airflow_provider_cdc.model.plan import Plan
+from airflow_provider_cdc.model.plan_history import Followed, Rejoined, Suspended
+from airflow_provider_cdc.model.schema import OP, SEQ, TS, Column, TableSchema
 from airflow_provider_cdc.mysql.binlog.events.table_map import TableMap
 from airflow_provider_cdc.mysql.binlog.events.wire_types import LONG, WireColumn
 from airflow_provider_cdc.mysql.binlog.kernels import walk_state
 from airflow_provider_cdc.mysql.binlog.walk import tables as walk_tables
-from airflow_provider_cdc.mysql.server.charsets import UNICODE
-from airflow_provider_cdc.phases.apply import end_fence, epoch_fence, highest_epoch
-from airflow_provider_cdc.phases.fencing import claim_epoch, raise_fences
-from airflow_provider_cdc.phases.superseded import remove_superseded_steps
-from airflow_provider_cdc.phases.upkeep import compact
-from airflow_provider_cdc.sinks.delta import log as delta_log
+from airflow_provider_cdc.mysql.client.charsets import UNICODE
+from airflow_provider_cdc.resnapshot.superseded_files import remove_superseded_steps
 from airflow_provider_cdc.sinks.delta import table as delta_table
 from airflow_provider_cdc.sinks.delta import upkeep
-from airflow_provider_cdc.sinks.delta.log import Log
+from airflow_provider_cdc.sinks.delta.log import log as delta_log
+from airflow_provider_cdc.sinks.delta.log.log import Log
 from airflow_provider_cdc.sinks.delta.sink import DeltaSink
-from airflow_provider_cdc.sinks.layout import Layout, read_plan, step_name
+from airflow_provider_cdc.sinks.files.layout import Layout, read_plan, step_name
 from airflow_provider_cdc.sinks.protocol import Upserted
-from airflow_provider_cdc.sinks.storage import LocalStorage, write_json, write_json_once
-from airflow_provider_cdc.store import Store, pruning
+from airflow_provider_cdc.sinks.storage.local import LocalStorage
+from airflow_provider_cdc.sinks.storage.storage import write_json, write_json_once
+from airflow_provider_cdc.state import Store, pruning
 
 YEAR = 365 * 86400.0
 COLUMNS = (Column("id", "int", "int", nullable=False), Column("v", "int", "int", nullable=True))
@@ -66,7 +67,7 @@ class Clock:
         monkeypatch.setattr(time, "time", lambda: self._now)
         monkeypatch.setattr(time, "monotonic", lambda: self._now)
         for module in ("streams", "observations", "requests", "repository", "snapshots"):
-            monkeypatch.setattr(f"airflow_provider_cdc.store.{module}.now", self.moment)
+            monkeypatch.setattr(f"airflow_provider_cdc.state.{module}.now", self.moment)
 
     def moment(self) -> datetime:
         return datetime.fromtimestamp(self._now, UTC)

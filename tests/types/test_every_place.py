@@ -13,7 +13,8 @@ import pyarrow as pa
 import pytest
 from pymysql.constants import FIELD_TYPE
 
-from airflow_provider_cdc.core.schema import (
+from airflow_provider_cdc.model.errors import CdcError
+from airflow_provider_cdc.model.schema import (
     BINARY_TYPES,
     GEOMETRY_TYPES,
     KEY_TYPES,
@@ -23,16 +24,15 @@ from airflow_provider_cdc.core.schema import (
     Column,
     TableSchema,
 )
-from airflow_provider_cdc.exceptions import CdcError
 from airflow_provider_cdc.mysql.binlog.events import table_map, wire_types
 from airflow_provider_cdc.mysql.binlog.events.table_map import TableMap
 from airflow_provider_cdc.mysql.binlog.events.wire_types import WireColumn
 from airflow_provider_cdc.mysql.binlog.plain.rows import _readers
 from airflow_provider_cdc.mysql.binlog.walk.space import Space
+from airflow_provider_cdc.mysql.client.charsets import UNICODE
+from airflow_provider_cdc.mysql.client.key_sql import canonical, literal, parse
 from airflow_provider_cdc.mysql.keys.ranges import value_of
 from airflow_provider_cdc.mysql.resultset.columns import how_to_read
-from airflow_provider_cdc.mysql.server.charsets import UNICODE
-from airflow_provider_cdc.mysql.server.key_sql import canonical, literal, parse
 from tests import ROOT
 
 #: Type codes of result sets; MariaDB sends its own types as text, and a vector as bytes.
@@ -121,8 +121,8 @@ def in_the_page(kind: str) -> bool:
 
 #: Each place that has to know of a type: what it says of one that it knows is true.
 PLACES: dict[str, Callable[[str], Any]] = {
-    "core/schema.py, arrow_type": lambda kind: column(kind).arrow_type,
-    "core/schema.py, refusal": lambda kind: column(kind).refusal() is None,
+    "model/schema.py, arrow_type": lambda kind: column(kind).arrow_type,
+    "model/schema.py, refusal": lambda kind: column(kind).refusal() is None,
     "mysql/binlog/events/table_map.py, _expected": lambda kind: table_map._expected(column(kind), False).type,
     "mysql/binlog/plain/rows.py, _reader": lambda kind: len(_readers(in_binlog(kind), UNICODE)) == 1,
     "mysql/binlog/walk/column_plan.py, plan_column": lambda kind: Space(in_binlog(kind), UNICODE),

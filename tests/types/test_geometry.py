@@ -6,8 +6,8 @@ import contextlib
 import secrets
 from pathlib import Path
 
-from airflow_provider_cdc.mysql.server.identity import binlog_end
-from airflow_provider_cdc.mysql.server.session import connect
+from airflow_provider_cdc.mysql.client.identity import binlog_end
+from airflow_provider_cdc.mysql.client.session import connect
 from tests.support.binlog.reading import agree, capture, transactions
 from tests.support.cli import Cli
 from tests.support.mariadb import MariaDBServer

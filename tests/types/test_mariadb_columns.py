@@ -12,10 +12,10 @@ from typing import Any, cast
 import pyarrow.compute as pc
 import pytest
 
-from airflow_provider_cdc.exceptions import TerminalError
-from airflow_provider_cdc.mysql.server.charsets import decoders
-from airflow_provider_cdc.mysql.server.identity import binlog_end
-from airflow_provider_cdc.mysql.server.session import connect
+from airflow_provider_cdc.model.errors import TerminalError
+from airflow_provider_cdc.mysql.client.charsets import decoders
+from airflow_provider_cdc.mysql.client.identity import binlog_end
+from airflow_provider_cdc.mysql.client.session import connect
 from tests.support.binlog.reading import agree, capture, transactions
 from tests.support.cli import Cli
 from tests.support.oracle import compare

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_cdc.mysql.binlog.plain.mariadb_values import uncompressed
-from airflow_provider_cdc.mysql.server.charsets import decoders
-from airflow_provider_cdc.mysql.server.session import connect
+from airflow_provider_cdc.mysql.client.charsets import decoders
+from airflow_provider_cdc.mysql.client.session import connect
 from tests.support.binlog.reading import agree, capture, transactions
 from tests.support.cli import Cli
 from tests.support.mariadb import MariaDBServer

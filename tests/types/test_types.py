@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from airflow_provider_cdc.exceptions import TerminalError
-from airflow_provider_cdc.phases.verify import verify
+from airflow_provider_cdc.model.errors import TerminalError
+from airflow_provider_cdc.verify.run import verify
 from tests.support.cli import Cli
 from tests.support.oracle import compare
 from tests.support.servers import MySQLServer

@@ -25,14 +25,14 @@ from typing import Any
 
 from pymysql.connections import Connection
 
-from airflow_provider_cdc.core.plan import Key, even_step
-from airflow_provider_cdc.core.schema import INTEGER_TYPES, TableSchema
-from airflow_provider_cdc.core.unfit import KEY_REMEDY
-from airflow_provider_cdc.exceptions import TableChangedError, UnfitError
+from airflow_provider_cdc.model.errors import TableChangedError, UnfitError
+from airflow_provider_cdc.model.plan import Key, even_step
+from airflow_provider_cdc.model.schema import INTEGER_TYPES, TableSchema
+from airflow_provider_cdc.model.unsupported_values import KEY_REMEDY
+from airflow_provider_cdc.mysql.client.charsets import OneWayError
+from airflow_provider_cdc.mysql.client.key_sql import canonical, compare, key_list, parse, quote, table_name
+from airflow_provider_cdc.mysql.client.session import named, rows
 from airflow_provider_cdc.mysql.keys.midpoints import Midpoints
-from airflow_provider_cdc.mysql.server.charsets import OneWayError
-from airflow_provider_cdc.mysql.server.key_sql import canonical, compare, key_list, parse, quote, table_name
-from airflow_provider_cdc.mysql.server.session import named, rows
 
 #: The index of a table with fewer chunks is walked: all of them are then counted, for few statements.
 _WALKED = 16

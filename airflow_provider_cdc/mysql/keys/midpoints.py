@@ -12,10 +12,10 @@ from typing import Any
 
 from pymysql.connections import Connection
 
-from airflow_provider_cdc.core.plan import Key, KeyValue
-from airflow_provider_cdc.core.schema import BINARY_TYPES, TEXT_TYPES, Column, TableSchema
-from airflow_provider_cdc.mysql.server.key_sql import literal, row_literal, time_text
-from airflow_provider_cdc.mysql.server.session import rows
+from airflow_provider_cdc.model.plan import Key, KeyValue
+from airflow_provider_cdc.model.schema import BINARY_TYPES, TEXT_TYPES, Column, TableSchema
+from airflow_provider_cdc.mysql.client.key_sql import literal, row_literal, time_text
+from airflow_provider_cdc.mysql.client.session import rows
 
 #: Characters (or bytes) behind the first one that differs that count.
 _DIGITS = 12

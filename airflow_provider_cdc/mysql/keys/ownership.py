@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pymysql.connections import Connection
 
-from airflow_provider_cdc.core.plan import Chunk, Key
-from airflow_provider_cdc.core.schema import SEQ, TableSchema
-from airflow_provider_cdc.mysql.server.key_sql import keys_of, passed
-from airflow_provider_cdc.mysql.server.session import rows
+from airflow_provider_cdc.model.plan import Chunk, Key
+from airflow_provider_cdc.model.schema import SEQ, TableSchema
+from airflow_provider_cdc.mysql.client.key_sql import keys_of, passed
+from airflow_provider_cdc.mysql.client.session import rows
 
 #: Keys, and bounds of chunks, in one statement: each of the ones is compared with each of the others.
 _KEYS_A_QUERY, _BOUNDS_A_QUERY = 2000, 32

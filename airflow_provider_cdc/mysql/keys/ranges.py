@@ -15,9 +15,9 @@ from typing import Any
 
 from pymysql.connections import Connection
 
-from airflow_provider_cdc.core.key_predicate import BadPredicate, Bound, Value, Written, parse
-from airflow_provider_cdc.core.plan import Chunk, Key, KeyValue
-from airflow_provider_cdc.core.schema import (
+from airflow_provider_cdc.ddl.key_predicate import BadPredicate, Bound, Value, Written, parse
+from airflow_provider_cdc.model.plan import Chunk, Key, KeyValue
+from airflow_provider_cdc.model.schema import (
     BINARY_TYPES,
     INTEGER_TYPES,
     TEXT_TYPES,
@@ -25,8 +25,8 @@ from airflow_provider_cdc.core.schema import (
     TableSchema,
     unknown_type,
 )
-from airflow_provider_cdc.mysql.server.key_sql import literal, passed, row_literal, time_text
-from airflow_provider_cdc.mysql.server.session import rows, value
+from airflow_provider_cdc.mysql.client.key_sql import literal, passed, row_literal, time_text
+from airflow_provider_cdc.mysql.client.session import rows, value
 
 #: Values in one list: the server compares each with each.
 _MOST = 1000
@@ -39,7 +39,7 @@ def key_ranges(connection: Connection[Any], table: TableSchema, index: int, text
     """The ranges of keys that a condition means, in the order of the key, none of which overlap.
 
     :param index: index of the table in the plan.
-    :param text: the condition; see :func:`airflow_provider_cdc.core.key_predicate.parse`.
+    :param text: the condition; see :func:`airflow_provider_cdc.ddl.key_predicate.parse`.
     :returns: chunks whose bounds may be the first values of a key, or none: then they have no end there.
     :raises BadPredicate: if the condition is no range of the key.
     """
@@ -148,7 +148,7 @@ def _ranks(connection: Connection[Any], column: Column, values: Sequence[KeyValu
 
 
 def _value(connection: Connection[Any], column: Column, found: Value) -> KeyValue:
-    """A canonical value of a key's column (see :mod:`airflow_provider_cdc.core.plan`).
+    """A canonical value of a key's column (see :mod:`airflow_provider_cdc.model.plan`).
 
     :raises BadPredicate: if the column cannot have it.
     """

@@ -6,10 +6,10 @@ import numpy as np
 import pyarrow as pa
 from pymysql.constants import FIELD_TYPE
 
-from airflow_provider_cdc.core.unfit import UnfitValue
-from airflow_provider_cdc.machine import buffers
-from airflow_provider_cdc.machine.buffers import copied, enlarged, is_utf8
+from airflow_provider_cdc.model.unsupported_values import UnfitValue
 from airflow_provider_cdc.mysql.resultset import kernel
+from airflow_provider_cdc.native import buffers
+from airflow_provider_cdc.native.buffers import copied, enlarged, is_utf8
 
 _UNSIGNED = 32  # flag of a column definition
 _BINARY = 63  # character set of what is not text

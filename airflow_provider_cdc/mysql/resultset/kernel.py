@@ -1,6 +1,6 @@
 """Rows of the binary result protocol into Arrow buffers: one piece of machine code for every table.
 
-The code is compiled once a machine (see :mod:`airflow_provider_cdc.machine.compiled`) and told by numbers what a
+The code is compiled once a machine (see :mod:`airflow_provider_cdc.native.compile`) and told by numbers what a
 table looks like: one line of ``columns`` each. It trusts nothing that came over the wire: every read is checked against
 the end of its packet, every write against the space that the caller made. Importing this module costs numba's import,
 so it is done late.
@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from airflow_provider_cdc.machine import primitives
-from airflow_provider_cdc.machine.compiled import compiled
-from airflow_provider_cdc.machine.primitives import (
+from airflow_provider_cdc.native import primitives
+from airflow_provider_cdc.native.compile import compiled
+from airflow_provider_cdc.native.primitives import (
     NO_DATE,
     copy,
     days_since_1970,
@@ -30,7 +30,7 @@ from airflow_provider_cdc.machine.primitives import (
     take64,
     unset,
 )
-from airflow_provider_cdc.machine.primitives import SLACK as SLACK
+from airflow_provider_cdc.native.primitives import SLACK as SLACK
 
 # How a call ends: with one row read; at the end of the data; at a packet that is not a row; at one of several pieces;
 # for want of rows or of room in a column; and with what is wrong.

@@ -17,12 +17,12 @@ from pymysql.connections import Connection
 from pymysql.constants import CLIENT, COMMAND
 from pymysql.err import MySQLError, raise_mysql_exception
 
-from airflow_provider_cdc.core.unfit import UnfitValue
-from airflow_provider_cdc.exceptions import DamageError, OtherColumnsError, TransientError
-from airflow_provider_cdc.machine import buffers
+from airflow_provider_cdc.model.errors import DamageError, OtherColumnsError, TransientError
+from airflow_provider_cdc.model.unsupported_values import UnfitValue
+from airflow_provider_cdc.mysql.client.session import errors
 from airflow_provider_cdc.mysql.resultset import kernel
 from airflow_provider_cdc.mysql.resultset.columns import Columns, how_to_read
-from airflow_provider_cdc.mysql.server.session import errors
+from airflow_provider_cdc.native import buffers
 
 #: Bytes that are asked for at a time. What is read is still in the processor's cache when it is decoded.
 _BLOCK = 256 << 10

@@ -1,1 +1,1 @@
-"""Delta tables as a sink. Nothing outside of this folder knows a Delta log."""
+"""The Delta sink: tables, slices, resume points and upkeep. Nothing else knows Delta."""

@@ -9,11 +9,11 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from airflow_provider_cdc.core.table_properties import OWN
-from airflow_provider_cdc.exceptions import NotReadyError
-from airflow_provider_cdc.sinks.delta.features import both, with_feed
-from airflow_provider_cdc.sinks.delta.log import Log
-from airflow_provider_cdc.sinks.delta.retention import without_shorter
+from airflow_provider_cdc.config.table_properties import OWN
+from airflow_provider_cdc.model.errors import NotReadyError
+from airflow_provider_cdc.sinks.delta.log.features import both, with_feed
+from airflow_provider_cdc.sinks.delta.log.log import Log
+from airflow_provider_cdc.sinks.delta.log.retention import without_shorter
 
 #: How the description of a table begins that a pipeline owns, and the property that names it: people may write another
 #: description, and somebody who replaces the table takes the property away.

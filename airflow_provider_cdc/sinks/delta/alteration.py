@@ -1,8 +1,9 @@
 """A table follows a change of its definition: its log says so, and no file of it is written again.
 
 Files from before lack the columns that are new. Whoever reads such a file takes them for NULL, as the Delta protocol
-has it (:func:`~airflow_provider_cdc.sinks.files.row_groups`). They still have those that are gone, which nobody reads:
-no column of such a name may come without the rows being exchanged. Compaction evens that out in the course of time.
+has it (:func:`~airflow_provider_cdc.sinks.files.parquet.row_groups`). They still have those that are gone, which
+nobody reads: no column of such a name may come without the rows being exchanged. Compaction evens that out in the
+course of time.
 
 Where more changes than that, the rows are read again, and exchanged as a whole: no file from before is left.
 """
@@ -16,10 +17,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from airflow_provider_cdc.core.schema import DELETED, TableSchema
-from airflow_provider_cdc.core.table_properties import OWN
-from airflow_provider_cdc.exceptions import TerminalError
-from airflow_provider_cdc.sinks.delta.commit_actions import without_columns
+from airflow_provider_cdc.config.table_properties import OWN
+from airflow_provider_cdc.model.errors import TerminalError
+from airflow_provider_cdc.model.schema import DELETED, TableSchema
 from airflow_provider_cdc.sinks.delta.definition import (
     KEY,
     Options,
@@ -29,14 +29,15 @@ from airflow_provider_cdc.sinks.delta.definition import (
     key_of,
     metadata_of,
 )
-from airflow_provider_cdc.sinks.delta.deleted import with_mark
-from airflow_provider_cdc.sinks.delta.features import both, check_protocol, protocol_for, uses_vectors
-from airflow_provider_cdc.sinks.delta.kept import Kept
-from airflow_provider_cdc.sinks.delta.key_files import Keys
-from airflow_provider_cdc.sinks.delta.live_file import added
-from airflow_provider_cdc.sinks.delta.log import Log
-from airflow_provider_cdc.sinks.delta.partitions import Partitioning
-from airflow_provider_cdc.sinks.files import DataFile
+from airflow_provider_cdc.sinks.delta.log.commit_actions import without_columns
+from airflow_provider_cdc.sinks.delta.log.features import both, check_protocol, protocol_for, uses_vectors
+from airflow_provider_cdc.sinks.delta.log.live_file import added
+from airflow_provider_cdc.sinks.delta.log.log import Log
+from airflow_provider_cdc.sinks.delta.merge.kept_rows import Kept
+from airflow_provider_cdc.sinks.delta.merge.key_files import Keys
+from airflow_provider_cdc.sinks.delta.merge.partitions import Partitioning
+from airflow_provider_cdc.sinks.delta.merge.soft_deletes import with_mark
+from airflow_provider_cdc.sinks.files.parquet import DataFile
 
 _FRESH = "Start with a fresh sink.path"
 

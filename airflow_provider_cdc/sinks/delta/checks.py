@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from airflow_provider_cdc.core.deletes import HARD
-from airflow_provider_cdc.exceptions import NotReadyError, TerminalError
+from airflow_provider_cdc.config.deletes import HARD
+from airflow_provider_cdc.model.errors import NotReadyError, TerminalError
 from airflow_provider_cdc.sinks.delta.adoption import owner_of
 from airflow_provider_cdc.sinks.delta.definition import DELETES, SOURCE, Options
-from airflow_provider_cdc.sinks.delta.log import Log
-from airflow_provider_cdc.sinks.delta.partitions import Partitioning
+from airflow_provider_cdc.sinks.delta.log.log import Log
+from airflow_provider_cdc.sinks.delta.merge.partitions import Partitioning
 
 
 def check_owner(log: Log, pipeline: str) -> None:

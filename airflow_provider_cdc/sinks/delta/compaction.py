@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 from pyroaring import BitMap
 
-from airflow_provider_cdc.sinks.delta.edit import Written, alive, new_part, partition_of, rows_of
-from airflow_provider_cdc.sinks.delta.live_file import LiveFile, added
-from airflow_provider_cdc.sinks.delta.log import Log
-from airflow_provider_cdc.sinks.delta.partitions import Partitioning, takes_vectors
-from airflow_provider_cdc.sinks.delta.vectors import write_vectors
-from airflow_provider_cdc.sinks.files import DataFile, Partition, row_groups, write_file
-from airflow_provider_cdc.sinks.storage import Storage
+from airflow_provider_cdc.sinks.delta.log.deletion_vectors import write_vectors
+from airflow_provider_cdc.sinks.delta.log.live_file import LiveFile, added
+from airflow_provider_cdc.sinks.delta.log.log import Log
+from airflow_provider_cdc.sinks.delta.merge.edit import Written, alive, new_part, partition_of, rows_of
+from airflow_provider_cdc.sinks.delta.merge.partitions import Partitioning, takes_vectors
+from airflow_provider_cdc.sinks.files.parquet import DataFile, Partition, row_groups, write_file
+from airflow_provider_cdc.sinks.storage.storage import Storage
 
 #: So many files of one tier are put together: the sizes of a tier lie within a factor of eight.
 FANOUT = 8

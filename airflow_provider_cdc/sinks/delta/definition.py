@@ -12,14 +12,14 @@ from typing import Any
 import pyarrow as pa
 from deltalake import Schema
 
-from airflow_provider_cdc.core.deletes import HARD
-from airflow_provider_cdc.core.schema import TableSchema
-from airflow_provider_cdc.core.table_properties import LOG_RETENTION, OWN, RETENTION
-from airflow_provider_cdc.exceptions import TerminalError
-from airflow_provider_cdc.sinks.delta.features import ENABLED, has_feed
-from airflow_provider_cdc.sinks.delta.log import Log
-from airflow_provider_cdc.sinks.delta.partitions import Part, Partitioning
-from airflow_provider_cdc.sinks.delta.retention import without_shorter
+from airflow_provider_cdc.config.deletes import HARD
+from airflow_provider_cdc.config.table_properties import LOG_RETENTION, OWN, RETENTION
+from airflow_provider_cdc.model.errors import TerminalError
+from airflow_provider_cdc.model.schema import TableSchema
+from airflow_provider_cdc.sinks.delta.log.features import ENABLED, has_feed
+from airflow_provider_cdc.sinks.delta.log.log import Log
+from airflow_provider_cdc.sinks.delta.log.retention import without_shorter
+from airflow_provider_cdc.sinks.delta.merge.partitions import Part, Partitioning
 
 #: Property of a table whose deleted rows stay: which of the two ways.
 DELETES = "airflow-cdc.deletes"
@@ -44,7 +44,7 @@ class Options:
     :param vectors: rows die by deletion vectors; else files are written anew.
     :param index_bytes: what the index of its keys may take in memory.
     :param deletes: what becomes of rows that are deleted in the source; one of
-        :data:`~airflow_provider_cdc.core.deletes.DELETES`.
+        :data:`~airflow_provider_cdc.config.deletes.DELETES`.
     :param properties: what the table's configuration has beside what the project decides.
     :param columns: metadata of columns.
     :param adopt: whether a table that something else has made is taken over.

@@ -9,15 +9,15 @@ from datetime import UTC, datetime
 import pyarrow as pa
 from pyroaring import BitMap
 
-from airflow_provider_cdc.core.offset import Lineage, Offset
-from airflow_provider_cdc.core.table_properties import LOG_RETENTION
-from airflow_provider_cdc.exceptions import TransientError
+from airflow_provider_cdc.config.table_properties import LOG_RETENTION
+from airflow_provider_cdc.model.errors import TransientError
+from airflow_provider_cdc.model.offset import Lineage, Offset
 from airflow_provider_cdc.sinks.delta.definition import Options
-from airflow_provider_cdc.sinks.delta.edit import Edit, write_part
-from airflow_provider_cdc.sinks.delta.log import Log
+from airflow_provider_cdc.sinks.delta.log.log import Log
+from airflow_provider_cdc.sinks.delta.merge.edit import Edit, write_part
 from airflow_provider_cdc.sinks.delta.table import DeltaTarget
 from airflow_provider_cdc.sinks.protocol import Fence, Markers
-from airflow_provider_cdc.sinks.storage import Storage
+from airflow_provider_cdc.sinks.storage.storage import Storage
 
 _SCHEMA = pa.schema(
     [

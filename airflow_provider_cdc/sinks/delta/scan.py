@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 from pyroaring import BitMap
 
-from airflow_provider_cdc.core.schema import DELETED
-from airflow_provider_cdc.sinks.delta.deleted import living
-from airflow_provider_cdc.sinks.delta.edit import alive
-from airflow_provider_cdc.sinks.delta.log import Log
-from airflow_provider_cdc.sinks.files import Partition, row_groups
-from airflow_provider_cdc.sinks.storage import Storage
+from airflow_provider_cdc.model.schema import DELETED
+from airflow_provider_cdc.sinks.delta.log.log import Log
+from airflow_provider_cdc.sinks.delta.merge.edit import alive
+from airflow_provider_cdc.sinks.delta.merge.soft_deletes import living
+from airflow_provider_cdc.sinks.files.parquet import Partition, row_groups
+from airflow_provider_cdc.sinks.storage.storage import Storage
 
 
 @dataclass(frozen=True)

@@ -5,24 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from airflow_provider_cdc.core.deletes import ALL_HARD, SOFT, Deletes
-from airflow_provider_cdc.core.patterns import matches
-from airflow_provider_cdc.core.schema import TableSchema
-from airflow_provider_cdc.core.store_access import StoreAccess
-from airflow_provider_cdc.core.table_properties import FEED, NONE, TableProperties
-from airflow_provider_cdc.exceptions import NotReadyError
+from airflow_provider_cdc.config.deletes import ALL_HARD, SOFT, Deletes
+from airflow_provider_cdc.config.patterns import matches
+from airflow_provider_cdc.config.store_access import StoreAccess
+from airflow_provider_cdc.config.table_paths import DEFAULT, TablePaths
+from airflow_provider_cdc.config.table_properties import FEED, NONE, TableProperties
+from airflow_provider_cdc.model.errors import NotReadyError
+from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.sinks.delta.definition import SOURCE, Options, columns_of
-from airflow_provider_cdc.sinks.delta.deleted import with_mark
-from airflow_provider_cdc.sinks.delta.features import has_feed, hidden_by_feed
-from airflow_provider_cdc.sinks.delta.partitions import Part, Partitioning
+from airflow_provider_cdc.sinks.delta.log.features import has_feed, hidden_by_feed
+from airflow_provider_cdc.sinks.delta.merge.partitions import Part, Partitioning
+from airflow_provider_cdc.sinks.delta.merge.soft_deletes import with_mark
 from airflow_provider_cdc.sinks.delta.resume_point import DeltaResumePoint
 from airflow_provider_cdc.sinks.delta.staging import DeltaStaging
 from airflow_provider_cdc.sinks.delta.table import DeltaTarget
-from airflow_provider_cdc.sinks.layout import Layout
+from airflow_provider_cdc.sinks.files.layout import Layout
+from airflow_provider_cdc.sinks.files.staging import FileStaging
 from airflow_provider_cdc.sinks.protocol import Feature
-from airflow_provider_cdc.sinks.staging import FileStaging
-from airflow_provider_cdc.sinks.storage import Storage, storage_at
-from airflow_provider_cdc.sinks.table_paths import DEFAULT, TablePaths
+from airflow_provider_cdc.sinks.storage.open_storage import storage_at
+from airflow_provider_cdc.sinks.storage.storage import Storage
 
 
 @dataclass(frozen=True)

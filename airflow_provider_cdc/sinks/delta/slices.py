@@ -6,14 +6,14 @@ from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 
-from airflow_provider_cdc.core.schema import DELETED
-from airflow_provider_cdc.sinks.delta.deleted import marked
-from airflow_provider_cdc.sinks.delta.edit import SLICES
-from airflow_provider_cdc.sinks.delta.key_files import Keys
-from airflow_provider_cdc.sinks.delta.log import Log
-from airflow_provider_cdc.sinks.delta.partitions import PartitionedFiles, Partitioning, together
-from airflow_provider_cdc.sinks.files import DataFile, gathered, row_groups, write_file
-from airflow_provider_cdc.sinks.storage import Storage
+from airflow_provider_cdc.model.schema import DELETED
+from airflow_provider_cdc.sinks.delta.log.log import Log
+from airflow_provider_cdc.sinks.delta.merge.edit import SLICES
+from airflow_provider_cdc.sinks.delta.merge.key_files import Keys
+from airflow_provider_cdc.sinks.delta.merge.partitions import PartitionedFiles, Partitioning, together
+from airflow_provider_cdc.sinks.delta.merge.soft_deletes import marked
+from airflow_provider_cdc.sinks.files.parquet import DataFile, gathered, row_groups, write_file
+from airflow_provider_cdc.sinks.storage.storage import Storage
 
 
 class Slices:

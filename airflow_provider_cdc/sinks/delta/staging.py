@@ -14,16 +14,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_provider_cdc.core.changes import upserts
-from airflow_provider_cdc.core.deletes import ALL_HARD, IGNORE, SOFT, Deletes
-from airflow_provider_cdc.core.schema import META_COLUMNS, TableSchema
-from airflow_provider_cdc.sinks.delta.deleted import marked, with_mark
-from airflow_provider_cdc.sinks.delta.edit import CHANGES
-from airflow_provider_cdc.sinks.delta.log import Log
-from airflow_provider_cdc.sinks.delta.merge import FILE, ROW, in_files, placed
-from airflow_provider_cdc.sinks.delta.partitions import PartitionedFiles, Partitioning
+from airflow_provider_cdc.config.deletes import ALL_HARD, IGNORE, SOFT, Deletes
+from airflow_provider_cdc.model.changes import upserts
+from airflow_provider_cdc.model.schema import META_COLUMNS, TableSchema
+from airflow_provider_cdc.sinks.delta.log.log import Log
+from airflow_provider_cdc.sinks.delta.merge.edit import CHANGES
+from airflow_provider_cdc.sinks.delta.merge.merge import FILE, ROW, in_files, placed
+from airflow_provider_cdc.sinks.delta.merge.partitions import PartitionedFiles, Partitioning
+from airflow_provider_cdc.sinks.delta.merge.soft_deletes import marked, with_mark
 from airflow_provider_cdc.sinks.delta.upkeep import check_live
-from airflow_provider_cdc.sinks.files import (
+from airflow_provider_cdc.sinks.files.parquet import (
     CHANGES_BYTES,
     ChangeFile,
     DataFile,
@@ -32,9 +32,9 @@ from airflow_provider_cdc.sinks.files import (
     read_file,
     without_rows,
 )
+from airflow_provider_cdc.sinks.files.staging import FileStaging, of_earlier_epochs
 from airflow_provider_cdc.sinks.protocol import ChangeWriter
-from airflow_provider_cdc.sinks.staging import FileStaging, of_earlier_epochs
-from airflow_provider_cdc.sinks.storage import Storage
+from airflow_provider_cdc.sinks.storage.storage import Storage
 
 #: In the metadata of a file of places: the files that these are in.
 _FILES = "files"

@@ -14,11 +14,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from airflow_provider_cdc.core.deletes import HARD
-from airflow_provider_cdc.core.kept_rows import Loss
-from airflow_provider_cdc.core.multiset import MissingRowsError
-from airflow_provider_cdc.core.schema import TableSchema
-from airflow_provider_cdc.exceptions import CdcError, FencedError, TerminalError, TransientError
+from airflow_provider_cdc.config.deletes import HARD
+from airflow_provider_cdc.model.errors import CdcError, FencedError, TerminalError, TransientError
+from airflow_provider_cdc.model.kept_rows import Loss
+from airflow_provider_cdc.model.multiset import MissingRowsError
+from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.sinks.delta.adoption import OWNED, OWNER, adopted, check_adoptable, owner_of
 from airflow_provider_cdc.sinks.delta.alteration import altered, begun_anew, exchanged
 from airflow_provider_cdc.sinks.delta.checks import check_owned, check_owner, check_settings
@@ -35,9 +35,7 @@ from airflow_provider_cdc.sinks.delta.definition import (
     metadata_of,
     properties_of,
 )
-from airflow_provider_cdc.sinks.delta.deleted import living
-from airflow_provider_cdc.sinks.delta.edit import Edit, Written, by_copies, by_vectors, is_part
-from airflow_provider_cdc.sinks.delta.features import (
+from airflow_provider_cdc.sinks.delta.log.features import (
     has_feed,
     protocol_for,
     reconfigured,
@@ -45,21 +43,23 @@ from airflow_provider_cdc.sinks.delta.features import (
     uses_vectors,
     with_feed,
 )
-from airflow_provider_cdc.sinks.delta.feed import Feed, said
-from airflow_provider_cdc.sinks.delta.kept import Kept, KeptRows, loss_of
-from airflow_provider_cdc.sinks.delta.key_files import KeyFiles, Keys
-from airflow_provider_cdc.sinks.delta.key_index import KeyIndex
-from airflow_provider_cdc.sinks.delta.log import NEWEST, Log, wait
-from airflow_provider_cdc.sinks.delta.merge import Merge, living_rows
-from airflow_provider_cdc.sinks.delta.partitions import Partitioning
+from airflow_provider_cdc.sinks.delta.log.log import NEWEST, Log, wait
+from airflow_provider_cdc.sinks.delta.merge.change_data_feed import Feed, said
+from airflow_provider_cdc.sinks.delta.merge.edit import Edit, Written, by_copies, by_vectors, is_part
+from airflow_provider_cdc.sinks.delta.merge.kept_rows import Kept, KeptRows, loss_of
+from airflow_provider_cdc.sinks.delta.merge.key_files import KeyFiles, Keys
+from airflow_provider_cdc.sinks.delta.merge.key_hashes import Worder
+from airflow_provider_cdc.sinks.delta.merge.key_index import KeyIndex
+from airflow_provider_cdc.sinks.delta.merge.merge import Merge, living_rows
+from airflow_provider_cdc.sinks.delta.merge.partitions import Partitioning
+from airflow_provider_cdc.sinks.delta.merge.soft_deletes import living
 from airflow_provider_cdc.sinks.delta.scan import FilePortion, portions_of
 from airflow_provider_cdc.sinks.delta.slices import Slices
 from airflow_provider_cdc.sinks.delta.upkeep import OVERDUE, checkpoint, is_due, size_of, sweep
-from airflow_provider_cdc.sinks.delta.words import Worder
-from airflow_provider_cdc.sinks.files import DataFile
+from airflow_provider_cdc.sinks.files.parquet import DataFile
+from airflow_provider_cdc.sinks.files.size import Size
 from airflow_provider_cdc.sinks.protocol import Decide, Fence, Markers, ReadAhead
-from airflow_provider_cdc.sinks.size import Size
-from airflow_provider_cdc.sinks.storage import Storage
+from airflow_provider_cdc.sinks.storage.storage import Storage
 
 _TRIES = 50
 _PERHAPS_OLD = (CdcError, MissingRowsError, FileNotFoundError)  # so perhaps only in an old version

@@ -10,16 +10,16 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from airflow_provider_cdc.core.table_properties import RETENTION
-from airflow_provider_cdc.exceptions import NoRoomError, TerminalError, TransientError
-from airflow_provider_cdc.sinks.delta.edit import CHANGES, is_part
-from airflow_provider_cdc.sinks.delta.feed import FOLDER as FEED
-from airflow_provider_cdc.sinks.delta.feed import written_at
-from airflow_provider_cdc.sinks.delta.live_file import LiveFile
-from airflow_provider_cdc.sinks.delta.log import Log, commits_of
-from airflow_provider_cdc.sinks.delta.retention import file_retention, log_retention
-from airflow_provider_cdc.sinks.delta.vectors import FOLDER as VECTORS
-from airflow_provider_cdc.sinks.size import Size
+from airflow_provider_cdc.config.table_properties import RETENTION
+from airflow_provider_cdc.model.errors import NoRoomError, TerminalError, TransientError
+from airflow_provider_cdc.sinks.delta.log.deletion_vectors import FOLDER as VECTORS
+from airflow_provider_cdc.sinks.delta.log.live_file import LiveFile
+from airflow_provider_cdc.sinks.delta.log.log import Log, commits_of
+from airflow_provider_cdc.sinks.delta.log.retention import file_retention, log_retention
+from airflow_provider_cdc.sinks.delta.merge.change_data_feed import FOLDER as FEED
+from airflow_provider_cdc.sinks.delta.merge.change_data_feed import written_at
+from airflow_provider_cdc.sinks.delta.merge.edit import CHANGES, is_part
+from airflow_provider_cdc.sinks.files.size import Size
 
 #: Hours for which files are kept that only older versions refer to, at least: for those who read one just now.
 KEEP_HOURS = 1

@@ -13,16 +13,16 @@ import pyarrow as pa
 import pytest
 from pymysql.connections import Connection
 
-from airflow_provider_cdc.core.plan import TOLERANCE, Chunk, PlanCost
-from airflow_provider_cdc.core.schema import Column, TableSchema
-from airflow_provider_cdc.exceptions import TableChangedError
+from airflow_provider_cdc.model.errors import TableChangedError
+from airflow_provider_cdc.model.plan import TOLERANCE, Chunk, PlanCost
+from airflow_provider_cdc.model.schema import Column, TableSchema
+from airflow_provider_cdc.mysql.chunks import planner
+from airflow_provider_cdc.mysql.chunks.chunk import select
+from airflow_provider_cdc.mysql.chunks.planner import _meter, estimates, plan_table
+from airflow_provider_cdc.mysql.client.catalog import read_schema
+from airflow_provider_cdc.mysql.client.key_sql import canonical, in_chunk, key_list, keys_of
+from airflow_provider_cdc.mysql.client.session import connect, pairs, rows, value
 from airflow_provider_cdc.mysql.keys.ownership import owners
-from airflow_provider_cdc.mysql.server.catalog import read_schema
-from airflow_provider_cdc.mysql.server.key_sql import canonical, in_chunk, key_list, keys_of
-from airflow_provider_cdc.mysql.server.session import connect, pairs, rows, value
-from airflow_provider_cdc.mysql.snapshot import planner
-from airflow_provider_cdc.mysql.snapshot.chunk import select
-from airflow_provider_cdc.mysql.snapshot.planner import _meter, estimates, plan_table
 from tests.support.mariadb import MariaDBServer
 from tests.support.servers import MySQLServer
 

@@ -13,23 +13,23 @@ from uuid import uuid4
 import pyarrow as pa
 import pytest
 
-from airflow_provider_cdc.core.definitions import Definitions, by_table
-from airflow_provider_cdc.core.offset import Lineage, Position
-from airflow_provider_cdc.core.schema import BOTH_WAYS, TableSchema
-from airflow_provider_cdc.exceptions import TerminalError
+from airflow_provider_cdc.model.definitions import Definitions, by_table
+from airflow_provider_cdc.model.errors import TerminalError
+from airflow_provider_cdc.model.offset import Lineage, Position
+from airflow_provider_cdc.model.schema import BOTH_WAYS, TableSchema
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
+from airflow_provider_cdc.mysql.chunks.chunk import select
+from airflow_provider_cdc.mysql.chunks.planner import plan_table
+from airflow_provider_cdc.mysql.chunks.window_reader import WindowReader
+from airflow_provider_cdc.mysql.client.catalog import read_schema
+from airflow_provider_cdc.mysql.client.charsets import decoders
+from airflow_provider_cdc.mysql.client.identity import binlog_end, identity
+from airflow_provider_cdc.mysql.client.key_sql import in_chunk, keys_of, text_literal
+from airflow_provider_cdc.mysql.client.session import connect, rows
 from airflow_provider_cdc.mysql.keys.ownership import owners
-from airflow_provider_cdc.mysql.places.lookback import look_back
-from airflow_provider_cdc.mysql.server.catalog import read_schema
-from airflow_provider_cdc.mysql.server.charsets import decoders
-from airflow_provider_cdc.mysql.server.identity import binlog_end, identity
-from airflow_provider_cdc.mysql.server.key_sql import in_chunk, keys_of, text_literal
-from airflow_provider_cdc.mysql.server.session import connect, rows
-from airflow_provider_cdc.mysql.snapshot.chunk import select
-from airflow_provider_cdc.mysql.snapshot.planner import plan_table
-from airflow_provider_cdc.mysql.snapshot.windows import WindowReader
-from airflow_provider_cdc.phases.next_snapshot import planned
-from airflow_provider_cdc.phases.verify import verify
+from airflow_provider_cdc.mysql.positions.lookback import look_back
+from airflow_provider_cdc.resnapshot.purged_binlog import planned
+from airflow_provider_cdc.verify.run import verify
 from tests.support.cli import Cli
 from tests.support.mariadb import MariaDBServer
 from tests.support.oracle import compare_all

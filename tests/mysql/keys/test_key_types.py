@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.core.plan import Chunk, Key
-from airflow_provider_cdc.core.schema import TableSchema
+from airflow_provider_cdc.model.plan import Chunk, Key
+from airflow_provider_cdc.model.schema import TableSchema
+from airflow_provider_cdc.mysql.chunks import chunk as chunk_module
+from airflow_provider_cdc.mysql.chunks.planner import plan_table
+from airflow_provider_cdc.mysql.client.catalog import read_schema, why_no_key
+from airflow_provider_cdc.mysql.client.key_sql import canonical, in_chunk, key_list, parse, table_name
+from airflow_provider_cdc.mysql.client.session import connect, rows
 from airflow_provider_cdc.mysql.keys.ownership import owners
-from airflow_provider_cdc.mysql.server.catalog import read_schema, why_no_key
-from airflow_provider_cdc.mysql.server.key_sql import canonical, in_chunk, key_list, parse, table_name
-from airflow_provider_cdc.mysql.server.session import connect, rows
-from airflow_provider_cdc.mysql.snapshot import chunk as chunk_module
-from airflow_provider_cdc.mysql.snapshot.planner import plan_table
 from tests.support.cli import Cli
 from tests.support.mariadb import MariaDBServer
 from tests.support.oracle import compare_all

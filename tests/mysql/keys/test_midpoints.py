@@ -8,10 +8,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from airflow_provider_cdc.core.plan import KeyValue
-from airflow_provider_cdc.core.schema import Column
+from airflow_provider_cdc.model.plan import KeyValue
+from airflow_provider_cdc.model.schema import Column
+from airflow_provider_cdc.mysql.client.key_sql import time_text
 from airflow_provider_cdc.mysql.keys.midpoints import _halfway, _middle, _number
-from airflow_provider_cdc.mysql.server.key_sql import time_text
 
 
 def column(kind: str, scale: int | None = None) -> Column:

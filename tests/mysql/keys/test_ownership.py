@@ -11,15 +11,15 @@ import pyarrow as pa
 import pytest
 from pymysql.connections import Connection
 
-from airflow_provider_cdc.core.plan import Chunk
-from airflow_provider_cdc.core.schema import OP, SEQ, TS, TableSchema
+from airflow_provider_cdc.model.plan import Chunk
+from airflow_provider_cdc.model.schema import OP, SEQ, TS, TableSchema
+from airflow_provider_cdc.mysql.chunks.chunk import select
+from airflow_provider_cdc.mysql.chunks.planner import plan_table
+from airflow_provider_cdc.mysql.client.catalog import read_schema
+from airflow_provider_cdc.mysql.client.key_sql import in_chunk, keys_of
+from airflow_provider_cdc.mysql.client.session import connect, rows
 from airflow_provider_cdc.mysql.keys import ownership
 from airflow_provider_cdc.mysql.keys.ownership import owners, uncovered
-from airflow_provider_cdc.mysql.server.catalog import read_schema
-from airflow_provider_cdc.mysql.server.key_sql import in_chunk, keys_of
-from airflow_provider_cdc.mysql.server.session import connect, rows
-from airflow_provider_cdc.mysql.snapshot.chunk import select
-from airflow_provider_cdc.mysql.snapshot.planner import plan_table
 from tests.support.servers import MySQLServer
 
 LETTERS = "aAáÁàbBßsSzZñn _-'\"\\%`日本🎁龘\t\0~é\u0301"

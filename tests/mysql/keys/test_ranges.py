@@ -10,16 +10,16 @@ import pyarrow as pa
 import pytest
 from pymysql.connections import Connection
 
-from airflow_provider_cdc.core.key_predicate import BadPredicate
-from airflow_provider_cdc.core.plan import Chunk
+from airflow_provider_cdc.ddl.key_predicate import BadPredicate
+from airflow_provider_cdc.model.plan import Chunk
+from airflow_provider_cdc.mysql.chunks.chunk import select
+from airflow_provider_cdc.mysql.chunks.planner import plan_ranges
+from airflow_provider_cdc.mysql.client.catalog import read_schema
+from airflow_provider_cdc.mysql.client.key_sql import in_chunk, keys_of
+from airflow_provider_cdc.mysql.client.session import connect, rows
 from airflow_provider_cdc.mysql.keys import ownership
 from airflow_provider_cdc.mysql.keys.ownership import owned, owners
 from airflow_provider_cdc.mysql.keys.ranges import key_ranges, keys_as_ranges
-from airflow_provider_cdc.mysql.server.catalog import read_schema
-from airflow_provider_cdc.mysql.server.key_sql import in_chunk, keys_of
-from airflow_provider_cdc.mysql.server.session import connect, rows
-from airflow_provider_cdc.mysql.snapshot.chunk import select
-from airflow_provider_cdc.mysql.snapshot.planner import plan_ranges
 from tests.support.servers import MySQLServer
 
 pytestmark = pytest.mark.one_of("server")

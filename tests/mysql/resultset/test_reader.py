@@ -12,14 +12,14 @@ import pyarrow as pa
 import pytest
 from pymysql.connections import Connection
 
-from airflow_provider_cdc.core.unfit import UnfitValue
-from airflow_provider_cdc.exceptions import CdcError, TerminalError, TransientError
-from airflow_provider_cdc.machine import buffers
+from airflow_provider_cdc.model.errors import CdcError, TerminalError, TransientError
+from airflow_provider_cdc.model.unsupported_values import UnfitValue
+from airflow_provider_cdc.mysql.chunks.chunk import select
+from airflow_provider_cdc.mysql.client.catalog import read_schema
+from airflow_provider_cdc.mysql.client.session import connect, value
 from airflow_provider_cdc.mysql.resultset import reader as resultset
 from airflow_provider_cdc.mysql.resultset.reader import read, read_in_pieces
-from airflow_provider_cdc.mysql.server.catalog import read_schema
-from airflow_provider_cdc.mysql.server.session import connect, value
-from airflow_provider_cdc.mysql.snapshot.chunk import select
+from airflow_provider_cdc.native import buffers
 from tests.support import plain_reader
 from tests.support.servers import MySQLServer
 from tests.support.workload_tables import SETS, make_foreign

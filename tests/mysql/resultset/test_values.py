@@ -17,13 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pymysql.connections import Connection
 
-from airflow_provider_cdc.core.unfit import UnfitValue
-from airflow_provider_cdc.exceptions import TerminalError
+from airflow_provider_cdc.model.errors import TerminalError
+from airflow_provider_cdc.model.unsupported_values import UnfitValue
+from airflow_provider_cdc.mysql.chunks.chunk import select
+from airflow_provider_cdc.mysql.client.catalog import read_schema
+from airflow_provider_cdc.mysql.client.identity import is_mariadb
+from airflow_provider_cdc.mysql.client.session import connect
 from airflow_provider_cdc.mysql.resultset.reader import read
-from airflow_provider_cdc.mysql.server.catalog import read_schema
-from airflow_provider_cdc.mysql.server.identity import is_mariadb
-from airflow_provider_cdc.mysql.server.session import connect
-from airflow_provider_cdc.mysql.snapshot.chunk import select
 from tests.support import plain_reader
 from tests.support.mariadb import MariaDBServer
 from tests.support.servers import MySQLServer

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
-from airflow_provider_cdc.core.deletes import Deletes
-from airflow_provider_cdc.core.schema import DELETED, Column, TableSchema
-from airflow_provider_cdc.core.table_properties import LOG_RETENTION, TableProperties
-from airflow_provider_cdc.core.table_properties import RETENTION as KEPT
-from airflow_provider_cdc.exceptions import NotReadyError, TerminalError
+from airflow_provider_cdc.config.deletes import Deletes
+from airflow_provider_cdc.config.table_properties import LOG_RETENTION, TableProperties
+from airflow_provider_cdc.config.table_properties import RETENTION as KEPT
+from airflow_provider_cdc.model.errors import NotReadyError, TerminalError
+from airflow_provider_cdc.model.schema import DELETED, Column, TableSchema
 from airflow_provider_cdc.sinks.delta.sink import DeltaSink
 from airflow_provider_cdc.sinks.delta.table import DeltaTarget
 from airflow_provider_cdc.sinks.protocol import Fence, Published

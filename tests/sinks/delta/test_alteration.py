@@ -14,17 +14,17 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from airflow_provider_cdc.core.deletes import Deletes
-from airflow_provider_cdc.core.multiset import net
-from airflow_provider_cdc.core.schema import OP, SEQ, TS, Column, TableSchema
-from airflow_provider_cdc.core.table_properties import FEED, TableProperties
-from airflow_provider_cdc.exceptions import TerminalError
+from airflow_provider_cdc.config.deletes import Deletes
+from airflow_provider_cdc.config.table_properties import FEED, TableProperties
+from airflow_provider_cdc.model.errors import TerminalError
+from airflow_provider_cdc.model.multiset import net
+from airflow_provider_cdc.model.schema import OP, SEQ, TS, Column, TableSchema
 from airflow_provider_cdc.sinks.delta import compaction, upkeep
-from airflow_provider_cdc.sinks.delta.edit import Edit
-from airflow_provider_cdc.sinks.delta.live_file import added
+from airflow_provider_cdc.sinks.delta.log.live_file import added
+from airflow_provider_cdc.sinks.delta.merge.edit import Edit
 from airflow_provider_cdc.sinks.delta.sink import DeltaSink
 from airflow_provider_cdc.sinks.delta.table import DeltaTarget
-from airflow_provider_cdc.sinks.files import write_file
+from airflow_provider_cdc.sinks.files.parquet import write_file
 from airflow_provider_cdc.sinks.protocol import Change, Counted, Emptied, Fence, Published, Upserted
 from tests.sinks.conformance import nullable
 from tests.support.readers import without_spark

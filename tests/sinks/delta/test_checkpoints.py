@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from airflow_provider_cdc.exceptions import TerminalError
-from airflow_provider_cdc.sinks.delta import checkpoint as module
-from airflow_provider_cdc.sinks.delta.checkpoint import Checkpoint, newest_checkpoint
-from airflow_provider_cdc.sinks.delta.log import Log
+from airflow_provider_cdc.model.errors import TerminalError
+from airflow_provider_cdc.sinks.delta.log import checkpoint as module
+from airflow_provider_cdc.sinks.delta.log.checkpoint import Checkpoint, newest_checkpoint
+from airflow_provider_cdc.sinks.delta.log.log import Log
 from airflow_provider_cdc.sinks.delta.table import DeltaTarget
-from airflow_provider_cdc.sinks.storage import LocalStorage
+from airflow_provider_cdc.sinks.storage.local import LocalStorage
 from tests.sinks.delta.test_log import changed, fresh
 from tests.sinks.delta.test_table import TABLE, folder_of, opened, staging, upsert
 from tests.support.v2_checkpoints import as_v2, checkpoint_of, write
@@ -179,7 +179,7 @@ def test_files_are_deleted_only_if_two_programs_agree_on_what_is_live(
     def without_adds(*args: Any) -> Any:
         return (action for action in whole(*args) if "add" not in action)
 
-    monkeypatch.setattr("airflow_provider_cdc.sinks.delta.log.actions_of", without_adds)
+    monkeypatch.setattr("airflow_provider_cdc.sinks.delta.log.log.actions_of", without_adds)
     monkeypatch.setattr(Log, "stood", _stood)
     blind = opened(tmp_path)
     assert not blind.load().files

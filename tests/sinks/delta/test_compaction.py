@@ -13,11 +13,11 @@ from pyroaring import BitMap
 from airflow_provider_cdc.sinks.delta import compaction as module
 from airflow_provider_cdc.sinks.delta.compaction import Compaction, chosen
 from airflow_provider_cdc.sinks.delta.definition import Options
-from airflow_provider_cdc.sinks.delta.live_file import LiveFile
+from airflow_provider_cdc.sinks.delta.log.deletion_vectors import Vector
+from airflow_provider_cdc.sinks.delta.log.live_file import LiveFile
 from airflow_provider_cdc.sinks.delta.table import DeltaTarget
-from airflow_provider_cdc.sinks.delta.vectors import Vector
 from airflow_provider_cdc.sinks.protocol import Emptied
-from airflow_provider_cdc.sinks.storage import LocalStorage
+from airflow_provider_cdc.sinks.storage.local import LocalStorage
 from tests.sinks.delta.test_table import FENCE, SCHEMA, add, files, folder_of, held, made, opened, rows, upsert
 
 MB = 1 << 20

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from airflow_provider_cdc.core.changes import last_changes
-from airflow_provider_cdc.core.deletes import Deletes
-from airflow_provider_cdc.core.schema import DELETED, OP, SEQ, TS, Column, TableSchema
-from airflow_provider_cdc.exceptions import NotReadyError
+from airflow_provider_cdc.config.deletes import Deletes
+from airflow_provider_cdc.model.changes import last_changes
+from airflow_provider_cdc.model.errors import NotReadyError
+from airflow_provider_cdc.model.schema import DELETED, OP, SEQ, TS, Column, TableSchema
 from airflow_provider_cdc.sinks.delta import compaction
 from airflow_provider_cdc.sinks.delta.sink import DeltaSink
 from airflow_provider_cdc.sinks.delta.table import DeltaTarget

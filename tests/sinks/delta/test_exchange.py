@@ -16,19 +16,19 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
-from airflow_provider_cdc.core.deletes import Deletes
-from airflow_provider_cdc.core.multiset import net
-from airflow_provider_cdc.core.schema import DELETED, OP, SEQ, TS, Column, TableSchema
-from airflow_provider_cdc.core.table_properties import FEED, TableProperties
-from airflow_provider_cdc.exceptions import FencedError, TerminalError
+from airflow_provider_cdc.config.deletes import Deletes
+from airflow_provider_cdc.config.table_properties import FEED, TableProperties
+from airflow_provider_cdc.model.errors import FencedError, TerminalError
+from airflow_provider_cdc.model.multiset import net
+from airflow_provider_cdc.model.schema import DELETED, OP, SEQ, TS, Column, TableSchema
 from airflow_provider_cdc.sinks.delta import compaction, upkeep
-from airflow_provider_cdc.sinks.delta.features import EXPRESSION
-from airflow_provider_cdc.sinks.delta.key_index import KeyIndex
+from airflow_provider_cdc.sinks.delta.log.features import EXPRESSION
+from airflow_provider_cdc.sinks.delta.merge.key_index import KeyIndex
 from airflow_provider_cdc.sinks.delta.sink import DeltaSink
 from airflow_provider_cdc.sinks.delta.table import DeltaTarget
-from airflow_provider_cdc.sinks.files import DataFile
+from airflow_provider_cdc.sinks.files.parquet import DataFile
 from airflow_provider_cdc.sinks.protocol import Change, Counted, Emptied, Fence, Published, Upserted
-from airflow_provider_cdc.sinks.storage import LocalStorage
+from airflow_provider_cdc.sinks.storage.local import LocalStorage
 from tests.sinks.conformance import nullable, preceded
 from tests.support.spark_delta import spark_delta
 

@@ -16,14 +16,14 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from airflow_provider_cdc.exceptions import TerminalError
+from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.sinks.delta import compaction, upkeep
-from airflow_provider_cdc.sinks.delta.commit_actions import _statistics, clustered_by
-from airflow_provider_cdc.sinks.delta.features import both, check_protocol, features_of, with_feed, with_vectors
-from airflow_provider_cdc.sinks.delta.log import Log
+from airflow_provider_cdc.sinks.delta.log.commit_actions import _statistics, clustered_by
+from airflow_provider_cdc.sinks.delta.log.features import both, check_protocol, features_of, with_feed, with_vectors
+from airflow_provider_cdc.sinks.delta.log.log import Log
 from airflow_provider_cdc.sinks.delta.table import DeltaTarget
 from airflow_provider_cdc.sinks.protocol import Fence
-from airflow_provider_cdc.sinks.storage import LocalStorage
+from airflow_provider_cdc.sinks.storage.local import LocalStorage
 from tests.sinks.delta import test_alteration as altering
 from tests.sinks.delta.test_log import fresh
 from tests.sinks.delta.test_table import SCHEMA, add, folder_of, made, opened, rows, upsert

@@ -19,14 +19,15 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from airflow_provider_cdc.core.changes import last_changes
-from airflow_provider_cdc.core.deletes import HARD, IGNORE, SOFT, Deletes
-from airflow_provider_cdc.core.multiset import net
-from airflow_provider_cdc.core.schema import DELETED, OP, SEQ, TS, Column, TableSchema
-from airflow_provider_cdc.core.table_properties import TableProperties
-from airflow_provider_cdc.exceptions import NotReadyError, TerminalError
-from airflow_provider_cdc.sinks.delta import compaction, definition, features, upkeep
-from airflow_provider_cdc.sinks.delta.retention import file_retention, log_retention
+from airflow_provider_cdc.config.deletes import HARD, IGNORE, SOFT, Deletes
+from airflow_provider_cdc.config.table_properties import TableProperties
+from airflow_provider_cdc.model.changes import last_changes
+from airflow_provider_cdc.model.errors import NotReadyError, TerminalError
+from airflow_provider_cdc.model.multiset import net
+from airflow_provider_cdc.model.schema import DELETED, OP, SEQ, TS, Column, TableSchema
+from airflow_provider_cdc.sinks.delta import compaction, definition, upkeep
+from airflow_provider_cdc.sinks.delta.log import features
+from airflow_provider_cdc.sinks.delta.log.retention import file_retention, log_retention
 from airflow_provider_cdc.sinks.delta.sink import DeltaSink
 from airflow_provider_cdc.sinks.delta.table import DeltaTarget
 from airflow_provider_cdc.sinks.protocol import Change, Counted, Emptied, Fence, Published, Replaced, Upserted

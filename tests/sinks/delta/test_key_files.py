@@ -11,12 +11,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from airflow_provider_cdc.sinks.delta import key_files as module
-from airflow_provider_cdc.sinks.delta.key_index import KeyIndex
+from airflow_provider_cdc.sinks.delta.merge import key_files as module
+from airflow_provider_cdc.sinks.delta.merge.key_index import KeyIndex
 from airflow_provider_cdc.sinks.delta.table import DeltaTarget
-from airflow_provider_cdc.sinks.files import row_groups, write_file
+from airflow_provider_cdc.sinks.files.parquet import row_groups, write_file
 from airflow_provider_cdc.sinks.protocol import Published, Upserted
-from airflow_provider_cdc.sinks.storage import LocalStorage
+from airflow_provider_cdc.sinks.storage.local import LocalStorage
 from tests.sinks.delta.test_table import FENCE, SCHEMA, held, made, opened, rows, upsert
 
 #: Room for everything.

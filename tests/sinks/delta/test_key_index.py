@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 from pyroaring import BitMap
 
-from airflow_provider_cdc.sinks.delta import key_index as module
-from airflow_provider_cdc.sinks.delta.key_index import Facts, KeyIndex
-from airflow_provider_cdc.sinks.delta.words import Worder, Words
+from airflow_provider_cdc.sinks.delta.merge import key_index as module
+from airflow_provider_cdc.sinks.delta.merge.key_hashes import Worder, Words
+from airflow_provider_cdc.sinks.delta.merge.key_index import Facts, KeyIndex
 
 SCHEMA = {
     "integer": pa.schema([("id", pa.int64())]),

@@ -12,15 +12,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from airflow_provider_cdc.core.multiset import MissingRowsError, net, remaining, search
-from airflow_provider_cdc.core.schema import OP, SEQ, TS
-from airflow_provider_cdc.sinks import files as data_files
-from airflow_provider_cdc.sinks.delta import edit
+from airflow_provider_cdc.model.multiset import MissingRowsError, net, remaining, search
+from airflow_provider_cdc.model.schema import OP, SEQ, TS
 from airflow_provider_cdc.sinks.delta.definition import Options
+from airflow_provider_cdc.sinks.delta.merge import edit
 from airflow_provider_cdc.sinks.delta.table import DeltaTarget
-from airflow_provider_cdc.sinks.files import write_file
+from airflow_provider_cdc.sinks.files import parquet as data_files
+from airflow_provider_cdc.sinks.files.parquet import write_file
 from airflow_provider_cdc.sinks.protocol import Counted, Fence, Published
-from airflow_provider_cdc.sinks.storage import LocalStorage
+from airflow_provider_cdc.sinks.storage.local import LocalStorage
 
 Row = tuple[int | None, str | None]
 SCHEMA = pa.schema(

@@ -15,15 +15,16 @@ import pytest
 from deltalake import DeltaTable
 from pyroaring import BitMap
 
-from airflow_provider_cdc.exceptions import TerminalError, TransientError
-from airflow_provider_cdc.sinks.delta import log as module
-from airflow_provider_cdc.sinks.delta.checkpoint import Checkpoint
-from airflow_provider_cdc.sinks.delta.live_file import LiveFile, added
-from airflow_provider_cdc.sinks.delta.log import Log
+from airflow_provider_cdc.model.errors import TerminalError, TransientError
+from airflow_provider_cdc.sinks.delta.log import log as module
+from airflow_provider_cdc.sinks.delta.log.checkpoint import Checkpoint
+from airflow_provider_cdc.sinks.delta.log.deletion_vectors import write_vectors
+from airflow_provider_cdc.sinks.delta.log.live_file import LiveFile, added
+from airflow_provider_cdc.sinks.delta.log.log import Log
 from airflow_provider_cdc.sinks.delta.upkeep import check_live
-from airflow_provider_cdc.sinks.delta.vectors import write_vectors
-from airflow_provider_cdc.sinks.files import DataFile
-from airflow_provider_cdc.sinks.storage import LocalStorage, Storage
+from airflow_provider_cdc.sinks.files.parquet import DataFile
+from airflow_provider_cdc.sinks.storage.local import LocalStorage
+from airflow_provider_cdc.sinks.storage.storage import Storage
 from tests.sinks.delta.test_table import add, folder_of, made, opened, rows, upsert
 from tests.support.v2_checkpoints import as_v2
 

@@ -9,12 +9,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from airflow_provider_cdc.config.table_paths import escaped_in
 from airflow_provider_cdc.sinks.delta.definition import Options
-from airflow_provider_cdc.sinks.delta.partitions import Part
+from airflow_provider_cdc.sinks.delta.merge.partitions import Part
 from airflow_provider_cdc.sinks.delta.table import DeltaTarget
 from airflow_provider_cdc.sinks.protocol import Published, Upserted
-from airflow_provider_cdc.sinks.storage import LocalStorage
-from airflow_provider_cdc.sinks.table_paths import escaped_in
+from airflow_provider_cdc.sinks.storage.local import LocalStorage
 from tests.sinks.delta.test_table import FENCE, SCHEMA, held, opened, upsert
 from tests.sinks.delta.test_table import rows as of
 from tests.support.readers import Reader, readers, without_spark

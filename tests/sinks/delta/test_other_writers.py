@@ -15,8 +15,9 @@ import pytest
 from deltalake import DeltaTable, Field, write_deltalake
 from deltalake.schema import PrimitiveType
 
-from airflow_provider_cdc.exceptions import TerminalError
-from airflow_provider_cdc.sinks.delta import compaction, key_index, upkeep
+from airflow_provider_cdc.model.errors import TerminalError
+from airflow_provider_cdc.sinks.delta import compaction, upkeep
+from airflow_provider_cdc.sinks.delta.merge import key_index
 from airflow_provider_cdc.sinks.delta.table import DeltaTarget
 from airflow_provider_cdc.sinks.protocol import Upserted
 from tests.sinks.conformance import nullable

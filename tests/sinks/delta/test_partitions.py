@@ -18,18 +18,19 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
-from airflow_provider_cdc.core.changes import last_changes
-from airflow_provider_cdc.core.multiset import net
-from airflow_provider_cdc.core.schema import OP, SEQ, TS, Column, TableSchema
-from airflow_provider_cdc.exceptions import CdcError, NotReadyError, TerminalError
-from airflow_provider_cdc.pipeline import Sink
-from airflow_provider_cdc.pipeline import sink as section
-from airflow_provider_cdc.sinks.delta import compaction, partitions, upkeep
-from airflow_provider_cdc.sinks.delta.live_file import LiveFile
-from airflow_provider_cdc.sinks.delta.log import Log
+from airflow_provider_cdc.config import Sink
+from airflow_provider_cdc.config import sink_section as section
+from airflow_provider_cdc.model.changes import last_changes
+from airflow_provider_cdc.model.errors import CdcError, NotReadyError, TerminalError
+from airflow_provider_cdc.model.multiset import net
+from airflow_provider_cdc.model.schema import OP, SEQ, TS, Column, TableSchema
+from airflow_provider_cdc.sinks.delta import compaction, upkeep
+from airflow_provider_cdc.sinks.delta.log.live_file import LiveFile
+from airflow_provider_cdc.sinks.delta.log.log import Log
+from airflow_provider_cdc.sinks.delta.merge import partitions
 from airflow_provider_cdc.sinks.delta.sink import DeltaSink
 from airflow_provider_cdc.sinks.delta.table import DeltaTarget
-from airflow_provider_cdc.sinks.files import DataFile, parquet
+from airflow_provider_cdc.sinks.files.parquet import DataFile, parquet
 from airflow_provider_cdc.sinks.protocol import Counted, Emptied, Fence, Published, Replaced, Upserted
 from tests.sinks.conformance import VALUES, nullable
 
@@ -422,7 +423,7 @@ def test_rows_of_escaped_partitions_die_for_all_readers(tmp_path: Path, monkeypa
     work = [c for c in target.compactions() if c.partition["country"] == "a+b"]
     done = [(c, c.run()) for c in work]
     with monkeypatch.context() as patch:  # as another writer does it
-        patch.setattr("airflow_provider_cdc.sinks.delta.edit.takes_vectors", lambda _: True)
+        patch.setattr("airflow_provider_cdc.sinks.delta.merge.edit.takes_vectors", lambda _: True)
         upsert(target, (90, "DE", None, 5, 3, "u"))
     expected[90] = ("DE", 5)
     assert work and not target.compacted(done)
@@ -449,7 +450,7 @@ def test_a_slice_has_files_of_many_partitions(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(partitions.PartitionedFiles, "_limit", limit)
     monkeypatch.setattr(partitions, "HELD_BYTES", 20_000)
-    monkeypatch.setattr("airflow_provider_cdc.sinks.files._ROW_GROUP_BYTES", 5_000)
+    monkeypatch.setattr("airflow_provider_cdc.sinks.files.parquet._ROW_GROUP_BYTES", 5_000)
     listed: list[Row] = [(n, f"c{n % 7}" if n % 3 else None, None, n, 5 + n % 2, "r") for n in range(3000)]
     slice_ = target.stage("1/0/1/slice", (rows(*listed[n : n + 50]) for n in range(0, 3000, 50)))
     assert max(waiting) <= 20_000 and len(waiting) > 10 and 8 < len(slice_.parts) < 60
@@ -480,7 +481,7 @@ def test_a_slice_is_whole_or_not(tmp_path: Path) -> None:
 def test_a_slice_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = made(sink_at(tmp_path, (("country", None),)))
     monkeypatch.setattr(partitions, "HELD_BYTES", 0)
-    monkeypatch.setattr("airflow_provider_cdc.sinks.files._ROW_GROUP_BYTES", 0)
+    monkeypatch.setattr("airflow_provider_cdc.sinks.files.parquet._ROW_GROUP_BYTES", 0)
 
     def failing() -> Any:
         for n in range(3):
@@ -582,7 +583,7 @@ def test_another_writer_compacts(tmp_path: Path) -> None:
     for n in range(4):
         upsert(target, (n, "a/b", JANUARY, 1, 1 + n, "c"), (10 + n, None, None, 1, 1 + n, "c"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("airflow_provider_cdc.sinks.delta.edit.SMALL_FILE", 0)
+        patch.setattr("airflow_provider_cdc.sinks.delta.merge.edit.SMALL_FILE", 0)
         for n in range(4, 8):
             upsert(target, (n, "a/b", JANUARY, 1, 1 + n, "c"), (10 + n, None, None, 1, 1 + n, "c"))
     assert DeltaTable(target.storage.location()).optimize.compact()["numFilesRemoved"] > 2

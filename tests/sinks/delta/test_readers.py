@@ -13,16 +13,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from airflow_provider_cdc.core.changes import last_changes
-from airflow_provider_cdc.core.schema import Column
+from airflow_provider_cdc.model.changes import last_changes
+from airflow_provider_cdc.model.schema import Column
 from airflow_provider_cdc.sinks.delta import compaction, upkeep
 from airflow_provider_cdc.sinks.delta.definition import Options
 from airflow_provider_cdc.sinks.delta.staging import DeltaStaging
 from airflow_provider_cdc.sinks.delta.table import DeltaTarget
-from airflow_provider_cdc.sinks.files import DataFile, write_file
+from airflow_provider_cdc.sinks.files.parquet import DataFile, write_file
+from airflow_provider_cdc.sinks.files.staging import FileStaging
 from airflow_provider_cdc.sinks.protocol import Published, Upserted
-from airflow_provider_cdc.sinks.staging import FileStaging
-from airflow_provider_cdc.sinks.storage import LocalStorage
+from airflow_provider_cdc.sinks.storage.local import LocalStorage
 from tests.sinks.delta.test_table import FENCE
 from tests.support.all_types import TABLE, rows
 from tests.support.generated import held_by

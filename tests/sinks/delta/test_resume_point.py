@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from airflow_provider_cdc.core.offset import Lineage, Offset, Position
+from airflow_provider_cdc.model.offset import Lineage, Offset, Position
 from airflow_provider_cdc.sinks.delta.resume_point import DeltaResumePoint
 from airflow_provider_cdc.sinks.protocol import Fence
-from airflow_provider_cdc.sinks.storage import LocalStorage
+from airflow_provider_cdc.sinks.storage.local import LocalStorage
 
 
 def test_there_is_one(tmp_path: Path) -> None:

@@ -13,15 +13,15 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
-from airflow_provider_cdc.core.deletes import Deletes
-from airflow_provider_cdc.core.schema import DELETED, SEQ
-from airflow_provider_cdc.core.table_properties import FEED, TableProperties
-from airflow_provider_cdc.exceptions import TerminalError
+from airflow_provider_cdc.config.deletes import Deletes
+from airflow_provider_cdc.config.table_properties import FEED, TableProperties
+from airflow_provider_cdc.model.errors import TerminalError
+from airflow_provider_cdc.model.schema import DELETED, SEQ
 from airflow_provider_cdc.sinks.delta.sink import DeltaSink
 from airflow_provider_cdc.sinks.delta.table import DeltaTarget
-from airflow_provider_cdc.sinks.object_storage import ObjectStorage
 from airflow_provider_cdc.sinks.protocol import Sink, SinkTable
-from airflow_provider_cdc.sinks.storage import LocalStorage
+from airflow_provider_cdc.sinks.storage.local import LocalStorage
+from airflow_provider_cdc.sinks.storage.object_storage import ObjectStorage
 from tests.sinks.conformance import INT, KEYED, TEXT, SinkConformance, failing, preceded
 from tests.support.object_store import access
 from tests.support.s3 import S3

@@ -15,23 +15,24 @@ from deltalake import DeltaTable, write_deltalake
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airflow_provider_cdc.core.changes import last_changes
-from airflow_provider_cdc.core.schema import OP, SEQ, TS, Column, TableSchema
-from airflow_provider_cdc.exceptions import FencedError, TerminalError, TransientError
-from airflow_provider_cdc.sinks.delta import edit as by
-from airflow_provider_cdc.sinks.delta import key_files, key_index
+from airflow_provider_cdc.config.table_paths import folder
+from airflow_provider_cdc.model.changes import last_changes
+from airflow_provider_cdc.model.errors import FencedError, TerminalError, TransientError
+from airflow_provider_cdc.model.schema import OP, SEQ, TS, Column, TableSchema
 from airflow_provider_cdc.sinks.delta import table as module
 from airflow_provider_cdc.sinks.delta.definition import Options
-from airflow_provider_cdc.sinks.delta.edit import Edit
-from airflow_provider_cdc.sinks.delta.live_file import added
-from airflow_provider_cdc.sinks.delta.log import Log
+from airflow_provider_cdc.sinks.delta.log.live_file import added
+from airflow_provider_cdc.sinks.delta.log.log import Log
+from airflow_provider_cdc.sinks.delta.merge import edit as by
+from airflow_provider_cdc.sinks.delta.merge import key_files, key_index
+from airflow_provider_cdc.sinks.delta.merge.edit import Edit
 from airflow_provider_cdc.sinks.delta.staging import DeltaStaging
 from airflow_provider_cdc.sinks.delta.table import DeltaTarget
-from airflow_provider_cdc.sinks.files import row_groups, write_file
+from airflow_provider_cdc.sinks.files.parquet import row_groups, write_file
+from airflow_provider_cdc.sinks.files.staging import FileStaging
 from airflow_provider_cdc.sinks.protocol import Change, Emptied, Fence, Markers, Published, Replaced, Upserted
-from airflow_provider_cdc.sinks.staging import FileStaging
-from airflow_provider_cdc.sinks.storage import LocalStorage, Storage
-from airflow_provider_cdc.sinks.table_paths import folder
+from airflow_provider_cdc.sinks.storage.local import LocalStorage
+from airflow_provider_cdc.sinks.storage.storage import Storage
 
 SCHEMA = pa.schema(
     [
@@ -575,7 +576,7 @@ def test_rows_that_came_back_are_found(
     for seq in range(2, 5):
         upsert(target, (1, "b", seq, "u"))
     how(folder_of(target), version)
-    monkeypatch.setattr("airflow_provider_cdc.sinks.delta.log.NEWEST", -1)
+    monkeypatch.setattr("airflow_provider_cdc.sinks.delta.log.log.NEWEST", -1)
     assert held(target) == {1: ("a", 1), 2: ("a", 1)}
     upsert(target, (1, "c", 9, "u"))
     assert held(target) == {1: ("c", 9), 2: ("a", 1)}

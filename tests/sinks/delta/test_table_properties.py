@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from airflow_provider_cdc.core.schema import Column, TableSchema
-from airflow_provider_cdc.core.table_properties import FEED, TableProperties
-from airflow_provider_cdc.core.table_properties import RETENTION as KEPT
-from airflow_provider_cdc.exceptions import NotReadyError, TerminalError
+from airflow_provider_cdc.config.table_properties import FEED, TableProperties
+from airflow_provider_cdc.config.table_properties import RETENTION as KEPT
+from airflow_provider_cdc.model.errors import NotReadyError, TerminalError
+from airflow_provider_cdc.model.schema import Column, TableSchema
 from airflow_provider_cdc.sinks.delta.sink import DeltaSink
 from airflow_provider_cdc.sinks.protocol import Fence
 

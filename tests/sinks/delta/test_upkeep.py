@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from airflow_provider_cdc.exceptions import TransientError
+from airflow_provider_cdc.model.errors import TransientError
 from airflow_provider_cdc.sinks.delta import compaction
 from airflow_provider_cdc.sinks.delta import upkeep as module
-from airflow_provider_cdc.sinks.delta.log import Log
+from airflow_provider_cdc.sinks.delta.log.log import Log
 from airflow_provider_cdc.sinks.delta.upkeep import sweep
 from tests.sinks.delta.test_table import add, folder_of, held, made, opened, rows, upsert
 

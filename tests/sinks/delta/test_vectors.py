@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap, BitMap64
 
-from airflow_provider_cdc.exceptions import TerminalError
-from airflow_provider_cdc.sinks.delta.vectors import Vector, decode, encode, read_vector, write_vectors
-from airflow_provider_cdc.sinks.storage import LocalStorage
+from airflow_provider_cdc.model.errors import TerminalError
+from airflow_provider_cdc.sinks.delta.log.deletion_vectors import Vector, decode, encode, read_vector, write_vectors
+from airflow_provider_cdc.sinks.storage.local import LocalStorage
 
 #: Rows 3, 4, 7, 11, 18, 29 as Spark writes them into the log.
 INLINE = {

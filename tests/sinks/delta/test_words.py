@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airflow_provider_cdc.core.multiset import images
-from airflow_provider_cdc.exceptions import TerminalError
+from airflow_provider_cdc.model.errors import TerminalError
+from airflow_provider_cdc.model.multiset import images
 from airflow_provider_cdc.sinks import row_hashes as module
-from airflow_provider_cdc.sinks.delta.words import Worder, joined
+from airflow_provider_cdc.sinks.delta.merge.key_hashes import Worder, joined
 
 VALUES: dict[pa.DataType, st.SearchStrategy[Any]] = {
     pa.int8(): st.integers(-128, 127),

@@ -7,20 +7,20 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_cdc.core.schema import TableSchema
-from airflow_provider_cdc.core.unfit import UnfitValue, in_binlog
-from airflow_provider_cdc.machine.buffers import LARGEST
-from airflow_provider_cdc.machine.primitives import SLACK
+from airflow_provider_cdc.model.schema import TableSchema
+from airflow_provider_cdc.model.unsupported_values import UnfitValue, in_binlog
 from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent
 from airflow_provider_cdc.mysql.binlog.kernels import row as kernel
 from airflow_provider_cdc.mysql.binlog.walk.space import Space
-from airflow_provider_cdc.mysql.server.charsets import UNICODE, Decoders
+from airflow_provider_cdc.mysql.client.charsets import UNICODE, Decoders
+from airflow_provider_cdc.native.buffers import LARGEST
+from airflow_provider_cdc.native.primitives import SLACK
 
 _CHANGES = {"insert": kernel.INSERT, "update": kernel.UPDATE, "delete": kernel.DELETE}
 
 
 class ChangeBuffer:
-    """Collects the changes of one table in binlog order; see :mod:`airflow_provider_cdc.core.changes`.
+    """Collects the changes of one table in binlog order; see :mod:`airflow_provider_cdc.model.changes`.
 
     :param table: the table.
     :param texts: how its text is decoded.

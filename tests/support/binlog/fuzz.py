@@ -14,7 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 import zstandard
 
-from airflow_provider_cdc.exceptions import CdcError
+from airflow_provider_cdc.model.errors import CdcError
 from tests.support.binlog.plain import by_plain, by_walker
 from tests.support.binlog.reading import Captured, rows_of
 from tests.support.binlog.replay import Recording, Replay, sealed

@@ -14,15 +14,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
-from airflow_provider_cdc.core.schema import Column, TableSchema
-from airflow_provider_cdc.exceptions import TerminalError
+from airflow_provider_cdc.model.errors import TerminalError
+from airflow_provider_cdc.model.schema import Column, TableSchema
 from airflow_provider_cdc.mysql.binlog.events import wire_types as wire
 from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent
 from airflow_provider_cdc.mysql.binlog.events.table_map import OLD_TYPES, TableMap
 from airflow_provider_cdc.mysql.binlog.events.wire_types import WireColumn
 from airflow_provider_cdc.mysql.binlog.plain.rows import decode_rows
 from airflow_provider_cdc.mysql.binlog.plain.values import OLD_SIZES, decimal_size
-from airflow_provider_cdc.mysql.server.charsets import UNICODE
+from airflow_provider_cdc.mysql.client.charsets import UNICODE
 from tests.support.mangled_results import Guarded
 
 Make = Callable[[random.Random], bytes]
@@ -231,7 +231,7 @@ def _compiled(
     """The rows; of a space that only counts them, how many; ``None`` for rows that were refused."""
     import numpy as np
 
-    from airflow_provider_cdc.core.unfit import UnfitValue
+    from airflow_provider_cdc.model.unsupported_values import UnfitValue
     from airflow_provider_cdc.mysql.binlog.kernels import row as kernel
     from tests.support.binlog.reading import rows_of
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from airflow_provider_cdc.core.offset import Lineage, Position
-from airflow_provider_cdc.core.schema import TableSchema
+from airflow_provider_cdc.model.offset import Lineage, Position
+from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent
 from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction, read_transactions
 from airflow_provider_cdc.mysql.binlog.plain.rows import decode_rows

@@ -10,18 +10,18 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from airflow_provider_cdc.core.definitions import Definitions
-from airflow_provider_cdc.core.schema import Column, TableSchema
-from airflow_provider_cdc.exceptions import TerminalError
+from airflow_provider_cdc.model.definitions import Definitions
+from airflow_provider_cdc.model.errors import TerminalError
+from airflow_provider_cdc.model.schema import Column, TableSchema
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.events.event import Event
 from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent
 from airflow_provider_cdc.mysql.binlog.events.transactions import Reached, Transaction, read_transactions
 from airflow_provider_cdc.mysql.binlog.plain.rows import Image, decode_rows
-from airflow_provider_cdc.mysql.server.catalog import read_schema
-from airflow_provider_cdc.mysql.server.charsets import UNICODE, Decoders
-from airflow_provider_cdc.mysql.server.collations import NO_COLLATIONS, Collations
-from airflow_provider_cdc.mysql.server.session import connect
+from airflow_provider_cdc.mysql.client.catalog import read_schema
+from airflow_provider_cdc.mysql.client.charsets import UNICODE, Decoders
+from airflow_provider_cdc.mysql.client.collations import NO_COLLATIONS, Collations
+from airflow_provider_cdc.mysql.client.session import connect
 from tests.support.binlog.buffer import ChangeBuffer, counted
 from tests.support.servers import MySQLServer
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.events.event import Event
-from airflow_provider_cdc.mysql.server.collations import Collations
+from airflow_provider_cdc.mysql.client.collations import Collations
 from tests.support.binlog.reading import open_stream
 from tests.support.servers import MySQLServer
 

@@ -21,12 +21,12 @@ from typing import Any, Self
 import pymysql
 from pymysqlreplication import BinLogStreamReader
 
-from airflow_provider_cdc.core.offset import Position
-from airflow_provider_cdc.exceptions import (
+from airflow_provider_cdc.model.errors import (
     CdcError,
     OtherHistoryError,
     TerminalError,
 )
+from airflow_provider_cdc.model.offset import Position
 from airflow_provider_cdc.mysql.binlog.events.dump_session import open_session
 from airflow_provider_cdc.mysql.binlog.events.event import Event
 from airflow_provider_cdc.mysql.binlog.events.event_types import (
@@ -37,9 +37,9 @@ from airflow_provider_cdc.mysql.binlog.events.event_types import (
     ROTATE,
 )
 from airflow_provider_cdc.mysql.binlog.events.stream_errors import damaged, failure
-from airflow_provider_cdc.mysql.server.heads import behind_torn_end
-from airflow_provider_cdc.mysql.server.identity import is_mariadb
-from airflow_provider_cdc.mysql.server.session import connect
+from airflow_provider_cdc.mysql.client.binlog_headers import behind_torn_end
+from airflow_provider_cdc.mysql.client.identity import is_mariadb
+from airflow_provider_cdc.mysql.client.session import connect
 
 _HEADER = struct.Struct("<IBIIIH")  # timestamp, type, server id, size, end position (32 bits), flags
 _CHECKSUM_SIZE = 4
@@ -267,7 +267,7 @@ class BinlogStream:
         return event
 
     def behind_torn_end(self, at: Position) -> Position | None:
-        """See :func:`~airflow_provider_cdc.mysql.server.heads.behind_torn_end`."""
+        """See :func:`~airflow_provider_cdc.mysql.client.binlog_headers.behind_torn_end`."""
         with contextlib.closing(connect(self._args)) as connection:
             return behind_torn_end(connection, at)
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pymysql
 
-from airflow_provider_cdc.exceptions import CdcError
-from airflow_provider_cdc.guarded import GuardedConnection
-from airflow_provider_cdc.mysql.server.collations import Collations, collations_of
-from airflow_provider_cdc.mysql.server.identity import identity, is_mariadb, same_server
-from airflow_provider_cdc.mysql.server.session import SESSION
+from airflow_provider_cdc.model.errors import CdcError
+from airflow_provider_cdc.mysql.client.collations import Collations, collations_of
+from airflow_provider_cdc.mysql.client.identity import identity, is_mariadb, same_server
+from airflow_provider_cdc.mysql.client.session import SESSION
+from airflow_provider_cdc.mysql.client.verified_connection import GuardedConnection
 
 _COM_BINLOG_DUMP, _SEND_ANNOTATE_ROWS = 0x12, 2
 #: The server drops a reader that takes nothing for this long; a slow sink must not lose its stream.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NoReturn
 
-from airflow_provider_cdc.exceptions import REPORT, TerminalError
+from airflow_provider_cdc.model.errors import REPORT, TerminalError
 
 
 @dataclass(frozen=True, slots=True)

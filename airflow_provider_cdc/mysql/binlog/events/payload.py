@@ -9,7 +9,7 @@ from typing import IO
 
 import zstandard
 
-from airflow_provider_cdc.exceptions import TerminalError
+from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.mysql.binlog.events.event import Event
 from airflow_provider_cdc.mysql.binlog.events.wire_types import packed_int
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from pymysql.charset import charset_by_id
 
-from airflow_provider_cdc.core.alter_words import Session
-from airflow_provider_cdc.core.sql_words import Quoting
-from airflow_provider_cdc.exceptions import REPORT, TerminalError
+from airflow_provider_cdc.ddl.alter_parser import Session
+from airflow_provider_cdc.ddl.tokens import Quoting
+from airflow_provider_cdc.model.errors import REPORT, TerminalError
 from airflow_provider_cdc.mysql.binlog.events.event import Event
 
 _HEADER_SIZE = 13  # thread, duration, length of the database name, error code, length of the status variables

@@ -6,7 +6,7 @@ import mmap
 import tempfile
 from collections.abc import Sequence
 
-from airflow_provider_cdc.exceptions import TransientError
+from airflow_provider_cdc.model.errors import TransientError
 
 
 def spill(parts: Sequence[memoryview]) -> list[memoryview]:

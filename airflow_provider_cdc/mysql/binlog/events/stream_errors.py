@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from airflow_provider_cdc.exceptions import (
+from airflow_provider_cdc.model.errors import (
     CdcError,
     DamageError,
     NotReadyError,
@@ -13,7 +13,7 @@ from airflow_provider_cdc.exceptions import (
     TornFileError,
     TransientError,
 )
-from airflow_provider_cdc.mysql.server.session import DENIED
+from airflow_provider_cdc.mysql.client.session import DENIED
 
 _ER_SOURCE_FATAL = 1236
 _TORN = "nothing proves that the next file goes on with what lies before: start with a fresh sink.path"

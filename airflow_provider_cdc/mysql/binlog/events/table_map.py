@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
-from airflow_provider_cdc.core.schema import ADDRESS_TYPES, GEOMETRY_TYPES, Column, TableSchema
-from airflow_provider_cdc.exceptions import TerminalError
+from airflow_provider_cdc.model.errors import TerminalError
+from airflow_provider_cdc.model.schema import ADDRESS_TYPES, GEOMETRY_TYPES, Column, TableSchema
 from airflow_provider_cdc.mysql.binlog.events.table_metadata import DifferenceError, compare_metadata
 from airflow_provider_cdc.mysql.binlog.events.wire_types import (
     BIT,
@@ -48,8 +48,8 @@ from airflow_provider_cdc.mysql.binlog.events.wire_types import (
     WireColumn,
     packed_int,
 )
-from airflow_provider_cdc.mysql.server.charsets import Decoders
-from airflow_provider_cdc.mysql.server.collations import Collations
+from airflow_provider_cdc.mysql.client.charsets import Decoders
+from airflow_provider_cdc.mysql.client.collations import Collations
 
 _ONE_BYTE_META = frozenset({FLOAT, DOUBLE, BLOB, BLOB_COMPRESSED, JSON, GEOMETRY, VECTOR, TIMESTAMP2, DATETIME2, TIME2})
 _TWO_BYTE_META = frozenset({VARCHAR, VARCHAR_COMPRESSED, BIT, NEWDECIMAL, VAR_STRING, STRING, ENUM, SET})

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from airflow_provider_cdc.core.schema import (
+from airflow_provider_cdc.model.schema import (
     INTEGER_TYPES,
     MEMBER_TYPES,
     TEXT_TYPES,
@@ -39,7 +39,7 @@ from airflow_provider_cdc.mysql.binlog.events.wire_types import (
     WireColumn,
     packed_int,
 )
-from airflow_provider_cdc.mysql.server.collations import Collations, canonical
+from airflow_provider_cdc.mysql.client.collations import Collations, canonical
 
 _SIGNS, _CHARSET, _CHARSETS, _NAMES, _SET_MEMBERS, _ENUM_MEMBERS, _GEOMETRIES = 1, 2, 3, 4, 5, 6, 7
 _KEY, _KEY_OF_PREFIXES, _MEMBERS_CHARSET, _MEMBERS_CHARSETS, _DIMENSIONS = 8, 9, 10, 11, 13

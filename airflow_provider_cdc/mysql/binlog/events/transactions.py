@@ -11,12 +11,12 @@ import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from airflow_provider_cdc.core.ddl import Statement, classify, xid_text
-from airflow_provider_cdc.core.definitions import Captured
-from airflow_provider_cdc.core.offset import Position
-from airflow_provider_cdc.core.schema import Column
-from airflow_provider_cdc.core.table_names import folded
-from airflow_provider_cdc.exceptions import REPORT, DdlError, TerminalError, TornFileError
+from airflow_provider_cdc.ddl.affected_tables import Statement, classify, xid_text
+from airflow_provider_cdc.model.definitions import Captured
+from airflow_provider_cdc.model.errors import REPORT, DdlError, TerminalError, TornFileError
+from airflow_provider_cdc.model.offset import Position
+from airflow_provider_cdc.model.schema import Column
+from airflow_provider_cdc.model.table_names import folded
 from airflow_provider_cdc.mysql.binlog.events.event import Event, stop, stop_table
 from airflow_provider_cdc.mysql.binlog.events.event_types import (
     BEGINS,
@@ -35,13 +35,13 @@ from airflow_provider_cdc.mysql.binlog.events.event_types import (
     XID,
 )
 from airflow_provider_cdc.mysql.binlog.events.gtid_event import read_gtid
-from airflow_provider_cdc.mysql.binlog.events.judge import THREAD_SPECIFIC, Judge, LookUp
 from airflow_provider_cdc.mysql.binlog.events.payload import inner_events
 from airflow_provider_cdc.mysql.binlog.events.query import Query, read_query
 from airflow_provider_cdc.mysql.binlog.events.rows_event import KINDS, RowsEvent, RowsKind, read_rows_event
 from airflow_provider_cdc.mysql.binlog.events.spill import spill
+from airflow_provider_cdc.mysql.binlog.events.statement_guard import THREAD_SPECIFIC, Judge, LookUp
 from airflow_provider_cdc.mysql.binlog.events.table_map import TableMap, read_table_map, table_of
-from airflow_provider_cdc.mysql.server.collations import NO_COLLATIONS, Collations
+from airflow_provider_cdc.mysql.client.collations import NO_COLLATIONS, Collations
 
 _STMT_END = 1
 #: Bytes of rows of an XA transaction that are held in memory.
@@ -158,7 +158,7 @@ class Assembler:
     :param captured: tables whose rows are wanted.
     :param collations: those of the server.
     :param tell_ddl: see :func:`read_transactions`.
-    :param detours: see :class:`~airflow_provider_cdc.mysql.binlog.events.judge.Judge`.
+    :param detours: see :class:`~airflow_provider_cdc.mysql.binlog.events.statement_guard.Judge`.
     """
 
     def __init__(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 
-from airflow_provider_cdc.core.definitions import Captured
-from airflow_provider_cdc.core.offset import Position
-from airflow_provider_cdc.exceptions import TransientError
+from airflow_provider_cdc.model.definitions import Captured
+from airflow_provider_cdc.model.errors import TransientError
+from airflow_provider_cdc.model.offset import Position
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent
 from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction, read_transactions

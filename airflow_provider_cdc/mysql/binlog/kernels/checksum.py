@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from airflow_provider_cdc.machine.primitives import inlined, take64
+from airflow_provider_cdc.native.primitives import inlined, take64
 
 _POLYNOMIAL = 0xEDB8_8320
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from airflow_provider_cdc.machine.primitives import called, inlined, take16, take32, take64
 from airflow_provider_cdc.mysql.binlog.events.event_types import GTID, GTID_TAGGED, MARIADB_GTID
 from airflow_provider_cdc.mysql.binlog.kernels.row import DONE
 from airflow_provider_cdc.mysql.binlog.kernels.walk_state import (
@@ -29,6 +28,7 @@ from airflow_provider_cdc.mysql.binlog.kernels.walk_state import (
     TOUCHED,
     TRANSACTION,
 )
+from airflow_provider_cdc.native.primitives import called, inlined, take16, take32, take64
 
 _STANDALONE, _PLAIN_FLAGS = 1, 0x3F
 # Fields of a tagged GTID event by their numbers; those behind the last one are not known.

@@ -15,12 +15,12 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from airflow_provider_cdc.machine import primitives
-from airflow_provider_cdc.machine.buffers import copied, is_utf8
-from airflow_provider_cdc.machine.compiled import compiled
-from airflow_provider_cdc.machine.primitives import SLACK, called, inlined, take16, take32, take64
 from airflow_provider_cdc.mysql.binlog.plain import jsonb
 from airflow_provider_cdc.mysql.binlog.plain.jsonb import MAX_DEPTH, json_text
+from airflow_provider_cdc.native import primitives
+from airflow_provider_cdc.native.buffers import copied, is_utf8
+from airflow_provider_cdc.native.compile import compiled
+from airflow_provider_cdc.native.primitives import SLACK, called, inlined, take16, take32, take64
 
 _intrinsic: Any = intrinsic
 

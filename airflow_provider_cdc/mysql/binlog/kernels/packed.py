@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from airflow_provider_cdc.machine.primitives import (
+from airflow_provider_cdc.native.primitives import (
     NO_DATE,
     days_since_1970,
     inlined,

@@ -11,9 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from airflow_provider_cdc.machine import primitives
-from airflow_provider_cdc.machine.compiled import compiled
-from airflow_provider_cdc.machine.primitives import SLACK, called, inlined, take16, take32, take64
 from airflow_provider_cdc.mysql.binlog.events import event_types
 from airflow_provider_cdc.mysql.binlog.events.event_types import TRANSACTION_PAYLOAD
 from airflow_provider_cdc.mysql.binlog.kernels import walk_state
@@ -26,6 +23,9 @@ from airflow_provider_cdc.mysql.binlog.kernels.walk_state import (
     UNPACKED_FROM,
     WHERE,
 )
+from airflow_provider_cdc.native import primitives
+from airflow_provider_cdc.native.compile import compiled
+from airflow_provider_cdc.native.primitives import SLACK, called, inlined, take16, take32, take64
 
 _HEADER = 19
 _END, _COMPRESSION, _UNCOMPRESSED_SIZE = 0, 2, 3

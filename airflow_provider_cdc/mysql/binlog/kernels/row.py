@@ -12,9 +12,21 @@ from typing import Any
 
 import numpy as np
 
-from airflow_provider_cdc.machine import primitives
-from airflow_provider_cdc.machine.compiled import compiled
-from airflow_provider_cdc.machine.primitives import (
+from airflow_provider_cdc.mysql.binlog.kernels import packed
+from airflow_provider_cdc.mysql.binlog.kernels.packed import (
+    read_date,
+    read_datetime,
+    read_decimal,
+    read_long_decimal,
+    read_old_datetime,
+    read_old_time,
+    read_old_timestamp,
+    read_time,
+    read_timestamp,
+)
+from airflow_provider_cdc.native import primitives
+from airflow_provider_cdc.native.compile import compiled
+from airflow_provider_cdc.native.primitives import (
     called,
     copy,
     inlined,
@@ -27,18 +39,6 @@ from airflow_provider_cdc.machine.primitives import (
     take32,
     take64,
     unset,
-)
-from airflow_provider_cdc.mysql.binlog.kernels import packed
-from airflow_provider_cdc.mysql.binlog.kernels.packed import (
-    read_date,
-    read_datetime,
-    read_decimal,
-    read_long_decimal,
-    read_old_datetime,
-    read_old_time,
-    read_old_timestamp,
-    read_time,
-    read_timestamp,
 )
 
 # How reading ends: all read; for want of rows, or of room in a column; at a value that its type cannot hold; at bytes

@@ -15,18 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from airflow_provider_cdc.machine import primitives
-from airflow_provider_cdc.machine.compiled import compiled
-from airflow_provider_cdc.machine.primitives import (
-    SLACK,
-    called,
-    inlined,
-    load64,
-    store64,
-    take16,
-    take32,
-    take64,
-)
 from airflow_provider_cdc.mysql.binlog.events import event_types
 from airflow_provider_cdc.mysql.binlog.events.event_types import (
     ANONYMOUS_GTID,
@@ -122,6 +110,18 @@ from airflow_provider_cdc.mysql.binlog.kernels.walk_state import (
     WHERE,
     WHOLE,
     XA,
+)
+from airflow_provider_cdc.native import primitives
+from airflow_provider_cdc.native.compile import compiled
+from airflow_provider_cdc.native.primitives import (
+    SLACK,
+    called,
+    inlined,
+    load64,
+    store64,
+    take16,
+    take32,
+    take64,
 )
 
 #: By event type, whether it carries no rows.

@@ -14,7 +14,8 @@ from functools import lru_cache
 from typing import Any
 from uuid import UUID
 
-from airflow_provider_cdc.core.schema import (
+from airflow_provider_cdc.model.errors import TerminalError, UnfitError
+from airflow_provider_cdc.model.schema import (
     ADDRESS_TYPES,
     BINARY_TYPES,
     GEOMETRY_TYPES,
@@ -24,8 +25,7 @@ from airflow_provider_cdc.core.schema import (
     Column,
     unknown_type,
 )
-from airflow_provider_cdc.core.unfit import Reason, in_binlog
-from airflow_provider_cdc.exceptions import TerminalError, UnfitError
+from airflow_provider_cdc.model.unsupported_values import Reason, in_binlog
 from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent
 from airflow_provider_cdc.mysql.binlog.events.table_map import TableMap, with_members
 from airflow_provider_cdc.mysql.binlog.events.wire_types import BLOB, BLOB_COMPRESSED, VECTOR, WireColumn
@@ -42,7 +42,7 @@ from airflow_provider_cdc.mysql.binlog.plain.values import (
     unpack_old_timestamp,
     unpack_time,
 )
-from airflow_provider_cdc.mysql.server.charsets import UNICODE, Decode, Decoders, OneWayError
+from airflow_provider_cdc.mysql.client.charsets import UNICODE, Decode, Decoders, OneWayError
 
 Image = tuple[Any, ...]
 #: Reads one value: (event data, offset) -> (value, offset behind it).

@@ -8,17 +8,17 @@ from typing import Any
 
 import pyarrow as pa
 
-from airflow_provider_cdc.core.definitions import Captured
-from airflow_provider_cdc.core.offset import Lineage, Offset, Position
-from airflow_provider_cdc.core.schema import TableSchema
-from airflow_provider_cdc.exceptions import CdcError, DamageError, TerminalError, TornFileError, TransientError
+from airflow_provider_cdc.model.definitions import Captured
+from airflow_provider_cdc.model.errors import CdcError, DamageError, TerminalError, TornFileError, TransientError
+from airflow_provider_cdc.model.offset import Lineage, Offset, Position
+from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
-from airflow_provider_cdc.mysql.binlog.events.judge import LookUp
 from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent
+from airflow_provider_cdc.mysql.binlog.events.statement_guard import LookUp
 from airflow_provider_cdc.mysql.binlog.walk.space import Only
 from airflow_provider_cdc.mysql.binlog.walk.step import NEVER, Step
 from airflow_provider_cdc.mysql.binlog.walk.walker import Walker
-from airflow_provider_cdc.mysql.server.charsets import UNICODE, Decoders
+from airflow_provider_cdc.mysql.client.charsets import UNICODE, Decoders
 
 #: Seconds before each new connection after one was lost.
 _PAUSES = (0.0, 0.5, 2.0)
@@ -39,7 +39,7 @@ class BinlogReader:
     :param both: whether updates give their old image, too, as ``b``.
     :param named: whether :meth:`names` tells the GTIDs of transactions with rows.
     :param tell_ddl: whether a change of a definition is told in a step's item, instead of an error.
-    :param detours: see :class:`~airflow_provider_cdc.mysql.binlog.events.judge.Judge`.
+    :param detours: see :class:`~airflow_provider_cdc.mysql.binlog.events.statement_guard.Judge`.
     """
 
     def __init__(

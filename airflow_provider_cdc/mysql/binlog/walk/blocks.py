@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from airflow_provider_cdc.exceptions import DamageError
-from airflow_provider_cdc.machine.primitives import SLACK
+from airflow_provider_cdc.model.errors import DamageError
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.kernels import walk_state
+from airflow_provider_cdc.native.primitives import SLACK
 
 _BLOCK = 1 << 20
 _LARGEST_PACKET = 0xFF_FFFF

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_provider_cdc.core.schema import (
+from airflow_provider_cdc.model.schema import (
     ADDRESS_TYPES,
     BINARY_TYPES,
     GEOMETRY_TYPES,
@@ -20,13 +20,13 @@ from airflow_provider_cdc.core.schema import (
     Column,
     unknown_type,
 )
-from airflow_provider_cdc.machine.buffers import copied
 from airflow_provider_cdc.mysql.binlog.events.table_map import TableMap, with_members
 from airflow_provider_cdc.mysql.binlog.events.wire_types import BLOB, BLOB_COMPRESSED, VARCHAR, WireColumn
 from airflow_provider_cdc.mysql.binlog.kernels import row as kernel
 from airflow_provider_cdc.mysql.binlog.plain.mariadb_values import inet_text, uncompressed, uuid_texts
 from airflow_provider_cdc.mysql.binlog.plain.values import OLD_SIZES, decimal_size
-from airflow_provider_cdc.mysql.server.charsets import Decoders, OneWayError
+from airflow_provider_cdc.mysql.client.charsets import Decoders, OneWayError
+from airflow_provider_cdc.native.buffers import copied
 
 _INTEGERS = {
     "tinyint": (1, kernel.COPY_1, kernel.WIDEN_1),

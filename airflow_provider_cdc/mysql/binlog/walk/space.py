@@ -9,17 +9,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_provider_cdc.core.unfit import UnfitValue
-from airflow_provider_cdc.machine import buffers
-from airflow_provider_cdc.machine.buffers import copied, enlarged, is_utf8
-from airflow_provider_cdc.machine.primitives import SLACK
+from airflow_provider_cdc.model.unsupported_values import UnfitValue
 from airflow_provider_cdc.mysql.binlog.events.table_map import (
     TableMap,
 )
 from airflow_provider_cdc.mysql.binlog.kernels import row as kernel
 from airflow_provider_cdc.mysql.binlog.plain.values import unpack_moment, unpack_old_moment
 from airflow_provider_cdc.mysql.binlog.walk.column_plan import NOTHING, ColumnPlan, each, plan_column
-from airflow_provider_cdc.mysql.server.charsets import Decoders, OneWayError
+from airflow_provider_cdc.mysql.client.charsets import Decoders, OneWayError
+from airflow_provider_cdc.native import buffers
+from airflow_provider_cdc.native.buffers import copied, enlarged, is_utf8
+from airflow_provider_cdc.native.primitives import SLACK
 
 _WIDTHS = {
     **dict.fromkeys((kernel.COPY_1,), 1),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from airflow_provider_cdc.core.offset import Position
+from airflow_provider_cdc.model.offset import Position
 from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction
 
 #: A position, or a number of rows, that no walk gets to.

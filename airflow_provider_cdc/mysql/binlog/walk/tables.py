@@ -9,17 +9,17 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_cdc.core.changes import in_order
-from airflow_provider_cdc.core.schema import SEQ, TableSchema
-from airflow_provider_cdc.core.unfit import UnfitValue, in_binlog
-from airflow_provider_cdc.exceptions import TerminalError
-from airflow_provider_cdc.machine.primitives import SLACK
+from airflow_provider_cdc.model.changes import in_order
+from airflow_provider_cdc.model.errors import TerminalError
+from airflow_provider_cdc.model.schema import SEQ, TableSchema
+from airflow_provider_cdc.model.unsupported_values import UnfitValue, in_binlog
 from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent
 from airflow_provider_cdc.mysql.binlog.events.table_map import TableMap
 from airflow_provider_cdc.mysql.binlog.kernels import row as row_kernel
 from airflow_provider_cdc.mysql.binlog.kernels import walk_state
 from airflow_provider_cdc.mysql.binlog.walk.space import Only, Space
-from airflow_provider_cdc.mysql.server.charsets import Decoders
+from airflow_provider_cdc.mysql.client.charsets import Decoders
+from airflow_provider_cdc.native.primitives import SLACK
 
 _MOST = (1 << 31) - 64  # offsets have 31 bits
 _MOST_IDS = 1 << 14

@@ -13,13 +13,13 @@ from typing import IO, Any
 import numpy as np
 from zstandard import ZstdDecompressor, ZstdError
 
-from airflow_provider_cdc.exceptions import TerminalError
-from airflow_provider_cdc.machine.primitives import SLACK
+from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.mysql.binlog.events.event import Event
 from airflow_provider_cdc.mysql.binlog.events.payload import HEADER, damaged, unpack
 from airflow_provider_cdc.mysql.binlog.kernels import walk_state
 from airflow_provider_cdc.mysql.binlog.kernels.payloads import find_payloads
 from airflow_provider_cdc.mysql.binlog.walk.blocks import Blocks
+from airflow_provider_cdc.native.primitives import SLACK
 
 #: Bytes to begin with when a transaction is unpacked bit by bit.
 _BLOCK, _LARGE_BLOCK = 4 << 10, 1 << 20

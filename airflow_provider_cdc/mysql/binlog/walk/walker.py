@@ -14,16 +14,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_cdc.core.definitions import Captured
-from airflow_provider_cdc.core.offset import Position
-from airflow_provider_cdc.core.schema import TableSchema
-from airflow_provider_cdc.exceptions import REPORT, TerminalError, TornFileError, TransientError
-from airflow_provider_cdc.machine.primitives import SLACK
+from airflow_provider_cdc.model.definitions import Captured
+from airflow_provider_cdc.model.errors import REPORT, TerminalError, TornFileError, TransientError
+from airflow_provider_cdc.model.offset import Position
+from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.events.event import Event
 from airflow_provider_cdc.mysql.binlog.events.event_types import TABLE_MAP, TRANSACTION_PAYLOAD
-from airflow_provider_cdc.mysql.binlog.events.judge import LookUp
 from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent
+from airflow_provider_cdc.mysql.binlog.events.statement_guard import LookUp
 from airflow_provider_cdc.mysql.binlog.events.table_map import TableMap, table_of
 from airflow_provider_cdc.mysql.binlog.events.transactions import Assembler, OpenTransaction, Reached, Transaction
 from airflow_provider_cdc.mysql.binlog.kernels import row as row_kernel
@@ -36,7 +35,8 @@ from airflow_provider_cdc.mysql.binlog.walk.space import Only
 from airflow_provider_cdc.mysql.binlog.walk.step import NEVER, Step
 from airflow_provider_cdc.mysql.binlog.walk.tables import Tables
 from airflow_provider_cdc.mysql.binlog.walk.unpacked import Unpacked
-from airflow_provider_cdc.mysql.server.charsets import UNICODE, Decoders
+from airflow_provider_cdc.mysql.client.charsets import UNICODE, Decoders
+from airflow_provider_cdc.native.primitives import SLACK
 
 _CRC = crc_tables()
 _PAYLOAD = bytes([TRANSACTION_PAYLOAD])
@@ -54,7 +54,7 @@ class Walker:
     :param count_only: whether rows are only counted, not decoded.
     :param named: whether :meth:`names` tells the GTIDs of transactions with rows.
     :param tell_ddl: see :func:`~airflow_provider_cdc.mysql.binlog.events.transactions.read_transactions`.
-    :param detours: see :class:`~airflow_provider_cdc.mysql.binlog.events.judge.Judge`.
+    :param detours: see :class:`~airflow_provider_cdc.mysql.binlog.events.statement_guard.Judge`.
     """
 
     def __init__(

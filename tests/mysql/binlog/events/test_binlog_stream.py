@@ -11,8 +11,8 @@ from uuid import uuid4
 
 import pytest
 
-from airflow_provider_cdc.core.offset import Lineage, Position
-from airflow_provider_cdc.exceptions import DamageError, NotReadyError, TerminalError, TransientError
+from airflow_provider_cdc.model.errors import DamageError, NotReadyError, TerminalError, TransientError
+from airflow_provider_cdc.model.offset import Lineage, Position
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.events.event import Event
 from airflow_provider_cdc.mysql.binlog.events.transactions import Reached, read_transactions

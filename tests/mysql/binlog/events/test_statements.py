@@ -9,17 +9,17 @@ from typing import Any
 import pymysql
 import pytest
 
-from airflow_provider_cdc.core.ddl import classify
-from airflow_provider_cdc.core.offset import Lineage
-from airflow_provider_cdc.core.table_names import fold, may_name
-from airflow_provider_cdc.exceptions import DdlError, TerminalError
+from airflow_provider_cdc.ddl.affected_tables import classify
+from airflow_provider_cdc.model.errors import DdlError, TerminalError
+from airflow_provider_cdc.model.offset import Lineage
+from airflow_provider_cdc.model.table_names import fold, may_name
 from airflow_provider_cdc.mysql.binlog.events.event import Event
 from airflow_provider_cdc.mysql.binlog.events.query import read_query
 from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction
 from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader
-from airflow_provider_cdc.mysql.server.detours import look_up
-from airflow_provider_cdc.mysql.server.identity import binlog_end
-from airflow_provider_cdc.mysql.server.session import connect
+from airflow_provider_cdc.mysql.client.identity import binlog_end
+from airflow_provider_cdc.mysql.client.indirect_writes import look_up
+from airflow_provider_cdc.mysql.client.session import connect
 from tests.support.binlog.reading import capture, events_since, lasting, open_stream, read
 from tests.support.mariadb import MariaDBServer
 from tests.support.servers import MySQLServer

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.core.schema import TableSchema
-from airflow_provider_cdc.exceptions import TerminalError
+from airflow_provider_cdc.model.errors import TerminalError
+from airflow_provider_cdc.model.schema import TableSchema
 from airflow_provider_cdc.mysql.binlog.plain.rows import decode_rows
-from airflow_provider_cdc.mysql.server.charsets import decoders
-from airflow_provider_cdc.mysql.server.collations import Collations
-from airflow_provider_cdc.mysql.server.identity import binlog_end
-from airflow_provider_cdc.mysql.server.session import connect
+from airflow_provider_cdc.mysql.client.charsets import decoders
+from airflow_provider_cdc.mysql.client.collations import Collations
+from airflow_provider_cdc.mysql.client.identity import binlog_end
+from airflow_provider_cdc.mysql.client.session import connect
 from tests.support.binlog import reading
 from tests.support.binlog.reading import capture, events_since
 from tests.support.mariadb import MariaDBServer

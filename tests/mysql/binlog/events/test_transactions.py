@@ -12,10 +12,10 @@ import pymysql
 import pytest
 import zstandard
 
-from airflow_provider_cdc.core.definitions import Definitions
-from airflow_provider_cdc.core.gtid import GtidSet
-from airflow_provider_cdc.core.offset import Position
-from airflow_provider_cdc.exceptions import DdlError, TerminalError
+from airflow_provider_cdc.model.definitions import Definitions
+from airflow_provider_cdc.model.errors import DdlError, TerminalError
+from airflow_provider_cdc.model.gtid import GtidSet
+from airflow_provider_cdc.model.offset import Position
 from airflow_provider_cdc.mysql.binlog.events.event import Event
 from airflow_provider_cdc.mysql.binlog.events.event_types import QUERY, TABLE_MAP, TRANSACTION_PAYLOAD, WRITE_ROWS, XID
 from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from airflow_provider_cdc.machine import primitives
-from airflow_provider_cdc.machine.compiled import compiled
 from airflow_provider_cdc.mysql.binlog.kernels import checksum
 from airflow_provider_cdc.mysql.binlog.kernels.checksum import crc32, crc_tables
+from airflow_provider_cdc.native import primitives
+from airflow_provider_cdc.native.compile import compiled
 from tests import ROOT
 
 

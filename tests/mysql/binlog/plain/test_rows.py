@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from airflow_provider_cdc.exceptions import TerminalError
+from airflow_provider_cdc.model.errors import TerminalError
 from airflow_provider_cdc.mysql.binlog.events.event import Event
 from airflow_provider_cdc.mysql.binlog.events.event_types import DELETE_ROWS, UPDATE_ROWS, WRITE_ROWS
 from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent

@@ -13,13 +13,13 @@ from uuid import uuid4
 import pyarrow as pa
 import pytest
 
-from airflow_provider_cdc.core.offset import Lineage, Position
-from airflow_provider_cdc.exceptions import TerminalError, TransientError
+from airflow_provider_cdc.model.errors import TerminalError, TransientError
+from airflow_provider_cdc.model.offset import Lineage, Position
 from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
 from airflow_provider_cdc.mysql.binlog.walk import binlog_reader
 from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader
-from airflow_provider_cdc.mysql.server.identity import binlog_end
-from airflow_provider_cdc.mysql.server.session import connect
+from airflow_provider_cdc.mysql.client.identity import binlog_end
+from airflow_provider_cdc.mysql.client.session import connect
 from tests.support.binlog.plain import LINEAGE, Tables, by_plain, gtids_of
 from tests.support.binlog.reading import Captured, capture, here, lasting, rows_of
 from tests.support.binlog.replay import Recording, Replay, record

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import zstandard
 
-from airflow_provider_cdc.exceptions import CdcError, TerminalError
+from airflow_provider_cdc.model.errors import CdcError, TerminalError
 from airflow_provider_cdc.mysql.binlog.events.event import Event
 from airflow_provider_cdc.mysql.binlog.walk.unpacked import Unpacked
 from airflow_provider_cdc.mysql.binlog.walk.walker import Walker

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from airflow_provider_cdc.core.schema import Column, TableSchema
+from airflow_provider_cdc.model.schema import Column, TableSchema
 from airflow_provider_cdc.mysql.binlog.events.table_map import TableMap
 from airflow_provider_cdc.mysql.binlog.events.wire_types import LONG, WireColumn
 from airflow_provider_cdc.mysql.binlog.kernels import walk_state
 from airflow_provider_cdc.mysql.binlog.walk.tables import Tables
-from airflow_provider_cdc.mysql.server.charsets import UNICODE
+from airflow_provider_cdc.mysql.client.charsets import UNICODE
 
 
 def test_a_table_map_in_the_place_of_one_that_is_gone() -> None:

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from airflow_provider_cdc.core.offset import Position
-from airflow_provider_cdc.exceptions import DamageError, TerminalError, TransientError
+from airflow_provider_cdc.model.errors import DamageError, TerminalError, TransientError
+from airflow_provider_cdc.model.offset import Position
 from airflow_provider_cdc.mysql.binlog.kernels import walk_state
 from airflow_provider_cdc.mysql.binlog.walk.walker import Walker
 from tests import ROOT

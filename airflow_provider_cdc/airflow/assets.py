@@ -1,0 +1,129 @@
+"""Assets: one for each table of a pipeline, for DAGs that begin when there is something new in it.
+
+An asset's URI is the place of the copy, so whoever knows that place can name the asset without this package. Tasks emit
+through an alias, since the tables of a pipeline are known only when it runs, and since an asset that is declared
+without its watcher in one DAG loses it in all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from airflow.sdk import Asset, AssetAlias, AssetWatcher
+
+from airflow_provider_cdc.airflow.operators.base import PipelineLike, pipeline_of, plain
+from airflow_provider_cdc.config.store_address import StoreAddress, folder_of
+from airflow_provider_cdc.model.errors import NotReadyError
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from airflow_provider_cdc.config import Pipeline
+
+#: What tables emit events about.
+SNAPSHOT, CHANGES, VERIFY, REPAIR = "snapshot", "changes", "verify", "repair"
+
+
+def cdc_asset(pipeline: PipelineLike, table: str, *, watch: bool | None = None, min_seconds: float = 60.0) -> Asset:
+    """The asset of a table: a DAG with it in its schedule begins when there is something new in the copy.
+
+    :param pipeline: a :class:`~airflow_provider_cdc.Pipeline`, its plain values without templates, or YAML: an absolute
+        path, or the text itself.
+    :param table: the table, as ``database.table``.
+    :param watch: whether the triggerer emits what a running stream applies; by default it does unless ``stream.mode``
+        is ``catch_up``: then the stream's task does, at its end. Name a table in the same way in all DAGs.
+    :param min_seconds: seconds between two such events.
+    :raises NotReadyError: if the pipeline is not usable, or does not copy the table.
+    """
+    known = pipeline_of(plain(pipeline))
+    database, name = table_of(known, table)
+    watchers = []
+    if known.stream.mode != "catch_up" if watch is None else watch:
+        from airflow_provider_cdc.airflow.triggers.windows import CdcTableTrigger
+
+        trigger = CdcTableTrigger(
+            pipeline=known.name,
+            database=database,
+            table=name,
+            state_conn_id=known.state.conn_id,
+            sink_path=known.sink.path,
+            min_seconds=min_seconds,
+        )
+        watchers = [AssetWatcher(name=f"cdc {known.name} {table}", trigger=trigger)]
+    return Asset(uri=uri_of(known, database, name), watchers=watchers)
+
+
+def cdc_assets(pipeline: PipelineLike) -> AssetAlias:
+    """The alias through which the tasks of a pipeline emit: a DAG with it in its schedule begins for any of its tables.
+
+    :param pipeline: as of :func:`cdc_asset`.
+    """
+    return alias_of(pipeline_of(plain(pipeline)).name)
+
+
+def alias_of(name: str) -> AssetAlias:
+    """The alias of a pipeline, by its name."""
+    return AssetAlias(f"cdc:{name}")
+
+
+def uri_of(pipeline: Pipeline, database: str, table: str) -> str:
+    """URI of a table's copy. It has ASCII characters only: Airflow on MySQL takes no others."""
+    place, path = pipeline.sink.table_paths.of(database, table), pipeline.sink.path
+    if (address := StoreAddress.of(path)) is not None:
+        return address.uri(place)
+    return "file://" + quote(f"{(folder_of(path) or '').rstrip('/')}/{place}", safe="/=")
+
+
+def table_of(pipeline: Pipeline, label: str) -> tuple[str, str]:
+    """Database and name of a captured table. Names may have dots in them.
+
+    :raises NotReadyError: if the pipeline does not copy it.
+    """
+    parts = label.split(".")
+    for i in range(1, len(parts)):
+        table = ".".join(parts[:i]), ".".join(parts[i:])
+        if pipeline.captures(*table):
+            return table
+    raise NotReadyError(
+        f"pipeline {pipeline.name} copies no table {label}",
+        "Name it as database.table, as one of source.tables matches it",
+    )
+
+
+def declare(operator: Any, wanted: bool) -> None:
+    """Let a task emit, and let Airflow know that when it reads the DAG.
+
+    :param operator: with ``pipeline`` and ``outlets``.
+    :param wanted: whether it is to.
+    """
+    operator.assets = wanted
+    name = operator.pipeline.get("name") if isinstance(operator.pipeline, Mapping) else None
+    if wanted and isinstance(name, str) and "{{" not in name:
+        operator.outlets = [*operator.outlets, alias_of(name)]
+
+
+def in_partition(context: Context) -> bool:
+    """Whether the task's run is one for a partition: Airflow gives its key to all that it emits (3.2 and newer)."""
+    return getattr(context["dag_run"], "partition_key", None) is not None
+
+
+def emit(operator: Any, context: Context, pipeline: Pipeline, events: Mapping[tuple[str, str], Any]) -> None:
+    """Have Airflow emit events of tables when the task has succeeded, if :func:`declare` was told so.
+
+    In a run for a partition only changes are told: anything else would say too early that the partition is complete.
+
+    :param pipeline: as the task has it now: its name may have been a template.
+    :param events: what there is to say of a table, by database and name.
+    """
+    if not operator.assets:
+        return
+    alias = alias_of(pipeline.name)
+    if alias not in operator.outlets:
+        operator.outlets = [*operator.outlets, alias]
+    for table, extra in events.items():
+        if in_partition(context) and extra["kind"] != CHANGES:
+            continue
+        known = {"pipeline": pipeline.name, "table": ".".join(table)}
+        context["outlet_events"][alias].add(Asset(uri=uri_of(pipeline, *table)), extra={**known, **extra})

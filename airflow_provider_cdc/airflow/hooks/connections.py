@@ -1,0 +1,49 @@
+"""Connections as Airflow gives them to a task or a trigger: from its database, a secrets backend or the environment."""
+
+from __future__ import annotations
+
+import os
+
+from airflow.providers.common.compat.sdk import AirflowNotFoundException
+from airflow.sdk import BaseHook
+from airflow.sdk.exceptions import AirflowRuntimeError
+
+from airflow_provider_cdc.config.connections import Connection, variable
+from airflow_provider_cdc.config.connections import resolve as of_environment
+from airflow_provider_cdc.model.errors import NotReadyError, TransientError
+
+
+def resolve(conn_id: str) -> Connection:
+    """Ask Airflow for a connection. It blocks: a trigger calls it in a thread.
+
+    :param conn_id: id of the connection.
+    :raises NotReadyError: if Airflow has none of that id, or it cannot be understood.
+    :raises TransientError: if Airflow could not be asked.
+    """
+    name = variable(conn_id)
+    if os.environ.get(name, "").strip():
+        of_environment(conn_id)  # refuses an address that Airflow would cut in the wrong place
+    try:
+        found = BaseHook.get_connection(conn_id)
+    except AirflowNotFoundException:
+        raise NotReadyError(
+            f"connection {conn_id} is not defined", f"Create it in Admin > Connections or set {name}"
+        ) from None
+    except AirflowRuntimeError as error:
+        raise TransientError(
+            f"Airflow did not give connection {conn_id} ({error.error.error.value})",
+            "Look at the log of Airflow's API server, then run the task again",
+        ) from None
+    except Exception as error:  # its text may quote the connection
+        raise NotReadyError(
+            f"Airflow cannot read connection {conn_id} ({type(error).__name__})",
+            "Correct it in Admin > Connections, in the secrets backend or in the environment",
+        ) from None
+    names = ("conn_id", "conn_type", "host", "login", "password", "port", "schema", "extra")
+    try:
+        return Connection.from_json({name: getattr(found, name) for name in names})
+    except (ValueError, TypeError, LookupError):
+        # Not chained and not quoted: it may hold the password.
+        raise NotReadyError(
+            f"connection {conn_id} cannot be understood", "Give it a type, and a JSON object as extra"
+        ) from None

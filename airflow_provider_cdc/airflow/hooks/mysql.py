@@ -1,0 +1,65 @@
+"""Hook for the source server."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseHook
+
+from airflow_provider_cdc.airflow.hooks.connections import resolve
+from airflow_provider_cdc.config.connections import mysql_args, scrub, unsafe
+from airflow_provider_cdc.model.errors import CdcError
+
+if TYPE_CHECKING:
+    from pymysql.connections import Connection
+
+
+class CdcMySqlHook(BaseHook):
+    """Opens and tests the connection of a source, of type ``cdc_mysql``, ``mysql`` or ``mariadb``.
+
+    :param cdc_mysql_conn_id: id of the connection.
+    """
+
+    conn_name_attr = "cdc_mysql_conn_id"
+    default_conn_name = "cdc_mysql_default"
+    conn_type = "cdc_mysql"
+    hook_name = "MySQL / MariaDB (CDC source)"
+
+    def __init__(self, cdc_mysql_conn_id: str = default_conn_name, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.cdc_mysql_conn_id = cdc_mysql_conn_id
+
+    def get_conn(self) -> Connection[Any]:
+        """An open connection: autocommit, session in UTC, results as raw bytes.
+
+        :raises NotReadyError: if the connection is missing or not usable, or the server refuses the login.
+        :raises TransientError: if the server cannot be reached.
+        """
+        from airflow_provider_cdc.mysql.client.session import connect
+
+        return connect(mysql_args(resolve(self.cdc_mysql_conn_id)))
+
+    def test_connection(self) -> tuple[bool, str]:
+        """Log in.
+
+        :returns: whether it worked, and one line: the server's version, or what is wrong.
+        """
+        secrets: tuple[str, ...] = ()
+        try:
+            found = resolve(self.cdc_mysql_conn_id)
+            secrets = found.secrets
+            from airflow_provider_cdc.mysql.client.session import connect, rows
+            from airflow_provider_cdc.mysql.client.verified_connection import where
+
+            args = mysql_args(found)
+            with closing(connect(args)) as connection:
+                ((version, user),) = rows(connection, "SELECT VERSION(), CURRENT_USER()")
+            product = "MariaDB" if "mariadb" in str(version).lower() else "MySQL"
+            risk = f", but {risk}" if (risk := unsafe(args)) else ""
+            return True, f"Connected to {product} {version} at {where(args)} as {user}{risk}"
+        except CdcError as error:
+            text = str(error)
+        except Exception as error:  # such as a certificate file that is not one
+            text = f"{type(error).__name__}: {error}"
+        return False, " ".join(scrub(text, secrets).split())

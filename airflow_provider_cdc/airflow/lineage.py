@@ -1,0 +1,127 @@
+"""OpenLineage: which tables of the source a task reads, and which copies it writes, column by column.
+
+Nothing here is called without Airflow's OpenLineage provider, which need not be installed. It calls these methods when
+a task begins and when it has ended, and goes on without them if one fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from airflow_provider_cdc.airflow.operators.base import context_of
+from airflow_provider_cdc.config.store_address import StoreAddress, folder_of
+
+if TYPE_CHECKING:
+    from airflow_provider_cdc.model.plan import Plan
+    from airflow_provider_cdc.model.schema import TableSchema
+    from airflow_provider_cdc.runtime.run_context import Context
+
+#: Name of the facet of a run.
+FACET = "cdc"
+
+
+class CopiesTables:
+    """What OpenLineage hears of a task that reads tables of the source and writes their copies."""
+
+    #: Whether it writes the copies; otherwise it reads them as well.
+    writes = True
+    pipeline: Any
+    log: Any
+    #: What the task returned.
+    ended: Mapping[str, Any] | None = None
+
+    def tables_of(self, plan: Plan) -> Collection[int]:
+        """Indexes of the tables that it works on."""
+        return plan.active
+
+    def get_openlineage_facets_on_start(self) -> Any:
+        """Tables, and where the pipeline stands."""
+        return self._facets({})
+
+    def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
+        """Tables, where the pipeline stands now, and what the task returned."""
+        return self._facets(self.ended or {})
+
+    def _facets(self, ended: Mapping[str, Any]) -> Any:
+        from airflow.providers.openlineage.extractors import OperatorLineage
+
+        work = context_of(self.pipeline, self.log)
+        plan = work.load_plan()
+        if plan is None:
+            return OperatorLineage()
+        tables = [plan.tables[index] for index in sorted(self.tables_of(plan))]
+        sources, copies = [_source(work, table) for table in tables], [_copy(work, table) for table in tables]
+        offset = work.stand(plan)[0]
+        position = {"file": offset.at.file, "position": offset.at.position, "gtid_set": offset.gtid_set}
+        facet = _facet()(pipeline=plan.pipeline, generation=plan.generation, position=position, result=dict(ended))
+        inputs, outputs = (sources, copies) if self.writes else ([*sources, *copies], [])
+        return OperatorLineage(inputs=inputs, outputs=outputs, run_facets={FACET: facet})
+
+
+def place_of(pipeline: Any, table: tuple[str, str]) -> tuple[str, str]:
+    """Namespace and name of a copy, as OpenLineage names files."""
+    folder, path = pipeline.sink.table_paths.of(*table), pipeline.sink.path
+    if (address := StoreAddress.of(path)) is None:
+        return "file", f"{(folder_of(path) or '').rstrip('/')}/{folder}"
+    place = urlsplit(address.text())
+    return f"{place.scheme}://{place.netloc}", f"{address.root}/{folder}".lstrip("/")
+
+
+def source_of(work: Context, table: TableSchema) -> tuple[str, str]:
+    """Namespace and name of a table of the source, as OpenLineage names those of MySQL."""
+    return f"mysql://{work.connect_args['host']}:{work.connect_args['port']}", table.label
+
+
+def _source(work: Context, table: TableSchema) -> Any:
+    from airflow.providers.common.compat.openlineage.facet import Dataset
+
+    namespace, name = source_of(work, table)
+    columns = ((column.name, column.column_type) for column in table.copied)
+    return Dataset(namespace=namespace, name=name, facets={"schema": _schema(columns)})
+
+
+def _copy(work: Context, table: TableSchema) -> Any:
+    from airflow.providers.common.compat.openlineage.facet import (
+        ColumnLineageDatasetFacet,
+        Dataset,
+        Fields,
+        InputField,
+    )
+
+    namespace, name = source_of(work, table)
+    same = {"transformationDescription": "", "transformationType": "IDENTITY"}
+    fields = {
+        column.name: Fields(inputFields=[InputField(namespace=namespace, name=name, field=column.name)], **same)
+        for column in table.copied
+    }
+    columns = ((field.name, str(field.type)) for field in table.sink_schema)
+    facets = {"schema": _schema(columns), "columnLineage": ColumnLineageDatasetFacet(fields=fields)}
+    place, folder = place_of(work.pipeline, table.id)
+    return Dataset(namespace=place, name=folder, facets=facets)
+
+
+def _schema(columns: Iterable[tuple[str, str]]) -> Any:
+    from airflow.providers.common.compat.openlineage.facet import SchemaDatasetFacet, SchemaDatasetFacetFields
+
+    return SchemaDatasetFacet(fields=[SchemaDatasetFacetFields(name=name, type=kind) for name, kind in columns])
+
+
+@cache
+def _facet() -> type[Any]:
+    """The facet of a run. Its base is there only with OpenLineage."""
+    import attrs
+    from airflow.providers.common.compat.openlineage.facet import RunFacet
+
+    @attrs.define(kw_only=True)
+    class CdcRunFacet(RunFacet):  # type: ignore[misc]
+        """Where a pipeline stands, and what its task returned."""
+
+        pipeline: str
+        generation: int
+        position: dict[str, Any]
+        result: dict[str, Any]
+
+    return CdcRunFacet

@@ -1,0 +1,210 @@
+"""Operators that ask: a stream to stop, and a pipeline how it is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from airflow_provider_cdc.airflow.operators import defaults
+from airflow_provider_cdc.airflow.operators.base import (
+    PipelineLike,
+    PipelineOperator,
+    context_of,
+    task_errors,
+    task_label,
+)
+from airflow_provider_cdc.model.errors import NotReadyError, TerminalError, TransientError, unpack
+from airflow_provider_cdc.model.supervision import Verdict, Watch
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from airflow_provider_cdc.config import Pipeline
+    from airflow_provider_cdc.runtime.run_context import Context as Work
+    from airflow_provider_cdc.state import Store
+
+#: What a status may be failed for.
+SUSPENDED, STOPPED, LAG, PURGE_RISK = "suspended", "stopped", "lag", "purge_risk"
+FAIL_ON = (SUSPENDED, STOPPED, LAG, PURGE_RISK)
+
+
+class CdcStopOperator(PipelineOperator):
+    """Ask the running stream to stop, and wait until it has ended, at a transaction boundary.
+
+    It is as if a person had asked with ``airflow-cdc stop``: the task that supervises the stream succeeds.
+
+    XCom: ``epoch`` and ``state`` of the stream that has ended, and ``end``, its resume point; ``epoch`` is ``None`` if
+    none was running.
+
+    :param pipeline: as in :class:`~airflow_provider_cdc.airflow.operators.cdc.CdcPreflightOperator`. (templated)
+    :param timeout: how long its end is waited for. The stream ends after the batch that is being applied.
+    :param deferrable: wait in the triggerer; by default as ``[cdc] default_deferrable`` says.
+    :param poll_seconds: seconds between two looks; by default ``[cdc] poll_seconds``.
+    """
+
+    ui_color = "#f3e8fd"
+
+    def __init__(
+        self,
+        *,
+        pipeline: PipelineLike,
+        timeout: timedelta = timedelta(hours=1),
+        deferrable: bool | None = None,
+        poll_seconds: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(pipeline=pipeline, **kwargs)
+        self.timeout = timeout
+        self.deferrable = defaults.deferrable() if deferrable is None else deferrable
+        self.poll_seconds = defaults.poll_seconds() if poll_seconds is None else poll_seconds
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Ask, and wait."""
+        until = time.time() + self.timeout.total_seconds()
+        with task_errors(self.log):
+            work = context_of(self.pipeline, self.log)
+            name = work.need_plan().pipeline
+            with closing(work.store()) as store:
+                run, lives = work.watcher.watch(store, name)
+                if run is None or not lives:
+                    last = f"; epoch {run.epoch} is {run.state}" if run else ""
+                    self.log.info("no stream of %s is running%s", name, last)
+                    return {"epoch": None, "state": None, "end": None}
+                # As a person: of a stop that a task has asked for, the stream's task begins the next epoch.
+                store.stop(name, by=task_label(context))
+                self.log.info("epoch %s on %s was asked to stop", run.epoch, run.host)
+                if self.deferrable:
+                    self._defer(work, run.epoch, until)
+                return self._ended(store, name, run.epoch, self._watch(store, name, run.epoch, until))
+
+    def resume(self, context: Context, event: Mapping[str, Any], until: float) -> dict[str, Any]:
+        """Go on after the trigger has seen the end, or has given up.
+
+        :param event: ``epoch`` and ``verdict``; ``unseen``: why the triggerer has never seen it.
+        :param until: when to give up, in seconds since 1970.
+        """
+        with task_errors(self.log):
+            work = context_of(self.pipeline, self.log)
+            name, epoch = work.pipeline.name, int(event["epoch"])
+            if "unseen" in event:
+                raise unpack(event["unseen"]) or TerminalError(event["unseen"])
+            with closing(work.store()) as store:
+                return self._ended(store, name, epoch, event["verdict"])
+
+    def _defer(self, work: Work, epoch: int, until: float) -> NoReturn:
+        from airflow_provider_cdc.airflow.triggers.stream_end import CdcStreamEndTrigger
+
+        self.defer(
+            trigger=CdcStreamEndTrigger(
+                pipeline=work.pipeline.name,
+                epoch=epoch,
+                until=until,
+                state_conn_id=work.pipeline.state.conn_id,
+                state_path=str(work.local.bookkeeping),
+                poll_seconds=self.poll_seconds,
+            ),
+            method_name="resume",
+            kwargs={"until": until},
+        )
+
+    def _watch(self, store: Store, name: str, epoch: int, until: float) -> str | None:
+        watch = Watch(epoch)
+        while time.time() < until:
+            try:
+                row = store.seen(name)
+            except TransientError as error:
+                self.log.warning("%s; looking again", error)
+                row = None
+            verdict = watch.see(row, time.monotonic())
+            if verdict is not None:
+                return verdict
+            time.sleep(self.poll_seconds)
+        return None
+
+    def _ended(self, store: Store, name: str, epoch: int, verdict: str | None) -> dict[str, Any]:
+        if verdict is None:
+            raise TransientError(
+                f"epoch {epoch} of {name} was asked to stop, and has not ended within {self.timeout}",
+                "It ends after the batch that is being applied: look at the log of its driver, and clear this task "
+                "to wait on",
+            )
+        run = store.current_stream(name)
+        if verdict == Verdict.SUPERSEDED or (run is not None and run.epoch > epoch):
+            raise TransientError(
+                f"epoch {epoch} of {name} has ended, and epoch {run.epoch if run else '?'} was begun meanwhile",
+                "Mark the task that looks after the stream as success, or clear this one to ask again",
+            )
+        end = store.epoch_totals(name, epoch).end
+        self.log.info("epoch %s has ended (%s)", epoch, verdict)
+        return {"epoch": epoch, "state": str(verdict), "end": end}
+
+
+class CdcStatusOperator(PipelineOperator):
+    """Say how a pipeline is: what ``airflow-cdc status --json`` says, as XCom and in lines of the log.
+
+    Lines of the driver's log and the definitions of tables, which may be long, are not in the XCom.
+
+    :param pipeline: as in :class:`~airflow_provider_cdc.airflow.operators.cdc.CdcPreflightOperator`. (templated)
+    :param fail_on: what fails the task, without a retry: ``suspended`` (a table is), ``stopped`` (the snapshot is
+        complete, and no stream runs), ``lag`` and ``purge_risk`` (a limit of ``alerts`` in the pipeline is passed, or
+        nobody knows). By default nothing does.
+    """
+
+    ui_color = "#e0f7fa"
+
+    def __init__(self, *, pipeline: PipelineLike, fail_on: Sequence[str] = (), **kwargs: Any) -> None:
+        super().__init__(pipeline=pipeline, **kwargs)
+        unknown = [fail_on] if isinstance(fail_on, str) else [word for word in fail_on if word not in FAIL_ON]
+        if unknown:
+            raise ValueError(f"fail_on is {fail_on!r}: give a list of {', '.join(FAIL_ON)}")
+        self.fail_on = list(fail_on)
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Look."""
+        from airflow_provider_cdc.observe.status import status
+        from airflow_provider_cdc.observe.status_text import status_lines
+
+        with task_errors(self.log):
+            work = context_of(self.pipeline, self.log)
+            _check_limits(work.pipeline, self.fail_on)
+            found = status(work)
+            for line in status_lines(found):
+                self.log.info("%s", line)
+            if found["stream"] is not None:
+                del found["stream"]["log_tail"]
+            for table in found["tables"]:
+                del table["definitions"]
+            if reasons := list(_reasons(found, work.pipeline, self.fail_on)):
+                context["ti"].xcom_push("return_value", found)
+                raise TerminalError(
+                    f"{found['pipeline']}: {'; '.join(reasons)}", "The status above has the details and remedies"
+                )
+            return found
+
+
+def _check_limits(pipeline: Pipeline, fail_on: Sequence[str]) -> None:
+    for word, key in ((LAG, "lag_seconds"), (PURGE_RISK, "hours_to_purge")):
+        if word in fail_on and getattr(pipeline.alerts, key) is None:
+            raise NotReadyError(
+                f"fail_on has {word}, and alerts.{key} of {pipeline.name} is not set", f"Set alerts.{key}"
+            )
+
+
+def _reasons(found: Mapping[str, Any], pipeline: Pipeline, fail_on: Sequence[str]) -> Iterator[str]:
+    """Why a status is one to fail for."""
+    alerts = pipeline.alerts
+    if SUSPENDED in fail_on and found["suspended"]:
+        yield "suspended: " + ", ".join(one["table"] for one in found["suspended"])
+    if STOPPED in fail_on and found["phase"] in ("snapshot_complete", "stopped"):
+        yield f"no stream runs ({found['phase']})"
+    if found["lag_unknown"] and {LAG, PURGE_RISK} & {*fail_on}:
+        yield f"how far it is behind is not known: {found['lag_unknown']}"
+        return
+    if LAG in fail_on and alerts.lag_seconds is not None and found["lag_seconds"] > alerts.lag_seconds:
+        yield f"{found['lag_seconds']:g} s behind, more than alerts.lag_seconds={alerts.lag_seconds:g}"
+    left = found["purge_in_hours"] if PURGE_RISK in fail_on else None  # None for never
+    if left is not None and alerts.hours_to_purge is not None and left < alerts.hours_to_purge:
+        yield f"the source may purge what is needed in {left:g} h, less than {alerts.hours_to_purge:g}"

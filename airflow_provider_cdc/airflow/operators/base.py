@@ -1,0 +1,185 @@
+"""What the operators and the sensor share: the pipeline, its connections, and how errors become task states."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, TypeGuard
+
+from airflow.providers.common.compat.sdk import AirflowFailException
+from airflow.sdk import BaseOperator
+
+from airflow_provider_cdc.config import Pipeline
+from airflow_provider_cdc.model.errors import CdcError, NotReadyError, TransientError
+from airflow_provider_cdc.observe.progress_bar import Sparingly
+from airflow_provider_cdc.system.processes import tail
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context as AirflowContext
+    from jinja2 import Environment
+
+    from airflow_provider_cdc.driver.main import Request
+    from airflow_provider_cdc.model.progress import ChunkProgress
+    from airflow_provider_cdc.runtime.run_context import Context
+
+#: What an operator takes: the object, its plain values, or YAML (the name of a file, or the text itself).
+PipelineLike = Pipeline | Mapping[str, Any] | str
+
+_FILES = (".yaml", ".yml")
+_TAIL = 40
+
+
+class _Checked(dict[str, Any]):
+    """Values of a :class:`Pipeline`, which was checked when the DAG was parsed: no text in them is a template."""
+
+
+def plain(pipeline: PipelineLike) -> dict[str, Any] | str:
+    """The pipeline as Airflow can template, serialise and show it."""
+    if isinstance(pipeline, Pipeline):
+        return _Checked(pipeline.to_dict())
+    return pipeline if isinstance(pipeline, str | _Checked) else dict(pipeline)
+
+
+def names_file(value: object) -> TypeGuard[str]:
+    """Whether a pipeline is given by the name of its file."""
+    return isinstance(value, str) and "\n" not in value and value.endswith(_FILES)
+
+
+def pipeline_of(value: Mapping[str, Any] | str) -> Pipeline:
+    """The pipeline, after templates were rendered.
+
+    :raises NotReadyError: if it is not usable.
+    """
+    if isinstance(value, Mapping):
+        return Pipeline.from_dict(value)
+    return Pipeline.load(value) if names_file(value) else Pipeline.from_yaml(value)
+
+
+class PipelineTemplates(BaseOperator if TYPE_CHECKING else object):  # type: ignore[misc]
+    """How operators and sensor render ``pipeline``.
+
+    Airflow's own ``template_ext`` would take any text in a mapping that ends in ``.yaml`` for the name of a template.
+    """
+
+    template_fields: Collection[str] = ("pipeline",)
+    template_fields_renderers: ClassVar[dict[str, str]] = {"pipeline": "yaml", "group": "json"}
+    pipeline: dict[str, Any] | str
+
+    def render_template(
+        self, content: Any, context: Any, jinja_env: Environment | None = None, seen_oids: set[int] | None = None
+    ) -> Any:
+        """Render a field, or a text within one. Of a file's name, the text of the file is rendered.
+
+        :raises NotReadyError: if there is no such file.
+        """
+        if isinstance(content, _Checked):
+            return content
+        if content is self.pipeline and names_file(content) and "{{" not in content:
+            content = _text_of(content, jinja_env or self.get_template_env())
+        return super().render_template(content, context, jinja_env, seen_oids)
+
+
+def _text_of(name: str, jinja_env: Environment) -> str:
+    folders = getattr(jinja_env.loader, "searchpath", ["."])
+    # An absolute path stands for itself.
+    path = next((found for folder in folders if (found := Path(folder, name)).is_file()), None)
+    if path is None:
+        raise NotReadyError(
+            f"there is no pipeline file {name}" + ("" if Path(name).is_absolute() else f" in {', '.join(folders)}"),
+            "Put it into the folder of the DAG file or of template_searchpath, or give its absolute path",
+        )
+    return path.read_text(encoding="utf-8-sig")
+
+
+class PipelineOperator(PipelineTemplates, BaseOperator):
+    """Base of the operators: each works for one pipeline, which may hold templates.
+
+    :param pipeline: a :class:`~airflow_provider_cdc.Pipeline`, its plain values, or YAML: the name of a file of the
+        DAG folder (``.yaml``, ``.yml``), its absolute path, or the text itself. (templated)
+    """
+
+    def __init__(self, *, pipeline: PipelineLike, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.pipeline = plain(pipeline)
+
+
+class LogReporter:
+    """Reporter that writes to the task's log.
+
+    :param log: the task's logger.
+    """
+
+    def __init__(self, log: Any) -> None:
+        self._log = log
+        self._lines = Sparingly()
+
+    def line(self, text: str) -> None:
+        """One finished thing."""
+        self._log.info("%s", text)
+
+    def progress(self, progress: ChunkProgress) -> None:
+        """A line now and then."""
+        if self._lines.worth(progress):
+            self._log.info("%s: %s", progress.label, progress)
+
+
+def context_of(value: Mapping[str, Any] | str, log: Any) -> Context:
+    """The pipeline with its connections, which Airflow resolves."""
+    from airflow_provider_cdc.airflow.hooks.connections import resolve
+    from airflow_provider_cdc.runtime.run_context import Context
+
+    return Context.of(pipeline_of(value), LogReporter(log), resolve)
+
+
+def request_of(pipeline: Pipeline, **what: Any) -> Request:
+    """Request for a driver, with the connections of the pipeline in it."""
+    from airflow_provider_cdc.airflow.hooks.connections import resolve
+    from airflow_provider_cdc.driver.main import Request
+
+    sections = (pipeline.source, pipeline.sink, pipeline.state, pipeline.spark)
+    wanted = {section.conn_id for section in sections} - {None}
+    known = {conn_id: resolve(conn_id).to_json() for conn_id in wanted if conn_id}
+    return Request(pipeline.to_dict(), known, **what)
+
+
+def show_driver_log(log: Any, path: str | None) -> None:
+    """Show the last lines of a driver's log in that of the task."""
+    lines = tail(path, _TAIL)
+    if lines:
+        log.info("the end of the driver's log %s:\n%s", path, "\n".join(lines))
+
+
+@contextmanager
+def task_errors(log: Any) -> Iterator[None]:
+    """Errors that a retry may cure pass unchanged; those that need a decision or a fix fail the task at once."""
+    try:
+        yield
+    except TransientError as error:
+        log.error("%s", error)
+        raise
+    except CdcError as error:
+        log.error("%s", error)
+        raise AirflowFailException(str(error)) from None
+
+
+def task_identity(context: AirflowContext) -> str:
+    """Identity of a task instance, the same for all its tries."""
+    ti = context["ti"]
+    return f"{ti.dag_id}/{ti.run_id}/{ti.task_id}/{ti.map_index}"
+
+
+def task_request(context: AirflowContext) -> int:
+    """Number of what a task instance is asked for: its retries have that of the first try, and a clear makes a new one.
+
+    A clear gives a task instance all its retries again on top of the tries that it has had, so it raises ``max_tries``;
+    nothing else does.
+    """
+    return int(context["ti"].max_tries)
+
+
+def task_label(context: AirflowContext) -> str:
+    """A try of a task instance, for people."""
+    ti = context["ti"]
+    index = f"[{ti.map_index}]" if ti.map_index is not None and ti.map_index >= 0 else ""
+    return f"{ti.dag_id}.{ti.task_id}{index}, run {ti.run_id}, try {ti.try_number}"

@@ -1,0 +1,39 @@
+"""A task of the stream pauses it, or resumes it, as its parameter says."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_cdc.model.errors import NotReadyError
+
+if TYPE_CHECKING:
+    from airflow_provider_cdc.state import Store
+
+_WORDS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False, "none": None, "": None}
+
+
+def wants_pause(value: object) -> bool | None:
+    """What ``paused`` says, after templates were rendered; ``None`` leaves the stream as it is.
+
+    :raises NotReadyError: if it says nothing of the kind.
+    """
+    if value is None or isinstance(value, bool):
+        return value
+    word = str(value).strip().lower()
+    if word not in _WORDS:
+        raise NotReadyError(f"paused is {value!r}", "Give true, false, or none to leave the stream as it is")
+    return _WORDS[word]
+
+
+def pause_or_resume(store: Store, pipeline: str, paused: object, by: str, log: Any) -> None:
+    """Pause the stream, or let it go on.
+
+    :param paused: as of :func:`wants_pause`.
+    :param by: the task.
+    """
+    wanted = wants_pause(paused)
+    if wanted is None:
+        return
+    done = store.pause(pipeline, by) if wanted else store.resume(pipeline, by)
+    what = "paused" if wanted else "resumed"
+    log.info("the stream is %s, as the task's parameter says" if done else "the stream is about to end: not %s", what)

@@ -1,0 +1,418 @@
+"""The stream's operator: it makes sure that exactly one stream runs, and supervises it until it ends.
+
+The Spark driver is a process of its own session. It belongs to no task: a task that is retried, cleared or run a
+second time finds it through the bookkeeping database and supervises it from then on.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from airflow_provider_cdc.airflow.assets import declare
+from airflow_provider_cdc.airflow.lineage import CopiesTables
+from airflow_provider_cdc.airflow.links.cdc import SparkUiLink, show_page
+from airflow_provider_cdc.airflow.operators import defaults
+from airflow_provider_cdc.airflow.operators.alerts import Hook, Hooks
+from airflow_provider_cdc.airflow.operators.base import (
+    PipelineLike,
+    PipelineOperator,
+    context_of,
+    task_errors,
+    task_label,
+)
+from airflow_provider_cdc.airflow.operators.pausing import pause_or_resume, wants_pause
+from airflow_provider_cdc.airflow.operators.stream_changes import apply_changes
+from airflow_provider_cdc.airflow.operators.stream_end import Setback, emit_windows, outcome
+from airflow_provider_cdc.airflow.operators.stream_start import started
+from airflow_provider_cdc.airflow.operators.stream_stop import ask_to_stop
+from airflow_provider_cdc.airflow.operators.stream_watch import watched
+from airflow_provider_cdc.model.errors import (
+    NotReadyError,
+    TerminalError,
+    TransientError,
+    UnexpectedError,
+    unpack,
+)
+from airflow_provider_cdc.model.supervision import LOSS_SECONDS, LOSSES, Restarts, Verdict, later_try
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from airflow_provider_cdc.runtime.run_context import Context as Work
+    from airflow_provider_cdc.state import Store, StreamRow
+
+_PAUSE = 1.0
+#: A wait that is shorter than this (seconds) stays in the worker: a deferral takes as long.
+_SHORT = 10.0
+#: Set by KubernetesExecutor in the pod of each task.
+_POD = "AIRFLOW_IS_K8S_EXECUTOR_POD"
+
+
+class CdcStreamOperator(CopiesTables, PipelineOperator):
+    """Follow the binlog from the smallest low watermark of the snapshot, or from where the last stream stopped.
+
+    The Spark driver is started in a session of its own and outlives the task's process; the task defers and watches it
+    through the bookkeeping database. A stream that ends for a passing reason (the source is unavailable, the driver was
+    lost) is started again without using up a retry: first after a second, then after twice as long each time, up to a
+    minute. These waits start over once the stream has made progress. A retry, a clear or a second DAG run never starts
+    a second stream: it supervises the one that runs. Marking the task failed or successful stops its stream at a
+    transaction boundary; clearing it starts the next one after that.
+    The task succeeds when the stream has caught up or was stopped with ``airflow-cdc stop``.
+
+    XCom: ``epoch``, ``state``, ``start`` (the seed), ``end``, ``batches``, ``changes``, ``suspended``
+    (tables that it goes on without).
+
+    :param pipeline: as in :class:`~airflow_provider_cdc.airflow.operators.cdc.CdcPreflightOperator`. (templated)
+    :param catch_up: end at the position that the source has now; by default as ``stream.mode`` of the pipeline says.
+    :param deferrable: wait in the triggerer; otherwise the task keeps its worker slot. By default it defers wherever
+        the driver outlives that: not in a pod of KubernetesExecutor, where ``True`` is refused. The section ``[cdc]``
+        of Airflow's configuration has other defaults for this and the next three.
+    :param poll_seconds: seconds between two checks of the stream.
+    :param restart_timeout: for how long a stream without progress is started again after passing failures
+        before the try fails. Zero: not at all.
+    :param lease_seconds: a stream that no task has supervised for so long ends itself at a transaction boundary; one
+        that is merely lost to a triggerer's outage is started again afterwards. Zero: it continues.
+    :param paused: pause the stream when the task has found or started it (``True``), resume it (``False``), or leave it
+        as it is. (templated: also text, such as ``"{{ params.pause }}"``)
+    :param assets: whether the tables' assets hear of what a catch-up has applied. Of a stream that never ends they hear
+        by the watcher of :func:`~airflow_provider_cdc.airflow.assets.cdc_asset`.
+    :param on_suspended: a notifier, a callable that takes the context, or several, called once when a table is
+        suspended; ``on_lag`` and ``on_purge_risk`` when a limit of ``alerts`` in the pipeline is passed, ``on_failed``
+        when a try fails, and ``on_recovered`` when such a trouble is over. ``cdc_alert`` in the context says which.
+    """
+
+    template_fields = (*PipelineOperator.template_fields, "paused")
+    operator_extra_links = (SparkUiLink(),)
+    ui_color = "#f3e8fd"
+
+    def __init__(
+        self,
+        *,
+        pipeline: PipelineLike,
+        catch_up: bool | None = None,
+        deferrable: bool | None = None,
+        poll_seconds: float | None = None,
+        restart_timeout: timedelta | None = None,
+        lease_seconds: float | None = None,
+        paused: bool | str | None = None,
+        assets: bool = True,
+        on_suspended: Hook = None,
+        on_lag: Hook = None,
+        on_purge_risk: Hook = None,
+        on_failed: Hook = None,
+        on_recovered: Hook = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(pipeline=pipeline, **kwargs)
+        self.catch_up = catch_up
+        self.deferrable = False if deferrable is None and not defaults.deferrable() else deferrable
+        self.poll_seconds = defaults.poll_seconds() if poll_seconds is None else poll_seconds
+        self.restart_timeout = defaults.restart_timeout() if restart_timeout is None else restart_timeout
+        self.lease_seconds = (defaults.lease_seconds() if lease_seconds is None else lease_seconds) or None
+        if self.lease_seconds is not None and self.lease_seconds < 3 * self.poll_seconds:
+            raise ValueError(
+                f"lease_seconds={self.lease_seconds:g} is less than three times poll_seconds={self.poll_seconds:g} s"
+            )
+        self.paused = paused
+        declare(self, assets)
+        self._hooks = Hooks(
+            suspended=on_suspended, lag=on_lag, purge_risk=on_purge_risk, failed=on_failed, recovered=on_recovered
+        )
+        self._killed = self._fresh = False
+        #: Whether this try has not found a stream yet: only then it looks whether the pipeline has changed since.
+        self._arriving = False
+        #: What this process supervises, for :meth:`on_kill`.
+        self._watched: tuple[Work, StreamRow, str] | None = None
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Find the stream, or start it, and supervise it."""
+        with task_errors(self.log):
+            self._fresh = wants_pause(self.paused) is not None
+        self._arriving = True
+        return self._look_after(context, Restarts())
+
+    def resume(
+        self,
+        context: Context,
+        event: Mapping[str, Any],
+        losses: Sequence[float] = (),
+        failures: int = 0,
+        seconds: float = 0.0,
+        pending: Mapping[str, Any] | None = None,
+        fresh: bool = False,
+    ) -> dict[str, Any]:
+        """Go on after the trigger has seen the stream end, or a wait is over.
+
+        :param event: ``epoch``, ``verdict``, and whether it was ``found`` running; ``unseen`` in the place of the
+            verdict says why the triggerer has never seen it; empty after a wait.
+        :param losses: as in :class:`~airflow_provider_cdc.model.supervision.Restarts`; ``failures``, ``seconds`` alike.
+        :param pending: an event that could not be dealt with before the wait.
+        :param fresh: whether the task has not had a stream yet, and is to pause or to resume it.
+        """
+        self._fresh = fresh
+        restarts = Restarts(failures, seconds, tuple(losses))
+        event = pending or event
+        if "alerts" in event:
+            self._tell(context, event, restarts)
+        if "unseen" in event:
+            event = self._unseen(context, event, restarts)
+        return self._look_after(context, restarts, event or None)
+
+    def on_kill(self) -> None:
+        """Stop waiting. A driver that is starting ends with this process; a stream is asked to stop.
+
+        Airflow calls it in a signal handler, seconds before SIGKILL, and after ``execution_timeout``.
+        """
+        self._killed = True
+        if self._watched is not None:
+            ask_to_stop(*self._watched, self.log)
+
+    def _tell(self, context: Context, event: Mapping[str, Any], restarts: Restarts) -> NoReturn:
+        """Tell people what the trigger has seen, and let it watch on."""
+        with task_errors(self.log):
+            work = context_of(self.pipeline, self.log)
+            with suppress(TransientError), closing(work.store()) as store:
+                self._hooks.tell(context, store, work.pipeline, self.log)
+            self._defer(context, work, int(event["epoch"]), bool(event["found"]), restarts)
+
+    def _look_after(
+        self, context: Context, restarts: Restarts, event: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        with task_errors(self.log), self._hooks.around(context, self._open, lambda: self._killed, self.log):
+            defers = self._defers()
+            while True:
+                began = time.monotonic()
+                try:
+                    with self._open() as (work, store):
+                        if event is not None:
+                            ended = outcome(work.pipeline.name, store, event, self.log)
+                            if ended is not None:
+                                self._hooks.tell(context, store, work.pipeline, self.log)
+                                emit_windows(self, context, work.pipeline, store, ended)
+                                self.ended = ended
+                                return ended
+                            event = None
+                        epoch, found = self._attach(context, work, store)
+                        if defers:
+                            self._defer(context, work, epoch, found, restarts)
+                        event = {"epoch": epoch, "found": found, "verdict": self._watch(context, store, work, epoch)}
+                    continue
+                except Setback as setback:
+                    error, lived, moved, event = setback.error, setback.lived, setback.moved, None
+                except TransientError as failure:
+                    error, lived, moved = failure, time.monotonic() - began, False
+                if self._killed:
+                    raise error
+                restarts = self._count(restarts, error, lived, moved)
+                self._wait(restarts, error, event, defers)
+                restarts = restarts.waited()
+
+    def _defers(self) -> bool:
+        pod = bool(os.environ.get(_POD))
+        if pod and self.deferrable:
+            raise NotReadyError(
+                "deferrable=True in a pod of KubernetesExecutor: the pod ends when the task defers, and with it the "
+                "Spark driver of the stream",
+                "Leave deferrable out, or set it to False: the task then keeps its pod",
+            )
+        if pod and self.deferrable is None:
+            self.log.info(
+                "a pod of KubernetesExecutor ends when its task defers: this one supervises the stream itself"
+            )
+        return not pod if self.deferrable is None else self.deferrable
+
+    def _count(self, restarts: Restarts, error: TransientError, lived: float, moved: bool) -> Restarts:
+        """Count one more failure.
+
+        :raises TransientError: if there were too many: the try fails.
+        """
+        lost = isinstance(error, UnexpectedError)
+        restarts = restarts.failed(lived, moved=moved, lost=lost)
+        if restarts.crashing:
+            raise TransientError(
+                f"the Spark driver was lost {LOSSES} times within {LOSS_SECONDS / 60:g} minutes of running; at last: "
+                f"{error.message}",
+                error.remedy,
+            )
+        if not lost and restarts.seconds + restarts.delay > self.restart_timeout.total_seconds():
+            if self.restart_timeout:
+                self.log.error("the stream has made no progress for %s (restart_timeout)", self.restart_timeout)
+            raise error
+        return restarts
+
+    def _wait(self, restarts: Restarts, error: TransientError, event: Mapping[str, Any] | None, defers: bool) -> None:
+        """Wait before the next start, in the triggerer if that is worth it."""
+        until = datetime.now(UTC) + timedelta(seconds=restarts.delay)
+        self.log.warning(
+            "%s. The stream is started again in %g s, at %s (failure %s in a row; restart_timeout is %s)",
+            error,
+            restarts.delay,
+            f"{until:%H:%M:%S} UTC",
+            restarts.failures,
+            self.restart_timeout,
+        )
+        if not defers or restarts.delay < _SHORT:
+            self._sleep(restarts.delay)
+            return
+        from airflow_provider_cdc.airflow.triggers.cdc import CdcPauseTrigger
+
+        self.defer(
+            trigger=CdcPauseTrigger(seconds=restarts.delay),
+            method_name="resume",
+            kwargs={**_plain(restarts.waited()), "pending": event, "fresh": self._fresh},
+        )
+
+    def _sleep(self, seconds: float) -> None:
+        """Sleep until that time is over, or the task is killed."""
+        end = time.monotonic() + seconds
+        while not self._killed and (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, _PAUSE))
+
+    def _unseen(self, context: Context, event: Mapping[str, Any], restarts: Restarts) -> dict[str, Any]:
+        """Find out why the triggerer could not see an epoch that this task has seen before it deferred.
+
+        :returns: what the triggerer would have said, if the epoch is over.
+        :raises CdcError: the triggerer's own reason, if the bookkeeping is all right. The stream is asked to stop: a
+            task that fails leaves no unsupervised stream behind.
+        """
+        with task_errors(self.log):
+            work, epoch = context_of(self.pipeline, self.log), int(event["epoch"])
+            run, label = None, task_label(context)
+            try:
+                with closing(work.store()) as store:
+                    run = store.supervise(work.pipeline.name, epoch, label)
+                    if run is not None and (run.epoch, run.state) == (epoch, "running"):
+                        store.request_stop(work.pipeline.name, epoch, by=label)
+            except TransientError as error:
+                self.log.warning("%s; the stream continues", error)
+            if run is None or run.epoch < epoch:  # away for all, or just being made anew: so the triggerer waits on
+                self._defer(context, work, epoch, bool(event["found"]), restarts)
+            if run.epoch == epoch and run.state == "running":
+                raise unpack(event["unseen"]) or TerminalError(event["unseen"])
+            verdict = Verdict.SUPERSEDED if run.epoch > epoch else Verdict(run.state)
+            return {"epoch": epoch, "found": event["found"], "verdict": verdict}
+
+    @contextmanager
+    def _open(self) -> Iterator[tuple[Work, Store]]:
+        work = context_of(self.pipeline, self.log)
+        with closing(work.store()) as store:
+            yield work, store
+
+    def _catches_up(self, work: Work) -> bool:
+        return work.pipeline.stream.mode == "catch_up" if self.catch_up is None else self.catch_up
+
+    def _attach(self, context: Context, work: Work, store: Store) -> tuple[int, bool]:
+        """See to it that a stream runs.
+
+        :returns: its epoch, and whether it was found running.
+        """
+        told = False
+        while not self._killed:
+            run, lives = work.watcher.look(store, work.pipeline.name)
+            if run is None or lives is False:
+                started = self._start(context, work, store)
+                if started is not None:
+                    return started.epoch, False
+            elif run.desired_state != "stop" and lives:
+                if self._cleared(context, run):
+                    self.log.info("the task was cleared: epoch %s of its earlier try is asked to stop", run.epoch)
+                    store.request_stop(run.pipeline, run.epoch, by=task_label(context))
+                    continue
+                if self._catches_up(work) and run.mode == "continuous":
+                    raise NotReadyError(
+                        f"a continuous stream of {run.pipeline} is running (epoch {run.epoch}, supervised by "
+                        f"{run.supervisor or 'nobody'}), so there is nothing to catch up with",
+                        "Stop it with `airflow-cdc stop`, or leave the catch-up out",
+                    )
+                if self._arriving and apply_changes(work, store, run, task_label(context), self.log):
+                    continue
+                self._arriving = False
+                self.log.info("supervising epoch %s, which runs on %s", run.epoch, run.host)
+                self._note(context, store, work, run)
+                return run.epoch, True
+            elif run.desired_state == "stop" and not told:
+                self.log.info("epoch %s was asked to stop: waiting for its end before the next begins", run.epoch)
+                told = True
+            time.sleep(_PAUSE)
+        raise TransientError("the task was stopped", "Clear it to run it again")
+
+    def _cleared(self, context: Context, run: StreamRow) -> bool:
+        """Whether a person has cleared the task while an earlier try of it supervised a run.
+
+        The trigger of that try asks the run to stop, too, if it lives: Airflow tells nobody else.
+        """
+        ti = context["ti"]
+        after_clear = (
+            ti.try_number == ti.max_tries - (self.retries or 0) + 1
+        )  # as the SDK finds the first of several tries
+        return after_clear and later_try(run.supervisor or "", task_label(context))
+
+    def _note(self, context: Context, store: Store, work: Work, run: StreamRow) -> None:
+        """Record that this task supervises a run, unless it was marked or cleared: its process learns that later."""
+        from airflow_provider_cdc.airflow.triggers.cdc import task_state
+
+        if run.ui:
+            show_page(context, run.ui, self.log)
+        state = None
+        with suppress(Exception):  # an Airflow that does not answer has not changed its mind
+            state = task_state(context["ti"])
+        if state not in (None, "running"):
+            self._killed = True
+            raise TransientError(
+                f"the task is {state} meanwhile, so it supervises no stream", "Clear it to run it again"
+            )
+        store.supervise(work.pipeline.name, run.epoch, task_label(context))
+        if self._fresh:
+            pause_or_resume(store, work.pipeline.name, self.paused, task_label(context), self.log)
+            self._fresh = False
+        self._watched = work, run, task_label(context)
+
+    def _start(self, context: Context, work: Work, store: Store) -> StreamRow | None:
+        """Start a stream and supervise it; ``None`` if another one was faster."""
+        lease, catch_up = self.lease_seconds, self._catches_up(work)
+        with started(work, store, self.log, lambda: self._killed, catch_up=catch_up, lease=lease) as run:
+            if run is not None:
+                self._note(context, store, work, run)
+        return run
+
+    def _defer(self, context: Context, work: Work, epoch: int, found: bool, restarts: Restarts) -> NoReturn:
+        from airflow_provider_cdc.airflow.triggers.cdc import CdcStreamTrigger
+
+        self.defer(
+            trigger=CdcStreamTrigger(
+                pipeline=work.pipeline.name,
+                epoch=epoch,
+                found=found,
+                state_conn_id=work.pipeline.state.conn_id,
+                state_path=str(work.local.bookkeeping),
+                supervisor=task_label(context),
+                poll_seconds=self.poll_seconds,
+                alerts=self._hooks.request(work.pipeline),
+            ),
+            method_name="resume",
+            kwargs=_plain(restarts),
+        )
+
+    def _watch(self, context: Context, store: Store, work: Work, epoch: int) -> str:
+        """Watch an epoch from the worker."""
+        return watched(
+            context,
+            store,
+            work.pipeline.name,
+            epoch,
+            self.log,
+            killed=lambda: self._killed,
+            sleep=lambda: self._sleep(self.poll_seconds),
+            tell=lambda: self._hooks.tell(context, store, work.pipeline, self.log),
+        )
+
+
+def _plain(restarts: Restarts) -> dict[str, Any]:
+    """What :meth:`CdcStreamOperator.resume` takes."""
+    return {**asdict(restarts), "losses": list(restarts.losses)}

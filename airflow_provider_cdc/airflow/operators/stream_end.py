@@ -1,0 +1,103 @@
+"""Judging the end of a stream's epoch: whether the task is done, has failed, or goes on with the next epoch; and who
+hears of what it has applied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_cdc.airflow.assets import CHANGES, emit, in_partition
+from airflow_provider_cdc.airflow.operators.base import PipelineOperator, show_driver_log, task_identity
+from airflow_provider_cdc.model.errors import TransientError, UnexpectedError, error_of
+from airflow_provider_cdc.model.supervision import Verdict
+from airflow_provider_cdc.observe.asset_windows import caught_up, is_empty
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from airflow_provider_cdc.config import Pipeline
+    from airflow_provider_cdc.state import Store, StreamRow
+
+
+class Setback(Exception):
+    """An epoch has ended as nobody wanted, and the next one may do better.
+
+    :param error: why.
+    :param lived: how many seconds it ran.
+    :param moved: whether it has applied a batch.
+    """
+
+    def __init__(self, error: TransientError, lived: float, moved: bool) -> None:
+        super().__init__(str(error))
+        self.error, self.lived, self.moved = error, lived, moved
+
+
+def outcome(pipeline: str, store: Store, event: Mapping[str, Any], log: Any) -> dict[str, Any] | None:
+    """What the end of an epoch means for the task.
+
+    :param pipeline: name of the pipeline.
+    :param event: ``epoch``, ``verdict``, and whether it was ``found`` running.
+    :param log: the task's logger.
+    :returns: the task's result; ``None`` if a stream must run on.
+    :raises CdcError: what the stream failed with, if that needs a decision or a fix.
+    :raises Setback: if it is to be started again.
+    """
+    epoch, verdict = int(event["epoch"]), Verdict(event["verdict"])
+    own = None if event["found"] else store.epoch(pipeline, epoch)
+    if own is not None and own.state == Verdict.CAUGHT_UP:  # whoever has begun another one since
+        show_driver_log(log, own.log)
+        return _summary(store, own)
+    if verdict is Verdict.SUPERSEDED:
+        log.info("epoch %s was taken over by a newer one", epoch)
+        return None
+    run = store.current_stream(pipeline)
+    if run is None or run.epoch != epoch:
+        return None
+    show_driver_log(log, run.log)
+    # By the driver's own clock from first to last: each try of this task may be on a host with another one.
+    lived = (run.heartbeat_at - run.started_at).total_seconds()
+    if verdict is Verdict.FAILED:
+        error = error_of(run.error_kind, run.error or f"epoch {epoch} failed")
+    elif verdict is Verdict.LOST or (verdict is Verdict.STOPPED and run.desired_state != "stop"):
+        error = UnexpectedError(
+            f"the Spark driver of epoch {epoch} on {run.host} was lost",
+            f"Look at the end of its log {run.log}, at the memory of {run.host}, and whether that host or pod was "
+            "shut down",
+        )
+    else:
+        error = None
+    if isinstance(error, TransientError):
+        moved = store.epoch_totals(run.pipeline, epoch).batches > 0
+        raise Setback(error, lived, moved)
+    if error is not None:
+        raise error
+    if verdict is Verdict.STOPPED and run.stop_by is not None:
+        log.info("epoch %s was stopped by %s; the next begins", epoch, run.stop_by)
+        return None
+    if verdict is Verdict.CAUGHT_UP and event["found"]:
+        log.info("epoch %s, which was running before, has caught up; this task's own catch-up begins", epoch)
+        return None
+    return _summary(store, run)
+
+
+def emit_windows(
+    operator: PipelineOperator, context: Context, pipeline: Pipeline, store: Store, ended: Mapping[str, Any]
+) -> None:
+    """Let the assets of the tables hear of what was applied since the last catch-up, if this was one.
+
+    A run with a partition key completes that partition for all tables, also for those in which nothing has happened.
+
+    :param ended: the task's result.
+    """
+    if ended["state"] != Verdict.CAUGHT_UP:
+        return
+    windows = caught_up(store, pipeline.name, task_identity(context))
+    events = {t: {"kind": CHANGES, **w} for t, w in windows.items() if in_partition(context) or not is_empty(w)}
+    emit(operator, context, pipeline, events)
+
+
+def _summary(store: Store, run: StreamRow) -> dict[str, Any]:
+    tables = [f"{row.database}.{row.name}" for row in store.table_states(run.pipeline) if row.state == "suspended"]
+    totals = store.epoch_totals(run.pipeline, run.epoch)._asdict()
+    return {"epoch": run.epoch, "state": run.state, **totals, "suspended": tables}

@@ -1,0 +1,94 @@
+"""Starting the driver of a stream: from its process to its epoch in the bookkeeping."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_cdc.airflow.operators.base import request_of, show_driver_log
+from airflow_provider_cdc.model.errors import (
+    REPORT,
+    AlreadyRunningError,
+    TerminalError,
+    TransientError,
+    UnexpectedError,
+)
+
+if TYPE_CHECKING:
+    from airflow_provider_cdc.runtime.run_context import Context
+    from airflow_provider_cdc.state import Store, StreamRow
+
+_PAUSE = 1.0
+
+
+@contextmanager
+def started(
+    work: Context, store: Store, logger: Any, killed: Callable[[], bool], *, catch_up: bool, lease: float | None
+) -> Iterator[StreamRow | None]:
+    """Start a driver and wait for its epoch; ``None`` if another stream was faster.
+
+    The driver is let go where the block ends. Until then it ends with this process, or with an error in the block.
+
+    :param logger: the task's.
+    :param killed: whether the task is to end.
+    :param catch_up: whether the stream ends at the position that the source has now.
+    :param lease: seconds after which a stream that no task supervises ends itself.
+    :raises CdcError: what made it end before it had an epoch.
+    :raises TransientError: if the task is killed before.
+    """
+    from airflow_provider_cdc.driver.launch import detach, new_log, release, result_of
+
+    log = new_log(work.local.logs)
+    request = request_of(work.pipeline, result=str(result_of(log)), log=str(log), catch_up=catch_up, lease=lease)
+    process = detach(request, log)
+    assert process.stdin is not None
+    try:
+        logger.info("started the Spark driver, process %s, log %s", process.pid, log)
+        run = _first_epoch(process, log, work, store, logger, killed)
+        yield run
+        if run is not None:
+            release(process)
+    finally:
+        with suppress(OSError):  # one that was not let go ends with its standard input
+            process.stdin.close()
+
+
+def _first_epoch(
+    process: subprocess.Popen[bytes], log: Path, work: Context, store: Store, logger: Any, killed: Callable[[], bool]
+) -> StreamRow | None:
+    while not killed():
+        code = process.poll()  # before the look, so that an epoch that ended at once is not missed
+        run = None
+        with suppress(TransientError):  # the driver lives: an outage of the bookkeeping is no reason to give up
+            run = store.current_stream(work.pipeline.name)
+        if run is not None and run.log == str(log):
+            logger.info("stream epoch %s has begun; its page: %s", run.epoch, run.ui or "none")
+            return run
+        if code is not None:
+            if run is None or work.watcher.lives(run) is False:
+                show_driver_log(logger, str(log))
+                _raise_unless_refused(log, code)
+            return None
+        time.sleep(_PAUSE)
+    raise TransientError("the task was stopped while the stream was starting", "Clear it to run it again")
+
+
+def _raise_unless_refused(log: Path, code: int) -> None:
+    """Raise what a driver without an epoch ended with, unless it saw another stream, which has ended since."""
+    from airflow_provider_cdc.driver.launch import outcome_of, result_of
+
+    try:
+        outcome_of(result_of(log), code)
+    except AlreadyRunningError:
+        return
+    except UnexpectedError:
+        raise
+    except TransientError:  # the task's log has it; in a long outage it would push out older ones
+        for path in (log, result_of(log)):
+            path.unlink(missing_ok=True)
+        raise
+    raise TerminalError("the Spark driver ended without a stream", f"See its log above, and {REPORT}")

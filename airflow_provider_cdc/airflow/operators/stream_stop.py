@@ -1,0 +1,54 @@
+"""Asking a stream to end when the task that supervises it is about to be killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_cdc.system.processes import is_here, start_time
+
+if TYPE_CHECKING:
+    from airflow_provider_cdc.runtime.run_context import Context
+    from airflow_provider_cdc.state import StreamRow
+
+#: Seconds that the bookkeeping has to take the request: Airflow sends SIGKILL 5 s after it has told a task to end.
+_ASK_SECONDS = 3.0
+
+
+def ask_to_stop(work: Context, run: StreamRow, by: str, log: Any) -> None:
+    """Ask a run of the stream to end, whatever the caller is in the middle of; it may be a signal handler.
+
+    So all is done in threads, over a connection of their own. A driver on this host that cannot be asked through the
+    bookkeeping gets SIGTERM, which ends it at a transaction boundary as well.
+
+    :param by: the task that asks.
+    """
+    asking = threading.Thread(target=_ask, args=(work, run, by, log), daemon=True)
+    asking.start()
+    asking.join(_ASK_SECONDS + 1)
+
+
+def _ask(work: Context, run: StreamRow, by: str, log: Any) -> None:
+    asked = threading.Event()
+
+    def ask() -> None:
+        with suppress(Exception), closing(work.store()) as store:
+            store.request_stop(run.pipeline, run.epoch, by=by)
+            asked.set()
+
+    threading.Thread(target=ask, daemon=True).start()
+    if asked.wait(_ASK_SECONDS):
+        log.info("epoch %s was asked to stop", run.epoch)
+    elif is_here(run.host, run.machine) and start_time(run.pid) == run.pid_started:
+        log.warning("the bookkeeping does not answer; the driver of epoch %s gets SIGTERM", run.epoch)
+        os.kill(run.pid, signal.SIGTERM)
+    else:
+        log.error(
+            "the bookkeeping does not answer, so epoch %s could not be asked to stop: it runs on, on %s. Run "
+            "`airflow-cdc stop` when the bookkeeping is back; with lease_seconds it ends by itself",
+            run.epoch,
+            run.host,
+        )

@@ -1,0 +1,70 @@
+"""Watching a stream from the task's own process, where it does not defer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_cdc.airflow.operators import defaults
+from airflow_provider_cdc.airflow.operators.base import task_label
+from airflow_provider_cdc.model.errors import CdcError
+from airflow_provider_cdc.model.supervision import Watch
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from airflow_provider_cdc.state import Store
+
+_PAUSE = 1.0
+
+
+def watched(
+    context: Context,
+    store: Store,
+    name: str,
+    epoch: int,
+    log: Any,
+    *,
+    killed: Callable[[], bool],
+    sleep: Callable[[], None],
+    tell: Callable[[], None],
+) -> str:
+    """Watch an epoch until it is over.
+
+    :param name: name of the pipeline.
+    :param epoch: the epoch.
+    :param log: the task's logger.
+    :param killed: whether the task is to end, and the stream with it.
+    :param sleep: waits until the next look.
+    :param tell: tells people what there is to tell.
+    :returns: the verdict.
+    """
+    from airflow_provider_cdc.airflow.triggers.reports import Reports
+    from airflow_provider_cdc.airflow.triggers.stats import STATS_SECONDS
+    from airflow_provider_cdc.airflow.triggers.stats import tell as tell_stats
+
+    watch, told, by = Watch(epoch), float("-inf"), task_label(context)
+    reports = Reports(defaults.report_seconds())
+    while True:
+        row = None
+        with suppress(CdcError):
+            row = store.supervise(name, epoch, by)
+            if row is not None and row.epoch == epoch and reports.due:
+                found, lines = reports.look(store, row)
+                for line in lines:
+                    log.info("%s", line)
+                reports.push(found, context["ti"], log)
+            if time.monotonic() - told > STATS_SECONDS:
+                told = time.monotonic()
+                tell_stats(store, name, task=True)
+                tell()
+            if killed():
+                store.request_stop(name, epoch, by=by)
+        verdict = watch.see(row, time.monotonic())
+        if verdict is not None:
+            return verdict
+        if killed():
+            time.sleep(_PAUSE)
+        sleep()

@@ -1,0 +1,134 @@
+"""What Airflow is told about this package. It imports nothing: Airflow reads it while it starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_NAME = "Change data capture from MySQL"
+_MODES = ("DISABLED", "PREFERRED", "REQUIRED", "VERIFY_CA", "VERIFY_IDENTITY")
+
+
+def _file(label: str, description: str) -> dict[str, Any]:
+    return {"label": label, "description": description, "schema": {"type": ["string", "null"]}}
+
+
+def _flag(label: str, description: str) -> dict[str, Any]:
+    # No default: what the form does not hold must stay unsaid, since the right value depends on the other fields.
+    return {"label": label, "description": description, "schema": {"type": ["boolean", "null"]}}
+
+
+def _option(description: str, kind: str, default: str, example: str | None = None) -> dict[str, Any]:
+    return {
+        "description": description,
+        "version_added": "0.1.0",
+        "type": kind,
+        "example": example,
+        "default": default,
+    }
+
+
+def get_provider_info() -> dict[str, Any]:
+    """Provider metadata, in the form of Airflow's ``provider_info.schema.json``."""
+    return {
+        "package-name": "airflow-provider-cdc",
+        "name": _NAME,
+        "description": "Copies a live MySQL database into Delta tables with Spark and keeps the copy up to date.",
+        "integrations": [{"integration-name": _NAME, "tags": ["software"]}],
+        "hooks": [{"integration-name": _NAME, "python-modules": ["airflow_provider_cdc.airflow.hooks.mysql"]}],
+        "operators": [
+            {
+                "integration-name": _NAME,
+                "python-modules": [
+                    "airflow_provider_cdc.airflow.operators.cdc",
+                    "airflow_provider_cdc.airflow.operators.asking",
+                ],
+            }
+        ],
+        "sensors": [{"integration-name": _NAME, "python-modules": ["airflow_provider_cdc.airflow.sensors.cdc"]}],
+        "triggers": [
+            {
+                "integration-name": _NAME,
+                "python-modules": [
+                    f"airflow_provider_cdc.airflow.triggers.{m}" for m in ("cdc", "stream_end", "windows")
+                ],
+            }
+        ],
+        "extra-links": ["airflow_provider_cdc.airflow.links.cdc.SparkUiLink"],
+        "config": {
+            "cdc": {
+                "description": "Settings of airflow-provider-cdc.",
+                "options": {
+                    "bookkeeping": _option(
+                        "Bookkeeping databases that the page shows beside those of this Airflow's DAGs: "
+                        "ids of connections, or absolute paths of SQLite files, separated by commas.",
+                        "string",
+                        "",
+                        "cdc_state, /data/lake/_cdc/shop/bookkeeping.db",
+                    ),
+                    "default_deferrable": _option(
+                        "Whether tasks that wait do so in the triggerer, where their argument deferrable is not set. A "
+                        "task whose driver would end with it keeps its worker in any case. [operators] "
+                        "default_deferrable does not count: nobody can tell whether its False was chosen, and a "
+                        "stream would then hold a worker slot for ever.",
+                        "boolean",
+                        "True",
+                    ),
+                    "poll_seconds": _option(
+                        "Seconds between two looks at a stream, where the argument poll_seconds is not set.",
+                        "float",
+                        "5",
+                    ),
+                    "report_seconds": _option(
+                        "Seconds between two reports of a stream in the log and the XComs of its task.",
+                        "float",
+                        "60",
+                    ),
+                    "restart_timeout": _option(
+                        "For how many seconds a stream without progress is started again after passing failures before "
+                        "the try of its task fails, where the argument restart_timeout is not set. 0: not at all.",
+                        "float",
+                        "86400",
+                    ),
+                    "lease_seconds": _option(
+                        "After how many seconds a stream ends itself that no task has supervised, where the argument "
+                        "lease_seconds is not set. 0: never.",
+                        "float",
+                        "0",
+                        "3600",
+                    ),
+                },
+            },
+        },
+        "connection-types": [
+            {
+                "connection-type": "cdc_mysql",
+                "hook-class-name": "airflow_provider_cdc.airflow.hooks.mysql.CdcMySqlHook",
+                "hook-name": "MySQL / MariaDB (CDC source)",
+                "ui-field-behaviour": {
+                    "hidden-fields": ["schema"],
+                    "relabeling": {"login": "User"},
+                    "placeholders": {"host": "db.example", "port": "3306", "login": "cdc"},
+                },
+                "conn-fields": {
+                    "ssl_mode": {
+                        "label": "TLS",
+                        "description": "Empty: a server on another host proves its identity by its certificate, name "
+                        "included. REQUIRED and below give that up",
+                        "schema": {"type": ["string", "null"], "enum": [None, *_MODES]},
+                    },
+                    "ssl_ca": _file("CA file", "Authority that signed the server's certificate; empty: the system's"),
+                    "ssl_cert": _file("Client certificate file", "For servers that ask for one"),
+                    "ssl_key": _file("Client key file", "Key of the client certificate"),
+                    "ssl_key_password": {
+                        "label": "Client key password",
+                        "description": "If the key is encrypted",
+                        "schema": {"type": ["string", "null"], "format": "password"},
+                    },
+                    "ssl_verify_cert": _flag("Check the certificate", "For older connections; use TLS instead"),
+                    "ssl_verify_identity": _flag("Check the host name", "For older connections; use TLS instead"),
+                    "ssl_disabled": _flag("No encryption", "For older connections; use TLS instead"),
+                    "unix_socket": _file("Socket file", "Instead of host and port"),
+                },
+            }
+        ],
+    }

@@ -1,0 +1,183 @@
+"""The sensor that waits for a snapshot."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from airflow.providers.common.compat.sdk import AirflowException, AirflowSensorTimeout, AirflowSkipException
+from airflow.sdk import BaseSensorOperator, PokeReturnValue
+
+from airflow_provider_cdc.airflow.assets import SNAPSHOT, declare, emit
+from airflow_provider_cdc.airflow.operators import defaults
+from airflow_provider_cdc.airflow.operators.base import (
+    PipelineLike,
+    PipelineTemplates,
+    context_of,
+    plain,
+    task_errors,
+    task_identity,
+)
+from airflow_provider_cdc.model.errors import TerminalError, TransientError, unpack
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from airflow_provider_cdc.chunk_groups.groups import Coverage
+    from airflow_provider_cdc.model.plan import Plan
+    from airflow_provider_cdc.runtime.run_context import Context as Work
+    from airflow_provider_cdc.state import Store
+
+
+class CdcSnapshotSensor(PipelineTemplates, BaseSensorOperator):
+    """Wait until every chunk group of the snapshot is published. A group that failed does not fail the sensor.
+
+    XCom: ``generation``, ``groups``, ``tables``, ``rows``, ``min_lw`` (where the stream begins), ``max_hw``.
+
+    :param pipeline: as in :class:`~airflow_provider_cdc.airflow.operators.cdc.CdcPreflightOperator`. (templated)
+    :param deferrable: wait in the triggerer; otherwise in the worker, as ``mode`` says. By default as
+        ``[cdc] default_deferrable`` of Airflow's configuration says.
+    :param poke_interval: seconds between two checks.
+    :param assets: whether the tables' assets hear of a snapshot that is complete; once for each snapshot.
+    :param kwargs: as in Airflow's sensors. ``timeout`` counts from the first check of a try, over all deferrals.
+    """
+
+    ui_color = "#e0f7fa"
+
+    def __init__(
+        self,
+        *,
+        pipeline: PipelineLike,
+        deferrable: bool | None = None,
+        poke_interval: float = 10.0,
+        assets: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(poke_interval=poke_interval, **kwargs)
+        self.pipeline = plain(pipeline)
+        declare(self, assets)
+        self.deferrable = defaults.deferrable() if deferrable is None else deferrable
+
+    def execute(self, context: Context) -> Any:
+        """Wait in the triggerer, or in the worker."""
+        if not self.deferrable:
+            return super().execute(context)
+        try:
+            return self.resume(context, {}, time.time() + self.timeout)
+        except Exception as error:  # as in the base class, which takes care of what is resumed
+            if self.never_fail or (self.soft_fail and isinstance(error, AirflowException)):
+                raise AirflowSkipException(f"skipped, as the sensor may not fail: {error}") from error
+            raise
+
+    def resume(self, context: Context, event: Mapping[str, Any], deadline: float | None = None) -> Any:
+        """Look: the sink decides whether the snapshot is complete.
+
+        :param event: of the trigger: ``unseen`` says why it has never seen the snapshot in the bookkeeping.
+        :param deadline: when to give up, in seconds since 1970.
+        """
+        deadline = deadline or time.time() + self.timeout
+        with task_errors(self.log):
+            while (found := self._try(context)) is None:
+                self._left(deadline)
+                time.sleep(self.poke_interval)
+            work, plan, known, summary = found
+            if summary is not None:
+                return summary
+            if known and "unseen" in event:  # the worker sees it, so this is the triggerer's alone
+                raise unpack(event["unseen"]) or TerminalError(event["unseen"])
+            self._defer(work, plan, deadline)
+
+    def poke(self, context: Context) -> PokeReturnValue:
+        """Look once. That source, sink or bookkeeping are away for a while is no failure."""
+        with task_errors(self.log):
+            found = self._try(context)
+        summary = found[3] if found else None
+        return PokeReturnValue(is_done=summary is not None, xcom_value=summary)
+
+    def _try(self, context: Context) -> tuple[Work, Plan, bool, dict[str, Any] | None] | None:
+        """Look once.
+
+        :returns: pipeline, plan, whether the bookkeeping knows the snapshot, and its result if it is complete;
+            ``None`` if not even the plan could be read now.
+        """
+        found = None
+        try:
+            work = context_of(self.pipeline, self.log)
+            plan = work.need_plan()
+            found = work, plan, False, None
+            return work, plan, *self._look(context, work, plan)
+        except TransientError as error:
+            self.log.warning("%s; checking again", error)
+            return found
+
+    def _look(self, context: Context, work: Work, plan: Plan) -> tuple[bool, dict[str, Any] | None]:
+        from airflow_provider_cdc.chunk_groups.groups import coverage, targets
+        from airflow_provider_cdc.snapshot.run import adopt_published
+
+        with closing(work.store()) as store:
+            known = store.snapshot(plan.pipeline, plan.generation) is not None
+            # Also what the bookkeeping has lost, so that the trigger has something to wait for.
+            adopt_published(work, store, plan)
+            held = coverage(work, plan, targets(work, plan))
+            if held is None:
+                return known, None
+            self._emit(context, work, store, plan, held)
+        marks = [seq for table in held for seq in table.high_watermarks]
+        high = work.stand(plan)[1].position(max([plan.p0_seq, *marks]))
+        return known, {
+            "generation": plan.generation,
+            "groups": len(plan.groups()),
+            "tables": len(plan.tables),
+            "rows": sum(table.rows for table in held),
+            "min_lw": plan.p0.at.to_json(),
+            "max_hw": high.to_json(),
+        }
+
+    def _emit(self, context: Context, work: Work, store: Store, plan: Plan, held: list[Coverage]) -> None:
+        from airflow_provider_cdc.observe.asset_windows import new_snapshots
+        from airflow_provider_cdc.state import now
+
+        lineage, by = work.stand(plan)[1], task_identity(context)
+        tables = {plan.tables[i].id: held[i] for i in plan.active}
+        emit(
+            self,
+            context,
+            work.pipeline,
+            {
+                table: {
+                    "kind": SNAPSHOT,
+                    "generation": plan.generation,
+                    "rows": tables[table].rows,
+                    "start": str(plan.p0.at),
+                    "end": str(lineage.position(max([plan.p0_seq, *tables[table].high_watermarks]))),
+                    "until": now().isoformat(timespec="seconds"),
+                }
+                for table in new_snapshots(store, plan.pipeline, plan.generation, tables, by)
+            },
+        )
+
+    def _left(self, deadline: float) -> timedelta:
+        """The time that is left."""
+        left = deadline - time.time()
+        if left <= 0:
+            raise AirflowSensorTimeout(f"the snapshot was not complete within {self.timeout:g} s")
+        return timedelta(seconds=left)
+
+    def _defer(self, work: Work, plan: Plan, deadline: float) -> NoReturn:
+        from airflow_provider_cdc.airflow.triggers.cdc import CdcSnapshotTrigger
+
+        self.defer(
+            trigger=CdcSnapshotTrigger(
+                pipeline=plan.pipeline,
+                generation=plan.generation,
+                state_conn_id=work.pipeline.state.conn_id,
+                state_path=str(work.local.bookkeeping),
+                poll_seconds=self.poke_interval,
+            ),
+            method_name="resume",
+            kwargs={"deadline": deadline},
+            timeout=self._left(deadline),
+        )

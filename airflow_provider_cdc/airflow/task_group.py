@@ -1,0 +1,178 @@
+"""A pipeline as one task group."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import Any
+
+from airflow.sdk import TaskGroup
+
+from airflow_provider_cdc.airflow.operators.alerts import Hook
+from airflow_provider_cdc.airflow.operators.base import PipelineLike, names_file, plain
+from airflow_provider_cdc.airflow.operators.cdc import (
+    CdcPlanChunksOperator,
+    CdcPreflightOperator,
+    CdcSnapshotOperator,
+    CdcVerifyOperator,
+)
+from airflow_provider_cdc.airflow.operators.stream import CdcStreamOperator
+from airflow_provider_cdc.airflow.sensors.cdc import CdcSnapshotSensor
+
+#: Names a mapped task in the grid by what its group holds.
+MAP_INDEX_TEMPLATE = "{{ task.group['label'] }}"
+
+#: Arguments of the tasks that the group has under a name of its own.
+_ELSEWHERE = {
+    "max_active_tis_per_dag": "max_active_groups",
+    "pipeline": "pipeline",
+    **{
+        name: name
+        for name in (
+            "map_published",
+            "catch_up",
+            "on_suspended",
+            "on_lag",
+            "on_purge_risk",
+            "on_failed",
+            "on_recovered",
+        )
+    },
+}
+
+
+def cdc_pipeline(
+    pipeline: PipelineLike,
+    *,
+    group_id: str | None = None,
+    stream: bool = True,
+    catch_up: bool | None = None,
+    verify: bool = False,
+    deferrable: bool | None = None,
+    max_active_groups: int | None = None,
+    map_published: bool = False,
+    assets: bool = True,
+    default_args: Mapping[str, Any] | None = None,
+    preflight_args: Mapping[str, Any] | None = None,
+    plan_args: Mapping[str, Any] | None = None,
+    snapshot_args: Mapping[str, Any] | None = None,
+    sensor_args: Mapping[str, Any] | None = None,
+    stream_args: Mapping[str, Any] | None = None,
+    verify_args: Mapping[str, Any] | None = None,
+    on_suspended: Hook = None,
+    on_lag: Hook = None,
+    on_purge_risk: Hook = None,
+    on_failed: Hook = None,
+    on_recovered: Hook = None,
+) -> TaskGroup:
+    """A whole pipeline: preflight, plan, snapshot (one mapped task per chunk group), sensor, stream.
+
+    The sensor depends on the plan and not on the mapped tasks, so a failed group does not fail the tasks downstream,
+    and clearing it does not touch the stream.
+
+    :param pipeline: a :class:`~airflow_provider_cdc.Pipeline`, its plain values, or YAML.
+    :param group_id: id of the task group; by default the pipeline's name.
+    :param stream: whether the stream is part of it; without it, it may live in a DAG of its own.
+    :param catch_up: whether the stream ends at the position that the source has when it begins.
+    :param verify: compare source and sink after the stream (a catch-up) or else after the snapshot.
+    :param deferrable: whether sensor and stream wait in the triggerer; by default the sensor does, and the stream
+        wherever its driver outlives that (see
+        :class:`~airflow_provider_cdc.airflow.operators.stream.CdcStreamOperator`).
+    :param max_active_groups: chunk groups that are read at the same time; no limit of its own by default.
+    :param map_published: map the chunk groups also in a run that begins when all of them are published.
+    :param assets: whether the tables' assets (:func:`~airflow_provider_cdc.cdc_asset`) hear of what the tasks do.
+    :param default_args: as of a DAG, for the tasks of this group.
+    :param preflight_args: arguments of the task ``preflight``, such as ``pool``, ``queue``, ``retries`` or ``outlets``:
+        all that its operator takes. They win over ``default_args``, and over ``deferrable``.
+    :param plan_args: the same for the task ``plan_chunks``.
+    :param snapshot_args: the same for each of the mapped tasks ``snapshot``.
+    :param sensor_args: the same for the task ``snapshot_complete``.
+    :param stream_args: the same for the task ``stream``.
+    :param verify_args: the same for the task ``verify``.
+    :param on_suspended: as of :class:`~airflow_provider_cdc.airflow.operators.stream.CdcStreamOperator`, and so are
+        the others.
+    """
+    args = _Arguments(
+        preflight=preflight_args,
+        plan=plan_args,
+        snapshot=snapshot_args,
+        sensor=sensor_args,
+        stream=stream_args,
+        verify=verify_args,
+    )
+    args.refuse_without("stream", stream)
+    args.refuse_without("verify", verify)
+    with TaskGroup(group_id or _group_id(pipeline), default_args=dict(default_args or {})) as group:  # type: ignore[arg-type]
+        preflight = CdcPreflightOperator(**args.of("preflight", task_id="preflight", pipeline=pipeline))
+        plan = CdcPlanChunksOperator(
+            **args.of("plan", task_id="plan_chunks", pipeline=pipeline, map_published=map_published)
+        )
+        own = {"task_id": "snapshot", "pipeline": plain(pipeline), "max_active_tis_per_dag": max_active_groups}
+        given = args.of("snapshot", **own, group=None)
+        given.pop("group")  # it is what the tasks are mapped over
+        snapshot = CdcSnapshotOperator.partial(**{"map_index_template": MAP_INDEX_TEMPLATE, **given}).expand(
+            group=plan.output
+        )
+        given = args.of("sensor", task_id="snapshot_complete", pipeline=pipeline)
+        complete = CdcSnapshotSensor(**{"deferrable": deferrable, "assets": assets, **given})
+        preflight >> plan >> [snapshot, complete]
+        last: Any = complete
+        if stream:
+            hooks = {
+                "on_suspended": on_suspended,
+                "on_lag": on_lag,
+                "on_purge_risk": on_purge_risk,
+                "on_failed": on_failed,
+                "on_recovered": on_recovered,
+            }
+            given = args.of("stream", task_id="stream", pipeline=pipeline, catch_up=catch_up, **hooks)
+            last = CdcStreamOperator(**{"deferrable": deferrable, "assets": assets, **given})
+            complete >> last
+        if verify:
+            last >> CdcVerifyOperator(**{"assets": assets, **args.of("verify", task_id="verify", pipeline=pipeline)})
+    return group
+
+
+class _Arguments:
+    """What a DAG's author gives to the tasks of the group.
+
+    :param given: arguments by the name of the task, without ``_args``.
+    :raises TypeError: if one is no mapping.
+    """
+
+    def __init__(self, **given: Mapping[str, Any] | None) -> None:
+        for name, value in given.items():
+            if value is not None and not isinstance(value, Mapping):
+                raise TypeError(f"{name}_args is {value!r}: give a mapping of arguments to values")
+        self._given = given
+
+    def of(self, name: str, **own: Any) -> dict[str, Any]:
+        """All arguments of a task.
+
+        :param own: those that the group decides.
+        :raises TypeError: if these are given, too.
+        """
+        given = self._given[name] or {}
+        for key in given:
+            if key in own:
+                remedy = f"give {_ELSEWHERE[key]} of cdc_pipeline" if key in _ELSEWHERE else "leave it out"
+                raise TypeError(f"{name}_args has {key}, which cdc_pipeline sets itself: {remedy}")
+        return {**own, **given}
+
+    def refuse_without(self, name: str, made: bool) -> None:
+        """Refuse arguments of a task that is not part of the group.
+
+        :raises TypeError: if there are any.
+        """
+        if self._given[name] and not made:
+            raise TypeError(f"{name}_args is set, and {name}=False: the group has no task {name}")
+
+
+def _group_id(pipeline: PipelineLike) -> str:
+    value = plain(pipeline)
+    if isinstance(value, str):
+        name = PurePath(value).stem if names_file(value) else "cdc"
+    else:
+        name = str(value.get("name", "cdc"))
+    return re.sub(r"[^\w-]", "_", name)

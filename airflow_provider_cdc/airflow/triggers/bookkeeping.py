@@ -1,0 +1,111 @@
+"""How triggers ask what blocks: the bookkeeping database, and Airflow itself."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from weakref import WeakValueDictionary
+
+from airflow_provider_cdc.model.errors import CdcError, TransientError
+
+if TYPE_CHECKING:
+    from airflow_provider_cdc.state import Store
+
+T = TypeVar("T")
+
+#: Seconds that a question to the bookkeeping may take.
+_PATIENCE = 20.0
+#: Questions to one database that are asked at the same time.
+_THREADS = 4
+
+
+async def in_thread(ask: Callable[..., T], *args: Any, executor: ThreadPoolExecutor | None = None) -> T:
+    """Call what blocks in a thread.
+
+    Not by asyncio: before Airflow 3.3 a thread finds the triggerer, through which it asks Airflow, only by asgiref. And
+    shielded from that: it replaces a cancellation by one without a message, by which Airflow 3.3 tells a person's wish
+    from the end of a triggerer.
+    """
+    from asgiref.sync import sync_to_async
+
+    asked = asyncio.ensure_future(sync_to_async(ask, thread_sensitive=False, executor=executor)(*args))
+    return await asyncio.shield(asked)
+
+
+class Bookkeeping:
+    """A bookkeeping database, asked from an event loop.
+
+    It has a few threads of its own: questions that hang pile up nowhere, and hold up nobody who asks something else.
+
+    :param conn_id: its connection; ``None`` for the SQLite file ``path``.
+    """
+
+    _known: ClassVar[WeakValueDictionary[tuple[str | None, str], Bookkeeping]] = WeakValueDictionary()
+
+    def __init__(self, conn_id: str | None, path: str) -> None:
+        self._conn_id, self._path = conn_id, path
+        self._threads = ThreadPoolExecutor(_THREADS, "bookkeeping")
+        self._store: Store | None = None
+        self._opening = threading.Lock()
+
+    def __del__(self) -> None:
+        self._threads.shutdown(wait=False)
+        if self._store is not None:
+            self._store.close()
+
+    @classmethod
+    def of(cls, conn_id: str | None, path: str) -> Bookkeeping:
+        """The one that all triggers of this process share which need it."""
+        key = conn_id, "" if conn_id else path
+        return cls._known.get(key) or cls._known.setdefault(key, cls(conn_id, path))
+
+    async def ask(self, question: Callable[[Store], T]) -> T | None:
+        """Ask in a thread.
+
+        :returns: the answer; ``None`` if there was none in time: the database is away, or is being made anew.
+        """
+        try:
+            return await self.answer(question)
+        except CdcError:
+            return None
+
+    async def answer(self, question: Callable[[Store], T]) -> T:
+        """As :meth:`ask`.
+
+        :raises CdcError: why there was no answer.
+        """
+        try:
+            # Not wait_for(): before Python 3.12 it loses a cancellation that meets the answer.
+            async with asyncio.timeout(_PATIENCE):
+                return await in_thread(self._answer, question, executor=self._threads)
+        except TimeoutError:
+            what = f"connection {self._conn_id}" if self._conn_id else self._path
+            raise TransientError(f"bookkeeping database ({what}): no answer within {_PATIENCE:g} s") from None
+
+    def _answer(self, question: Callable[[Store], T]) -> T:
+        from sqlalchemy.exc import SQLAlchemyError
+
+        store = self._open()
+        try:
+            return question(store)
+        except (CdcError, SQLAlchemyError) as error:
+            with self._opening:  # the next question begins with the connection as Airflow has it then
+                if self._store is store:
+                    self._store = None
+            store.close()
+            raise error if isinstance(error, CdcError) else TransientError(str(error)) from None
+
+    def _open(self) -> Store:
+        from airflow_provider_cdc.airflow.hooks.connections import resolve
+        from airflow_provider_cdc.config.connections import database_url
+        from airflow_provider_cdc.state import Store
+
+        with self._opening:
+            if self._store is None:
+                url = database_url(resolve(self._conn_id)) if self._conn_id else f"sqlite:///{self._path}"
+                # After an upgrade the triggerer may be the first to look; what is not there, it does not make.
+                self._store = Store.open(url, migrate=True, create=False)
+            return self._store

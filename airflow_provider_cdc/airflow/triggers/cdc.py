@@ -1,0 +1,337 @@
+"""Triggers: they look at the bookkeeping database now and then, in a thread, and never block the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from airflow.triggers.base import BaseTrigger, TriggerEvent
+
+from airflow_provider_cdc.airflow.triggers.bookkeeping import Bookkeeping, in_thread
+from airflow_provider_cdc.airflow.triggers.reports import Reports
+from airflow_provider_cdc.airflow.triggers.stats import STATS_SECONDS, tell
+from airflow_provider_cdc.model.errors import CdcError, NotReadyError, error_of, kind_of, pack
+from airflow_provider_cdc.model.supervision import Verdict, Watch, later_try
+from airflow_provider_cdc.observe.alerts import is_news
+
+if TYPE_CHECKING:
+    from airflow_provider_cdc.state import Store, StreamRow
+
+T = TypeVar("T")
+
+#: Seconds between two lines about a snapshot that goes on.
+_LINE_SECONDS = 60.0
+#: Seconds between two attempts to ask for a stop, and by how many these end before Airflow ends them.
+_RETRY_SECONDS, _MARGIN_SECONDS = 1.0, 2.0
+#: Seconds from a trigger's start to the first event it may fire. A task that is resumed while its worker's process is
+#: still ending (5 s were seen) is taken by Airflow's scheduler for one that has ended in a wrong state, and fails.
+_SETTLE_SECONDS = 10.0
+#: Seconds within which the bookkeeping must have been seen once. Longer is no outage but another host, or another file.
+_FIRST_ANSWER_SECONDS = 180.0
+
+
+class BookkeepingTrigger(BaseTrigger):
+    """A trigger that looks at the bookkeeping.
+
+    :param kwargs: arguments of the class, among them ``state_conn_id`` and ``state_path``.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._kwargs = kwargs
+        self._books = Bookkeeping.of(kwargs["state_conn_id"], kwargs["state_path"])
+        self._began = time.monotonic()
+        self._seen = self._lost = False
+        self._away = ""
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Class and arguments."""
+        return f"{type(self).__module__}.{type(self).__qualname__}", self._kwargs
+
+    async def _look(self, question: Callable[[Store], T | None], what: str) -> T | None:
+        """Look at the bookkeeping; when it goes away, why, and when it is back, is in the log.
+
+        :param what: what is looked for.
+        :returns: the answer; ``None`` if there was none, or if the bookkeeping does not have it.
+        :raises CdcError: if it was never there for so long that this is no outage.
+        """
+        missing: CdcError | None
+        try:
+            found = await self._books.answer(question)
+            missing = None if found is not None else NotReadyError(f"the bookkeeping has no {what}")
+            self._lost = found is None and self._seen
+        except CdcError as error:
+            found, missing = None, error
+        if str(missing or "") != self._away:
+            self._away = str(missing or "")
+            self.log.warning("%s", missing or "the bookkeeping is back")
+        self._seen = self._seen or missing is None
+        if missing is not None and not self._seen and time.monotonic() - self._began > _FIRST_ANSWER_SECONDS:
+            raise error_of(
+                kind_of(missing),
+                f"the triggerer on {socket.gethostname()} has looked for {what} for {_FIRST_ANSWER_SECONDS:g} s in "
+                f"vain: {missing.message}",
+                "Workers and triggerer must reach the same bookkeeping: name a database in state.conn_id, keep the "
+                "SQLite file on a disk of one host with both, or set deferrable=False",
+            )
+        return found
+
+    async def _event(self, payload: dict[str, Any]) -> TriggerEvent:
+        """The event to fire, not too soon after the start."""
+        await asyncio.sleep(max(0.0, self._began + _SETTLE_SECONDS - time.monotonic()))
+        return TriggerEvent(payload)  # type: ignore[no-untyped-call]
+
+
+class CdcSnapshotTrigger(BookkeepingTrigger):
+    """Fires when the snapshot of a pipeline is complete, and when the bookkeeping does not know it any more.
+
+    :param pipeline: name of the pipeline.
+    :param generation: number of the snapshot.
+    :param state_conn_id: connection of the bookkeeping database, ``None`` for the SQLite file ``state_path``.
+    :param state_path: that file.
+    :param poll_seconds: seconds between two checks.
+    """
+
+    def __init__(
+        self, *, pipeline: str, generation: int, state_conn_id: str | None, state_path: str, poll_seconds: float
+    ) -> None:
+        super().__init__(
+            pipeline=pipeline,
+            generation=generation,
+            state_conn_id=state_conn_id,
+            state_path=state_path,
+            poll_seconds=poll_seconds,
+        )
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Look until there is something to say."""
+        k = self._kwargs
+        self._began = said = time.monotonic()
+        what, told = f"snapshot {k['generation']} of {k['pipeline']}", float("-inf")
+        while True:
+            try:
+                found = await self._look(lambda store: store.snapshot(k["pipeline"], k["generation"]), what)
+            except CdcError as error:
+                yield await self._event({"complete": False, "unseen": pack(error)})
+                return
+            if self._lost or (found is not None and found.state == "done"):
+                yield await self._event({"complete": not self._lost})
+                return
+            if found is not None and time.monotonic() - said > _LINE_SECONDS:
+                said = time.monotonic()
+                await self._say()
+            if found is not None and time.monotonic() - told > STATS_SECONDS:
+                told = time.monotonic()
+                await self._books.ask(partial(tell, pipeline=k["pipeline"]))
+            await asyncio.sleep(k["poll_seconds"])
+
+    async def _say(self) -> None:
+        k = self._kwargs
+        tables = await self._books.ask(lambda store: store.progress(k["pipeline"], k["generation"]))
+        if tables:
+            done, total = sum(t.done for t in tables), sum(t.chunks for t in tables)
+            self.log.info("%s of %s chunks, %s rows", done, total, sum(t.rows for t in tables))
+
+
+#: Those who ask for the stop of an epoch, until they have: an event loop forgets tasks that nobody holds.
+_asking: set[asyncio.Future[None]] = set()
+
+
+class CdcStreamTrigger(BookkeepingTrigger):
+    """Watches one epoch of a stream; fires when it has ended, was lost, or was taken over.
+
+    :param pipeline: name of the pipeline.
+    :param epoch: the epoch.
+    :param found: whether the task found it running, rather than started it.
+    :param state_conn_id: connection of the bookkeeping database, ``None`` for the SQLite file ``state_path``.
+    :param state_path: that file.
+    :param supervisor: the task, as people know it.
+    :param poll_seconds: seconds between two checks.
+    :param alerts: what people want to be told of; it fires when there is something, and the task tells them.
+    :param report_seconds: seconds between two reports in the task's log and XCom.
+    """
+
+    def __init__(
+        self,
+        *,
+        pipeline: str,
+        epoch: int,
+        found: bool,
+        state_conn_id: str | None,
+        state_path: str,
+        supervisor: str,
+        poll_seconds: float,
+        alerts: dict[str, Any] | None = None,
+        report_seconds: float = 60.0,
+    ) -> None:
+        super().__init__(
+            pipeline=pipeline,
+            epoch=epoch,
+            found=found,
+            state_conn_id=state_conn_id,
+            state_path=state_path,
+            supervisor=supervisor,
+            poll_seconds=poll_seconds,
+            alerts=alerts,
+            report_seconds=report_seconds,
+        )
+        self._cancelled = False
+        self._reports = Reports(report_seconds)
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Watch until the epoch is over."""
+        try:
+            async for event in self._watch():
+                yield event
+        except asyncio.CancelledError:
+            self._cancelled = True
+            raise
+
+    async def cleanup(self) -> None:
+        """Airflow before 3.3 has no :meth:`on_kill`: there, a task that was marked or cleared cancels its trigger."""
+        if self._cancelled and not hasattr(BaseTrigger, "on_kill"):
+            await self.on_kill()
+
+    async def _watch(self) -> AsyncIterator[TriggerEvent]:
+        k = self._kwargs
+        # Not at once: what could not be written down after it was told would be told all the time.
+        told, asked = float("-inf"), time.monotonic()
+        watch, what = Watch(k["epoch"]), f"epoch {k['epoch']} of the stream of {k['pipeline']}"
+        self._began = time.monotonic()
+
+        def look(store: Store) -> StreamRow | None:
+            row = store.supervise(k["pipeline"], k["epoch"], k["supervisor"])
+            return row if row is not None and row.epoch >= k["epoch"] else None
+
+        while True:
+            try:
+                row = await self._look(look, what)
+            except CdcError as error:
+                yield await self._event({"epoch": k["epoch"], "found": k["found"], "unseen": pack(error)})
+                return
+            verdict: Verdict | None = watch.see(row, time.monotonic())
+            if verdict is not None:
+                yield await self._event({"epoch": k["epoch"], "found": k["found"], "verdict": str(verdict)})
+                return
+            if row is not None and self._reports.due:
+                await self._report(row)
+            if row is not None and time.monotonic() - told > STATS_SECONDS:
+                told = time.monotonic()
+                await self._books.ask(partial(tell, pipeline=k["pipeline"]))
+            if row is not None and k["alerts"] and time.monotonic() - asked > STATS_SECONDS:
+                asked = time.monotonic()
+                if await self._books.ask(partial(is_news, pipeline=k["pipeline"], request=k["alerts"])):
+                    yield await self._event({"epoch": k["epoch"], "found": k["found"], "alerts": True})
+                    return
+            await asyncio.sleep(k["poll_seconds"])
+
+    async def _report(self, row: StreamRow) -> None:
+        found = await self._books.ask(partial(self._reports.look, run=row))
+        if found is not None:
+            for line in found[1]:
+                self.log.info("%s", line)
+            await in_thread(self._reports.push, found[0], self.task_instance, self.log)
+
+    async def on_kill(self) -> None:
+        """Stop the epoch at a transaction boundary, if the task really is no longer deferred.
+
+        It is also called when this triggerer merely lost the trigger to another one. Airflow says again each second
+        that the trigger is cancelled, and would end this with it; and it gives up after a while, which may be too
+        early: the first question that a busy triggerer is asked has taken more than half a minute. What asks goes on.
+        """
+        asking, until = asyncio.ensure_future(self._ask_to_stop()), time.monotonic() + _kill_seconds()
+        _asking.add(asking)
+        asking.add_done_callback(_asking.discard)
+        while not asking.done() and (left := until - time.monotonic()) > 0:
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait({asking}, timeout=left)
+        if not asking.done():
+            self.log.error(
+                "epoch %s could not be asked to stop within [triggerer] on_kill_timeout: it runs on, and is asked as "
+                "soon as Airflow and the bookkeeping answer. If this triggerer ends before, run `airflow-cdc stop`; "
+                "with lease_seconds it ends by itself",
+                self._kwargs["epoch"],
+            )
+
+    async def _ask_to_stop(self) -> None:
+        k = self._kwargs
+        state = await self._killed_as()
+        if state == "deferred":
+            self.log.info("the task is still deferred: another triggerer supervises the stream")
+            return
+        # A list, so that none to be stopped differs from no answer.
+        while (asked := await self._books.ask(self._request_stop)) is None:
+            text = "the task is %s, and the bookkeeping cannot be asked to stop epoch %s: trying again"
+            self.log.error(text, state, k["epoch"])
+            await asyncio.sleep(_RETRY_SECONDS)
+        self.log.info(
+            "the task is %s: epoch %s %s", state, k["epoch"], "was asked to stop" if asked[0] else "has ended"
+        )
+
+    def _request_stop(self, store: Store) -> list[int | None]:
+        k = self._kwargs
+        return [store.request_stop(k["pipeline"], k["epoch"], by=k["supervisor"])]
+
+    async def _killed_as(self) -> str | None:
+        """State of the task whose trigger was ended; ``deferred`` only if this try of it still is.
+
+        It asks again when Airflow or the bookkeeping does not answer: a stream must not run on for that.
+        """
+        k = self._kwargs
+        while True:
+            try:
+                state = await in_thread(task_state, self.task_instance)
+                if state == "deferred":  # of this try, or of the next one after a clear
+                    run = await self._books.answer(lambda store: store.current_stream(k["pipeline"]))
+                    if run is not None and later_try(k["supervisor"], run.supervisor):
+                        return "cleared"
+                return state
+            except Exception as error:
+                self.log.warning("could not find out whether the task of epoch %s is deferred: %s", k["epoch"], error)
+                await asyncio.sleep(_RETRY_SECONDS)
+
+
+class CdcPauseTrigger(BaseTrigger):
+    """Fires after a while: a stream that is to be started again waits without a worker, and by one clock.
+
+    :param seconds: how long.
+    """
+
+    def __init__(self, *, seconds: float) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._seconds = seconds
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Class and arguments."""
+        return f"{type(self).__module__}.{type(self).__qualname__}", {"seconds": self._seconds}
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Wait."""
+        await asyncio.sleep(max(self._seconds, _SETTLE_SECONDS))
+        yield TriggerEvent({})  # type: ignore[no-untyped-call]
+
+
+def _kill_seconds() -> float:
+    """For how long a trigger whose task was marked or cleared may ask for the stop of its stream."""
+    from airflow.configuration import conf
+
+    return max(conf.getint("triggerer", "on_kill_timeout", fallback=30) - _MARGIN_SECONDS, 1.0)
+
+
+def task_state(ti: Any) -> str | None:
+    """State of a task instance as Airflow sees it now. It blocks: a trigger calls it in a thread."""
+    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+
+    if ti is None:
+        return None
+    index = ti.map_index if ti.map_index is not None and ti.map_index >= 0 else None
+    states = RuntimeTaskInstance.get_task_states(
+        dag_id=ti.dag_id, task_ids=[ti.task_id], run_ids=[ti.run_id], map_index=index
+    )
+    found = [state for of_run in states.values() for state in of_run.values()]
+    return str(found[0]) if found and found[0] is not None else None

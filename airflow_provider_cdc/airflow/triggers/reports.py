@@ -1,0 +1,127 @@
+"""What a task says of its stream while it waits: a line and an XCom now and then, and the driver's log."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_cdc.system.processes import tail
+
+if TYPE_CHECKING:
+    from airflow_provider_cdc.state import Store, StreamRow
+
+#: Key of the XCom.
+LAG = "lag"
+#: Lines of the driver's log that are shown at first, and bytes of it that are read for one report.
+_FIRST_LINES, _MOST_BYTES = 10, 20_000
+
+
+class Reports:
+    """Reports of one process that watches a stream.
+
+    :param seconds: between two of them.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._said = float("-inf")
+        self._driver = DriverLog()
+        self._refused = False
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time for the next one."""
+        return time.monotonic() - self._said >= self._seconds
+
+    def look(self, store: Store, run: StreamRow) -> tuple[dict[str, Any], list[str]]:
+        """Look how far a run is; what it says is a report.
+
+        :returns: numbers for the XCom, and lines for the log.
+        """
+        self._said = time.monotonic()
+        found = numbers(store, run)
+        return found, [text_of(found), *self._driver.lines(run.log, run.host)]
+
+    def push(self, found: dict[str, Any], ti: Any, log: Any) -> None:
+        """Write the XCom. What Airflow, or a backend for XComs, has against it is of no concern to the stream.
+
+        :param ti: the task instance; ``None`` if there is none.
+        """
+        from airflow.sdk.execution_time.xcom import XCom
+
+        if ti is None:
+            return
+        key = {"dag_id": ti.dag_id, "task_id": ti.task_id, "run_id": ti.run_id}
+        try:
+            XCom.set(LAG, found, **key, map_index=-1 if ti.map_index is None else ti.map_index)
+            self._refused = False
+        except Exception as error:
+            if not self._refused:
+                log.warning("the XCom %s cannot be written now: %s", LAG, error)
+            self._refused = True
+
+
+def numbers(store: Store, run: StreamRow) -> dict[str, Any]:
+    """How far a run is, as plain values. What is not known is ``None``."""
+    sample, end = store.last_sample(run.pipeline), run.end_offset or {}
+    mine = sample if sample is not None and sample.epoch == run.epoch else None
+    return {
+        "epoch": run.epoch,
+        "at": None if mine is None else mine.at.isoformat(timespec="seconds"),
+        "lag_seconds": mine and mine.lag_seconds,
+        "lag_bytes": mine and mine.lag_bytes,
+        "hours_to_purge": mine and mine.purge_hours,
+        "unknown": mine and mine.unknown,
+        "file": end.get("file"),
+        "position": end.get("position"),
+        "batches": run.batches,
+        "changes": run.changes,
+    }
+
+
+def text_of(found: dict[str, Any]) -> str:
+    """The same in a line."""
+    if found["lag_seconds"] is not None:
+        behind = f"{found['lag_seconds']:g} s and {found['lag_bytes'] or 0:,} bytes behind the source"
+    else:
+        behind = f"how far it is behind is not known{': ' + found['unknown'] if found['unknown'] else ' yet'}"
+    if found["hours_to_purge"] is not None:
+        behind += f", which keeps what is needed for {found['hours_to_purge']:.1f} h more"
+    at = f"{found['file']}:{found['position']}" if found["file"] else "no batch yet"
+    return f"epoch {found['epoch']}: {behind}; at {at}; {found['batches']:,} batches, {found['changes']:,} changes"
+
+
+class DriverLog:
+    """What is new in the log of a driver, looked at again and again."""
+
+    def __init__(self) -> None:
+        self._path = ""
+        self._at = 0
+
+    def lines(self, path: str | None, host: str) -> list[str]:
+        """Lines since the last look, at first the last ones; if the file cannot be read here, once where it is.
+
+        :param path: of the file; ``None`` if the driver writes to somebody's terminal.
+        :param host: where the driver runs.
+        """
+        first = self._path != (path or host)
+        self._path = path or host
+        if path is None:
+            return [f"the stream was started on {host} by the command line, and its lines are there"] if first else []
+        try:
+            size = Path(path).stat().st_size
+            with open(path, "rb") as file:
+                if first:
+                    self._at = size
+                    return [f"the driver's log {path}:", *tail(path, _FIRST_LINES)]
+                file.seek(self._at if size >= self._at else 0)  # it begins anew when it has grown too large
+                skipped = max(0, size - file.tell() - _MOST_BYTES)
+                file.seek(skipped, 1)
+                data = file.read(_MOST_BYTES)
+                whole = data.rfind(b"\n") + 1
+                self._at = file.tell() - len(data) + whole
+        except OSError:
+            return [f"the driver's log is {path} on {host}, which this triggerer does not see"] if first else []
+        found = data[:whole].decode(errors="replace").splitlines()
+        return [f"... {skipped:,} bytes of the driver's log are left out", *found[1:]] if skipped else found

@@ -1,0 +1,48 @@
+"""The numbers of a pipeline in Airflow's own stats, by which statsd, Datadog and OpenTelemetry get them."""
+
+from __future__ import annotations
+
+import logging
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_cdc.observe.metrics import measure
+
+if TYPE_CHECKING:
+    from airflow_provider_cdc.state import Store
+
+#: Seconds between two times.
+STATS_SECONDS = 60.0
+#: Where Airflow keeps its stats. The triggerer sets up those of the core and a task those of the SDK; before Airflow
+#: 3.2 there is only one.
+_TRIGGERER = ("airflow.observability.stats", "airflow.stats:Stats")
+_TASK = ("airflow.sdk.observability.stats", "airflow.stats:Stats")
+
+log = logging.getLogger(__name__)
+
+
+def tell(store: Store, pipeline: str, *, task: bool = False) -> int:
+    """Hand the numbers of a pipeline to Airflow's stats. What goes wrong there is of no concern to a stream.
+
+    :param task: whether this process runs a task; otherwise it is a triggerer.
+    :returns: how many there are.
+    """
+    measured = measure(store, pipeline)
+    try:
+        stats = _stats(task)
+        for one in measured:
+            stats.gauge(f"cdc.{one.name}", one.value, tags=one.tags)
+    except Exception as error:  # a backend that is not installed, or an address that cannot be resolved
+        log.warning("Airflow's stats did not take the numbers of %s: %s", pipeline, error)
+    return len(measured)
+
+
+def _stats(task: bool) -> Any:
+    for place in _TASK if task else _TRIGGERER:
+        module, _, name = place.partition(":")
+        try:
+            found = import_module(module)
+        except ModuleNotFoundError:
+            continue
+        return getattr(found, name) if name else found
+    raise RuntimeError("this version of Airflow has no stats")

@@ -1,0 +1,61 @@
+"""The trigger that waits for the end of a stream that was asked to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+from airflow.triggers.base import TriggerEvent
+
+from airflow_provider_cdc.airflow.triggers.cdc import BookkeepingTrigger
+from airflow_provider_cdc.model.errors import CdcError, pack
+from airflow_provider_cdc.model.supervision import Watch
+
+
+class CdcStreamEndTrigger(BookkeepingTrigger):
+    """Fires when an epoch is over, or when there is no more time to wait for that.
+
+    :param pipeline: name of the pipeline.
+    :param epoch: the epoch.
+    :param until: when to give up, in seconds since 1970.
+    :param state_conn_id: connection of the bookkeeping database, ``None`` for the SQLite file ``state_path``.
+    :param state_path: that file.
+    :param poll_seconds: seconds between two checks.
+    """
+
+    def __init__(
+        self,
+        *,
+        pipeline: str,
+        epoch: int,
+        until: float,
+        state_conn_id: str | None,
+        state_path: str,
+        poll_seconds: float,
+    ) -> None:
+        super().__init__(
+            pipeline=pipeline,
+            epoch=epoch,
+            until=until,
+            state_conn_id=state_conn_id,
+            state_path=state_path,
+            poll_seconds=poll_seconds,
+        )
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Look until there is something to say."""
+        k = self._kwargs
+        self._began = time.monotonic()
+        watch, what = Watch(k["epoch"]), f"epoch {k['epoch']} of the stream of {k['pipeline']}"
+        while True:
+            try:
+                row = await self._look(lambda store: store.seen(k["pipeline"]), what)
+            except CdcError as error:
+                yield await self._event({"epoch": k["epoch"], "unseen": pack(error)})
+                return
+            verdict = watch.see(row, time.monotonic())
+            if verdict is not None or time.time() > k["until"]:
+                yield await self._event({"epoch": k["epoch"], "verdict": verdict and str(verdict)})
+                return
+            await asyncio.sleep(k["poll_seconds"])

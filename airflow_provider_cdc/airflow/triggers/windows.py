@@ -1,0 +1,107 @@
+"""The trigger behind a table's asset: it emits what a running stream applies, which no task does that never ends."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from airflow.triggers.base import BaseEventTrigger, TriggerEvent
+
+from airflow_provider_cdc.airflow.triggers.bookkeeping import Bookkeeping
+from airflow_provider_cdc.observe.asset_windows import WATCHER, is_empty, mark_of, window
+
+#: The name under which the asset's own store has the place up to which it was told.
+KEY = "cdc_told"
+#: Seconds between two looks; and those that Airflow gets to write an event down, before it counts as told.
+_LOOK_SECONDS, _WRITE_SECONDS = 15.0, 4.0
+
+
+class CdcTableTrigger(BaseEventTrigger):
+    """Fires when there is something new in the copy of a table, and never ends.
+
+    The place up to which it was told is kept in the asset's store, before Airflow 3.3 in the bookkeeping: whichever
+    triggerer runs it, each window begins where the one before ended. A window that Airflow may not have written down
+    when the triggerer was killed is told again.
+
+    :param pipeline: name of the pipeline.
+    :param database: of the table, and ``table``: its name.
+    :param state_conn_id: connection of the bookkeeping database, ``None`` for the SQLite file beside the sink.
+    :param sink_path: ``sink.path``.
+    :param min_seconds: seconds between two events.
+    """
+
+    def __init__(
+        self,
+        *,
+        pipeline: str,
+        database: str,
+        table: str,
+        state_conn_id: str | None,
+        sink_path: str,
+        min_seconds: float = 60.0,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.pipeline = pipeline
+        self.database = database
+        self.table = table
+        self.state_conn_id = state_conn_id
+        self.sink_path = sink_path
+        self.min_seconds = min_seconds
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Class and arguments."""
+        names = ("pipeline", "database", "table", "state_conn_id", "sink_path", "min_seconds")
+        return f"{type(self).__module__}.{type(self).__qualname__}", {name: getattr(self, name) for name in names}
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Look now and then, for ever."""
+        from airflow_provider_cdc.sinks.files.layout import LocalFiles
+
+        books = Bookkeeping.of(self.state_conn_id, str(LocalFiles.of(self.sink_path, self.pipeline).bookkeeping))
+        table = self.database, self.table
+        told = await self._told(books)
+        while True:
+            found = await books.ask(lambda store: store.counts(self.pipeline, table))
+            mark = mark_of(found[0]) if found else None
+            new = window(told, mark) if mark else None
+            if mark is None or new is None or is_empty(new):
+                await asyncio.sleep(_LOOK_SECONDS)
+                continue
+            began = time.monotonic()
+            known = {"pipeline": self.pipeline, "table": ".".join(table)}
+            yield TriggerEvent({**known, "kind": "changes", **new})  # type: ignore[no-untyped-call]
+            await asyncio.sleep(_WRITE_SECONDS)
+            told = mark
+            await self._note(books, mark)
+            await asyncio.sleep(max(_LOOK_SECONDS, began + self.min_seconds - time.monotonic()))
+
+    async def _told(self, books: Bookkeeping) -> dict[str, Any] | None:
+        """Up to where it was told. It waits until that is known: what was told is not told again."""
+        while True:
+            try:
+                if (own := self._store()) is not None:
+                    return await own.aget(KEY)  # type: ignore[no-any-return]
+                # A list, so that nothing told yet differs from no answer.
+                answer = lambda store: [store.told(self.pipeline, WATCHER, (self.database, self.table))]  # noqa: E731
+                if (found := await books.ask(answer)) is not None:
+                    return found[0]  # type: ignore[no-any-return]
+            except Exception as error:
+                self.log.warning("could not find out up to where %s was told: %s", self.table, error)
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def _note(self, books: Bookkeeping, mark: dict[str, Any]) -> None:
+        try:
+            if (own := self._store()) is not None:
+                await own.aset(KEY, mark)
+                return
+        except Exception as error:
+            self.log.warning("could not note up to where %s was told; the next window notes it: %s", self.table, error)
+            return
+        table = self.database, self.table
+        await books.ask(lambda store: store.tell(self.pipeline, WATCHER, {table: mark}, WATCHER))
+
+    def _store(self) -> Any:
+        """The asset's own store; ``None`` before Airflow 3.3."""
+        return getattr(self, "asset_state_store", None)

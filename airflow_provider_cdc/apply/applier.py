@@ -1,0 +1,401 @@
+"""Apply the batches of the stream to the sink, exactly once (the argument is in docs/correctness.md)."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_provider_cdc.chunk_groups.groups import Coverage
+from airflow_provider_cdc.model.changes import after, last_changes
+from airflow_provider_cdc.model.errors import REPORT, NotFollowedError, TerminalError
+from airflow_provider_cdc.model.multiset import MissingRowsError, net
+from airflow_provider_cdc.model.offset import Lineage, Offset
+from airflow_provider_cdc.model.plan import Plan
+from airflow_provider_cdc.model.schema import OP, SEQ, TS, TableSchema
+from airflow_provider_cdc.mysql.client.session import connect
+from airflow_provider_cdc.mysql.keys.ownership import uncovered
+from airflow_provider_cdc.runtime.run_context import Context
+from airflow_provider_cdc.sinks.protocol import (
+    Change,
+    Counted,
+    Decide,
+    Emptied,
+    Fence,
+    Markers,
+    Measured,
+    ResumePoint,
+    SinkTable,
+    Upserted,
+)
+from airflow_provider_cdc.sinks.storage.request_counts import carried
+from airflow_provider_cdc.sinks.storage.storage import read_json, write_json
+from airflow_provider_cdc.sinks.table_errors import of_table
+from airflow_provider_cdc.system.failpoints import failpoint
+
+#: Tables that are committed at the same time, where a commit is mostly waiting.
+_AT_ONCE = 8
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What a batch did.
+
+    :param changes: changes that were read (before the reduction to the last one of each key).
+    :param lags_ms: time from commit in the source to commit in the sink of each, in milliseconds.
+    :param operations: of each table that has some, by its index, how many are inserts, updates and deletes.
+    """
+
+    changes: int
+    lags_ms: Any
+    operations: Mapping[int, Counter[str]] = field(default_factory=dict)
+
+    def percentile(self, q: float) -> float | None:
+        """A percentile of the lags, ``None`` without changes."""
+        return float(np.percentile(self.lags_ms, q)) if self.changes else None
+
+
+class _Done(NamedTuple):
+    """What was applied to a table: when its changes were committed in the source (microseconds), and what they are."""
+
+    table: int
+    stamps: Any
+    operations: Mapping[str, int]
+
+
+def epoch_fence(pipeline: str, epoch: int) -> Fence:
+    """Fence of a stream epoch."""
+    return Fence(f"cdc/{pipeline}/epoch", epoch)
+
+
+def end_fence(pipeline: str, epoch: int) -> Fence:
+    """What an epoch that has ended writes into the resume point: it commits nothing any more."""
+    return Fence(f"cdc/{pipeline}/ended", epoch)
+
+
+def highest_epoch(pipeline: str, markers: Iterable[Markers]) -> int:
+    """The highest epoch that any of the tables knows of.
+
+    :param markers: of each table, and of the resume point.
+    """
+    return max((found.get(epoch_fence(pipeline, 0).name) or 0 for found in markers), default=0)
+
+
+def stream_marker(pipeline: str) -> str:
+    """Name of a table's stream marker: the ``_cdc_seq`` up to which the stream has been applied to it."""
+    return f"cdc/{pipeline}/stream"
+
+
+@contextmanager
+def found_rows(table: TableSchema, lineage: Lineage) -> Iterator[None]:
+    """Say of rows that are to be deleted and are not there what that means.
+
+    :raises TerminalError: in place of :class:`MissingRowsError`.
+    """
+    try:
+        yield
+    except MissingRowsError as error:
+        at = lineage.position(error.row[SEQ][0].as_py())
+        raise TerminalError.of_table(
+            f"table {table.label}, which has no usable key: of the rows that were deleted or updated up to {at}, "
+            f"{error.count} with the same values are not in its copy, so the copy is not what the source was",
+            table.label,
+            place=str(at),
+            first=f"Find out what else writes to the copy; if nothing does, {REPORT}",
+        ) from None
+
+
+class Applier:
+    """Applies staged batches in order.
+
+    :param context: the run.
+    :param plan: the snapshot's plan.
+    :param tables: sink tables in the plan's order.
+    :param coverage: what the snapshot holds, in the plan's order.
+    :param progress: the resume point.
+    :param epoch: epoch of this stream.
+    :param changed: hears the index of each table that was written to.
+
+    ``lineage`` numbers the transactions of the server that the resume point is of.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        plan: Plan,
+        tables: Sequence[SinkTable],
+        coverage: Sequence[Coverage],
+        progress: ResumePoint,
+        epoch: int,
+        changed: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self._context, self._plan, self._coverage = context, plan, coverage
+        self.tables = list(tables)
+        self._progress = progress
+        self._staging = context.sink.staging()
+        self.fence = epoch_fence(plan.pipeline, epoch)
+        self._marker = stream_marker(plan.pipeline)
+        self._at, self.lineage = context.stand(plan)
+        self._said: dict[str, Any] = read_json(context.storage, context.layout.batch) or {"seq": 0}
+        self._changed = changed
+
+    @property
+    def at(self) -> Offset:
+        """The resume point."""
+        return self._at
+
+    @property
+    def index(self) -> tuple[int, int] | None:
+        """Bytes that the tables take for finding rows, in memory and on disk; ``None`` if they do not tell."""
+        found = [table.index for table in self.tables if isinstance(table, Measured)]
+        return (sum(memory for memory, _ in found), sum(disk for _, disk in found)) if found else None
+
+    def confirm(self) -> None:
+        """Make sure that no newer epoch has taken over.
+
+        :raises FencedError: if one has.
+        """
+        self._progress.write(self._at, self.lineage, self.fence)
+
+    def say_ended(self) -> None:
+        """Say in the sink that nothing is committed under this epoch any more."""
+        self._progress.raise_fence(end_fence(self._plan.pipeline, self.fence.value))
+
+    def go_on_without(self, plan: Plan) -> None:
+        """Go on without a table that was suspended.
+
+        :param plan: the plan that says so.
+        """
+        self._plan = plan
+
+    def grow(self, plan: Plan, table: SinkTable) -> None:
+        """Go on with one table more, which was not read yet.
+
+        :param plan: the plan with it.
+        """
+        self._plan = plan
+        self.tables.append(table)
+        self.hold([*self._coverage, Coverage((), (), 0)])
+
+    def renew(self, plan: Plan, index: int, table: SinkTable) -> None:
+        """Go on with a table that has another definition.
+
+        :param plan: the plan with it.
+        :param table: the sink's table, which has its columns.
+        """
+        self._plan = plan
+        self.tables[index] = table
+
+    def has_passed_snapshot(self, index: int) -> bool:
+        """Whether the resume point lies behind all that the snapshot holds of a table."""
+        newest = max([self._plan.start_seq(index), *self._coverage[index].high_watermarks])
+        return newest <= self.lineage.seq(self._at.at)
+
+    def hold(self, coverage: Sequence[Coverage]) -> None:
+        """Take note of what the snapshot holds, after a chunk group was read again."""
+        self._coverage = coverage
+
+    def go_on(self, offset: Offset) -> None:
+        """Go on at another place behind which nothing else comes than behind the resume point.
+
+        :param offset: a place of the same server.
+        """
+        if offset != self._at:
+            self._progress.write(offset, self.lineage, self.fence)
+            self._at = offset
+
+    def bound(self) -> dict[int, TerminalError]:
+        """Tables that can go on at this server only, and why, by index: they are further than the resume point in a way
+        that nobody can tell at another one.
+        """
+        reached, found = self.lineage.seq(self._at.at), dict[int, TerminalError]()
+        for index in self._plan.active:
+            table = self._plan.tables[index]
+            if any(step.seq > reached for step in self._plan.followed_of(index)):
+                message = f"the stream had begun to follow an ALTER of {table.label} there"
+                found[index] = NotFollowedError(message, self._back, table=table.label)
+            elif (marker := self._held(index)) > reached and not table.key:
+                message = f"{table.label} has no usable key, and is ahead of the resume point"
+                found[index] = TerminalError(message, self._back, table=table.label)
+            elif marker > reached and marker > self._said["seq"]:
+                message = f"{table.label} is ahead of the resume point, and nothing says which transactions it holds"
+                found[index] = TerminalError(message, self._back, table=table.label)
+        return found
+
+    def ahead(self) -> Offset | None:
+        """What the copy holds at most where a killed run has left a table ahead of the resume point;
+        ``None`` if none is.
+        """
+        reached = self.lineage.seq(self._at.at)
+        further = any(self._held(index) > reached for index in self._plan.active)
+        return Offset.from_json(self._said["end"]) if further else None
+
+    def _held(self, index: int) -> int:
+        return self.tables[index].markers().get(self._marker) or 0
+
+    def check_passed(self) -> None:
+        """Make sure that nothing of what chunks hold is still to come: at another server nobody could tell.
+
+        :raises TerminalError: if the stream has not passed all high watermarks.
+        """
+        for index in self._plan.active:
+            if not self.has_passed_snapshot(index):
+                label = self._plan.tables[index].label
+                raise TerminalError(f"the stream had not passed the snapshot of {label} on that server", self._back)
+
+    def move(self, offset: Offset) -> None:
+        """Go on at another server. No table is :meth:`bound`, and :meth:`check_passed` has nothing against it.
+
+        :param offset: what stands for the resume point there.
+        """
+        reached = self.lineage.seq(self._at.at)
+        # Above the end of the last batch that was begun, which no marker is behind (see :meth:`ahead`): what comes next
+        # must not be taken for what a table has already, nor for that batch.
+        lineage = self.lineage.then(offset.server, offset.at.file, max(reached, self._said["seq"]))
+        self._progress.write(offset, lineage, self.fence)
+        self._at, self.lineage = offset, lineage
+
+    @property
+    def _back(self) -> str:
+        return f"Point the connection at server {self._at.server} once more and run again, or start with a fresh sink"
+
+    def apply(self, manifest: dict[str, Any]) -> Applied:
+        """Apply one batch: every table, then the resume point. A batch that was applied before changes nothing.
+
+        :param manifest: what :meth:`StreamJob.stage` returned.
+        :raises TerminalError: if the batch begins behind the resume point: something would be missing.
+        """
+        start, end = Offset.from_json(manifest["start"]), replace(Offset.from_json(manifest["end"]), before_ddl=False)
+        if self._at.at < start.at:
+            raise TerminalError(
+                f"a batch begins at {start.at}, but the sink stands at {self._at.at}",
+                "Run the stream again: it starts from the sink's own resume point",
+            )
+        done: list[_Done] = []
+        if self._at.at < end.at:
+            end_seq = self.lineage.seq(end.at)
+            done = self._apply_tables(manifest["tables"], end, end_seq)
+            failpoint("progress.before_commit")
+            self._progress.write(end, self.lineage, self.fence)
+            failpoint("progress.after_commit")
+            self._at = end
+        self._clean(manifest)
+        # Not below 0: the clocks of two machines differ.
+        lags = np.empty(0)
+        if done:
+            lags = np.maximum(time.time() * 1000 - np.concatenate([one.stamps for one in done]) / 1000, 0)
+        operations: dict[int, Counter[str]] = {}
+        for one in done:
+            operations.setdefault(one.table, Counter()).update(one.operations)
+        return Applied(len(lags), lags, operations)
+
+    def _apply_tables(self, entries: Sequence[dict[str, Any]], end: Offset, end_seq: int) -> list[_Done]:
+        """Apply a batch to all of its tables.
+
+        Requests to an object store are slow, and many can be made at a time: there the tables are committed at the same
+        time. All of them are done, or have failed, when this ends.
+        """
+        tables = [list(found) for _, found in groupby(entries, lambda entry: entry["table"])]
+        if not tables:
+            return []
+        if astray := {entry["table"] for entry in entries} - {*self._plan.active}:
+            labels = ", ".join(sorted(self._plan.tables[index].label for index in astray))
+            raise TerminalError(f"a batch up to {end.at} has changes of {labels}, which are suspended", REPORT)
+        if not self._context.storage.remote:
+            self._say(end, end_seq)
+            return [done for found in tables for done in self._apply_entries(found, end_seq)]
+        with ThreadPoolExecutor(_AT_ONCE, "table") as pool:
+            said = pool.submit(carried(self._say), end, end_seq)
+            work = [pool.submit(carried(self._apply_entries), found, end_seq, said.result) for found in tables]
+        return [done for one in work for done in one.result()]
+
+    def _say(self, end: Offset, end_seq: int) -> None:
+        """Write down where a batch ends: so it is known, whatever happens, which transactions a table may hold."""
+        if end_seq > self._said["seq"]:
+            said = {"seq": end_seq, "end": end.to_json()}
+            write_json(self._context.storage, self._context.layout.batch, said)
+            self._said = said
+
+    def _apply_entries(
+        self, entries: Sequence[dict[str, Any]], end_seq: int, ready: Callable[[], None] = lambda: None
+    ) -> list[_Done]:
+        """Apply what a batch has for one table.
+
+        :param ready: returns when something may be committed.
+        """
+        done = []
+        for number, entry in enumerate(entries, 1):
+            changes = self._staging.changes(self._plan.tables[entry["table"]], entry["staged"])
+            ready()
+            # Where a TRUNCATE of the same table follows, the table is not at the end of the batch yet.
+            reached = end_seq if number == len(entries) else pc.max(changes[SEQ]).as_py() or 0
+            emptied = None if entry["emptied"] is None else Emptied(entry["emptied"], entry["emptied_at"])
+            with of_table(self._plan.tables[entry["table"]]):
+                self._apply_table(entry["table"], changes, reached, emptied)
+            counted = {one["values"]: one["counts"] for one in pc.value_counts(changes[OP]).to_pylist()}
+            done.append(_Done(entry["table"], changes[TS].cast(pa.int64()).to_numpy(), counted))
+        return done
+
+    def _clean(self, manifest: dict[str, Any]) -> None:
+        """Remove what is not needed any more of what was staged."""
+        used = {name for entry in manifest["tables"] for name in entry["staged"]}
+        for index, name in manifest["staged"]:
+            clean = self._staging.applied if name in used else self._staging.discard
+            clean(self._plan.tables[index], [name])
+
+    def _apply_table(self, index: int, changes: pa.Table, end_seq: int, emptied: Emptied | None) -> None:
+        table, held = self._plan.tables[index], self._coverage[index]
+        if not table.key:
+            self._count(index, changes, end_seq, emptied.seq if emptied else None)
+            return
+        if emptied is not None:
+            # Only rows from before the TRUNCATE go: a chunk with a later high watermark was read after it.
+            self._commit(index, lambda _: emptied, emptied.seq)
+        start = self._plan.start_seq(index)
+        newest = max([start, *held.high_watermarks])
+
+        def decide(markers: Markers) -> Upserted | None:
+            marker = markers.get(self._marker)
+            left = changes if marker is None else after(changes, marker)
+            last = last_changes(left, table.key)
+            if marker is None or marker < newest:  # still in handover; afterwards no key is looked up
+                with closing(connect(self._context.connect_args)) as connection:
+                    last = uncovered(connection, table, held.chunks, held.high_watermarks, start, last)
+            return Upserted(last) if last.num_rows else None
+
+        self._commit(index, decide, end_seq)
+
+    def _count(self, index: int, changes: pa.Table, end_seq: int, emptied: int | None) -> None:
+        """Apply changes to a table without a key. Nothing but the markers keeps a deletion from being done twice."""
+        table = self._plan.tables[index]
+        covered = max([self._plan.start_seq(index), *self._coverage[index].high_watermarks])
+
+        def decide(markers: Markers) -> Counted | None:
+            standing = max(covered, markers.get(self._marker) or 0)
+            since = emptied if emptied is not None and emptied > standing else 0
+            change = net(after(changes, standing), [c.name for c in table.copied])
+            return Counted(change, since) if change or since else None
+
+        with found_rows(table, self.lineage):
+            self._commit(index, decide, end_seq)
+
+    def _commit(self, index: int, decide: Decide, reached: int) -> None:
+        """One commit, which says how far the table is then; nothing if it is so far already."""
+        target = self.tables[index]
+
+        def due(markers: Markers) -> Change | None:
+            return decide(markers) if (markers.get(self._marker) or 0) < reached else None
+
+        failpoint("table.before_commit")
+        target.commit(due, {self._marker: reached}, self.fence)
+        failpoint("table.after_commit")
+        self._changed(index)

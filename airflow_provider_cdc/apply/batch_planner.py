@@ -1,0 +1,175 @@
+"""Finds where the next batch of the stream ends: with the transaction that fills a budget of bytes or of rows, and
+before a DDL that the stream has to follow.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from pymysql.connections import Connection
+
+from airflow_provider_cdc.model.definitions import Captured
+from airflow_provider_cdc.model.errors import OtherHistoryError, TransientError
+from airflow_provider_cdc.model.gtid import kind_of
+from airflow_provider_cdc.model.offset import Lineage, Offset, Position
+from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
+from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction
+from airflow_provider_cdc.mysql.binlog.events.xa import entry, parse_entry
+from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader
+from airflow_provider_cdc.mysql.binlog.walk.step import NEVER
+from airflow_provider_cdc.mysql.client.identity import binlog_end, identity, is_numbered, same_server
+from airflow_provider_cdc.mysql.client.indirect_writes import look_up
+from airflow_provider_cdc.mysql.positions.binlog_files import are_renamed
+
+#: Seconds between two looks whether there are changes.
+_LOOK_SECONDS = 0.1
+
+
+class BatchPlanner:
+    """Walks the binlog ahead of the batches; it counts rows and does not decode them.
+
+    :param connection: connection to the source.
+    :param open_at: opens a binlog stream at a position.
+    :param captured: captured tables; what may not happen to them stops the scan.
+    :param lineage: numbers the transactions.
+    :param tell_ddl: whether a batch ends before what changes the definition of a captured table, instead of an error.
+
+    ``full`` says whether the last batch ended because it was full: there is more behind it.
+    """
+
+    full = False
+
+    def __init__(
+        self,
+        connection: Connection[Any],
+        open_at: Callable[[Position], BinlogStream],
+        captured: Captured,
+        lineage: Lineage,
+        *,
+        tell_ddl: bool = False,
+    ) -> None:
+        self._connection = connection
+        self._binlog = BinlogReader(
+            open_at,
+            captured,
+            lineage,
+            count_only=True,
+            tell_ddl=tell_ddl,
+            # What leads to a suspended table is of no concern, until it was read again.
+            detours=lambda: look_up(connection, [name for name, found in captured.items() if not found.ended]),
+        )
+
+    def wait(self, start: Offset, seconds: float) -> bool:
+        """Wait until something is new.
+
+        :param start: up to where the binlog is known.
+        :param seconds: how long at most.
+        :returns: whether something is.
+        """
+        until = time.monotonic() + seconds
+        while binlog_end(self._connection) == start.at:
+            if (left := until - time.monotonic()) <= 0:
+                return False
+            time.sleep(min(_LOOK_SECONDS, left))
+        return True
+
+    def advance(self, start: Offset, max_bytes: int, max_rows: int = NEVER) -> Offset:
+        """End of the batch that begins at ``start``; ``start`` itself if nothing is new, or it stands before a DDL.
+
+        :param max_bytes: bytes of binlog after which the batch ends with the next transaction.
+        :param max_rows: changed rows of captured tables after which it does so, too.
+        """
+        same_server(identity(self._connection), start.server)
+        on = is_numbered(self._connection)  # looked at before the end: what comes behind that has GTIDs then
+        target = binlog_end(self._connection)
+        if target.file != start.at.file and are_renamed(self._connection, start.at):
+            raise TransientError(
+                f"the binlog files of the server have another name now, such as {target.file}, and were read up to "
+                f"{start.at}",
+                "Run again: GTIDs tell where to go on",
+            )
+        if target < start.at:
+            raise OtherHistoryError(f"the binlog of the server ends at {target}, and was read up to {start.at}")
+        if target == start.at or start.before_ddl:
+            return start
+        self._binlog.expect(start)
+        found = self._walk(start, target, on, max_bytes, max_rows)
+        if isinstance(found, Offset):
+            return found
+        # The DDL has been walked over, so what is before it is walked once more.
+        before = self._walk(start, found, on, max_bytes, max_rows) if start.at < found else start
+        assert isinstance(before, Offset)
+        return replace(before, before_ddl=True)
+
+    def _walk(self, start: Offset, target: Position, on: bool, max_bytes: int, max_rows: int) -> Offset | Position:
+        """Walk to the end of a batch, to a target at most.
+
+        :param on: whether all that is behind the target has GTIDs.
+        :returns: the end; or where a DDL begins that has to be followed.
+        """
+        kind: Any = kind_of(start.server)
+        gtids, held, at, size, rows = kind.parse(start.gtid_set), kind.parse(start.held), start.at, 0, 0
+        xa = {parse_entry(text)[0]: text for text in start.xa}
+        while at < target and size < max_bytes and rows < max_rows:
+            # The budget in the present file; behind its end it is looked at again.
+            end = min(target, Position(at.file, at.position + max_bytes - size))
+            for step in self._binlog.steps(at, end, max_rows - rows):
+                if step.item is not None and step.item.altered:
+                    return Position(step.item.file, step.item.start_position)
+                rows += step.rows
+                here = Position(step.file, step.position)
+                size += here.position - at.position if here.file == at.file else here.position
+                at = here
+                # The first offset of an older version may hold a few GTIDs from just behind its position.
+                if step.gtids:
+                    more = kind.parse(",".join(step.gtids))
+                    if start.began and (again := gtids.again(more)):
+                        raise OtherHistoryError(
+                            f"{again} is in the binlog of the server before {at}, and was read before"
+                        )
+                    gtids = gtids.union(more)
+                if step.item is not None:
+                    follow_xa(step.item, xa)
+                if held:
+                    held = held.without(step.gtids)
+        # Of an offset without it, the file's beginning is not taken for granted either.
+        began = self._binlog.begun.get(at.file, 0) if start.began or at.file != start.at.file else 0
+        numbered = on and (start.numbered or target <= at)
+        return Offset(start.server, at, str(gtids), tuple(sorted(xa.values())), str(held), began, numbered)
+
+    def pieces(self, start: Offset, max_bytes: int, max_rows: int, most: int, least_bytes: int) -> list[Offset]:
+        """Ends of the pieces of the batch that begins at ``start``, one behind the other; none if nothing is new.
+
+        :param max_bytes: as for :meth:`advance`, of the whole batch.
+        :param max_rows: likewise.
+        :param most: number of readers that they are for.
+        :param least_bytes: bytes of binlog that are worth a reader of their own.
+        """
+        found, target, at = list[Offset](), binlog_end(self._connection), start
+        there = target.position - start.at.position if target.file == start.at.file else max_bytes
+        size, rows = min(max_bytes, max(least_bytes, -(-min(there, max_bytes) // most))), -(-max_rows // most)
+        while len(found) < most and len(found) * size < max_bytes and (end := self.advance(at, size, rows)) != at:
+            found.append(end)
+            at = end
+        self.full = at.at < target and not at.before_ddl
+        return found
+
+    def close(self) -> None:
+        """Close the binlog stream and the connection."""
+        self._binlog.close()
+        self._connection.close()
+
+
+def follow_xa(transaction: Transaction, xa: dict[str, str]) -> None:
+    """Keep a list of open XA transactions up to date: entries by name.
+
+    One that ends and is not in the list was prepared before the list was begun: who reads its rows looks back.
+    """
+    if transaction.xa_prepared is not None:
+        start = Position(transaction.file, transaction.start_position) if transaction.prepared else None
+        xa[transaction.xa_prepared] = entry(transaction.xa_prepared, start)
+    if transaction.xa_finished is not None:
+        xa.pop(transaction.xa_finished, None)

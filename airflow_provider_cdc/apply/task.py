@@ -1,0 +1,374 @@
+"""The stream's work: pieces of batches, each a range of the binlog that is decoded and staged in the sink, by table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_provider_cdc.config.deletes import ALL_HARD, HARD, IGNORE, SOFT, Deletes
+from airflow_provider_cdc.ddl.indirect_writes import Detours
+from airflow_provider_cdc.model.definitions import Captured, by_table
+from airflow_provider_cdc.model.errors import OtherServerError, PurgedError, TerminalError, TransientError
+from airflow_provider_cdc.model.gtid import kind_of
+from airflow_provider_cdc.model.offset import Lineage, Offset, Position
+from airflow_provider_cdc.model.plan import Plan
+from airflow_provider_cdc.model.schema import SEQ, TableSchema
+from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
+from airflow_provider_cdc.mysql.binlog.events.xa import Prepared, parse_entry, read_prepared
+from airflow_provider_cdc.mysql.client.charsets import decoders
+from airflow_provider_cdc.mysql.client.indirect_writes import look_up
+from airflow_provider_cdc.mysql.client.session import connect
+from airflow_provider_cdc.sinks.files.layout import Layout, read_plan
+from airflow_provider_cdc.sinks.protocol import ChangeWriter, Sink, Staging
+from airflow_provider_cdc.sinks.storage.request_counts import Traffic, counting, summed
+from airflow_provider_cdc.sinks.storage.storage import Storage, read_json
+from airflow_provider_cdc.sinks.table_errors import of_table
+from airflow_provider_cdc.system.failpoints import failpoint
+
+if TYPE_CHECKING:
+    from airflow_provider_cdc.apply.batch_planner import BatchPlanner
+
+#: Bytes of rows in the binlog that are held as changes before they are written.
+_FLUSH_BYTES = 16 << 20
+#: The plan of the epoch that this process has worked for last.
+_PLANS: dict[tuple[str, str, int, int], Plan] = {}
+
+
+@dataclass(frozen=True)
+class StreamJob:
+    """What the stream's source and tasks need. Travels in a closure, with the password in it.
+
+    :param connect_args: pymysql.connect keyword arguments.
+    :param planner: (server id, replica uuid) of the planner.
+    :param readers: the same of each task that reads a piece of a batch.
+    :param lineage: numbers the transactions of the server that is read.
+    :param sink: where the changes are staged.
+    :param storage: where the plan is.
+    :param pipeline: name of the pipeline.
+    :param epoch: epoch of the stream.
+    :param max_batch_bytes: soft limit of a batch in bytes of binlog.
+    :param max_batch_rows: soft limit of a batch in changed rows.
+    :param zero_dates: ``source.zero_dates``.
+    :param piece_bytes: bytes of binlog that are worth a reader of their own.
+    :param deletes: ``sink.deletes``.
+    :param section: number of the epoch's section: one ends where a DDL has to be followed.
+    :param tell_ddl: whether it is, instead of an error.
+    :param only: index of the only table whose changes are wanted, if not all are.
+    :param share: name of the plan by which a table is read again as a whole: what is read by it no planner has walked
+        before. ``None`` for the pipeline's own plan.
+    """
+
+    connect_args: dict[str, Any]
+    planner: tuple[int, str]
+    readers: tuple[tuple[int, str], ...]
+    lineage: Lineage
+    sink: Sink
+    storage: Storage
+    pipeline: str
+    epoch: int
+    max_batch_bytes: int
+    max_batch_rows: int
+    zero_dates: str = "error"
+    piece_bytes: int = 16 << 20
+    deletes: Deletes = ALL_HARD
+    section: int = 0
+    tell_ddl: bool = False
+    only: int | None = None
+    share: str | None = None
+
+    def plan(self) -> Plan:
+        """The plan in the sink, as this section has found it: a process reads it once."""
+        key = (self.storage.location(), self.pipeline, self.epoch, self.section)
+        if self.share is not None:
+            plan = Plan.from_json(read_json(self.storage, self.share))
+        elif key in _PLANS:
+            plan = _PLANS[key]
+        else:
+            found = read_plan(self.storage, Layout(self.pipeline))
+            assert found is not None  # no phase begins without one
+            _PLANS.clear()
+            _PLANS[key] = plan = found
+        # Where the deleted row is kept as the delete's old image has it, that must have all of it.
+        return plan.with_zero_dates(self.zero_dates).with_whole_rows(lambda table: self.deletes.of(table) == SOFT)
+
+    def _open(self, at: Position, replica: tuple[int, str]) -> BinlogStream:
+        return BinlogStream(
+            self.connect_args,
+            server_id=replica[0],
+            replica_uuid=replica[1],
+            file=at.file,
+            position=at.position,
+            server=self.lineage.server,
+        )
+
+    def make_planner(self) -> BatchPlanner:
+        """BatchPlanner of this stream."""
+        from airflow_provider_cdc.apply.batch_planner import BatchPlanner  # compiled: not for drivers, as in slices.py
+
+        tables, connection = self._captured(self.plan()), connect(self.connect_args)
+        return BatchPlanner(
+            connection, lambda at: self._open(at, self.planner), tables, self.lineage, tell_ddl=self.tell_ddl
+        )
+
+    def _captured(self, plan: Plan) -> Captured:
+        found = plan.definitions_of(self.lineage)
+        return by_table(found if self.only is None else [found[self.only]])
+
+    def open_planner(self) -> tuple[BatchPlanner, dict[str, int]]:
+        """The same, and the requests to an object store that this took."""
+        with counting(Traffic()) as asked:
+            return self.make_planner(), asked.to_json()
+
+    def pieces(self, planner: BatchPlanner, start: Offset) -> list[Offset]:
+        """Ends of the pieces in which the next batch is read; none if nothing is new.
+
+        :raises TransientError: if the connection reaches another server now, or the file was purged.
+        """
+        with moved():
+            return planner.pieces(start, self.max_batch_bytes, self.max_batch_rows, len(self.readers), self.piece_bytes)
+
+    def stage(
+        self, start: Offset, end: Offset, attempt: str, reader: int = 0, before: Sequence[dict[str, int]] = ()
+    ) -> dict[str, Any]:
+        """Decode the transactions in (start, end].
+
+        The same range gives the same changes, however often it is read.
+
+        :param attempt: makes what this attempt stages differ from what others do.
+        :param reader: which of the ``readers`` this is.
+        :param before: requests to an object store that nobody has told of yet.
+        :returns: manifest: start, end, and for each table with changes its index, the names of what was staged, the
+            number of rows, and the ``_cdc_seq`` and time of the TRUNCATE after which they come; and all that was
+            staged, as index and name. A table has one such entry, unless its rows stay when it is truncated. And
+            ``asked``: the requests to an object store that this took.
+        :raises UnknownPrepareError: if an XA transaction is committed whose rows are not in the binlog any more.
+        :raises TransientError: if the connection reaches another server now, or the file was purged.
+        """
+        with moved(), counting(Traffic()) as asked:
+            manifest = self._stage(start, end, attempt, reader)
+        return {**manifest, "asked": summed([*before, asked.to_json()])}
+
+    def _stage(self, start: Offset, end: Offset, attempt: str, reader: int) -> dict[str, Any]:
+        # Compiled: not for drivers, as in slices.py.
+        from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader
+        from airflow_provider_cdc.mysql.positions.lookback import look_back
+
+        failpoint("batch.before_read")
+        plan = self.plan()
+        name = f"epoch-{self.epoch}/{self.lineage.seq(start.at)}-{attempt}"
+        outputs = _Outputs(self.sink.staging(), plan, name, self.deletes)
+
+        def write(changes: list[tuple[TableSchema, pa.RecordBatch]]) -> None:
+            # What the sink holds already, since the server before this one had committed it earlier.
+            done = [seq for seq, gtid in binlog.names().items() if gtid and gtid in held] if held else []
+            for table, batch in changes:
+                if table.fingerprint() != tables[table.id].newest.fingerprint():
+                    at = self.lineage.position(batch[SEQ][0].as_py())
+                    raise TerminalError.of_table(
+                        f"rows of {table.label} at {at} are of the definition before an ALTER: an XA transaction was "
+                        "prepared before it",
+                        table.label,
+                        place=str(at),
+                    )
+                rest = batch.filter(pc.invert(pc.is_in(batch[SEQ], pa.array(done, pa.int64())))) if done else batch
+                if rest.num_rows:
+                    outputs.of(table).add(rest)
+
+        def open_at(at: Position) -> BinlogStream:
+            return self._open(at, self.readers[reader])
+
+        tables = self._captured(plan)
+        read = [found.newest for found in tables.values() if not found.ended]
+        texts = decoders(lambda: closing(connect(self.connect_args)), read)
+        # One without rows may end here and be prepared again under its name: both offsets list it, and look the same.
+        ending = sorted(text for text in start.xa if text not in end.xa or parse_entry(text)[1] is None)
+        before = look_back(self.connect_args, start.server, tables, start.at)
+        prepared = Prepared(read_prepared(ending, open_at, tables), before.rows, tables)
+        held = kind_of(start.server).parse(start.held)
+        # What leads to captured tables the planner has looked up, which has walked here before.
+        detours = Detours if self.share is None else partial(_looked_up, self.connect_args, tables)
+        binlog = BinlogReader(open_at, tables, self.lineage, texts, named=bool(held), detours=detours)
+        try:
+            binlog.expect(start)
+            for step in binlog.steps(start.at, end.at):
+                if step.item is not None and held and step.item.gtid in held:
+                    prepared.follow(step.item)
+                elif step.item is not None:
+                    seq = self.lineage.seq(Position(step.file, step.position))
+                    if step.item.emptied is not None:
+                        write(binlog.take())
+                        outputs.empty(tables[step.item.emptied].newest, seq, step.item.commit_us)
+                    for _ in binlog.add(prepared.visible(step.item), seq, step.item.commit_us):
+                        write(binlog.take())
+                if binlog.held >= _FLUSH_BYTES:
+                    # The one that a batch ends with lies in the file in which that ends.
+                    is_last = step.file == end.at.file and step.is_beyond(start.at, self.max_batch_bytes)
+                    write(binlog.take(end.at if is_last else None))
+            write(binlog.take())
+        finally:
+            binlog.close()
+        outputs.close()
+        failpoint("batch.after_read")
+        return {"start": start.to_json(), "end": end.to_json(), **outputs.manifest()}
+
+
+def _looked_up(connect_args: dict[str, Any], tables: Captured) -> Detours | None:
+    with closing(connect(connect_args)) as connection:
+        return look_up(connection, tables)
+
+
+@contextmanager
+def moved() -> Iterator[None]:
+    """What is a matter for the next epoch: it may be able to go on at another server, or behind purged files."""
+    try:
+        yield
+    except PurgedError as error:
+        raise TransientError(error.message, "Run again: the next epoch continues if nothing is missing") from None
+    except OtherServerError as error:
+        raise TransientError(
+            error.message, "Run again: the next epoch continues there if GTIDs prove that it can"
+        ) from None
+
+
+def together(manifests: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One manifest for those of the pieces of a batch.
+
+    :raises TerminalError: if they do not lie one behind the other.
+    """
+    manifests = sorted(manifests, key=lambda m: Offset.from_json(m["start"]).at)
+    tables: dict[int, list[dict[str, Any]]] = {}
+    end = manifests[0]["start"]
+    for manifest in manifests:
+        if manifest["start"] != end:
+            raise TerminalError(
+                f"a piece of a batch begins at {Offset.from_json(manifest['start']).at}, and the one before it ends at "
+                f"{Offset.from_json(end).at}",
+                "Run the stream again: it starts from the sink's own resume point",
+            )
+        end = manifest["end"]
+        for entry in manifest["tables"]:
+            before = tables.setdefault(entry["table"], [])
+            if before and entry["emptied"] is None:
+                last = before[-1]
+                added = {"staged": last["staged"] + entry["staged"], "rows": last["rows"] + entry["rows"]}
+                before[-1] = last | added
+                continue
+            if not entry["kept"]:
+                before.clear()
+            before.append(entry)
+    return {
+        "start": manifests[0]["start"],
+        "end": end,
+        "tables": [entry for i in sorted(tables) for entry in tables[i]],
+        "staged": [name for manifest in manifests for name in manifest["staged"]],
+        "asked": summed(manifest["asked"] for manifest in manifests),
+    }
+
+
+class _Output:
+    """What a piece has of one table.
+
+    :param truncated: ``_cdc_seq`` and time of the TRUNCATE after which it comes, if there is one.
+    :param kept: whether what was before that stays.
+    """
+
+    def __init__(
+        self,
+        table: TableSchema,
+        name: str,
+        writer: ChangeWriter,
+        truncated: tuple[int, int] | None = None,
+        *,
+        kept: bool = False,
+    ) -> None:
+        self._table, self.name, self._writer = table, name, writer
+        self.truncated, self.kept = truncated, kept
+        self.rows = 0
+
+    def add(self, changes: pa.RecordBatch) -> None:
+        """Write changes."""
+        self.rows += changes.num_rows
+        with of_table(self._table):
+            self._writer.add(changes)
+
+    def empty(self, truncated: tuple[int, int]) -> None:
+        """The table is empty here: what came before does not count any more."""
+        with of_table(self._table):
+            self._writer.empty()
+        self.rows, self.truncated = 0, truncated
+
+    def close(self) -> None:
+        """Write what is left."""
+        with of_table(self._table):
+            self._writer.close()
+
+    def manifest(self, index: int) -> dict[str, Any]:
+        """Its entry in the manifest."""
+        emptied, at = self.truncated or (None, None)
+        return {
+            "table": index,
+            "staged": [self.name],
+            "rows": self.rows,
+            "emptied": emptied,
+            "emptied_at": at,
+            "kept": self.kept,
+        }
+
+
+class _Outputs:
+    """What a piece has of each table that has changes in it.
+
+    :param name: makes what this attempt at the piece stages differ from everything else.
+    :param deletes: what becomes of rows that are deleted in the source.
+    """
+
+    def __init__(self, staging: Staging, plan: Plan, name: str, deletes: Deletes) -> None:
+        self._staging, self._plan, self._name, self._deletes = staging, plan, name, deletes
+        self._numbers = {t.id: i for i, t in enumerate(plan.tables)}
+        self._found: dict[int, list[_Output]] = {}
+
+    def of(self, table: TableSchema) -> _Output:
+        """That of one table."""
+        index = self._numbers[table.id]
+        return self._found[index][-1] if index in self._found else self._begin(index)
+
+    def empty(self, table: TableSchema, seq: int, at: int) -> None:
+        """A table is truncated here.
+
+        :param seq: ``_cdc_seq`` of the TRUNCATE.
+        :param at: its commit time, in microseconds.
+        """
+        how = self._deletes.of(table)
+        if how == HARD:
+            self.of(table).empty((seq, at))
+        elif how != IGNORE:  # what was before must be applied first: it stays
+            self._begin(self._numbers[table.id], (seq, at), kept=True)
+
+    def _begin(self, index: int, truncated: tuple[int, int] | None = None, *, kept: bool = False) -> _Output:
+        before = self._found.setdefault(index, [])
+        name = f"{self._name}-{index}" + (f"-{len(before)}" if before else "")
+        table = self._plan.tables[index]
+        with of_table(table):
+            writer = self._staging.writer(table, name)
+        before.append(_Output(table, name, writer, truncated, kept=kept))
+        return before[-1]
+
+    def close(self) -> None:
+        """Write what is left."""
+        for index in self._found:
+            for output in self._found[index]:
+                output.close()
+
+    def manifest(self) -> dict[str, Any]:
+        """Its part of the manifest."""
+        found = [(i, output) for i in sorted(self._found) for output in self._found[i]]
+        return {
+            "tables": [o.manifest(i) for i, o in found if o.rows or o.truncated],
+            "staged": [[i, o.name] for i, o in found],
+        }

@@ -1,0 +1,1 @@
+"""A chunk group: its tasks, its Spark job, its manifest, and its publication."""

@@ -1,0 +1,399 @@
+"""What the sink says of chunk groups: which attempt of each is published, and what that attempt holds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, cast
+
+from airflow_provider_cdc.model.errors import TerminalError
+from airflow_provider_cdc.model.offset import Lineage, Offset, Position
+from airflow_provider_cdc.model.plan import Chunk, Plan, slices
+from airflow_provider_cdc.runtime.run_context import Context
+from airflow_provider_cdc.sinks.files.notes import Notes
+from airflow_provider_cdc.sinks.files.parquet import DataFile
+from airflow_provider_cdc.sinks.protocol import Fence, Markers, Published, SinkTable
+from airflow_provider_cdc.sinks.storage.storage import read_json, read_whole_json, write_json, write_json_once
+from airflow_provider_cdc.system.failpoints import failpoint
+
+if TYPE_CHECKING:
+    from airflow_provider_cdc.state import ChunkResult, Store
+
+#: Names of manifests: that of an attempt in the group's folder, and that of a slice.
+_ATTEMPT, _SLICE = re.compile(r"attempt-(\d+)\.json"), re.compile(r"/slice-\d+\.json$")
+
+#: Revisions of one table in one snapshot: a fence holds the snapshot's generation and the table's revision.
+_REVISIONS = 1_000_000
+
+
+@dataclass(frozen=True)
+class TaskRequest:
+    """What a scheduler's task wants of its group: it is read once for each request.
+
+    :param task: identity of the task, the same for all its tries.
+    :param number: another one as soon as somebody clears the task, and the same for its retries.
+    """
+
+    task: str
+    number: int
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What the snapshot of one table holds, as the winning attempts' manifests say.
+
+    :param chunks: chunks of the table in key order.
+    :param high_watermarks: ``_cdc_seq`` of the HW of each.
+    :param rows: rows that the snapshot wrote.
+    :param files: the binlog files of the high watermarks: base of the segment, name, and when the server had begun it.
+    """
+
+    chunks: tuple[Chunk, ...]
+    high_watermarks: tuple[int, ...]
+    rows: int
+    files: frozenset[tuple[int, str, int]] = frozenset()
+
+
+def generation_fence(plan: Plan, table: int, revision: int | None = None) -> Fence:
+    """Fence that keeps jobs of an older snapshot, or of an older definition of the table, out of it.
+
+    :param table: index of the table.
+    :param revision: its revision, if not the one that it has.
+    :raises TerminalError: where the number would be one of the next snapshot.
+    """
+    revision = plan.revision(table) if revision is None else revision
+    if revision >= _REVISIONS:
+        label = plan.tables[table].label
+        raise TerminalError(
+            f"table {label} was read again {revision:,} times, and there is no number for the next time",
+            "Copy it again: start with a fresh sink.path (or remove the old one)",
+            table=label,
+        )
+    return Fence(f"cdc/{plan.pipeline}/generation", plan.generation * _REVISIONS + revision)
+
+
+def group_marker(plan: Plan, group: int) -> str:
+    """Name of the marker of a group's commit; its value is the attempt that won."""
+    return f"cdc/{plan.pipeline}/{plan.generation}/group/{group}"
+
+
+def targets(context: Context, plan: Plan) -> list[SinkTable]:
+    """Tables of the sink, in the plan's order."""
+    sink = context.sink
+    return [sink.table(table) for table in plan.tables]
+
+
+def coverage(context: Context, plan: Plan, tables: Sequence[SinkTable]) -> list[Coverage] | None:
+    """What the snapshot holds, a table each; ``None`` if it is not complete.
+
+    :raises TerminalError: if the manifest of a published attempt is missing.
+    """
+    won = published_attempts(plan, tables)
+    if won is None:
+        return None
+    marks: dict[int, int] = {}
+    rows = [0] * len(tables)
+    files: list[set[tuple[int, str, int]]] = [set() for _ in tables]
+    for group, attempts in won.items():
+        for attempt, concerned in attempts.items():
+            for manifest in Group(context, plan, group).manifest(attempt):
+                if manifest["table"] in concerned:
+                    rows[manifest["table"]] += manifest["file"]["rows"]
+                    segment = numbering(plan, manifest)
+                    files[manifest["table"]] |= {
+                        (segment.base, *known) for known in manifest.get("binlogs", {}).items()
+                    }
+                    for chunk in manifest["chunks"]:
+                        marks[chunk["no"]] = segment.seq(Position.from_json(chunk["hw"]))
+    chunks: list[list[Chunk]] = [[] for _ in tables]
+    for planned in plan.chunks:
+        chunks[planned.table].append(planned)
+    return [
+        Coverage(tuple(mine), tuple(marks[c.no] for c in mine), count, frozenset(known))
+        for mine, count, known in zip(chunks, rows, files, strict=True)
+    ]
+
+
+def published_attempts(plan: Plan, tables: Sequence[SinkTable]) -> dict[int, dict[int, set[int]]] | None:
+    """Tables by the attempt that is published in them, a group each; ``None`` if the snapshot is not complete."""
+    won: dict[int, dict[int, set[int]]] = {}
+    for index in plan.active:
+        found = published_in(plan, index, tables[index])
+        if found is None:
+            return None
+        for group, attempt in found.items():
+            won.setdefault(group, {}).setdefault(attempt, set()).add(index)
+    return won
+
+
+def published_in(plan: Plan, index: int, target: SinkTable) -> dict[int, int] | None:
+    """The attempt of each of its groups that is published in a table; ``None`` if one lacks, or the table does.
+
+    :param index: index of the table, and ``target``: its copy.
+    """
+    if not target.exists():
+        return None
+    markers = target.markers()
+    found = {group: markers.get(group_marker(plan, group)) for group in plan.groups_of(index)}
+    known = {group: attempt for group, attempt in found.items() if attempt is not None}
+    return known if len(known) == len(found) else None
+
+
+def numbering(plan: Plan, entry: Mapping[str, Any]) -> Lineage:
+    """The segment whose server the positions of a manifest's entry are of, and which numbers them."""
+    return Lineage.from_json(entry["lineage"]) if "lineage" in entry else plan.lineage.newest
+
+
+def since_of(plan: Plan, entry: Mapping[str, Any]) -> Offset:
+    """The resume point before the file of a manifest's entry was read: what it lacks stands behind it."""
+    return Offset.from_json(entry["since"]) if "since" in entry else plan.p0
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What attempts of a group hold.
+
+    :param files: entries of the manifests.
+    :param chunks: the chunks in them, with ``bytes`` added.
+    :param rows: rows in the files.
+    :param min_lw: lowest low watermark.
+    :param max_hw: highest high watermark.
+    """
+
+    files: tuple[dict[str, Any], ...]
+    chunks: tuple[dict[str, Any], ...]
+    rows: int
+    min_lw: Position
+    max_hw: Position
+
+    @property
+    def corrected(self) -> int:
+        """Keys that the backfill inserted, replaced or deleted."""
+        return sum(int(c["corrected"]) for c in self.chunks)
+
+
+@dataclass(frozen=True)
+class Group:
+    """One chunk group of a plan, as the sink has it.
+
+    :param number: its number.
+    :param opened: sink tables of all tables of the plan, if the caller has them open.
+    """
+
+    context: Context
+    plan: Plan
+    number: int
+    opened: Sequence[SinkTable] = ()
+
+    @cached_property
+    def chunks(self) -> list[Chunk]:
+        """Its chunks, table by table, in key order."""
+        return self.plan.groups()[self.number]
+
+    @cached_property
+    def slices(self) -> list[tuple[Chunk, ...]]:
+        """Its chunks by the file that they share."""
+        return slices(self.chunks)
+
+    @cached_property
+    def tables(self) -> dict[int, SinkTable]:
+        """Sink tables that it concerns, by their index in the plan."""
+        concerned, sink = sorted({c.table for c in self.chunks}), self.context.sink
+        return {i: self.opened[i] if self.opened else sink.table(self.plan.tables[i]) for i in concerned}
+
+    @property
+    def marker(self) -> str:
+        """Name of its marker."""
+        return group_marker(self.plan, self.number)
+
+    def markers(self) -> dict[int, int]:
+        """The published attempt of each table that has one."""
+        found = {index: target.markers().get(self.marker) for index, target in self.tables.items()}
+        return {index: attempt for index, attempt in found.items() if attempt is not None}
+
+    def published(self) -> int | None:
+        """The lowest attempt that is published in a table; ``None`` while a table has none."""
+        found = self.markers()
+        return min(found.values()) if len(found) == len(self.tables) else None
+
+    def newest_attempt(self) -> int:
+        """Highest attempt that left anything: a lost bookkeeping database must not count from 1 again."""
+        return max([*self._complete(), *(attempt for attempt, _ in self._left())], default=0)
+
+    def has_manifest(self) -> bool:
+        """Whether an attempt was complete, so that it may have been published."""
+        return any(True for _ in self._complete())
+
+    def complete_attempts(self) -> int:
+        """How many attempts were read to their end."""
+        return sum(1 for _ in self._complete())
+
+    def _complete(self) -> Iterator[int]:
+        """Attempts that have a manifest."""
+        folder = self.context.layout.group(self.plan.generation, self.number)
+        for name, _ in self.context.storage.list(folder):
+            if found := _ATTEMPT.fullmatch(name.removeprefix(f"{folder}/")):
+                yield int(found[1])
+
+    def _left(self) -> Iterator[tuple[int, str]]:
+        """What attempts have left in the folders of tables: attempt and name of each file."""
+        layout, plan = self.context.layout, self.plan
+        for folder in (layout.slices(plan.tables[i], plan.generation, self.number) for i in self.tables):
+            for name, _ in self.context.storage.list(folder):
+                attempt = name.removeprefix(f"{folder}/").partition("/")[0]
+                if attempt.isdigit():
+                    yield int(attempt), name
+
+    def manifest(self, attempt: int) -> list[dict[str, Any]]:
+        """Manifest of an attempt that is published or staged: one entry a file.
+
+        :raises TerminalError: if it is missing.
+        """
+        name = self.context.layout.attempt(self.plan.generation, self.number, attempt)
+        listed: list[dict[str, Any]] | None = read_json(self.context.storage, name)
+        if listed is None:
+            raise TerminalError(
+                f"the manifest {self.context.storage.location(name)} of a published chunk group is missing",
+                "Restore it, or start with a fresh sink.path (or remove the old one)",
+            )
+        return listed
+
+    def write_manifest(self, attempt: int, entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Write the manifest of an attempt, once: two that were given the same number publish the same files.
+
+        :param entries: one a file.
+        :returns: what stands.
+        """
+        name = self.context.layout.attempt(self.plan.generation, self.number, attempt)
+        write_json_once(self.context.storage, name, entries)
+        return self.manifest(attempt)
+
+    def publish(self, attempt: int, entries: Sequence[dict[str, Any]]) -> None:
+        """Write an attempt's manifest, then one commit a table. The first attempt whose marker stands has won.
+
+        :param entries: of the manifest, one a file.
+        """
+        entries = self.write_manifest(attempt, entries)
+        for index in sorted({entry["table"] for entry in entries}):
+            files = [DataFile(**entry["file"]) for entry in entries if entry["table"] == index]
+
+            def decide(markers: Markers, files: list[DataFile] = files) -> Published | None:
+                return Published(files) if markers.get(self.marker) is None else None
+
+            failpoint("group.before_commit")
+            self.tables[index].commit(decide, {self.marker: attempt}, generation_fence(self.plan, index))
+            failpoint("group.after_commit")
+
+    def notes(self, attempt: int) -> Notes:
+        """The notes between driver and readers of an attempt."""
+        layout = self.context.layout
+        return Notes(self.context.storage, layout.notes(self.plan.generation, self.number, attempt))
+
+    def finished_before(self, request: TaskRequest) -> bool | None:
+        """Whether the group was finished for this request already, rather than for an earlier one of the same task.
+
+        :returns: ``None`` if it was never finished for the task.
+        """
+        found = read_whole_json(self.context.storage, self._request(request))
+        return None if found is None else found["request"] == request.number
+
+    def note_finished(self, request: TaskRequest | None) -> None:
+        """Write down that the group is finished for a request: in the sink, since the bookkeeping may be lost."""
+        if request is not None and not self.finished_before(request):
+            write_json(self.context.storage, self._request(request), {"task": request.task, "request": request.number})
+
+    def _request(self, request: TaskRequest) -> str:
+        return self.context.layout.request(self.plan.generation, self.number, request.task)
+
+    def finished_slices(self, above: int = 0) -> list[tuple[int, str]]:
+        """Attempt and name of the manifest of each finished slice.
+
+        :param above: only of attempts above this one.
+        """
+        return sorted((attempt, name) for attempt, name in self._left() if attempt > above and _SLICE.search(name))
+
+    def finished(self, above: int = 0) -> dict[int, tuple[int, dict[str, Any]]]:
+        """Attempt and manifest of finished slices by number; a later attempt's stands before an earlier one's.
+
+        :param above: only of attempts above this one.
+        """
+        found: dict[int, tuple[int, dict[str, Any]]] = {}
+        for attempt, name in self.finished_slices(above):
+            manifest = read_whole_json(self.context.storage, name)
+            no = manifest["slice"] if manifest and self._is_whole(manifest) else None
+            if no is not None and attempt >= found.get(no, (0, {}))[0]:
+                found[no] = attempt, manifest
+        return found
+
+    def _is_whole(self, manifest: Mapping[str, Any]) -> bool:
+        """Whether a slice is what its manifest says, and that is what the plan asks for."""
+        chunks, table = self.slices[manifest["slice"]], self.plan.tables[manifest["table"]]
+        begin, seq = since_of(self.plan, manifest).at, numbering(self.plan, manifest).seq
+        return (
+            [c["no"] for c in manifest["chunks"]] == [c.no for c in chunks]
+            and manifest["fingerprint"] == table.fingerprint()
+            # After a DDL nothing counts that was read before it.
+            and all(
+                begin <= low <= high and self.plan.start_seq(manifest["table"]) <= seq(low)
+                for low, high in map(watermarks_of, manifest["chunks"])
+            )
+            and sum(c["rows"] for c in manifest["chunks"]) == manifest["file"]["rows"]
+            and self.tables[manifest["table"]].staged(DataFile(**manifest["file"]))
+        )
+
+    def totals(self, attempts: Mapping[int, int]) -> Totals:
+        """What attempts hold.
+
+        :param attempts: the attempt of each table, such as :meth:`markers`.
+        """
+        listed = [
+            (attempt, entry)
+            for attempt in set(attempts.values())
+            for entry in self.manifest(attempt)
+            if attempts.get(entry["table"]) == attempt
+        ]
+        chunks = tuple(row for attempt, entry in listed for row in chunk_rows(attempt, entry))
+        marks = [
+            (numbering(self.plan, entry).seq(at), at)
+            for _, entry in listed
+            for chunk in entry["chunks"]
+            for at in watermarks_of(chunk)
+        ]
+        (_, low), (_, high) = (pick(marks, default=(0, self.plan.p0.at)) for pick in (min, max))
+        return Totals(
+            tuple(entry for _, entry in listed), chunks, sum(entry["file"]["rows"] for _, entry in listed), low, high
+        )
+
+    def adopt(self, store: Store, seen: int) -> None:
+        """Bring the bookkeeping up to what the sink says of a published group.
+
+        :param seen: attempt that the caller has read in the bookkeeping.
+        """
+        plan, published = self.plan, self.markers()
+        held, attempt = self.totals(published), max(published.values())
+        store.chunks_done(plan.pipeline, plan.generation, results(held.chunks))
+        failpoint("books.after_chunks")
+        low, high = held.min_lw.to_json(), held.max_hw.to_json()
+        store.adopt_group(plan.pipeline, plan.generation, self.number, seen, attempt, held.rows, low, high)
+
+
+def watermarks_of(chunk: Mapping[str, Any]) -> tuple[Position, Position]:
+    """Low and high watermark of a manifest's chunk."""
+    return Position.from_json(chunk["lw"]), Position.from_json(chunk["hw"])
+
+
+def chunk_rows(attempt: int, manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Chunks of a file with their share of its bytes.
+
+    :param attempt: the attempt that they count for.
+    """
+    size, rows = manifest["file"]["size"], max(1, manifest["file"]["rows"])
+    return [{**c, "attempt": attempt, "bytes": size * c["rows"] // rows} for c in manifest["chunks"]]
+
+
+def results(chunks: Sequence[Mapping[str, Any]]) -> list[ChunkResult]:
+    """Chunks as the bookkeeping takes them."""
+    names = ("no", "attempt", "lw", "hw", "rows", "bytes", "corrected", "seconds")
+    return [cast("ChunkResult", tuple(c[name] for name in names)) for c in chunks]

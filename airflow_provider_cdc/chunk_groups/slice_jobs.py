@@ -1,0 +1,57 @@
+"""What reads the slices of a chunk group, and by which of the pipeline's server ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from airflow_provider_cdc.chunk_groups.groups import Group
+from airflow_provider_cdc.chunk_groups.task import SnapshotJob
+from airflow_provider_cdc.model import server_id_slots as slots
+from airflow_provider_cdc.model.offset import Lineage, Offset
+from airflow_provider_cdc.model.staged_read import FIRST_READING
+from airflow_provider_cdc.mysql.positions.binlog_files import OpenAt, open_to_end
+from airflow_provider_cdc.runtime.run_context import Context
+
+
+def job_of(
+    work: Group, attempt: int, missing: Sequence[int], since: Offset, lineage: Lineage, reading: int = 0
+) -> SnapshotJob:
+    """The job that reads slices of a group.
+
+    :param missing: numbers of the slices.
+    :param since: the resume point, and ``lineage``: by which its server's transactions are numbered.
+    :param reading: number of the reading, if the group was read before.
+    """
+    context = work.context
+    return SnapshotJob(
+        connect_args=dict(context.connect_args),
+        replicas=replicas(context, work.number, attempt, len(missing)),
+        sink=context.sink,
+        storage=context.storage,
+        layout=context.layout,
+        generation=work.plan.generation,
+        group=work.number,
+        attempt=attempt,
+        missing=tuple(missing),
+        limits=context.pipeline.snapshot.limits,
+        zero_dates=context.pipeline.source.zero_dates,
+        lineage=lineage.newest,
+        since=since,
+        reading=reading,
+    )
+
+
+def replicas(context: Context, group: int, attempt: int, missing: int) -> tuple[tuple[tuple[int, str], ...], ...]:
+    """Replication server id and uuid of each copy of each worker of an attempt."""
+    parallelism = context.pipeline.snapshot.parallelism
+    if group < FIRST_READING:
+        workers = slots.workers(group, attempt, parallelism)
+    else:
+        workers = slots.reading_workers(group - FIRST_READING, parallelism)
+    return tuple(tuple(map(context.pipeline.replica, copies)) for copies in workers[: max(1, missing)])
+
+
+def opener(context: Context, group: int, attempt: int) -> OpenAt:
+    """Opens the binlog before the workers of an attempt do, as one of them."""
+    return partial(open_to_end, context.connect_args, *replicas(context, group, attempt, 1)[0][0])

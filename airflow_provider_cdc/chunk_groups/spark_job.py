@@ -1,0 +1,44 @@
+"""A Spark job for each chunk group: one task a worker. Rows never pass through the JVM, only manifests do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_cdc.chunk_groups.task import Runner, SnapshotJob
+from airflow_provider_cdc.model.errors import CdcError, pack
+from airflow_provider_cdc.spark.session import spark_errors, told_of_waiting
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def run_on_spark(spark: SparkSession, tell: Callable[[str], None]) -> Runner:
+    """Runner that makes one Spark job of a group, one task a worker.
+
+    :param tell: gets a line if Spark waits for executors.
+    """
+
+    def run(job: SnapshotJob) -> list[dict[str, Any]]:
+        def task(batches: Iterable[Any]) -> Iterator[Any]:
+            import pyarrow as pa
+            from pyspark import TaskContext
+
+            context = TaskContext.get()
+            copy = context.attemptNumber() if context else 0
+            for batch in batches:
+                for worker in batch.column(0).to_pylist():
+                    try:
+                        for manifest in job.read(worker, copy):
+                            yield pa.RecordBatch.from_pydict({"manifest": [json.dumps(manifest)]})
+                    except CdcError as error:
+                        # Spark reports a Python traceback; the error's own words travel inside of it.
+                        raise RuntimeError(pack(error)) from None
+
+        workers = len(job.replicas)
+        frame = spark.range(0, workers, 1, workers).mapInArrow(task, "manifest string")
+        with spark_errors(), told_of_waiting(spark, tell):
+            return [json.loads(row["manifest"]) for row in frame.collect()]
+
+    return run

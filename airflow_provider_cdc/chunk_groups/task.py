@@ -1,0 +1,260 @@
+"""The snapshot's work: slices of a chunk group, each staged in the sink, with its manifest in a file of its own.
+
+Spark may run a task more than once, one copy after the other or at the same time: after a failure, speculatively, or
+because it takes an executor for lost that goes on working. So every copy stages rows of its own, and a slice's
+manifest is written only once: what it names is the slice, whatever other copies do before or after.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_cdc.config.load_limits import Limits
+from airflow_provider_cdc.model.definitions import by_table
+from airflow_provider_cdc.model.offset import Lineage, Offset, Position
+from airflow_provider_cdc.model.plan import Chunk, Plan, slices
+from airflow_provider_cdc.model.schema import TableSchema
+from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
+from airflow_provider_cdc.mysql.client.catalog import same_definition
+from airflow_provider_cdc.mysql.client.charsets import decoders
+from airflow_provider_cdc.mysql.client.session import connect
+from airflow_provider_cdc.mysql.client.throttle import Throttle
+from airflow_provider_cdc.mysql.positions.binlog_files import with_beginning
+from airflow_provider_cdc.mysql.positions.watermark import watermarks
+from airflow_provider_cdc.sinks.files.layout import Layout
+from airflow_provider_cdc.sinks.files.notes import Notes
+from airflow_provider_cdc.sinks.files.parquet import DataFile
+from airflow_provider_cdc.sinks.protocol import Sink
+from airflow_provider_cdc.sinks.storage.request_counts import Traffic, counting
+from airflow_provider_cdc.sinks.storage.storage import Storage, read_json, write_json_once
+from airflow_provider_cdc.system.failpoints import failpoint
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from airflow_provider_cdc.mysql.chunks.window_reader import WindowReader
+
+
+@dataclass(frozen=True)
+class SnapshotJob:
+    """What tasks need to read slices of one attempt of a group.
+
+    It travels in a closure, with the password in it. Spark writes large closures to disk, so it stays small: what the
+    tasks have to know of tables and chunks they read from the group's share of the plan in the sink.
+
+    :param connect_args: pymysql.connect keyword arguments.
+    :param replicas: for each worker (server id, replica uuid) of each copy of its task that may be at work at the same
+        time.
+    :param sink: where the rows go.
+    :param storage: where plan and manifests are.
+    :param layout: names in it.
+    :param generation: number of the snapshot.
+    :param group: number of the chunk group.
+    :param attempt: number of the attempt.
+    :param missing: numbers of the slices to read.
+    :param limits: what all workers together may ask of the server.
+    :param zero_dates: ``source.zero_dates``.
+    :param lineage: numbers the transactions of the server that is read: the newest segment, by itself.
+    :param since: the resume point before the reading began: what the files lack stands behind it.
+    :param reading: number of the reading, where something is read that was read before; else 0.
+    """
+
+    connect_args: dict[str, Any]
+    replicas: tuple[tuple[tuple[int, str], ...], ...]
+    sink: Sink
+    storage: Storage
+    layout: Layout
+    generation: int
+    group: int
+    attempt: int
+    missing: tuple[int, ...]
+    limits: Limits
+    zero_dates: str
+    lineage: Lineage
+    since: Offset
+    reading: int
+
+    def read(self, worker: int, copy: int = 0) -> Iterator[dict[str, Any]]:
+        """Read a worker's share of the slices, one after the other. Those that another copy has finished are not read.
+
+        :param worker: number of the worker, from 0.
+        :param copy: how many copies of this worker were started before.
+        :returns: the manifests of the finished slices, each with ``asked``: the requests to an object store since the
+            one before.
+        """
+        with counting(Traffic()) as asked:
+            reader = _Worker(self, worker, copy)
+        with closing(reader):
+            for no in self.missing[worker :: len(self.replicas)]:
+                with counting(asked):
+                    manifest = reader.slice(no)
+                yield manifest | {"asked": asked.to_json()}
+                asked = Traffic()
+
+    def manifest(self, table: TableSchema, no: int) -> str:
+        """Name of the manifest of a slice, which is there when the slice is finished."""
+        return self.layout.slice(table, self.generation, self.group, self.attempt, no)
+
+
+class _Worker:
+    """Reads slices with one connection and one replication server id, with which only one stream of binlog may be open.
+
+    :param job: the job; ``worker`` and ``copy`` as in :meth:`SnapshotJob.read`.
+    """
+
+    def __init__(self, job: SnapshotJob, worker: int, copy: int) -> None:
+        # Compiled, and so 100 MB of memory, which the driver does not need.
+        from airflow_provider_cdc.mysql.chunks.keyless import pieces
+
+        self._pieces = pieces
+        layout, storage = job.layout, job.storage
+        copies = job.replicas[worker]
+        self._job, self._replica = job, copies[copy % len(copies)]
+        share = read_json(storage, layout.share(job.generation, job.group))
+        self._plan = Plan.from_json(share).with_zero_dates(job.zero_dates)
+        self._slices = slices(self._plan.chunks)
+        notes = Notes(storage, layout.notes(job.generation, job.group, job.attempt))
+        self._stopped = notes.check
+        self._connection = connect(job.connect_args)
+        limits = job.limits.share(len(job.replicas))
+        self._throttle = Throttle(self._connection, limits, lambda why: notes.pause(worker, why))
+        self._marks = watermarks(self._connection, job.lineage.server)
+        self._windows: WindowReader | None = None
+        self._begun: dict[str, int] = {}
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._close_windows()
+        self._connection.close()
+
+    def slice(self, no: int) -> dict[str, Any]:
+        """Manifest of a slice, which is read unless another copy has finished it."""
+        chunks = self._slices[no]
+        table = self._plan.tables[chunks[0].table]
+        name = self._job.manifest(table, no)
+        found: dict[str, Any] | None = read_json(self._job.storage, name)
+        if found is None:
+            found = self._read(table, no, chunks, name)
+        return found
+
+    def _read(self, table: TableSchema, no: int, chunks: Sequence[Chunk], name: str) -> dict[str, Any]:
+        job, target = self._job, self._job.sink.table(table)
+        done: list[dict[str, Any]] = []
+        started = time.time()
+        failpoint("file.before_write")
+        place = f"{job.generation}/{job.group}/{job.attempt}/slice-{no:05d}-{uuid.uuid4().hex[:12]}"
+        file = target.stage(place, self._rows(table, chunks, done))
+        try:
+            failpoint("file.after_write")
+            same_definition(self._connection, table, Position.from_json(done[-1]["hw"]))
+            manifest = self._manifest(table, no, file, done) | {"began": round(started, 3)}
+        except BaseException:
+            target.discard(file)
+            raise
+        if not write_json_once(job.storage, name, manifest):  # another copy was faster: its file is the slice
+            target.discard(file)
+            manifest = read_json(job.storage, name)
+        failpoint("manifest.after_write")
+        return manifest
+
+    def _manifest(self, table: TableSchema, no: int, file: DataFile, done: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "slice": no,
+            "table": self._slices[no][0].table,
+            "fingerprint": table.fingerprint(),
+            "lineage": self._job.lineage.to_json(),
+            "since": self._job.since.to_json(),
+            "reading": self._job.reading,
+            "file": file.to_json(),
+            "ended": round(time.time(), 3),
+            "chunks": done,
+            "binlogs": {name: self._when_begun(name) for name in {entry["hw"][0] for entry in done}},
+        }
+
+    def _rows(self, table: TableSchema, chunks: Sequence[Chunk], done: list[dict[str, Any]]) -> Iterator[pa.Table]:
+        """Rows of chunks as they are read, so that few are held.
+
+        :param done: gets what the manifest says of each chunk.
+        """
+        for chunk in chunks:
+            self._throttle.wait(self._stopped)
+            yield from self._chunk(table, chunk, done)
+
+    def _chunk(self, table: TableSchema, chunk: Chunk, done: list[dict[str, Any]]) -> Iterator[pa.Table]:
+        count, began = 0, time.monotonic()
+        parts = self._pieces(
+            self._connection, self._windows_of(chunk.table), table, chunk, self._job.lineage, self._marks
+        )
+        with closing(parts):
+            for part in parts:
+                self._throttle.used(began, part.rows.num_rows, part.rows.nbytes)
+                count += part.rows.num_rows
+                entry = {
+                    "no": chunk.no,
+                    "lw": part.low.to_json(),
+                    "hw": part.high.to_json(),
+                    "rows": count,
+                    "corrected": part.corrected,
+                    "seconds": round(part.seconds, 4),
+                }
+                yield part.rows
+                del part  # not held while the next one is read
+                if not table.key:
+                    self._throttle.pace(self._stopped)
+                began = time.monotonic()
+        done.append(entry)
+
+    def _open(self, at: Position) -> BinlogStream:
+        server_id, replica_uuid = self._replica
+        return BinlogStream(
+            self._job.connect_args,
+            server_id=server_id,
+            replica_uuid=replica_uuid,
+            file=at.file,
+            position=at.position,
+            server=self._job.lineage.server,
+        )
+
+    def _windows_of(self, index: int) -> WindowReader:
+        from airflow_provider_cdc.mysql.chunks.window_reader import WindowReader
+        from airflow_provider_cdc.mysql.positions.lookback import look_back
+
+        table = self._plan.tables[index]
+        if self._windows is None or self._windows.table is not table:
+            self._close_windows()
+            lineage = self._job.lineage
+            definitions = self._plan.definitions_of(lineage)[index]
+            texts = decoders(lambda: nullcontext(self._connection), [table])
+            before = partial(look_back, self._job.connect_args, lineage.server, by_table([definitions]))
+            self._windows = WindowReader(self._open, definitions, lineage, before, texts)
+        return self._windows
+
+    def _close_windows(self) -> None:
+        if self._windows is not None:
+            self._windows.close()
+
+    def _when_begun(self, file: str) -> int:
+        """When the server began a binlog file."""
+        if file not in self._begun:
+            self._close_windows()
+            at = Offset(self._job.lineage.server, Position(file, 0), "")
+            self._begun[file] = with_beginning(at, self._open).began
+        return self._begun[file]
+
+
+#: Runs a job on all of its workers and returns the manifests of the finished files.
+Runner = Callable[[SnapshotJob], list[dict[str, Any]]]
+
+
+def run_in_threads(job: SnapshotJob) -> list[dict[str, Any]]:
+    """Run a job in this process, without a JVM: for tests and for small machines."""
+    with ThreadPoolExecutor(len(job.replicas)) as pool:
+        parts = [pool.submit(lambda w: list(job.read(w)), w) for w in range(len(job.replicas))]
+        return [manifest for part in parts for manifest in part.result()]

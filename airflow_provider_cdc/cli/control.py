@@ -1,0 +1,103 @@
+"""Commands that ask something of a stream that runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+from airflow_provider_cdc.cli.base import FILE, cli, opened
+
+if TYPE_CHECKING:
+    from airflow_provider_cdc.runtime.run_context import Context
+    from airflow_provider_cdc.state import Store
+
+BY = click.option("--by", metavar="NAME", help="Who wants it; by default the user of the operating system.")
+TABLE = click.option("--table", required=True, help="The table, as database.table.")
+
+
+@contextmanager
+def asking(path: str, by: str | None) -> Iterator[tuple[Context, Store, str]]:
+    """The pipeline of a file that was planned, its bookkeeping, and who asks."""
+    from airflow_provider_cdc.stream.control import whoever
+
+    with opened(path) as context:
+        context.need_plan()
+        with closing(context.store()) as store:
+            yield context, store, by or whoever()
+
+
+def _epoch(context: Context, store: Store) -> str:
+    run = store.current_stream(context.pipeline.name)
+    return f"epoch {run.epoch if run else 0}"
+
+
+@cli.command()
+@FILE
+@BY
+def stop(path: str, by: str | None) -> None:
+    """Ask the running stream to end at a transaction boundary."""
+    with asking(path, by) as (context, store, name):
+        asked = store.stop(context.pipeline.name, name)
+        click.echo(f"{_epoch(context, store)} was asked to stop" if asked else "no stream is running")
+
+
+@cli.command()
+@FILE
+@BY
+def pause(path: str, by: str | None) -> None:
+    """Let the running stream read nothing until it is resumed."""
+    with asking(path, by) as (context, store, name):
+        asked = store.pause(context.pipeline.name, name)
+        click.echo(f"{_epoch(context, store)} was asked to pause" if asked else "no stream is running")
+
+
+@cli.command()
+@FILE
+@click.option("--table", help="A suspended table that is to go on, as database.table; by default the paused stream.")
+@BY
+def resume(path: str, table: str | None, by: str | None) -> None:
+    """Let a paused stream go on, or a suspended table: it is read again."""
+    from airflow_provider_cdc.stream.control import ask
+
+    with asking(path, by) as (context, store, name):
+        if table is not None:
+            click.echo(ask(context, store, "reread", table, name))
+            return
+        asked = store.resume(context.pipeline.name, name)
+        run, lives = context.watcher.watch(store, context.pipeline.name)
+        said = f"epoch {run.epoch} goes on" if run and lives else "the stream goes on when it is started again"
+        click.echo(said if asked else "no stream is running, and none is paused")
+
+
+@cli.command()
+@FILE
+@TABLE
+@BY
+def suspend(path: str, table: str, by: str | None) -> None:
+    """Let the running stream go on without a table, until that is resumed."""
+    from airflow_provider_cdc.stream.control import ask
+
+    with asking(path, by) as (context, store, name):
+        click.echo(ask(context, store, "suspend", table, name))
+
+
+@cli.command()
+@FILE
+def reload(path: str) -> None:
+    """Let the running stream copy the tables that the file names now."""
+    from airflow_provider_cdc.resnapshot.reload import reload as take_in
+
+    with opened(path) as context:
+        store = context.store()
+        try:
+            found = take_in(context, store)
+        finally:
+            store.close()
+        if found is None:
+            click.echo("no stream is running: the next one copies the tables of the file")
+            return
+        added, removed = found
+        click.echo(f"added: {', '.join(added) or 'none'}; removed: {', '.join(removed) or 'none'}")

@@ -1,0 +1,202 @@
+"""Commands that look: at the source, the sink, or the bookkeeping."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from airflow_provider_cdc.cli.base import FILE, JSON, cli, opened
+from airflow_provider_cdc.model.errors import REPORT, NotReadyError, TerminalError, TransientError
+
+if TYPE_CHECKING:
+    from airflow_provider_cdc.model.plan import Plan
+    from airflow_provider_cdc.runtime.run_context import Context
+    from airflow_provider_cdc.snapshot.binlog_guard import Forecast
+
+
+@cli.command()
+@FILE
+@JSON
+def check(path: str, as_json: bool) -> None:
+    """Check server, grants, tables, sink and runtime; write nothing."""
+    from airflow_provider_cdc.preflight.run import preflight
+
+    with opened(path) as context:
+        findings = preflight(context)
+        if as_json:
+            click.echo(json.dumps([f.to_json() for f in findings], indent=2))
+        else:
+            for finding in findings:
+                click.echo(f"{finding.level:8}{finding}")
+        if errors := [f for f in findings if f.level == "error"]:
+            transient = all(f.transient for f in errors)
+            raise click.exceptions.Exit((TransientError if transient else NotReadyError).exit_code)
+
+
+@cli.command()
+@FILE
+@JSON
+def plan(path: str, as_json: bool) -> None:
+    """Show the chunk plan and what it would cost; write nothing."""
+    from airflow_provider_cdc.model.start_mode import SNAPSHOT, start_text
+    from airflow_provider_cdc.mysql.client.session import connect
+    from airflow_provider_cdc.preflight.run import require
+    from airflow_provider_cdc.snapshot.binlog_guard import forecast
+
+    with opened(path) as context:
+        for finding in require(context, spark=False):
+            context.reporter.line(f"{finding.level}: {finding}")
+        standing = context.load_plan()
+        made = standing or context.new_plan(1)
+        with closing(connect(context.connect_args)) as connection:
+            ahead = forecast(context, connection, [t.id for t in made.tables], None)
+        if as_json:
+            click.echo(json.dumps(_plan_json(context, made, standing is not None, ahead), indent=2))
+            return
+        state = "planned before, kept" if standing else "not written"
+        click.echo(f"pipeline {made.pipeline}, snapshot {made.generation} ({state}), P0 at {made.p0.at}")
+        rows_a_chunk = context.pipeline.snapshot.chunk_rows
+        costs = [f"; planned with {c.statements} statements, {c.rows} rows read" for c in made.costs]
+        for index, table in enumerate(made.tables):
+            chunks = sum(c.table == index for c in made.chunks)
+            groups = len(made.groups_of(index))
+            how = f"{chunks} chunks of up to about {rows_a_chunk} rows in {groups} groups, key ({', '.join(table.key)})"
+            if not table.key:
+                how = "no usable key, so read whole as 1 chunk"
+            click.echo(f"  {table.label}: {how}" + (costs[index] if costs else ""))
+        if made.start != SNAPSHOT:
+            click.echo(f"no snapshot: the stream begins at P0, which is {start_text(made.start)}; no rows are read")
+            return
+        click.echo(f"a snapshot of {ahead}")
+        click.echo(f"{len(made.chunks)} chunks in {len(made.groups())} groups, at least 4 statements a chunk")
+
+
+@cli.command()
+@FILE
+@JSON
+@click.option("--show-values", is_flag=True, help="Show what differs: keys or, for tables without one, whole rows.")
+@click.option("--tables", multiple=True, metavar="PATTERN", help="Only tables database.table that match; repeatable.")
+@click.option("--sample", metavar="1/N", help="Only one table in N, another one each day: all in N days.")
+@click.option("--seed", type=int, help="Which share of the tables --sample takes; the day's by default.")
+@click.option("--max-rows-per-second", type=int, help="Rows read from the source in a second.")
+@click.option("--max-lag-seconds", type=int, help="How old a commit may be that a copy lacks; a day by default.")
+@click.option("--repair", is_flag=True, help="Read the rows again that differ, and compare once more.")
+def verify(path: str, as_json: bool, show_values: bool, repair: bool, **chosen: Any) -> None:
+    """Compare source and sink; exit with 1 on a difference, with 4 if only some tables cannot be compared now."""
+    from airflow_provider_cdc.config.selection import Selection
+    from airflow_provider_cdc.driver.main import compared
+    from airflow_provider_cdc.verify.report import check_equal
+
+    selection = Selection.of(**chosen, today=datetime.now(UTC).toordinal())
+    with opened(path, quiet=as_json) as context:
+        verdicts = compared(context, show_values=show_values, selection=selection, repair=repair)
+        if as_json:
+            click.echo(json.dumps([v.to_json(show_values=show_values) for v in verdicts], indent=2))
+        check_equal(verdicts, repair="--repair", show_values="--show-values" * (not show_values), repaired=repair)
+        if not as_json:
+            places = ", ".join(sorted({str(v.copy.at) for v in verdicts if v.copy is not None}))
+            said = f"all {len(verdicts)} tables are equal as of {places}"
+            click.echo(said if verdicts else "no table was to be compared")
+
+
+@cli.command()
+@FILE
+@JSON
+@click.option("--table", required=True, help="The table, as database.table.")
+@click.option(
+    "--key", "keys", required=True, multiple=True, help="A value of the key, in its order, or COLUMN=VALUE; repeatable."
+)
+def explain(path: str, as_json: bool, table: str, keys: tuple[str, ...]) -> None:
+    """Say why a row is as it is, with its values; exit with 1 if source and copy differ."""
+    from airflow_provider_cdc.explain.run import explain as look
+
+    with opened(path, quiet=as_json) as context:
+        found = look(context, table, keys)
+        if as_json:
+            click.echo(json.dumps(found.to_json(), indent=2))
+        else:
+            for line in found.lines():
+                click.echo(line)
+        if found.equal is False:
+            raise TerminalError(
+                f"source and copy of a row of {table} differ",
+                f"Read it again: airflow-cdc resnapshot --table {table} --where-key CONDITION; and {REPORT}",
+                table=table,
+            )
+
+
+@cli.command()
+@FILE
+@JSON
+def status(path: str, as_json: bool) -> None:
+    """Show phases, chunks, rates, lag and offset."""
+    from airflow_provider_cdc.observe.status import status as look
+    from airflow_provider_cdc.observe.status_text import status_lines
+
+    with opened(path) as context:
+        found = look(context)
+        if as_json:
+            click.echo(json.dumps(found, indent=2))
+            return
+        for line in status_lines(found):
+            click.echo(line)
+
+
+@cli.command()
+@FILE
+@click.option("--all", "every", is_flag=True, help="All pipelines of the same bookkeeping database.")
+@click.option("--output", type=click.Path(dir_okay=False), help="Write to a file, in one step, instead.")
+@click.option("--listen", metavar="HOST:PORT", help="Answer GET /metrics there until it is ended, instead.")
+def metrics(path: str, every: bool, output: str | None, listen: str | None) -> None:
+    """Print the numbers of the pipeline as Prometheus reads them; only the bookkeeping is asked."""
+    from airflow_provider_cdc.observe.metric_names import prometheus_text
+    from airflow_provider_cdc.observe.metrics import measure, serve, write_file
+
+    if output and listen:
+        raise click.UsageError("--output and --listen exclude each other")
+    with opened(path) as context:
+
+        def text() -> str:
+            with closing(context.store(migrate=False)) as store:
+                names = store.pipelines() if every else [context.pipeline.name]
+                return prometheus_text(one for name in names for one in measure(store, name))
+
+        if listen:
+            serve(listen, text, context.reporter.line)
+        elif output:
+            write_file(text(), Path(output))
+        else:
+            click.echo(text(), nl=False)
+
+
+def _plan_json(context: Context, plan: Plan, written: bool, ahead: Forecast) -> dict[str, Any]:
+    return {
+        "pipeline": plan.pipeline,
+        "generation": plan.generation,
+        "written": written,
+        "p0": plan.p0.to_json(),
+        "start": plan.start,
+        "chunk_rows": context.pipeline.snapshot.chunk_rows,
+        "tables": [
+            {
+                "table": table.label,
+                "key": list(table.key),
+                "chunks": sum(c.table == index for c in plan.chunks),
+                "groups": sorted(plan.groups_of(index)),
+                "planning": asdict(plan.costs[index]) if plan.costs else None,
+            }
+            for index, table in enumerate(plan.tables)
+        ],
+        "chunks": len(plan.chunks),
+        "groups": len(plan.groups()),
+        "rows": ahead.rows,
+        "bytes": ahead.size,
+        "seconds": round(ahead.seconds, 1) if plan.start == "snapshot" else 0.0,
+        "binlog_kept_seconds": ahead.purge_in,
+    }

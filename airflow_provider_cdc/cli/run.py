@@ -1,0 +1,126 @@
+"""Commands that read the source and write the sink."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import click
+
+from airflow_provider_cdc.cli.base import FILE, JSON, cli, opened, working
+from airflow_provider_cdc.model.errors import CdcError, TransientError, UnexpectedError
+from airflow_provider_cdc.model.supervision import Restarts
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from airflow_provider_cdc.runtime.run_context import Context
+    from airflow_provider_cdc.state import Store
+
+#: For how long a stream without progress is started again, as in Airflow.
+_RESTART_SECONDS = 86_400.0
+CATCH_UP = click.option("--catch-up", is_flag=True, help="End at the position that the source has now.")
+
+
+@cli.command()
+@FILE
+def snapshot(path: str) -> None:
+    """Start or resume the snapshot."""
+    with working(path) as (context, store, spark):
+        _snapshot(context, store, spark)
+
+
+@cli.command()
+@FILE
+@CATCH_UP
+def stream(path: str, catch_up: bool) -> None:
+    """Follow the binlog from where the last run ended."""
+    with working(path, need_snapshot=True) as (context, store, spark):
+        _stream(context, store, spark, catch_up)
+
+
+@cli.command()
+@FILE
+@CATCH_UP
+def run(path: str, catch_up: bool) -> None:
+    """Run all phases in order: preflight, plan, snapshot, stream."""
+    with working(path) as (context, store, spark):
+        _snapshot(context, store, spark)
+        _stream(context, store, spark, catch_up)
+
+
+@cli.command()
+@FILE
+@JSON
+@click.option("--purge", is_flag=True, help="Write all files anew that have dead rows, and join all small ones.")
+def maintain(path: str, as_json: bool, purge: bool) -> None:
+    """Compact the sink's tables and delete old files; a stream may run."""
+    from airflow_provider_cdc.driver.main import kept_up
+
+    with opened(path, quiet=as_json) as context:
+        found = kept_up(context, purge=purge)
+        if as_json:
+            click.echo(json.dumps(found, indent=2))
+
+
+@cli.command()
+@FILE
+@click.option("--table", required=True, help="The table, as database.table.")
+@click.option("--where-key", metavar="CONDITION", help="Only rows whose keys are so, as in: id >= 100 AND id < 200.")
+def resnapshot(path: str, table: str, where_key: str | None) -> None:
+    """Read a table again, beside the stream or without one; a suspended one goes on then."""
+    from airflow_provider_cdc.chunk_groups.spark_job import run_on_spark
+    from airflow_provider_cdc.resnapshot.key_ranges import read_again
+
+    with working(path, need_snapshot=True, beside=True) as (context, store, spark):
+        read_again(context, store, table, where_key, run_on_spark(spark, context.reporter.line))
+
+
+def _snapshot(context: Context, store: Store, spark: SparkSession) -> None:
+    from airflow_provider_cdc.chunk_groups.spark_job import run_on_spark
+    from airflow_provider_cdc.observe.observer import observed
+    from airflow_provider_cdc.resnapshot.purged_binlog import planned
+    from airflow_provider_cdc.snapshot.progress import table_totals
+    from airflow_provider_cdc.snapshot.run import run_snapshot
+
+    plan = planned(context, store)
+    run_snapshot(context, store, plan, run_on_spark(spark, context.reporter.line), observed)
+    for totals in table_totals(context, context.newest(plan)):
+        context.reporter.line(str(totals))
+
+
+def _stream(context: Context, store: Store, spark: SparkSession, catch_up: bool) -> None:
+    """Follow the binlog; a stream without an end starts again after a failure that may pass, as in Airflow."""
+    from airflow_provider_cdc.driver.main import follow
+
+    catch_up = catch_up or context.pipeline.stream.mode == "catch_up"
+    restarts, stop = Restarts(), threading.Event()
+    while not stop.is_set():
+        began, before = time.monotonic(), _newest_epoch(context, store)
+        try:
+            follow(context, store, spark, catch_up=catch_up, stop=stop)
+            return
+        except UnexpectedError:  # Spark itself may be gone
+            raise
+        except TransientError as error:
+            moved = _newest_epoch(context, store, with_batches=True) > before
+            restarts = restarts.failed(time.monotonic() - began, moved=moved, lost=False)
+            if catch_up or restarts.seconds + restarts.delay > _RESTART_SECONDS:
+                raise
+            context.reporter.line(f"{error}. The stream starts again in {restarts.delay:g} s")
+        stop.wait(restarts.delay)
+        restarts = restarts.waited()
+
+
+def _newest_epoch(context: Context, store: Store, *, with_batches: bool = False) -> int:
+    """Number of the newest epoch; zero if there is none, if it is to have applied a batch and has not, or in an outage
+    of the bookkeeping.
+    """
+    with suppress(CdcError):
+        run = store.current_stream(context.pipeline.name)
+        if run is not None and (run.batches or not with_batches):
+            return run.epoch
+    return 0

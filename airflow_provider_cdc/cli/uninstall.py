@@ -1,0 +1,50 @@
+"""The command that uninstalls a pipeline."""
+
+from __future__ import annotations
+
+from contextlib import closing, nullcontext
+from typing import TYPE_CHECKING
+
+import click
+
+from airflow_provider_cdc.cli.base import FILE, cli, opened
+from airflow_provider_cdc.model.errors import NotReadyError
+
+if TYPE_CHECKING:
+    from airflow_provider_cdc.maintenance.uninstall import Belongings
+
+
+@cli.command()
+@FILE
+@click.option("--tables", is_flag=True, help="Delete the copies as well.")
+@click.option("--yes", is_flag=True, help="Do it. Without, it is only said what would be deleted.")
+def forget(path: str, tables: bool, yes: bool) -> None:
+    """Uninstall the pipeline: delete its state, and its copies if that is wanted."""
+    from airflow_provider_cdc.maintenance.uninstall import belongings, bookkeeping
+    from airflow_provider_cdc.maintenance.uninstall import forget as delete
+
+    with opened(path) as context:
+        store = bookkeeping(context)
+        with nullcontext() if store is None else closing(store):
+            found = belongings(context, store)
+            if not (found.rows or found.own):
+                click.echo(f"nothing is left of {context.pipeline.name} at {context.storage.location()}")
+                return
+            _show(found, context.pipeline.name, tables=tables, yes=yes)
+            if not yes:
+                raise NotReadyError("nothing was deleted", "Run this again with --yes to delete it")
+            delete(context, store, found, tables=tables)
+        click.echo(f"{context.pipeline.name} is forgotten")
+
+
+def _show(found: Belongings, name: str, *, tables: bool, yes: bool) -> None:
+    click.echo(f"of {name} {'is' if yes else 'would be'} deleted:")
+    for folder in [*found.own, *(found.tables if tables else ())]:
+        what = f"table {folder.table}, " if folder.table else ""
+        click.echo(f"  {what}{folder.place}: {folder.files:,} files, {folder.size:,} bytes")
+    if found.rows:
+        click.echo(f"  bookkeeping: {', '.join(f'{count:,} of {table}' for table, count in found.rows.items())}")
+    if found.tables and not tables:
+        click.echo("of its tables these stay as they are; nothing will write to them any more:")
+        for folder in found.tables:
+            click.echo(f"  table {folder.table}, {folder.place}")

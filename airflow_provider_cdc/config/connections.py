@@ -1,0 +1,379 @@
+"""Connections as Airflow names them, read from the environment, so that no Airflow database is needed.
+
+``AIRFLOW_CONN_<ID>`` holds an address (``mysql://user:password@host:3306/``, percent-encoded) or JSON. Nothing of its
+content ever appears in a message: a mistyped address may show a part of the password.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, quote, quote_plus, unquote, urlsplit
+
+from airflow_provider_cdc.config.spark_conf import check_master
+from airflow_provider_cdc.config.store_access import secrets_of
+from airflow_provider_cdc.config.tls import FLAGS, PATHS, Tls, postgres_risk, postgres_settings
+from airflow_provider_cdc.model.errors import NotReadyError
+
+if TYPE_CHECKING:
+    from sqlalchemy import URL
+
+#: Connection types of a source server.
+MYSQL_TYPES = ("mysql", "mariadb", "cdc_mysql")
+
+# Settings of Airflow's own MySQL hook that the project decides for itself; a connection may be shared with other tasks.
+_IGNORED = ("charset", "client", "cursor", "local_infile", "use_unicode")
+_MYSQL_EXTRA = ("ssl_mode", *PATHS, "ssl_key_password", *FLAGS, "ssl", "unix_socket")
+_POSTGRES_TLS = ("sslmode", "sslrootcert", "sslcert", "sslkey", "require_auth", "channel_binding", "gssencmode")
+_POSTGRES_EXTRA = (*_POSTGRES_TLS, "connect_timeout", "application_name", "options")
+#: The first libpq that knows the system's authorities and require_auth.
+_LIBPQ = 160000
+_POSTGRES_DRIVERS = ("psycopg", "psycopg2")
+# Types under which Airflow keeps a Spark master: of a form filled in, or the scheme of an address.
+_SPARK_TYPES = ("spark", "yarn", "k8s", "local")
+# Of no meaning in client mode.
+_SPARK_IGNORED = ("rest-scheme", "rest-port")
+_SPARK_EXTRA = ("queue", "namespace", "deploy-mode", "spark-binary", *_SPARK_IGNORED)
+# Connections, variables, settings (database address and keys among them), the context of the task, start-up messages.
+_OF_AIRFLOW = re.compile(r"_*AIRFLOW_(?!(?:HOME|CDC_STATE_DIR)$)")
+
+
+@dataclass(frozen=True)
+class Connection:
+    """A resolved connection. Its ``repr`` shows no secret.
+
+    :param conn_id: the id it was resolved from.
+    :param conn_type: such as ``mysql``, ``postgres`` or ``sqlite``; in lower case, with underscores.
+    :param host: host name or address.
+    :param login: user.
+    :param password: password in plain text.
+    :param port: port.
+    :param schema: name of the database.
+    :param extra: everything else.
+    """
+
+    conn_id: str
+    conn_type: str
+    host: str | None = None
+    login: str | None = None
+    password: str | None = field(default=None, repr=False)
+    port: int | None = None
+    schema: str | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """Every text of the connection that :func:`scrub` must take out."""
+        found = [self.password, self.extra.get("ssl_key_password"), *secrets_of(self.extra)]
+        if isinstance(ssl := self.extra.get("ssl"), Mapping):
+            found.append(ssl.get("password"))
+        return tuple(str(secret) for secret in found if secret)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, **with the secrets**: to hand to another process on its standard input, never to keep."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Connection:
+        """Make a connection of plain values: :meth:`to_json`'s, or those of Airflow's JSON form and its ``conn_id``.
+
+        :raises ValueError, TypeError, LookupError: if it is none; the message may hold a secret.
+        """
+        extra = value.get("extra") or {}
+        if isinstance(extra, str):
+            extra = json.loads(extra)
+        texts = {key: value.get(key) for key in ("host", "login", "password", "schema")}
+        if not isinstance(extra, dict) or not all(v is None or isinstance(v, str) for v in texts.values()):
+            raise TypeError
+        port = int(value["port"]) if value.get("port") not in (None, "") else None
+        return cls(value["conn_id"], _conn_type(value["conn_type"]), port=port, extra=extra, **texts)
+
+
+def variable(conn_id: str) -> str:
+    """Name of the environment variable that holds a connection."""
+    return f"AIRFLOW_CONN_{conn_id.upper()}"
+
+
+def resolve(conn_id: str) -> Connection:
+    """Read a connection from the environment, as Airflow does.
+
+    :param conn_id: id of the connection.
+    :raises NotReadyError: if the variable is missing or cannot be understood.
+    """
+    name = variable(conn_id)
+    text = os.environ.get(name, "").strip()
+    if not text:
+        raise NotReadyError(
+            f"connection {conn_id} is not defined",
+            f"Set the environment variable {name}, for example to mysql://user:password@host:3306/",
+        )
+    return _parse(conn_id, text, f"the value of {name}")
+
+
+def resolve_file(path: str) -> Connection:
+    """Read a connection from a file that holds what else is in the environment, such as a mounted secret.
+
+    :param path: path of the file; it is also the connection's id.
+    :raises NotReadyError: if the file cannot be read or understood.
+    """
+    try:
+        text = Path(path).read_text().strip()
+    except (OSError, ValueError) as error:
+        raise NotReadyError(
+            f"connection file {path} cannot be read ({type(error).__name__})",
+            "It must contain a URI such as mysql://user:password@host:3306/, and exist on every host",
+        ) from None
+    return _parse(path, text, "its content")
+
+
+def _parse(conn_id: str, text: str, what: str) -> Connection:
+    try:
+        if text.startswith("{"):
+            return Connection.from_json({**json.loads(text), "conn_id": conn_id})
+        return _from_uri(conn_id, text)
+    except (ValueError, TypeError, LookupError):
+        # Not chained and not quoted: the text holds the password.
+        raise NotReadyError(
+            f"connection {conn_id}: {what} cannot be understood",
+            "Write type://user:password@host:port/database with special characters percent-encoded, or a JSON object",
+        ) from None
+
+
+def _conn_type(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_.+-]*", value):
+        raise ValueError
+    kind = value.lower().replace("-", "_")
+    return "postgres" if kind == "postgresql" else kind
+
+
+def _from_uri(conn_id: str, text: str) -> Connection:
+    # The scheme of a URL may hold no underscore, but Airflow reads cdc_mysql:// and cdc-mysql:// alike.
+    kind, separator, rest = text.partition("://")
+    if not separator:
+        raise ValueError
+    # An address within the address, such as k8s://https://host:443: the inner scheme belongs to the host.
+    protocol = ""
+    if inner := re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", rest):
+        protocol, rest = inner[0], rest[inner.end() :]
+    parts = urlsplit("//" + rest)
+    if parts.fragment or ("@" in rest and "@" not in parts.netloc):  # '#', '/' or '?' in the password, not encoded
+        raise ValueError
+    extra: Any = dict(parse_qsl(parts.query, keep_blank_values=True))
+    if "__extra__" in extra:
+        extra = json.loads(extra["__extra__"])
+    else:
+        extra = {key: _json_or_text(value) for key, value in extra.items()}
+    if not isinstance(extra, dict):
+        raise TypeError
+    # Not parts.hostname, which turns the name into lower case: the "host" of SQLite is a path.
+    host = re.sub(r":\d*$", "", parts.netloc.rpartition("@")[2]).strip("[]")
+    return Connection(
+        conn_id,
+        _conn_type(kind),
+        host=(protocol + unquote(host)) if host else None,
+        login=unquote(parts.username) if parts.username is not None else None,
+        password=unquote(parts.password) if parts.password is not None else None,
+        port=parts.port,
+        schema=unquote(parts.path[1:]) or None,
+        extra=extra,
+    )
+
+
+def _json_or_text(value: str) -> Any:
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
+
+
+def mysql_args(conn: Connection) -> dict[str, Any]:
+    """Keyword arguments of :class:`~airflow_provider_cdc.mysql.client.verified_connection.GuardedConnection`.
+
+    Extras: ``unix_socket``, ``ssl_mode`` and the others of :mod:`airflow_provider_cdc.config.tls`. ``charset``,
+    ``cursor`` and the like, which Airflow's MySQL hook knows, are passed over; anything else is refused.
+
+    :param conn: connection of type mysql, mariadb or cdc_mysql; its ``schema`` is not used, a pipeline names databases.
+    :raises NotReadyError: for another type, extras that contradict each other, or one that would be lost.
+    """
+    if conn.conn_type not in MYSQL_TYPES:
+        raise NotReadyError(
+            f"connection {conn.conn_id} is of type {conn.conn_type}", f"It must be one of {', '.join(MYSQL_TYPES)}"
+        )
+    args: dict[str, Any] = {
+        "host": conn.host or "127.0.0.1",
+        "port": conn.port or 3306,
+        "user": conn.login or "",
+        # As bytes: pymysql would encode text as Latin-1, which not every password can be.
+        "password": (conn.password or "").encode(),
+        "charset": "utf8mb4",
+        "autocommit": True,
+        "connect_timeout": 10,
+    }
+    return args | _mysql_extra(conn)
+
+
+def _mysql_extra(conn: Connection) -> dict[str, str]:
+    """The socket, and all that is demanded of the server, said by ``ssl_mode``."""
+    _refuse_unknown(conn, (*_MYSQL_EXTRA, *_IGNORED))
+    socket = {"unix_socket": str(conn.extra["unix_socket"])} if conn.extra.get("unix_socket") else {}
+    return {**socket, **Tls.of(f"connection {conn.conn_id}", {**conn.extra, "host": conn.host}).settings()}
+
+
+def unsafe(place: Mapping[str, Any] | URL) -> str | None:
+    """What is unsafe about a connection to a server; ``None`` for nothing.
+
+    :param place: arguments that :func:`mysql_args` has made, or an address that :func:`database_url` has.
+    """
+    if isinstance(place, Mapping):
+        return Tls.of("the connection", place).risk
+    if place.get_backend_name() == "postgresql":
+        return postgres_risk(place.host, place.query)
+    if place.get_backend_name() == "sqlite":
+        return None
+    return Tls.of("the connection", {**place.query, "host": place.host}).risk
+
+
+def _refuse_unknown(conn: Connection, known: Iterable[str]) -> None:
+    """Refuse what would be ignored: it may be what makes the connection safe."""
+    known = tuple(known)
+    for key in conn.extra:
+        if key not in known:
+            raise NotReadyError(
+                f"connection {conn.conn_id}: extra {key!r} is not known", f"Use only {', '.join(known)}"
+            )
+
+
+def database_url(conn: Connection) -> URL:
+    """SQLAlchemy URL of the bookkeeping database.
+
+    :param conn: connection of type sqlite (the path as host or schema), postgres, mysql or mariadb.
+    :raises NotReadyError: for another type, an extra that would be lost, or a missing driver.
+    """
+    from sqlalchemy import URL
+
+    if conn.conn_type == "sqlite":
+        path = conn.host or conn.schema
+        if not path or not os.path.isabs(path):
+            raise NotReadyError(
+                f"connection {conn.conn_id} does not name an absolute path",
+                "Write sqlite:////data/state.db, with four slashes",
+            )
+        return URL.create("sqlite", database=path)
+    query: dict[str, str]
+    if conn.conn_type == "postgres":
+        driver = next((name for name in _POSTGRES_DRIVERS if importlib.util.find_spec(name)), None)
+        if driver is None:
+            raise NotReadyError("no PostgreSQL driver is installed", 'Run: pip install "psycopg[binary]"')
+        drivername, port, query = f"postgresql+{driver}", conn.port or 5432, _postgres_extra(conn, driver)
+    elif conn.conn_type in MYSQL_TYPES:
+        drivername, port = "mysql+pymysql", conn.port or 3306
+        query = {"charset": "utf8mb4", **_mysql_extra(conn)}
+    else:
+        raise NotReadyError(
+            f"connection {conn.conn_id} is of type {conn.conn_type}", "Bookkeeping is kept in sqlite, postgres or mysql"
+        )
+    if not conn.schema:
+        raise NotReadyError(f"connection {conn.conn_id} names no database", "Add it after the last slash of the URI")
+    return URL.create(drivername, conn.login, conn.password, conn.host or "127.0.0.1", port, conn.schema, query)
+
+
+def _postgres_extra(conn: Connection, driver: str) -> dict[str, str]:
+    _refuse_unknown(conn, _POSTGRES_EXTRA)
+    given = {key: str(value) for key, value in conn.extra.items() if value not in (None, "")}
+    query = postgres_settings(f"connection {conn.conn_id}", conn.host, given)
+    if "require_auth" in query or query.get("sslrootcert") == "system":
+        pq: Any = importlib.import_module("psycopg.pq" if driver == "psycopg" else "psycopg2.extensions")
+        version = pq.version() if driver == "psycopg" else pq.libpq_version()
+        if version < _LIBPQ:
+            raise NotReadyError(
+                f"connection {conn.conn_id}: libpq {version // 10000} knows neither the system's authorities nor "
+                "require_auth",
+                'Run: pip install "psycopg[binary]"; or give sslmode=verify-full and sslrootcert',
+            )
+    return query
+
+
+def spark_settings(conn: Connection) -> tuple[str, dict[str, str]]:
+    """Master and settings of a Spark connection, read as the hook of Airflow's Spark provider reads it.
+
+    Extras: ``queue`` (of YARN), ``namespace`` (of Kubernetes). What only cluster mode knows, and names of programs
+    that are the default, are passed over; anything else is refused.
+
+    :param conn: connection of type spark, or one whose type is the scheme of the master: yarn, k8s or local.
+    :returns: the master, and settings (name -> text).
+    :raises NotReadyError: for another type or master, or an extra that would be lost.
+    """
+    what = f"connection {conn.conn_id}"
+    if conn.conn_type not in _SPARK_TYPES:
+        raise NotReadyError(f"{what} is of type {conn.conn_type}", f"It must be one of {', '.join(_SPARK_TYPES)}")
+    for key in ("keytab", "principal"):
+        if conn.extra.get(key):
+            raise NotReadyError(
+                f"{what}: extra {key!r} is not supported", "Give the driver's user a Kerberos ticket (kinit) instead"
+            )
+    if conn.login or conn.password:
+        raise NotReadyError(f"{what} has a login or password, but no Spark master asks for one", "Remove them")
+    extra = {key: value for key, value in conn.extra.items() if value not in (None, "")}
+    _refuse_unknown(dataclasses.replace(conn, extra=extra), _SPARK_EXTRA)
+    if extra.get("deploy-mode", "client") != "client":
+        raise NotReadyError(
+            f"{what}: extra 'deploy-mode' is not client",
+            "Use client: the driver receives its passwords on standard input, which a driver in the cluster does not "
+            "have",
+        )
+    if extra.get("spark-binary", "spark-submit") != "spark-submit":
+        raise NotReadyError(f"{what}: extra 'spark-binary' is not supported", "Leave it out: pyspark starts its own")
+    if conn.conn_type == "spark" and conn.host and ("://" in conn.host or not conn.port):
+        master = conn.host
+    else:
+        master = f"{conn.conn_type}://{conn.host or ''}"
+    if conn.port:
+        master = f"{master}:{conn.port}"
+    if master in ("yarn://", "local://"):  # addresses without a host: the hook keeps the slashes, Spark takes none
+        master = conn.conn_type
+    conf = {"spark.yarn.queue": extra.get("queue"), "spark.kubernetes.namespace": extra.get("namespace")}
+    return check_master(f"the master of {what}", master), {k: str(v) for k, v in conf.items() if v}
+
+
+def clean_environment() -> dict[str, str]:
+    """A copy of the environment without what Airflow keeps there: for processes that need none of its secrets."""
+    return {name: value for name, value in os.environ.items() if not _OF_AIRFLOW.match(name)}
+
+
+def strip_environment() -> tuple[str, ...]:
+    """Remove everything that Airflow keeps in the environment from this process; ``AIRFLOW_HOME`` stays,
+    and the name of the folder that this project keeps state in.
+
+    Called before a JVM starts, so that it and all its children inherit no secret.
+
+    :return: names of the variables that were removed.
+    """
+    names = tuple(name for name in os.environ if _OF_AIRFLOW.match(name))
+    for name in names:
+        del os.environ[name]
+    return names
+
+
+def scrub(text: str, secrets: Iterable[str]) -> str:
+    """Replace secrets in a text by ``***``: as they stand, percent-encoded, and escaped as JSON or Python write them.
+
+    :param text: text that is about to be shown or kept.
+    :param secrets: secrets in plain text; empty ones are passed over.
+    """
+    forms: set[str] = set()
+    for secret in filter(None, secrets):
+        for form in (quote(secret), quote(secret, safe=""), quote_plus(secret)):
+            forms |= {form, re.sub(r"%[0-9A-F]{2}", lambda m: m[0].lower(), form)}
+        forms |= {secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1]}
+        forms |= {repr(secret)[1:-1], repr(secret.encode())[2:-1]}
+    if not forms:
+        return text
+    # One pass, longest first: a secret that is part of another must not spoil it.
+    return re.sub("|".join(map(re.escape, sorted(forms, key=len, reverse=True))), "***", text)

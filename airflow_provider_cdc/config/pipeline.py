@@ -1,0 +1,192 @@
+"""The declarative Pipeline: what to copy, how, and where to. The same names in YAML and in Python.
+
+Every value is checked where it is made, so a file and a Python object are held to the same rules. The first problem
+found is reported in one line that names the key, the value and what is allowed. Every key: ``docs/pipeline.md``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import re
+import reprlib
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from airflow_provider_cdc.config.deletes import ALL_HARD
+from airflow_provider_cdc.config.patterns import matches
+from airflow_provider_cdc.config.sections import (
+    MAX_SERVER_ID,
+    SUSPEND,
+    Alerts,
+    Snapshot,
+    Source,
+    Spark,
+    State,
+    Stream,
+)
+from airflow_provider_cdc.config.sink_section import KEEP, Sink
+from airflow_provider_cdc.config.strict_yaml import parse
+from airflow_provider_cdc.model import server_id_slots as slots
+from airflow_provider_cdc.model.errors import NotReadyError
+from airflow_provider_cdc.model.start_mode import SNAPSHOT
+from airflow_provider_cdc.model.value_checks import check_keys, key_names, refused
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+# A derived server id is far above the small numbers people give to their own servers.
+_FIRST_DERIVED_ID, _ID_STRIDE = 2**20, 1024
+_UUIDS = uuid.uuid5(uuid.NAMESPACE_URL, "airflow-provider-cdc")
+
+_SECTIONS: dict[str, type[Any]] = {
+    section.__name__.lower(): section for section in (Source, Snapshot, Stream, Sink, State, Spark, Alerts)
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """One pipeline: the object that the command line, DAGs and tests all take.
+
+    :param name: identity of the pipeline in the bookkeeping, in sink transactions and in replication server ids.
+    :raises NotReadyError: for the first value that is not usable.
+    """
+
+    name: str
+    source: Source
+    snapshot: Snapshot = field(default_factory=Snapshot)
+    stream: Stream = field(default_factory=Stream)
+    sink: Sink
+    state: State = field(default_factory=State)
+    spark: Spark = field(default_factory=Spark)
+    alerts: Alerts = field(default_factory=Alerts)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
+            raise refused("name", self.name, "1 to 63 letters, digits, '_', '.' or '-', with a letter or digit first")
+        for key, section in _SECTIONS.items():
+            if not isinstance(getattr(self, key), section):
+                raise refused(key, getattr(self, key), f"a {section.__name__}; Pipeline.from_dict takes plain mappings")
+        if self.sink.adopt and self.stream.start != SNAPSHOT:
+            raise NotReadyError(
+                "sink.adopt is true, and stream.start is not snapshot",
+                "The rows of an adopted table are replaced by those of the snapshot: begin with one",
+            )
+        if self.stream.on_purged == "reread" and self.sink.deletions != ALL_HARD:
+            raise NotReadyError(
+                "stream.on_purged is reread, and sink.deletes keeps deleted rows",
+                "A new snapshot would remove them: leave on_purged at stop",
+            )
+        stream = self.stream
+        if self.sink.on_dropped != KEEP and (stream.on_table_error != SUSPEND or not stream.follows_ddl):
+            raise NotReadyError(
+                "sink.on_dropped is not keep, and the stream stops where a table is dropped",
+                f"Leave stream.on_table_error at {SUSPEND}, and stream.schema_changes at another value than exception",
+            )
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Pipeline:
+        """Read a pipeline from a YAML file.
+
+        :param path: file to read, UTF-8.
+        :raises NotReadyError: if the file cannot be read, is not YAML, or holds a value that is not usable.
+        """
+        try:
+            text = Path(path).read_text(encoding="utf-8-sig")
+        except OSError as error:
+            raise NotReadyError(f"cannot read {path}: {error.strerror}", "Give the pipeline's YAML file") from None
+        except UnicodeDecodeError:
+            raise NotReadyError(f"{path} is not a UTF-8 text", "Give the pipeline's YAML file") from None
+        return cls.from_yaml(text, str(path))
+
+    @classmethod
+    def from_yaml(cls, text: str, name: str = "pipeline") -> Pipeline:
+        """Read a pipeline from YAML text; :meth:`to_yaml` writes it.
+
+        :param text: the YAML.
+        :param name: what messages call it.
+        :raises NotReadyError: if it is not YAML, or holds a value that is not usable.
+        """
+        value = parse(text, name)
+        try:
+            return cls.from_dict(value)
+        except NotReadyError as error:
+            raise NotReadyError(f"{name}: {error.message}", error.remedy) from None
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> Pipeline:
+        """Make a pipeline of plain values, as YAML or JSON gives them.
+
+        :param value: mapping with the names of the sections; a section that is missing or ``None`` has its defaults.
+        :raises NotReadyError: for the first key or value that is not usable.
+        """
+        if not isinstance(value, Mapping):
+            raise NotReadyError(
+                f"a pipeline is not {reprlib.repr(value)}", "It is a mapping with name, source and sink"
+            )
+        values = dict(value)
+        check_keys("", values, cls)
+        for key, section in _SECTIONS.items():
+            if values.get(key) is None:
+                values[key] = {}
+            if not isinstance(values[key], Mapping):
+                raise refused(key, values[key], f"a mapping with the keys {key_names(section)}")
+            check_keys(f"{key}.", values[key], section)
+            values[key] = section(**values[key])
+        return cls(**values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values in the order of the contract; :meth:`from_dict` turns them back."""
+        value = dataclasses.asdict(self)
+        value["source"].update({key: list(patterns) for key, patterns in self.source.patterns.items()})
+        value["sink"]["table_properties"] = {
+            name: {v: list(patterns) for v, patterns in wanted.items()} if isinstance(wanted, Mapping) else wanted
+            for name, wanted in self.sink.table_properties.items()
+        }
+        for key in ("deletes", "merge", "on_dropped"):
+            if isinstance(modes := getattr(self.sink, key), Mapping):
+                value["sink"][key] = {mode: list(patterns) for mode, patterns in modes.items()}
+        return value
+
+    def to_yaml(self) -> str:
+        """YAML text; :meth:`from_yaml` reads it back. It holds no secret: connections are named only."""
+        return yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True)
+
+    def captures(self, database: str, table: str) -> bool:
+        """Whether a table is one of the pipeline's."""
+        source = self.source
+        return matches(source.tables, database, table) and not matches(source.exclude, database, table)
+
+    def keeps(self, database: str, table: str, column: str) -> bool:
+        """Whether a column of a captured table is copied, unless it is one of the key: those always are."""
+        included, excluded = self.source.include_columns, self.source.exclude_columns
+        if included:
+            return matches(included, database, table, column)
+        return not matches(excluded, database, table, column)
+
+    def server_id(self, slot: int) -> int:
+        """Replication server id of one of the pipeline's binlog readers.
+
+        :param slot: one of :mod:`~airflow_provider_cdc.model.server_id_slots`.
+        :return: a number below 2^32, the same in every run.
+        """
+        if not 0 <= slot <= slots.LAST:
+            raise ValueError(f"slot {slot} is not in 0..{slots.LAST}")
+        if self.source.server_id is not None:
+            return self.source.server_id + slot
+        # Strides, so that the ids of two pipelines never overlap in part.
+        strides = (MAX_SERVER_ID - _FIRST_DERIVED_ID) // _ID_STRIDE
+        digest = int.from_bytes(hashlib.sha256(self.name.encode()).digest()[:8], "big")
+        return _FIRST_DERIVED_ID + digest % strides * _ID_STRIDE + slot
+
+    def replica_uuid(self, slot: int) -> str:
+        """UUID with which the reader of a slot registers at the server; the same in every run."""
+        return str(uuid.uuid5(_UUIDS, f"{self.name}/{self.server_id(slot)}"))
+
+    def replica(self, slot: int) -> tuple[int, str]:
+        """Server id and UUID with which the reader of a slot registers at the server."""
+        return self.server_id(slot), self.replica_uuid(slot)

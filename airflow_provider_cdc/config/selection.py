@@ -1,0 +1,89 @@
+"""Which tables a comparison takes, how fast it reads them, and how old a copy may be that it compares."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from airflow_provider_cdc.config.load_limits import Limits
+from airflow_provider_cdc.config.patterns import check_patterns, matches
+from airflow_provider_cdc.model.value_checks import check_whole, refused
+
+#: Seconds by which a copy may lag behind its source to be compared: a day, as a catch-up a day leaves it.
+MAX_LAG_SECONDS = 86_400
+_SHARE = re.compile(r"1/([1-9][0-9]{0,5})")
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Some of a pipeline's tables.
+
+    :param tables: patterns ``database.table``; all tables if empty.
+    :param parts: into how many parts the tables are divided, by their names: each stays in its part, whatever other
+        tables come and go.
+    :param turn: the number of the part that is taken, or any number that has this remainder.
+    :param max_rows_per_second: rows that are read from the source in a second; ``None`` for what the pipeline says.
+    :param max_lag_seconds: age of the oldest commit that a copy lacks from which on it is not compared.
+    """
+
+    tables: tuple[str, ...] = ()
+    parts: int = 1
+    turn: int = 0
+    max_rows_per_second: int | None = None
+    max_lag_seconds: int = MAX_LAG_SECONDS
+
+    @classmethod
+    def of(
+        cls,
+        tables: Sequence[str] = (),
+        sample: str | None = None,
+        seed: int | None = None,
+        max_rows_per_second: int | None = None,
+        max_lag_seconds: int | None = None,
+        *,
+        today: int,
+    ) -> Selection:
+        """Check what a person has written.
+
+        :param sample: ``1/n``, or ``None`` for all tables.
+        :param seed: the turn; ``None`` for the day's: so in ``n`` days in a row each table is taken once.
+        :param today: number of the day.
+        :raises NotReadyError: for a value that is not allowed.
+        """
+        patterns = check_patterns("tables", list(tables))
+        share = None if sample is None else _SHARE.fullmatch(str(sample))
+        if sample is not None and share is None:
+            raise refused("sample", sample, "a share such as 1/7")
+        if seed is not None:
+            check_whole("seed", seed, 0)
+            if sample is None:
+                raise refused("seed", seed, "given together with sample: it says which share of the tables is taken")
+        if max_rows_per_second is not None:
+            check_whole("max_rows_per_second", max_rows_per_second, 1)
+        longest = MAX_LAG_SECONDS if max_lag_seconds is None else max_lag_seconds
+        check_whole("max_lag_seconds", longest, 0)
+        parts = int(share[1]) if share else 1
+        return cls(patterns, parts, today if seed is None else seed, max_rows_per_second, longest)
+
+    def takes(self, database: str, table: str) -> bool:
+        """Whether it takes a table."""
+        return self.names(database, table) and _number(database, table) % self.parts == self.turn % self.parts
+
+    def names(self, database: str, table: str) -> bool:
+        """Whether the patterns name a table."""
+        return not self.tables or matches(self.tables, database, table)
+
+    def limits(self, limits: Limits) -> Limits:
+        """The pipeline's limits, and its own: the lower one counts."""
+        rates = [rate for rate in (limits.rows_per_second, self.max_rows_per_second) if rate is not None]
+        return replace(limits, rows_per_second=min(rates, default=None))
+
+
+#: All tables.
+EVERYTHING = Selection()
+
+
+def _number(database: str, table: str) -> int:
+    return int.from_bytes(hashlib.sha256(f"{database}\0{table}".encode()).digest()[:8], "big")

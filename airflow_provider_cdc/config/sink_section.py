@@ -1,0 +1,174 @@
+"""The section of a pipeline that says where rows go, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from airflow_provider_cdc.config.deletes import ALL_HARD, DELETES, HARD, IGNORE, SOFT, Deletes
+from airflow_provider_cdc.config.patterns import check_patterns, matches
+from airflow_provider_cdc.config.sink_kinds import KINDS
+from airflow_provider_cdc.config.store_address import StoreAddress, folder_of
+from airflow_provider_cdc.config.table_paths import DEFAULT, TablePaths
+from airflow_provider_cdc.config.table_properties import TableProperties
+from airflow_provider_cdc.model.errors import NotReadyError
+from airflow_provider_cdc.model.value_checks import check_choice, check_conn_id, check_whole, refused
+
+_SINK_KINDS = ("delta", "iceberg", "jdbc", "kafka", "changelog")
+_UNITS = ("year", "month", "day", "hour")
+_MERGES = ("deletion_vectors", "copy_on_write")
+#: ``on_dropped``: the copy of a table that was dropped stays as it was; or its rows go.
+KEEP, DROP = "keep", "drop"
+
+
+@dataclass(frozen=True)
+class Sink:
+    """Where rows go.
+
+    :param path: absolute folder, or address in an object store (``s3://``, ``gs://``, ``abfss://``, ``az://``); one
+        table a folder: ``<path>/<database>/<table>``.
+    :param kind: ``delta``; one of :data:`airflow_provider_cdc.config.sink_kinds.KINDS`.
+    :param deletes: what becomes of rows that are deleted in the source: ``hard``, they go; ``soft``, they stay and are
+        marked; ``ignore``, they stay; or, for some tables, ``{"soft": [patterns], "ignore": [patterns]}``.
+    :param on_dropped: what becomes of the copy of a table that is dropped in the source: ``keep``, it stays as it was;
+        ``drop``, its rows go; or, for some tables, ``{"drop": [patterns]}``.
+    :param merge: how rows that are replaced or deleted go: ``deletion_vectors`` or ``copy_on_write``; or, for some
+        tables, ``{"copy_on_write": [patterns]}``.
+    :param index_bytes: what the index of a table's keys may take in memory.
+    :param partition_by: for patterns of tables, what they are partitioned by: columns, and parts of dates as
+        ``{"month": "created_at"}``; the first pattern that fits counts.
+    :param table_path: where the folder of a table is below ``path``, with ``{database}`` and ``{table}`` for its names.
+    :param lower_case: whether names are written in lower case there.
+    :param table_properties: properties of the tables: ``{property: value}``, or ``{property: {value: [patterns]}}`` for
+        some tables.
+    :param adopt: whether a table that something else has made becomes the copy: the snapshot replaces its rows.
+    :param compaction: whether the stream compacts the tables beside its work; else only ``airflow-cdc maintain`` does.
+    :param conn_id: Airflow connection of the object store; ``None`` for what the environment of each host says.
+    """
+
+    path: str
+    kind: str = "delta"
+    deletes: str | Mapping[str, Sequence[str]] = field(default=HARD, hash=False)
+    merge: str | Mapping[str, Sequence[str]] = field(default="deletion_vectors", hash=False)
+    index_bytes: int = 268_435_456
+    partition_by: Mapping[str, Sequence[str | Mapping[str, str]]] = field(default_factory=dict, hash=False)
+    compaction: bool = True
+    conn_id: str | None = None
+    table_path: str = DEFAULT.template
+    lower_case: bool = False
+    table_properties: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    adopt: bool = False
+    on_dropped: str | Mapping[str, Sequence[str]] = field(default=KEEP, hash=False)
+
+    def __post_init__(self) -> None:
+        check_choice("sink.kind", self.kind, tuple(KINDS), _SINK_KINDS, f"Use {' or '.join(KINDS)}")
+        path: object = self.path
+        if not isinstance(path, str):
+            raise refused("sink.path", path, "the absolute path of a folder, such as /data/lake")
+        address = StoreAddress.of(path)
+        if "%" in (folder_of(path) or path):
+            raise NotReadyError(
+                f"sink.path has a percent sign: {path[:60]!r}",
+                "Name a folder without one: readers of Delta tables take it for the beginning of an escaped character",
+            )
+        if self.conn_id is not None:
+            check_conn_id("sink.conn_id", self.conn_id)
+            if address is None:
+                raise NotReadyError("sink.conn_id is set, and sink.path is a folder", "Leave one of them out")
+        self._check_modes("deletes", DELETES)
+        TablePaths(self.table_path, self.lower_case)
+        TableProperties.parse(self.table_properties)
+        self._check_modes("merge", _MERGES)
+        self._check_modes("on_dropped", (KEEP, DROP))
+        self._check_partitions()
+        check_whole("sink.index_bytes", self.index_bytes, 1 << 20)
+        for name in ("compaction", "adopt"):
+            if not isinstance(getattr(self, name), bool):
+                raise refused(f"sink.{name}", getattr(self, name), "true or false")
+
+    def _check_modes(self, name: str, modes: tuple[str, ...]) -> None:
+        """A word for all tables, or patterns of tables for words other than the default, which comes first."""
+        value: object = getattr(self, name)
+        if not isinstance(value, Mapping):
+            check_choice(f"sink.{name}", value, modes, (), "")
+            return
+        if not value or not {*value} <= {*modes[1:]}:
+            forms = ", ".join(f"{mode}: [patterns of tables]" for mode in modes[1:])
+            raise refused(f"sink.{name}", value, f"{' or '.join(modes)}, or {{{forms}}}")
+        patterns = {mode: check_patterns(f"sink.{name}.{mode}", listed) for mode, listed in value.items()}
+        object.__setattr__(self, name, patterns)
+
+    def _patterns(self, name: str, mode: str) -> tuple[str, ...]:
+        """Patterns of the tables for which a setting is this word."""
+        value = getattr(self, name)
+        if isinstance(value, str):
+            return (".*[.].*",) if value == mode else ()
+        return tuple(value.get(mode, ()))
+
+    @property
+    def deletions(self) -> Deletes:
+        """``deletes``, to be asked by table."""
+        return Deletes(self._patterns("deletes", SOFT), self._patterns("deletes", IGNORE))
+
+    def drops(self, database: str, table: str) -> bool:
+        """Whether the rows of a table's copy go when the table is dropped in the source."""
+        return matches(self._patterns("on_dropped", DROP), database, table)
+
+    @property
+    def table_paths(self) -> TablePaths:
+        """``table_path`` and ``lower_case``."""
+        return TablePaths(self.table_path, self.lower_case)
+
+    def _check_partitions(self) -> None:
+        value: object = {} if self.partition_by is None else self.partition_by
+        if not isinstance(value, Mapping):
+            raise refused("sink.partition_by", value, "a mapping of patterns of tables to lists of columns")
+        found: dict[str, list[str | dict[str, str]]] = {}
+        for pattern in check_patterns("sink.partition_by", list(value)):
+            key, listed = f"sink.partition_by.{pattern}", value[pattern]
+            if not isinstance(listed, list | tuple) or not listed:
+                raise refused(key, listed, "a list such as [country, {month: created_at}]")
+            found[pattern] = [_part(key, part) for part in listed]
+        object.__setattr__(self, "partition_by", found)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the class of the sink takes beside path and pipeline, as far as it is not the default."""
+        found: dict[str, Any] = {}
+        if copies := self._patterns("merge", "copy_on_write"):
+            found["copies"] = copies
+        if self.deletions != ALL_HARD:
+            found["deletes"] = self.deletions
+        if self.table_paths != DEFAULT:
+            found["table_path"] = self.table_paths
+        if self.adopt:
+            found["adopt"] = True
+        if self.table_properties:
+            found["table_properties"] = TableProperties.parse(self.table_properties)
+        if self.index_bytes != type(self).index_bytes:
+            found["index_bytes"] = self.index_bytes
+        if self.partition_by:
+            found["partition_by"] = tuple(
+                (pattern, tuple((part, None) if isinstance(part, str) else _column_and_unit(part) for part in parts))
+                for pattern, parts in self.partition_by.items()
+            )
+        return found
+
+
+def _part(key: str, part: object) -> str | dict[str, str]:
+    """What a table is partitioned by, if it is such."""
+    if isinstance(part, str) and part:
+        return part
+    if isinstance(part, Mapping) and len(part) == 1:
+        ((unit, column),) = part.items()
+        if unit in _UNITS and isinstance(column, str) and column:
+            return {unit: column}
+    raise refused(
+        key, part, f"a list of columns and parts of dates, such as {{month: created_at}}: {', '.join(_UNITS)}"
+    )
+
+
+def _column_and_unit(part: Mapping[str, str]) -> tuple[str, str]:
+    ((unit, column),) = part.items()
+    return column, unit

@@ -1,0 +1,370 @@
+"""How an object store is reached, as connections of Airflow say it.
+
+What a connection does not say comes from the environment of each host, as for every program that uses such a store. An
+extra that is not understood is refused: it may be what makes the connection safe, or right.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from airflow_provider_cdc.config.store_address import AZURE, GCS, S3, StoreAddress
+from airflow_provider_cdc.config.tls import is_here
+from airflow_provider_cdc.model.errors import NotReadyError
+
+#: Types of connections, and what kind of store each is for.
+STORE_TYPES = {"aws": S3, "s3": S3, "google_cloud_platform": GCS, "wasb": AZURE, "adls": AZURE}
+#: Extras whose texts are secrets.
+_SECRETS = (
+    "aws_secret_access_key",
+    "aws_session_token",
+    "private_key",
+    "shared_access_key",
+    "account_key",
+    "sas_token",
+    "client_secret",
+    "connection_string",
+)
+_PREFIX = re.compile(r"extra__(aws|google_cloud_platform|wasb|adls)__")
+
+# What other tasks' hooks may want of the same connection, and what has no meaning here.
+_GCP_IGNORED = ("project", "project_id", "num_retries", "scope")
+_AWS_KEYS = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
+_AWS_EXTRA = (
+    *_AWS_KEYS,
+    "region_name",
+    "endpoint_url",
+    "service_config",
+    "config_kwargs",
+    "verify",
+    "anonymous",
+    "role_arn",
+    "assume_role_method",
+    "assume_role_kwargs",
+)
+_GCP_EXTRA = ("keyfile_dict", "key_path", "endpoint_url")
+_AZURE_EXTRA = (
+    "account_name",
+    "account_url",
+    "account_key",
+    "shared_access_key",
+    "sas_token",
+    "connection_string",
+    "tenant_id",
+    "client_secret",
+    "managed_identity_client_id",
+    "anonymous",
+    "endpoint_url",
+)
+_ROLE_KWARGS = ("RoleSessionName", "ExternalId", "DurationSeconds")
+_Pairs = tuple[tuple[str, Any], ...]
+
+
+class _Fields(Protocol):
+    """What of a connection is looked at."""
+
+    @property
+    def conn_id(self) -> str: ...
+    @property
+    def conn_type(self) -> str: ...
+    @property
+    def host(self) -> str | None: ...
+    @property
+    def login(self) -> str | None: ...
+    @property
+    def password(self) -> str | None: ...
+    @property
+    def extra(self) -> Mapping[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class StoreAccess:
+    """What a connection says of a store. Its ``repr`` shows no secret; it travels to tasks as passwords do.
+
+    :param store: kind of the store.
+    :param what: what messages call it.
+    :param config: settings of the store, by the names that libraries on top of ``object_store`` share.
+    :param client: settings of the HTTP client.
+    :param keys: keys of AWS: id, secret, and token or ``None``.
+    :param role: what AWS shall be asked for with these: arguments of ``AssumeRole``.
+    """
+
+    store: str
+    what: str
+    config: _Pairs = field(default=(), repr=False)
+    client: _Pairs = field(default=(), repr=False)
+    keys: tuple[str, str, str | None] | None = field(default=None, repr=False)
+    role: _Pairs = field(default=(), repr=False)
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """Texts that no message may hold."""
+        names = ("account_key", "sas_key", "client_secret", "service_account_key")
+        found = [str(value) for name, value in self.config if name in names]
+        return tuple(filter(None, (*found, *(self.keys or ())[1:])))
+
+    @property
+    def unsafe(self) -> str | None:
+        """What is unsafe about it; ``None`` for nothing."""
+        if dict(self.client).get("allow_invalid_certificates"):
+            return "the server's certificate is not checked: whoever is on the way may pass for the server"
+        config = dict(self.config)
+        endpoint = urlsplit(str(config.get("endpoint") or config.get("base_url") or ""))
+        if endpoint.scheme == "http" and not is_here(endpoint.hostname):
+            return "nothing is encrypted, and whoever is on the way may pass for the server"
+        return None
+
+    def check_for(self, path: str) -> None:
+        """Refuse a connection that is not for the store that ``sink.path`` names.
+
+        :raises NotReadyError: if it is for another kind of store, or another account.
+        """
+        address = StoreAddress.of(path)
+        if address is None or address.store != self.store:
+            raise NotReadyError(f"{self.what} is not for the store that sink.path names", "Correct one of them")
+        if address.account and dict(self.config).get("account_name", address.account) != address.account:
+            raise NotReadyError(f"{self.what} is for another account than sink.path names", "Correct one of them")
+
+
+def secrets_of(extra: Mapping[str, Any]) -> list[str]:
+    """Texts in a connection's extra that no message may hold."""
+    found: list[str] = []
+    for prefixed, value in extra.items():
+        name = _PREFIX.sub("", prefixed)
+        if name == "keyfile_dict":
+            with suppress(ValueError):
+                inner = json.loads(value) if isinstance(value, str) else value
+                found += [str(value), *(secrets_of(inner) if isinstance(inner, Mapping) else [])]
+        elif name in _SECRETS and value:
+            found.append(str(value))
+            if name == "connection_string":
+                parts = (part.partition("=") for part in str(value).split(";"))
+                found += [text for key, _, text in parts if key in ("AccountKey", "SharedAccessSignature")]
+    return found
+
+
+def access_of(conn: _Fields) -> StoreAccess:
+    """What a connection says.
+
+    :raises NotReadyError: if it is of another type, or says something that would be lost.
+    """
+    what = f"connection {conn.conn_id}"
+    store = STORE_TYPES.get(conn.conn_type)
+    if store is None:
+        raise NotReadyError(
+            f"{what} is of type {conn.conn_type}",
+            "For an object store it must be aws, google_cloud_platform, wasb or adls",
+        )
+    extra = {_PREFIX.sub("", k): v for k, v in conn.extra.items() if v not in (None, "", {}, [])}
+    return {S3: _aws, GCS: _gcp, AZURE: _azure}[store](what, conn, extra)
+
+
+def _known(what: str, extra: Mapping[str, Any], known: tuple[str, ...], ignored: tuple[str, ...] = ()) -> None:
+    for name in extra:
+        if name not in known and name not in ignored:
+            raise NotReadyError(f"{what}: extra {name!r} is not supported", f"Use only {', '.join(known)}")
+
+
+def _table(what: str, name: str, value: Any) -> dict[str, Any]:
+    """An extra that is a mapping, or the JSON of one."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            value = None
+    if not isinstance(value, Mapping):
+        raise NotReadyError(f"{what}: extra {name!r} is not a JSON object", "Correct it")
+    return dict(value)
+
+
+def _flag(what: str, extra: Mapping[str, Any], name: str) -> bool:
+    value = extra.get(name, False)
+    found = {"true": True, "false": False}.get(str(value).lower())
+    if found is None:
+        raise NotReadyError(f"{what}: extra {name!r} is neither true nor false", "Correct it")
+    return found
+
+
+def _endpoint(what: str, url: Any) -> tuple[str, dict[str, Any]]:
+    """An endpoint and what the client has to know for it."""
+    try:
+        parts = urlsplit(str(url))
+        ok = parts.scheme in ("http", "https") and parts.hostname and "@" not in parts.netloc and not parts.query
+    except ValueError:
+        ok = False
+    if not ok:
+        raise NotReadyError(f"{what}: its endpoint is not an address", "Write it as https://host:port, without keys")
+    return str(url).rstrip("/"), {"allow_http": True} if parts.scheme == "http" else {}
+
+
+# ---------------------------------------------------------------- AWS, and what speaks its protocol
+
+
+def _aws(what: str, conn: _Fields, extra: Mapping[str, Any]) -> StoreAccess:
+    _known(what, extra, _AWS_EXTRA)
+    config: dict[str, Any] = {}
+    client: dict[str, Any] = {}
+    if extra.get("region_name"):
+        config["region"] = str(extra["region_name"])
+    url = extra.get("endpoint_url")
+    if "service_config" in extra:
+        url = _of_s3(what, extra["service_config"]).get("endpoint_url", url)
+    if url:
+        config["endpoint"], client = _endpoint(what, url)
+    verify = extra.get("verify", True)
+    if str(verify).lower() == "false":
+        client["allow_invalid_certificates"] = True
+    elif str(verify).lower() != "true":
+        client["root_certificate"] = str(verify)
+    style, unsigned = _config_kwargs(what, extra)
+    if style:
+        config["virtual_hosted_style_request"] = style == "virtual"
+    key = conn.login or extra.get("aws_access_key_id")
+    secret = conn.password or extra.get("aws_secret_access_key")
+    token = extra.get("aws_session_token")
+    if bool(key) != bool(secret) or (token and not key):
+        raise NotReadyError(
+            f"{what} has not both of login (access key id) and password (secret access key)",
+            "Give both, or none: then the environment or the instance says who asks",
+        )
+    keys = (str(key), str(secret), str(token) if token else None) if key else None
+    role = _role(what, extra)
+    if unsigned or _flag(what, extra, "anonymous"):
+        if keys or role:
+            raise NotReadyError(f"{what} is anonymous, and has keys or a role", "Remove one of them")
+        config["skip_signature"] = True
+    return StoreAccess(S3, what, tuple(config.items()), tuple(client.items()), keys, role)
+
+
+def _of_s3(what: str, value: Any) -> dict[str, Any]:
+    """``service_config``, of which only the part of S3 is of use, and of that the endpoint."""
+    found = _table(what, "service_config.s3", _table(what, "service_config", value).get("s3", {}))
+    if other := sorted(found.keys() - {"endpoint_url", "bucket_name"}):
+        raise NotReadyError(f"{what}: extra 'service_config.s3.{other[0]}' is not supported", "Use endpoint_url only")
+    return found
+
+
+def _config_kwargs(what: str, extra: Mapping[str, Any]) -> tuple[str | None, bool]:
+    """Style of addresses, and whether requests are not signed."""
+    found = _table(what, "config_kwargs", extra.get("config_kwargs", {}))
+    s3 = _table(what, "config_kwargs.s3", found.pop("s3", {}))
+    unsigned = found.pop("signature_version", "s3v4")
+    style = s3.pop("addressing_style", "auto")
+    for prefix, rest in (("", found), ("s3.", s3)):
+        for name in rest:
+            raise NotReadyError(
+                f"{what}: extra 'config_kwargs.{prefix}{name}' is not supported",
+                "Use only s3.addressing_style and signature_version",
+            )
+    if unsigned not in ("s3v4", "unsigned") or style not in ("path", "virtual", "auto"):
+        raise NotReadyError(
+            f"{what}: extra 'config_kwargs' has an unknown signature_version or s3.addressing_style",
+            "They are s3v4 or unsigned, and path, virtual or auto",
+        )
+    return (None if style == "auto" else style), unsigned == "unsigned"
+
+
+def _role(what: str, extra: Mapping[str, Any]) -> _Pairs:
+    method = extra.get("assume_role_method", "assume_role")
+    if method != "assume_role":
+        raise NotReadyError(
+            f"{what}: extra 'assume_role_method' is not assume_role",
+            "For a web identity, leave out sink.conn_id: AWS_ROLE_ARN and AWS_WEB_IDENTITY_TOKEN_FILE say it",
+        )
+    arn, found = extra.get("role_arn"), _table(what, "assume_role_kwargs", extra.get("assume_role_kwargs", {}))
+    if found and not arn:
+        raise NotReadyError(f"{what}: extra 'assume_role_kwargs' has no role_arn beside it", "Add it")
+    for name in found:
+        if name not in _ROLE_KWARGS:
+            raise NotReadyError(
+                f"{what}: extra 'assume_role_kwargs.{name}' is not supported", f"Use only {', '.join(_ROLE_KWARGS)}"
+            )
+    if not arn:
+        return ()
+    return (("RoleArn", str(arn)), *{"RoleSessionName": "airflow-cdc", **found}.items())
+
+
+# ---------------------------------------------------------------- Google and Azure
+
+
+def _gcp(what: str, conn: _Fields, extra: Mapping[str, Any]) -> StoreAccess:
+    for name in ("anonymous", "is_anonymous"):
+        if _flag(what, extra, name):
+            raise NotReadyError(
+                f"{what}: extra {name!r} is for reading only", "Give keyfile_dict or key_path: a sink writes"
+            )
+    extra = {name: value for name, value in extra.items() if name not in ("anonymous", "is_anonymous")}
+    _known(what, extra, _GCP_EXTRA, _GCP_IGNORED)
+    config: dict[str, Any] = {}
+    client: dict[str, Any] = {}
+    if "keyfile_dict" in extra:
+        config["service_account_key"] = json.dumps(_table(what, "keyfile_dict", extra["keyfile_dict"]))
+    if "key_path" in extra:
+        config["service_account"] = str(extra["key_path"])
+    if len(config) > 1:
+        raise NotReadyError(f"{what} says in several ways who asks", "Give one of keyfile_dict and key_path")
+    if "endpoint_url" in extra:
+        config["base_url"], client = _endpoint(what, extra["endpoint_url"])
+    return StoreAccess(GCS, what, tuple(config.items()), tuple(client.items()))
+
+
+def _azure(what: str, conn: _Fields, extra: Mapping[str, Any]) -> StoreAccess:
+    _known(what, extra, _AZURE_EXTRA)
+    named = _connection_string(what, str(extra.get("connection_string", "")))
+    tenant = extra.get("tenant_id")
+    host = str(extra.get("account_url") or conn.host or "")
+    account = extra.get("account_name") or named.get("AccountName") or _account(host)
+    if not account and not tenant:
+        account = conn.login
+    url = extra.get("endpoint_url") or named.get("BlobEndpoint")
+    config: dict[str, Any] = {"account_name": str(account)} if account else {}
+    client: dict[str, Any] = {}
+    if url:
+        config["endpoint"], client = _endpoint(what, url)
+    found: list[dict[str, Any]] = []
+    key = extra.get("account_key") or extra.get("shared_access_key") or named.get("AccountKey")
+    if not tenant:
+        key = key or conn.password
+    if key:
+        found.append({"credential_type": "access_key", "account_key": str(key)})
+    if sas := extra.get("sas_token") or named.get("SharedAccessSignature"):
+        found.append({"credential_type": "sas_token", "sas_key": str(sas).lstrip("?")})
+    if tenant:
+        secret = conn.password or extra.get("client_secret")
+        if not conn.login or not secret:
+            raise NotReadyError(
+                f"{what} has a tenant_id, but no login (client id) or no password (client secret)", "Give all three"
+            )
+        ids = {"tenant_id": str(tenant), "client_id": conn.login, "client_secret": str(secret)}
+        found.append({"credential_type": "client_secret", **ids})
+    if identity := extra.get("managed_identity_client_id"):
+        found.append({"credential_type": "managed_identity", "client_id": str(identity)})
+    if _flag(what, extra, "anonymous"):
+        found.append({"skip_signature": True})
+    if len(found) > 1:
+        raise NotReadyError(
+            f"{what} says in several ways who asks",
+            "Give one of an account key, sas_token, tenant_id with client id and secret, managed_identity_client_id "
+            "and anonymous",
+        )
+    config |= found[0] if found else {}
+    return StoreAccess(AZURE, what, tuple(config.items()), tuple(client.items()))
+
+
+def _account(host: str) -> str | None:
+    """Account of a connection's host, which is its name or address."""
+    name = re.sub(r"^https?://", "", host).split("/")[0]
+    return name.split(".")[0] or None
+
+
+def _connection_string(what: str, text: str) -> dict[str, str]:
+    parts = [part.partition("=") for part in text.split(";") if part]
+    if not all(separator for _, separator, _ in parts):
+        raise NotReadyError(f"{what}: its connection_string cannot be understood", "Copy it again")
+    return {name: value for name, _, value in parts}

@@ -1,0 +1,112 @@
+"""Addresses of ``sink.path``: a folder, or a place in an object store."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Self
+from urllib.parse import quote, unquote
+
+from airflow_provider_cdc.model.errors import NotReadyError
+
+#: Kinds of object stores.
+S3, GCS, AZURE = "s3", "gs", "az"
+_SCHEMES = {"s3": S3, "s3a": S3, "gs": GCS, "gcs": GCS, "abfss": AZURE, "abfs": AZURE, "az": AZURE}
+_FORMS = "s3://bucket/prefix, gs://bucket/prefix, abfss://container@account.dfs.core.windows.net/prefix or az://container/prefix"
+_FOLDER = "the absolute path of a folder, such as /data/lake, or an address such as s3://bucket/lake"
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*):/")
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-]{1,220}[A-Za-z0-9]")
+_ACCOUNT = re.compile(r"([a-z0-9]{3,24})\.(?:dfs|blob)\.(core\.[a-z0-9.\-]+)")
+#: Where the accounts of Azure's public cloud are.
+_PUBLIC = "core.windows.net"
+
+
+@dataclass(frozen=True)
+class StoreAddress:
+    """A place in an object store.
+
+    :param store: kind of the store.
+    :param bucket: bucket, or container.
+    :param root: what all names below begin with, without slashes at its ends.
+    :param account: account of Azure, if the address names it.
+    :param cloud: domain of that account.
+    """
+
+    store: str
+    bucket: str
+    root: str = ""
+    account: str | None = None
+    cloud: str = _PUBLIC
+
+    @classmethod
+    def of(cls, path: str) -> Self | None:
+        """The place that ``sink.path`` names, ``None`` if it names a folder.
+
+        :raises NotReadyError: if it is neither. The address is not shown: people write keys into addresses.
+        """
+        found = _SCHEME.match(path)
+        if found is None or found[1].lower() == "file":
+            folder_of(path)
+            return None
+        store = _SCHEMES.get(found[1])
+        if store is None:
+            raise NotReadyError(f"sink.path: {found[1]}:// is not supported", f"Use {_FOLDER}: {_FORMS}")
+        place, _, root = path.partition("://")[2].partition("/")
+        account, cloud = None, _PUBLIC
+        if "@" in place and store == AZURE:
+            place, _, host = place.partition("@")
+            matched = _ACCOUNT.fullmatch(host)
+            if matched is None:
+                raise _refused("the account's host is not like account.dfs.core.windows.net")
+            account, cloud = matched[1], matched[2]
+        elif found[1] in ("abfss", "abfs"):
+            raise _refused("it names no account")
+        root = root.rstrip("/")
+        if not _BUCKET.fullmatch(place):
+            raise _refused("what stands before the first slash is not the name of a bucket or container")
+        if not root.isprintable() or any(part in ("", ".", "..") for part in root.split("/") if root):
+            raise _refused("the prefix has empty, dotted or unprintable parts")
+        if re.search(r"[?#%\\]", root):
+            raise _refused(r"the prefix has one of ? # % \ in it")
+        return cls(store, place, root, account, cloud)
+
+    def text(self, name: str = "") -> str:
+        """The address of a file, a folder or the root, for people."""
+        return f"{self._place}/{'/'.join(part for part in (self.root, name) if part)}".rstrip("/")
+
+    def uri(self, name: str = "") -> str:
+        """The same for libraries."""
+        return f"{self._place}/{quote('/'.join(part for part in (self.root, name) if part), safe='/=')}".rstrip("/")
+
+    @property
+    def _place(self) -> str:
+        if self.account:
+            return f"abfss://{self.bucket}@{self.account}.dfs.{self.cloud}"
+        return f"{self.store}://{self.bucket}"
+
+    def within(self, folder: str) -> StoreAddress:
+        """The address of a folder."""
+        return StoreAddress(
+            self.store, self.bucket, f"{self.root}/{folder}" if self.root else folder, self.account, self.cloud
+        )
+
+
+def folder_of(path: str) -> str | None:
+    """The folder that ``sink.path`` names, ``None`` if it is an address in an object store.
+
+    :raises NotReadyError: if it is an address of a file that is none.
+    """
+    found = _SCHEME.match(path)
+    if found is not None and found[1].lower() != "file":
+        return None
+    if found is not None:
+        if not path.startswith("file:///"):
+            raise NotReadyError("sink.path: an address of a file has no host", "Write it as file:///data/lake")
+        path = unquote(path[len("file://") :])
+    if not path.startswith("/") or not path.isprintable():
+        raise NotReadyError(f"sink.path is {path[:60]!r}", f"It must be {_FOLDER}")
+    return path
+
+
+def _refused(why: str) -> NotReadyError:
+    return NotReadyError(f"sink.path is not an address of an object store: {why}", f"Write it as {_FORMS}")

@@ -1,0 +1,45 @@
+"""YAML that means one thing only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from airflow_provider_cdc.model.errors import NotReadyError
+
+
+def parse(text: str, name: str) -> Any:
+    """The plain value that a YAML text stands for.
+
+    :param text: one document.
+    :param name: what messages call it.
+    :raises NotReadyError: if it is no YAML, or gives a key twice; with the place.
+    """
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise NotReadyError(f"{name}: {_problem(error)}", "Correct the YAML at this place") from None
+    except RecursionError:
+        raise NotReadyError(f"{name} is nested too deeply", "Give the pipeline's YAML") from None
+
+
+class _Loader(yaml.SafeLoader):
+    """The safe loader, which also refuses a key that is given twice (YAML itself would take the last one)."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen: set[str] = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
+                problem = f"key {key.value} is given twice"
+                raise yaml.composer.ComposerError(None, None, problem, key.start_mark)
+            seen.add(key.value)
+        return node
+
+
+def _problem(error: yaml.YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None)
+    words = [getattr(error, "context", None), getattr(error, "problem", None)]
+    problem = " ".join(" ".join(filter(None, words)).split())[:200] or " ".join(str(error).split())[:200]
+    return f"line {mark.line + 1}, column {mark.column + 1}: {problem}" if mark else problem

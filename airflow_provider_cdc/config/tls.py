@@ -1,0 +1,227 @@
+"""What a connection demands of a server before the server may have anything: the modes of MySQL's ``ssl_mode``.
+
+On this host (a literal loopback address, ``localhost``, a socket) nothing is demanded unless it is said; anywhere else
+the server proves itself by its certificate, name included, unless that is given up by name.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from airflow_provider_cdc.model.errors import NotReadyError
+
+#: From none to all; what each means is MySQL's.
+MODES = ("DISABLED", "PREFERRED", "REQUIRED", "VERIFY_CA", "VERIFY_IDENTITY")
+DISABLED, PREFERRED, REQUIRED, VERIFY_CA, VERIFY_IDENTITY = MODES
+
+#: Settings that name a file, and those that are true or false.
+PATHS = ("ssl_ca", "ssl_cert", "ssl_key")
+FLAGS = ("ssl_verify_cert", "ssl_verify_identity", "ssl_disabled")
+#: Keys of the driver's mapping ``ssl``, by the setting that is the same.
+_MAPPING = {
+    "ca": "ssl_ca",
+    "capath": "ssl_capath",
+    "cert": "ssl_cert",
+    "key": "ssl_key",
+    "password": "ssl_key_password",
+    "cipher": "ssl_cipher",
+    "check_hostname": "ssl_verify_identity",
+    "verify_mode": "ssl_verify_cert",
+}
+_TEXTS = ("ssl_ca", "ssl_capath", "ssl_cert", "ssl_key", "ssl_key_password", "ssl_cipher")
+#: All settings: arguments of a connection that are about TLS.
+SETTINGS = ("ssl_mode", *_TEXTS, *FLAGS, "ssl")
+_WORDS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+_VERIFY_MODES = {**_WORDS, "required": True, "optional": True, "none": False}
+
+_RISKS = {
+    DISABLED: "nothing is encrypted, and whoever is on the way may pass for the server",
+    PREFERRED: "TLS is given up if the server offers none, and whoever is on the way may pass for the server",
+    REQUIRED: "the server's certificate is not checked: whoever is on the way may pass for the server",
+    VERIFY_CA: "the name in the server's certificate is not checked: any other one of its authority would do",
+}
+_POSTGRES_RISKS = {"disable": DISABLED, "allow": PREFERRED, "prefer": PREFERRED, "require": REQUIRED}
+_POSTGRES_RISKS |= {"verify-ca": VERIFY_CA}
+
+
+def is_here(host: str | None, unix_socket: str | None = None) -> bool:
+    """Whether what is sent to an address stays on this host.
+
+    A name may be resolved to anything by whoever answers for it, so that only ``localhost`` and addresses count.
+    """
+    if unix_socket or not host or host == "localhost" or host.startswith("/"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+@dataclass(frozen=True)
+class Tls:
+    """What is demanded of one server.
+
+    :param mode: one of :data:`MODES`.
+    :param here: whether the server is on this host.
+    :param texts: files and the like, by the name of the setting; those that are not given are missing.
+    """
+
+    mode: str
+    here: bool
+    texts: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, what: str, settings: Mapping[str, Any]) -> Self:
+        """Read the settings of a connection; others than those of TLS, host and socket are passed over.
+
+        :param what: what they belong to, for the message.
+        :raises NotReadyError: if two of them contradict each other, or one would have no effect.
+        """
+        given = _given(what, settings)
+        texts = {name: str(given[name]) for name in _TEXTS if name in given}
+        here = is_here(settings.get("host"), settings.get("unix_socket"))
+        said = str(given["ssl_mode"]).upper() if "ssl_mode" in given else ""
+        if said and said not in MODES:
+            raise NotReadyError(f"{what}: its ssl_mode is not known", f"It must be one of {', '.join(MODES)}")
+        mode = said or _mode(given, here)
+        verifies, has_ca = mode in (VERIFY_CA, VERIFY_IDENTITY), bool({"ssl_ca", "ssl_capath"} & texts.keys())
+        means = {"ssl_disabled": mode == DISABLED, "ssl_verify_cert": verifies}
+        means["ssl_verify_identity"] = mode == VERIFY_IDENTITY
+        for name, meant in means.items():
+            if given.get(name, meant) != meant:
+                raise NotReadyError(
+                    f"{what}: {name} is {str(given[name]).lower()}, which contradicts {_name(given, said, mode)}",
+                    "Leave one of them out; ssl_mode says it all",
+                )
+        unused = [*texts] if mode == DISABLED else [] if verifies else [*({"ssl_ca", "ssl_capath"} & texts.keys())]
+        if said and unused:
+            raise NotReadyError(f"{what}: {min(unused)} has no effect with ssl_mode {mode}", "Leave one of them out")
+        if mode == VERIFY_CA and not has_ca and not here:
+            raise NotReadyError(
+                f"{what}: without a check of the name, any certificate of the system's authorities would do",
+                "Set ssl_ca to the authority of this server, or leave the check of the name on",
+            )
+        if "ssl_key" in texts and "ssl_cert" not in texts:
+            raise NotReadyError(f"{what}: ssl_key has no effect without ssl_cert", "Give both, or none")
+        return cls(mode, here, {name: text for name, text in texts.items() if name not in unused})
+
+    @property
+    def verifies(self) -> bool:
+        """Whether the server has to prove who it is."""
+        return self.mode in (VERIFY_CA, VERIFY_IDENTITY)
+
+    @property
+    def risk(self) -> str | None:
+        """What is unsafe; ``None`` for nothing."""
+        return None if self.here else _RISKS.get(self.mode)
+
+    def settings(self) -> dict[str, str]:
+        """The settings that say the same, and no more."""
+        return {"ssl_mode": self.mode, **self.texts}
+
+
+def _given(what: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What is said at all, with flags as such, and the mapping ``ssl`` as single settings."""
+    found = {name: settings[name] for name in SETTINGS if settings.get(name) not in (None, "")}
+    for name in FLAGS:
+        if name in found:
+            found[name] = _flag(what, name, found[name], _WORDS)
+    mapping = found.pop("ssl", None)
+    if isinstance(mapping, str):
+        try:
+            mapping = json.loads(mapping)
+        except ValueError:
+            mapping = ()
+    if mapping is not None and not isinstance(mapping, Mapping):
+        raise NotReadyError(f"{what}: extra ssl is not a mapping", "Write a JSON object such as ssl.ca")
+    for key, value in (mapping or {}).items():
+        if key not in _MAPPING:
+            raise NotReadyError(f"{what}: ssl.{key} is not known", f"Use only {', '.join(_MAPPING)}")
+        if value in (None, ""):
+            continue
+        name = _MAPPING[key]
+        if name in FLAGS:
+            value = _flag(what, f"ssl.{key}", value, _VERIFY_MODES)
+        if found.setdefault(name, value) != value:
+            raise NotReadyError(f"{what}: ssl.{key} and {name} contradict each other", "Leave one of them out")
+    return found
+
+
+def _flag(what: str, name: str, value: Any, words: Mapping[str, bool]) -> bool:
+    found = words.get(str(value).lower())
+    if found is None:  # taken for "no", a mistyped word would switch a check off
+        raise NotReadyError(f"{what}: {name} is neither true nor false", f"Write one of {', '.join(words)}")
+    return found
+
+
+def _mode(given: Mapping[str, Any], here: bool) -> str:
+    """The mode of settings that do not name it."""
+    if given.get("ssl_disabled"):
+        return DISABLED
+    if given.get("ssl_verify_identity"):
+        return VERIFY_IDENTITY
+    if given.get("ssl_verify_cert") is False:
+        return REQUIRED
+    if not here:
+        return VERIFY_IDENTITY if given.get("ssl_verify_identity") is None else VERIFY_CA
+    if given.get("ssl_verify_cert") or "ssl_ca" in given or "ssl_capath" in given:
+        return VERIFY_CA  # as behind a tunnel: the name that is dialled is not the server's
+    return REQUIRED if "ssl_cert" in given else PREFERRED
+
+
+def _name(given: Mapping[str, Any], said: str, mode: str) -> str:
+    if said:
+        return f"ssl_mode {mode}"
+    return next(
+        f"{name}={str(given[name]).lower()}"
+        for name in ("ssl_disabled", "ssl_verify_identity", "ssl_verify_cert")
+        if name in given
+    )
+
+
+# ---------------------------------------------------------------- PostgreSQL, by the names of libpq
+
+
+def postgres_settings(what: str, host: str | None, given: Mapping[str, str]) -> dict[str, str]:
+    """What libpq is told: what is given, and what is demanded of a server elsewhere.
+
+    :param what: what they belong to, for the message.
+    :param given: libpq's parameters, as text.
+    :raises NotReadyError: if a server that has not proved itself could ask for the password as it is.
+    """
+    if is_here(host):
+        return dict(given)
+    found = {"gssencmode": "disable", **given}  # else a Kerberos ticket would take the place of TLS
+    if "sslmode" not in found:
+        found = {"sslrootcert": "system", **found, "sslmode": "verify-full"}
+    if not _postgres_verifies(found):
+        found.setdefault("require_auth", "scram-sha-256")
+        methods = [method.strip() for method in found["require_auth"].split(",")]
+        if "!password" not in methods and (methods[0].startswith("!") or "password" in methods):
+            raise NotReadyError(
+                f"{what}: its require_auth gives the password to any server that answers",
+                "Leave it out (scram-sha-256), or let the server prove its identity: sslmode=verify-full",
+            )
+    return found
+
+
+def _postgres_verifies(found: Mapping[str, str]) -> bool:
+    mode = found["sslmode"]
+    return mode in ("verify-ca", "verify-full") or (mode == "require" and "sslrootcert" in found)
+
+
+def postgres_risk(host: str | None, found: Mapping[str, Any]) -> str | None:
+    """What is unsafe about libpq's parameters; ``None`` for nothing.
+
+    Channel binding proves to both sides that nobody is between them: who cannot check the password cannot have it.
+    """
+    if is_here(host) or found.get("channel_binding") == "require":
+        return None
+    mode = str(found.get("sslmode", "prefer"))
+    if mode == "require" and "sslrootcert" in found:
+        mode = "verify-ca"
+    return _RISKS[_POSTGRES_RISKS[mode]] if mode in _POSTGRES_RISKS else None

@@ -1,4 +1,0 @@
-"""Kinds of :class:`~airflow_provider_cdc.core.steps.Suspended` that are no error."""
-
-#: A table that was added and was not read yet, one that was removed, and one that somebody has asked to be suspended.
-ADDED, REMOVED, ASKED = "added", "removed", "asked"

@@ -1,0 +1,72 @@
+"""A range of the binlog: pieces of it are read by tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from airflow_provider_cdc.data_source.changes_planner import ChangesPlanner
+from airflow_provider_cdc.data_source.options import LOOKING, TASKS, Options, reader_errors
+from airflow_provider_cdc.data_source.table_changes import TableChanges
+from airflow_provider_cdc.model.errors import NotReadyError
+from airflow_provider_cdc.model.offset import Offset
+
+
+class Range(InputPartition):
+    """The transactions in (start, end], read by one task.
+
+    :param slot: number of the task's first reader.
+    :param piece_bytes: with which it was made.
+    """
+
+    def __init__(self, start: Offset, end: Offset, slot: int, piece_bytes: int) -> None:
+        super().__init__(None)
+        self.start, self.end, self.slot, self.piece_bytes = start, end, slot, piece_bytes
+
+
+def ranges(start: Offset, ends: Sequence[Offset], piece_bytes: int) -> list[InputPartition]:
+    """A partition for each piece of (start, the last of the ends]."""
+    pairs = enumerate(zip([start, *ends], ends, strict=False))
+    return [Range(a, b, LOOKING + TASKS * i, piece_bytes) for i, (a, b) in pairs]
+
+
+def read_range(log: TableChanges, schema: pa.Schema, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    """Read the changes of one piece, as Spark wants them."""
+    if not isinstance(partition, Range):  # what Spark makes of no partitions at all
+        return
+    with reader_errors():
+        for batch in log.read(partition.start, partition.end, partition.slot, partition.piece_bytes):
+            columns = [a.cast(field.type) for a, field in zip(batch.columns, schema, strict=True)]
+            yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+class RangeReader(DataSourceReader):
+    """Reads a range of the binlog.
+
+    :param log: what is read.
+    :param options: where it begins and ends.
+    :param schema: Arrow schema, as Spark wants it.
+    """
+
+    def __init__(self, log: TableChanges, options: Options, schema: pa.Schema) -> None:
+        self._log, self._options, self._schema = log, options, schema
+
+    def partitions(self) -> list[InputPartition]:
+        """Pieces of the range; each ends with a transaction."""
+        with reader_errors(), closing(ChangesPlanner(self._log)) as planner:
+            end = planner.find(self._options.end)
+            start = planner.find(self._options.start or "earliest")
+            if end.at < start.at:
+                raise NotReadyError(f"the range ends at {end.at} and begins at {start.at}", "See start and end")
+            planner.check(start)
+            ends, altered = planner.pieces(start, end.at)
+            if altered is not None:
+                raise planner.altered(altered)
+            return ranges(start, ends, self._log.piece_bytes)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Changes of one piece."""
+        return read_range(self._log, self._schema, partition)

@@ -1,0 +1,228 @@
+"""Finds places in the binlog for readers of one table, and walks ahead of them.
+
+Rows are read by the table's present definition, so a place counts only if that has not changed since.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+from airflow_provider_cdc.apply.batch_planner import follow_xa
+from airflow_provider_cdc.data_source.table_changes import HEAD, TableChanges
+from airflow_provider_cdc.model.errors import NotReadyError, TerminalError
+from airflow_provider_cdc.model.gtid import GtidSet, kind_of
+from airflow_provider_cdc.model.offset import Lineage, Offset, Position, split_file
+from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction
+from airflow_provider_cdc.mysql.binlog.events.xa import parse_entry
+from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader
+from airflow_provider_cdc.mysql.client import binlog_headers as heads
+from airflow_provider_cdc.mysql.client.identity import binlog_end, identity
+from airflow_provider_cdc.mysql.client.indirect_writes import look_up
+from airflow_provider_cdc.mysql.client.session import connect
+from airflow_provider_cdc.mysql.positions.binlog_files import OpenAt, binlog_sizes
+from airflow_provider_cdc.mysql.positions.resume import resume
+
+_PLACE = re.compile(r"([^:]+\.\d+):(\d+)")
+#: Bytes by which a place is approached at first, and by which factor they shrink.
+_FAR, _CLOSER = 64 << 20, 16
+
+
+class ChangesPlanner:
+    """Finds places in the log and walks ahead.
+
+    :param log: what is read.
+    """
+
+    def __init__(self, log: TableChanges) -> None:
+        self._log, args = log, log.login()
+        self._connection = connect(args)
+        self._server = server = identity(self._connection)
+        self._kind: Any = kind_of(server)
+        lineage = Lineage(server, f"{split_file(self.end().file)[0]}0")
+        self._ahead, self._blind = (
+            BinlogReader(
+                open_at,
+                captured,
+                lineage,
+                count_only=True,
+                tell_ddl=True,
+                detours=lambda: look_up(self._connection, [log.table.id]),
+            )
+            for open_at, captured in ((self._opener(0), log.captured), (self._opener(1), {}))
+        )
+
+    def _opener(self, slot: int) -> OpenAt:
+        args = self._log.login()
+        return lambda at: self._log.open(args, at, self._server, slot)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._ahead.close()
+        self._blind.close()
+        self._connection.close()
+
+    def end(self) -> Position:
+        """Where the binlog ends now."""
+        return binlog_end(self._connection)
+
+    def find(self, text: str) -> Offset:
+        """The place that a text names.
+
+        :param text: ``earliest`` (from where on the table is what it is now), ``latest``, ``file:position`` or a set of
+            GTIDs, behind which the place is.
+        :raises NotReadyError: if there is no such place.
+        """
+        if text in ("earliest", "latest"):
+            return self._earliest() if text == "earliest" else self._at(self.end())
+        if match := _PLACE.fullmatch(text):
+            return self._at(Position(match[1], int(match[2])))
+        kinds = "earliest, latest, file:position"
+        if self._kind is GtidSet:
+            try:
+                return self._behind(GtidSet.parse(text))
+            except ValueError:
+                kinds += " or a GTID set"
+        raise NotReadyError(f"{text!r} is not a place in the binlog of this server", f"Give {kinds}")
+
+    def check(self, start: Offset) -> None:
+        """Make sure that reading can begin, or go on, at a place.
+
+        :raises TerminalError: if the server does not have it any more, or the table was altered since: naming the
+            places up to which and from which on it can be read.
+        """
+        self._blind.close()  # its place as a reader is used
+        resume(self._connection, start, self._opener(1))
+        if (item := self.walk(start, self.end())[1]) is not None:
+            raise self.altered(item)
+
+    def walk(self, start: Offset, target: Position, size: int | None = None) -> tuple[Offset, Transaction | None]:
+        """Walk to a place, without looking at rows.
+
+        :param size: bytes of binlog after which to stop with the next transaction; ``None`` for no limit.
+        :returns: how far it went, and the transaction behind that which alters the table, if that was why.
+        """
+        return self._walk(self._ahead, start, target, size)
+
+    def pieces(
+        self, start: Offset, target: Position, size: int | None = None
+    ) -> tuple[list[Offset], Transaction | None]:
+        """Ends of the pieces in which the log is read up to a place.
+
+        :param size: bytes of binlog after which to stop with the next piece; ``None`` for no limit.
+        :returns: the ends, and the transaction behind the last one that alters the table, if that was why.
+        """
+        found: list[Offset] = []
+        while start.at < target and (size is None or len(found) * self._log.piece_bytes < size):
+            reached, item = self.walk(start, target, self._log.piece_bytes)
+            if reached.at != start.at:
+                found.append(reached)
+            if item is not None:
+                return found, item
+            start = reached
+        return found, None
+
+    def altered(self, item: Transaction) -> TerminalError:
+        """The error for a transaction that alters the table."""
+        return TerminalError(
+            f"table {self._log.table.label} is altered at {item.file}:{item.start_position}, or its rows there have "
+            "another layout than the table has now",
+            f"Begin after it: with {item.file}:{item.position} as `start`, and a new checkpoint",
+        )
+
+    # ------------------------------------------------------------ places
+
+    def _at(self, at: Position) -> Offset:
+        """A position, if it is the end of a transaction."""
+        logs = binlog_sizes(self._connection)
+        if not HEAD <= at.position <= logs.get(at.file, -1):
+            first, last = next(iter(logs)), list(logs.items())[-1]
+            raise NotReadyError(
+                f"there is no position {at} in the binlog of this server",
+                f"It has {first}:{HEAD} to {last[0]}:{last[1]}",
+            )
+        found = self._to(self._head(at.file), at)
+        if found.at != at:
+            raise NotReadyError(
+                f"binlog position {at} is inside a transaction", f"Give the end of one, such as {found.at}"
+            )
+        return found
+
+    def _to(self, start: Offset, at: Position) -> Offset:
+        # Whose rows XA transactions hold was not looked at: those that are open are looked up when they end.
+        return replace(self._walk(self._blind, start, at)[0], xa=())
+
+    def _head(self, file: str) -> Offset:
+        """The beginning of a file."""
+        return Offset(self._server, Position(file, HEAD), str(heads.before(self._connection, file)))
+
+    def _earliest(self) -> Offset:
+        start = self._head(next(iter(binlog_sizes(self._connection))))
+        while True:
+            reached, item = self.walk(start, self.end())
+            if item is None:
+                return start
+            start = self._to(reached, Position(item.file, item.position))
+
+    def _behind(self, wanted: GtidSet) -> Offset:
+        """The first place before which all of a set of GTIDs are, and nothing else."""
+        for file in reversed(list(binlog_sizes(self._connection))):
+            at = self._head(file)
+            if GtidSet.parse(at.gtid_set).issubset(wanted):
+                break
+        else:
+            raise NotReadyError(
+                f"the binlog of this server no longer has all that follows the GTID set {wanted}",
+                f"It begins after {at.gtid_set}",
+            )
+        end, size = self.end(), _FAR
+        while at.at < end and GtidSet.parse(at.gtid_set) != wanted:
+            reached = self._to_next(at, end, size)
+            if wanted.issubset(GtidSet.parse(reached.gtid_set)) and size > 1:
+                size = max(1, size // _CLOSER)  # not yet so far
+            else:
+                at = reached
+                if size == 1 and wanted.issubset(GtidSet.parse(at.gtid_set)):
+                    break
+        found = GtidSet.parse(at.gtid_set)
+        if found != wanted:
+            more, less = found.subtract(wanted), wanted.subtract(found)
+            told = f"{more} comes before its last one" if more else f"{less} is not there yet"
+            raise NotReadyError(
+                f"the GTID set {wanted} is not a place in the binlog of this server: {told}",
+                "Give file:position, or a set such as @@global.gtid_executed of this server",
+            )
+        return at
+
+    def _to_next(self, start: Offset, target: Position, size: int) -> Offset:
+        return replace(self._walk(self._blind, start, target, size)[0], xa=())
+
+    def _walk(
+        self, binlog: BinlogReader, start: Offset, target: Position, size: int | None = None
+    ) -> tuple[Offset, Transaction | None]:
+        gtids, at, walked = self._kind.parse(start.gtid_set), start.at, 0
+        xa = {parse_entry(text)[0]: text for text in start.xa}
+        first: Transaction | None = None  # rows of another layout: the DDL that explains them comes behind them
+        binlog.expect(start)
+        while at < target and (size is None or walked < size):
+            # The budget in the present file; behind its end it is looked at again.
+            end = target if size is None else min(target, Position(at.file, at.position + size - walked))
+            for step in binlog.steps(at, end):
+                if step.item is not None and step.item.altered:
+                    first = first or step.item
+                    if step.item.ddl is not None:
+                        return self._before(binlog, start, first), step.item
+                here = Position(step.file, step.position)
+                walked += here.position - at.position if here.file == at.file else here.position
+                at, gtids = here, gtids.with_all(step.gtids)
+                if step.item is not None:
+                    follow_xa(step.item, xa)
+        if first is not None:
+            return self._before(binlog, start, first), first
+        began = binlog.begun.get(at.file, 0)
+        return Offset(start.server, at, str(gtids), tuple(sorted(xa.values())), began=began), None
+
+    def _before(self, binlog: BinlogReader, start: Offset, item: Transaction) -> Offset:
+        binlog.close()
+        return self._walk(binlog, start, Position(item.file, item.start_position))[0]

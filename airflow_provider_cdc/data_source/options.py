@@ -1,0 +1,153 @@
+"""Options of the data source, and errors of its readers in its own words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from airflow_provider_cdc.config.connections import mysql_args, resolve, resolve_file
+from airflow_provider_cdc.data_source.table_changes import TableChanges
+from airflow_provider_cdc.model.errors import CdcError, NotReadyError
+
+#: Options, and what they are where they are not given.
+_DEFAULTS = {
+    "conn_id": "",
+    "conn_file": "",
+    "table": "",
+    "start": "",
+    "end": "latest",
+    "max_bytes_per_batch": str(256 << 20),
+    "max_bytes_per_partition": str(64 << 20),
+    "before_images": "false",
+    "zero_dates": "error",
+    "exclude_columns": "",
+    "server_id": "",
+}
+_LARGEST = (1 << 31) - 1
+#: Readers that a server id is followed by: two that look ahead, and two a task.
+LOOKING, TASKS = 2, 2
+# The words of the pipeline, which the layers below speak of.
+_WORDS = (
+    (re.compile(r"a fresh sink\.path(?: \(or remove the old one\))?"), "a new checkpoint and another `start`"),
+    (re.compile(r"\b(?:this|the) pipeline\b"), "this reader"),
+    (re.compile(r"source\.(zero_dates|exclude_columns)"), r"the option \1"),
+)
+
+
+@dataclass(frozen=True)
+class Login:
+    """Where the connection is looked up: it holds no secret.
+
+    :param conn_id: id of a connection in the environment, or ``None``.
+    :param conn_file: path of a file that holds it, or ``None``.
+    """
+
+    conn_id: str | None = None
+    conn_file: str | None = None
+
+    def __call__(self) -> dict[str, Any]:
+        """pymysql.connect keyword arguments.
+
+        :raises NotReadyError: if there is no such connection, or it is none to MySQL.
+        """
+        return mysql_args(resolve_file(self.conn_file) if self.conn_file else resolve(self.conn_id or ""))
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of a reader, in order.
+
+    :param login: where the connection is.
+    :param table: (database, table).
+    :param start: where to begin; ``None`` if it was not said.
+    :param end: where a range ends.
+    :param batch_bytes: about how many bytes of binlog make one batch of a stream.
+    :param partition_bytes: about how many bytes of binlog one task reads.
+    :param exclude: columns that are not wanted.
+    """
+
+    login: Login
+    table: tuple[str, str]
+    start: str | None
+    end: str
+    batch_bytes: int
+    partition_bytes: int
+    before_images: bool
+    zero_dates: str
+    exclude: tuple[str, ...]
+    server_id: int | None
+
+    @classmethod
+    def of(cls, options: Mapping[str, str]) -> Options:
+        """Read what was given.
+
+        :raises NotReadyError: for an option that is unknown or missing, or has a bad value.
+        """
+        for name in sorted(options):
+            if name.lower() not in _DEFAULTS:  # its value is not shown: it may be a password
+                hint = "A login is never an option: see conn_id and conn_file. " if _is_login(name) else ""
+                raise NotReadyError(f"option {name} is not known", f"{hint}Known options: {', '.join(_DEFAULTS)}")
+        found = _DEFAULTS | {name.lower(): value.strip() for name, value in options.items()}
+        if bool(found["conn_id"]) == bool(found["conn_file"]):
+            raise NotReadyError("give exactly one of conn_id and conn_file", "It names the connection to the server")
+        database, _, table = found["table"].partition(".")
+        if not table:
+            raise NotReadyError(f"option table is {found['table']!r}", "Give database.table")
+        batch = _number(found, "max_bytes_per_batch", 1, _LARGEST)
+        server_id = _number(found, "server_id", 1, (1 << 32) - 1 - (1 << 20)) if found["server_id"] else None
+        return cls(
+            Login(found["conn_id"] or None, found["conn_file"] or None),
+            (database, table),
+            found["start"] or None,
+            found["end"],
+            batch,
+            min(batch, _number(found, "max_bytes_per_partition", 1, _LARGEST)),
+            _choice(found, "before_images", ("true", "false")) == "true",
+            _choice(found, "zero_dates", ("error", "null")),
+            tuple(name for part in found["exclude_columns"].split(",") if (name := part.strip())),
+            server_id,
+        )
+
+    def log(self) -> TableChanges:
+        """Look the table up."""
+        return TableChanges.of(
+            self.login,
+            *self.table,
+            self.zero_dates,
+            self.exclude,
+            piece_bytes=self.partition_bytes,
+            before_images=self.before_images,
+            server_id=self.server_id,
+        )
+
+
+def _is_login(name: str) -> bool:
+    return name.lower() in ("password", "user", "username", "login", "host", "port", "url", "uri")
+
+
+def _number(found: Mapping[str, str], name: str, low: int, high: int) -> int:
+    text = found[name]
+    if not text.isascii() or not text.isdigit() or not low <= int(text) <= high:
+        raise NotReadyError(f"option {name} is {text!r}", f"Give a whole number from {low} to {high}")
+    return int(text)
+
+
+def _choice(found: Mapping[str, str], name: str, values: Sequence[str]) -> str:
+    if found[name].lower() not in values:
+        raise NotReadyError(f"option {name} is {found[name]!r}", f"Give {' or '.join(values)}")
+    return found[name].lower()
+
+
+@contextmanager
+def reader_errors() -> Iterator[None]:
+    """Say errors of the layers below in the words of this source."""
+    try:
+        yield
+    except CdcError as error:
+        texts = [error.message, error.remedy]
+        for pattern, words in _WORDS:
+            texts = [pattern.sub(words, text) for text in texts]
+        raise type(error)(*texts) from None

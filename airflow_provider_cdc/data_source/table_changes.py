@@ -1,0 +1,203 @@
+"""The binlog as the changes of one table, for readers that keep no books of their own."""
+
+from __future__ import annotations
+
+import secrets
+import uuid
+from collections.abc import Callable, Collection, Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_provider_cdc.ddl.indirect_writes import Detours
+from airflow_provider_cdc.model.changes import in_order
+from airflow_provider_cdc.model.definitions import Captured, Definitions, by_table
+from airflow_provider_cdc.model.errors import NotReadyError
+from airflow_provider_cdc.model.offset import POSITION_BITS, Lineage, Offset, Position
+from airflow_provider_cdc.model.schema import OP, SEQ, TS, TableSchema
+from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
+from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction
+from airflow_provider_cdc.mysql.binlog.events.xa import Prepared, parse_entry, read_prepared
+from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader
+from airflow_provider_cdc.mysql.client.catalog import find_tables, read_schema
+from airflow_provider_cdc.mysql.client.charsets import decoders
+from airflow_provider_cdc.mysql.client.session import connect
+from airflow_provider_cdc.mysql.positions.binlog_files import binlog_sizes
+from airflow_provider_cdc.mysql.positions.lookback import LookBack
+
+#: Columns behind the table's own.
+GTID, FILE, POS, ROW = "_cdc_gtid", "_cdc_file", "_cdc_pos", "_cdc_row"
+_ADDED = (
+    pa.field(OP, pa.string()),
+    pa.field(TS, pa.timestamp("us", tz="UTC")),
+    pa.field(GTID, pa.string()),
+    pa.field(FILE, pa.string()),
+    pa.field(POS, pa.int64()),
+    pa.field(ROW, pa.int64()),
+)
+#: Where the first event of a file stands.
+HEAD = 4
+#: Bytes of rows in the binlog that are held as changes before they are handed out.
+FLUSH_BYTES = 16 << 20
+_LOWEST_ID, _HIGHEST_ID = 1 << 20, (1 << 32) - 1
+
+
+@dataclass(frozen=True)
+class TableChanges:
+    """How the changes of one table are read.
+
+    :param login: gives the arguments of ``pymysql.connect``; it is pickled, so it holds no secret itself.
+    :param table: the table, as it is now.
+    :param piece_bytes: about how many bytes of binlog are read at a time.
+    :param before_images: whether an update gives its old image, too, as ``b``.
+    :param server_id: replication server id of the first reader, the others' follow; ``None`` for one by chance.
+    """
+
+    login: Callable[[], dict[str, Any]]
+    table: TableSchema
+    piece_bytes: int
+    before_images: bool = False
+    server_id: int | None = None
+
+    @classmethod
+    def of(
+        cls,
+        login: Callable[[], dict[str, Any]],
+        database: str,
+        name: str,
+        zero_dates: str,
+        exclude: Collection[str] = (),
+        **how: Any,
+    ) -> TableChanges:
+        """Look the table up.
+
+        :param exclude: names of columns that are not wanted.
+        :raises NotReadyError: if there is none, or it cannot be carried exactly.
+        """
+        with closing(connect(login())) as connection:
+            found = find_tables(connection, lambda *listed: listed == (database, name))
+            if not found:
+                raise NotReadyError(f"there is no table {database}.{name}", "See `table`, and the grants of the user")
+            table = read_schema(connection, *found[0], keeps=lambda *column: column[-1] not in exclude)
+        if unknown := sorted(set(exclude) - set(table.left_out)):
+            raise NotReadyError(
+                f"column {unknown[0]} of {table.label} cannot be left out", "It is part of the key, or there is none"
+            )
+        return cls(login, replace(table, zero_dates=zero_dates, whole_rows=True), **how)
+
+    @property
+    def captured(self) -> Captured:
+        """The table by its definition as it is now, which holds for all that is read."""
+        return by_table([Definitions.of(self.table)])
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Arrow schema of the changes."""
+        return pa.schema([*self.table.arrow_schema, *_ADDED])
+
+    def open(self, args: dict[str, Any], at: Position, server: str | None, slot: int) -> BinlogStream:
+        """Open the binlog.
+
+        :param args: what ``login`` gives.
+        :param slot: number of the reader, which no other one has at the same time.
+        """
+        by_chance = _LOWEST_ID + secrets.randbelow(_HIGHEST_ID - _LOWEST_ID)
+        number = by_chance if self.server_id is None else self.server_id + slot
+        return BinlogStream(
+            args,
+            server_id=number,
+            replica_uuid=str(uuid.uuid4()),
+            file=at.file,
+            position=at.position,
+            server=server,
+        )
+
+    def read(self, start: Offset, end: Offset, slot: int, piece_bytes: int | None = None) -> Iterator[pa.RecordBatch]:
+        """Changes of the transactions in (start, end], in binlog order; the same ones however often they are read.
+
+        :param slot: number of the reader; the one behind it is used, too.
+        :param piece_bytes: with which the piece was made, if it was another size.
+        :raises TerminalError: for what cannot be understood or followed.
+        """
+        args, captured = self.login(), self.captured
+        lineage = Lineage(start.server, start.at.file)
+        shape = _Shape(self, lineage)
+
+        def open_at(at: Position) -> BinlogStream:
+            return self.open(args, at, start.server, slot)
+
+        def open_beside(at: Position) -> BinlogStream:
+            return self.open(args, at, start.server, slot + 1)
+
+        def sizes() -> dict[str, int]:
+            with closing(connect(args)) as connection:
+                return binlog_sizes(connection)
+
+        texts = decoders(lambda: closing(connect(args)), [self.table])
+        # One without a position has no rows of the table, and costs nothing.
+        ending = sorted(text for text in start.xa if text not in end.xa or parse_entry(text)[1] is None)
+        before = LookBack(start.at, sizes, open_beside, captured, "Start behind it")
+        prepared = Prepared(read_prepared(ending, open_at, captured), before.rows, captured)
+        # What leads to the table the planner has looked up, which has walked here before.
+        how: dict[str, Any] = {"both": self.before_images, "named": True, "detours": Detours}
+        with closing(BinlogReader(open_at, captured, lineage, texts, **how)) as binlog:
+            binlog.expect(start)
+            for step in binlog.steps(start.at, end.at):
+                if (item := step.item) is not None:
+                    seq = lineage.seq(Position(step.file, step.position))
+                    if item.emptied is not None:
+                        yield from shape.changes(binlog)
+                        yield shape.emptied(item, seq)
+                    for _ in binlog.add(prepared.visible(item), seq, item.commit_us):
+                        yield from shape.changes(binlog)
+                if binlog.held >= FLUSH_BYTES:
+                    large = step.is_beyond(start.at, piece_bytes or self.piece_bytes)
+                    is_last = large and step.file == end.at.file
+                    yield from shape.changes(binlog, end.at if is_last else None)
+            yield from shape.changes(binlog)
+
+
+class _Shape:
+    """Makes of changes what is handed out.
+
+    :param log: what is read.
+    :param lineage: numbers the transactions.
+    """
+
+    def __init__(self, log: TableChanges, lineage: Lineage) -> None:
+        self._table, self._schema, self._lineage = log.table, log.schema, lineage
+        self._last, self._count, self._gtid = -1, 0, ""
+
+    def changes(self, binlog: BinlogReader, end: Position | None = None) -> Iterator[pa.RecordBatch]:
+        """Take the changes of a reader, see :meth:`BinlogReader.take`."""
+        batches = [batch for _, batch in binlog.take(end) if batch.num_rows]
+        names = binlog.names()
+        if batches:  # several if a connection was lost in between
+            yield self._shaped(in_order(batches), names)
+
+    def emptied(self, item: Transaction, seq: int) -> pa.RecordBatch:
+        """The row of a TRUNCATE or a CREATE TABLE: the operation ``t``, and NULL in all columns of the table."""
+        values = {SEQ: seq, OP: "t", TS: item.commit_us}
+        schema = self._table.sink_schema
+        arrays = [pa.array([values.get(f.name)], pa.int64() if f.name == TS else f.type).cast(f.type) for f in schema]
+        return self._shaped(pa.RecordBatch.from_arrays(arrays, schema=schema), {seq: item.gtid})
+
+    def _shaped(self, batch: pa.RecordBatch, names: dict[int, str]) -> pa.RecordBatch:
+        seqs = batch[SEQ].to_numpy()
+        found, first, which = np.unique(seqs, return_index=True, return_inverse=True)
+        numbers = np.arange(len(seqs)) - first[which]
+        if found[0] == self._last:  # a transaction that goes on
+            numbers[which == 0] += self._count
+            names.setdefault(self._last, self._gtid)
+        self._last, self._count = int(seqs[-1]), int(numbers[-1]) + 1
+        self._gtid = names.get(self._last, "")
+        files = [self._lineage.position(int(seq)).file for seq in found]
+        gtids = [names.get(int(seq)) or None for seq in found]
+        columns = [batch[name] for name in self._table.arrow_schema.names]
+        columns += [batch[OP], batch[TS]]
+        columns += [pa.array(values, pa.string()).take(pa.array(which)) for values in (gtids, files)]
+        columns += [pa.array(seqs & ((1 << POSITION_BITS) - 1)), pa.array(numbers, pa.int64())]
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)

@@ -1,0 +1,379 @@
+"""Which tables does a statement of the binlog change?
+
+Rows travel in row events; statements travel as text: transaction brackets, DDL, and DML of sessions that log by
+statement. The stream must stop when such a text changes a captured table, so this module errs on one side only: in
+doubt a table counts as changed. MySQL's grammar puts the table first in almost every statement, and those places are
+read from the words of the text; ``ALTER TABLE``, which names tables in other places too, is left to sqlglot, and
+where sqlglot does not understand it every name in the text counts.
+
+What a statement changes through views, triggers, stored functions and cascades cannot be seen in its text: see
+:mod:`airflow_provider_cdc.ddl.indirect_writes`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+from airflow_provider_cdc.ddl.partition_parser import keeps_rows
+from airflow_provider_cdc.ddl.tokens import DEFAULT_QUOTING, Quoting, Word, executed, version_comments, words_of
+from airflow_provider_cdc.model.table_names import Table, fold
+
+Kind = Literal[
+    "begin",
+    "commit",
+    "rollback",
+    "rollback_to",
+    "savepoint",
+    "xa_start",
+    "xa_end",
+    "xa_commit",
+    "xa_rollback",
+    "dml",
+    "ddl",
+    "harmless",
+]
+
+
+@dataclass(frozen=True)
+class Statement:
+    """What a statement does to tables.
+
+    :param kind: its part in a transaction, or what it changes.
+    :param tables: (database, table) pairs that it changes or may change, as :func:`fold` writes them.
+    :param databases: databases that it drops, likewise.
+    :param xid: of an XA statement, the transaction's name as :func:`xid_text` writes it.
+    :param anything: whether it may change any table at all (a stored routine was called).
+    :param mentioned: of a statement that may call stored functions, everything that its words could name.
+    :param index: of a DROP INDEX (or CREATE OR REPLACE INDEX), the index, likewise: of the table no rows are changed.
+    :param what: the statement's first words, for messages; never values or names.
+    :param emptied: the (database, table) that has no rows behind a TRUNCATE or a CREATE TABLE, spelled as in the
+        statement.
+    """
+
+    kind: Kind
+    tables: frozenset[Table] = frozenset()
+    databases: frozenset[str] = frozenset()
+    xid: str | None = None
+    anything: bool = False
+    mentioned: frozenset[Table] = frozenset()
+    index: str = ""
+    what: str = ""
+    emptied: Table | None = None
+
+
+# Statements that change no rows and no row layout. OPTIMIZE and REPAIR keep every row as it is.
+_HARMLESS = frozenset(
+    [
+        "BINLOG",
+        "CACHE",
+        "CHECK",
+        "CHECKSUM",
+        "FLUSH",
+        "GRANT",
+        "HELP",
+        "INSTALL",
+        "LOCK",
+        "OPTIMIZE",
+        "RELEASE",
+        "REPAIR",
+        "RESET",
+        "REVOKE",
+        "SET",
+        "SHOW",
+        "UNINSTALL",
+        "UNLOCK",
+        "USE",
+    ]
+)
+# Objects of CREATE, ALTER and DROP. All but tables and databases are harmless for rows.
+_OBJECTS = frozenset(
+    [
+        "DATABASE",
+        "EVENT",
+        "FUNCTION",
+        "INDEX",
+        "INSTANCE",
+        "LIBRARY",
+        "LOGFILE",
+        "PACKAGE",
+        "PROCEDURE",
+        "REFERENCE",
+        "RESOURCE",
+        "ROLE",
+        "SCHEMA",
+        "SEQUENCE",
+        "SERVER",
+        "TABLE",
+        "TABLES",
+        "TABLESPACE",
+        "TRIGGER",
+        "USER",
+        "VIEW",
+    ]
+)
+_INSERT_MODIFIERS = frozenset(["LOW_PRIORITY", "DELAYED", "HIGH_PRIORITY", "IGNORE", "INTO"])
+
+
+#: Behind ANALYZE: a table is analyzed. Otherwise (MariaDB) a statement is executed and told how.
+_ANALYZED = frozenset(["TABLE", "TABLES", "LOCAL", "NO_WRITE_TO_BINLOG"])
+
+
+def classify(sql: str, default_database: str, quoting: Quoting = DEFAULT_QUOTING) -> Statement:
+    """Say what a statement of the binlog changes. Never raises, however odd the text.
+
+    :param sql: text of the statement.
+    :param default_database: database of names without one.
+    :param quoting: how the session quotes.
+    :returns: see :class:`Statement`; names are as :func:`fold` writes them.
+    """
+    words = list(words_of(sql, quoting))
+    while [word.key for word in words[:2]] == ["SET", "STATEMENT"]:
+        words = _set_for(words)
+    keys = [word.key for word in words[:40]]
+    verb = keys[0] if keys else ""
+    second = keys[1] if len(keys) > 1 else ""
+    default = fold(default_database)
+
+    if verb == "BEGIN" or (verb == "START" and second == "TRANSACTION"):
+        return Statement("begin", what=verb)
+    if verb == "COMMIT":
+        return Statement("commit", what=verb)
+    if verb == "ROLLBACK":
+        return Statement("rollback_to" if "TO" in keys else "rollback", what=verb)
+    if verb == "SAVEPOINT":
+        return Statement("savepoint", what=verb)
+    if verb == "XA":
+        return _xa(second, words[2:])
+    if not words or verb in _HARMLESS or (verb == "ANALYZE" and second in _ANALYZED):
+        return Statement("harmless", what=verb)
+    if verb in {"CREATE", "ALTER", "DROP"}:
+        return _ddl(verb, sql, words, keys, default_database, quoting)
+    if verb == "RENAME":
+        if second == "USER":
+            return Statement("harmless", what="RENAME USER")
+        return Statement("ddl", frozenset(_listed(words[2:], default)), what="RENAME TABLE")
+    if verb == "TRUNCATE":
+        rest = words[2:] if second == "TABLE" and len(words) > 2 else words[1:]
+        emptied = _spelled(rest, default_database)
+        return Statement("ddl", frozenset(_listed(rest, default)), what="TRUNCATE TABLE", emptied=emptied)
+    if verb in {"INSERT", "REPLACE"}:
+        at = next((i for i, word in enumerate(words[1:], 1) if word.key not in _INSERT_MODIFIERS), len(words))
+        named = frozenset(_mentioned(words, default))
+        return Statement("dml", frozenset(_first(words[at:], default)), mentioned=named, what=verb)
+    if verb in {"UPDATE", "DELETE", "LOAD", "WITH", "IMPORT", "ANALYZE", "EXPLAIN", "DESCRIBE", "DESC"}:
+        # MariaDB's ANALYZE and MySQL's EXPLAIN ANALYZE execute what they explain.
+        named = frozenset(_mentioned(words, default))
+        sure = not any(version_comments(sql, quoting))
+        return Statement("dml", frozenset(_written(words, default, sure)), mentioned=named, what=verb)
+    if verb in {"SELECT", "DO", "CALL", "VALUES", "TABLE"} or verb == "(":
+        # By statement a stored function that writes is logged as the SELECT or DO that called it.
+        named = frozenset(_mentioned(words, default))
+        return Statement("dml", named, anything=True, mentioned=named, what=verb)
+    return Statement("ddl", frozenset(_mentioned(words, default)), what=verb if verb.isalpha() else "unknown statement")
+
+
+def _written(words: list[Word], default: str, sure: bool) -> Iterator[Table]:
+    """Tables that a LOAD DATA, an UPDATE or a DELETE may write to; of another change, everything that it mentions.
+
+    The first names its table behind ``INTO TABLE``, the others name theirs before ``SET`` or ``WHERE``. What follows is
+    only read, and a column there may have the name of a captured table.
+
+    :param sure: whether all words are executed. Otherwise everything counts that is mentioned.
+    """
+    keys = [word.key for word in words] if sure else [""]
+    if keys[0] == "LOAD":
+        into = next((i for i, pair in enumerate(pairwise(keys)) if pair == ("INTO", "TABLE")), None)
+        return _mentioned(words, default) if into is None else _first(words[into + 2 :], default)
+    end, depth = {"UPDATE": "SET", "DELETE": "WHERE"}.get(keys[0]), 0
+    for i, key in enumerate(keys):
+        depth += (key == "(") - (key == ")")
+        if key == end and depth == 0:
+            return _mentioned(words[:i], default)
+    return _mentioned(words, default)
+
+
+def mentions(sql: str, default_database: str, quoting: Quoting = DEFAULT_QUOTING) -> frozenset[Table]:
+    """Everything that the words of a text could name, as :func:`fold` writes it."""
+    return frozenset(_mentioned(list(words_of(sql, quoting)), fold(default_database)))
+
+
+def _set_for(words: list[Word]) -> list[Word]:
+    """MariaDB's SET STATEMENT variable = value, ... FOR what is executed: the latter."""
+    depth = 0
+    for i, word in enumerate(words):
+        depth += (word.key == "(") - (word.key == ")")
+        if word.key == "FOR" and depth <= 0:
+            return words[i + 1 :]
+    return []
+
+
+def xid_text(format_id: int, gtrid: bytes, bqual: bytes) -> str:
+    """The name of an XA transaction, one text for events and statements: ``X'6162',X'',1``."""
+    return f"X'{gtrid.hex()}',X'{bqual.hex()}',{format_id}"
+
+
+def _xa(verb: str, rest: Sequence[Word]) -> Statement:
+    kinds: dict[str, Kind] = {
+        "START": "xa_start",
+        "BEGIN": "xa_start",
+        "END": "xa_end",
+        "COMMIT": "xa_commit",
+        "ROLLBACK": "xa_rollback",
+    }
+    if verb not in kinds:
+        return Statement("harmless", what=f"XA {verb}")
+    # XA COMMIT X'6162',X'',1 [ONE PHASE]: hexadecimal strings (or plain ones) and the format number.
+    parts: list[bytes] = []
+    format_id, is_hex = 1, False
+    for word in rest:
+        if word.quote == "'":
+            try:
+                parts.append(bytes.fromhex(word.text) if is_hex else word.text.encode("utf-8", "surrogateescape"))
+            except ValueError:
+                parts.append(word.text.encode("utf-8", "surrogateescape"))
+        elif word.text.isdigit():
+            format_id = int(word.text)
+        is_hex = word.key == "X"
+    gtrid, bqual = [*parts, b"", b""][:2]
+    return Statement(kinds[verb], xid=xid_text(format_id, gtrid, bqual), what=f"XA {verb}")
+
+
+def _ddl(verb: str, sql: str, words: list[Word], keys: list[str], default_database: str, quoting: Quoting) -> Statement:
+    default = fold(default_database)
+    at = next((i for i, key in enumerate(keys) if key in _OBJECTS), None)
+    if at is None:
+        return Statement("ddl", frozenset(_mentioned(words, default)), what=verb)
+    what = f"{verb} {keys[at].removesuffix('S') if keys[at] == 'TABLES' else keys[at]}"
+    if keys[at] in {"DATABASE", "SCHEMA"}:
+        if verb != "DROP" and "REPLACE" not in keys[:at]:
+            return Statement("harmless", what=what)
+        names = [word for word in words[at + 1 :] if word.is_name and word.key not in {"IF", "EXISTS"}]
+        return Statement("ddl", databases=frozenset(fold(name.text) for name in names[:1]), what=what)
+    rest = words[at + 1 :]
+    if keys[at] == "INDEX" and (verb == "DROP" or "REPLACE" in keys[:at]):
+        return _drop_index(rest, default, what)
+    # MariaDB's sequences are tables: what CREATE OR REPLACE SEQUENCE drops may be any table.
+    is_table = keys[at] in {"TABLE", "TABLES"} or (keys[at] == "SEQUENCE" and "REPLACE" in keys[:at])
+    if not is_table or "TEMPORARY" in keys[:at]:
+        return Statement("harmless", what=what)
+    if verb == "CREATE":
+        filled = _is_filled(rest)
+        if [word.key for word in rest[:3]] == ["IF", "NOT", "EXISTS"]:
+            # If the table is there, it does nothing; if not, the DROP or RENAME before it has been seen.
+            if not filled:
+                return Statement("harmless", what=what)
+            rest = rest[3:]
+        # Without OR REPLACE it says that there was no such table: the reading began before, or the DROP was not logged.
+        emptied = None if filled or "REPLACE" in keys[:at] else _spelled(rest, default_database)
+        named = frozenset(_mentioned(words, default)) if filled else frozenset[Table]()
+        return Statement("ddl", frozenset(_first(rest, default)), mentioned=named, what=what, emptied=emptied)
+    if verb == "DROP":
+        rest = rest[2:] if [word.key for word in rest[:2]] == ["IF", "EXISTS"] else rest
+        return Statement("ddl", frozenset(_listed(rest, default)), what=what)
+    if "IGNORE" not in keys[:at] and keeps_rows(_after_name(rest)):
+        return Statement("harmless", what=f"{what} ... PARTITION")
+    others = _altered(sql, default, quoting)
+    tables = set(_mentioned(words, default)) if others is None else {*_first(rest, default), *others}
+    return Statement("ddl", frozenset(tables), what=what)
+
+
+def _after_name(rest: list[Word]) -> list[Word]:
+    """What stands after the name of an altered table; nothing if the words do not begin with a name."""
+    rest = rest[2:] if [word.key for word in rest[:2]] == ["IF", "EXISTS"] else rest
+    return rest[next(_chains(rest), (0, []))[0] :] if rest and rest[0].is_name else []
+
+
+def _drop_index(rest: list[Word], default: str, what: str) -> Statement:
+    """A DROP INDEX, or MariaDB's CREATE OR REPLACE INDEX, which drops the index that has the name."""
+    on = next((i for i, word in enumerate(rest) if word.key == "ON"), len(rest))
+    named = [word for word in rest[:on] if word.is_name and word.key not in {"IF", "EXISTS"}]
+    tables = frozenset(_first(rest[on + 1 :], default))
+    if not named or not tables:
+        return Statement("ddl", frozenset(_mentioned(rest, default)), what=what)
+    return Statement("ddl", tables, index=fold(named[0].text), what=what)
+
+
+def _is_filled(rest: list[Word]) -> bool:
+    """Whether a CREATE TABLE fills the table with rows, which by statement are nowhere in the binlog.
+
+    Otherwise the server leaves out where they come from: they follow as rows.
+    """
+    keys = [word.key for word in rest]
+    return any(
+        key in ("SELECT", "TABLE") or (key == "VALUES" and after in ("ROW", "("))
+        for key, after in zip(keys, [*keys[1:], ""], strict=True)
+    )
+
+
+def _altered(sql: str, default: str, quoting: Quoting) -> set[Table] | None:
+    """Tables of an ALTER TABLE without those that a foreign key refers to; ``None`` if it is not understood."""
+    import sqlglot
+    from sqlglot import exp
+
+    if quoting != DEFAULT_QUOTING:
+        return None
+    text = "".join(executed(sql))
+    logger = logging.getLogger("sqlglot")
+    disabled, logger.disabled = logger.disabled, True  # it would log the statement, which may hold secrets
+    try:
+        tree = sqlglot.parse_one(text, read="mysql")
+        if not isinstance(tree, exp.Alter):
+            return None
+        return {
+            (fold(table.db) or default, fold(table.name))
+            for table in tree.find_all(exp.Table)
+            if table.find_ancestor(exp.Reference) is None
+        }
+    except Exception:  # whatever it stumbles over, the caller then counts every name
+        return None
+    finally:
+        logger.disabled = disabled
+
+
+def _chains(words: Sequence[Word]) -> Iterator[tuple[int, list[str]]]:
+    """Names joined by dots, with the index of the word behind each."""
+    at = 0
+    while at < len(words):
+        if not words[at].is_name:
+            at += 1
+            continue
+        chain = [words[at].text]
+        at += 1
+        while at + 1 < len(words) and words[at].text == "." and not words[at].quote and words[at + 1].is_name:
+            chain.append(words[at + 1].text)
+            at += 2
+        yield at, chain
+
+
+def _table(chain: list[str], default: str) -> Table:
+    return (fold(chain[0]), fold(chain[1])) if len(chain) > 1 else (default, fold(chain[0]))
+
+
+def _spelled(words: Sequence[Word], default_database: str) -> Table:
+    """The table that the words begin with, spelled as there."""
+    chain = next((chain for _, chain in _chains(words)), [""])
+    return (chain[0], chain[1]) if len(chain) > 1 else (default_database, chain[0])
+
+
+def _first(words: Sequence[Word], default: str) -> Iterator[Table]:
+    """The table that the words begin with."""
+    for _, chain in _chains(words):
+        yield _table(chain, default)
+        return
+
+
+def _listed(words: Sequence[Word], default: str) -> Iterator[Table]:
+    """Every name of a list of tables (keywords between them do no harm)."""
+    for _, chain in _chains(words):
+        yield _table(chain, default)
+
+
+def _mentioned(words: Sequence[Word], default: str) -> Iterator[Table]:
+    """Every table that the words could name: of ``a.b`` both table b of a, and table a with a column b."""
+    for _, chain in _chains(words):
+        yield _table(chain, default)
+        yield default, fold(chain[0])

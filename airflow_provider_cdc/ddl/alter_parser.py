@@ -1,0 +1,274 @@
+"""What is read of the text of an ALTER TABLE: its words, one after the other, each of which must be expected."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NoReturn
+
+from airflow_provider_cdc.ddl.tokens import DEFAULT_QUOTING, Quoting, Word, version_comments, words_of
+
+
+class NotFollowed(Exception):
+    """A change of a table's definition that is not followed.
+
+    :param reason: why, in words that name clause and column, and never a value.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class Session:
+    """What matters of the session that wrote a statement.
+
+    :param quoting: how it quotes.
+    :param real_as_float: whether REAL is FLOAT there.
+    :param plain: whether types have their usual meaning; not with ``sql_mode=ORACLE`` and the like.
+    :param utf8mb4_collation: collation of utf8mb4 where a statement does not name one; ``None`` if that is not known.
+    """
+
+    quoting: Quoting = DEFAULT_QUOTING
+    real_as_float: bool = False
+    plain: bool = True
+    utf8mb4_collation: str | None = None
+
+
+@dataclass(frozen=True)
+class Server:
+    """What matters of the server that executed it.
+
+    :param mariadb: whether it is MariaDB; else MySQL.
+    :param version: its numbers.
+    :param collations: default collation of each character set, as the server was built.
+    :param charsets: character set of each collation.
+    :param widths: most bytes of a character, by character set.
+    :param old_dates: whether MariaDB gives new dates and times the format of its version 5.3.
+    """
+
+    mariadb: bool
+    version: tuple[int, ...]
+    collations: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    charsets: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    widths: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    old_dates: bool = False
+
+
+_NAME = re.compile(r"[A-Za-z_\u0080-\uffff][0-9A-Za-z_$\u0080-\uffff]*")
+_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
+_ESCAPED = {"0": "\0", "b": "\b", "n": "\n", "r": "\r", "t": "\t", "Z": "\x1a", "%": "\\%", "_": "\\_"}
+
+
+class Cursor:
+    """The words of a statement and a place among them.
+
+    :raises NotFollowed: if the words are not sure to be those that the server read.
+    """
+
+    def __init__(self, sql: str, session: Session, server: Server) -> None:
+        if any("\ud800" <= c <= "\udfff" for c in sql):
+            raise NotFollowed("its text has characters that are not known")
+        if any(c > "\uffff" for c in sql):
+            raise NotFollowed("its text has a character that the catalog cannot hold")
+        if "\0" in sql:
+            raise NotFollowed("its text has a zero byte")
+        _check_versions(sql, session.quoting, server)
+        self._words = list(words_of(sql, session.quoting))
+        self._quoting = session.quoting
+        while self._words and self._words[-1] == Word(";"):
+            self._words.pop()
+        self.at = 0
+
+    @property
+    def over(self) -> bool:
+        """Whether there is no further word."""
+        return self.at >= len(self._words)
+
+    def peek(self, ahead: int = 0) -> str:
+        """A word as a keyword or sign; empty for quoted ones and at the end."""
+        at = self.at + ahead
+        return self._words[at].key if at < len(self._words) else ""
+
+    def take(self, *keys: str) -> bool:
+        """Go past these words if they stand here."""
+        if any(self.peek(i) != key for i, key in enumerate(keys)):
+            return False
+        self.at += len(keys)
+        return True
+
+    def any_of(self, *keys: str) -> str:
+        """Go past one of these words; which one, or nothing."""
+        word = self.peek()
+        return word if word in keys and self.take(word) else ""
+
+    def expect(self, key: str, where: str) -> None:
+        """Go past a word that must stand here."""
+        if not self.take(key):
+            self.refuse(where)
+
+    def refuse(self, where: str) -> NoReturn:
+        """Stop at a word that is not known here."""
+        word = self.peek()
+        raise NotFollowed(f"{where}: {word if word in _SHOWN else 'a part of it'} is not followed")
+
+    def name(self, where: str) -> str:
+        """Go past a name."""
+        if not self.over:
+            word = self._words[self.at]
+            quoted = word.quote == "`" or (word.quote == '"' and self._quoting.ansi)
+            if (quoted and word.text) or (not word.quote and _NAME.fullmatch(word.text)):
+                self.at += 1
+                return word.text
+        raise NotFollowed(f"{where}: a name is not understood")
+
+    @property
+    def at_string(self) -> bool:
+        """Whether a string stands here."""
+        if self.over:
+            return False
+        quote = self._words[self.at].quote
+        return quote == "'" or (quote == '"' and not self._quoting.ansi)
+
+    def string(self, where: str) -> str:
+        """Go past a string, whose escapes are undone."""
+        if not self.at_string:
+            raise NotFollowed(f"{where}: a text is not understood")
+        text = self._words[self.at].text
+        self.at += 1
+        if not self._quoting.backslash:
+            return text
+        return _ESCAPE.sub(lambda m: _ESCAPED.get(m[1], m[1]), text)
+
+    def number(self, where: str) -> int:
+        """Go past a whole number."""
+        word = self.peek()
+        if not re.fullmatch(r"[0-9]{1,10}", word):
+            raise NotFollowed(f"{where}: a number is not understood")
+        self.at += 1
+        return int(word)
+
+    def balanced(self, where: str) -> None:
+        """Go past a pair of brackets with all that stands in them."""
+        self.expect("(", where)
+        depth = 1
+        while depth:
+            if self.over:
+                raise NotFollowed(f"{where}: a bracket is not closed")
+            depth += (self.peek() == "(") - (self.peek() == ")")
+            self.at += 1
+
+    def text(self, first: int) -> str:
+        """The words from one on up to here, as a session with the usual quoting would write them."""
+        found = []
+        for word in self._words[first : self.at]:
+            if word.quote == "`" or (word.quote == '"' and self._quoting.ansi):
+                found.append("`{}`".format(word.text.replace("`", "``")))
+            elif word.quote:
+                text = word.text
+                if self._quoting.backslash:
+                    text = _ESCAPE.sub(lambda m: _ESCAPED.get(m[1], m[1]), text)
+                found.append("'{}'".format(text.replace("\\", "\\\\").replace("'", "''")))
+            else:
+                found.append(word.text)
+        return " ".join(found)
+
+
+def _set(words: str) -> frozenset[str]:
+    return frozenset(words.split())
+
+
+#: Keywords that a reason may name; any other word could be somebody's name.
+_SHOWN = _set(
+    "AUTO_INCREMENT AS CHECK COLUMN_FORMAT COMPRESSED CONVERT DATA DEFAULT DISCARD DROP ENCRYPTION "
+    "ENGINE_ATTRIBUTE EXCHANGE GENERATED IGNORE IMPORT KEY NOT ON ORDER PARTITION PERIOD PRIMARY "
+    "REF_SYSTEM_ID REFERENCES REMOVE RENAME REORGANIZE SERIAL SRID STORAGE SYSTEM TABLESPACE TRUNCATE "
+    "UNION UNIQUE VIRTUAL WITH WITHOUT ZEROFILL"
+)
+
+
+def _check_versions(sql: str, quoting: Quoting, server: Server) -> None:
+    """Make sure that the server executed what stands in version comments: the words have it."""
+    for letter, digits in version_comments(sql, quoting):
+        known = not digits or len(digits) in (5, 6)
+        number = int(digits or 0)
+        major, minor, patch = (*server.version, 0, 0, 0)[:3]
+        executed = number <= major * 10000 + minor * 100 + patch
+        if letter and not server.mariadb:
+            executed = False
+        if not letter and server.mariadb and 50700 <= number <= 99999:
+            executed = False
+        if not known or not executed:
+            raise NotFollowed("it has a comment that only other servers execute")
+
+
+#: What sqlglot may find in the texts that are followed.
+_KNOWN = _set(
+    "AddConstraint Alter AlterColumn AlterIndex CharacterSetColumnConstraint CharacterSetProperty "
+    "CheckColumnConstraint CollateColumnConstraint CollateProperty Column ColumnConstraint ColumnDef "
+    "ColumnPosition ColumnPrefix CommentColumnConstraint Constraint Create CurrentTimestamp DataType "
+    "DataTypeParam DefaultColumnConstraint Drop EngineProperty ForceProperty ForeignKey Identifier Index "
+    "IndexColumnConstraint IndexConstraintOption IndexParameters InvisibleColumnConstraint Literal "
+    "ModifyColumn Neg NotNullColumnConstraint Null OnProperty OnUpdateColumnConstraint Ordered Paren "
+    "Property Reference RenameIndex RowFormatProperty Schema SchemaCommentProperty AutoIncrementProperty "
+    "Table Var ZeroFillColumnConstraint Boolean"
+)
+
+
+@dataclass(frozen=True)
+class Clause:
+    """A clause as it was read, for the second reading.
+
+    :param text: a statement with this clause alone.
+    :param where: the clause, for people.
+    :param action: what sqlglot calls it; nothing for table options.
+    :param column: name of the column that it defines, if it does.
+    :param free: whether an expression stands in it, of which anything may be found.
+    """
+
+    text: str
+    where: str
+    action: str = ""
+    column: str | None = None
+    free: bool = False
+
+
+def read_again(clauses: Sequence[Clause]) -> None:
+    """Hold what was read against what another parser, sqlglot, reads.
+
+    It loses some of the words (REAL becomes FLOAT), so nothing is taken from it: it can only disagree.
+
+    :raises NotFollowed: if it does, or does not understand a clause.
+    """
+    import sqlglot
+    from sqlglot import exp
+
+    logger = logging.getLogger("sqlglot")
+    disabled, logger.disabled = logger.disabled, True  # it would log the statement, which may hold secrets
+    try:
+        for clause in clauses:
+            try:
+                trees = sqlglot.parse(clause.text, read="mysql")
+            except Exception:  # whatever it stumbles over
+                raise NotFollowed(f"{clause.where}: it is not understood by both parsers") from None
+            tree = trees[0] if len(trees) == 1 else None
+            found = None
+            if isinstance(tree, exp.Alter):
+                actions = tree.args.get("actions") or []
+                found = type(actions[0]).__name__ if len(actions) == 1 else "" if not actions else None
+            elif isinstance(tree, exp.Create | exp.Drop):
+                found = type(tree).__name__
+            if tree is None or found != clause.action:
+                raise NotFollowed(f"{clause.where}: it is not understood by both parsers")
+            if not clause.free and not {type(node).__name__ for node in tree.walk()} <= _KNOWN:
+                raise NotFollowed(f"{clause.where}: a part of it is not followed")
+            if clause.column is not None:
+                columns = list(tree.find_all(exp.ColumnDef))
+                if len(columns) != 1 or columns[0].name != clause.column:
+                    raise NotFollowed(f"{clause.where}: the two parsers read different columns")
+    finally:
+        logger.disabled = disabled

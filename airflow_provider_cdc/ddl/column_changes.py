@@ -1,0 +1,87 @@
+"""What a statement may make of a column that a table has: which changes are certain, and leave the rows as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from airflow_provider_cdc.ddl.alter_parser import NotFollowed, Server
+from airflow_provider_cdc.ddl.column_parser import Defined
+from airflow_provider_cdc.model.schema import Column, TableSchema
+
+#: Most bytes of a key, and of a unique index before MariaDB makes one of hashes, which adds a column to row events.
+_LONGEST_KEY, _LONGEST_INDEX = 767, 3072
+
+
+def known_null(found: Defined, where: str) -> None:
+    """Make sure that a statement says whether its column may be NULL.
+
+    :raises NotFollowed: if a setting of the server decides.
+    """
+    if found.column.data_type == "timestamp" and found.null is None:
+        raise NotFollowed(f"{where}: whether it may be NULL depends on explicit_defaults_for_timestamp")
+
+
+def check_null(before: TableSchema, old: Column, found: Defined, where: str) -> None:
+    """Make sure that no row changes with what a statement says of NULL, and write that down.
+
+    :param before: the table before the statement.
+    :param old: its column.
+    :param found: the column as the statement defines it.
+    :raises NotFollowed: if that is not certain.
+    """
+    known_null(found, where)
+    if found.null is False:
+        if old.nullable:
+            raise NotFollowed(f"{where}: NULL gets another value where it becomes NOT NULL")
+        found.column = replace(found.column, nullable=False)
+    elif old.name in before.key:
+        raise NotFollowed(f"{where}: a column of the key that may be NULL is not followed")
+    elif not old.nullable and before.key_index != "PRIMARY":
+        # A primary key that cannot be the copy's key keeps its columns NOT NULL, whatever is said of them.
+        raise NotFollowed(f"{where}: whether it may be NULL then is not known in a table without a primary key")
+
+
+def check_type(
+    before: TableSchema, columns: Sequence[Column], at: int, new: Column, server: Server, where: str
+) -> None:
+    """Make sure that each value stays what it is.
+
+    :param before: the table before the statement.
+    :param columns: the columns as the clauses before have made them.
+    :param at: which of them.
+    :param new: what becomes of it.
+    :raises NotFollowed: if that is not certain.
+    """
+    old = columns[at]
+    if replace(old, nullable=new.nullable) == new:
+        return
+    if (old.data_type, old.charset, old.collation) != (new.data_type, new.charset, new.collation) or (
+        old.compressed or old.hidden
+    ):
+        raise NotFollowed(f"{where}: another type or character set is not followed")
+    if new.data_type in ("varchar", "varbinary") and (new.octets or 0) >= (old.octets or 0):
+        in_key = sum(c.octets or 8 for c in columns if c.name in before.key and c.name != old.name)
+        if old.name in before.key and in_key + (new.octets or 0) > _LONGEST_KEY:
+            raise NotFollowed(f"{where}: a key that may become too long is not followed")
+        if server.mariadb and (new.octets or 0) > _LONGEST_INDEX:
+            raise NotFollowed(f"{where}: a unique index of it would become one of hashes")
+        return
+    if new.data_type in ("enum", "set") and new.members[: len(old.members)] == old.members:
+        if old.name in before.key:
+            raise NotFollowed(f"{where}: other members of a column of the key are not followed")
+        return
+    raise NotFollowed(f"{where}: another type is not followed")
+
+
+def check_dropped(before: TableSchema, column: Column, where: str) -> None:
+    """Make sure that a table without a column has the key that it had.
+
+    :raises NotFollowed: if that is not certain.
+    """
+    if column.name in before.key:
+        raise NotFollowed(f"{where}: it is part of the key")
+    if before.key_index != "PRIMARY":  # an index on this column and others may become the key
+        raise NotFollowed(f"{where}: a table without a primary key may get another key by it")
+    if any(c.hidden for c in before.columns):
+        raise NotFollowed(f"{where}: a unique index of hashes has a column in row events")

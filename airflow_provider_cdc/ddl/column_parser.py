@@ -1,0 +1,339 @@
+"""A column's definition as a statement spells it, turned into what the catalog says of such a column."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from airflow_provider_cdc.ddl.alter_parser import Cursor, NotFollowed, Server, Session
+from airflow_provider_cdc.model.schema import BINARY_TYPES, GEOMETRY_TYPES, TEXT_TYPES, Column
+
+#: Whole numbers: other names of each, and the digits that MariaDB shows, signed and unsigned.
+_INTEGERS = {
+    **dict.fromkeys(("TINYINT", "INT1"), "tinyint"),
+    **dict.fromkeys(("SMALLINT", "INT2"), "smallint"),
+    **dict.fromkeys(("MEDIUMINT", "INT3", "MIDDLEINT"), "mediumint"),
+    **dict.fromkeys(("INT", "INTEGER", "INT4"), "int"),
+    **dict.fromkeys(("BIGINT", "INT8"), "bigint"),
+}
+_DIGITS = {"tinyint": (4, 3), "smallint": (6, 5), "mediumint": (9, 8), "int": (11, 10), "bigint": (20, 20)}
+_SIZES = {"tiny": 0xFF, "": 0xFFFF, "medium": 0xFFFFFF, "long": 0xFFFFFFFF}
+_DECIMALS = frozenset({"DECIMAL", "DEC", "NUMERIC", "FIXED"})
+#: Character sets whose shortest character has more than one byte.
+_WIDE = {"ucs2": 2, "utf16": 2, "utf16le": 2, "utf32": 4}
+#: Most bytes of a VARCHAR or VARBINARY; what is longer becomes TEXT or BLOB where the session is not strict.
+_LONGEST = 65535
+#: Character sets whose members may have more than ASCII: that of the catalog, as far as it goes.
+_ANY_TEXT = frozenset({"utf8mb4", "utf8mb3"})
+_TOO_LONG = 1024
+
+
+@dataclass
+class Defined:
+    """A column's definition.
+
+    :param column: what the catalog says of it, if it may be NULL.
+    :param comment: what its comment says.
+    :param null: what the statement says of NULL: that it may be, that it may not, or nothing.
+    :param default: whether there is a default that is not NULL.
+    """
+
+    column: Column
+    comment: str = ""
+    null: bool | None = None
+    default: bool = False
+
+
+@dataclass
+class _Type:
+    kind: str
+    shown: str
+    length: int | None = None
+    precision: int | None = None
+    scale: int | None = None
+    fsp: int = 0
+    members: tuple[str, ...] = ()
+    charset: str | None = None
+    collation: str | None = None
+
+
+def read_column(
+    words: Cursor, name: str, where: str, session: Session, server: Server, collation: str | None
+) -> Defined:
+    """Read a column's type and attributes, up to its place or the clause's end.
+
+    :param name: the column's name, which was read before.
+    :param where: clause and column, for messages.
+    :param collation: the table's.
+    :raises NotFollowed: for whatever is not sure.
+    """
+    found = _type(words, where, session, server)
+    textual = found.kind in TEXT_TYPES or found.kind in ("enum", "set")
+    charset = collate = None
+    if found.charset is not None:  # of JSON on MariaDB, whatever the table has
+        textual = False
+    defined = Defined(Column(name, found.kind, found.shown, True))
+    if textual and (words.take("CHARSET") or words.take("CHARACTER", "SET")):
+        charset = words.name(where).lower()
+    while not words.over and words.peek() not in {",", ")", "FIRST", "AFTER"}:
+        if words.take("NOT", "NULL"):
+            null: bool | None = False
+        elif words.take("NULL"):
+            null = True
+        else:
+            null = None
+        if null is not None:
+            if defined.null is not None:
+                raise NotFollowed(f"{where}: NULL is said twice")
+            defined.null = null
+        elif words.take("DEFAULT"):
+            defined.default = read_default(words, where)
+        elif words.take("ON", "UPDATE"):
+            if not _now(words):
+                words.refuse(f"{where}, ON UPDATE")
+        elif words.take("COMMENT"):
+            defined.comment = read_comment(words, where)
+        elif textual and words.take("COLLATE"):
+            collate = words.name(where).lower()
+        elif words.take("INVISIBLE") or (not server.mariadb and words.take("VISIBLE")):
+            pass
+        else:
+            words.refuse(where)
+    if textual:
+        found.charset, found.collation = text_collation(where, session, server, collation, charset, collate)
+    defined.column = _column(name, found, where, server)
+    if (reason := defined.column.refusal()) is not None:
+        raise NotFollowed(f"{where}: {reason}")
+    return defined
+
+
+def read_comment(words: Cursor, where: str) -> str:
+    """A comment, if the catalog shows it as it stands."""
+    text = words.string(f"{where}, COMMENT")
+    if len(text) > _TOO_LONG or any(c < " " and c not in "\t\n\r" for c in text):
+        raise NotFollowed(f"{where}: its comment may be kept in another form")
+    return text
+
+
+def read_default(words: Cursor, where: str) -> bool:
+    """Go past a default; whether it is another one than NULL."""
+    if words.take("NULL"):
+        return False
+    if words.at_string:
+        words.string(where)
+    elif words.peek() == "(":
+        words.balanced(where)
+    elif not (words.take("TRUE") or words.take("FALSE") or _now(words)):
+        _ = words.take("-") or words.take("+")
+        words.number(f"{where}, DEFAULT")
+        if words.take("."):
+            words.number(f"{where}, DEFAULT")
+    return True
+
+
+def _now(words: Cursor) -> bool:
+    if not words.any_of("CURRENT_TIMESTAMP", "NOW", "LOCALTIME", "LOCALTIMESTAMP"):
+        return False
+    if words.peek() == "(":
+        words.balanced("a default")
+    return True
+
+
+def text_collation(
+    where: str, session: Session, server: Server, default: str | None, charset: str | None, collate: str | None
+) -> tuple[str, str]:
+    """Character set and collation of a text.
+
+    :param default: collation where nothing is said.
+    :param charset: what is said of the one.
+    :param collate: what is said of the other.
+    """
+    if charset == "utf8" and not server.mariadb and charset not in server.collations:
+        charset = "utf8mb3"
+    if charset is not None and charset not in server.collations:
+        raise NotFollowed(f"{where}: its character set is not known")
+    if collate is None and charset is not None:
+        collate = _default_collation(charset, where, session, server)
+    elif collate is None:
+        collate = default
+    if collate is None:
+        raise NotFollowed(f"{where}: the default collation of the table was not written down when it was planned")
+    if collate not in server.charsets:
+        raise NotFollowed(f"{where}: its collation is not known")
+    of_collation = server.charsets[collate]
+    if charset is not None and charset != of_collation:
+        raise NotFollowed(f"{where}: its collation is not of its character set")
+    if of_collation == "binary":
+        raise NotFollowed(f"{where}: text of character set binary has another type")
+    return of_collation, collate
+
+
+def _default_collation(charset: str, where: str, session: Session, server: Server) -> str:
+    """What the server takes where a character set comes without a collation: sessions may have a say in it."""
+    if server.mariadb and server.version >= (11, 2):
+        raise NotFollowed(f"{where}: which collation comes with its character set depends on character_set_collations")
+    if not server.mariadb and charset == "utf8mb4":
+        if session.utf8mb4_collation is None:
+            raise NotFollowed(f"{where}: which collation comes with its character set is not known")
+        return session.utf8mb4_collation
+    return server.collations[charset]
+
+
+def _type(words: Cursor, where: str, session: Session, server: Server) -> _Type:
+    if not session.plain:
+        raise NotFollowed(f"{where}: types have another meaning under its sql_mode")
+    word = words.peek()
+    words.at += 1
+    lower = word.lower()
+    if word in _INTEGERS:
+        return _integer(words, _INTEGERS[word], where, server)
+    if word in ("BOOL", "BOOLEAN"):
+        return _Type("tinyint", "tinyint(1)")
+    if word in _DECIMALS:
+        digits = _brackets(words, where, 2)
+        precision, scale = (*digits, 0)[:2] if digits else (10, 0)
+        if not 1 <= precision <= 65 or scale > min(30, precision):
+            raise NotFollowed(f"{where}: its digits are not understood")
+        return _Type("decimal", f"decimal({precision},{scale}){_sign(words)}", precision=precision, scale=scale)
+    if word in ("FLOAT", "DOUBLE", "REAL"):
+        return _floating(words, word, where, session)
+    if word in ("CHAR", "VARCHAR", "BINARY", "VARBINARY"):
+        sizes = _brackets(words, where, 1)
+        if not sizes and word.startswith("VAR"):
+            raise NotFollowed(f"{where}: its length is not understood")
+        length = sizes[0] if sizes else 1
+        return _Type(lower, f"{lower}({length})", length)
+    for suffix in ("text", "blob"):
+        if lower.endswith(suffix) and lower.removesuffix(suffix) in _SIZES:
+            if words.peek() == "(":
+                raise NotFollowed(f"{where}: a length of {word} is not followed")
+            return _Type(lower, lower)
+    if word in ("ENUM", "SET"):
+        return _members(words, lower, where)
+    if word in ("DATETIME", "TIMESTAMP", "TIME"):
+        if server.old_dates:
+            raise NotFollowed(f"{where}: dates and times get an old format under mysql56_temporal_format=OFF")
+        digits = _brackets(words, where, 1)
+        fsp = digits[0] if digits else 0
+        if fsp > 6:
+            raise NotFollowed(f"{where}: its digits are not understood")
+        return _Type(lower, f"{lower}({fsp})" if fsp else lower, fsp=fsp)
+    if word == "YEAR":
+        if _brackets(words, where, 1) not in ([], [4]):
+            raise NotFollowed(f"{where}: a YEAR without its century is not followed")
+        return _Type(lower, "year(4)" if server.mariadb else "year")
+    if word == "BIT":
+        digits = _brackets(words, where, 1)
+        bits = digits[0] if digits else 1
+        if not 1 <= bits <= 64:
+            raise NotFollowed(f"{where}: its bits are not understood")
+        return _Type(lower, f"bit({bits})", precision=bits)
+    if word == "JSON":
+        if server.mariadb:
+            return _Type("longtext", "longtext", charset="utf8mb4", collation="utf8mb4_bin")
+        return _Type(lower, lower)
+    if word == "DATE" or (word == "UUID" and server.mariadb):
+        return _Type(lower, lower)
+    if lower in GEOMETRY_TYPES and lower not in ("geomcollection", "geometrycollection"):
+        return _Type(lower, lower)
+    words.at -= 1
+    raise NotFollowed(f"{where}: {word if word in ('SERIAL', 'LONG', 'NATIONAL') else 'its'} type is not followed")
+
+
+def _brackets(words: Cursor, where: str, most: int) -> list[int]:
+    """Numbers in brackets, if there are any."""
+    if not words.take("("):
+        return []
+    found = [words.number(where)]
+    while len(found) < most and words.take(","):
+        found.append(words.number(where))
+    words.expect(")", where)
+    return found
+
+
+def _sign(words: Cursor) -> str:
+    """UNSIGNED and ZEROFILL as the catalog shows them: the latter comes with the former."""
+    said = set[str]()
+    while word := words.any_of("SIGNED", "UNSIGNED", "ZEROFILL"):
+        said.add(word)
+    if "ZEROFILL" in said:
+        return " unsigned zerofill"
+    return " unsigned" if "UNSIGNED" in said else ""
+
+
+def _integer(words: Cursor, kind: str, where: str, server: Server) -> _Type:
+    digits = _brackets(words, where, 1)
+    sign = _sign(words)
+    if digits and not 1 <= digits[0] <= 255:
+        raise NotFollowed(f"{where}: its digits are not understood")
+    width = digits[0] if digits else _DIGITS[kind][bool(sign)]
+    # MySQL keeps them where they are seen, and for what may be a BOOLEAN.
+    shows = server.mariadb or sign.endswith("zerofill") or (kind == "tinyint" and digits == [1] and not sign)
+    return _Type(kind, f"{kind}({width}){sign}" if shows else f"{kind}{sign}")
+
+
+def _floating(words: Cursor, word: str, where: str, session: Session) -> _Type:
+    if word == "DOUBLE":
+        words.take("PRECISION")
+    kind = "float" if word == "FLOAT" or (word == "REAL" and session.real_as_float) else "double"
+    digits, shown = _brackets(words, where, 2), ""
+    if len(digits) == 1:
+        if word != "FLOAT" or digits[0] > 53:
+            raise NotFollowed(f"{where}: its digits are not understood")
+        kind = "float" if digits[0] <= 24 else "double"
+    elif digits:
+        if not 1 <= digits[0] <= 255 or digits[1] > min(30, digits[0]):
+            raise NotFollowed(f"{where}: its digits are not understood")
+        shown = f"({digits[0]},{digits[1]})"
+    return _Type(kind, f"{kind}{shown}{_sign(words)}")
+
+
+def _members(words: Cursor, kind: str, where: str) -> _Type:
+    words.expect("(", where)
+    members = [words.string(where)]
+    while words.take(","):
+        members.append(words.string(where))
+    words.expect(")", where)
+    members = [m.rstrip(" ") for m in members]
+    if len({m.casefold() for m in members}) < len(members):
+        raise NotFollowed(f"{where}: two of its members are alike")
+    if any(c < " " or c == "?" for m in members for c in m) or (kind == "set" and any("," in m for m in members)):
+        raise NotFollowed(f"{where}: a member has a character that the catalog may show in another form")
+    if len(members) > (64 if kind == "set" else 65535) or max(map(len, members)) > 255:
+        raise NotFollowed(f"{where}: its members are too many or too long")
+    shown = ",".join("'{}'".format(m.replace("\\", "\\\\").replace("'", "''")) for m in members)
+    longest = max(map(len, members)) if kind == "enum" else sum(map(len, members)) + len(members) - 1
+    return _Type(kind, f"{kind}({shown})", longest, members=tuple(members))
+
+
+def _column(name: str, found: _Type, where: str, server: Server) -> Column:
+    """What the catalog says of it."""
+    length = octets = found.length
+    if found.charset is not None:
+        width = server.widths[found.charset]
+        if found.kind in ("char", "varchar", "enum", "set"):
+            octets = (length or 0) * width
+        elif found.kind in TEXT_TYPES:
+            octets = _SIZES[found.kind.removesuffix("text")]
+            length = octets // _WIDE.get(found.charset, 1)
+    elif found.kind in BINARY_TYPES and found.kind.endswith("blob"):
+        length = octets = _SIZES[found.kind.removesuffix("blob")]
+    if (found.kind in ("char", "binary") and (length or 0) > 255) or (
+        found.kind in ("varchar", "varbinary") and (octets or 0) > _LONGEST
+    ):
+        raise NotFollowed(f"{where}: it is too long for its type")
+    if found.charset not in _ANY_TEXT and not all(m.isascii() for m in found.members):
+        raise NotFollowed(f"{where}: a member has a character that its character set may not have")
+    return Column(
+        name=name,
+        data_type=found.kind,
+        column_type=found.shown,
+        nullable=True,
+        length=length,
+        octets=octets,
+        charset=found.charset,
+        collation=found.collation,
+        precision=found.precision,
+        scale=found.scale,
+        fsp=found.fsp,
+        members=found.members,
+    )

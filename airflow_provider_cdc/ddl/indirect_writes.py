@@ -1,0 +1,82 @@
+"""Ways by which a statement on other tables changes a captured one: views, triggers, stored functions and cascades.
+
+By statement only the text of a change is in the binlog. Rows that it changes by such a way are nowhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from airflow_provider_cdc.ddl.affected_tables import Statement, mentions
+from airflow_provider_cdc.model.table_names import Table, fold
+
+#: Databases that are the server's own. What they hold is taken to lead nowhere: the server accepts no triggers there.
+SYSTEM = ("mysql", "sys", "information_schema", "performance_schema")
+
+
+def stays_inside(statement: Statement) -> bool:
+    """Whether a statement can only name what is the server's own, such as the heartbeats of hosted servers."""
+    return all(database in ("", *SYSTEM) for database, _ in statement.mentioned)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A view, a trigger or a stored routine.
+
+    :param name: (database, name); of a trigger, of its table.
+    :param text: what it says; ``None`` if that may not be seen.
+    :param routine: whether it is called, not written to.
+    """
+
+    name: Table
+    text: str | None
+    routine: bool = False
+
+
+@dataclass(frozen=True)
+class Detours:
+    """Names that lead to captured tables, as :func:`~airflow_provider_cdc.model.table_names.fold` writes them.
+
+    :param written: tables and views: what changes their rows may change a captured table.
+    :param called: routines, and what calls them: already to read from it may change one.
+    :param stored: all views, triggers and routines by which these were found.
+    :param cascades: likewise, see :func:`find_detours`.
+    """
+
+    written: frozenset[Table] = frozenset()
+    called: frozenset[Table] = frozenset()
+    stored: tuple[Stored, ...] = field(default=(), repr=False)
+    cascades: tuple[tuple[Table, Table], ...] = field(default=(), repr=False)
+
+    def taken(self, statement: Statement) -> list[Table]:
+        """Those that a statement may take."""
+        return sorted((statement.tables & self.written) | (statement.mentioned & self.called))
+
+    def leads(self, statement: Statement, table: Table) -> bool:
+        """Whether a statement may change one table by what it takes. For errors: everything is looked at again."""
+        return bool(find_detours([table], self.stored, self.cascades).taken(statement))
+
+
+def find_detours(
+    captured: Iterable[Table], stored: Iterable[Stored], cascades: Iterable[tuple[Table, Table]]
+) -> Detours:
+    """Find out what leads to captured tables, in as many steps as it takes. What only reads from one counts, too.
+
+    :param stored: all views, triggers and routines that are not the server's own.
+    :param cascades: (parent, child) of the foreign keys by which a change of the one changes the other.
+    """
+    stored, cascades = tuple(stored), tuple(cascades)
+    edges = [((fold(s.name[0]), fold(s.name[1])), s, mentions(s.text, s.name[0]) if s.text else None) for s in stored]
+    parents = [((fold(p[0]), fold(p[1])), (fold(c[0]), fold(c[1]))) for p, c in cascades]
+    start = {(fold(database), fold(table)) for database, table in captured}
+    written, called, size = set(start), set[Table](), -1
+    while size != len(written) + len(called):
+        size = len(written) + len(called)
+        for name, one, words in edges:
+            if words is None or not written.isdisjoint(words) or not called.isdisjoint(words):
+                (called if one.routine else written).add(name)
+            if words is not None and not one.routine and not called.isdisjoint(words):
+                called.add(name)
+        written |= {parent for parent, child in parents if child in written}
+    return Detours(frozenset(written - start), frozenset(called), stored, cascades)

@@ -1,0 +1,131 @@
+"""Which changes of a table's definition its copy takes over, and what becomes of the columns where it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from airflow_provider_cdc.ddl.alter_parser import NotFollowed
+from airflow_provider_cdc.model.kept_rows import is_wider
+from airflow_provider_cdc.model.schema import TableSchema
+from airflow_provider_cdc.model.schema_modes import ADD_COLUMN, ALTER_TYPE, DROP_COLUMN, EVOLVE, IGNORE, KINDS, LENIENT
+
+
+@dataclass(frozen=True)
+class SchemaPolicy:
+    """What a copy takes over.
+
+    :param mode: one of :data:`~airflow_provider_cdc.model.schema_modes.MODES`.
+    :param adds: whether new columns are copied; else they are left out.
+    :param drops: whether columns that the source has no more go; else they stay, and are NULL in what is written.
+    :param types: which other types a column may have: ``all``, ``wider`` or ``none``.
+    """
+
+    mode: str
+    adds: bool = True
+    drops: bool = True
+    types: str = "all"
+
+    @classmethod
+    def of(cls, mode: str, include: Iterable[str] = (), exclude: Iterable[str] = ()) -> SchemaPolicy:
+        """That of a pipeline.
+
+        :param include: kinds that are taken over; all if there are none.
+        :param exclude: kinds that are not; they win.
+        """
+        if mode == IGNORE:
+            return cls(mode, adds=False, drops=False, types="none")
+        taken = (set(include) or {*KINDS}) - set(exclude)
+        lenient = mode == LENIENT
+        types = "none" if ALTER_TYPE not in taken else "wider" if lenient else "all"
+        return cls(mode, adds=ADD_COLUMN in taken, drops=DROP_COLUMN in taken and not lenient, types=types)
+
+    def shaped(
+        self, before: TableSchema, after: TableSchema, *, read_again: bool = False, asked: bool = False
+    ) -> TableSchema:
+        """The definition behind a change as this policy has it.
+
+        :param before: the definition before it.
+        :param after: what the source makes of it, with the columns left out that the pipeline does not copy.
+        :param read_again: whether all rows are exchanged; else they stay as they are.
+        :param asked: whether somebody has asked for that: then what the copy has to take over is taken over, such as
+            another type.
+        :raises NotFollowed: if the copy would have to take over what it is not to, and nobody has asked for it.
+        """
+        known = {column.name.lower() for column in (*before.copied, *before.kept)}
+        new = () if self.adds else tuple(c for c in after.copied if c.name.lower() not in known)
+        in_key = [column.name for column in new if column.name in after.key]
+        if in_key and not asked:
+            raise NotFollowed(f"new column {in_key[0]} is part of the key, and {self._says} leaves new columns out")
+        new = tuple(column for column in new if column.name not in in_key)
+        if new and len(new) == len(after.copied):
+            if not asked:
+                raise NotFollowed(f"all of its columns are new, and {self._says} leaves new columns out")
+            new = ()
+        ignored = ({*before.ignored} & {*after.left_out}) | {column.name for column in new}
+        made = replace(
+            after,
+            left_out=tuple(c.name for c in after.columns if c.name in {*after.left_out, *ignored}),
+            ignored=tuple(c.name for c in after.columns if c.name in ignored),
+        )
+        if not asked:
+            self._check_types(before, made)
+        there, copied = ({c.name.lower() for c in columns} for columns in (made.columns, made.copied))
+        lost = [c for c in before.copied if c.name.lower() not in there]
+        if self.drops:
+            kept = [] if read_again else [*before.kept]
+        elif not made.key and (stay := [*before.kept, *lost]) and not asked:  # its rows are told apart by all values
+            raise NotFollowed(f"column {stay[0].name} is gone, which a table without a usable key cannot keep")
+        else:
+            kept = [*before.kept, *(replace(column, nullable=True) for column in lost)] if made.key else []
+        dropped = () if read_again else (*before.dropped, *(c.name for c in lost if self.drops))
+        kept = [column for column in kept if column.name.lower() not in copied]
+        names = {column.name for column in kept}
+        comments = (*made.comments, *(pair for pair in before.comments if pair[0] in names))
+        return replace(made, kept=tuple(kept), dropped=dropped, comments=comments)
+
+    def _check_types(self, before: TableSchema, after: TableSchema) -> None:
+        old = {column.name.lower(): column for column in before.in_copy}
+        for column in after.copied:
+            was = old.get(column.name.lower())
+            if was is None or was.arrow_type == column.arrow_type or self.types == "all":
+                continue
+            if self.types == "wider" and is_wider(was.arrow_type, column.arrow_type):
+                continue
+            raise NotFollowed(
+                f"column {column.name} was {was.column_type} and is {column.column_type}, which {self._says} does not "
+                "take over"
+            )
+
+    @property
+    def _says(self) -> str:
+        return f"stream.schema_changes: {self.mode}" if self.mode != EVOLVE else "stream.exclude_schema_changes"
+
+
+def describe_change(before: TableSchema, after: TableSchema) -> str:
+    """What becomes of a copy's columns with another definition, for people; nothing if they stay as they are."""
+    old, new = ({c.name for c in table.in_copy} for table in (before, after))
+    there, known = ({c.name for c in table.columns} for table in (after, before))
+    kept = [c.name for c in after.kept if c not in before.kept]
+    parts = {
+        "new columns": [c.name for c in after.copied if c.name not in old],
+        "left out": [name for name in after.left_out if name not in known],
+        "no more in the source, and NULL from here on": kept,
+        "dropped": [c.name for c in before.in_copy if c.name not in new and c.name not in there],
+    }
+    return "".join(f"; {what}: {', '.join(names)}" for what, names in parts.items() if names)
+
+
+def check_names(before: TableSchema, definition: TableSchema, added: Iterable[str]) -> None:
+    """Make sure that no file of the copy has other values in columns that are new, and NULL.
+
+    :param before: the definition before the change.
+    :param definition: the definition behind it.
+    :param added: names of the new columns.
+    :raises NotFollowed: if one may have.
+    """
+    taken = {*(name.lower() for name in before.dropped), *(column.name.lower() for column in before.kept)}
+    copied = {column.name for column in definition.copied}
+    for name in added:
+        if name in copied and name.lower() in taken:
+            raise NotFollowed(f"the copy had a column {name} before, whose values its files still have")

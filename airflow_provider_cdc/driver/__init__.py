@@ -1,0 +1,1 @@
+"""The process that does the work of a task."""

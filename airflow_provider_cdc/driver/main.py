@@ -1,0 +1,378 @@
+"""The process that runs Spark for a scheduler's task: one chunk group, a table that is read again, the
+stream, the upkeep of the sink, or its comparison with the source.
+
+The request, with the connections in it, comes as one line of JSON on standard input, so that no secret is ever on a
+command line, in the environment or in a file. How it ended is written to a file that the request names; everything
+else it has to say are lines on standard error.
+
+A driver lives as long as its task: the pipe stays open, and when it closes the whole session ends. A stream's driver is
+let go by :data:`RELEASE` when its task has found its epoch in the bookkeeping database; from there on it lives on its
+own, and a task supervises it through that database.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_cdc.config import Pipeline
+from airflow_provider_cdc.config.connections import Connection, scrub, strip_environment
+from airflow_provider_cdc.config.selection import Selection
+from airflow_provider_cdc.config.spark_conf import is_local
+from airflow_provider_cdc.model.errors import REPORT, CdcError, NotReadyError
+from airflow_provider_cdc.observe.progress_bar import Lines
+from airflow_provider_cdc.runtime.run_context import Context
+from airflow_provider_cdc.sinks.storage.disk import room_errors
+from airflow_provider_cdc.sinks.storage.local import LocalStorage
+from airflow_provider_cdc.sinks.storage.storage import write_json
+from airflow_provider_cdc.system.processes import keep_small, kill_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from airflow_provider_cdc.chunk_groups.task import Runner, SnapshotJob
+    from airflow_provider_cdc.model.comparison import TableComparison
+    from airflow_provider_cdc.sinks.files.parquet import DataFile
+    from airflow_provider_cdc.sinks.protocol import Compaction
+    from airflow_provider_cdc.state import Store
+    from airflow_provider_cdc.verify.task import Gathering, Scan
+
+#: Bytes of a stream's log from which on its older part is put aside, and seconds between two looks.
+_LOG_BYTES, _LOG_SECONDS = 16 << 20, 10.0
+
+#: Begins the line that gives the address of Spark's own page.
+UI_LINE = "Spark UI at "
+#: The line by which a task lets go of the driver of a stream.
+RELEASE = "release\n"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a driver is to do.
+
+    :param pipeline: :meth:`Pipeline.to_dict`.
+    :param connections: (id -> :meth:`Connection.to_json`); they hold the secrets.
+    :param result: file that is written at the end: ``{"outcome": ...}`` or ``{"error": {kind, message, remedy}}``.
+    :param group: number of the chunk group to read; ``None`` for the stream.
+    :param maintain: compact and tidy the sink's tables, and nothing else.
+    :param purge: with ``maintain``, leave neither dead rows nor small files.
+    :param reread: the table that is read again, ``database.table``, and nothing else; ``where_key``: only those of its
+        rows whose keys are as the condition says.
+    :param verify: compare source and sink, and nothing else: ``show_values``, ``repair``, and the keyword arguments of
+        :class:`~airflow_provider_cdc.config.selection.Selection`.
+    :param holder: who reads the group, for people.
+    :param task: identity of the task that wants the group, and ``task_request`` the number of its request: see
+        :class:`~airflow_provider_cdc.chunk_groups.groups.TaskRequest`.
+    :param catch_up: whether the stream ends at the position that the source has now.
+    :param log: file that a stream's driver writes to, and ``log_bytes`` from which size on a new part is begun.
+    :param lease: seconds for which a stream continues without a task that supervises it; ``None``: for ever.
+    """
+
+    pipeline: dict[str, Any]
+    connections: dict[str, dict[str, Any]] = field(repr=False)
+    result: str = ""
+    group: int | None = None
+    maintain: bool = False
+    purge: bool = False
+    reread: str | None = None
+    where_key: str | None = None
+    verify: dict[str, Any] | None = None
+    holder: str = ""
+    task: str = ""
+    task_request: int = 0
+    catch_up: bool = False
+    log: str | None = None
+    log_bytes: int = _LOG_BYTES
+    lease: float | None = None
+
+    def to_line(self) -> str:
+        """One line of JSON; :meth:`from_line` reads it."""
+        return json.dumps(asdict(self)) + "\n"
+
+    @classmethod
+    def from_line(cls, line: str) -> Request:
+        """Inverse of :meth:`to_line`."""
+        return cls(**json.loads(line))
+
+
+def follow(
+    context: Context,
+    store: Store,
+    spark: SparkSession,
+    *,
+    catch_up: bool,
+    log: str | None = None,
+    ui: str | None = None,
+    lease: float | None = None,
+    stop: threading.Event | None = None,
+) -> None:
+    """Run one epoch of the stream until it has caught up, is asked to stop, or gets SIGTERM or SIGINT.
+
+    :param stop: is set by these signals; if it is set already, the epoch ends at once.
+    """
+    from airflow_provider_cdc.stream.run import begin, run_on_spark
+
+    epoch = begin(context, store, catch_up=catch_up, log=log, ui=ui)
+    epoch.lease = lease
+    stop = stop or threading.Event()
+
+    def end(*_: object) -> None:
+        stop.set()
+        epoch.stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
+    if stop.is_set():
+        epoch.stop.set()
+    context.reporter.line(f"stream epoch {epoch.number} begins at {epoch.start.at}")
+    run_on_spark(epoch, spark)
+    context.reporter.line(f"stream epoch {epoch.number} ended at {epoch.applier.at.at}")
+
+
+def main() -> int:
+    """Do what the request on standard input says.
+
+    :returns: exit code, as of the command line.
+    """
+    faulthandler.enable()  # what crashes in machine code says where, in the log
+    request = Request.from_line(sys.stdin.readline())
+    strip_environment()
+    known = {conn_id: Connection.from_json(value) for conn_id, value in request.connections.items()}
+    secrets = [secret for connection in known.values() for secret in connection.secrets]
+    threading.Thread(target=_end_with_the_task, name="lifeline", daemon=True).start()
+    if request.log is not None:
+        log = Path(request.log), request.log_bytes
+        keep_small(*log)
+        threading.Thread(target=_keep_small, args=log, name="log", daemon=True).start()
+    try:
+        context = Context.of(Pipeline.from_dict(request.pipeline), Lines(), _finder(known))
+        with room_errors():
+            outcome = _outcome(context, request)
+        _write_result(request, {"outcome": outcome})
+        return 0
+    except CdcError as error:
+        failure = error.to_json()
+        code = error.exit_code
+    except Exception as error:
+        print(scrub(traceback.format_exc(), secrets), file=sys.stderr, flush=True)
+        failure = {
+            "kind": "",
+            "message": f"unexpected {type(error).__name__}: {error}",
+            "remedy": "See the lines above",
+        }
+        code = 1
+    failure = {key: scrub(fact, secrets) if isinstance(fact, str) else fact for key, fact in failure.items()}
+    print(f"error: {failure['message']}. {failure['remedy']}", file=sys.stderr, flush=True)
+    _write_result(request, {"error": failure})
+    return code
+
+
+def _outcome(context: Context, request: Request) -> dict[str, Any]:
+    if request.maintain:
+        return kept_up(context, purge=request.purge)
+    if request.reread is not None:
+        return _reread(context, request.reread, request.where_key)
+    if request.verify is not None:
+        return _verify(context, **request.verify)
+    return _stream(context, request) if request.group is None else _group(context, request)
+
+
+def _write_result(request: Request, value: dict[str, Any]) -> None:
+    """Hand the result to the task, which is on this host: the file has nothing to do with the sink."""
+    path = Path(request.result)
+    write_json(LocalStorage(path.parent), path.name, value)
+
+
+def _finder(known: dict[str, Connection]) -> Callable[[str], Connection]:
+    def find(conn_id: str) -> Connection:
+        if conn_id not in known:
+            raise NotReadyError(f"connection {conn_id} was not passed to the driver", f"This must not happen: {REPORT}")
+        return known[conn_id]
+
+    return find
+
+
+def _end_with_the_task() -> None:
+    """The task holds the other end of standard input: when it is gone, so is the driver with all it has started.
+
+    Unless the task has let go. A stream that has just begun ends at a transaction boundary.
+    """
+    if sys.stdin.readline() == RELEASE:
+        return
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        kill_session(os.getsid(0))
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _keep_small(log: Path, limit: int) -> None:
+    while True:
+        time.sleep(_LOG_SECONDS)
+        keep_small(log, limit)
+
+
+def _group(context: Context, request: Request) -> dict[str, Any]:
+    from airflow_provider_cdc.chunk_groups.groups import TaskRequest
+    from airflow_provider_cdc.observe.observer import observed
+    from airflow_provider_cdc.snapshot.progress import table_totals
+    from airflow_provider_cdc.snapshot.run import run_group
+
+    assert request.group is not None
+    session: list[SparkSession] = []
+    try:
+        with closing(context.store()) as store:
+            plan = context.ensure_plan(store)
+            result = run_group(
+                context,
+                store,
+                plan,
+                request.group,
+                _when_needed(context, session),
+                holder=request.holder,
+                requested_by=TaskRequest(request.task, request.task_request) if request.task else None,
+                observe=observed,
+            )
+            plan = context.newest(plan)
+            for totals in table_totals(context, plan, [request.group] if request.group in plan.groups() else []):
+                context.reporter.line(f"group {request.group} {result.outcome}: {totals}")
+            if result.outcome == "adopted":
+                again = "; to have it read again, clear this task when it has succeeded" if request.task else ""
+                context.reporter.line(f"attempt {result.attempt} of the group was published before{again}")
+            return result.to_json()
+    finally:
+        for spark in session:
+            spark.stop()
+
+
+def _reread(context: Context, table: str, where_key: str | None) -> dict[str, Any]:
+    from airflow_provider_cdc.resnapshot.key_ranges import read_again
+
+    session: list[SparkSession] = []
+    try:
+        with closing(context.store()) as store:
+            outcome = read_again(context, store, table, where_key, _when_needed(context, session))
+        return {"table": table, "outcome": outcome}
+    finally:
+        for spark in session:
+            spark.stop()
+
+
+def _when_needed(context: Context, session: list[SparkSession]) -> Runner:
+    """Runner that starts Spark with the first job: a group that is published already needs none."""
+
+    def run(job: SnapshotJob) -> list[dict[str, Any]]:
+        from airflow_provider_cdc.chunk_groups.spark_job import run_on_spark
+
+        if not session:
+            session.append(_start(context)[0])
+        return run_on_spark(session[0], context.reporter.line)(job)
+
+    return run
+
+
+def kept_up(context: Context, *, purge: bool = False) -> dict[str, Any]:
+    """Compact and tidy the sink's tables; Spark is started only if there is something to compact."""
+    from airflow_provider_cdc.maintenance.upkeep import maintain
+
+    session: list[SparkSession] = []
+
+    def run(work: Sequence[Compaction]) -> Sequence[Sequence[DataFile]]:
+        from airflow_provider_cdc.maintenance.spark_job import run_compactions
+
+        if not session:
+            session.append(_start(context)[0])
+        return run_compactions(session[0])(work)
+
+    try:
+        return maintain(context, run, purge=purge)
+    finally:
+        for spark in session:
+            spark.stop()
+
+
+def compared(
+    context: Context, *, show_values: bool, selection: Selection, repair: bool = False
+) -> list[TableComparison]:
+    """Compare source and sink. Spark tasks read the sink where there is a cluster; else threads do, without Spark.
+
+    :param repair: read the rows again that differ, and compare once more.
+    """
+    from airflow_provider_cdc.model.comparison import UNEQUAL
+    from airflow_provider_cdc.verify.repair import repaired
+    from airflow_provider_cdc.verify.report import record_verified
+    from airflow_provider_cdc.verify.run import verify
+    from airflow_provider_cdc.verify.task import run_in_threads
+
+    session: list[SparkSession] = []
+
+    def run(work: Sequence[Scan]) -> Sequence[Gathering]:
+        from airflow_provider_cdc.verify.spark_job import run_scans
+
+        if not session:
+            session.append(_start(context)[0])
+        return run_scans(session[0], context.reporter.line)(work)
+
+    runner = run_in_threads if is_local(context.spark[0]) else run
+    try:
+        verdicts = verify(context, show_values=show_values, selection=selection, run=runner)
+        if repair and any(verdict.verdict == UNEQUAL for verdict in verdicts):
+
+            def compare(tables: tuple[str, ...]) -> list[TableComparison]:
+                chosen = replace(selection, tables=tables)
+                return verify(context, show_values=show_values, selection=chosen, run=runner)
+
+            verdicts = repaired(context, verdicts, compare)
+        record_verified(context, verdicts)
+        return verdicts
+    finally:
+        for spark in session:
+            spark.stop()
+
+
+def _verify(context: Context, *, show_values: bool, repair: bool = False, **selection: Any) -> dict[str, Any]:
+    from airflow_provider_cdc.verify.report import check_equal
+
+    chosen = Selection(**{**selection, "tables": tuple(selection["tables"])})
+    verdicts = compared(context, show_values=show_values, selection=chosen, repair=repair)
+    check_equal(verdicts, repair="repair=True", show_values="show_values=True", repaired=repair)
+    return {"tables": [v.to_json(show_values=show_values) for v in verdicts]}
+
+
+def _stream(context: Context, request: Request) -> dict[str, Any]:
+    from airflow_provider_cdc.preflight.run import require
+
+    for finding in require(context):
+        context.reporter.line(f"{finding.level}: {finding}")
+    context.need_plan()
+    with closing(context.store()) as store:
+        context.watcher.refuse(store, context.pipeline.name)
+        spark, ui = _start(context)
+        try:
+            follow(context, store, spark, catch_up=request.catch_up, log=request.log, ui=ui, lease=request.lease)
+        finally:
+            spark.stop()
+    return {}
+
+
+def _start(context: Context) -> tuple[SparkSession, str | None]:
+    from airflow_provider_cdc.spark.session import start, ui_address
+
+    spark = start(context.pipeline.name, *context.spark, ui=True)
+    address = ui_address(spark)
+    if address:
+        context.reporter.line(UI_LINE + address)
+    return spark, address
+
+
+if __name__ == "__main__":
+    sys.exit(main())

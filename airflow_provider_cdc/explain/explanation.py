@@ -1,0 +1,321 @@
+"""Why a row is as it is: what is known of it, and how that is told to people.
+
+It holds values of the row. They are for the person who has named its key, and for nobody else: no log, page or message
+gets them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any
+
+from airflow_provider_cdc.ddl.key_predicate import BadPredicate
+from airflow_provider_cdc.model.offset import Position
+
+#: How a row got into the copy: with a chunk of the snapshot, with its whole table, or with a range of keys,
+#: or by nothing but the stream.
+SNAPSHOT, TABLE, KEYS, NOTHING = "snapshot", "table", "keys", "nothing"
+#: What has become of what was read: it is not read yet, it is read, it waits for the stream, it is part of the copy.
+WAITING, READ, STAGED, PUBLISHED = "waiting", "read", "staged", "published"
+#: Names of what ``_cdc_op`` says; and of a TRUNCATE, or of the CREATE TABLE with which it all began.
+OPERATIONS = {"c": "insert", "u": "update", "d": "delete", "r": "read", "t": "empty"}
+_HOW = {
+    SNAPSHOT: "by the snapshot: group {group}, chunk {chunk}",
+    TABLE: "when the table was read again: group {group}, chunk {chunk}",
+    KEYS: "when some of its keys were read again: group {group}, chunk {chunk}",
+}
+_STATES = {
+    WAITING: ", which is not read yet",
+    READ: ", which is read and not published",
+    STAGED: "; the stream has not taken it in yet",
+    PUBLISHED: "",
+}
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Read:
+    """Something that was read, and has the key in it.
+
+    :param how: one of :data:`SNAPSHOT`, :data:`TABLE`, :data:`KEYS` and :data:`NOTHING`.
+    :param state: one of :data:`WAITING`, :data:`READ`, :data:`STAGED` and :data:`PUBLISHED`.
+    :param group: number of the chunk group, and ``chunk``: of the chunk; ``None``: the key lies outside of all chunks,
+        below the smallest key that was there or above the largest one.
+    :param attempt: the attempt at the group that was read, and ``attempts``: how many were read to their end.
+    :param low: low and ``high``: high watermark.
+    :param rows: rows of the chunk, and ``corrected``: how many keys of it were corrected from the binlog.
+    :param seconds: how long reading it took.
+    :param server: identity of the server that it was read from.
+    """
+
+    how: str
+    state: str
+    group: int | None = None
+    chunk: int | None = None
+    attempt: int | None = None
+    attempts: int = 0
+    low: Position | None = None
+    high: Position | None = None
+    rows: int | None = None
+    corrected: int | None = None
+    seconds: float | None = None
+    server: str | None = None
+
+    def __str__(self) -> str:
+        if self.how == NOTHING:
+            return "by nothing: the pipeline began without a snapshot. Rows come from the binlog alone"
+        if self.chunk is None and self.state == WAITING:
+            return "not yet: the table was added to the pipeline"
+        if self.chunk is None:
+            where = "of the snapshot" if self.how == SNAPSHOT else "that was read again"
+            return f"in no chunk {where}: there was no key so low or so high. Rows come from the binlog alone"
+        said = _HOW[self.how].format(**self.__dict__)
+        if self.low is not None:
+            said += (
+                f", attempt {self.attempt}, between {self.low} and {self.high} (rows: {self.rows:,}, "
+                f"corrected keys: {self.corrected:,}, {self.seconds:.2f} s)"
+            )
+        if self.attempts > 1:
+            said += f"; the group was read to its end {self.attempts} times"
+        return said + _STATES[self.state]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON value."""
+        return {**self.__dict__, "low": _text(self.low), "high": _text(self.high)}
+
+
+@dataclass(frozen=True)
+class RowChange:
+    """What a transaction did to the row.
+
+    :param at: where the transaction ends.
+    :param operation: one of the values of :data:`OPERATIONS`. What changes the key is a delete of one and an update of
+        the other.
+    :param time: when it was committed, in ISO 8601.
+    :param gtid: its GTID; empty if the server gives none.
+    :param row: the row behind it; of a delete the one before it; ``None`` where the table
+        was emptied or created.
+    """
+
+    at: Position
+    operation: str
+    time: str
+    gtid: str = ""
+    row: Row | None = None
+
+    def __str__(self) -> str:
+        named = f", GTID {self.gtid}" if self.gtid else ""
+        row = "" if self.row is None else f": {row_text(self.row)}"
+        return f"{self.operation} at {self.at} ({self.time}{named}){row}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON value."""
+        return {**self.__dict__, "at": str(self.at), "row": row_json(self.row)}
+
+
+@dataclass(frozen=True)
+class Changes:
+    """The changes of the row in a part of the binlog.
+
+    :param count: how many there are.
+    :param last: the last ones of them, in order.
+    :param unknown: why the binlog does not tell; empty if it does.
+    """
+
+    count: int = 0
+    last: tuple[RowChange, ...] = ()
+    unknown: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON value."""
+        return {"count": self.count, "last": [c.to_json() for c in self.last], "unknown": self.unknown or None}
+
+
+@dataclass(frozen=True)
+class Side:
+    """The row on one side.
+
+    :param at: as of which place in the binlog; ``None`` if that is not known.
+    :param rows: the row; none if there is no such row. The copy of a table may have it more than once by mistake.
+    :param unknown: why it is not known; empty if it is.
+    :param written: of the copy's row: by which operation, and where the transaction ends that it is the row of.
+    """
+
+    at: Position | None = None
+    rows: tuple[Row, ...] = ()
+    unknown: str = ""
+    written: tuple[str, Position] | None = None
+
+    def lines(self) -> Iterator[str]:
+        """For people."""
+        if self.unknown:
+            yield f"unknown: {self.unknown}"
+            return
+        yield ("has no such row" if not self.rows else "has it") + (f", as of {self.at}" if self.at else "")
+        if self.written is not None and self.written[0] == OPERATIONS["r"]:
+            yield f"as it was read from the source, as of {self.written[1]}"
+        elif self.written is not None:
+            yield f"by the {self.written[0]} of the transaction that ends at {self.written[1]}"
+        yield from map(row_text, self.rows)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON value."""
+        written = None if self.written is None else {"operation": self.written[0], "at": str(self.written[1])}
+        rows = [row_json(row) for row in self.rows]
+        return {"at": _text(self.at), "rows": rows, "unknown": self.unknown or None, "written": written}
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why a row is as it is.
+
+    :param table: ``database.table``.
+    :param key: its key, as the source's types have it.
+    :param suspended: why the stream goes on without the table; empty if it does not.
+    :param reads: what was read that has the key in it, in order of their high watermarks: the copy's row comes from the
+        last one that is published, and from the stream since.
+    :param corrections: what has changed the row between the watermarks of that one.
+    :param last: the last change of the row, as far as the binlog tells, and ``searched``: from where on it was
+        searched; ``None`` if it was not.
+    :param unsearched: why it was not searched farther back, if the change was not found; else empty.
+    :param source: the row in the source, and ``copy``: in the sink.
+    :param pending: changes of the row that stand behind the place of the copy, so that it cannot have them yet.
+    :param equal: whether both are the same at one place; ``None`` if that cannot be told, and ``why``: why not.
+    :param columns: in which columns they differ, if both sides have the row.
+    """
+
+    table: str
+    key: Row
+    reads: tuple[Read, ...]
+    corrections: Changes
+    source: Side
+    copy: Side
+    suspended: str = ""
+    last: RowChange | None = None
+    searched: Position | None = None
+    unsearched: str = ""
+    pending: int = 0
+    equal: bool | None = None
+    why: str = ""
+    columns: tuple[str, ...] = field(default=())
+
+    def lines(self) -> Iterator[str]:
+        """For people."""
+        yield f"{self.table}, {', '.join(f'{name}={value}' for name, value in self.key.items())}"
+        if self.suspended:
+            yield from _told("suspended", [self.suspended])
+        yield from _told("read", map(str, self.reads))
+        yield from _told("corrected", self._corrected())
+        yield from _told("last change", self._last())
+        yield from _told("source", self.source.lines())
+        yield from _told("copy", self.copy.lines())
+        yield from _told("equal", [self.verdict])
+
+    def _corrected(self) -> Iterator[str]:
+        found = self.corrections
+        if found.unknown:
+            yield f"unknown: {found.unknown}"
+            return
+        yield f"by {_counted(found.count)} between the watermarks" if found.count else "by no change"
+        if found.count > len(found.last):
+            yield f"the last {len(found.last)} of them:"
+        yield from map(str, found.last)
+
+    def _last(self) -> Iterator[str]:
+        if self.last is not None:
+            yield str(self.last)
+            return
+        yield "none was found" + (f" from {self.searched} on" if self.searched else "")
+        if self.unsearched:
+            yield self.unsearched
+
+    @property
+    def verdict(self) -> str:
+        """Whether source and copy are the same, in words."""
+        behind = f"{_counted(self.pending)} of it behind that place, not in the copy yet"
+        if self.equal is None:
+            return f"not compared: {self.why}"
+        if not self.equal:
+            columns = f", in {', '.join(self.columns)}" if self.columns else ""
+            return f"no{columns}" + (f"; nor with {behind}" if self.pending else "")
+        return f"yes, with {behind}" if self.pending else "yes"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON value."""
+        return {
+            "table": self.table,
+            "key": row_json(self.key),
+            "suspended": self.suspended or None,
+            "reads": [read.to_json() for read in self.reads],
+            "corrections": self.corrections.to_json(),
+            "last_change": None if self.last is None else self.last.to_json(),
+            "searched": _text(self.searched),
+            "unsearched": self.unsearched or None,
+            "source": self.source.to_json(),
+            "copy": self.copy.to_json(),
+            "pending": self.pending,
+            "equal": self.equal,
+            "why": self.why or None,
+            "columns": list(self.columns),
+        }
+
+
+def key_values(texts: Sequence[str], key: Sequence[str]) -> list[str]:
+    """The values of a key in its order, from what a person has written: in this order, or each as ``column=value``.
+
+    :param key: names of the key's columns.
+    :raises BadPredicate: if they are not the values of a key.
+    """
+    names = {name.lower(): name for name in key}
+    named = [(names.get(name.lower()), value) for name, mark, value in (t.partition("=") for t in texts) if mark]
+    said = [name for name, _ in named if name is not None]
+    wanted = f"the key is ({', '.join(key)}): give {len(key)} values in this order, or each as column=value"
+    if not said:
+        if len(texts) != len(key):
+            raise BadPredicate(f"{wanted}; there are {len(texts)}")
+        return list(texts)
+    if sorted(said) != sorted(key) or len(texts) != len(key):
+        raise BadPredicate(f"{wanted}; there are {', '.join(said)}, and {len(texts) - len(said)} without a name")
+    given = dict(named)
+    return [given[name] for name in key]
+
+
+def row_text(row: Row) -> str:
+    """A row for people."""
+    return ", ".join(f"{name}={_shown(value)}" for name, value in row.items())
+
+
+def row_json(row: Row | None) -> dict[str, Any] | None:
+    """A row as a plain JSON value."""
+    return None if row is None else {name: _plain(value) for name, value in row.items()}
+
+
+def _shown(value: Any) -> str:
+    return "NULL" if value is None else repr(value) if isinstance(value, str) else str(_plain(value))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return f"x'{value.hex()}'"
+    if isinstance(value, datetime):
+        return value.isoformat(sep=" ")
+    if isinstance(value, date | Decimal):
+        return str(value)
+    return value
+
+
+def _counted(count: int) -> str:
+    return f"{count:,} change{'s' if count > 1 else ''}"
+
+
+def _text(at: Position | None) -> str | None:
+    return None if at is None else str(at)
+
+
+def _told(what: str, lines: Any) -> Iterator[str]:
+    """Lines with a word before the first one."""
+    for number, line in enumerate(lines):
+        yield f"  {what if number == 0 else '':12}{line}"

@@ -1,0 +1,130 @@
+"""The changes of one row in a stretch of the binlog, however many others there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_provider_cdc.ddl.indirect_writes import Detours
+from airflow_provider_cdc.model.changes import shaped
+from airflow_provider_cdc.model.definitions import Definitions, by_table
+from airflow_provider_cdc.model.offset import Lineage, Position, split_file
+from airflow_provider_cdc.model.schema import SEQ
+from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
+from airflow_provider_cdc.mysql.binlog.events.xa import Prepared
+from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader
+from airflow_provider_cdc.mysql.binlog.walk.space import Only
+from airflow_provider_cdc.mysql.client.charsets import UNICODE, Decoders
+from airflow_provider_cdc.mysql.positions.lookback import LookBack
+
+#: Bytes of rows in the binlog that are held before those of the row are picked out.
+_FLUSH_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What happened to the row in a part of the stretch.
+
+    :param numbers: numbers the transactions.
+    :param changes: its changes, in binlog order.
+    :param gtids: GTIDs of their transactions by ``_cdc_seq``, and more.
+    :param emptied: ``_cdc_seq`` and time (in microseconds since 1970) of a TRUNCATE or a CREATE TABLE.
+    :param altered: where a DDL ends that alters the table, or a transaction whose rows have another layout. What stands
+        before it may be of another table of the same name.
+    """
+
+    numbers: Lineage
+    changes: pa.Table
+    gtids: Mapping[int, str] = field(default_factory=dict)
+    emptied: tuple[int, int] | None = None
+    altered: Position | None = None
+
+    @property
+    def count(self) -> int:
+        """How many changes there are; a TRUNCATE is one."""
+        return int(self.changes.num_rows) + (self.emptied is not None)
+
+    def place(self, seq: int) -> Position:
+        """Where a transaction ends."""
+        return self.numbers.position(seq)
+
+
+@dataclass(frozen=True)
+class RowChanges:
+    """Reads them.
+
+    :param open_at: opens a blocking binlog stream at a position.
+    :param definitions: the table's; rows are those of the newest one.
+    :param look_back: finds XA transactions of the table that are prepared at a place.
+    :param mine: mask of the changes that are the row's.
+    :param only: the same of an integer key alone, if it is one.
+    :param texts: how its text is decoded.
+    """
+
+    open_at: Callable[[Position], BinlogStream]
+    definitions: Definitions
+    look_back: Callable[[Position], LookBack]
+    mine: Callable[[pa.Table], pa.Array]
+    only: Only | None = None
+    texts: Decoders = UNICODE
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Schema of the changes."""
+        return self.definitions.newest.sink_schema
+
+    def read(self, low: Position, high: Position, begun: Mapping[str, int] | None = None) -> Iterator[Piece]:
+        """What happened in (low, high], which are ends of transactions.
+
+        :param begun: when binlog files were begun, as far as that is known: others of their names are refused.
+        """
+        captured, table = by_table([self.definitions]), self.definitions.newest
+        lineage, prepared = numbering(high), Prepared({}, self.look_back(low).rows, captured)
+        names = dict[int, str]()
+        # Whoever copies the table has judged what leads to it.
+        binlog = BinlogReader(self.open_at, captured, lineage, self.texts, named=True, tell_ddl=True, detours=Detours)
+        binlog.begun.update(begun or {})
+        with closing(binlog):
+            for step in binlog.steps(low, high) if low < high else ():
+                if (item := step.item) is not None:
+                    seq = lineage.seq(Position(step.file, step.position))
+                    if table.id in item.altered:
+                        yield from self._taken(binlog, high, names)
+                        yield Piece(lineage, self.schema.empty_table(), altered=Position(item.file, item.position))
+                    if item.emptied is not None:
+                        yield from self._taken(binlog, high, names)
+                        yield Piece(lineage, self.schema.empty_table(), {seq: item.gtid}, (seq, item.commit_us))
+                    names |= {seq: item.gtid} if item.xa_committed else {}
+                    for _ in binlog.add(prepared.visible(item), seq, item.commit_us):
+                        yield from self._taken(binlog, high, names)
+                if binlog.held >= _FLUSH_BYTES:
+                    yield from self._taken(binlog, high, names)
+            yield from self._taken(binlog, high, names)
+
+    def _taken(self, binlog: BinlogReader, high: Position, names: dict[int, str]) -> Iterator[Piece]:
+        """Changes up to a place that have been read; what stands behind it has been read in vain.
+
+        :param names: GTIDs that are known, and may be asked for again: of a transaction that goes on.
+        """
+        taken = [shaped(batch, self.schema) for _, batch in binlog.take(only=self.only)]
+        names |= binlog.names()
+        lineage, last = numbering(high), None
+        for changes in taken:
+            changes = changes.filter(pc.less_equal(changes[SEQ], lineage.seq(high)))
+            if changes.num_rows:
+                last = changes[SEQ][-1].as_py()
+                changes = changes.filter(self.mine(changes))
+            if changes.num_rows:
+                yield Piece(lineage, changes, dict(names))
+        if last is not None:
+            for seq in names.keys() - {last}:
+                del names[seq]
+
+
+def numbering(at: Position) -> Lineage:
+    """Numbers the transactions of all binlog files that a server may have, by their positions alone."""
+    return Lineage("", f"{split_file(at.file)[0]}0")

@@ -1,0 +1,144 @@
+"""One row of a table: which rows the server takes for it, and what both sides have of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+from pymysql.connections import Connection
+
+from airflow_provider_cdc.config.load_limits import Limits
+from airflow_provider_cdc.explain.explanation import Side
+from airflow_provider_cdc.explain.row_changes import numbering
+from airflow_provider_cdc.model import server_id_slots as slots
+from airflow_provider_cdc.model.changes import matched_rows
+from airflow_provider_cdc.model.definitions import Definitions
+from airflow_provider_cdc.model.errors import CdcError, NotReadyError
+from airflow_provider_cdc.model.plan import Chunk, Key
+from airflow_provider_cdc.model.schema import INTEGER_TYPES, TEXT_TYPES, TableSchema
+from airflow_provider_cdc.mysql.chunks.chunk import read_chunk
+from airflow_provider_cdc.mysql.client.catalog import find_tables, read_schema
+from airflow_provider_cdc.mysql.client.identity import binlog_end, identity
+from airflow_provider_cdc.mysql.keys.ownership import owned
+from airflow_provider_cdc.mysql.positions.watermark import watermarks
+from airflow_provider_cdc.runtime.run_context import Context
+from airflow_provider_cdc.sinks.scanning import Portion
+from airflow_provider_cdc.verify.source_scan import Source
+
+#: Mask of the rows that are the one that is looked for.
+Mine = Callable[[pa.Table], pa.Array]
+
+
+@dataclass
+class OneRow:
+    """A row by its key.
+
+    :param connection: connection to the source.
+    :param table: the definition of the copy.
+    :param key: the key, by that.
+    """
+
+    context: Context
+    connection: Connection[Any]
+    table: TableSchema
+    key: Key
+
+    @cached_property
+    def server(self) -> str:
+        """Identity of the source."""
+        return identity(self.connection)
+
+    @property
+    def chunk(self) -> Chunk:
+        """The key as a range."""
+        return Chunk(0, 0, 0, self.key, self.key, True)
+
+    def mine(self, rows: pa.Table) -> pa.Array:
+        """Mask of the rows whose key is this one, as the server sees it."""
+        if self.table.integer_key is not None:
+            return owned(self.connection, self.table, [self.chunk], rows)
+        keys = rows.select(list(self.table.key))
+        once = keys.group_by(list(self.table.key), use_threads=False).aggregate([])
+        return matched_rows(keys, once.filter(owned(self.connection, self.table, [self.chunk], once)), self.table.key)
+
+    def in_source(self) -> tuple[Side, pa.Table | None, TableSchema | None]:
+        """The row in the source, as of a high watermark; and the table's definition as it is now."""
+        listed = find_tables(self.connection, lambda *name: name == self.table.id)
+        if not listed:
+            return Side(unknown="the source has no such table any more"), None, None
+        left_out = self.table.left_out
+        try:
+            now = read_schema(self.connection, *listed[0], keeps=lambda *name: name[-1] not in left_out)
+        except NotReadyError as error:
+            return Side(unknown=error.message), None, None
+        now = now.with_zero_dates(self.context.pipeline.source.zero_dates)
+        if now.fingerprint() == self.table.fingerprint():
+            now = self.table
+        elif now.key_columns != self.table.key_columns:
+            return Side(unknown=f"its key is another one now ({', '.join(now.key) or 'none'})"), None, now
+        lineage = replace(numbering(binlog_end(self.connection)), server=self.server)
+        reader = Source(self.context, now, Definitions.of(now), lineage, Limits())
+        with closing(reader.windows(self.connection, slots.EXPLAIN)) as log:
+            marks = watermarks(self.connection, self.server)
+            try:
+                found = read_chunk(self.connection, log, now, self.chunk, lineage, marks)
+            except CdcError as error:  # no watermark, a value that cannot be carried; the rest is known all the same
+                return Side(unknown=f"{error.message}. {error.remedy}"), None, now
+        return Side(found.high, values(found.rows, now)), found.rows, now
+
+    def among(self, listed: Sequence[Portion], spelt: pa.Table | None) -> pa.Table:
+        """The row in the copy; none, or by mistake more than one.
+
+        :param listed: portions of the copy.
+        :param spelt: the row in the source: to the server, its key may be the same in another spelling.
+        """
+        found = self.table.sink_schema.empty_table()
+        for mine in self._looks(spelt):
+            for portion in listed:
+                if keys := self._hits(portion, mine):
+                    for rows in portion.rows(found.column_names):
+                        hit = rows.filter(matched_rows(rows, pa.concat_tables(keys), self.table.key))
+                        found = pa.concat_tables([found, hit])
+            if found.num_rows:
+                break
+        return found
+
+    def _hits(self, portion: Portion, mine: Mine) -> list[pa.Table]:
+        """The keys in a portion that are the row's."""
+        found = []
+        for rows in portion.rows(list(self.table.key)):
+            hit = rows.filter(mine(rows)) if rows.num_rows else rows
+            if hit.num_rows:
+                found.append(hit)
+        return found
+
+    def _looks(self, spelt: pa.Table | None) -> Iterator[Mine]:
+        """How the copy is searched: first for the spelling that the source has, else the one that was asked for; then
+        for all that the server takes for the same, which takes longer.
+        """
+        if self.table.integer_key is None:
+            keys = self._asked() if spelt is None or not spelt.num_rows else spelt.select(list(self.table.key))
+            if keys is not None:
+                yield lambda rows: matched_rows(rows, keys, self.table.key)
+        yield self.mine
+
+    def _asked(self) -> pa.Table | None:
+        """The key as it was asked for; ``None`` for types that only the server can write."""
+        found = {}
+        for column, value in zip(self.table.key_columns, self.key, strict=True):
+            if column.data_type in TEXT_TYPES:
+                value = bytes.fromhex(str(value)).decode()
+            elif column.data_type not in INTEGER_TYPES or column.arrow_type not in (pa.int32(), pa.int64()):
+                return None
+            found[column.name] = pa.array([value], column.arrow_type)
+        return pa.table(found)
+
+
+def values(found: pa.Table, table: TableSchema) -> tuple[Mapping[str, Any], ...]:
+    """Rows without the columns of the project."""
+    names = [column.name for column in table.in_copy if column.name in found.column_names]
+    return tuple(found.select(names).to_pylist())

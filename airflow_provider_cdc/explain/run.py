@@ -1,0 +1,328 @@
+"""Why is this row as it is? What was read that has it, what has changed it since, and whether both sides agree.
+
+Nothing is written, and no more is held than the changes of some 16 MB of the binlog: it is read again where the row may
+have changed, and of all that is there only what concerns the key is kept.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from contextlib import closing, nullcontext
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+from pymysql.connections import Connection
+
+from airflow_provider_cdc.apply.applier import stream_marker
+from airflow_provider_cdc.config.deletes import IGNORE
+from airflow_provider_cdc.config.load_limits import Limits
+from airflow_provider_cdc.ddl.key_predicate import BadPredicate
+from airflow_provider_cdc.explain.explanation import (
+    OPERATIONS,
+    PUBLISHED,
+    Changes,
+    Explanation,
+    Row,
+    RowChange,
+    Side,
+    key_values,
+)
+from airflow_provider_cdc.explain.read_history import Found, Reads
+from airflow_provider_cdc.explain.row_changes import Piece, RowChanges
+from airflow_provider_cdc.explain.row_lookup import OneRow, values
+from airflow_provider_cdc.model import server_id_slots as slots
+from airflow_provider_cdc.model.changes import apply_changes, upserts
+from airflow_provider_cdc.model.comparison import DIFFERENT
+from airflow_provider_cdc.model.definitions import Definitions, by_table
+from airflow_provider_cdc.model.errors import CdcError, NotReadyError
+from airflow_provider_cdc.model.offset import Lineage, Position
+from airflow_provider_cdc.model.plan import Plan
+from airflow_provider_cdc.model.schema import OP, SEQ, TS, TableSchema
+from airflow_provider_cdc.model.start_mode import SNAPSHOT
+from airflow_provider_cdc.mysql.client.charsets import decoders
+from airflow_provider_cdc.mysql.client.identity import binlog_end
+from airflow_provider_cdc.mysql.client.session import connect
+from airflow_provider_cdc.mysql.keys.ownership import owned
+from airflow_provider_cdc.mysql.keys.ranges import key_of
+from airflow_provider_cdc.mysql.positions.binlog_files import binlog_sizes
+from airflow_provider_cdc.mysql.positions.lookback import look_back
+from airflow_provider_cdc.mysql.positions.resume import resume
+from airflow_provider_cdc.resnapshot.table import index_of
+from airflow_provider_cdc.runtime.run_context import Context
+from airflow_provider_cdc.sinks.protocol import Readable
+from airflow_provider_cdc.sinks.scanning import portions
+from airflow_provider_cdc.verify.last_changes import SEARCHED_BYTES, newest_first
+from airflow_provider_cdc.verify.row_diff import by_key
+from airflow_provider_cdc.verify.source_scan import Source
+
+#: Changes of the row that are shown of a part of the binlog, the last ones.
+SHOWN = 10
+
+
+def explain(context: Context, label: str, texts: Sequence[str]) -> Explanation:
+    """Say why a row is as it is.
+
+    :param label: ``database.table``.
+    :param texts: the values of its key: in order of the key, or each as ``column=value``.
+    :raises NotReadyError: if the pipeline has no such table, or it has no key, or that is not one of its keys.
+    :raises TransientError: if the source cannot be reached.
+    """
+    plan = context.need_plan()
+    index = index_of(context, plan, label)
+    table = plan.tables[index]
+    if not table.key:
+        raise NotReadyError(
+            f"{label} has no usable key: its rows are told apart by all their values, and none of them can be named",
+            f"Compare the table: airflow-cdc verify --tables '{label}'",
+            table=label,
+        )
+    with closing(connect(context.connect_args)) as connection:
+        try:
+            given = key_values(texts, table.key)
+            key = key_of(connection, table, given)
+        except BadPredicate as error:
+            raise NotReadyError(
+                f"the key of {label}: {error}", f"Name a key: ({', '.join(table.key)})", table=label
+            ) from None
+        row = OneRow(context, connection, table, key)
+        return _Explaining(context, connection, plan, index, row).explain(dict(zip(table.key, given, strict=True)))
+
+
+class _UnknownError(Exception):
+    """Why something cannot be told."""
+
+
+@dataclass
+class _Explaining:
+    """What is known of a row.
+
+    :param connection: connection to the source.
+    :param index: index of its table in the plan.
+    """
+
+    context: Context
+    connection: Connection[Any]
+    plan: Plan
+    index: int
+    row: OneRow
+
+    def __post_init__(self) -> None:
+        self.table = self.plan.tables[self.index]
+        self.progress, self.lineage = self.context.stand(self.plan)
+
+    def explain(self, shown: Row) -> Explanation:
+        """Look at everything.
+
+        :param shown: the key, as it was asked for.
+        """
+        step = self.plan.suspended_of(self.index)
+        reads = Reads(self.context, self.connection, self.plan, self.index, self.row.key).find()
+        counted = [found for found in reads if found.read.state == PUBLISHED]
+        corrections = self._corrections(counted[-1]) if counted else Changes(unknown="it is not read yet")
+        source, rows, now = self.row.in_source()
+        copy, copied = self._copy(counted, rows)
+        found = Explanation(
+            self.table.label,
+            shown,
+            tuple(found.read for found in reads),
+            corrections,
+            source,
+            copy,
+            suspended="" if step is None else f"since {step.since}, at {step.at}: {step.message}",
+        )
+        found = self._with_last(found, now)
+        try:
+            return self._compared(found, now, rows, copied, counted)
+        except _UnknownError as error:
+            return replace(found, why=str(error))
+
+    # ------------------------------------------------------------ the two sides
+
+    def _copy(self, counted: Sequence[Found], spelt: pa.Table | None) -> tuple[Side, pa.Table | None]:
+        """The row in the sink.
+
+        It has everything of the row up to where the stream is, or up to the high watermark with which it was read.
+        """
+        target = self.context.sink.table(self.table)
+        if not target.exists():
+            return Side(unknown="there is no copy of the table yet"), None
+        if not isinstance(target, Readable):
+            return Side(unknown=f"the {target.name} cannot be read back"), None
+        listed, markers = portions(target)
+        found = self.row.among(listed, spelt)
+        step = self.plan.suspended_of(self.index)
+        seqs = [self.lineage.seq(self.progress.at), markers.get(stream_marker(self.plan.pipeline)) or 0]
+        seqs = [step.seq] if step is not None else seqs
+        if counted and (high := counted[-1].read.high) is not None and counted[-1].lineage is not None:
+            seqs.append(counted[-1].lineage.seq(high))
+        written = None
+        if found.num_rows:
+            seq, operation = found[SEQ][0].as_py(), found[OP][0].as_py()
+            written = OPERATIONS.get(operation, str(operation)), self.lineage.position(seq)
+        return Side(self.lineage.position(max(seqs)), values(found, self.table), written=written), found
+
+    # ------------------------------------------------------------ the binlog
+
+    def _log(self, definitions: Definitions) -> RowChanges:
+        table, args = definitions.newest, self.context.connect_args
+        source = Source(self.context, table, definitions, Lineage(self.row.server, ""), Limits())
+        only = None
+        if (name := table.integer_key) is not None:
+            only = name, lambda keys: owned(self.connection, table, [self.row.chunk], pa.table({name: keys}))
+        return RowChanges(
+            partial(source.open_at, slots.EXPLAIN),
+            definitions,
+            partial(look_back, args, self.row.server, by_table([definitions])),
+            self.row.mine,
+            only,
+            decoders(lambda: nullcontext(self.connection), [table]),
+        )
+
+    def _over_time(self, plan: Plan, lineage: Lineage) -> Definitions:
+        """The definitions by which the binlog is read, also before and behind where the stream goes by them."""
+        found = plan.definitions_of(lineage)[self.index]
+        return Definitions(((None, found.steps[0][1]), *found.steps[1:]), found.revision)
+
+    def _corrections(self, found: Found) -> Changes:
+        """What has changed the row between the watermarks of what was read."""
+        low, high = found.read.low, found.read.high
+        if low is None or high is None or found.lineage is None:
+            return Changes()
+        try:
+            if found.lineage.newest != self.lineage.newest or self.row.server != found.read.server:
+                raise _UnknownError(f"it was read from server {found.read.server}, whose binlog is not at hand")
+            (oldest, *_) = binlog_sizes(self.connection)
+            if low < Position(oldest, 0):
+                raise _UnknownError(f"the server has removed the binlog before {oldest}")
+            log, count, last = self._log(self._over_time(found.plan, found.lineage)), 0, deque[RowChange](maxlen=SHOWN)
+            for piece in log.read(low, high, found.begun):
+                if piece.altered is not None:
+                    raise _UnknownError(f"the table was altered at {piece.altered}")
+                count += piece.count
+                last.extend(_told(piece, self.table))
+        except (_UnknownError, CdcError) as error:
+            return Changes(unknown=_words(error))
+        return Changes(count, tuple(last))
+
+    def _with_last(self, found: Explanation, now: TableSchema | None) -> Explanation:
+        """With the last change of the row, searched from the newest binlog file back."""
+        if now is not None and now.key_columns != self.table.key_columns:
+            return replace(found, unsearched="the table has another key now")
+        follows = now is None or now is self.table
+        log = self._log(self._over_time(self.plan, self.lineage) if follows else Definitions.of(now or self.table))
+        end, why = binlog_end(self.connection), "the server has no older binlog"
+        searched: Position | None = None
+        sizes = binlog_sizes(self.connection)
+        for low, high in newest_first(sizes, end):
+            last: RowChange | None = None
+            altered: Position | None = None
+            try:
+                for piece in log.read(low, high):
+                    if piece.altered is not None:
+                        last, altered = None, piece.altered
+                    if told := _told(piece, log.definitions.newest):
+                        last = told[-1]
+            except CdcError as error:
+                why = error.message
+                break
+            if last is not None:
+                return replace(found, last=last, searched=low)
+            searched = altered or low
+            if altered is not None:
+                why = f"the table was altered at {altered}"
+                break
+        else:
+            if searched is not None and searched.file != next(iter(sizes)):
+                why = f"no more than {SEARCHED_BYTES >> 30} GiB are searched"
+        return replace(found, searched=searched, unsearched=why)
+
+    # ------------------------------------------------------------ whether they agree
+
+    def _compared(
+        self,
+        found: Explanation,
+        now: TableSchema | None,
+        source: pa.Table | None,
+        copy: pa.Table | None,
+        counted: Sequence[Found],
+    ) -> Explanation:
+        """With the verdict: both sides are brought to one place.
+
+        :raises _UnknownError: if they cannot be.
+        """
+        there, here = found.source.at, found.copy.at
+        if source is None or copy is None or there is None or here is None:
+            raise _UnknownError(found.source.unknown or found.copy.unknown)
+        if found.suspended:
+            raise _UnknownError("the stream goes on without the table")
+        if now is not self.table:
+            raise _UnknownError("the table was altered, and the stream has not followed that yet")
+        if not counted:
+            raise _UnknownError("it is not published yet")
+        if self.progress.held:
+            raise _UnknownError("the stream has moved to another server, and has not passed all that it had applied")
+        pending = 0
+        if here < there:
+            copy, pending = self._brought(copy, here, there)
+        else:
+            source, _ = self._brought(source, there, here)
+        unequal = by_key(self.table, source, copy, most=1, keeps=self._keeps)
+        if unequal.kept:
+            raise _UnknownError("only the copy has it, as it may: the source has deleted it (sink.deletes: ignore)")
+        if unequal.total and self.plan.start != SNAPSHOT and not copy.num_rows:
+            raise _UnknownError("the pipeline began without a snapshot: the copy has only rows that were changed since")
+        columns = tuple(unequal.columns) if unequal.counts[DIFFERENT] else ()
+        return replace(found, equal=not unequal.total, columns=columns, pending=pending)
+
+    @property
+    def _keeps(self) -> bool:
+        """Whether the copy keeps what the source deletes."""
+        return self.context.pipeline.sink.deletions.of(self.table) == IGNORE
+
+    def _brought(self, rows: pa.Table, low: Position, high: Position) -> tuple[pa.Table, int]:
+        """A side as of a later place, and how many changes that took.
+
+        :raises _UnknownError: if the binlog does not tell.
+        """
+        try:
+            resume(self.connection, self.progress, self.context.opener(slots.EXPLAIN))
+            sizes = binlog_sizes(self.connection)
+            between = [size for name, size in sizes.items() if low < Position(name, 0) and Position(name, 0) < high]
+            if sum(between) > SEARCHED_BYTES:
+                limit = f"more than {SEARCHED_BYTES >> 30} GiB of the binlog are behind that"
+                raise _UnknownError(f"the copy stands at {low}, and {limit}")
+            count, log = 0, self._log(self._over_time(self.plan, self.lineage))
+            for piece in log.read(low, high):
+                if piece.altered is not None:
+                    raise _UnknownError(f"the table was altered at {piece.altered}")
+                if piece.emptied is not None and not self._keeps:
+                    rows = rows.slice(0, 0)
+                changes = upserts(piece.changes) if self._keeps else piece.changes
+                rows = apply_changes(rows, changes.select(rows.column_names), self.table.key)
+                count += piece.count
+        except CdcError as error:
+            raise _UnknownError(error.message) from error
+        return rows, count
+
+
+def _told(piece: Piece, table: TableSchema) -> list[RowChange]:
+    """The last changes of the row in a piece."""
+    found = []
+    tail = piece.changes.slice(max(0, piece.changes.num_rows - SHOWN))
+    for row, image in zip(tail.select([SEQ, OP, TS]).to_pylist(), values(tail, table), strict=True):
+        time = row[TS].isoformat(timespec="seconds")
+        gtid = piece.gtids.get(row[SEQ], "")
+        found.append(RowChange(piece.place(row[SEQ]), OPERATIONS[row[OP]], time, gtid, image))
+    if piece.emptied is not None:
+        seq, when = piece.emptied
+        time = datetime.fromtimestamp(when / 1_000_000, UTC).isoformat(timespec="seconds")
+        found.append(RowChange(piece.place(seq), OPERATIONS["t"], time, piece.gtids.get(seq, "")))
+    return found
+
+
+def _words(error: Exception) -> str:
+    return error.message if isinstance(error, CdcError) else str(error)

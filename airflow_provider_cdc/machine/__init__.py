@@ -1,1 +1,0 @@
-"""Machine code: how it is compiled and kept, and its smallest parts."""

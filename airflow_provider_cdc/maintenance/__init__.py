@@ -1,0 +1,1 @@
+"""Upkeep of the copies, and the end of a pipeline."""

@@ -1,0 +1,132 @@
+"""Uninstalling a pipeline: what it has written for itself goes, and its tables if that is wanted.
+
+Tables go first and the plan last, so that a run that was killed can be repeated: the plan says which tables there are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from airflow_provider_cdc.model.errors import AlreadyRunningError, TransientError
+from airflow_provider_cdc.model.plan import Plan
+from airflow_provider_cdc.runtime.run_context import Context
+from airflow_provider_cdc.sinks.protocol import Owned
+from airflow_provider_cdc.sinks.storage.storage import Storage
+from airflow_provider_cdc.snapshot.claims import reader
+from airflow_provider_cdc.state import Store
+from airflow_provider_cdc.system.failpoints import failpoint
+
+#: What was staged by epochs before this one goes.
+_ALL_EPOCHS = 1 << 62
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder of the sink, or of this host.
+
+    :param name: below ``sink.path``; empty for one of this host.
+    :param place: for people.
+    :param files: how many there are in it.
+    :param size: of these in bytes.
+    :param table: the table that it is, ``database.table``; empty if it is none.
+    """
+
+    name: str
+    place: str
+    files: int
+    size: int
+    table: str = ""
+
+
+@dataclass(frozen=True)
+class Belongings:
+    """All that is left of a pipeline.
+
+    :param plan: its plan, if it is still there.
+    :param rows: of the bookkeeping, by table.
+    :param own: folders of what it has written for itself.
+    :param tables: its copies.
+    """
+
+    plan: Plan | None
+    rows: dict[str, int]
+    own: list[Folder]
+    tables: list[Folder]
+
+
+def bookkeeping(context: Context) -> Store | None:
+    """The bookkeeping of a pipeline; ``None`` if it is a file that is not there."""
+    if context.store_url is None and not context.local.bookkeeping.exists():
+        return None
+    return context.store()
+
+
+def belongings(context: Context, store: Store | None) -> Belongings:
+    """Look what there is.
+
+    :param store: as of :func:`bookkeeping`.
+    :raises AlreadyRunningError: if a stream or a snapshot runs.
+    """
+    name, layout, storage = context.pipeline.name, context.layout, context.storage
+    plan = context.load_plan()
+    if store is not None:
+        context.watcher.refuse(store, name)
+        if plan is not None and (row := reader(store, plan)) is not None:
+            raise AlreadyRunningError(
+                f"chunk group {row.group_no} of {name} is being read by {row.holder}", "Wait for its end, or end it"
+            )
+    own = [_folder(storage, layout.progress), _folder(storage, layout.private)]
+    local = context.local.folder
+    if storage.remote and local.is_dir():
+        sizes = [path.stat().st_size for path in local.rglob("*") if path.is_file()]
+        own.append(Folder("", f"{local} on this host", len(sizes), sum(sizes)))
+    tables = []
+    for table in plan.tables if plan is not None else ():
+        target = context.sink.table(table)
+        if target.exists() and isinstance(target, Owned) and target.owner() == name:
+            tables.append(_folder(storage, layout.table(table), table.label))
+    rows = store.held(name) if store is not None else {}
+    return Belongings(plan, rows, [folder for folder in own if folder.files], tables)
+
+
+def forget(context: Context, store: Store | None, found: Belongings, *, tables: bool) -> None:
+    """Delete it. The bookkeeping is closed.
+
+    :param found: as :func:`belongings` has it.
+    :param tables: whether the copies go, too.
+    :raises TransientError: if something is still there afterwards.
+    """
+    storage, layout, plan = context.storage, context.layout, found.plan
+    if tables:
+        for folder in found.tables:
+            _clear(storage, folder.name)
+            failpoint("forget.after_table")
+    elif plan is not None:
+        context.sink.staging().clear(plan.tables, _ALL_EPOCHS)
+    _clear(storage, layout.progress)
+    books = f"{layout.private}/{context.local.bookkeeping.name}"
+    for name, _ in [*storage.list(layout.private)]:
+        if name != layout.plan and not name.startswith(books):
+            storage.delete(name)
+    failpoint("forget.before_plan")
+    storage.delete(layout.plan)
+    if store is not None:
+        store.forget(context.pipeline.name)
+        store.close()  # a file of its own is about to go
+    failpoint("forget.before_books")
+    _clear(storage, layout.private)
+    if storage.remote:
+        context.local.remove()
+
+
+def _folder(storage: Storage, name: str, table: str = "") -> Folder:
+    sizes = [size for _, size in storage.list(name)]
+    return Folder(name, storage.location(name), len(sizes), sum(sizes), table)
+
+
+def _clear(storage: Storage, name: str) -> None:
+    storage.clear(name)
+    if left := next(iter(storage.list(name)), None):
+        raise TransientError(
+            f"{storage.location(left[0])} could not be deleted", "Look at the rights of the folder, and run this again"
+        )

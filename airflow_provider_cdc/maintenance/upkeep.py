@@ -1,0 +1,217 @@
+"""Upkeep of the sink's tables: compaction, checkpoints, old files. It goes on beside a stream, and never holds it up.
+
+It writes no row and no marker, so it needs no fence: a stream that commits at the same time is always right, and a
+compaction that comes too late is thrown away.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from airflow_provider_cdc.apply.follow_ddl import beside_a_stream, lagging
+from airflow_provider_cdc.chunk_groups.groups import targets
+from airflow_provider_cdc.maintenance.task import Runner
+from airflow_provider_cdc.model.errors import CdcError
+from airflow_provider_cdc.resnapshot.dropped_tables import emptied
+from airflow_provider_cdc.runtime.run_context import Context
+from airflow_provider_cdc.sinks.files.size import Size
+from airflow_provider_cdc.sinks.protocol import Compactable, Measured, SinkTable
+from airflow_provider_cdc.sinks.storage.request_counts import carried
+from airflow_provider_cdc.state import now
+from airflow_provider_cdc.state.values import Compacted
+
+#: Compactions whose results are committed together.
+_TOGETHER = 8
+#: Seconds between two looks at the tables that have changed, and between two times that old files are looked for.
+_LOOK_SECONDS, _TIDY_SECONDS = 1.0, 600.0
+#: Seconds between two times that what a table takes is looked up, where it changes.
+_MEASURE_SECONDS = 60.0
+#: Seconds for which the end of a stream waits for upkeep.
+_END_SECONDS = 60.0
+
+
+def compact(table: SinkTable, run: Runner, over: Callable[[], bool] = lambda: False, *, purge: bool = False) -> int:
+    """Compact a table until there is nothing to do.
+
+    :param over: whether to leave the rest.
+    :param purge: whether to write anew, once, all files that have dead rows, and to put all small ones together.
+    :returns: how many compactions stand.
+    """
+    count = 0
+    while isinstance(table, Compactable) and not over() and (work := table.compactions(purge=purge)):
+        if not purge:  # what is small comes first, and beside a stream there is more of it by then
+            work = work[:_TOGETHER]
+        stood, purge = 0, False  # rows go on dying beside a stream: that has no end
+        for at in range(0, len(work), _TOGETHER):
+            if over():
+                return count
+            portion = work[at : at + _TOGETHER]
+            stood += table.compacted(list(zip(portion, run(portion), strict=True)))
+        count += stood
+        if not stood:
+            break  # others are writing the same files anew
+    return count
+
+
+def maintain(context: Context, run: Runner, *, purge: bool = False) -> dict[str, Any]:
+    """Compact and tidy all tables of a pipeline, once; beside a stream, or without one. The source is not asked.
+
+    :param purge: as for :func:`compact`.
+    :returns: JSON value: ``tables``, each with ``table`` and ``compactions``.
+    :raises CdcError: of the first table that it cannot be done to, after it was done to the others.
+    """
+    plan, found = context.need_plan(), []
+    opened, failed = targets(context, plan), list[CdcError]()
+    # A suspended one may be what nobody understands; one that was emptied has files that are to go.
+    for index in sorted([*plan.active, *emptied(context, plan)]):
+        schema, newest = plan.tables[index], opened[index]
+        try:
+            with beside_a_stream(context, plan):
+                late = lagging(context, plan, [index]) if index in plan.active else {}
+                table = context.sink.table(late[index]) if late else newest
+                count = compact(table, run, purge=purge)
+                table.tidy()
+        except CdcError as error:
+            context.reporter.line(f"{schema.label} is not compacted: {error}")
+            failed.append(error)
+            continue
+        context.reporter.line(f"{schema.label}: {count or 'no'} compaction{'' if count == 1 else 's'}")
+        found.append({"table": schema.label, "compactions": count})
+    progress = context.sink.resume_point()
+    if progress.exists():
+        progress.tidy()
+    if failed:
+        raise failed[0]
+    return {"tables": found}
+
+
+class Upkeep:
+    """Looks after the tables of a stream in a thread of its own.
+
+    :param tables: objects that nobody else uses.
+    :param run: runs compactions; ``None`` for no compaction.
+    :param tell: gets a line for each problem.
+    """
+
+    def __init__(self, tables: Sequence[SinkTable], run: Runner | None, tell: Callable[[str], None]) -> None:
+        self._tables, self.run, self._tell = list(tables), run, tell
+        self._changed: set[int] = set()
+        self._lock = threading.Lock()
+        self._since_tidied: set[int] = set()
+        self._since_measured: set[int] = set()
+        self._sizes: dict[int, Size] = {}
+        self._compacted: dict[int, Compacted] = {}
+        self._emptied: set[int] = set()
+        self._tidied = self._measured = time.monotonic()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=carried(self._go), name="upkeep", daemon=True)
+
+    def changed(self, index: int) -> None:
+        """Hear of a table that was written to."""
+        with self._lock:
+            self._changed.add(index)
+
+    def sizes(self) -> dict[int, Size]:
+        """What tables take, by index: those that were looked at since the last call."""
+        with self._lock:
+            found, self._sizes = self._sizes, {}
+        return found
+
+    def compacted(self) -> dict[int, Compacted]:
+        """The last compaction of each table that was compacted since the last call, by index."""
+        with self._lock:
+            found, self._compacted = self._compacted, {}
+        return found
+
+    def grow(self, table: SinkTable) -> None:
+        """Look after one table more.
+
+        :param table: an object that nobody else uses.
+        """
+        self._tables.append(table)
+
+    def renew(self, index: int, table: SinkTable) -> None:
+        """Look after a table through another object from now on: that of its new definition.
+
+        Nobody waits for what the old object does at this moment, which may be a compaction of minutes: it ends after
+        the portion that it is at. What it writes then does not stand if the sink has altered the table meanwhile, and
+        that is no failure. The new object looks at the table soon.
+
+        :param index: of the table in the list.
+        :param table: an object that nobody else uses.
+        """
+        self._tables[index] = table
+        with self._lock:
+            self._emptied.discard(index)
+        self.changed(index)
+
+    def emptied(self, index: int) -> None:
+        """Look for old files of a table each time: it was emptied, and will not change any more."""
+        with self._lock:
+            self._emptied.add(index)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join(_END_SECONDS)
+        if not self._thread.is_alive():
+            self._tidy()
+            self._measure()
+
+    def _go(self) -> None:
+        while not self._over.wait(_LOOK_SECONDS):
+            with self._lock:
+                written, self._changed = self._changed, set()
+            self._since_tidied |= written
+            self._since_measured |= written
+            for index in sorted(written):
+                self._do(index, partial(self._compact, index))
+            if time.monotonic() - self._tidied > _TIDY_SECONDS:
+                self._tidy()
+            if time.monotonic() - self._measured > _MEASURE_SECONDS:
+                self._measure()
+
+    def _compact(self, index: int, table: SinkTable) -> None:
+        if self.run is None:
+            return
+        begun = time.monotonic()
+        if compact(table, self.run, lambda: self._over.is_set() or self._tables[index] is not table):
+            with self._lock:
+                self._compacted[index] = Compacted(now(), time.monotonic() - begun)
+
+    def _tidy(self) -> None:
+        self._tidied = time.monotonic()
+        with self._lock:
+            changed, self._since_tidied = self._since_tidied | self._changed | self._emptied, set()
+        for index in sorted(changed):
+            self._do(index, lambda table: table.tidy())
+
+    def _measure(self) -> None:
+        self._measured = time.monotonic()
+        with self._lock:
+            changed, self._since_measured = self._since_measured | self._changed, set()
+        for index in sorted(changed):
+            self._do(index, partial(self._look_up, index))
+
+    def _look_up(self, index: int, table: SinkTable) -> None:
+        if isinstance(table, Measured):
+            size = table.size()
+            with self._lock:
+                self._sizes[index] = size
+
+    def _do(self, index: int, work: Callable[[SinkTable], None]) -> None:
+        """What fails is done the next time: the stream needs none of it to be right."""
+        table = self._tables[index]
+        try:
+            work(table)
+        except Exception as error:  # whatever it is: it must not end the thread, and Spark may be ending
+            if self._over.is_set() or self._tables[index] is not table:
+                return
+            text = str(error) if isinstance(error, CdcError) else f"{type(error).__name__}: {error}"
+            self._tell(f"upkeep of the {table.name} failed, and is tried again after its next change: {text}")

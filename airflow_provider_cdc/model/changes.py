@@ -1,0 +1,105 @@
+"""Changes of rows as Arrow tables, and how they are merged.
+
+A change table has the source columns, then ``_cdc_seq``, ``_cdc_op`` (``c``, ``u`` or ``d``), ``_cdc_ts``; its rows
+are in binlog order. ``c`` and ``u`` carry the after image, ``d`` the before image. An update that changes the key is a
+``d`` of the old key followed by a ``u`` of the new one.
+Keys are compared as exact values here: 'a' and 'A' are two keys, as they are two states of one row to a
+case-insensitive server; the pair of ``d`` and ``u`` always travels together, so nothing is left behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_provider_cdc.model.schema import OP, SEQ
+
+_ROW = "__row"
+
+
+def last_changes(changes: pa.Table, key: Sequence[str]) -> pa.Table:
+    """Reduce to the last change of each key, in order of the rows.
+
+    :param changes: changes in binlog order.
+    :param key: names of the key columns.
+    """
+    if changes.num_rows < 2:
+        return changes
+    # A plain 0..n key table avoids any clash of a source column's name with those that group_by invents.
+    keys = _keys(changes, key).append_column(_ROW, pa.array(np.arange(changes.num_rows)))
+    last = keys.group_by([str(i) for i in range(len(key))], use_threads=False).aggregate([(_ROW, "max")])
+    rows = last[f"{_ROW}_max"]
+    return changes.take(rows.take(pc.sort_indices(rows)))
+
+
+def matched_rows(rows: pa.Table, changes: pa.Table, key: Sequence[str]) -> pa.Array:
+    """Mask of the rows whose key one of the changes names.
+
+    :param rows: any rows with the key columns.
+    :param changes: at most one change a key.
+    :returns: boolean array, one value a row.
+    """
+    if len(key) == 1:
+        return pc.is_in(rows[key[0]], value_set=changes[key[0]].combine_chunks())
+    keys = _keys(rows, key).append_column(_ROW, pa.array(np.arange(rows.num_rows)))
+    found = keys.join(_keys(changes, key), [str(i) for i in range(len(key))], join_type="left semi")[_ROW]
+    return pc.is_in(pa.array(np.arange(rows.num_rows)), value_set=found.combine_chunks())
+
+
+def apply_changes(rows: pa.Table, changes: pa.Table, key: Sequence[str]) -> pa.Table:
+    """Bring rows up to date: delete by key, insert or replace by key.
+
+    :param rows: rows with at least the columns of ``changes``, in the same order.
+    :param changes: changes in binlog order, all of them newer than the rows.
+    """
+    if changes.num_rows == 0:
+        return rows
+    last = last_changes(changes, key)
+    kept = rows.filter(pc.invert(matched_rows(rows, last, key))) if rows.num_rows else rows
+    return pa.concat_tables([kept, upserts(last).select(rows.column_names)])
+
+
+def upserts(changes: pa.Table) -> pa.Table:
+    """The changes that leave a row behind."""
+    return changes.filter(pc.not_equal(changes[OP], "d"))
+
+
+def shaped(changes: pa.RecordBatch, schema: pa.Schema) -> pa.Table:
+    """Changes as a table that has come to other columns since: those that they lack are NULL, others are left out.
+
+    :param schema: of the table, as it is now.
+    """
+    if changes.schema == schema:
+        return pa.Table.from_batches([changes])
+    has = changes.schema.names
+    columns = [changes[f.name].cast(f.type) if f.name in has else pa.nulls(changes.num_rows, f.type) for f in schema]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def after(changes: pa.Table, seq: int) -> pa.Table:
+    """The changes of transactions that end after ``seq``."""
+    return changes.filter(pc.greater(changes[SEQ], pa.scalar(seq, pa.int64())))
+
+
+def in_order(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """Put batches of changes together, each of which is in binlog order.
+
+    :param batches: at least one.
+    :raises ValueError: if a transaction has changes in more than one, naming the range of their ``_cdc_seq``.
+    """
+    if len(batches) == 1:
+        return batches[0]
+    numbers = [pc.unique(batch[SEQ]) for batch in batches]
+    every = pa.concat_arrays(numbers)
+    if pc.count_distinct(every).as_py() < len(every):
+        span = pc.min_max(every).as_py()
+        raise ValueError(f"{SEQ} {span['min']} to {span['max']}")
+    changes = pa.Table.from_batches(batches)
+    return changes.take(pc.sort_indices(changes[SEQ])).combine_chunks().to_batches()[0]
+
+
+def _keys(rows: pa.Table, key: Sequence[str]) -> pa.Table:
+    return pa.table([rows[name] for name in key], names=[str(i) for i in range(len(key))])

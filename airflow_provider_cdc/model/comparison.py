@@ -1,0 +1,196 @@
+"""What a comparison of a source table and its copy has found."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from airflow_provider_cdc.model.offset import Position
+from airflow_provider_cdc.model.plan import Chunk, Key
+from airflow_provider_cdc.model.progress import duration
+
+#: The source has a row that the sink lacks; the sink has one that the source lacks, or has it twice; or the two differ.
+MISSING, EXTRA, DIFFERENT = "missing", "extra", "different"
+KINDS = (MISSING, EXTRA, DIFFERENT)
+#: The verdict on a table. The third one says nothing about its rows: something stands in the way of a comparison.
+EQUAL, UNEQUAL, NOT_COMPARABLE = "equal", "different", "not_comparable"
+
+
+@dataclass(frozen=True)
+class Touched:
+    """The last transaction in the binlog that changed a row.
+
+    :param at: where it ends, and ``time``: when it was committed, in ISO 8601.
+    """
+
+    at: Position
+    time: str
+
+    def __str__(self) -> str:
+        return f"last changed by the transaction that ends at {self.at} ({self.time})"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A key whose rows are not the same.
+
+    :param kind: one of :data:`KINDS`.
+    :param key: the key, as :mod:`~airflow_provider_cdc.model.plan` writes it: a value of the source.
+    :param columns: names of the columns that differ, if both sides have the row.
+    :param touched: the last change of the row, as far as the binlog tells.
+    """
+
+    kind: str
+    key: Key = field(repr=False)
+    columns: tuple[str, ...] = ()
+    touched: Touched | None = None
+
+    def text(self, *, show_values: bool) -> str:
+        """One line for people."""
+        key = f" {list(self.key)}" if show_values else ""
+        columns = f" in {', '.join(self.columns)}" if self.columns else ""
+        return f"{self.kind}{key}{columns}; {self.touched or 'no change of it was found in the binlog'}"
+
+    def to_json(self, *, show_values: bool) -> dict[str, Any]:
+        """Plain JSON value."""
+        touched = {"at": str(self.touched.at), "time": self.touched.time} if self.touched else None
+        key = {"key": list(self.key)} if show_values else {}
+        return {"kind": self.kind, **key, "columns": list(self.columns), "last_change": touched}
+
+
+@dataclass(frozen=True)
+class CopyPlace:
+    """How far a copy stands.
+
+    :param at: the position up to which it has everything.
+    :param since: when the oldest commit was made that it lacks, in ISO 8601; ``None`` if it lacks none, or if that is
+        not known.
+    :param lag_seconds: how long ago that was; 0 if it lacks none, ``None`` if that is not known.
+    """
+
+    at: Position
+    since: str | None = None
+    lag_seconds: float | None = None
+
+    def __str__(self) -> str:
+        if self.since is None or self.lag_seconds is None:
+            return f"the copy stands at {self.at}"
+        return f"the copy stands at {self.at} and lacks commits since {self.since} ({duration(self.lag_seconds)})"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON value."""
+        lag = None if self.lag_seconds is None else round(self.lag_seconds, 3)
+        return {"at": str(self.at), "since": self.since, "lag_seconds": lag}
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a table cannot be compared now.
+
+    :param reason: what stands in the way, and ``remedy``: what to do about it.
+    :param retry: whether another try may do without anybody's help.
+    """
+
+    reason: str
+    remedy: str = ""
+    retry: bool = False
+
+
+@dataclass(frozen=True)
+class TableComparison:
+    """Result of one table.
+
+    :param table: ``database.table``.
+    :param rows: rows of the source at the common position.
+    :param missing: keys that the sink lacks; of a table without a key, rows.
+    :param extra: keys that only the sink has, or has twice; of a table without a key, rows.
+    :param different: keys whose rows differ.
+    :param at: the common position; ``None`` if the table was not compared.
+    :param examples: a few of the keys (or rows), for people who asked for them.
+    :param kept: keys that only the sink has, as it may: rows that the source has deleted (``sink.deletes: ignore``).
+    :param refusal: why it cannot be compared; ``None`` if it was.
+    :param at_least: whether there are more differences than were counted: after some thousands nobody looks on.
+    :param differences: the first thousand of the differing keys; none of a table without a key.
+    :param ranges: the key ranges of the source in which these lie, as chunks of one group; a key below the smallest or
+        above the largest key of the source is in none of them.
+    :param columns: how many of the keys that differ do so in a column, by its name.
+    :param searched: from where on the binlog was searched for the last changes of the differing keys.
+    :param repaired: how many keys were read again, and exchanged, before this comparison.
+    :param copy: how far the copy stands.
+    """
+
+    table: str
+    rows: int
+    missing: int
+    extra: int
+    different: int
+    at: Position | None
+    examples: tuple[str, ...] = ()
+    kept: int = 0
+    refusal: Refusal | None = None
+    at_least: bool = False
+    differences: tuple[Difference, ...] = ()
+    ranges: tuple[Chunk, ...] = field(default=(), repr=False)
+    columns: dict[str, int] = field(default_factory=dict, hash=False)
+    searched: Position | None = None
+    repaired: int = 0
+    copy: CopyPlace | None = None
+
+    @classmethod
+    def refused(cls, table: str, refusal: Refusal, copy: CopyPlace | None) -> TableComparison:
+        """The result of a table that cannot be compared."""
+        return cls(table, 0, 0, 0, 0, None, refusal=refusal, copy=copy)
+
+    @property
+    def verdict(self) -> str:
+        """:data:`EQUAL`, :data:`UNEQUAL` or :data:`NOT_COMPARABLE`."""
+        if self.refusal is not None:
+            return NOT_COMPARABLE
+        return UNEQUAL if self.missing or self.extra or self.different else EQUAL
+
+    @property
+    def equal(self) -> bool:
+        """Whether source and sink were compared, and are the same."""
+        return self.verdict == EQUAL
+
+    def __str__(self) -> str:
+        if self.refusal is not None:
+            return f"{self.table}: cannot be compared now: {self.refusal.reason}"
+        counts = f"{self.missing} missing, {self.extra} extra, {self.different} different"
+        counts = f"at least {counts}" if self.at_least else counts
+        examples = f" ({', '.join(self.examples)})" if self.examples else ""
+        kept = f", {self.kept} more that the source has deleted" if self.kept else ""
+        repaired = f", after {self.repaired:,} keys were read again" if self.repaired else ""
+        return f"{self.table}: {self.rows} rows, " + ("equal" if self.equal else counts + examples) + kept + repaired
+
+    def details(self, *, show_values: bool) -> Iterator[str]:
+        """Lines for people: in which columns rows differ, and since when.
+
+        :param show_values: whether keys may be shown.
+        """
+        if self.columns:
+            yield f"{self.table}: columns that differ: " + ", ".join(f"{c} ({n})" for c, n in self.columns.items())
+        told = Counter(difference.text(show_values=show_values) for difference in self.differences)
+        for text, count in list(told.items())[:10]:
+            yield f"{self.table}: {text}" + (f" ({count} times)" if count > 1 else "")
+        if len(told) > 10:
+            yield f"{self.table}: and {sum(told.values()) - sum(list(told.values())[:10])} more"
+        if self.searched is not None:
+            yield f"{self.table}: the binlog was searched from {self.searched} on"
+
+    def to_json(self, *, show_values: bool = False) -> dict[str, Any]:
+        """Plain JSON value.
+
+        :param show_values: whether keys may be shown.
+        """
+        found = {**self.__dict__, "verdict": self.verdict, "equal": self.equal, "examples": list(self.examples)}
+        found["at"] = None if self.at is None else str(self.at)
+        refusal = found.pop("refusal") or Refusal("")
+        found |= {"reason": refusal.reason, "remedy": refusal.remedy, "retry": refusal.retry}
+        found["copy"] = None if self.copy is None else self.copy.to_json()
+        found["differences"] = [d.to_json(show_values=show_values) for d in self.differences]
+        found["searched"] = None if self.searched is None else str(self.searched)
+        found["ranges"] = [[list(c.lower), list(c.upper), c.last] for c in self.ranges] if show_values else []
+        return found

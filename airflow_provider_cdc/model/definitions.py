@@ -1,0 +1,126 @@
+"""The definitions of a table over time: which one holds where in the binlog."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from airflow_provider_cdc.model.offset import Position
+from airflow_provider_cdc.model.schema import TableSchema
+
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Definitions:
+    """The definitions of one table, each from a place of the binlog on.
+
+    :param steps: (place, definition), the oldest first. The first place is ``None`` where the first definition holds
+        from the beginning; else nothing that the binlog says of the table before it is of concern, since the table was
+        planned again there.
+    :param revision: how often the table was planned again.
+    :param end: the place from which on nothing is of concern, since the table is suspended, and ``ended``: whether it
+        is, with an ``end`` of ``None`` from the beginning.
+    """
+
+    steps: tuple[tuple[Position | None, TableSchema], ...]
+    revision: int = 0
+    end: Position | None = None
+    ended: bool = False
+
+    @classmethod
+    def of(cls, definition: TableSchema) -> Definitions:
+        """One definition that holds everywhere."""
+        return cls(((None, definition),))
+
+    @property
+    def newest(self) -> TableSchema:
+        """The definition that holds at the end."""
+        return self.steps[-1][1]
+
+    @property
+    def since(self) -> Position | None:
+        """Where the first definition begins to hold; ``None`` for the beginning."""
+        return self.steps[0][0]
+
+    def at(self, where: Position) -> TableSchema | None:
+        """The definition by which a row event or a statement is read that begins at a place; ``None``: by none, what
+        happens there is of no concern.
+        """
+        if self.ended and (self.end is None or self.end <= where):
+            return None
+        held = (definition for since, definition in reversed(self.steps) if since is None or since <= where)
+        return next(held, None)
+
+    def begins_at(self, where: Position) -> bool:
+        """Whether a definition begins to hold exactly at a place: a DDL that ends there has been followed."""
+        return any(since == where for since, _ in self.steps)
+
+    def then(self, where: Position, definition: TableSchema) -> Definitions:
+        """These definitions, and another one that holds from a place on: the end of the DDL.
+
+        :raises ValueError: if a definition begins to hold there or behind that already.
+        """
+        last = self.steps[-1][0]
+        if last is not None and where <= last:
+            raise ValueError(f"a definition of {definition.label} from {where} on cannot follow one from {last} on")
+        return Definitions((*self.steps, (where, definition)), self.revision)
+
+    def until(self, where: Position | None) -> Definitions:
+        """These definitions, of which none holds from a place on: the table is suspended there.
+
+        :param where: ``None`` for the beginning.
+        """
+        return replace(self, end=where, ended=True)
+
+    def planned_again(self, where: Position, definition: TableSchema) -> Definitions:
+        """What takes their place when the table is planned again: nothing before a place is of concern any more.
+
+        :param where: the low watermark behind which it is read.
+        """
+        return Definitions(((where, definition),), self.revision + 1)
+
+    def elsewhere(self) -> Definitions:
+        """What holds at another server than that of the places, once all of them have been passed."""
+        return Definitions(((None, self.newest),), self.revision)
+
+    def with_zero_dates(self, policy: str) -> Definitions:
+        """The same definitions under another policy, which is no part of them."""
+        return replace(self, steps=tuple((at, d.with_zero_dates(policy)) for at, d in self.steps))
+
+    def with_whole_rows(self) -> Definitions:
+        """The same definitions where old rows are wanted whole."""
+        return replace(self, steps=tuple((at, replace(d, whole_rows=True)) for at, d in self.steps))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON value; :meth:`from_json` turns it back."""
+        steps = [{"since": at.to_json() if at else None, "schema": d.to_json()} for at, d in self.steps]
+        return {"version": _VERSION, "revision": self.revision, "definitions": steps}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Definitions:
+        """Inverse of :meth:`to_json`.
+
+        A value without a version is a bare definition with ``since`` and ``revision`` in it, as plans had it before.
+
+        :raises ValueError: if the value is of a newer version of this software.
+        """
+        if "version" not in value:
+            value = {**value, "version": 0, "definitions": [{"since": value.get("since"), "schema": value}]}
+        if value["version"] > _VERSION:
+            raise ValueError(f"definitions of version {value['version']}, and {_VERSION} is the newest that is known")
+        steps = tuple(
+            (Position.from_json(step["since"]) if step["since"] else None, TableSchema.from_json(step["schema"]))
+            for step in value["definitions"]
+        )
+        return cls(steps, value.get("revision", 0))
+
+
+#: The definitions of captured tables by (database, table), spelled as the server spells them.
+Captured = Mapping[tuple[str, str], Definitions]
+
+
+def by_table(definitions: Iterable[Definitions]) -> dict[tuple[str, str], Definitions]:
+    """Definitions by the tables that they are of."""
+    return {found.newest.id: found for found in definitions}

@@ -1,0 +1,286 @@
+"""Sets of global transaction identifiers (GTIDs), as MySQL writes and compares them; and MariaDB's positions.
+
+A GTID is ``uuid:number`` or, with a tag, ``uuid:tag:number``. Sets are compared as sets and never as a line: two
+servers may have run transactions in different orders, and a set may have gaps that fill later.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from uuid import UUID
+
+#: Closed intervals (first, last), sorted, neither overlapping nor touching.
+Intervals = tuple[tuple[int, int], ...]
+#: (uuid, tag); the tag of an ordinary GTID is the empty text.
+Source = tuple[str, str]
+
+_TAG = re.compile(r"[a-z_][a-z0-9_]{0,31}")
+_INTERVAL = re.compile(r"([0-9]+)(?:-([0-9]+))?")
+
+
+class GtidSet:
+    """An immutable set of GTIDs.
+
+    ``str(s)`` is the canonical text (the server's, on one line) and ``GtidSet.parse(str(s)) == s``.
+    """
+
+    __slots__ = ("_intervals",)
+    _intervals: Mapping[Source, Intervals]
+
+    def __init__(self, intervals: Mapping[Source, Iterable[tuple[int, int]]] | None = None) -> None:
+        """Build a set.
+
+        :param intervals: for each (uuid, tag) closed intervals in any order; they may overlap.
+        """
+        merged = {source: _merge(parts) for source, parts in (intervals or {}).items()}
+        self._intervals = MappingProxyType({source: parts for source, parts in merged.items() if parts})
+
+    @classmethod
+    def parse(cls, text: str) -> GtidSet:
+        r"""Read the text of ``@@global.gtid_executed`` and its like.
+
+        :param text: such as ``uuid:1-5:8,\nuuid2:1-3:tag:1-2``; line ends and blanks anywhere are ignored.
+        :raises ValueError: if it is not a GTID set.
+        """
+        found: dict[Source, list[tuple[int, int]]] = {}
+        for part in filter(None, "".join(text.split()).split(",")):
+            uuid, *items = part.split(":")
+            source = (_uuid(uuid), "")
+            if not items:
+                raise ValueError(f"not a GTID set: {part!r} has no numbers")
+            for item in items:
+                if match := _INTERVAL.fullmatch(item):
+                    first, last = int(match[1]), int(match[2] or match[1])
+                    if first < 1 or last < first:
+                        raise ValueError(f"not a GTID set: bad interval {item!r}")
+                    found.setdefault(source, []).append((first, last))
+                else:
+                    source = (source[0], _tag(item))
+        return cls(found)
+
+    def __str__(self) -> str:
+        texts: dict[str, str] = {}
+        for (uuid, tag), parts in sorted(self._intervals.items()):
+            numbers = ":".join(f"{a}" if a == b else f"{a}-{b}" for a, b in parts)
+            texts[uuid] = texts.get(uuid, uuid) + (f":{tag}:{numbers}" if tag else f":{numbers}")
+        return ",".join(texts.values())
+
+    def __repr__(self) -> str:
+        return f"GtidSet({str(self)!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, GtidSet) and self._intervals == other._intervals
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._intervals.items()))
+
+    def __bool__(self) -> bool:
+        return bool(self._intervals)
+
+    def __contains__(self, gtid: str) -> bool:
+        """Whether one GTID, such as ``uuid:7`` or ``uuid:tag:7``, is in the set."""
+        source, number = split(gtid)
+        return any(first <= number <= last for first, last in self._intervals.get(source, ()))
+
+    def add(self, gtid: str) -> GtidSet:
+        """The set with one GTID more; cheap where the GTID follows the highest number, as in a stream."""
+        source, number = split(gtid)
+        parts = self._intervals.get(source, ())
+        if parts and number == parts[-1][1] + 1:
+            changed: Intervals = (*parts[:-1], (parts[-1][0], number))
+        else:
+            changed = _merge((*parts, (number, number)))
+        return _of({**self._intervals, source: changed})
+
+    def with_all(self, gtids: Iterable[str]) -> GtidSet:
+        """The set with more GTIDs and runs of them, such as ``uuid:7-9``."""
+        more = ",".join(gtids)
+        return self.union(self.parse(more)) if more else self
+
+    def union(self, other: GtidSet) -> GtidSet:
+        """All GTIDs of both sets."""
+        result = dict(self._intervals)
+        for source, parts in other._intervals.items():
+            result[source] = _merge((*result.get(source, ()), *parts))
+        return _of(result)
+
+    def subtract(self, other: GtidSet) -> GtidSet:
+        """The GTIDs of this set that the other lacks."""
+        result = {
+            source: _subtract(parts, other._intervals.get(source, ())) for source, parts in self._intervals.items()
+        }
+        return _of({source: parts for source, parts in result.items() if parts})
+
+    def again(self, more: GtidSet) -> GtidSet:
+        """The GTIDs of both sets, of this one and of what a binlog has behind it: in one binlog there are none."""
+        both = {source: _common(parts, self._intervals.get(source, ())) for source, parts in more._intervals.items()}
+        return _of({source: parts for source, parts in both.items() if parts})
+
+    def issubset(self, other: GtidSet) -> bool:
+        """Whether every GTID of this set is in the other."""
+        return not self.subtract(other)
+
+    def without(self, gtids: Iterable[str]) -> GtidSet:
+        """What is left of the set when more GTIDs, and runs of them, have come."""
+        return self.subtract(GtidSet().with_all(gtids))
+
+
+@dataclass(frozen=True)
+class MariadbPosition:
+    """Where a MariaDB binlog stands: of each replication domain the newest GTID, ``domain-server-number``.
+
+    :param newest: (server, number) by domain.
+    """
+
+    newest: Mapping[int, tuple[int, int]]
+
+    @classmethod
+    def parse(cls, text: str) -> MariadbPosition:
+        """Read the text of ``@@global.gtid_binlog_pos`` and its like, such as ``0-1-7,3-1-2``.
+
+        :raises ValueError: if it is of another form.
+        """
+        gtids = [tuple(map(int, part.split("-"))) for part in "".join(text.split()).split(",") if part]
+        return cls({domain: (server, number) for domain, server, number in gtids})
+
+    def __str__(self) -> str:
+        return ",".join(f"{domain}-{server}-{number}" for domain, (server, number) in sorted(self.newest.items()))
+
+    def __bool__(self) -> bool:
+        return bool(self.newest)
+
+    def __contains__(self, gtid: str) -> bool:
+        """Whether one GTID lies at or before the position: GTIDs of a domain have an order."""
+        return MariadbPosition.parse(gtid).issubset(self)
+
+    def issubset(self, other: MariadbPosition) -> bool:
+        """Whether all that lies at or before this position lies at or before the other."""
+        return all(d in other.newest and number <= other.newest[d][1] for d, (_, number) in self.newest.items())
+
+    def without(self, gtids: Iterable[str]) -> MariadbPosition:
+        """The position without the domains in which it is reached with more GTIDs, in their order."""
+        come = self.parse(",".join(gtids))
+        return MariadbPosition({d: own for d, own in self.newest.items() if own[1] > come.newest.get(d, (0, 0))[1]})
+
+    def again(self, more: MariadbPosition) -> MariadbPosition:
+        """Nothing: in a binlog of MariaDB the numbers of a domain need not grow (``gtid_strict_mode=OFF``)."""
+        return MariadbPosition({})
+
+    def union(self, more: MariadbPosition) -> MariadbPosition:
+        """The position that is reached with more, which comes behind it."""
+        return MariadbPosition({**self.newest, **more.newest})
+
+    def add(self, gtid: str) -> MariadbPosition:
+        """The position with one GTID more, which is the newest of its domain."""
+        return MariadbPosition({**self.newest, **MariadbPosition.parse(gtid).newest})
+
+    def with_all(self, gtids: Iterable[str]) -> MariadbPosition:
+        """The position with more GTIDs, in their order."""
+        return MariadbPosition({**self.newest, **MariadbPosition.parse(",".join(gtids)).newest})
+
+
+def kind_of(server: str) -> type[GtidSet] | type[MariadbPosition]:
+    """How a server tells which transactions it has.
+
+    :param server: its identity (:func:`airflow_provider_cdc.mysql.client.identity.identity`).
+    """
+    return MariadbPosition if server.startswith("mariadb:") else GtidSet
+
+
+def split(gtid: str) -> tuple[Source, int]:
+    """Take one GTID apart: ``((uuid, tag), number)``.
+
+    :raises ValueError: if it is not one GTID.
+    """
+    uuid, _, rest = gtid.partition(":")
+    tag, _, number = rest.rpartition(":")
+    if not (number.isascii() and number.isdigit() and int(number) > 0):
+        raise ValueError(f"not a GTID: {gtid!r}")
+    return (_uuid(uuid), _tag(tag) if tag else ""), int(number)
+
+
+def parse_owned(text: str) -> dict[str, tuple[int, ...]]:
+    r"""Read ``@@global.gtid_owned``: the GTIDs of transactions that are being committed at this moment.
+
+    The server prints ``uuid:7#11:8#12,\nuuid2:tag:3#9``: after each number the threads that own it. A number
+    without an owner counts as owned, which at worst waits a little longer.
+
+    :param text: value of the variable; empty if nothing is owned.
+    :returns: GTIDs as ``uuid:7`` and ``uuid:tag:7``, each with the threads that own it: the ids of their connections.
+    :raises ValueError: if the text is of another form.
+    """
+    owned: dict[str, tuple[int, ...]] = {}
+    for part in filter(None, "".join(text.split()).split(",")):
+        uuid, *items = part.split(":")
+        prefix = _uuid(uuid)
+        for item in items:
+            number, *threads = item.split("#")
+            if number.isascii() and number.isdigit():
+                owned[f"{prefix}:{int(number)}"] = tuple(int(thread) for thread in threads if thread.isdigit())
+            else:
+                prefix = f"{_uuid(uuid)}:{_tag(item)}"
+    return owned
+
+
+def _of(intervals: dict[Source, Intervals]) -> GtidSet:
+    """A set from intervals that are already merged."""
+    result = GtidSet()
+    result._intervals = MappingProxyType(intervals)
+    return result
+
+
+def _merge(parts: Iterable[tuple[int, int]]) -> Intervals:
+    merged: list[tuple[int, int]] = []
+    for first, last in sorted(parts):
+        if merged and first <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], last))
+        else:
+            merged.append((first, last))
+    return tuple(merged)
+
+
+def _common(parts: Intervals, others: Intervals) -> Intervals:
+    found, i, j = [], 0, 0
+    while i < len(parts) and j < len(others):
+        first, last = max(parts[i][0], others[j][0]), min(parts[i][1], others[j][1])
+        if first <= last:
+            found.append((first, last))
+        if parts[i][1] < others[j][1]:
+            i += 1
+        else:
+            j += 1
+    return tuple(found)
+
+
+def _subtract(parts: Intervals, holes: Intervals) -> Intervals:
+    left = []
+    for first, last in parts:
+        for a, b in holes:
+            if b < first or a > last:
+                continue
+            if a > first:
+                left.append((first, a - 1))
+            first = b + 1
+        if first <= last:
+            left.append((first, last))
+    return tuple(left)
+
+
+def _uuid(text: str) -> str:
+    # A plain form (36 characters, as nearly always) is not parsed again: this runs once a transaction.
+    if len(text) == 36 and text.islower() and text.count("-") == 4:
+        return text
+    try:
+        return str(UUID(text))
+    except ValueError:
+        raise ValueError(f"not a GTID: {text!r} is not a server uuid") from None
+
+
+def _tag(text: str) -> str:
+    tag = text.lower()
+    if not _TAG.fullmatch(tag):
+        raise ValueError(f"not a GTID: bad tag {text!r}")
+    return tag

@@ -1,0 +1,207 @@
+"""Where we are in the binlog, and the one number that orders all transactions of a pipeline."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from airflow_provider_cdc.model.errors import TerminalError
+
+#: Bits of ``_cdc_seq`` that hold the end position of a transaction; the file's ordinal stands above them.
+POSITION_BITS = 41
+#: Bits of the ordinal: with them ``_cdc_seq`` fills the 63 bits of a number that is not negative.
+ORDINAL_BITS = 63 - POSITION_BITS
+_FILE = re.compile(r"(.*\.)(\d+)")
+
+
+def split_file(file: str) -> tuple[str, int]:
+    """``binlog.000017`` -> (``binlog.``, 17). File numbers compare as numbers: 999999 < 1000000.
+
+    :raises TerminalError: for a name without a numeric suffix.
+    """
+    match = _FILE.fullmatch(file)
+    if match is None:
+        raise TerminalError(
+            f"binlog file name {file!r} has no numeric suffix", "Check @@log_bin_basename on the server"
+        )
+    return match[1], int(match[2])
+
+
+@dataclass(frozen=True)
+class Position:
+    """End of a complete transaction in the binlog of one server.
+
+    :param file: binlog file, such as ``binlog.000017``.
+    :param position: byte offset in it (64 bits).
+    """
+
+    file: str
+    position: int
+
+    def _order(self) -> tuple[int, int]:
+        return split_file(self.file)[1], self.position
+
+    def __lt__(self, other: Position) -> bool:
+        return self._order() < other._order()
+
+    def __le__(self, other: Position) -> bool:
+        return self._order() <= other._order()
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.position}"
+
+    def to_json(self) -> list[Any]:
+        """Plain JSON value: [file, position]."""
+        return [self.file, self.position]
+
+    @classmethod
+    def from_json(cls, value: list[Any]) -> Position:
+        """Inverse of :meth:`to_json`."""
+        return cls(str(value[0]), int(value[1]))
+
+
+@dataclass(frozen=True)
+class Offset:
+    """A resumable point: a position of a named server with the GTIDs that lie at or before it.
+
+    :param server: ``server_uuid``.
+    :param at: file and position, always the end of a complete transaction.
+    :param gtid_set: GTIDs at or before the position, in the server's text form. At the very start of a pipeline it may
+        hold a few GTIDs just behind the position (transactions in flight then); reading on makes it exact.
+    :param xa: XA transactions that are prepared and still open at the position: the xid alone if it holds no row of a
+        captured table, else with the position where it begins (``mysql/binlog/events/xa.py``).
+    :param held: GTIDs that the sink holds although they stand behind the position: the server committed in another
+        order than the one before it.
+    :param began: when the server began the file, in seconds by its own clock: a file of the same name that was begun at
+        another time is another file. 0 if that is not known, as in offsets of older versions.
+    :param numbered: whether ``gtid_mode`` of MySQL was ON at the position, so that what stands behind it has GTIDs.
+        ``False`` also where that is not known.
+    :param before_ddl: whether a DDL follows that the stream has to follow before it reads on. Only of ends of batches,
+        never of a resume point.
+    """
+
+    server: str
+    at: Position
+    gtid_set: str
+    xa: tuple[str, ...] = ()
+    held: str = ""
+    began: int = 0
+    numbered: bool = False
+    before_ddl: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON value; :meth:`from_json` turns it back."""
+        return {
+            "server": self.server,
+            "file": self.at.file,
+            "position": self.at.position,
+            "gtid_set": self.gtid_set,
+            "xa": list(self.xa),
+            **({"held": self.held} if self.held else {}),
+            **({"began": self.began} if self.began else {}),
+            **({"numbered": True} if self.numbered else {}),
+            **({"before_ddl": True} if self.before_ddl else {}),
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Offset:
+        """Inverse of :meth:`to_json`."""
+        at = Position(str(value["file"]), int(value["position"]))
+        xa, held = tuple(value.get("xa", ())), str(value.get("held", ""))
+        began, numbered = int(value.get("began", 0)), bool(value.get("numbered", False))
+        before_ddl = bool(value.get("before_ddl", False))
+        return cls(str(value["server"]), at, str(value["gtid_set"]), xa, held, began, numbered, before_ddl)
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """Maps positions to ``_cdc_seq`` and back.
+
+    A segment is one unbroken run of binlog files of one server; a failover opens the next one.
+
+    :param server: ``server_uuid`` of the segment.
+    :param start_file: first binlog file of the segment.
+    :param base: ordinal of that file; ordinals of one pipeline never go back.
+    :param before: the segments before this one.
+    """
+
+    server: str
+    start_file: str
+    base: int = 1
+    before: Lineage | None = None
+
+    @property
+    def segments(self) -> list[Lineage]:
+        """All segments, the oldest first, each with those before it."""
+        return [*(self.before.segments if self.before else ()), self]
+
+    @property
+    def newest(self) -> Lineage:
+        """The newest segment by itself. No two segments of a pipeline are equal, of the same server either."""
+        return replace(self, before=None)
+
+    def then(self, server: str, start_file: str, used: int) -> Lineage:
+        """The lineage with one more segment.
+
+        :param server: its server, and ``start_file`` its first file.
+        :param used: the highest ``_cdc_seq`` that anything has: all of the segment are above it.
+        """
+        return Lineage(server, start_file, (used >> POSITION_BITS) + 1, self)
+
+    def seq(self, at: Position) -> int:
+        """``_cdc_seq`` of a transaction that ends at ``at``: file ordinal in the high bits, position in the low 41.
+
+        :param at: a position of this segment.
+
+        :raises TerminalError: for a file of another series or before the segment.
+        """
+        prefix, number = split_file(at.file)
+        own_prefix, first = split_file(self.start_file)
+        if prefix != own_prefix or number < first:
+            raise TerminalError(
+                f"binlog position {at} does not belong to the series that began with {self.start_file}",
+                "The server's binlogs were reset or renamed: start with a fresh sink.path (or remove the old one)",
+            )
+        ordinal = self.base + number - first
+        if at.position >= 1 << POSITION_BITS or ordinal >= 1 << ORDINAL_BITS:
+            raise TerminalError(
+                f"binlog position {at} has no number: files may have 2 TiB, a pipeline {1 << ORDINAL_BITS:,} of them",
+                "Start with a fresh sink.path (or remove the old one): files are counted from the pipeline's first",
+                place=str(at),
+            )
+        return ordinal << POSITION_BITS | at.position
+
+    def position(self, seq: int) -> Position:
+        """Inverse of :meth:`seq`, in whichever segment it is."""
+        if self.before is not None and seq >> POSITION_BITS < self.base:
+            return self.before.position(seq)
+        prefix, first = split_file(self.start_file)
+        number = (seq >> POSITION_BITS) - self.base + first
+        return Position(f"{prefix}{number:06d}", seq & ((1 << POSITION_BITS) - 1))
+
+    def to_json(self) -> dict[str, Any]:
+        """The newest segment as a plain JSON value; :meth:`from_json` turns it back."""
+        return {"server": self.server, "start_file": self.start_file, "base": self.base}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any], before: Lineage | None = None) -> Lineage:
+        """Inverse of :meth:`to_json`.
+
+        :param before: the segments before it.
+        """
+        return cls(str(value["server"]), str(value["start_file"]), int(value["base"]), before)
+
+    def segments_to_json(self) -> list[dict[str, Any]]:
+        """All segments as a plain JSON value; :meth:`from_segments` turns it back."""
+        return [segment.to_json() for segment in self.segments]
+
+    @classmethod
+    def from_segments(cls, values: Sequence[dict[str, Any]]) -> Lineage:
+        """Inverse of :meth:`segments_to_json`.
+
+        :param values: at least one.
+        """
+        *before, newest = values
+        return cls.from_json(newest, cls.from_segments(before) if before else None)

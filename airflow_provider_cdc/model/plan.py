@@ -1,0 +1,423 @@
+"""The chunk plan of a snapshot: which key ranges are read, in which groups. Written once, never changed.
+
+Key values in bounds are canonical: ``int`` for integers, YEAR and ENUM (the index of the member), text for decimals and
+temporal types as the server prints them, lower-case hex of the bytes for binary types and of the text in UTF-8 for text
+types. What compares them is the server alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from airflow_provider_cdc.model.definitions import Captured, Definitions, by_table
+from airflow_provider_cdc.model.offset import POSITION_BITS, Lineage, Offset, Position
+from airflow_provider_cdc.model.plan_history import Followed, Rejoined, Step, Suspended, in_order, step_of, with_schema
+from airflow_provider_cdc.model.schema import TableSchema
+from airflow_provider_cdc.model.start_mode import SNAPSHOT, Start
+
+KeyValue = int | str
+Key = tuple[KeyValue, ...]
+
+#: Airflow maps at most 1024 tasks; the plan stays below.
+MAX_GROUPS = 1000
+#: Numbers of groups that are not of the plan are not below this one: tables, or ranges of keys, that are read again by
+#: themselves (:mod:`airflow_provider_cdc.model.staged_read`).
+FIRST_ASIDE = 1_000_000
+#: A chunk has at most so many times the wanted rows, where that can be known beforehand.
+TOLERANCE = 4
+#: Chunks that one file holds: large files, and not much to read again when a task dies.
+CHUNKS_PER_FILE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A key range of one table: ``lower <= key < upper``, or ``<= upper`` in the last one.
+
+    A table without a usable key is one chunk, whose bounds are empty.
+
+    :param no: number of the chunk in the plan.
+    :param table: index of the table in the plan.
+    :param group: number of its group.
+    :param lower: first key that belongs to it.
+    :param upper: first key that does not (or, if ``last``, the last one that does).
+    :param last: whether ``upper`` is included.
+    """
+
+    no: int
+    table: int
+    group: int
+    lower: Key
+    upper: Key
+    last: bool
+
+    def to_json(self) -> list[Any]:
+        """Plain JSON value; :meth:`from_json` turns it back."""
+        return [self.no, self.table, self.group, list(self.lower), list(self.upper), self.last]
+
+    @classmethod
+    def from_json(cls, value: Sequence[Any]) -> Chunk:
+        """Inverse of :meth:`to_json`."""
+        return cls(value[0], value[1], value[2], tuple(value[3]), tuple(value[4]), value[5])
+
+
+@dataclass(frozen=True)
+class PlanCost:
+    """What it cost the server to plan one table, as its own counters say.
+
+    :param statements: statements that were sent.
+    :param rows: rows and index entries that it read for them, those of its own catalog included.
+    """
+
+    statements: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything a snapshot was planned with.
+
+    ``p0`` is a low watermark taken before any table's smallest and largest key were read. Keys outside of
+    [min, max] (all keys of an empty table) belong to virtual chunks with LW = HW = P0 that hold no rows, so no chunk is
+    unbounded: a row that appears there was written after P0 and is in the binlog.
+
+    :param pipeline: name of the pipeline.
+    :param generation: number of the snapshot, from 1.
+    :param p0: where the stream will begin.
+    :param lineage: how positions become ``_cdc_seq``.
+    :param patterns: the patterns of the pipeline's source that it was made with.
+    :param definitions: captured tables, each with its definitions as it was planned; then those that were added since.
+    :param steps: what has happened to them in the stream since, in order of ``_cdc_seq``.
+    :param chunks: chunks in key order, table by table. A table without chunks was empty, or is not what the snapshot
+        has read any more.
+    :param left: chunks as they were planned of tables that are not what the snapshot has read any more: they were read
+        again as a whole, or are suspended.
+    :param costs: what planning each table cost; empty in a plan that was made before.
+    :param start: what P0 is: ``snapshot``, or the place in the binlog where a stream without a snapshot begins. Such a
+        plan has no chunks, as if all tables were empty at P0.
+    :param table_path: ``sink.table_path`` with which it was made, and ``lower_case``: ``sink.lower_case``.
+    """
+
+    pipeline: str
+    generation: int
+    p0: Offset
+    lineage: Lineage
+    patterns: tuple[tuple[str, ...], ...]
+    definitions: tuple[Definitions, ...]
+    chunks: tuple[Chunk, ...]
+    costs: tuple[PlanCost, ...] = field(default=(), compare=False)
+    start: Start = field(default=SNAPSHOT, hash=False)
+    table_path: str = "{database}/{table}"
+    lower_case: bool = False
+    steps: tuple[Step, ...] = ()
+    left: tuple[Chunk, ...] = field(default=(), compare=False)
+
+    @property
+    def p0_seq(self) -> int:
+        """``_cdc_seq`` of P0."""
+        return self.lineage.seq(self.p0.at)
+
+    @cached_property
+    def tables(self) -> tuple[TableSchema, ...]:
+        """The newest definition of each table."""
+        return tuple(
+            self.followed_of(index)[-1].schema if self.followed_of(index) else self.first_of(index)
+            for index in range(len(self.definitions))
+        )
+
+    @cached_property
+    def active(self) -> tuple[int, ...]:
+        """Indexes of the tables that are not suspended."""
+        return tuple(index for index in range(len(self.definitions)) if self.suspended_of(index) is None)
+
+    @property
+    def suspended(self) -> tuple[Suspended, ...]:
+        """What has suspended those that are, in the plan's order."""
+        found = map(self.suspended_of, range(len(self.definitions)))
+        return tuple(step for step in found if step is not None)
+
+    def revision(self, table: int) -> int:
+        """How often a table was planned or read again."""
+        found = self.rejoined_of(table)
+        return self.definitions[table].revision if found is None else found.revision
+
+    def rejoined_of(self, table: int) -> Rejoined | None:
+        """How a table has rejoined the last time that it was read again as a whole."""
+        found = (step for step in self.steps if isinstance(step, Rejoined) and step.table == table)
+        return max(found, key=lambda step: step.revision, default=None)
+
+    def first_of(self, table: int) -> TableSchema:
+        """The definition with which a table was planned, or read again, the last time."""
+        found = self.rejoined_of(table)
+        return self.definitions[table].newest if found is None else found.schema
+
+    def followed_of(self, table: int) -> list[Followed]:
+        """The DDL of a table that has been followed since then, the oldest first."""
+        revision = self.revision(table)
+        return [s for s in self.steps if isinstance(s, Followed) and (s.table, s.revision) == (table, revision)]
+
+    def suspended_of(self, table: int) -> Suspended | None:
+        """What has suspended a table; ``None`` if it is not."""
+        revision = self.revision(table)
+        found = (s for s in self.steps if isinstance(s, Suspended) and (s.table, s.revision) == (table, revision))
+        return next(found, None)
+
+    @staticmethod
+    def is_addition(step: Step) -> bool:
+        """Whether a step adds a table to the plan."""
+        return isinstance(step, Suspended) and step.schema is not None
+
+    def definitions_of(self, lineage: Lineage) -> tuple[Definitions, ...]:
+        """The definitions over time, for those who read the binlog of a lineage's newest segment.
+
+        Places of another segment mean nothing there. A stream goes on in a new segment only when it has passed all
+        places of those before it, so what holds last of these holds from its beginning.
+        """
+        here = lineage.newest == self.lineage.newest
+        return tuple(
+            self._over_time(index, found if here else found.elsewhere(), lineage)
+            for index, found in enumerate(self.definitions)
+        )
+
+    def _over_time(self, index: int, planned: Definitions, lineage: Lineage) -> Definitions:
+        def place(step: Step) -> Position | None:
+            return None if step.seq >> POSITION_BITS < lineage.base else lineage.position(step.seq)
+
+        if (again := self.rejoined_of(index)) is not None:
+            planned = Definitions(((place(again), again.schema),), again.revision)
+        found = planned
+        for step in self.followed_of(index):
+            if (at := place(step)) is None:
+                found = replace(planned, steps=((None, step.schema),))
+            else:
+                found = found.then(at, step.schema)
+        if (ended := self.suspended_of(index)) is not None:
+            found = found.until(place(ended))
+        return found
+
+    def captured(self, lineage: Lineage) -> Captured:
+        """The same by table."""
+        return by_table(self.definitions_of(lineage))
+
+    def start_seq(self, table: int) -> int:
+        """``_cdc_seq`` up to which nothing outside of a table's chunks is in the binlog's changes: P0, or where the
+        table was planned again, or has rejoined.
+        """
+        if (again := self.rejoined_of(table)) is not None:
+            return again.seq
+        since = self.definitions[table].since
+        return self.p0_seq if since is None else self.lineage.seq(since)
+
+    def amended(self, amendments: Iterable[Mapping[str, Any]]) -> Plan:
+        """The plan with what has changed since: tables planned again, and what has happened to them in the stream.
+
+        :param amendments: of a table that was planned again ``table`` (index), ``definitions``, and its outermost
+            bounds ``lower`` and ``upper`` (``None`` for a table without chunks), of which the newest one of a table
+            counts; or what a step's ``to_json`` returned.
+        """
+        found = [(amendment, step_of(amendment)) for amendment in amendments]
+        steps = in_order([*self.steps, *(step for _, step in found if step is not None)])
+        plan = replace(self, steps=steps, definitions=(*self.definitions, *self._added(steps)))
+        again = [amendment for amendment, step in found if step is None]
+        read = [(a["table"], Definitions.from_json(a.get("definitions") or a["schema"]), a) for a in again]
+        for index, definitions, amendment in sorted(read, key=lambda found: (found[0], found[1].revision)):
+            plan = plan._amended(index, definitions, amendment["lower"], amendment["upper"])
+        return plan._without_left()
+
+    def _added(self, steps: Iterable[Step]) -> list[Definitions]:
+        """Tables that steps add to the plan, in their order.
+
+        :raises ValueError: if one is missing.
+        """
+        new = {s.table: s.schema for s in steps if isinstance(s, Suspended) and s.schema is not None}
+        indexes = sorted(index for index in new if index >= len(self.definitions))
+        if indexes != [len(self.definitions) + n for n in range(len(indexes))]:
+            raise ValueError(f"tables {indexes} were added to a plan of {len(self.definitions)}")
+        return [Definitions.of(found) for index in indexes if (found := new[index]) is not None]
+
+    def _without_left(self) -> Plan:
+        """The plan without the chunks of tables whose rows are not what those hold any more."""
+        left = {i for i in range(len(self.definitions)) if self.rejoined_of(i) or self.suspended_of(i)}
+        if not left:
+            return self
+        found: tuple[list[Chunk], list[Chunk]] = [], []
+        for chunk in self.chunks:
+            found[chunk.table in left].append(chunk)
+        return replace(self, chunks=tuple(found[False]), left=(*self.left, *found[True]))
+
+    def _amended(self, index: int, definitions: Definitions, lower: Sequence[Any], upper: Sequence[Any]) -> Plan:
+        mine = [c for c in self.chunks if c.table == index]
+        moved = {}
+        if mine:
+            moved[mine[0].no] = replace(mine[0], lower=tuple(lower))
+            last = moved.get(mine[-1].no, mine[-1])
+            moved[last.no] = replace(last, upper=tuple(upper))
+        found = tuple(definitions if i == index else d for i, d in enumerate(self.definitions))
+        return replace(self, definitions=found, chunks=tuple(moved.get(c.no, c) for c in self.chunks))
+
+    def with_zero_dates(self, policy: str) -> Plan:
+        """The plan with the pipeline's ``source.zero_dates``, which is not written down with it."""
+        return replace(
+            self,
+            definitions=tuple(d.with_zero_dates(policy) for d in self.definitions),
+            steps=tuple(with_schema(step, lambda table: table.with_zero_dates(policy)) for step in self.steps),
+        )
+
+    def with_whole_rows(self, wanted: Callable[[TableSchema], bool]) -> Plan:
+        """The plan where the old rows of some tables are wanted whole, which is not written down with it, either."""
+        return replace(
+            self,
+            definitions=tuple(d.with_whole_rows() if wanted(d.newest) else d for d in self.definitions),
+            steps=tuple(
+                with_schema(step, lambda table: replace(table, whole_rows=table.whole_rows or wanted(table)))
+                for step in self.steps
+            ),
+        )
+
+    def groups(self) -> dict[int, list[Chunk]]:
+        """Chunks by group number."""
+        return self._groups
+
+    def groups_of(self, table: int) -> set[int]:
+        """Numbers of the groups that hold chunks of a table; empty if the table was."""
+        return self._groups_of.get(table, set())
+
+    def groups_left(self) -> dict[int, list[Chunk]]:
+        """Groups of which no table is what the snapshot has read any more, with their chunks as they were planned."""
+        return {number: chunks for number, chunks in self._left.items() if number not in self._groups}
+
+    def share(self, group: int) -> Plan:
+        """The plan with the chunks of one group only."""
+        return replace(self, chunks=tuple(self._groups[group]))
+
+    @cached_property
+    def _groups(self) -> dict[int, list[Chunk]]:
+        found: dict[int, list[Chunk]] = {}
+        for chunk in self.chunks:
+            found.setdefault(chunk.group, []).append(chunk)
+        return found
+
+    @cached_property
+    def _left(self) -> dict[int, list[Chunk]]:
+        found: dict[int, list[Chunk]] = {}
+        for chunk in self.left:
+            found.setdefault(chunk.group, []).append(chunk)
+        return found
+
+    @cached_property
+    def _groups_of(self) -> dict[int, set[int]]:
+        found: dict[int, set[int]] = {}
+        for chunk in self.chunks:
+            found.setdefault(chunk.table, set()).add(chunk.group)
+        return found
+
+    def label(self, chunks: Sequence[Chunk]) -> str:
+        """A group for people: its number and its tables.
+
+        :param chunks: its chunks.
+        """
+        tables = sorted({chunk.table for chunk in chunks})
+        more = f" and {len(tables) - 1} more" if len(tables) > 1 else ""
+        return f"{chunks[0].group}: {self.tables[tables[0]].label}{more}"
+
+    def summaries(self, chunk_rows: int, *, left: bool = False) -> list[dict[str, Any]]:
+        """The groups for people and schedulers: ``group``, ``label``, ``tables``, ``chunks``, ``rows`` (about).
+
+        :param chunk_rows: expected rows a chunk.
+        :param left: whether groups are among them of which there is nothing left to read: all that were planned.
+        """
+        found = []
+        groups = self.groups() | (self.groups_left() if left else {})
+        for number, chunks in sorted(groups.items()):
+            tables, label = [self.tables[i].label for i in sorted({c.table for c in chunks})], self.label(chunks)
+            rows = len(chunks) * chunk_rows
+            found.append({"group": number, "label": label, "tables": tables, "chunks": len(chunks), "rows": rows})
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON value; :meth:`from_json` turns it back."""
+        return {
+            "version": 1,
+            "pipeline": self.pipeline,
+            "generation": self.generation,
+            "p0": self.p0.to_json(),
+            "lineage": self.lineage.to_json(),
+            "patterns": [list(p) for p in self.patterns],
+            "tables": [d.to_json() for d in self.definitions],
+            "steps": [step.to_json() for step in self.steps],
+            "chunks": [c.to_json() for c in self.chunks],
+            "start": self.start,
+            "table_path": self.table_path,
+            "lower_case": self.lower_case,
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Plan:
+        """Inverse of :meth:`to_json`."""
+        return cls(
+            value["pipeline"],
+            value["generation"],
+            Offset.from_json(value["p0"]),
+            Lineage.from_json(value["lineage"]),
+            tuple(tuple(p) for p in value["patterns"]),
+            tuple(Definitions.from_json(t) for t in value["tables"]),
+            tuple(Chunk.from_json(c) for c in value["chunks"]),
+            start=value.get("start", SNAPSHOT),
+            table_path=value.get("table_path", cls.table_path),
+            lower_case=value.get("lower_case", cls.lower_case),
+            steps=in_order(filter(None, map(step_of, value.get("steps", value.get("followed", ()))))),
+        )
+
+
+def even_step(low: int, high: int, rows: int, chunk_rows: int) -> int | None:
+    """Width of chunks for an even split of integer keys, or ``None`` where too many numbers are no keys.
+
+    A chunk cannot have more rows than numbers, so none has more than :data:`TOLERANCE` times the wanted rows, wherever
+    the rows lie and however wrong the estimate is.
+
+    :param low: smallest key.
+    :param high: largest key.
+    :param rows: estimated rows; 0 if unknown.
+    :param chunk_rows: wanted rows a chunk.
+    """
+    numbers = high - low + 1
+    if numbers > TOLERANCE * rows:
+        return None
+    return max(chunk_rows, math.ceil(numbers * chunk_rows / rows))
+
+
+def chunks_of(table: int, lowers: Iterable[Key], high: Key) -> list[Chunk]:
+    """Chunks of one table from their lower bounds in order; the last one ends with ``high``, included.
+
+    Numbers and groups are given by :func:`number_and_group`.
+    """
+    bounds = list(lowers)
+    return [
+        Chunk(0, table, 0, lower, bounds[i + 1] if i + 1 < len(bounds) else high, i + 1 == len(bounds))
+        for i, lower in enumerate(bounds)
+    ]
+
+
+def number_and_group(chunks: Iterable[Chunk], group_rows: int, chunk_rows: int) -> tuple[Chunk, ...]:
+    """Number the chunks and put them into at most :data:`MAX_GROUPS` groups; small tables share one.
+
+    :param group_rows: wanted rows a group.
+    :param chunk_rows: expected rows a chunk.
+    """
+    found = list(chunks)
+    size = max(1, group_rows // chunk_rows, math.ceil(len(found) / MAX_GROUPS))
+    return tuple(replace(chunk, no=i, group=i // size) for i, chunk in enumerate(found))
+
+
+def slices(chunks: Sequence[Chunk], per_file: int = CHUNKS_PER_FILE) -> list[tuple[Chunk, ...]]:
+    """Cut the chunks of a group into runs that become one file each; a run never crosses a table."""
+    found: list[list[Chunk]] = []
+    for chunk in chunks:
+        if found and found[-1][0].table == chunk.table and len(found[-1]) < per_file:
+            found[-1].append(chunk)
+        else:
+            found.append([chunk])
+    return [tuple(run) for run in found]

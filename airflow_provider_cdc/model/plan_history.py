@@ -1,0 +1,142 @@
+"""What happens to a table after the plan was made: a DDL is followed, the table is suspended, or it rejoins.
+
+Each step is written down once, beside the plan, by the stream's driver. A plan knows all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from airflow_provider_cdc.model.schema import TableSchema
+
+
+@dataclass(frozen=True)
+class Followed:
+    """A DDL that the stream has followed: from its end on, a table has another definition.
+
+    :param table: index of the table in the plan.
+    :param revision: revision of the table's definitions that it follows: a table that is planned or read again begins
+        anew.
+    :param seq: ``_cdc_seq`` of the DDL.
+    :param schema: the definition behind it.
+    """
+
+    table: int
+    revision: int
+    seq: int
+    schema: TableSchema
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON value; :meth:`from_json` turns it back."""
+        return {"table": self.table, "revision": self.revision, "seq": self.seq, "followed": self.schema.to_json()}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Followed:
+        """Inverse of :meth:`to_json`."""
+        return cls(value["table"], value["revision"], value["seq"], TableSchema.from_json(value["followed"]))
+
+
+@dataclass(frozen=True)
+class Suspended:
+    """A table that the stream goes on without: its copy stands where it was.
+
+    :param table: index of the table in the plan.
+    :param revision: revision of the table's definitions that it ends.
+    :param seq: ``_cdc_seq`` of the last transaction that its copy has.
+    :param at: the same place in the binlog, for people: ``file:position``.
+    :param since: when it was suspended, as ISO 8601 in UTC.
+    :param kind: name of the class of the error that did it, ``message`` and ``remedy`` its words; or one of
+        :mod:`~airflow_provider_cdc.model.step_kinds`.
+    :param schema: the definition of a table that was added with this step; the plan did not have it before.
+    :param dropped: whether a statement of the binlog did it that certainly dropped the table.
+    :param first: what has to be done before the table is read again, if anything.
+    """
+
+    table: int
+    revision: int
+    seq: int
+    at: str
+    since: str
+    kind: str
+    message: str
+    remedy: str
+    schema: TableSchema | None = None
+    dropped: bool = False
+    first: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON value; :meth:`from_json` turns it back."""
+        told = {name: getattr(self, name) for name in ("at", "since", "kind", "message", "remedy")}
+        told |= {"dropped": True} if self.dropped else {}
+        told |= {"first": self.first} if self.first else {}
+        value = {"table": self.table, "revision": self.revision, "seq": self.seq, "suspended": told}
+        return value if self.schema is None else {**value, "added": self.schema.to_json()}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Suspended:
+        """Inverse of :meth:`to_json`."""
+        schema = TableSchema.from_json(value["added"]) if "added" in value else None
+        return cls(value["table"], value["revision"], value["seq"], **value["suspended"], schema=schema)
+
+
+@dataclass(frozen=True)
+class Rejoined:
+    """A table that was read again as a whole: from a place on, the stream follows it as it was read.
+
+    :param table: index of the table in the plan.
+    :param revision: revision of its definitions that begins with it.
+    :param seq: ``_cdc_seq`` of the last transaction that the slices have.
+    :param schema: its definition there.
+    :param slices: JSON values of what takes the place of its rows in the sink.
+    :param group: number of the group in which it was read; ``None`` where that was not written down.
+    :param keeps: whether rows that ``sink.deletes`` keeps stay; else all rows go.
+    """
+
+    table: int
+    revision: int
+    seq: int
+    schema: TableSchema
+    slices: tuple[dict[str, Any], ...] = ()
+    group: int | None = None
+    keeps: bool = True
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON value; :meth:`from_json` turns it back."""
+        return {
+            "table": self.table,
+            "revision": self.revision,
+            "seq": self.seq,
+            "rejoined": self.schema.to_json(),
+            "slices": list(self.slices),
+            **({} if self.group is None else {"group": self.group}),
+            **({} if self.keeps else {"keeps": False}),
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Rejoined:
+        """Inverse of :meth:`to_json`."""
+        schema = TableSchema.from_json(value["rejoined"])
+        slices, group, keeps = tuple(value["slices"]), value.get("group"), value.get("keeps", True)
+        return cls(value["table"], value["revision"], value["seq"], schema, slices, group, keeps)
+
+
+Step = Followed | Suspended | Rejoined
+_KINDS: dict[str, type[Step]] = {"followed": Followed, "suspended": Suspended, "rejoined": Rejoined}
+
+
+def step_of(value: Mapping[str, Any]) -> Step | None:
+    """A step from its JSON value; ``None`` for something else."""
+    return next((kind.from_json(value) for name, kind in _KINDS.items() if name in value), None)
+
+
+def in_order(steps: Iterable[Step]) -> tuple[Step, ...]:
+    """Each step once, by ``_cdc_seq``: a share of the plan has some of them already."""
+    once = {(type(step), step.table, step.revision, step.seq): step for step in steps}
+    return tuple(sorted(once.values(), key=lambda step: (step.seq, step.table, step.revision)))
+
+
+def with_schema(step: Step, change: Callable[[TableSchema], TableSchema]) -> Step:
+    """A step with another definition, if it has one."""
+    return step if step.schema is None else replace(step, schema=change(step.schema))

@@ -1,0 +1,351 @@
+"""What the project knows of a captured table: its columns, its key, and the Arrow type of every value.
+
+The mapping is one law for both roads: a value read by the snapshot and the same value decoded from the binlog
+have the same Arrow type and compare equal. Types that cannot be carried exactly yet are refused by name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+
+from airflow_provider_cdc.model.errors import NotReadyError
+
+#: Charsets whose bytes are UTF-8 as they stand in the binlog and in the result set.
+UTF8_CHARSETS = frozenset({"utf8mb4", "utf8mb3", "utf8", "ascii"})
+#: Charsets of which every code that is text comes back from Unicode as it was, on every server.
+BOTH_WAYS = frozenset(
+    {"utf8mb4", "utf8mb3", "utf8", "utf16", "utf16le", "utf32"}
+    | {"latin1", "latin2", "latin5", "latin7", "cp850", "cp852", "cp866", "koi8r", "koi8u", "keybcs2"}
+    | {"macce", "macroman"}
+)
+
+#: Stands at the end of the type of a column that row events have and the catalog does not.
+HIDDEN = "/* hidden */"
+
+#: Columns that the project adds behind the source's own, in this order.
+SEQ, OP, TS = "_cdc_seq", "_cdc_op", "_cdc_ts"
+META_COLUMNS = (SEQ, OP, TS)
+#: Behind these, in tables whose deleted rows stay: whether a row is deleted in the source.
+DELETED = "_cdc_deleted"
+
+_SIGNED = {
+    "tinyint": pa.int8(),
+    "smallint": pa.int16(),
+    "mediumint": pa.int32(),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+}
+_UNSIGNED = {
+    "tinyint": pa.int16(),
+    "smallint": pa.int32(),
+    "mediumint": pa.int32(),
+    "int": pa.int64(),
+    "bigint": pa.decimal128(20, 0),
+}
+INTEGER_TYPES = frozenset(_SIGNED)
+TEXT_TYPES = frozenset({"char", "varchar", "tinytext", "text", "mediumtext", "longtext"})
+BINARY_TYPES = frozenset({"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"})
+#: Types whose value is a member of a list, or several of them.
+MEMBER_TYPES = frozenset({"enum", "set"})
+GEOMETRY_TYPES = frozenset(
+    {
+        "geometry",
+        "point",
+        "linestring",
+        "polygon",
+        "multipoint",
+        "multilinestring",
+        "multipolygon",
+        "geomcollection",
+        "geometrycollection",
+    }
+)
+#: Types of MariaDB that are bytes in the binlog, so many of them, and text everywhere else.
+ADDRESS_TYPES = {"uuid": 16, "inet6": 16, "inet4": 4}
+#: All types that can be carried, as ``information_schema`` names them. Each place that has to know of a type is asked
+#: for each of these by tests/types/test_every_place.py.
+TYPES = (
+    INTEGER_TYPES
+    | TEXT_TYPES
+    | BINARY_TYPES
+    | MEMBER_TYPES
+    | GEOMETRY_TYPES
+    | ADDRESS_TYPES.keys()
+    | {"decimal", "float", "double", "bit", "date", "datetime", "timestamp", "time", "year", "json", "vector"}
+)
+#: Types that may be part of a key. FLOAT and DOUBLE are not exact; the others cannot be compared.
+KEY_TYPES = (
+    INTEGER_TYPES
+    | ADDRESS_TYPES.keys()
+    | {
+        "decimal",
+        "char",
+        "varchar",
+        "binary",
+        "varbinary",
+        "date",
+        "datetime",
+        "timestamp",
+        "time",
+        "year",
+        "enum",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column as ``information_schema.columns`` describes it.
+
+    :param name: column name, as the server spells it.
+    :param data_type: ``DATA_TYPE`` in lower case, such as ``int`` or ``varchar``.
+    :param column_type: ``COLUMN_TYPE``, such as ``int unsigned``.
+    :param nullable: whether NULL is allowed.
+    :param length: characters for text, bytes for binary; ``None`` for other types.
+    :param octets: the same length in bytes.
+    :param charset: character set of a text, ENUM or SET column.
+    :param collation: collation of a text, ENUM or SET column.
+    :param precision: digits of a DECIMAL, bits of a BIT.
+    :param scale: digits behind the point of a DECIMAL.
+    :param fsp: fractional second digits (0 to 6) of TIME, DATETIME and TIMESTAMP.
+    :param members: ENUM or SET members in their order.
+    """
+
+    name: str
+    data_type: str
+    column_type: str
+    nullable: bool
+    length: int | None = None
+    octets: int | None = None
+    charset: str | None = None
+    collation: str | None = None
+    precision: int | None = None
+    scale: int | None = None
+    fsp: int = 0
+    members: tuple[str, ...] = ()
+
+    @property
+    def unsigned(self) -> bool:
+        """Whether the column is an unsigned integer or decimal."""
+        return " unsigned" in self.column_type
+
+    @property
+    def compressed(self) -> bool:
+        """Whether MariaDB stores, and logs, the column's values compressed."""
+        return " COMPRESSED*/" in self.column_type
+
+    @property
+    def hidden(self) -> bool:
+        """Whether only row events have the column."""
+        return self.column_type.endswith(HIDDEN)
+
+    @property
+    def old_format(self) -> bool:
+        """Whether MariaDB keeps a date or time in the format that it had before MySQL 5.6."""
+        return "/* mariadb-5.3 */" in self.column_type
+
+    @property
+    def two_digits(self) -> bool:
+        """Whether it is a YEAR that the server shows without its century."""
+        return self.column_type.startswith("year(2)")
+
+    def refusal(self) -> str | None:
+        """Why the column cannot be carried exactly, or ``None`` if it can."""
+        if self.data_type == "vector" and (self.charset is not None or self.collation is not None):
+            return f"type {self.column_type} is not supported yet"
+        return None if self.data_type in TYPES else f"type {self.column_type} is not supported yet"
+
+    @property
+    def arrow_type(self) -> pa.DataType:
+        """Arrow type of the column's values.
+
+        :raises NotReadyError: for a type that is not supported.
+        """
+        kind = self.data_type
+        if kind in INTEGER_TYPES:
+            return (_UNSIGNED if self.unsigned else _SIGNED)[kind]
+        if kind == "decimal":
+            precision, scale = self.precision or 10, self.scale or 0
+            # Lakehouse decimals end at 38 digits; longer ones keep the server's own text.
+            return pa.decimal128(precision, scale) if precision <= 38 else pa.string()
+        if kind in TEXT_TYPES or kind in MEMBER_TYPES or kind in ADDRESS_TYPES or kind == "json":
+            return pa.string()
+        if kind in BINARY_TYPES or kind in GEOMETRY_TYPES or kind == "bit":
+            return pa.binary()
+        simple = {
+            "float": pa.float32(),
+            "double": pa.float64(),
+            "date": pa.date32(),
+            "datetime": pa.timestamp("us"),
+            "timestamp": pa.timestamp("us", tz="UTC"),
+            "time": pa.int64(),  # microseconds, signed: Delta has no duration type
+            "year": pa.int16(),
+            "vector": pa.list_(pa.float32()),
+        }
+        if kind not in simple:
+            raise unknown_type(self)
+        return simple[kind]
+
+
+def unknown_type(column: Column) -> NotReadyError:
+    """The error of a place in the code that does not know the type of a column."""
+    return NotReadyError(
+        f"column {column.name}: {column.refusal() or f'type {column.column_type} is not known here'}",
+        "Exclude the table in source.exclude",
+    )
+
+
+@dataclass(frozen=True)
+class TableSchema:
+    """A captured table.
+
+    :param database: database name.
+    :param name: table name.
+    :param columns: columns in ordinal order, invisible and generated ones included (row events carry them all), and
+        those that only row events know.
+    :param key: names of the columns of the primary key (or of the NOT NULL unique key that stands in), in key order;
+        empty for a table without a usable key, whose rows are then told apart by all their values, and counted.
+    :param left_out: names of the columns that the pipeline does not copy; never one of the key.
+    :param zero_dates: what becomes of an invalid date such as 0000-00-00: ``error`` or ``null``; a setting of the
+        pipeline, and no part of the definition.
+    :param whole_rows: whether the old rows of updates and deletes are wanted whole; else their key is enough, if there
+        is one. Of the reader, too.
+    :param key_index: name of the index that is the key; ``None`` where that was not written down, or there is none. No
+        part of the definition.
+    :param comments: what the columns' comments say, by name, as far as they have one. No part of the definition.
+    :param collation: collation of the columns that are added without one; ``None`` where that was not written down. No
+        part of the definition.
+    :param ignored: those of the columns that are left out which came when ``stream.schema_changes`` said so. No part of
+        the definition.
+    :param kept: columns that the source has no more and the copy still has: NULL in each row that is written. No part
+        of the definition.
+    :param dropped: names of columns that neither has any more, and that files of the copy may still have. No part of
+        the definition.
+    """
+
+    database: str
+    name: str
+    columns: tuple[Column, ...]
+    key: tuple[str, ...]
+    left_out: tuple[str, ...] = ()
+    zero_dates: str = "error"
+    whole_rows: bool = False
+    key_index: str | None = None
+    comments: tuple[tuple[str, str], ...] = field(default=(), compare=False)
+    collation: str | None = field(default=None, compare=False)
+    ignored: tuple[str, ...] = field(default=(), compare=False)
+    kept: tuple[Column, ...] = field(default=(), compare=False)
+    dropped: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def id(self) -> tuple[str, str]:
+        """(database, table): the identity used throughout."""
+        return self.database, self.name
+
+    @property
+    def label(self) -> str:
+        """Name for people: ``database.table``."""
+        return f"{self.database}.{self.name}"
+
+    @property
+    def key_columns(self) -> tuple[Column, ...]:
+        """The key's columns in key order."""
+        by_name = {c.name: c for c in self.columns}
+        return tuple(by_name[name] for name in self.key)
+
+    @cached_property
+    def integer_key(self) -> str | None:
+        """Name of the key column, if the key is a single integer: such keys are compared without asking the server."""
+        columns = self.key_columns
+        return columns[0].name if len(columns) == 1 and columns[0].data_type in INTEGER_TYPES else None
+
+    @cached_property
+    def copied(self) -> tuple[Column, ...]:
+        """The columns that are copied, in ordinal order."""
+        return tuple(c for c in self.columns if c.name not in self.left_out)
+
+    @cached_property
+    def in_copy(self) -> tuple[Column, ...]:
+        """The columns of the copy: those that are copied, then those that are kept."""
+        return (*self.copied, *self.kept)
+
+    @cached_property
+    def needed_after(self) -> frozenset[str]:
+        """Names of the columns without which the new image of a row cannot be read."""
+        return frozenset(c.name for c in self.copied)
+
+    @cached_property
+    def needed_before(self) -> frozenset[str]:
+        """The same of an old image."""
+        return frozenset(self.key) if self.key and not self.whole_rows else self.needed_after
+
+    @cached_property
+    def may_be_null(self) -> frozenset[str]:
+        """Names of the columns in which an invalid date becomes NULL: never of the key's."""
+        return frozenset(c.name for c in self.columns) - {*self.key} if self.zero_dates == "null" else frozenset()
+
+    def with_zero_dates(self, policy: str) -> TableSchema:
+        """The same table under another policy."""
+        return replace(self, zero_dates=policy)
+
+    @cached_property
+    def arrow_schema(self) -> pa.Schema:
+        """Arrow schema of the copied source columns alone."""
+        return pa.schema([pa.field(c.name, c.arrow_type) for c in self.copied])
+
+    def nulls(self, rows: int) -> list[pa.Array]:
+        """The values of the kept columns in so many rows."""
+        return [pa.nulls(rows, column.arrow_type) for column in self.kept]
+
+    @cached_property
+    def sink_schema(self) -> pa.Schema:
+        """Arrow schema of a sink table: the columns of the copy, then ``_cdc_seq``, ``_cdc_op``, ``_cdc_ts``."""
+        schema = pa.schema([pa.field(c.name, c.arrow_type) for c in self.in_copy])
+        for added in (
+            pa.field(SEQ, pa.int64()),
+            pa.field(OP, pa.string()),
+            pa.field(TS, pa.timestamp("us", tz="UTC")),
+        ):
+            schema = schema.append(added)
+        return schema
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON value; :meth:`from_json` turns it back."""
+        beside: dict[str, Any] = {"key_index": self.key_index, "collation": self.collation}
+        if self.kept:
+            beside["kept"] = [asdict(c) for c in self.kept]
+        beside |= {name: list(found) for name in ("ignored", "dropped") if (found := getattr(self, name))}
+        return {**self._definition(), **beside, "comments": [list(pair) for pair in self.comments]}
+
+    def _definition(self) -> dict[str, Any]:
+        columns = [asdict(c) for c in self.columns]
+        names = {"database": self.database, "name": self.name, "key": list(self.key), "left_out": list(self.left_out)}
+        return {**names, "columns": columns}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> TableSchema:
+        """Inverse of :meth:`to_json`."""
+        columns, kept = (
+            tuple(Column(**{**c, "members": tuple(c["members"])}) for c in value.get(name, ()))
+            for name in ("columns", "kept")
+        )
+        key, left_out = tuple(value["key"]), tuple(value.get("left_out", ()))
+        index = value.get("key_index")
+        comments = tuple((name, text) for name, text in value.get("comments", ()))
+        found = cls(value["database"], value["name"], columns, key, left_out, key_index=index, comments=comments)
+        ignored, dropped = tuple(value.get("ignored", ())), tuple(value.get("dropped", ()))
+        return replace(found, collation=value.get("collation"), ignored=ignored, kept=kept, dropped=dropped)
+
+    def fingerprint(self) -> str:
+        """Hash of everything that decides how rows are read; equal fingerprints read alike."""
+        return self._fingerprint
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        return hashlib.sha256(json.dumps(self._definition(), sort_keys=True).encode()).hexdigest()[:16]

@@ -1,0 +1,207 @@
+"""Rows that were read again and wait for the stream, and whether they may still get into the copy.
+
+Every reading draws a number of one sequence of the pipeline, after its start position was taken and before its first
+row is read. So numbers say which of two readings began later: all rows of the one with the higher number were read
+after the other one had begun. The argument is in docs/correctness.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from airflow_provider_cdc.model.offset import Lineage, Offset, Position
+from airflow_provider_cdc.model.plan import Plan
+from airflow_provider_cdc.model.plan_history import Rejoined, Step, Suspended
+from airflow_provider_cdc.model.step_kinds import ADDED, ASKED, REMOVED
+
+#: What was read: a chunk group of the plan, a table as a whole, or ranges of a table's keys.
+GROUP, TABLE, RANGES = "group", "table", "ranges"
+#: The first number of the sequence. Groups of the plan, and numbers that older versions have computed, are below.
+FIRST_READING = 1_000_000_000_000
+
+#: What identifies a step of a table: its kind, the revision that it belongs to, and its ``_cdc_seq``.
+StepId = tuple[str, int, int]
+
+
+@dataclass(frozen=True)
+class Staged:
+    """Rows that were read to their end and wait to be published.
+
+    :param number: the reading's number; 0 for a group that an older version has read.
+    :param scope: what was read: :data:`GROUP`, :data:`TABLE` or :data:`RANGES`.
+    :param table: index of the table in the plan; ``None`` of a group, and where an older version has read a table.
+    :param group: number of the chunk group: one of the plan, or the reading's own number.
+    :param attempt: number of the attempt at that group.
+    :param high: highest high watermark of its chunks.
+    :param since: start position: where the stream stood, or the low watermark that was taken, before the first chunk
+        was read, with the XA transactions open there.
+    :param lineage: the segment of the server that it was read from.
+    :param revision: the table's revision when the reading began, and ``steps`` the steps of that revision that stood.
+    :param request: the request of the bookkeeping for which it was read, and ``by`` who has made it.
+    """
+
+    number: int
+    scope: str
+    table: int | None
+    group: int
+    attempt: int
+    high: Position
+    since: Offset
+    lineage: Lineage
+    revision: int = 0
+    steps: tuple[StepId, ...] = ()
+    request: int | None = None
+    by: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON value; :meth:`from_json` turns it back."""
+        return {
+            "number": self.number,
+            "scope": self.scope,
+            "table": self.table,
+            "group": self.group,
+            "attempt": self.attempt,
+            "high": self.high.to_json(),
+            "since": self.since.to_json(),
+            "lineage": self.lineage.to_json(),
+            "revision": self.revision,
+            "steps": [list(step) for step in self.steps],
+            **({} if self.request is None else {"request": self.request, "by": self.by}),
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any], first: Lineage) -> Staged:
+        """Inverse of :meth:`to_json`.
+
+        :param first: the segment of a value that names none.
+        """
+        # An older version has named neither the table nor the scope.
+        scope = GROUP if value.get("revision") is None else RANGES if value.get("ranges") else TABLE
+        return cls(
+            value.get("number", 0),
+            value.get("scope", scope),
+            value.get("table"),
+            value["group"],
+            value["attempt"],
+            Position.from_json(value["high"]),
+            Offset.from_json(value["since"]),
+            Lineage.from_json(value["lineage"]) if "lineage" in value else first,
+            value.get("revision") or 0,
+            tuple((kind, revision, seq) for kind, revision, seq in value.get("steps", ())),
+            value.get("request"),
+            value.get("by"),
+        )
+
+
+class ReadNumbers(NamedTuple):
+    """Numbers of the readings whose rows a copy has, as its markers say; 0 for none.
+
+    :param ranges: the highest one of ranges, and ``groups`` of a chunk group that was read again.
+    """
+
+    ranges: int
+    groups: int
+
+
+class Refusal(NamedTuple):
+    """Why rows may not be published any more.
+
+    :param why: for people.
+    :param superseded: whether all that was read is in the copy already, as a later reading has it.
+    """
+
+    why: str
+    superseded: bool = False
+
+
+def step_ids(plan: Plan, table: int) -> tuple[StepId, ...]:
+    """The steps of a table that stand in its current revision.
+
+    :param table: index of the table in the plan.
+    """
+    revision = plan.revision(table)
+    return tuple(_id(step) for step in plan.steps if step.table == table and step.revision == revision)
+
+
+def in_turn(asked: Iterable[Staged], is_ripe: Callable[[Staged], bool]) -> list[Staged]:
+    """What waits, in the order in which it is looked at: the one that began first comes first.
+
+    Of whole readings of one table that the stream may publish the last one comes first: the others need not get in
+    before it.
+
+    :param is_ripe: whether the stream is far enough to publish one.
+    """
+    waiting = sorted(asked, key=lambda staged: staged.number)
+    last = {staged.table: staged.number for staged in waiting if staged.scope == TABLE and is_ripe(staged)}
+
+    def turn(staged: Staged) -> tuple[int, int]:
+        is_whole = staged.scope == TABLE and staged.number <= last.get(staged.table, 0)
+        return (last[staged.table] if is_whole else staged.number), -staged.number
+
+    return sorted(waiting, key=turn)
+
+
+def refusal(
+    staged: Staged, table: int, plan: Plan, lineage: Lineage, numbers: ReadNumbers, *, captured: bool
+) -> Refusal | None:
+    """Why rows may not be published in a table any more; ``None`` if they may. It takes no look at any server.
+
+    :param table: index of the table in the plan.
+    :param plan: the plan as it is now, and ``lineage`` that of the resume point.
+    :param numbers: what the copy has.
+    :param captured: whether the pipeline copies the table.
+    """
+    if staged.scope != GROUP and staged.table is None:
+        return Refusal("an older version has read it")
+    if staged.lineage != lineage.newest:
+        return Refusal(f"it was read at server {staged.lineage.server}, before the stream went on at another")
+    if not captured:
+        return Refusal("the pipeline does not copy it any more")
+    again = plan.rejoined_of(table)
+    if again is not None and (again.group or 0) > staged.number:
+        return Refusal("it was read again as a whole by a reading that began later", superseded=True)
+    # Chunk groups have no keys in common.
+    if max(numbers.ranges, 0 if staged.scope == GROUP else numbers.groups) > staged.number:
+        return Refusal("a part of it was read again by a reading that began later")
+    if staged.scope == GROUP:  # which has no place of its own: it belongs to the plan, or not
+        return None
+    came = [
+        step
+        for step in plan.steps
+        if step.table == table and step.revision >= staged.revision and _id(step) not in staged.steps
+    ]
+    if staged.scope == RANGES:
+        return _refused_part(came, plan.suspended_of(table))
+    since = lineage.seq(staged.since.at)
+    return next(filter(None, (_refused_whole(step, since) for step in came)), None)
+
+
+def _id(step: Step) -> StepId:
+    return type(step).__name__.lower(), step.revision, step.seq
+
+
+def _refused_part(came: Iterable[Step], suspended: Suspended | None) -> Refusal | None:
+    """Ranges need the table that they were read for, as it was: they take the place of a part of it."""
+    if suspended is not None:
+        return Refusal("it is suspended")
+    if any(isinstance(step, Rejoined) for step in came):
+        return Refusal("it was read again as a whole since")
+    return Refusal("it was altered since") if any(True for _ in came) else None
+
+
+def _refused_whole(step: Step, since: int) -> Refusal | None:
+    """A step that came since the reading began, if it keeps the rows out.
+
+    That an older reading has rejoined does not: this one takes its place. Nor does what the binlog has done at or
+    before the start position, where the stream may not have been yet: the rows and their definition have it in them.
+    But what a person has done to a table is of the moment, wherever the stream stood then.
+    """
+    if isinstance(step, Rejoined):
+        return None
+    if isinstance(step, Suspended) and step.kind == ASKED:
+        return Refusal("it was suspended on request since")
+    if isinstance(step, Suspended) and step.kind in (ADDED, REMOVED):
+        return Refusal("it was removed from the pipeline since")
+    return Refusal("it was altered, or suspended, since") if step.seq > since else None

@@ -1,0 +1,74 @@
+"""Values of the source that cannot be carried exactly: what is wrong with them, and what to do."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from airflow_provider_cdc.model.errors import UnfitError
+from airflow_provider_cdc.model.schema import Column, TableSchema
+
+#: A date that does not exist; bytes that are not text; a key with no way back from Unicode; bytes that make no sense.
+Reason = Literal["date", "text", "key", "damaged"]
+
+_KEY_FIRST = "Give the row another key in the source, or convert the column to utf8mb4"
+KEY_REMEDY = f"{_KEY_FIRST}, then start with a fresh sink.path; or exclude the table in source.exclude"
+DATE_REMEDY = (
+    "Set source.zero_dates: null to copy such dates as NULL (not in a key), or correct the rows; then run again. "
+    "A change that is in the binlog already can only be copied as NULL"
+)
+#: Of rows of the binlog: what has to be done before the table is read again.
+_IN_BINLOG: dict[Reason, str] = {
+    "date": "Set source.zero_dates: null to copy such dates as NULL (not in a key), or correct the rows in the source",
+    "text": "Correct the row in the source",
+    "key": _KEY_FIRST,
+    "damaged": "",
+}
+#: Of rows of a SELECT.
+_IN_TABLE: dict[Reason, str] = {
+    **dict.fromkeys(("text", "damaged"), "Correct the rows, or exclude the table"),
+    "date": DATE_REMEDY,
+    "key": KEY_REMEDY,
+}
+
+
+class UnfitValue(Exception):
+    """A value that its Arrow type cannot hold.
+
+    :param column: number of the column.
+    :param reason: what is wrong with it.
+    :param what: the same in words.
+    :param seq: ``_cdc_seq`` of its row, if it has one.
+    """
+
+    def __init__(self, column: int, reason: Reason, what: str, seq: int = 0) -> None:
+        super().__init__(what)
+        self.column, self.reason, self.what, self.seq = column, reason, what, seq
+
+
+def in_binlog(table: TableSchema, column: Column | None, reason: Reason, what: str, place: str) -> UnfitError:
+    """The error for a value in the binlog.
+
+    :param column: its column; ``None`` if that cannot be told.
+    :param what: what is wrong with it, in words.
+    :param place: where it is.
+    """
+    name = "a row" if column is None else f"column {column.name}"
+    return UnfitError.of_table(
+        f"{what} in {name} of {table.label}, at {place}{', cannot be carried' if reason == 'date' else ''}",
+        table.label,
+        place=place,
+        first=_IN_BINLOG[reason],
+        column=None if column is None else column.name,
+        reason=reason,
+    )
+
+
+def in_table(table: TableSchema, column: Column, error: UnfitValue) -> UnfitError:
+    """The error for a value that a SELECT has found."""
+    return UnfitError(
+        f"table {table.label}, column {column.name} ({column.column_type}): a value cannot be carried: {error.what}",
+        _IN_TABLE[error.reason],
+        table=table.label,
+        column=column.name,
+        reason=error.reason,
+    )

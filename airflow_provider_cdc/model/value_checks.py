@@ -1,0 +1,83 @@
+"""Checks of single values that people write: each error names the key, the value, and what is allowed."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+import reprlib
+from collections.abc import Mapping
+from typing import Any
+
+from airflow_provider_cdc.model.errors import NotReadyError
+
+_CONN_ID = re.compile(r"[A-Za-z0-9_.\-]{1,250}")
+
+
+def refused(key: str, value: object, allowed: str) -> NotReadyError:
+    """The error for a value that is not allowed."""
+    return NotReadyError(f"{key} is {reprlib.repr(value)}", f"It must be {allowed}")
+
+
+def unbuilt(key: str, value: object, remedy: str) -> NotReadyError:
+    """The error for a value that a later version may take."""
+    return NotReadyError(f"{key}: {reprlib.repr(value)} is not supported yet", remedy)
+
+
+def check_whole(key: str, value: object, low: int, high: int | None = None) -> None:
+    """Refuse what is not a whole number of a range."""
+    fits = isinstance(value, int) and not isinstance(value, bool) and value >= low and (high is None or value <= high)
+    if not fits:
+        allowed = f"a whole number of at least {low}" if high is None else f"a whole number from {low} to {high}"
+        raise refused(key, value, allowed)
+
+
+def check_choice(key: str, value: object, built: tuple[str, ...], contract: tuple[str, ...], remedy: str) -> None:
+    """Refuse what is not one of some words.
+
+    :param built: the words that this version knows.
+    :param contract: those that a later one may know.
+    :param remedy: what to do instead of one of these.
+    """
+    if value in built:
+        return
+    if value in contract:
+        raise unbuilt(key, value, remedy)
+    raise refused(key, value, f"one of {', '.join(built)}" if len(built) > 1 else built[0])
+
+
+def check_conn_id(key: str, value: object) -> None:
+    """Refuse what cannot be the id of a connection."""
+    if not isinstance(value, str) or not _CONN_ID.fullmatch(value):
+        # The value is not shown: people paste whole addresses here, with the password.
+        raise NotReadyError(
+            f"{key} is not the id of a connection", "It must be a name such as cdc_source, not an address"
+        )
+
+
+def key_names(section: type[Any]) -> str:
+    """The keys of a section, for people.
+
+    :param section: a dataclass.
+    """
+    return ", ".join(f.name for f in dataclasses.fields(section))
+
+
+def check_keys(prefix: str, value: Mapping[Any, Any], section: type[Any]) -> None:
+    """Refuse unknown and missing keys.
+
+    :param prefix: dotted path of the section, with its dot at the end.
+    :param section: a dataclass.
+    """
+    known = {f.name: f for f in dataclasses.fields(section)}
+    for key in value:
+        if key not in known:
+            # The value is not shown: a key that does not belong here may well be a password.
+            name = key if isinstance(key, str) and key.isprintable() else repr(key)
+            near = difflib.get_close_matches(str(key), known, n=1)
+            hint = f"Did you mean {prefix}{near[0]}? " if near else ""
+            raise NotReadyError(f"unknown key {prefix}{name[:80]}", f"{hint}The keys here are {key_names(section)}")
+    for key, spec in known.items():
+        required = spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING
+        if required and value.get(key) is None and (prefix or key == "name"):
+            raise NotReadyError(f"{prefix}{key} is missing", "It has no default; docs/pipeline.md describes every key")

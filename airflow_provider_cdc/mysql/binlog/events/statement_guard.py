@@ -1,0 +1,112 @@
+"""Does a statement of the binlog change a captured table?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from airflow_provider_cdc.ddl.affected_tables import Statement
+from airflow_provider_cdc.ddl.indirect_writes import Detours, stays_inside
+from airflow_provider_cdc.model.definitions import Captured
+from airflow_provider_cdc.model.errors import DdlError
+from airflow_provider_cdc.model.offset import Position
+from airflow_provider_cdc.model.schema import TableSchema
+from airflow_provider_cdc.model.table_names import Table, fold, folded, may_name
+from airflow_provider_cdc.mysql.binlog.events.event import Event
+
+_BY_ROW = "Let writers use binlog_format=ROW"
+_SEE = "GRANT SELECT, SHOW VIEW, TRIGGER ON *.* TO the user of the connection and run again"
+#: A flag of statements: the session uses a temporary table. In a stored procedure it stays set for those that do not.
+THREAD_SPECIFIC = 4
+
+
+#: Looks up what leads to captured tables now; ``None``: that may not be seen.
+LookUp = Callable[[], Detours | None]
+
+
+class Judge:
+    """Judges the statements of a binlog, one after the other.
+
+    :param captured: the definitions of captured tables.
+    :param detours: looks up what leads to them. Without it a change by statement is judged by its own words alone: for
+        those who read behind one that has judged.
+    """
+
+    def __init__(self, captured: Captured, detours: LookUp | None) -> None:
+        # Where names that differ in case are those of several tables, a folded one may be that of each of them.
+        self._captured = [((fold(database), fold(table)), found) for (database, table), found in captured.items()]
+        self._look_up = detours
+        self._seen: Detours | None = None
+
+    def altered(self, event: Event, found: Statement) -> list[TableSchema]:
+        """Captured tables that a DDL changes, and not to what their definitions say already.
+
+        :raises DdlError: if their rows may be changed by a statement. Its text stays unsaid: it may hold secrets.
+        """
+        here, end = Position(event.file, event.start), Position(event.file, event.position)
+        live = [(name, schema) for name, over_time in self._captured if (schema := over_time.at(here)) is not None]
+        dropped = {(database, table) for database in found.databases for (_, table), _ in live}
+        hit = [
+            schema
+            for name, schema in live
+            if may_name(found.tables | dropped, name) and not _keeps_key(schema, found.index)
+        ]
+        if found.anything and not hit and self._look_up is None:
+            hit = [schema for _, schema in live[:1]]
+        if hit and found.kind == "dml":
+            # Of the first of them: each of the others has its turn when that one is suspended.
+            message = f"{found.what} logged by statement may change captured table {hit[0].label}, at {event.where}"
+            raise DdlError.of_table(
+                f"{message}: its rows are not in the binlog", hit[0].label, place=event.where, first=_BY_ROW
+            )
+        if live and not hit and self._look_up is not None:
+            self._check_detours(event, found, self._look_up, live)
+        followed = {name for name, over_time in self._captured if over_time.begins_at(end)}
+        return sorted((schema for schema in hit if folded(schema.id) not in followed), key=lambda schema: schema.label)
+
+    def check_emptied(self, event: Event, found: Statement) -> None:
+        """Make sure that what is emptied is not a temporary table that hides the captured one.
+
+        :raises DdlError: if it may be one.
+        """
+        if event.flags & THREAD_SPECIFIC:
+            label = ".".join(found.emptied or ())
+            raise DdlError.of_table(
+                f"{found.what} by a session that uses temporary tables, at {event.where}: whether of captured table "
+                f"{label} or of a temporary one with its name, the binlog does not tell",
+                label,
+                place=event.where,
+                first="Let such sessions use binlog_format=ROW",
+            )
+
+    def _check_detours(
+        self, event: Event, found: Statement, look_up: LookUp, live: list[tuple[Table, TableSchema]]
+    ) -> None:
+        if found.kind in ("ddl", "harmless"):
+            self._seen = None  # the catalog may not be what it was
+        if not found.mentioned or stays_inside(found):
+            return
+        if self._seen is None:
+            self._seen = look_up()
+        if self._seen is None:
+            raise DdlError(
+                f"{found.what} logged by statement, at {event.where}: whether a view, a trigger or a function leads "
+                "from what it names to a captured table may not be seen",
+                f"{_SEE}; if one does, let writers use binlog_format=ROW, then start with a fresh sink.path",
+            )
+        if taken := self._seen.taken(found):
+            # Of the first of the tables to which it leads: each of the others has its turn when that one is suspended.
+            led = (schema.label for name, schema in live if self._seen.leads(found, name))
+            raise DdlError.of_table(
+                f"{found.what} logged by statement may change captured tables through {'.'.join(taken[0])} (a view, "
+                f"trigger, function or foreign key), at {event.where}: the rows are not in the binlog",
+                next(led, live[0][1].label),
+                place=event.where,
+                first=_BY_ROW,
+            )
+
+
+def _keeps_key(schema: TableSchema, index: str) -> bool:
+    """Whether what is dropped is an index, and not the key."""
+    if not index or not schema.key:
+        return bool(index)
+    return schema.key_index is not None and index != fold(schema.key_index)

@@ -1,0 +1,214 @@
+"""Read one chunk exactly as of its high watermark (the argument is in docs/correctness.md)."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pymysql.connections import Connection
+
+from airflow_provider_cdc.model.changes import apply_changes, last_changes, matched_rows
+from airflow_provider_cdc.model.errors import (
+    OtherColumnsError,
+    TableAlteredError,
+    TableChangedError,
+    TerminalError,
+    UnknownPrepareError,
+)
+from airflow_provider_cdc.model.offset import Lineage, Position
+from airflow_provider_cdc.model.plan import Chunk
+from airflow_provider_cdc.model.schema import OP, SEQ, TS, Column, TableSchema
+from airflow_provider_cdc.model.unsupported_values import UnfitValue, in_table
+from airflow_provider_cdc.mysql.chunks.window_reader import Window, WindowReader
+from airflow_provider_cdc.mysql.client.catalog import altered, same_definition
+from airflow_provider_cdc.mysql.client.charsets import OneWayError
+from airflow_provider_cdc.mysql.client.identity import binlog_end
+from airflow_provider_cdc.mysql.client.key_sql import (
+    comes_back,
+    copied_value,
+    in_chunk,
+    key_list,
+    keys_of,
+    one_way,
+    quote,
+    table_name,
+)
+from airflow_provider_cdc.mysql.client.session import value
+from airflow_provider_cdc.mysql.keys.ownership import owners
+from airflow_provider_cdc.mysql.positions.watermark import Watermarks
+from airflow_provider_cdc.mysql.resultset import reader as resultset
+from airflow_provider_cdc.system.failpoints import failpoint
+
+#: Reads of one chunk before giving up on a window that cannot be replayed.
+_ATTEMPTS = 5
+
+
+@dataclass(frozen=True)
+class ChunkRead:
+    """A chunk as of its high watermark.
+
+    :param rows: rows in the sink's schema; ``_cdc_seq`` is HW, ``_cdc_op`` is ``r``, ``_cdc_ts`` the time of HW.
+    :param low: low watermark.
+    :param high: high watermark.
+    :param corrected: keys that the backfill inserted, replaced or deleted.
+    :param seconds: time it took.
+    """
+
+    rows: pa.Table
+    low: Position
+    high: Position
+    corrected: int
+    seconds: float
+
+
+def read_chunk(
+    connection: Connection[Any],
+    reader: WindowReader,
+    table: TableSchema,
+    chunk: Chunk,
+    lineage: Lineage,
+    marks: Watermarks,
+) -> ChunkRead:
+    """Low watermark, SELECT, high watermark, then the binlog between the two.
+
+    :param connection: autocommit connection; the SELECT opens its own read view, after LW.
+    :param reader: reads the binlog of the same server for ``table``.
+    :param marks: takes the watermarks on ``connection``.
+    """
+    started = time.monotonic()
+    for attempt in range(_ATTEMPTS):
+        failpoint("chunk.before_lw")
+        low = marks.low(fresh=attempt > 0)
+        failpoint("chunk.after_lw")
+        try:
+            columns = select(connection, table, in_chunk(table, chunk))
+        except TableChangedError:
+            _window(connection, reader, low, binlog_end(connection), chunk)  # says so if it was not a TRUNCATE
+            continue
+        except OtherColumnsError as error:
+            raise altered(table, f"seen at {low}: {error.message}", low) from None
+        except TerminalError:
+            if connection.open:  # else a value was refused
+                same_definition(connection, table, low)
+            raise
+        failpoint("chunk.after_select")
+        high, clock = marks.high()
+        failpoint("chunk.after_hw")
+        window = _window(connection, reader, low, high, chunk)
+        if window is None:
+            continue
+        changes = window.changes
+        seq = lineage.seq(high)
+        added = stamps(seq, clock, len(columns[0])).values()
+        kept = table.nulls(len(columns[0]))
+        rows = pa.Table.from_arrays([*columns, *kept, *added], schema=table.sink_schema)
+        if window.emptied:
+            rows = rows.slice(0, 0)
+        corrected = 0
+        if changes.num_rows:
+            changes = _of_chunk(connection, table, chunk, rows, changes)
+            corrected = changes.num_rows
+        if corrected:
+            rows = _stamp(apply_changes(rows, changes, table.key), seq, clock)
+        return ChunkRead(rows, low, high, corrected, time.monotonic() - started)
+    raise TerminalError(
+        f"in each of {_ATTEMPTS} reads of chunk {chunk.no} of {table.label} the table was truncated, or an XA "
+        "transaction was committed whose rows are no longer in the binlog",
+        "Run again when that has stopped",
+    )
+
+
+def select(connection: Connection[Any], table: TableSchema, condition: str) -> list[pa.ChunkedArray]:
+    """Rows of a table in key order, one Arrow array a copied column.
+
+    :param condition: SQL condition on the key columns.
+    :raises TerminalError: for a value that cannot be carried exactly, such as a zero date.
+    """
+    wanted = ", ".join(copied_value(table, column) for column in table.copied)
+    sql = f"SELECT {wanted} FROM {table_name(table)} WHERE {condition} ORDER BY {key_list(table)}"
+    try:
+        found = list(resultset.read(connection, sql, table.arrow_schema, table.may_be_null).columns)
+        for column in table.key_columns:
+            if found[i := table.copied.index(column)].null_count:
+                error = _one_way(connection, table, column, condition)
+                raise UnfitValue(i, "key", str(error))
+        return found
+    except UnfitValue as error:
+        raise in_table(table, table.copied[error.column], error) from None
+
+
+def _one_way(connection: Connection[Any], table: TableSchema, column: Column, condition: str) -> OneWayError:
+    """The error for the value of a key that does not come back from Unicode, with one of those that are there now."""
+    sql = f"SELECT HEX({quote(column.name)}) FROM {table_name(table)} WHERE {condition} AND NOT ({comes_back(column)})"
+    return one_way(column, value(connection, f"{sql} LIMIT 1") or "")
+
+
+def _window(
+    connection: Connection[Any], reader: WindowReader, low: Position, high: Position, chunk: Chunk
+) -> Window | None:
+    """What happened to the table in (low, high], as far as the chunk's rows may be concerned.
+
+    :returns: ``None`` if they cannot be replayed, so that the chunk has to be read again: an XA transaction ends there
+        whose rows are not in the binlog. After a TRUNCATE no row that was there before is left, whatever the
+        SELECT saw, so only the changes behind it count.
+    :raises TableAlteredError: if another DDL changes the table there.
+    """
+    try:
+        key = reader.table.integer_key
+        only = (key, lambda keys: _in_range(keys, chunk)) if key is not None else None
+        return reader.window(low, high, only=only)
+    except UnknownPrepareError:
+        return None
+    except TableAlteredError:
+        raise
+    except TerminalError:  # rows of another layout, since a DDL stands before the low watermark
+        same_definition(connection, reader.table, high)
+        raise
+
+
+def _of_chunk(
+    connection: Connection[Any], table: TableSchema, chunk: Chunk, rows: pa.Table, changes: pa.Table
+) -> pa.Table:
+    """The last change of each key that concerns the chunk.
+
+    Of integers, the keys in its range. Else deletes (harmless elsewhere), keys it holds, keys that belong into it.
+    """
+    if table.integer_key is not None:
+        return last_changes(changes.filter(_in_range(changes[table.integer_key], chunk)), table.key)
+    changes = last_changes(changes, table.key)
+    concerns = pc.or_(pc.equal(changes[OP], "d"), matched_rows(changes, rows, table.key))
+    open_keys = changes.filter(pc.invert(concerns))
+    if open_keys.num_rows == 0:
+        return changes.filter(concerns)
+    inside = iter(i == 0 for i in owners(connection, table, [chunk], keys_of(table, open_keys)))
+    return changes.filter(pa.array([c or next(inside) for c in concerns.to_pylist()], pa.bool_()))
+
+
+def _in_range(keys: Any, chunk: Chunk) -> Any:
+    """Mask of the integer keys (an array, chunked or not) that belong into a chunk."""
+    to = Decimal if pa.types.is_decimal(keys.type) else int
+    kind = keys.type if to is Decimal else pa.int64()
+    low, high = (pa.scalar(to(bound[0]), kind) for bound in (chunk.lower, chunk.upper))
+    below = pc.less_equal if chunk.last else pc.less
+    return pc.and_(pc.greater_equal(keys, low), below(keys, high))
+
+
+def _stamp(rows: pa.Table, seq: int, clock: int) -> pa.Table:
+    schema = rows.schema
+    for name, added in stamps(seq, clock, rows.num_rows).items():
+        rows = rows.set_column(schema.get_field_index(name), schema.field(name), added)
+    return rows
+
+
+def stamps(seq: int, clock: int, count: int) -> dict[str, pa.Array]:
+    """The columns that the project adds, in their order: the same in all rows of a chunk."""
+    values = {
+        SEQ: pa.scalar(seq, pa.int64()),
+        OP: pa.scalar("r"),
+        TS: pa.scalar(clock, pa.timestamp("us", tz="UTC")),
+    }
+    return {name: pa.repeat(value, count) for name, value in values.items()}

@@ -1,0 +1,143 @@
+"""Read a table that has no usable key: all of it at once, in a read view beside which nothing was written to it.
+
+Rows that cannot be named cannot be corrected from the binlog. So the view is opened again until it is a quiet one (the
+argument is in docs/correctness.md); only then are its rows read, piece by piece.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Generator
+from contextlib import closing
+from typing import Any
+
+import pyarrow as pa
+from pymysql.connections import Connection
+
+from airflow_provider_cdc.model.errors import (
+    OtherColumnsError,
+    TableAlteredError,
+    TableChangedError,
+    TerminalError,
+    TransientError,
+    UnknownPrepareError,
+)
+from airflow_provider_cdc.model.offset import Lineage, Position
+from airflow_provider_cdc.model.plan import Chunk
+from airflow_provider_cdc.model.schema import TableSchema
+from airflow_provider_cdc.model.unsupported_values import UnfitValue, in_table
+from airflow_provider_cdc.mysql.chunks.chunk import ChunkRead, read_chunk, stamps
+from airflow_provider_cdc.mysql.chunks.window_reader import WindowReader
+from airflow_provider_cdc.mysql.client.catalog import altered, same_definition
+from airflow_provider_cdc.mysql.client.identity import binlog_end
+from airflow_provider_cdc.mysql.client.key_sql import quote, table_name
+from airflow_provider_cdc.mysql.client.session import rows
+from airflow_provider_cdc.mysql.positions.watermark import Watermarks
+from airflow_provider_cdc.mysql.resultset import reader as resultset
+from airflow_provider_cdc.system.failpoints import failpoint
+
+#: How many views are opened before giving up, and the longest wait between two (seconds). A minute or so in all.
+_TRIES, _LONGEST_WAIT = 50, 2.0
+_PAUSE = "Run again while its writers pause for a moment, or add a primary key (or a NOT NULL unique key)"
+#: Bytes of rows that are handed on at a time.
+_PIECE_BYTES = 16 << 20
+
+
+def pieces(
+    connection: Connection[Any],
+    reader: WindowReader,
+    table: TableSchema,
+    chunk: Chunk,
+    lineage: Lineage,
+    marks: Watermarks,
+) -> Generator[ChunkRead, None, None]:
+    """A chunk, or in several pieces a table that has no key; parameters and errors as of the two functions."""
+    if table.key:
+        yield read_chunk(connection, reader, table, chunk, lineage, marks)
+    else:
+        yield from read_keyless(connection, reader, table, lineage, marks)
+
+
+def read_keyless(
+    connection: Connection[Any], reader: WindowReader, table: TableSchema, lineage: Lineage, marks: Watermarks
+) -> Generator[ChunkRead, None, None]:
+    """All rows of a table exactly as of one high watermark, in pieces, at least one. The connection is busy until then.
+
+    :param connection: autocommit connection.
+    :param reader: reads the binlog of the same server for ``table``.
+    :param marks: takes the watermarks on ``connection``.
+    :raises TransientError: if the table was written to in every view, with the figures.
+    :raises TableAlteredError: if it is not what it was planned as.
+    """
+    started, busy, window = time.monotonic(), 0, 0.0
+    for attempt in range(_TRIES):
+        failpoint("chunk.before_lw")
+        low, opened = marks.low(fresh=attempt > 0), time.monotonic()
+        failpoint("chunk.after_lw")
+        try:
+            marks.hold()
+            # The table is opened in the view's transaction, so what follows is the same table: a DDL waits, or is done.
+            rows(connection, f"SELECT 1 FROM {table_name(table)} LIMIT 0")
+            high, clock = marks.bound()
+            window += time.monotonic() - opened
+            failpoint("chunk.after_hw")
+            changes = _changes(reader, low, high)
+            if not changes:
+                yield from _read(connection, table, low, high, clock, lineage.seq(high), started)
+                return
+        except TableChangedError:
+            changes = max(1, _changes(reader, low, binlog_end(connection)))  # says so if it was not a TRUNCATE
+        except TableAlteredError:
+            raise
+        except TerminalError:
+            if connection.open:  # else a value was refused
+                same_definition(connection, table, low)
+            raise
+        finally:
+            if connection.open:
+                marks.release()
+        busy += changes
+        time.sleep(min(_LONGEST_WAIT, 0.02 * 1.25**attempt) * random.uniform(0.5, 1.5))
+    raise TransientError(
+        f"table {table.label}, which has no usable key, was written to in each of the {_TRIES} moments in which its "
+        f"reading was begun ({1000 * window / _TRIES:.1f} ms long, {busy / _TRIES:.1f} changes each; "
+        f"{time.monotonic() - started:.0f} s in all)",
+        marks.doubt or _PAUSE,
+    )
+
+
+def _changes(reader: WindowReader, low: Position, high: Position) -> int:
+    """Changes of the table in (low, high], and whatever else makes its rows there uncertain."""
+    try:
+        window = reader.window(low, high)
+    except UnknownPrepareError:  # of what an XA transaction has changed nothing is left in the binlog
+        return 1
+    return int(window.changes.num_rows) + (window.emptied > 0)
+
+
+def _read(
+    connection: Connection[Any], table: TableSchema, low: Position, high: Position, clock: int, seq: int, began: float
+) -> Generator[ChunkRead, None, None]:
+    sql = f"SELECT {', '.join(quote(column.name) for column in table.copied)} FROM {table_name(table)}"
+    batches = resultset.read_in_pieces(connection, sql, table.arrow_schema, table.may_be_null, _PIECE_BYTES)
+    begun = False
+    try:
+        with closing(batches):
+            for piece in batches:
+                kept = table.nulls(piece.num_rows)
+                arrays = [*piece.columns, *kept, *stamps(seq, clock, piece.num_rows).values()]
+                found = pa.Table.from_arrays(arrays, schema=table.sink_schema)
+                del piece, arrays
+                begun = True
+                yield ChunkRead(found, low, high, 0, time.monotonic() - began)
+                del found
+    except TableChangedError as error:
+        if begun:  # what has been handed on cannot be taken back
+            raise TransientError(error.message, error.remedy) from None
+        raise
+    except OtherColumnsError as error:
+        raise altered(table, f"seen at {low}: {error.message}", low) from None
+    except UnfitValue as error:
+        raise in_table(table, table.copied[error.column], error) from None
+    failpoint("chunk.after_select")

@@ -1,0 +1,223 @@
+"""Cut tables into chunks. Bounds come from the server; nothing is read but index entries at the bounds."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from pymysql.connections import Connection
+
+from airflow_provider_cdc.model.definitions import Definitions
+from airflow_provider_cdc.model.errors import CdcError, TableChangedError, TerminalError, TransientError
+from airflow_provider_cdc.model.offset import Lineage, Offset
+from airflow_provider_cdc.model.plan import Chunk, Plan, PlanCost, chunks_of, number_and_group
+from airflow_provider_cdc.model.schema import TableSchema
+from airflow_provider_cdc.mysql.client.catalog import ALTERED, capture, find_tables, key_index, read_schema
+from airflow_provider_cdc.mysql.client.key_sql import in_chunk, passed, text_literal
+from airflow_provider_cdc.mysql.client.session import pairs, rows
+from airflow_provider_cdc.mysql.keys.bounds import Bounds
+from airflow_provider_cdc.mysql.positions.binlog_files import OpenAt, with_beginning, with_exact_gtids
+from airflow_provider_cdc.mysql.positions.p0 import p0_now, with_open_xa
+
+#: A chunk aims at no more than this many bytes, however few rows that are.
+CHUNK_BYTES = 16 << 20
+#: How often tables may be altered while they are planned.
+_TRIES = 20
+P = TypeVar("P")
+D = TypeVar("D")
+
+
+def make_plan(
+    connection: Connection[Any],
+    pipeline: str,
+    captures: Callable[[str, str], bool],
+    *,
+    patterns: tuple[tuple[str, ...], ...],
+    keeps: Callable[[str, str, str], bool] = lambda *_: True,
+    generation: int,
+    chunk_rows: int,
+    group_rows: int,
+    open_at: OpenAt,
+) -> Plan:
+    """Take P0, then plan the chunks of every captured table.
+
+    :param captures: which (database, table) is captured.
+    :param patterns: the patterns of the pipeline's source, which decide that.
+    :param keeps: which (database, table, column) is copied.
+    :param generation: number of the snapshot.
+    :param chunk_rows: wanted rows a chunk.
+    :param group_rows: wanted rows a chunk group.
+    :param open_at: opens a binlog stream at a position.
+    :raises NotReadyError: if no table matches or one cannot be copied exactly.
+    :raises TransientError: if tables are altered all the time.
+    """
+    (p0, left), tables = _as_of(lambda: p0_now(connection), lambda: capture(connection, captures, keeps))
+    p0 = with_exact_gtids(connection, p0, open_at)
+    p0 = with_open_xa(connection, p0, left, tables, open_at)
+    chunks: list[Chunk] = []
+    meter = [_meter(connection)]
+    for index, table in enumerate(tables):
+        chunks += plan_table(connection, index, table, chunk_rows)
+        meter.append(_meter(connection))
+    # Each look at the counters is a statement too.
+    costs = [PlanCost(b.statements - a.statements - 1, b.rows - a.rows) for a, b in itertools.pairwise(meter)]
+    lineage = Lineage(p0.server, p0.at.file)
+    grouped = number_and_group(chunks, group_rows, chunk_rows)
+    return Plan(pipeline, generation, p0, lineage, patterns, tuple(map(Definitions.of, tables)), grouped, tuple(costs))
+
+
+def make_amendment(
+    connection: Connection[Any],
+    plan: Plan,
+    index: int,
+    keeps: Callable[[str, str, str], bool],
+    shaped: Callable[[TableSchema], TableSchema],
+) -> dict[str, Any]:
+    """Plan one table again after it was altered: a low watermark behind the DDL, then its definition and its bounds.
+
+    Its chunks stay what they are but for the outermost bounds, which move outwards to the smallest and largest key.
+
+    :param keeps: which (database, table, column) is copied.
+    :param shaped: makes of the definition what the copy takes over of it.
+    :returns: an amendment, see :meth:`Plan.amended`.
+    :raises NotReadyError: if the table is gone, or cannot be copied any more.
+    :raises TerminalError: if its chunks cannot hold it any more.
+    :raises TransientError: if it is altered all the time.
+    """
+    old, chunks = plan.tables[index], [c for c in plan.chunks if c.table == index]
+
+    def read() -> TableSchema:
+        listed = find_tables(connection, lambda database, table: (database, table) == old.id)
+        return shaped(read_schema(connection, *old.id, engine=listed[0][2] if listed else "InnoDB", keeps=keeps))
+
+    since, found = _as_of(lambda: p0_now(connection, plan.p0.server)[0].at, read)
+    if found.key_columns != old.key_columns:
+        raise TerminalError(f"the key of {old.label} was altered while it was read, before {since}", ALTERED)
+    bounds = _bounds(connection, found) if found.key else None
+    low, high = (bounds.edge(), bounds.edge(" DESC")) if bounds else (None, None)
+    lower, upper = (chunks[0].lower, chunks[-1].upper) if chunks else (None, None)
+    if low is not None and high is not None:
+        if lower is None or upper is None:
+            raise TerminalError(
+                f"{old.label} was empty when it was planned, and was altered before {since} while it was read", ALTERED
+            )
+        keys = [lower, upper, low, high]
+        ranks = rows(connection, passed(found, keys, [(key, False) for key in keys]))
+        order = sorted((int(str(rank)), int(str(number))) for number, rank in ranks)
+        lower, upper = keys[order[0][1]], keys[order[-1][1]]
+    again = plan.definitions[index].planned_again(since, found)
+    return {"table": index, "definitions": again.to_json(), "lower": lower, "upper": upper}
+
+
+def plan_again(
+    connection: Connection[Any],
+    old: TableSchema,
+    index: int,
+    server: str,
+    *,
+    keeps: Callable[[str, str, str], bool],
+    cut: Callable[[Connection[Any], TableSchema], list[Chunk]],
+    open_at: OpenAt,
+) -> tuple[Offset, TableSchema, list[Chunk]]:
+    """Plan one table by itself, as it is now: a low watermark, its definition behind that, and chunks.
+
+    :param old: the table, by any definition.
+    :param index: index of the table in the plan.
+    :param server: the server that it must be.
+    :param keeps: which (database, table, column) is copied.
+    :param cut: cuts it, or what of it is to be read, into chunks.
+    :param open_at: opens a binlog stream at a position.
+    :raises NotReadyError: if the table is gone, or cannot be copied any more.
+    :raises TransientError: if it is altered all the time, or was while its keys were looked up.
+    """
+
+    def read() -> TableSchema:
+        listed = find_tables(connection, lambda database, table: (database, table) == old.id)
+        return read_schema(connection, *old.id, engine=listed[0][2] if listed else "InnoDB", keeps=keeps)
+
+    (since, left), found = _as_of(lambda: p0_now(connection, server), read)
+    since = with_open_xa(connection, with_exact_gtids(connection, since, open_at), left, [found], open_at)
+    try:
+        chunks = cut(connection, found)
+    except CdcError:
+        if read() == found:
+            raise
+        raise TableChangedError(f"table {found.label} was altered while it was planned", "Run again") from None
+    return with_beginning(since, open_at), found, chunks
+
+
+def _as_of(place: Callable[[], P], read: Callable[[], D]) -> tuple[P, D]:
+    """A place in the binlog, and the definitions that hold there: they are the same before and behind it.
+
+    Else a DDL may stand behind the place that the definitions have in them, and the stream would follow it once more.
+    """
+    found = read()
+    for _ in range(_TRIES):
+        before, at, found = found, place(), read()
+        if found == before:
+            return at, found
+    raise TransientError("tables were altered each time that they were planned", "Run again when that has stopped")
+
+
+def plan_table(connection: Connection[Any], index: int, table: TableSchema, chunk_rows: int) -> list[Chunk]:
+    """Chunks of one table from its smallest to its largest key; none if it is empty, one if it has no key.
+
+    :param index: index of the table in the plan.
+    :param chunk_rows: wanted rows a chunk.
+    """
+    if not table.key:
+        return [Chunk(0, index, 0, (), (), last=True)]
+    bounds = _bounds(connection, table)
+    low, high = bounds.edge(), bounds.edge(" DESC")
+    if low is None or high is None:
+        return []
+    estimate, width = estimates(connection, table)
+    chunk_rows = min(chunk_rows, max(1, CHUNK_BYTES // max(1, width)))
+    return chunks_of(index, bounds.lowers(low, high, estimate, chunk_rows), high)
+
+
+def plan_ranges(
+    connection: Connection[Any], table: TableSchema, ranges: Sequence[Chunk], chunk_rows: int
+) -> list[Chunk]:
+    """Chunks of some ranges of a table's keys. Their ends are those of the ranges, whatever keys there are now.
+
+    :param ranges: in the order of the key; none overlap.
+    """
+    bounds, found = _bounds(connection, table), list[Chunk]()
+    chunk_rows = min(chunk_rows, max(1, CHUNK_BYTES // max(1, estimates(connection, table)[1])))
+    for span in ranges:
+        if span.lower == span.upper and len(span.lower) == len(table.key):  # a single key
+            found.append(span)
+            continue
+        low, high = (bounds.edge(direction, in_chunk(table, span)) for direction in ("", " DESC"))
+        if low is None or high is None:
+            found.append(span)
+            continue
+        _, *inner = bounds.lowers(low, high, bounds.estimate(low, high), chunk_rows)
+        *first, last = chunks_of(span.table, [span.lower, *inner], span.upper)
+        found += [*first, replace(last, last=span.last)]
+    return found
+
+
+def _bounds(connection: Connection[Any], table: TableSchema) -> Bounds:
+    return Bounds(connection, table, key_index(connection, table))
+
+
+def estimates(connection: Connection[Any], table: TableSchema) -> tuple[int, int]:
+    """Estimated rows of a table and bytes a row, from the server's statistics."""
+    found = rows(
+        connection,
+        "SELECT table_rows, avg_row_length FROM information_schema.tables "
+        f"WHERE table_schema = {text_literal(table.database)} AND table_name = {text_literal(table.name)}",
+    )
+    return (int(found[0][0] or 0), int(found[0][1] or 0)) if found else (0, 0)
+
+
+def _meter(connection: Connection[Any]) -> PlanCost:
+    """What the session has cost the server so far."""
+    # Reads without an index (rnd) are left out: those are of the server's own answers, to questions such as this one.
+    names = "'Questions', 'Handler_read_first', 'Handler_read_last', 'Handler_read_key', 'Handler_read_next', "
+    counted = pairs(connection, f"SHOW SESSION STATUS WHERE variable_name IN ({names} 'Handler_read_prev')")
+    return PlanCost(int(counted.pop("Questions")), sum(int(n) for n in counted.values()))

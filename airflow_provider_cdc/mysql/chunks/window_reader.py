@@ -1,0 +1,160 @@
+"""The binlog between the watermarks of chunks, read forward over one connection for many of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_provider_cdc.model.changes import shaped
+from airflow_provider_cdc.model.definitions import Definitions, by_table
+from airflow_provider_cdc.model.errors import OtherHistoryError
+from airflow_provider_cdc.model.offset import Lineage, Position
+from airflow_provider_cdc.model.schema import SEQ
+from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
+from airflow_provider_cdc.mysql.binlog.events.rows_event import RowsEvent
+from airflow_provider_cdc.mysql.binlog.events.xa import Prepared
+from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader
+from airflow_provider_cdc.mysql.binlog.walk.space import Only
+from airflow_provider_cdc.mysql.client.catalog import altered
+from airflow_provider_cdc.mysql.client.charsets import UNICODE, Decoders
+from airflow_provider_cdc.mysql.positions.lookback import LookBack
+
+#: Rather than skip more than this many bytes, connect again at the wanted position.
+_SKIP_BYTES = 32 << 20
+#: Bytes of rows in the binlog that are held before they are put together.
+_FLUSH_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class Window:
+    """What happened to a table in (low, high].
+
+    :param changes: its changes in binlog order, behind its last TRUNCATE.
+    :param emptied: ``_cdc_seq`` of its last TRUNCATE; 0 if there is none.
+    """
+
+    changes: pa.Table
+    emptied: int
+
+
+class WindowReader:
+    """Reads windows (LW, HW] of the binlog for one table; later windows continue on the same connection.
+
+    Rows of XA transactions are kept from one window to the next, as long as nothing of the binlog between them is
+    left out. Those that were prepared before that are looked up.
+
+    :param open_at: opens a blocking binlog stream at a position.
+    :param definitions: the table's definitions; its rows are those of the newest one.
+    :param lineage: numbers the transactions.
+    :param look_back: finds XA transactions of the table that are prepared at a place.
+    :param texts: how its text is decoded.
+    :param both: whether updates give their old image, too, as ``b``; the definitions then want old rows whole.
+    """
+
+    def __init__(
+        self,
+        open_at: Callable[[Position], BinlogStream],
+        definitions: Definitions,
+        lineage: Lineage,
+        look_back: Callable[[Position], LookBack],
+        texts: Decoders = UNICODE,
+        *,
+        both: bool = False,
+    ) -> None:
+        self.table, self._lineage, self._look_back = definitions.newest, lineage, look_back
+        self._captured = by_table([definitions])
+        self._before: LookBack | None = None
+        self._prepared: Prepared
+        self._binlog = BinlogReader(open_at, self._captured, lineage, texts, tell_ddl=True, both=both)
+
+    def window(
+        self,
+        low: Position,
+        high: Position,
+        prepared: Mapping[str, tuple[RowsEvent, ...]] | None = None,
+        only: Only | None = None,
+    ) -> Window:
+        """What happened after ``low`` and at or before ``high``, which are ends of transactions.
+
+        :param prepared: rows of XA transactions that are open at ``low``, as far as they are known.
+        :param only: changes may be left out if there are none for which this is true.
+        :raises UnknownPrepareError: if an XA transaction is committed whose rows are not in the binlog.
+        :raises TableAlteredError: if another DDL than TRUNCATE changes the table.
+        :raises TransientError: if the log does not get to ``high``.
+        :raises OtherHistoryError: if ``high``, though it was looked at after ``low``, lies before it.
+        """
+        parts, emptied = list[pa.Table](), 0
+        for part in self.pieces(low, high, prepared, only):
+            if part.emptied:
+                parts, emptied = [], part.emptied
+            parts.append(part.changes)
+        return Window(pa.concat_tables([self.table.sink_schema.empty_table(), *parts]), emptied)
+
+    def pieces(
+        self,
+        low: Position,
+        high: Position,
+        prepared: Mapping[str, tuple[RowsEvent, ...]] | None = None,
+        only: Only | None = None,
+    ) -> Iterator[Window]:
+        """The same piece by piece, so that few changes are held; to be walked to its end.
+
+        Parameters and errors are those of :meth:`window`. What came before a piece with a TRUNCATE does not count.
+        """
+        if high < low:
+            raise OtherHistoryError(f"the binlog of the server ends at {high}, and had reached {low} before")
+        try:
+            yield from self._pieces(low, high, prepared or {}, only)
+        except BaseException:
+            self.close()  # what has been decoded is not asked for again
+            raise
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._binlog.close()
+
+    def _pieces(
+        self, low: Position, high: Position, known: Mapping[str, tuple[RowsEvent, ...]], only: Only | None
+    ) -> Iterator[Window]:
+        binlog, table = self._binlog, self.table
+        if binlog.at is not None and self._near(binlog.at, low):
+            for step in binlog.steps(binlog.at, low):
+                if step.item is not None:
+                    self._prepared.follow(step.item)
+            binlog.take()
+        if binlog.at != low:
+            if self._before is None or self._before.at != low:
+                self._before = self._look_back(low)
+            self._prepared = Prepared(known, self._before.rows, self._captured)
+        for step in binlog.steps(low, high) if low < high else ():
+            if (item := step.item) is not None:
+                seq = self._lineage.seq(Position(step.file, step.position))
+                if table.id in item.altered:
+                    at = Position(item.file, item.position)
+                    raise altered(table, f"at {at}", at)
+                if item.emptied is not None:
+                    binlog.take()
+                    yield Window(table.sink_schema.empty_table(), seq)
+                for _ in binlog.add(self._prepared.visible(item), seq, item.commit_us):
+                    yield from self._taken(high, only)
+            if binlog.held >= _FLUSH_BYTES:
+                yield from self._taken(high, only)
+        yield from self._taken(high, only)
+        if low < high and binlog.at != high:
+            self.close()
+
+    def _taken(self, high: Position, only: Only | None) -> Iterator[Window]:
+        """Changes up to a position that have been read; what stands behind it has been read in vain."""
+        for _, batch in self._binlog.take(only=only):
+            changes = shaped(batch, self.table.sink_schema)
+            newest = self._lineage.seq(high)
+            if changes.num_rows and pc.max(changes[SEQ]).as_py() > newest:
+                changes = changes.filter(pc.less_equal(changes[SEQ], newest))
+            yield Window(changes, 0)
+
+    @staticmethod
+    def _near(at: Position, low: Position) -> bool:
+        return at < low and low.file == at.file and low.position - at.position < _SKIP_BYTES

@@ -1,0 +1,89 @@
+"""What the beginning of a binlog file says: which transactions lie before it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pymysql.connections import Connection
+
+from airflow_provider_cdc.model.gtid import GtidSet, MariadbPosition
+from airflow_provider_cdc.model.offset import Position
+from airflow_provider_cdc.model.start_mode import FIRST_POSITION
+from airflow_provider_cdc.mysql.client.identity import is_mariadb
+from airflow_provider_cdc.mysql.client.session import rows, value
+
+#: Events of a binlog that are listed at a time: the server may hold commits while it lists them.
+_EVENTS = 500
+
+
+def before(connection: Connection[Any], file: str) -> GtidSet | MariadbPosition:
+    """The GTIDs that lie before a binlog file."""
+    if is_mariadb(connection):
+        return MariadbPosition.parse(binlog_gtid_pos(connection, Position(file, FIRST_POSITION)))
+    # The set at the head of a file leaves out what the server never had in its binlog, as after a restore.
+    purged = GtidSet.parse(value(connection, "SELECT @@global.gtid_purged") or "")
+    for row in rows(connection, f"SHOW BINLOG EVENTS IN '{file}' LIMIT 3"):
+        if row[2] == "Previous_gtids":
+            return purged.union(GtidSet.parse(row[5] or ""))
+    return purged
+
+
+def binlog_gtid_pos(connection: Connection[Any], at: Position) -> str:
+    """The GTIDs at or before a position, of MariaDB."""
+    return value(connection, f"SELECT BINLOG_GTID_POS('{at.file}', {at.position})") or ""
+
+
+def behind_torn_end(connection: Connection[Any], at: Position) -> Position | None:
+    """The beginning of the next file, if it begins with the GTIDs of a place: what lies between is no transaction.
+
+    MariaDB leaves a transaction that it was writing when it was killed in its binlog, cut off, and rolls it back.
+
+    :param at: the end of the last whole transaction of a file.
+    """
+    if not is_mariadb(connection):
+        return None  # MySQL cuts such a file when it starts again
+    files = [str(row[0]) for row in rows(connection, "SHOW BINARY LOGS")]
+    for file in files[files.index(at.file) + 1 :][:1]:
+        head = Position(file, FIRST_POSITION)
+        if binlog_gtid_pos(connection, head) == binlog_gtid_pos(connection, at):
+            return head
+    return None
+
+
+@dataclass(frozen=True)
+class SettledFile:
+    """A binlog file of MariaDB; all transactions before it are committed in the engine.
+
+    :param head: its beginning.
+    :param exact: the first place in it that is the exact position of a view, if a view is opened from now on there.
+    """
+
+    head: Position
+    exact: Position
+
+    def tells(self, at: Position) -> bool:
+        """Whether a view that was opened since is exactly as of the position that the server tells."""
+        return at.file == self.head.file and self.exact <= at
+
+
+def settled(connection: Connection[Any], file: str) -> SettledFile | None:
+    """Look whether the newest binlog file of MariaDB says that all transactions before it are committed.
+
+    When the server begins a file it tells its head as the position of views at once, though transactions of the file
+    before are yet to be committed; and their leader may then tell the old file's offset in the new one. When they are
+    done the server writes a ``Binlog_checkpoint`` that names the new file. It tells the end of that event as a
+    position, too, which is no better if transactions stand before the event: they may not be committed yet.
+
+    :returns: ``None`` while there is no such event.
+    """
+    at, transactions = FIRST_POSITION, 0
+    listed: list[Any] = [None] * _EVENTS
+    while len(listed) == _EVENTS:
+        listed = rows(connection, f"SHOW BINLOG EVENTS IN '{file}' FROM {at} LIMIT {_EVENTS}")
+        for _, _, kind, _, end, text in listed:
+            transactions += kind == "Gtid"
+            if kind == "Binlog_checkpoint" and text == file:
+                return SettledFile(Position(file, FIRST_POSITION), Position(file, int(end or 0) + (transactions > 0)))
+        at = int(listed[-1][1] or 0) if listed else at
+    return None

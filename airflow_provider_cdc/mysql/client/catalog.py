@@ -1,0 +1,307 @@
+"""Which tables are captured and what they look like, as ``information_schema`` says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from itertools import count, islice
+from typing import Any
+
+from pymysql.connections import Connection
+
+from airflow_provider_cdc.ddl.column_names import misnamed
+from airflow_provider_cdc.model.errors import NotReadyError, TableAlteredError
+from airflow_provider_cdc.model.offset import Position
+from airflow_provider_cdc.model.schema import (
+    HIDDEN,
+    KEY_TYPES,
+    MEMBER_TYPES,
+    Column,
+    TableSchema,
+)
+from airflow_provider_cdc.mysql.client.identity import is_mariadb
+from airflow_provider_cdc.mysql.client.key_sql import text_literal
+from airflow_provider_cdc.mysql.client.session import rows, value
+
+ALTERED = "Start with a fresh sink.path (or remove the old one) and run again"
+_SYSTEM = "('mysql', 'sys', 'information_schema', 'performance_schema')"
+_MEMBER = re.compile(r"'((?:[^']|'')*)'")
+_ESCAPES = {"\\\\": "\\", "\\n": "\n", "\\r": "\r", "\\0": "\0", "''": "'"}
+
+
+def capture(
+    connection: Connection[Any], captures: Callable[[str, str], bool], keeps: Callable[[str, str, str], bool]
+) -> list[TableSchema]:
+    """Schemas of all captured tables.
+
+    :raises NotReadyError: if no table matches or one cannot be copied exactly.
+    """
+    found = find_tables(connection, captures)
+    if not found:
+        raise NotReadyError(
+            "no table matches source.tables",
+            "Check the patterns (anchored, database.table, dots between) and that the user has SELECT on the tables",
+        )
+    return [read_schema(connection, database, table, engine, keeps) for database, table, engine in found]
+
+
+def find_tables(connection: Connection[Any], captures: Callable[[str, str], bool]) -> list[tuple[str, str, str]]:
+    """Base tables that a pipeline captures: (database, table, engine), in name order.
+
+    :param captures: the pipeline's patterns, see :meth:`Pipeline.captures`.
+    """
+    listed = rows(
+        connection,
+        # Of a system-versioned table (MariaDB) row events hold more than SELECT shows: refused by this "engine".
+        "SELECT table_schema, table_name, IF(table_type = 'BASE TABLE', engine, 'system versioning') "
+        f"FROM information_schema.tables WHERE table_type IN ('BASE TABLE', 'SYSTEM VERSIONED') "
+        f"AND table_schema NOT IN {_SYSTEM} ORDER BY table_schema, table_name",
+    )
+    return [(str(d), str(t), str(e)) for d, t, e in listed if captures(str(d), str(t))]
+
+
+def definition(connection: Connection[Any], table: TableSchema) -> str:
+    """Fingerprint of a captured table as it is now, with the columns left out that were left out before."""
+    return read_schema(
+        connection, table.database, table.name, keeps=lambda *name: name[-1] not in table.left_out
+    ).fingerprint()
+
+
+def read_schema(
+    connection: Connection[Any],
+    database: str,
+    table: str,
+    engine: str = "InnoDB",
+    keeps: Callable[[str, str, str], bool] = lambda *_: True,
+) -> TableSchema:
+    """Schema of one table, refused by name and with the remedy if it cannot be copied exactly.
+
+    :param keeps: which (database, table, column) is copied, see :meth:`Pipeline.keeps`; columns of the key always are.
+    :returns: the schema; without a usable key its ``key`` is empty.
+    :raises NotReadyError: for an unsupported engine or column type.
+    """
+    label = f"{database}.{table}"
+    if engine != "InnoDB":
+        raise NotReadyError(
+            f"table {label} uses engine {engine}",
+            "Only InnoDB tables can be read at a watermark: convert the table or exclude it",
+        )
+    columns, comments = _columns(connection, database, table)
+    if not columns:
+        raise NotReadyError(f"table {label} no longer exists", "Plan again, or exclude it")
+    for column in columns:
+        reason = column.refusal()
+        if reason:
+            raise NotReadyError(f"table {label}, column {column.name}: {reason}", "Exclude the table in source.exclude")
+    indexes, zoned = _unique_indexes(connection, database, table), _zoned(connection, database, table, columns)
+    index, key, _ = _key(indexes, columns, zoned)
+    columns += _hidden(indexes, columns)
+    left_out = tuple(c.name for c in columns if c.hidden or (c.name not in key and not keeps(database, table, c.name)))
+    copied = [c for c in columns if c.name not in left_out]
+    if not copied:
+        raise NotReadyError(
+            f"table {label} has no usable key, and none of its columns is copied",
+            "Copy some of them (source.include_columns, source.exclude_columns), or exclude it",
+        )
+    for column in copied:
+        if column.name in zoned:
+            raise NotReadyError(
+                f"table {label}, column {column.name}: it is VIRTUAL, and its value depends on the session's time "
+                "zone: the snapshot would have it in UTC, and the binlog in the zone of each writer",
+                "Leave it out with source.exclude_columns, make it STORED, or name the zone: CAST(... AT TIME ZONE "
+                "'+00:00' AS DATETIME)",
+            )
+    found = TableSchema(database, table, columns, key, left_out, key_index=index, comments=comments)
+    if wrong := misnamed(found):
+        raise NotReadyError(f"table {label}, {wrong[0]}", wrong[1])
+    return replace(found, collation=_collation(connection, database, table))
+
+
+def _collation(connection: Connection[Any], database: str, table: str) -> str | None:
+    return value(
+        connection,
+        "SELECT table_collation FROM information_schema.tables "
+        f"WHERE table_schema = {text_literal(database)} AND table_name = {text_literal(table)}",
+    )
+
+
+def same_definition(connection: Connection[Any], table: TableSchema, at: Position) -> None:
+    """Make sure that a table is still what it was planned as.
+
+    :param at: up to where the binlog is known, for the message.
+    :raises TableAlteredError: if it is not.
+    """
+    if definition(connection, table) != table.fingerprint():
+        raise altered(table, f"at or before {at}", at)
+
+
+def altered(table: TableSchema, seen: str, at: Position) -> TableAlteredError:
+    """The error for a table that is no longer what it was planned as.
+
+    :param seen: where that was seen, and how.
+    """
+    message = f"table {table.label} was altered while it was read, {seen}"
+    return TableAlteredError(message, ALTERED, table=table.label, place=str(at))
+
+
+def _columns(
+    connection: Connection[Any], database: str, table: str
+) -> tuple[tuple[Column, ...], tuple[tuple[str, str], ...]]:
+    """The columns of a table, and their comments by name."""
+    listed = rows(
+        connection,
+        "SELECT column_name, data_type, column_type, is_nullable, character_maximum_length, character_octet_length, "
+        "character_set_name, collation_name, numeric_precision, numeric_scale, datetime_precision, column_comment "
+        "FROM information_schema.columns "
+        f"WHERE table_schema = {text_literal(database)} AND table_name = {text_literal(table)} "
+        "ORDER BY ordinal_position",
+    )
+    found, comments = [], []
+    for name, kind, full, nullable, length, octets, charset, collation, precision, scale, fsp, comment in listed:
+        if comment:
+            comments.append((str(name), str(comment)))
+        data_type = str(kind).lower()
+        # Only digits and members matter below; ZEROFILL and display widths change nothing about a value.
+        members = tuple(_unescape(m) for m in _MEMBER.findall(str(full))) if data_type in MEMBER_TYPES else ()
+        found.append(
+            Column(
+                name=str(name),
+                data_type=data_type,
+                column_type=str(full),
+                nullable=nullable == "YES",
+                length=_int(length),
+                octets=_int(octets),
+                charset=charset,
+                collation=collation,
+                precision=_int(precision) if data_type in ("decimal", "bit") else None,
+                scale=_int(scale) if data_type == "decimal" else None,
+                fsp=_int(fsp) or 0,
+                members=members,
+            )
+        )
+    return tuple(found), tuple(comments)
+
+
+def _zoned(connection: Connection[Any], database: str, table: str, columns: tuple[Column, ...]) -> frozenset[str]:
+    """Names of the generated columns whose values hang on the time zone of the session that looks at them.
+
+    Those that are stored do not: they are what the session that wrote them has computed, for everybody.
+    """
+    listed = rows(
+        connection,
+        "SELECT column_name, generation_expression FROM information_schema.columns "
+        f"WHERE table_schema = {text_literal(database)} AND table_name = {text_literal(table)} "
+        "AND extra LIKE '%VIRTUAL GENERATED%' ORDER BY ordinal_position",
+    )
+    moments, found = {c.name for c in columns if c.data_type == "timestamp"}, set[str]()
+    for name, expression in listed:  # one that is computed from another one stands behind it
+        text = str(expression).lower()
+        for moment in moments - found:  # UNIX_TIMESTAMP(column) and column AT TIME ZONE are the same everywhere
+            quoted = re.escape(_quoted(moment))
+            text = re.sub(rf"unix_timestamp\({quoted}\)|{quoted} at time zone", "", text)
+        calls = re.search(r"\b(from_unixtime|unix_timestamp)\(", text)
+        if name in moments or calls or any(_quoted(n) in text for n in moments | found):
+            found.add(str(name))
+    return frozenset(found)
+
+
+def _quoted(name: str) -> str:
+    return "`{}`".format(name.lower().replace("`", "``"))
+
+
+def key_index(connection: Connection[Any], table: TableSchema) -> str:
+    """Name of the index that is the table's key.
+
+    :raises NotReadyError: if it is gone.
+    """
+    for name, parts in _unique_indexes(connection, table.database, table.name).items():
+        if _unusable(parts, {c.name: c for c in table.columns}) is None and table.key == tuple(c for c, *_ in parts):
+            return name
+    raise NotReadyError(f"the key ({', '.join(table.key)}) of table {table.label} is gone", "Plan again, or exclude it")
+
+
+#: Of a part of an index: column, prefix length, whether the index is visible, whether it is one of hashes.
+_Parts = list[tuple[str | None, ...]]
+
+
+def _unique_indexes(connection: Connection[Any], database: str, table: str) -> dict[str, _Parts]:
+    """Parts of each unique index. The primary key comes first."""
+    visible = "IF(ignored = 'YES', 'NO', 'YES')" if is_mariadb(connection) else "is_visible"
+    hashed = "index_type = 'HASH' AND index_name <> 'PRIMARY'"  # which only says that it was declared so
+    listed = rows(
+        connection,
+        f"SELECT index_name, column_name, sub_part, {visible}, {hashed} FROM information_schema.statistics "
+        f"WHERE table_schema = {text_literal(database)} AND table_name = {text_literal(table)} AND non_unique = 0 "
+        "ORDER BY index_name <> 'PRIMARY', index_name, seq_in_index",
+    )
+    indexes: dict[str, _Parts] = {}
+    for index, *part in listed:
+        indexes.setdefault(str(index), []).append(tuple(part))
+    return indexes
+
+
+def _hidden(indexes: dict[str, _Parts], columns: tuple[Column, ...]) -> tuple[Column, ...]:
+    """The columns that MariaDB adds for unique indexes of any length, one each: row events have them, nothing else."""
+    taken, numbers = {c.name.lower() for c in columns}, count(1)
+    names = (name for n in numbers if (name := f"DB_ROW_HASH_{n}").lower() not in taken)
+    hashes = sum(1 for parts in indexes.values() if parts[0][-1] == "1")
+    return tuple(Column(name, "bigint", f"bigint unsigned {HIDDEN}", True) for name in islice(names, hashes))
+
+
+def why_no_key(connection: Connection[Any], table: TableSchema) -> str:
+    """Why none of the unique indexes of a table is its key, in brackets; empty where there are none."""
+    indexes, zoned = _unique_indexes(connection, *table.id), _zoned(connection, *table.id, table.columns)
+    reasons = _key(indexes, table.columns, zoned)[2]
+    return f" ({'; '.join(reasons)})" if reasons else ""
+
+
+def _key(
+    indexes: dict[str, _Parts], columns: tuple[Column, ...], zoned: Collection[str]
+) -> tuple[str | None, tuple[str, ...], list[str]]:
+    """Index and columns of the key, if there is a usable one; and why the unique indexes before it are no keys."""
+    by_name = {c.name: c for c in columns}
+    reasons: list[str] = []
+    for index, parts in indexes.items():
+        reason = _unusable(parts, by_name, zoned)
+        if reason is None:
+            return index, tuple(str(column) for column, *_ in parts), reasons
+        reasons.append(f"{index}: {reason}")
+    return None, (), reasons
+
+
+def _unusable(parts: _Parts, columns: dict[str, Column], zoned: Collection[str] = ()) -> str | None:
+    for name, part, visible, hashed in parts:
+        if hashed == "1":
+            return "a hash has no order"
+        if name is None:
+            return "an expression"
+        if (column := columns.get(name)) is None:
+            return f"{name}, which was added just now"
+        if name in zoned:
+            return f"{name} is computed in the time zone of each session"
+        if part is not None:
+            return f"only a prefix of {name} is indexed"
+        if column.nullable:
+            return f"{name} may be NULL"
+        if visible == "NO":
+            return "the index is invisible"
+        if column.two_digits:
+            return f"{name} is of type {column.column_type}, which shows two values as 00"
+        if column.data_type not in KEY_TYPES:
+            return f"{name} is of type {column.data_type}"
+        if column.data_type == "char" and "_nopad_" in str(column.collation):  # of MariaDB, seen at a\0 beside a
+            return f"CHAR in {column.collation} has another order in the index than in a comparison"
+        if len(set(column.members)) < len(column.members):
+            return f"two members of {name} have one text"
+        if any("?" in member for member in column.members):
+            return f"a member of {name} has a question mark, or a character that the catalog cannot hold"
+    return None
+
+
+def _unescape(member: str) -> str:
+    return re.sub(r"\\[\\nr0]|''", lambda m: _ESCAPES[m[0]], member)
+
+
+def _int(text: str | None) -> int | None:
+    return None if text is None else int(text)

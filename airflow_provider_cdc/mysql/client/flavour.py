@@ -1,0 +1,46 @@
+"""What a server makes of a definition that leaves something open: its version and its character sets."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Any
+
+from pymysql.connections import Connection
+
+from airflow_provider_cdc.ddl.alter_parser import Server
+from airflow_provider_cdc.mysql.client.identity import product_of
+from airflow_provider_cdc.mysql.client.session import rows, value
+
+#: MariaDB that has collations for several character sets: the full name has one in front.
+_FULL_NAMES = (10, 10)
+
+
+def flavour(connection: Connection[Any]) -> Server:
+    """Ask a server for what :func:`airflow_provider_cdc.ddl.alter_table.alter` has to know of it.
+
+    What its ``character_set_collations`` says (MariaDB) is left out: each session may have another one.
+    """
+    product = product_of(connection)
+    collations = rows(
+        connection,
+        "SELECT collation_name, character_set_name FROM information_schema.collations "
+        "WHERE character_set_name IS NOT NULL",
+    )
+    if product.mariadb and product.version >= _FULL_NAMES:
+        collations += rows(
+            connection,
+            "SELECT full_collation_name, character_set_name "
+            "FROM information_schema.collation_character_set_applicability",
+        )
+    charsets = rows(
+        connection,
+        "SELECT character_set_name, default_collate_name, maxlen FROM information_schema.character_sets",
+    )
+    return Server(
+        mariadb=product.mariadb,
+        version=product.version,
+        collations=MappingProxyType({str(name): str(collation) for name, collation, _ in charsets}),
+        charsets=MappingProxyType({str(collation): str(name) for collation, name in collations}),
+        old_dates=product.mariadb and value(connection, "SELECT @@global.mysql56_temporal_format") == "0",
+        widths=MappingProxyType({str(name): int(width or 1) for name, _, width in charsets}),
+    )

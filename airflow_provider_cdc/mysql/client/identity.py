@@ -1,0 +1,95 @@
+"""Which server a connection reaches: its kind, its identity, where its binlog ends, its open XA transactions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pymysql.connections import Connection
+
+from airflow_provider_cdc.ddl.affected_tables import xid_text
+from airflow_provider_cdc.model.errors import NotReadyError, OtherServerError, TerminalError
+from airflow_provider_cdc.model.offset import Position
+from airflow_provider_cdc.mysql.client.product import Product
+from airflow_provider_cdc.mysql.client.session import pairs, raw, rows
+
+#: What the server says to a user without the privilege.
+_XAER_RMERR = 1401
+#: Variables of a server that may lose commits in a crash where one of them is not 1.
+DURABLE = ("sync_binlog", "innodb_flush_log_at_trx_commit")
+
+
+def product_of(connection: Connection[Any]) -> Product:
+    """The server's product and version, by its greeting (no round trip)."""
+    return Product.of(str(connection.get_server_info()))  # type: ignore[no-untyped-call]
+
+
+def is_mariadb(connection: Connection[Any]) -> bool:
+    """Whether the server is MariaDB, by its greeting (no round trip)."""
+    return product_of(connection).mariadb
+
+
+def identity(connection: Connection[Any]) -> str:
+    """The server's identity, which positions belong to.
+
+    On MySQL it is ``server_uuid``, which belongs to the data folder. MariaDB has none: there it is
+    ``mariadb:<server_id>:<server_uid>`` (``<hostname>:<port>`` where there is no ``server_uid``), which belongs to the
+    machine (docs/decisions/0015).
+    """
+    if not is_mariadb(connection):
+        return str(rows(connection, "SELECT @@server_uuid")[0][0])
+    names = "('server_id', 'server_uid', 'hostname', 'port')"
+    found = pairs(connection, f"SHOW GLOBAL VARIABLES WHERE Variable_name IN {names}")
+    return f"mariadb:{found['server_id']}:{found.get('server_uid') or '{hostname}:{port}'.format(**found)}"
+
+
+def is_numbered(connection: Connection[Any]) -> bool:
+    """Whether MySQL gives GTIDs to all transactions that begin from now on."""
+    return not is_mariadb(connection) and rows(connection, "SELECT @@global.gtid_mode")[0][0] == "ON"
+
+
+def same_server(found: str, expected: str | None) -> None:
+    """Refuse to go on with another server than the one the pipeline began with.
+
+    :raises OtherServerError: if they differ.
+    """
+    if expected is not None and found != expected:
+        raise OtherServerError(
+            f"the connection reaches server {found}, but this pipeline began on {expected}",
+            "Point the connection to the original server (no load balancer), or start with a fresh sink.path",
+        )
+
+
+def binlog_status(connection: Connection[Any]) -> tuple[Position, str, str]:
+    """Current end of the binlog, and the databases that it is restricted to or leaves out (empty: none).
+
+    The statement holds the log's lock, so the position is the end of a complete transaction.
+
+    :raises NotReadyError: if the server writes no binlog.
+    """
+    found = rows(connection, product_of(connection).binlog_status)
+    if not found:
+        raise NotReadyError("the server writes no binary log", "Start it with --log-bin and binlog_format=ROW")
+    file, position, do, ignore = found[0][:4]
+    return Position(str(file), int(position or 0)), do or "", ignore or ""
+
+
+def binlog_end(connection: Connection[Any]) -> Position:
+    """Current end of the binlog; see :func:`binlog_status`."""
+    return binlog_status(connection)[0]
+
+
+def open_xa(connection: Connection[Any]) -> frozenset[str]:
+    """Names of the XA transactions that are prepared and not finished, those in the middle of their end included.
+
+    :raises NotReadyError: if the user may not look (MySQL only).
+    """
+    try:
+        listed = raw(connection, "XA RECOVER")
+    except TerminalError as error:
+        if error.code != _XAER_RMERR:
+            raise
+        raise NotReadyError(
+            "the user may not list XA transactions", "GRANT XA_RECOVER_ADMIN ON *.* TO the user of the connection"
+        ) from None
+    found = ((int(row[0] or 0), int(row[1] or 0), bytes(row[3] or b"")) for row in listed)
+    return frozenset(xid_text(format_id, name[:size], name[size:]) for format_id, size, name in found)

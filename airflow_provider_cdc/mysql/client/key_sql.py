@@ -1,0 +1,246 @@
+"""SQL text for names, key values and key ranges. All order and equality decisions about keys are taken by the server.
+
+Python never compares two strings of a key: collations (case, accents, padding) are the server's business, so bounds
+travel as literals in the column's own character set and collation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pyarrow as pa
+
+from airflow_provider_cdc.model.plan import Chunk, Key, KeyValue
+from airflow_provider_cdc.model.schema import (
+    ADDRESS_TYPES,
+    BINARY_TYPES,
+    BOTH_WAYS,
+    INTEGER_TYPES,
+    TEXT_TYPES,
+    UTF8_CHARSETS,
+    Column,
+    TableSchema,
+    unknown_type,
+)
+from airflow_provider_cdc.mysql.client.charsets import OneWayError
+
+#: Types whose canonical key value is a number. An ENUM's is the index of its member, by which it is sorted.
+_NUMBERS = INTEGER_TYPES | {"year", "enum"}
+#: Keywords in front of literals.
+_KEYWORDS = {"date": "DATE", "time": "TIME", "datetime": "TIMESTAMP", "timestamp": "TIMESTAMP"}
+#: Collations with a smaller table to Unicode than their character set has, and one with the whole table: the server
+#: shows what the smaller one lacks as question marks.
+_WHOLE_TABLE = {"latin2_czech_cs": "latin2_bin"}
+
+
+def quote(name: str) -> str:
+    """Name as an SQL identifier, whatever characters it has."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def text_literal(text: str) -> str:
+    """Text as an SQL literal that no character can break out of."""
+    return f"_utf8mb4 x'{text.encode().hex()}'" if text else "''"
+
+
+def row_literal(values: str) -> str:
+    """A row of a VALUES statement, from its values as SQL."""
+    # MySQL wants the word ROW here, MariaDB takes it for a mistake and the comment for a comment.
+    return f"/*!80000 ROW*/({values})"
+
+
+def table_name(table: TableSchema) -> str:
+    """Qualified name of a table as SQL."""
+    return f"{quote(table.database)}.{quote(table.name)}"
+
+
+def key_list(table: TableSchema, suffix: str = "") -> str:
+    """Key columns as an SQL list, each with a suffix such as `` DESC``."""
+    return ", ".join(quote(name) + suffix for name in table.key)
+
+
+def comes_back(column: Column) -> str | None:
+    """SQL condition that a key's value is the only one with its text: it comes back from Unicode as it was.
+
+    :returns: ``None`` if that holds of all values of the column.
+    """
+    name = quote(column.name)
+    if column.data_type == "enum":
+        return f"{name} + 0 > 0" if "" in column.members else None  # 0, which is no member, is shown as '' too
+    if column.data_type not in TEXT_TYPES or column.charset in BOTH_WAYS:
+        return None
+    back = f"CONVERT(CONVERT({name} USING utf8mb4) USING {column.charset})"
+    same = f"CAST({back} AS BINARY) = CAST({name} AS BINARY)"
+    # Only MariaDB takes bytes into ascii that are none, and executes the comment.
+    return f"TRUE /*M!100000 AND {same} */" if column.charset == "ascii" else same
+
+
+def copied_value(table: TableSchema, column: Column) -> str:
+    """SQL expression of what is copied of a column: NULL for a key's value that does not come back from Unicode."""
+    condition, name = comes_back(column) if column.name in table.key else None, _shown(column)
+    # MySQL sends an ENUM out of IF under a type of its own.
+    text = f"CAST({name} AS CHAR)" if column.data_type == "enum" else name
+    return name if condition is None else f"IF({condition}, {text}, NULL)"
+
+
+def _shown(column: Column) -> str:
+    """SQL expression that the server turns into Unicode as it does the character set of the column."""
+    whole = _WHOLE_TABLE.get(str(column.collation)) if column.data_type in TEXT_TYPES else None
+    return f"{quote(column.name)} COLLATE {whole}" if whole else quote(column.name)
+
+
+def one_way(column: Column, code: str) -> OneWayError:
+    """The error for a key's value that does not come back from Unicode.
+
+    :param code: its bytes, in hex.
+    """
+    return OneWayError(str(column.charset) if column.data_type in TEXT_TYPES else "", code)
+
+
+def canonical(column: Column) -> str:
+    """SQL expression that gives a key column's canonical text (see :mod:`airflow_provider_cdc.model.plan`)."""
+    name, condition = quote(column.name), comes_back(column)
+    if column.data_type in BINARY_TYPES:
+        return f"LOWER(HEX({name}))"
+    if column.data_type in TEXT_TYPES:
+        utf8 = name if column.charset in UTF8_CHARSETS else f"CONVERT({_shown(column)} USING utf8mb4)"
+        found = f"LOWER(HEX({utf8}))"
+    else:
+        found = f"CAST({name}{' + 0' if column.data_type == 'enum' else ''} AS CHAR)"
+    return found if condition is None else f"IF({condition}, {found}, CONCAT('!', HEX({name})))"
+
+
+def parse(column: Column, text: str) -> KeyValue:
+    """Canonical key value from what :func:`canonical` selects.
+
+    :raises OneWayError: if it does not come back from Unicode.
+    """
+    if text.startswith("!"):
+        raise one_way(column, text[1:])
+    if column.data_type in TEXT_TYPES:
+        try:
+            bytes.fromhex(text).decode()
+        except UnicodeDecodeError:
+            raise one_way(column, text) from None
+    return int(text) if column.data_type in _NUMBERS else text
+
+
+def literal(column: Column, value: KeyValue) -> str:
+    """Key value as an SQL literal that compares exactly as the column does."""
+    kind = column.data_type
+    if kind in _NUMBERS:
+        return str(int(value))
+    if kind in TEXT_TYPES:
+        if column.charset in UTF8_CHARSETS:
+            text = f"_{column.charset} x'{value}'" if value else f"_{column.charset} ''"
+        else:  # only the server converts
+            text = f"CONVERT(_utf8mb4 x'{value}' USING {column.charset})"
+        return f"{text} COLLATE {column.collation}"
+    if kind in BINARY_TYPES:
+        return f"x'{value}'" if value else "_binary ''"
+    if kind in ADDRESS_TYPES:
+        return f"CAST('{value}' AS {kind})"
+    if kind == "decimal":
+        return f"CAST('{value}' AS DECIMAL({column.precision},{column.scale}))"
+    if kind in _KEYWORDS:
+        return f"{_KEYWORDS[kind]}'{value}'"
+    raise unknown_type(column)
+
+
+def from_arrow(column: Column, value: Any) -> KeyValue:
+    """Canonical key value from an Arrow scalar's value."""
+    kind = column.data_type
+    if kind in INTEGER_TYPES or kind == "year":
+        return int(value)
+    if kind == "enum":
+        return column.members.index(value) + 1 if value or "" in column.members else 0  # 0: no member, shown as ''
+    if kind in TEXT_TYPES:
+        return str(value.encode().hex())
+    if kind in BINARY_TYPES:
+        return str(value.hex())
+    if kind == "time":
+        return time_text(int(value))
+    if kind in {"datetime", "timestamp"}:
+        return str(value.replace(tzinfo=None).isoformat(sep=" ", timespec="microseconds"))
+    return str(value)
+
+
+def time_text(micros: int) -> str:
+    """A TIME of so many microseconds as the server prints it."""
+    seconds, fraction = divmod(abs(micros), 1_000_000)
+    sign = "-" if micros < 0 else ""
+    return f"{sign}{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}.{fraction:06d}"
+
+
+def keys_of(table: TableSchema, data: pa.Table) -> list[Key]:
+    """Canonical keys of the rows of an Arrow table."""
+    columns = [[from_arrow(column, value) for value in data[column.name].to_pylist()] for column in table.key_columns]
+    return list(zip(*columns, strict=True))
+
+
+def compare(table: TableSchema, key: Key, operator: str) -> str:
+    """Condition that compares a row's key, in the expanded form: the range optimizer does not use (a, b) > (x, y).
+
+    :param key: a key, or the first of its values: then only those columns are compared. Without values all keys are
+        meant.
+    :param operator: ``<``, ``<=``, ``>`` or ``>=``.
+    """
+    if not key:
+        return "TRUE"
+    columns = table.key_columns[: len(key)]
+    same: list[str] = []
+    alternatives = []
+    for i, (column, value) in enumerate(zip(columns, key, strict=True)):
+        strict = operator if i == len(columns) - 1 else operator[0]
+        alternatives.append(" AND ".join([*same, _relation(column, strict, value)]))
+        same.append(f"{quote(column.name)} = {literal(column, value)}")
+    return alternatives[0] if len(alternatives) == 1 else "(" + " OR ".join(f"({a})" for a in alternatives) + ")"
+
+
+def _relation(column: Column, operator: str, value: KeyValue) -> str:
+    if column.data_type != "enum":
+        return f"{quote(column.name)} {operator} {literal(column, value)}"
+    # The server finds a member by its index, but not those above or below one. 0 is the index of what is no member.
+    holds = {"<": int.__lt__, "<=": int.__le__, ">": int.__gt__, ">=": int.__ge__}[operator]
+    none = len(column.members) + 1  # an index that no member has
+    members = [i for i in range(none) if holds(i, int(value))]
+    # Always two: one alone would be an equality, after which the server sorts all rows that it finds.
+    members += [none, none + 1][: max(0, 2 - len(members))]
+    return f"{quote(column.name)} IN ({', '.join(map(str, members))})"
+
+
+def in_chunk(table: TableSchema, chunk: Chunk) -> str:
+    """Condition that a row belongs to a chunk."""
+    end = compare(table, chunk.upper, "<=" if chunk.last else "<")
+    return f"{compare(table, chunk.lower, '>=')} AND {end}"
+
+
+def passed(table: TableSchema, keys: Iterable[Key], bounds: Iterable[tuple[Key, bool]]) -> str:
+    """Statement that counts for each key the bounds that it has passed.
+
+    By comparison, as :func:`in_chunk` and the index do: a server sorts keys of some collations in another order.
+
+    :param keys: keys; their numbers are those of their order here, from 0.
+    :param bounds: (bound, whether a key that equals it has not passed it yet). A bound may be the first values of a
+        key: a key that begins with them equals it.
+    :returns: SQL that selects numbers and counts.
+    """
+    names = [f"c{i}" for i in range(len(table.key))]
+    condition = "NOT b.past"
+    for name in reversed(names):
+        condition = f"b.{name} < k.{name} OR ((b.{name} = k.{name} OR b.{name} IS NULL) AND ({condition}))"
+    listed = (
+        ", ".join(row_literal(", ".join([*_literals(table, key), str(int(number))])) for key, number in of)
+        for of in (((key, n) for n, key in enumerate(keys)), bounds)
+    )
+    columns = ", ".join(names)
+    return (
+        f"WITH k ({columns}, no) AS (VALUES {next(listed)}), b ({columns}, past) AS (VALUES {next(listed)}) "
+        f"SELECT no, COALESCE(SUM({condition}), 0) FROM k CROSS JOIN b GROUP BY no"
+    )
+
+
+def _literals(table: TableSchema, key: Key) -> list[str]:
+    """The values of a key, or its first ones, as SQL; NULL for the others."""
+    return [*map(literal, table.key_columns, key), *["NULL"] * (len(table.key) - len(key))]

@@ -1,0 +1,106 @@
+"""The throttle of a reader of chunks: it keeps to its limits, and waits while others have much to do.
+
+All waiting is done between two chunks, where nothing is held: no read view, no lock, no half-read result. But a table
+without a key is one chunk: there the rates are kept to between two pieces of its rows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from pymysql.connections import Connection
+
+from airflow_provider_cdc.config.load_limits import Limits, RateLimiter
+from airflow_provider_cdc.mysql.client.identity import product_of
+from airflow_provider_cdc.mysql.client.session import named, pairs
+
+#: Seconds between two looks at the server's load.
+LOOK_SECONDS = 1.0
+
+
+class Throttle:
+    """Says when the next chunk may be read.
+
+    :param connection: the reader's connection, used between chunks.
+    :param limits: this reader's share.
+    :param told: hears why the reader waits for others, and ``None`` when it goes on.
+    """
+
+    def __init__(
+        self, connection: Connection[Any], limits: Limits, told: Callable[[str | None], None] = lambda _: None
+    ) -> None:
+        self._connection, self._limits, self._told = connection, limits, told
+        self._rows, self._bytes = RateLimiter(limits.rows_per_second), RateLimiter(limits.bytes_per_second)
+        self._looked = float("-inf")
+
+    def wait(self, check: Callable[[], None] = lambda: None) -> None:
+        """Return when the next chunk may be begun.
+
+        :param check: called now and then; what it raises ends the waiting.
+        """
+        self.pace(check)
+        paused = False
+        while (why := self._look()) is not None:
+            if not paused:
+                self._told(why)
+            paused = True
+            time.sleep(LOOK_SECONDS)
+            check()
+        if paused:
+            self._told(None)
+
+    def pace(self, check: Callable[[], None] = lambda: None) -> None:
+        """Return when the rates allow for more. The connection is not used.
+
+        :param check: see :meth:`wait`.
+        """
+        check()
+        while (pause := max(self._rows.wait(now := time.monotonic()), self._bytes.wait(now))) > 0:
+            time.sleep(min(pause, LOOK_SECONDS))
+            check()
+
+    def used(self, began: float, rows: int, size: int) -> None:
+        """A chunk has been read.
+
+        :param began: ``time.monotonic()`` at its beginning.
+        :param rows: its rows.
+        :param size: its bytes.
+        """
+        self._rows.used(began, rows)
+        self._bytes.used(began, size)
+
+    def _look(self) -> str | None:
+        limits = self._limits
+        if limits.threads_running is None and limits.replica_lag_seconds is None:
+            return None
+        if time.monotonic() - self._looked < LOOK_SECONDS:
+            return None
+        threads = None if limits.threads_running is None else threads_running(self._connection)
+        replica, lag = (False, None) if limits.replica_lag_seconds is None else replica_lag(self._connection)
+        why = limits.exceeded(threads, lag, replica)
+        if why is None:
+            self._looked = time.monotonic()
+        return why
+
+
+def threads_running(connection: Connection[Any]) -> int:
+    """How many threads of the server are at work, the one that asks included."""
+    return int(pairs(connection, "SHOW GLOBAL STATUS LIKE 'Threads_running'")["Threads_running"])
+
+
+def replica_channels(connection: Connection[Any]) -> list[dict[str, str | None]]:
+    """What the server says of each source that it replicates from; none if it is no replica.
+
+    :raises NotReadyError: if the user may not look (``REPLICATION CLIENT``; on MariaDB ``REPLICA MONITOR``).
+    """
+    return named(connection, product_of(connection).replica_status)
+
+
+def replica_lag(connection: Connection[Any]) -> tuple[bool, int | None]:
+    """Whether the server is a replica, and how many seconds it is behind; ``None`` if a source of it stands still."""
+    channels = replica_channels(connection)
+    lags = [row.get("Seconds_Behind_Source", row.get("Seconds_Behind_Master")) for row in channels]
+    known = [int(lag) for lag in lags if lag is not None]
+    return bool(lags), max(known) if known and len(known) == len(lags) else None

@@ -1,0 +1,1 @@
+"""Places in the binlog: watermarks, start, resume, failover, lag."""

@@ -1,0 +1,211 @@
+"""Finds where a stream goes on at another server: by GTIDs alone.
+
+Positions mean nothing there, and the other server may have committed in another order. Why nothing is lost or done
+twice is argued in docs/correctness.md. The same server is another one in this sense, if its binlog files have got
+another name.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+from pymysql.connections import Connection
+
+from airflow_provider_cdc.model.errors import CdcError, PurgedError, TerminalError, TransientError
+from airflow_provider_cdc.model.gtid import GtidSet, MariadbPosition, kind_of
+from airflow_provider_cdc.model.offset import Offset
+from airflow_provider_cdc.mysql.binlog.events.transactions import Reached, Transaction
+from airflow_provider_cdc.mysql.binlog.events.xa import parse_entry
+from airflow_provider_cdc.mysql.client.identity import identity, is_mariadb, same_server
+from airflow_provider_cdc.mysql.client.session import rows
+from airflow_provider_cdc.mysql.positions.binlog_files import OpenAt, are_renamed, with_beginning
+from airflow_provider_cdc.mysql.positions.start import Place, PlaceFinder
+
+#: Seconds to wait for a server that is about to have all transactions.
+_SECONDS = 10.0
+_FRESH = "start with a fresh sink.path (or remove the old one)"
+
+
+def is_elsewhere(connection: Connection[Any], offset: Offset) -> bool:
+    """Whether positions of an offset mean nothing at the server that the connection reaches."""
+    return identity(connection) != offset.server or are_renamed(connection, offset.at)
+
+
+def take_over(connection: Connection[Any], open_at: OpenAt, offset: Offset) -> Offset:
+    """The offset at this server that stands for the same transactions.
+
+    It is the last place before which is nothing that ``offset`` lacks. What ``offset`` has and stands behind it is in
+    ``held``: it is not to be applied again.
+
+    :param connection: connection to the other server.
+    :param open_at: opens a stream of its binlog that ends where the binlog ends.
+    :raises TransientError: if the server does not have all transactions yet.
+    :raises TerminalError: if it cannot be proved that it is the same database, or it has purged what comes next.
+    :raises PurgedError: in their place, if it is the same server, whose binlog files have got another name.
+    """
+    server = identity(connection)
+    try:
+        return _taken_over(connection, server, open_at, offset)
+    except TerminalError as error:
+        if server != offset.server or type(error) is not TerminalError:
+            raise
+        raise PurgedError(
+            f"the binlog position {offset.at} is no longer on the server, whose files have another name, and GTIDs do "
+            f"not tell where to go on: {error.message}",
+            _FRESH.capitalize(),
+        ) from None
+
+
+def _taken_over(connection: Connection[Any], server: str, open_at: OpenAt, offset: Offset) -> Offset:
+    if not (offset.gtid_set and kind_of(server) is kind_of(offset.server) and _has_gtids(connection)):
+        same_server(server, offset.server)
+        raise TerminalError("transactions have no GTIDs, or had none", _FRESH)
+    for xid, at in map(parse_entry, offset.xa):
+        if at is not None:
+            raise TerminalError(
+                f"XA transaction {xid} is open, and only the binlog of server {offset.server} has its rows, at {at}",
+                f"Point the connection to that server until it has ended, or {_FRESH}",
+            )
+    place, held = (_in_domains if is_mariadb(connection) else _in_sets)(connection, server, open_at, offset)
+    # Those without captured rows may have been prepared in a file before the one that was read.
+    xa = {parse_entry(text)[0]: text for text in offset.xa} | place.xa
+    xas, numbered = tuple(sorted(xa.values())), not is_mariadb(connection)
+    found = Offset(server, place.at, str(place.gtids), xas, str(held), numbered=numbered)
+    return with_beginning(found, open_at)
+
+
+def _has_gtids(connection: Connection[Any]) -> bool:
+    return is_mariadb(connection) or rows(connection, "SELECT @@global.gtid_mode")[0][0] == "ON"
+
+
+# ------------------------------------------------------------ MySQL: sets
+
+
+def _in_sets(connection: Connection[Any], server: str, open_at: OpenAt, offset: Offset) -> tuple[Place, GtidSet]:
+    wanted = GtidSet.parse(offset.gtid_set).union(GtidSet.parse(offset.held))
+    if not offset.numbered:
+        raise TerminalError(
+            f"the copy may hold transactions without GTIDs, because gtid_mode of server {offset.server} was not "
+            "known to be "
+            f"ON where the stream stands: whether server {server} has them cannot be known",
+            f"Point the connection to the previous server until the stream has reached its end with gtid_mode=ON, or "
+            f"{_FRESH}",
+        )
+    _has_all(connection, server, wanted, offset)
+    finder = PlaceFinder(connection, open_at)
+    file = finder.before(wanted)
+    assert file is not None  # nothing else was purged
+    # What has no GTID the server does not hand out while its gtid_mode is ON.
+    place = finder.search(
+        file, lambda _, item: isinstance(item, Transaction) and not (item.gtid and item.gtid in wanted)
+    )
+    assert isinstance(place.gtids, GtidSet)
+    return place, wanted.subtract(place.gtids)
+
+
+def _has_all(connection: Connection[Any], server: str, wanted: GtidSet, offset: Offset) -> None:
+    end = time.monotonic() + _SECONDS
+    while True:
+        executed, purged = rows(connection, "SELECT @@global.gtid_executed, @@global.gtid_purged")[0]
+        missing = wanted.subtract(GtidSet.parse(executed or ""))
+        if not missing or time.monotonic() > end:
+            break
+        time.sleep(0.2)
+    if missing:
+        raise _not_yet(server, offset)(
+            f"the connection reaches server {server} now, which has not executed {missing}, which the copy holds",
+            f"Run again when it has caught up; if it never will, the copy holds what it does not: {_FRESH}",
+        )
+    if gap := GtidSet.parse(purged or "").subtract(wanted):
+        raise TerminalError(
+            f"the connection reaches server {server} now, which has purged {gap}, which was never read",
+            f"Point the connection to a server that still has them in its binlog, or {_FRESH}",
+        )
+
+
+# ------------------------------------------------------------ MariaDB: an order in each domain
+
+
+def _in_domains(
+    connection: Connection[Any], server: str, open_at: OpenAt, offset: Offset
+) -> tuple[Place, MariadbPosition]:
+    """What the offset has is told by the newest GTID of each domain; so the order in a domain must be the same."""
+    wanted = MariadbPosition.parse(f"{offset.gtid_set},{offset.held}")  # the newer ones come last, and count
+    if rows(connection, "SELECT @@global.gtid_strict_mode")[0][0] != "1":
+        raise TerminalError(
+            f"the connection reaches server {server} now, where gtid_strict_mode is OFF: nothing proves that it ran "
+            "the transactions of a domain in the order of the server before it",
+            "If nobody but replication wrote to it while it was a replica, SET GLOBAL gtid_strict_mode = ON and run "
+            f"again; otherwise {_FRESH}",
+        )
+    _has_domains(connection, server, wanted, offset)
+    finder = PlaceFinder(connection, open_at)
+    file = finder.before(wanted)
+    if file is None:
+        first = finder.beginning(finder.files[0]).gtids
+        raise TerminalError(
+            f"the connection reaches server {server} now, whose binlog begins after {first}; the copy ends at "
+            f"{wanted}, and what lies in between was never read",
+            f"Point the connection to a server that still has it in its binlog, or {_FRESH}",
+        )
+    found: Place | None = None
+    met = set[int]()
+
+    def meet(place: Place) -> None:
+        assert isinstance(place.gtids, MariadbPosition)
+        for domain, newest in wanted.newest.items():
+            reached = place.gtids.newest.get(domain, (0, 0))
+            if reached == newest:
+                met.add(domain)
+            elif reached[1] >= newest[1] and domain not in met:
+                raise TerminalError(
+                    f"the connection reaches server {server} now, which ran {_gtid(domain, reached)}, and never "
+                    f"{_gtid(domain, newest)}, which the copy holds",
+                    f"Point the connection to a server that did, or {_FRESH}",
+                )
+
+    def is_over(place: Place, item: Transaction | Reached) -> bool:
+        nonlocal found
+        meet(place)
+        if isinstance(item, Transaction):
+            if item.gtid in place.gtids:
+                raise TerminalError(
+                    f"the connection reaches server {server} now, where {item.gtid} comes after {place.gtids}, at "
+                    f"{item.file}:{item.start_position}",
+                    f"Its binlog has no order that GTIDs show: {_FRESH}",
+                )
+            if found is None and item.gtid not in wanted:
+                found = replace(place, xa=dict(place.xa))
+        return found is not None and len(met) == len(wanted.newest)
+
+    end = finder.search(file, is_over)
+    meet(end)
+    assert len(met) == len(wanted.newest)  # it has them all, and each was met where it is
+    place = found or end
+    assert isinstance(place.gtids, MariadbPosition)
+    return place, MariadbPosition({d: at for d, at in wanted.newest.items() if _gtid(d, at) not in place.gtids})
+
+
+def _gtid(domain: int, newest: tuple[int, int]) -> str:
+    return f"{domain}-{newest[0]}-{newest[1]}"
+
+
+def _not_yet(server: str, offset: Offset) -> type[CdcError]:
+    """What to raise of a server that lacks transactions: another one may get them."""
+    return TerminalError if server == offset.server else TransientError
+
+
+def _has_domains(connection: Connection[Any], server: str, wanted: MariadbPosition, offset: Offset) -> None:
+    end = time.monotonic() + _SECONDS
+    while True:
+        logged = MariadbPosition.parse(rows(connection, "SELECT @@global.gtid_binlog_pos")[0][0] or "")
+        if wanted.issubset(logged):
+            return
+        if time.monotonic() > end:
+            raise _not_yet(server, offset)(
+                f"the connection reaches server {server} now, whose binlog ends at {logged}, and the copy at {wanted}",
+                f"Run again when it has caught up (it needs log_slave_updates); if it never will, {_FRESH}",
+            )
+        time.sleep(0.2)

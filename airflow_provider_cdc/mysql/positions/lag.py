@@ -1,0 +1,39 @@
+"""How far a position of the binlog is behind its end: in bytes, and by the time of the oldest commit in between."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Any
+
+from pymysql.connections import Connection
+
+from airflow_provider_cdc.model.offset import Position
+from airflow_provider_cdc.mysql.binlog.events.event_types import BEGINS
+from airflow_provider_cdc.mysql.binlog.events.gtid_event import read_gtid
+from airflow_provider_cdc.mysql.client.session import rows
+from airflow_provider_cdc.mysql.positions.binlog_files import OpenAt
+
+
+def unread_bytes(connection: Connection[Any], at: Position) -> int | None:
+    """Bytes of binlog behind a position; ``None`` if its file is not on the server."""
+    sizes = {str(row[0]): int(row[1] or 0) for row in rows(connection, "SHOW BINARY LOGS")}
+    if at.file not in sizes:
+        return None
+    later = list(sizes)[list(sizes).index(at.file) :]
+    return max(0, sum(sizes[file] for file in later) - at.position)
+
+
+def oldest_unread(open_at: OpenAt, at: Position) -> float | None:
+    """When the first transaction behind a position was committed; ``None`` if there is none.
+
+    Only its first event is read, whatever its size.
+
+    :param open_at: opens a stream that ends where the binlog ends.
+    :param at: the end of a transaction.
+    :returns: seconds since the epoch by the server's clock; whole ones on MariaDB.
+    """
+    with closing(open_at(at)) as stream:
+        for event in stream:
+            if event.type in BEGINS:
+                return read_gtid(event).commit_us / 1e6
+    return None

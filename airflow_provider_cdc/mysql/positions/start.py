@@ -1,0 +1,262 @@
+"""Starts of a stream without a snapshot: the place in the binlog that earliest, a GTID set, a time and the like mean.
+
+The place is always between two transactions, and the GTIDs at or before it are known exactly: what the server says of
+the beginning of its file, and what is read from there on.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from pymysql.connections import Connection
+
+from airflow_provider_cdc.model.definitions import Definitions
+from airflow_provider_cdc.model.errors import NotReadyError, TornFileError
+from airflow_provider_cdc.model.gtid import GtidSet, MariadbPosition
+from airflow_provider_cdc.model.offset import Lineage, Offset, Position, split_file
+from airflow_provider_cdc.model.plan import Plan
+from airflow_provider_cdc.model.start_mode import EARLIEST, FIRST_POSITION, LATEST, Start, moment_of, start_text
+from airflow_provider_cdc.mysql.binlog.events.transactions import Reached, Transaction, read_transactions
+from airflow_provider_cdc.mysql.binlog.events.xa import entry
+from airflow_provider_cdc.mysql.client.binlog_headers import before, behind_torn_end, binlog_gtid_pos
+from airflow_provider_cdc.mysql.client.catalog import capture
+from airflow_provider_cdc.mysql.client.identity import identity, is_mariadb
+from airflow_provider_cdc.mysql.client.session import rows
+from airflow_provider_cdc.mysql.positions.binlog_files import (
+    OpenAt,
+    binlog_files,
+    file_began,
+    server_time,
+    with_exact_gtids,
+)
+from airflow_provider_cdc.mysql.positions.p0 import p0_now, with_open_xa
+
+#: Seconds to wait for transactions of a GTID set that stand between binlog and engine.
+_COMMIT_SECONDS = 10.0
+_KEY = "stream.start"
+#: Whether a place has been found: looked at with the next item, which is not taken then.
+Found = Callable[["Place", Transaction | Reached], bool]
+
+
+@dataclass
+class Place:
+    """A place between two transactions, and what lies at or before it.
+
+    :param at: the place.
+    :param gtids: GTIDs at or before it.
+    :param xa: XA transactions that were prepared in its file and are open there.
+    """
+
+    at: Position
+    gtids: GtidSet | MariadbPosition
+    xa: dict[str, str] = field(default_factory=dict)
+
+    def take(self, item: Transaction | Reached) -> None:
+        """Go on behind an item."""
+        self.at = Position(item.file, item.position)
+        if isinstance(item, Transaction):
+            if item.gtid:
+                self.gtids = self.gtids.add(item.gtid)
+            if item.xa_prepared is not None:
+                began = Position(item.file, item.start_position)
+                self.xa[item.xa_prepared] = entry(item.xa_prepared, began)
+            if item.xa_finished is not None:
+                self.xa.pop(item.xa_finished, None)
+
+
+def plan_from(
+    connection: Connection[Any],
+    pipeline: str,
+    captures: Callable[[str, str], bool],
+    *,
+    patterns: tuple[tuple[str, ...], ...],
+    keeps: Callable[[str, str, str], bool],
+    generation: int,
+    start: Start,
+    open_at: OpenAt,
+) -> Plan:
+    """A plan that reads no rows: its P0 is the place where the stream begins. Parameters as of ``make_plan``.
+
+    :param start: where the stream begins.
+    :param open_at: opens a stream that ends where the binlog ends.
+    :raises NotReadyError: if there is no such place in the binlog, or it is not there any more; and as ``make_plan``.
+    """
+    if start == LATEST:
+        p0, left = p0_now(connection)
+        p0 = with_exact_gtids(connection, p0, open_at)
+    else:
+        p0, left = start_offset(connection, start, open_at), frozenset()
+    tables = tuple(capture(connection, captures, keeps))
+    if without := [table.label for table in tables if not table.key]:
+        raise NotReadyError(
+            f"{_KEY}: {', '.join(without[:3])} has no usable key, so a delete of a row that the sink lacks cannot be "
+            "told from a mistake",
+            "Give it a key, leave it out with source.exclude, or begin with a snapshot",
+        )
+    p0 = with_open_xa(connection, p0, left, tables, open_at)
+    over_time, lineage = tuple(map(Definitions.of, tables)), Lineage(p0.server, p0.at.file)
+    return Plan(pipeline, generation, p0, lineage, patterns, over_time, (), start=start)
+
+
+def start_offset(connection: Connection[Any], start: Start, open_at: OpenAt) -> Offset:
+    """The offset that a start other than latest means on this server; parameters and errors as :func:`plan_from`."""
+    finder = PlaceFinder(connection, open_at)
+    if start == EARLIEST:
+        place = finder.beginning(finder.files[0])
+    elif isinstance(start, Mapping) and "file" in start:
+        place = finder.position(Position(start["file"], start["position"]))
+    elif isinstance(start, Mapping) and "timestamp" in start:
+        place = finder.moment(moment_of(start))
+    elif isinstance(start, Mapping) and "gtid_set" in start:
+        place = finder.gtid_set(start["gtid_set"])
+    else:
+        raise ValueError(f"{start_text(start)} is not a start without a snapshot")
+    gtids = binlog_gtid_pos(connection, place.at) if finder.mariadb else str(place.gtids)
+    return Offset(identity(connection), place.at, gtids, tuple(sorted(place.xa.values())))
+
+
+class PlaceFinder:
+    """Finds places in the binlog of a server, reading it from the beginning of a file on.
+
+    :param connection: connection to the server.
+    :param open_at: opens a stream that ends where the binlog ends.
+    :raises NotReadyError: if the server has no binlog.
+    """
+
+    def __init__(self, connection: Connection[Any], open_at: OpenAt) -> None:
+        self.connection, self.open_at, self.files = connection, open_at, binlog_files(connection)
+        if not self.files:
+            raise NotReadyError("the server has no binary log", "Start it with --log-bin and binlog_format=ROW")
+        self.mariadb = is_mariadb(connection)
+
+    def beginning(self, file: str) -> Place:
+        """The beginning of a file."""
+        return Place(Position(file, FIRST_POSITION), before(self.connection, file))
+
+    def position(self, wanted: Position) -> Place:
+        """A position that somebody gave."""
+        if wanted.file not in self.files:
+            raise NotReadyError(
+                f"{_KEY}: binlog file {wanted.file} is not on the server", f"It has {self.files[0]} to {self.files[-1]}"
+            )
+        place = self.search(wanted.file, lambda place, item: wanted < Position(item.file, item.position))
+        if place.at != wanted:
+            raise NotReadyError(
+                f"{_KEY}: no transaction ends at {wanted}",
+                f"The last one before it ends at {place.at}; SHOW BINLOG EVENTS lists all ends",
+            )
+        return place
+
+    def moment(self, wanted: datetime) -> Place:
+        """The place before the first transaction, in the order of the binlog, that was committed then or later."""
+        seconds = wanted.timestamp()
+        if seconds > server_time(self.connection):
+            raise NotReadyError(f"{_KEY}: {wanted.isoformat()} is in the future of the server", "Use latest")
+        # What was committed before a file was begun is in the files before it. The file tells whole seconds.
+        index = bisect_right(self.files, seconds - 1, key=self._began) - 1
+        first = self.beginning(self.files[0])
+        if index < 0 and (split_file(self.files[0])[1] != 1 or str(first.gtids)):
+            began = datetime.fromtimestamp(self._began(self.files[0]), UTC)
+            raise NotReadyError(
+                f"{_KEY}: {wanted.isoformat()} is before the first remaining binlog, {self.files[0]}",
+                f"It was begun at {began.isoformat()}; use a later time, or earliest",
+            )
+        micros = round(seconds * 1e6)
+        return self.search(
+            self.files[max(index, 0)],
+            lambda place, item: isinstance(item, Transaction) and item.commit_us >= micros,
+        )
+
+    def gtid_set(self, text: str) -> Place:
+        """The first place at or before which are exactly the GTIDs of a set."""
+        try:
+            wanted = (MariadbPosition if self.mariadb else GtidSet).parse(text)
+        except ValueError:
+            raise NotReadyError(
+                f"{_KEY}: {text[:80]} is not in the GTID format of this kind of server",
+                "Give a position such as 0-1-100" if self.mariadb else "Give a GTID set such as uuid:1-100",
+            ) from None
+        if isinstance(wanted, GtidSet):
+            self._check_executed(wanted)
+        file = self.before(wanted)
+        if file is None:
+            first, gap = self.beginning(self.files[0]), ""
+            if isinstance(wanted, GtidSet) and isinstance(first.gtids, GtidSet):
+                gap = f"; the set lacks {first.gtids.subtract(wanted)} of that"
+            raise NotReadyError(
+                f"{_KEY}: transactions after {text[:80]} are no longer on the server",
+                f"The first remaining binlog, {self.files[0]}, begins after {first.gtids}{gap}",
+            )
+
+        def complete(place: Place, item: Transaction | Reached) -> bool:
+            if _held(wanted, place.gtids):
+                return True
+            # What is not in the set may not come before what is: it would never be read.
+            if isinstance(item, Transaction) and item.gtid and not _held(place.gtids.add(item.gtid), wanted):
+                raise NotReadyError(
+                    f"{_KEY}: {item.gtid} is not in the set, but stands before the last transactions of the set in "
+                    "the binlog",
+                    f"Give a set that ends at one place in the server's binlog, such as {place.gtids} at {place.at}",
+                )
+            return False
+
+        place = self.search(file, complete)
+        if not _held(wanted, place.gtids):
+            raise NotReadyError(f"{_KEY}: the server does not have all of {text[:80]}", f"It has {place.gtids}")
+        return place
+
+    def before(self, wanted: GtidSet | MariadbPosition) -> str | None:
+        """The newest file that begins with nothing but GTIDs of a set."""
+        return next((f for f in reversed(self.files) if _held(self.beginning(f).gtids, wanted)), None)
+
+    def _check_executed(self, wanted: GtidSet) -> None:
+        end = time.monotonic() + _COMMIT_SECONDS
+        while True:
+            mode, executed = rows(self.connection, "SELECT @@global.gtid_mode, @@global.gtid_executed")[0]
+            if mode != "ON":
+                raise NotReadyError(f"{_KEY}: gtid_mode is {mode}", "Use file and position, or a timestamp")
+            missing = wanted.subtract(GtidSet.parse(executed or ""))
+            if not missing:
+                return
+            if time.monotonic() > end:  # what is in the binlog may still be on its way into the engine
+                raise NotReadyError(
+                    f"{_KEY}: the server has not executed {missing}",
+                    "Give a set of this server, such as an earlier @@global.gtid_executed",
+                )
+            time.sleep(0.2)
+
+    def search(self, file: str, found: Found) -> Place:
+        """Read on from the beginning of a file; the place before the item at which the search ends, or the end."""
+        place = self.beginning(file)
+        while True:
+            try:
+                with closing(self.open_at(place.at)) as stream:
+                    for item in read_transactions(stream, {}):
+                        if found(place, item):
+                            break
+                        place.take(item)
+                return place
+            except TornFileError:
+                if (at := behind_torn_end(self.connection, place.at)) is None:
+                    raise
+                place.at = at
+
+    def _began(self, file: str) -> float:
+        began = file_began(self.open_at, file)
+        if began is None:
+            raise NotReadyError(f"{_KEY}: binlog file {file} does not say when it was begun", "Use file and position")
+        return began
+
+
+def _held(part: GtidSet | MariadbPosition, whole: GtidSet | MariadbPosition) -> bool:
+    """Whether everything at or before one place is at or before the other."""
+    if isinstance(part, GtidSet) and isinstance(whole, GtidSet):
+        return part.issubset(whole)
+    assert isinstance(part, MariadbPosition) and isinstance(whole, MariadbPosition)
+    return part.issubset(whole)

@@ -1,0 +1,381 @@
+"""Low and high watermarks: positions that bound from below and from above what a SELECT sees.
+
+A transaction is in the binlog before its rows are visible: the server writes the binlog, then commits in the engine.
+So a position read just before a SELECT may already lie behind a transaction that the SELECT does not see; replaying
+from there would lose its rows for ever. How the gap is closed depends on the server (docs/correctness.md):
+
+- MySQL while ``gtid_mode`` is ON: the **barrier**. Every GTID that is owned while the position is read is waited for
+  until its owner is done. Needs no grant.
+- MySQL otherwise, or if an owner does not end: ``performance_schema.log_status``, or ``FLUSH BINARY LOGS``; both wait
+  for all commits between binlog and engine but those of XA transactions, which are waited for by name.
+- MariaDB: the exact position of a read view; XA transactions are waited for by name.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pymysql.connections import Connection
+
+from airflow_provider_cdc.model.errors import NotReadyError, OtherHistoryError, TransientError, UnlistedError
+from airflow_provider_cdc.model.gtid import GtidSet, parse_owned
+from airflow_provider_cdc.model.offset import Offset, Position
+from airflow_provider_cdc.mysql.client.binlog_headers import SettledFile, binlog_gtid_pos, settled
+from airflow_provider_cdc.mysql.client.identity import (
+    binlog_end,
+    identity,
+    is_mariadb,
+    is_numbered,
+    open_xa,
+    same_server,
+)
+from airflow_provider_cdc.mysql.client.session import pairs, rows, value
+
+#: Seconds to wait for transactions that stand between binlog and engine.
+BARRIER_SECONDS = 30.0
+#: A new binlog file is begun for a low watermark only after the last one has grown by so much. An older low watermark
+#: is as good as a newer one, only with more to replay.
+FLUSH_BYTES = 4 << 20
+#: Seconds for which the end of one read may be where the next one begins.
+_NEXT_SECONDS = 1.0
+_CLOCK = "CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS UNSIGNED)"
+_GRANTS = (
+    "GRANT BACKUP_ADMIN ON *.* and GRANT SELECT ON performance_schema.log_status (or GRANT RELOAD ON *.*) TO the user "
+    "of the connection, or set gtid_mode=ON on the server"
+)
+
+
+#: MariaDB with a new binlog file in which nothing stands behind the event that says what is committed.
+_UNTOLD = (
+    "The server does not tell the exact position of a read view at {at}, near the beginning of a binlog file, until "
+    "the next transaction: write anything, run FLUSH BINARY LOGS, or GRANT RELOAD ON *.* TO the user of the connection"
+)
+
+
+class Watermarks(ABC):
+    """Takes the watermarks of reads that go over one connection: :meth:`low`, the SELECT, :meth:`high`, in turn.
+
+    :param connection: autocommit connection.
+    :param server: expected identity of the server; ``None`` accepts any.
+    """
+
+    #: Why the last low watermark lies farther back than it need, and what helps; empty if it does not.
+    doubt = ""
+
+    def __init__(self, connection: Connection[Any], server: str | None = None) -> None:
+        self.connection = connection
+        self._server = server
+
+    @abstractmethod
+    def low(self, timeout: float = BARRIER_SECONDS, *, fresh: bool = False) -> Position:
+        """A position such that every transaction at or before it is visible to the SELECT that follows.
+
+        :param timeout: seconds to wait for transactions between binlog and engine.
+        :param fresh: not one that was taken for an earlier read, though that would do.
+        :raises TransientError: if one does not end in time; there is no low watermark then.
+        :raises NotReadyError: if the user lacks the grants for every way that the server has.
+        """
+
+    def high(self) -> tuple[Position, int]:
+        """Position at or behind every transaction that the SELECT saw, and the server's time in microseconds UTC.
+
+        The binlog is written before the engine commits, so the end of the log after a read bounds what was read.
+        """
+        return self.bound()
+
+    @abstractmethod
+    def hold(self) -> None:
+        """After :meth:`low`: keep one read view for all SELECTs up to :meth:`release`."""
+
+    def bound(self) -> tuple[Position, int]:
+        """Like :meth:`high`, but a view that is held stays."""
+        at = binlog_end(self.connection)
+        same_server(identity(self.connection), self._server)
+        return at, int(value(self.connection, f"SELECT {_CLOCK}") or 0)
+
+    def release(self) -> None:
+        """End a view that is held, and with it the transaction that it is the view of."""
+        rows(self.connection, "COMMIT")
+
+    def _wait_for_xa(self, noted: frozenset[str], end: float) -> None:
+        """Wait until none of the XA transactions noted is open any more."""
+        left = wait_for(noted, lambda: open_xa(self.connection), end)
+        if left:
+            raise TransientError(
+                f"XA transactions {', '.join(sorted(left)[:3])} are prepared and do not end: whether they stand "
+                "between binlog and engine cannot be seen on this server",
+                "Commit or roll them back (XA RECOVER lists them), then run again",
+            )
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """A position, and what was on its way there.
+
+    :param owned: owners of GTIDs that were looked at after the position: whatever stands at or before it and is not
+        visible is theirs.
+    :param when: time of the look.
+    """
+
+    at: Position
+    mode: str
+    owned: str
+    when: float
+
+
+class _MySQL(Watermarks):
+    """MySQL: the barrier, else a position that the server itself takes under lock.
+
+    The position of a high watermark is where the next low watermark may be: its owners have had the time in between to
+    end, so that they are hardly ever waited for.
+    """
+
+    def __init__(self, connection: Connection[Any], server: str | None = None) -> None:
+        super().__init__(connection, server)
+        self._stuck: frozenset[str] = frozenset()  # owners that did not end in time: not waited for again
+        self._flushed: Position | None = None
+        self._seen: _Seen | None = None
+        self._may_status = True
+
+    def low(self, timeout: float = BARRIER_SECONDS, *, fresh: bool = False) -> Position:
+        """See :meth:`Watermarks.low`."""
+        end = time.monotonic() + timeout
+        if fresh:
+            self._flushed = None
+        seen, self._seen = self._seen, None
+        if fresh or seen is None or time.monotonic() - seen.when > _NEXT_SECONDS:
+            seen = self._look()[0]
+        position, mode = seen.at, seen.mode
+        if mode != "ON":
+            at = self._locked()
+            if at is None:
+                raise NotReadyError(
+                    f"gtid_mode is {mode}, and the user has no grant for a low watermark without GTIDs", _GRANTS
+                )
+            self._wait_for_xa(open_xa(self.connection), end)
+            return at
+        noted = frozenset(parse_owned(seen.owned))
+        left = noted and (noted & self._stuck or wait_for(noted, self._owned, end))
+        if not left:
+            return position
+        self._stuck |= left
+        instead = self._locked()
+        if instead is None:
+            raise self._timed_out(left, position, timeout)
+        self._wait_for_xa(open_xa(self.connection), time.monotonic() + timeout)
+        return instead
+
+    def hold(self) -> None:
+        """See :meth:`Watermarks.hold`."""
+        rows(self.connection, "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
+
+    def bound(self) -> tuple[Position, int]:
+        """See :meth:`Watermarks.bound`."""
+        self._seen, clock = self._look()
+        return self._seen.at, clock
+
+    def _look(self) -> tuple[_Seen, int]:
+        """The end of the binlog, then who owns a GTID, and the time.
+
+        In this order: who owns a GTID at or before the position and is not visible still owns it afterwards. And where
+        GTIDs are on then, nothing without one has been on its way since.
+        """
+        when, at = time.monotonic(), binlog_end(self.connection)
+        asked = f"SELECT @@server_uuid, @@global.gtid_mode, @@global.gtid_owned, {_CLOCK}"
+        server, mode, owned, clock = rows(self.connection, asked)[0]
+        same_server(str(server), self._server)
+        return _Seen(at, mode or "", owned or "", when), int(clock or 0)
+
+    def _owned(self) -> frozenset[str]:
+        return frozenset(parse_owned(value(self.connection, "SELECT @@global.gtid_owned") or ""))
+
+    def _timed_out(self, left: frozenset[str], at: Position, timeout: float) -> TransientError:
+        owners = parse_owned(value(self.connection, "SELECT @@global.gtid_owned") or "")
+        named = [
+            f"{gtid} (connection {', '.join(map(str, owners[gtid]))})" if owners.get(gtid) else gtid
+            for gtid in sorted(left)[:3]
+        ]
+        return TransientError(
+            f"{', '.join(named)} stood between binlog and engine for {timeout:g} s at {at}",
+            "Look for a stalled commit (semi-sync, disk) or a session with gtid_next set (SHOW PROCESSLIST has the "
+            f"connection), then run again. To continue in spite of it: {_GRANTS.rpartition(', or set')[0]}",
+        )
+
+    def _locked(self) -> Position | None:
+        """A position behind which nothing but ends of XA transactions can be invisible; ``None`` without the grants."""
+        if self._may_status:
+            try:
+                found = rows(
+                    self.connection,
+                    "SELECT JSON_UNQUOTE(local->'$.binary_log_file'), local->'$.binary_log_position' "
+                    "FROM performance_schema.log_status",
+                )
+                return Position(str(found[0][0]), int(found[0][1] or 0))
+            except NotReadyError:
+                self._may_status = False
+        now = binlog_end(self.connection)
+        if self._flushed and self._flushed.file == now.file and now.position < FLUSH_BYTES:
+            return self._flushed
+        if not _flush(self.connection):
+            return None
+        # Whatever file is in use now: its beginning waited for all commits in the files before it.
+        self._flushed = Position(binlog_end(self.connection).file, 4)
+        return self._flushed
+
+
+class _MariaDB(Watermarks):
+    """MariaDB: the SELECT runs in a read view whose exact position the server tells; it is both watermarks.
+
+    The position is exact with two exceptions. Where it is not, a lower bound is taken, and then another view is opened.
+    (For a third one, transactions that also change an Aria table, nothing can be done: the reader of the binlog stops.)
+
+    - XA COMMIT can be below it and invisible in the view. If none was going on while the view was opened, that does not
+      matter; else the position is the lower bound, once the XA transactions have ended that were open then.
+    - A server that begins a new binlog file tells a position in it while transactions of the file before are still
+      invisible. Behind the event that says that they are done it is exact; else the head of the file is the bound.
+    """
+
+    _exact: Position | None = None
+    _file: SettledFile | None = None
+    _flushed = False
+
+    def low(self, timeout: float = BARRIER_SECONDS, *, fresh: bool = False) -> Position:
+        """See :meth:`Watermarks.low`."""
+        same_server(identity(self.connection), self._server)
+        end = time.monotonic() + timeout
+        at, moved = self._open()
+        if not (self._file and self._file.tells(at)):
+            # The view ends here; what the next one may be told of its position is known before it is opened.
+            self._file = self._settled(end)
+            at, moved = self._open()
+        if fresh and not self._file.tells(at) and not self._flushed and _flush(self.connection):
+            self._flushed = True  # once: behind a new file of a server that is written to, the next transaction helps
+            self._file = self._settled(end)
+            at, moved = self._open()
+        told = self._file.tells(at)
+        self.doubt = "" if told else _UNTOLD.format(at=at)
+        self._exact = at
+        if moved or not told:
+            self._exact = None
+            self._wait_for_xa(open_xa(self.connection), end)
+            self._view()
+        return at if told else self._file.head
+
+    def _open(self) -> tuple[Position, bool]:
+        """Open a view; the position that the server tells, and whether an XA COMMIT may have been going on."""
+        # Counted first, then listed: what is neither has ended before the view, or begins after the second count.
+        begun, going_on = self._xa_commits(), open_xa(self.connection)
+        at = self._view()
+        return at, bool(going_on) or self._xa_commits() != begun
+
+    def _settled(self, end: float) -> SettledFile:
+        if value(self.connection, "SELECT @@global.binlog_optimize_thread_scheduling") != "1":
+            raise NotReadyError(
+                "binlog_optimize_thread_scheduling is OFF: transactions of a group become visible one by one, and the "
+                "positions of read views are not exact",
+                "Start the server with binlog_optimize_thread_scheduling=ON, its default",
+            )
+        rows(self.connection, "COMMIT")
+        while (found := self._look_for_settled()) is None:
+            if time.monotonic() > end:
+                raise TransientError(
+                    "the server has not recorded in its newest binlog file that the transactions of the files before "
+                    "are "
+                    "committed (SHOW BINLOG EVENTS has a Binlog_checkpoint then)",
+                    "Look for a stalled commit (semi-sync, disk), and set max_binlog_size to more, then run again",
+                )
+            time.sleep(0.05)
+        return found
+
+    def _look_for_settled(self) -> SettledFile | None:
+        file = binlog_end(self.connection).file
+        try:
+            return settled(self.connection, file)
+        except UnlistedError as error:
+            # From 11.7 on a large transaction gets a file of its own, and stands before what is looked for there.
+            if _flush(self.connection):
+                return None
+            raise TransientError(
+                f"the events of binlog file {file} cannot be listed, because one of them is larger than "
+                "max_allowed_packet "
+                f"({error.message})",
+                "Run FLUSH BINARY LOGS, GRANT RELOAD ON *.* TO the user of the connection, or SET GLOBAL "
+                "max_allowed_packet to more than the largest row, old and new, then run again",
+            ) from None
+
+    def high(self) -> tuple[Position, int]:
+        """See :meth:`Watermarks.high`."""
+        found = self.bound()
+        self.release()
+        return found
+
+    def hold(self) -> None:
+        """See :meth:`Watermarks.hold`: the view has been open since :meth:`low`."""
+
+    def bound(self) -> tuple[Position, int]:
+        """See :meth:`Watermarks.bound`."""
+        at, clock = super().bound()
+        if self._exact and at < self._exact:
+            raise OtherHistoryError(f"the binlog of the server ends at {at}, and had reached {self._exact} before")
+        return self._exact or at, clock
+
+    def _xa_commits(self) -> str:
+        """How many XA COMMIT statements have begun on the server."""
+        return pairs(self.connection, "SHOW GLOBAL STATUS LIKE 'Com_xa_commit'")["Com_xa_commit"]
+
+    def _view(self) -> Position:
+        rows(self.connection, "START TRANSACTION WITH CONSISTENT SNAPSHOT")
+        found = pairs(self.connection, "SHOW STATUS LIKE 'binlog\\_snapshot\\_%'")
+        return Position(found["Binlog_snapshot_file"], int(found["Binlog_snapshot_position"]))
+
+
+def watermarks(connection: Connection[Any], server: str | None = None) -> Watermarks:
+    """The watermarks that fit the server.
+
+    :param connection: autocommit connection; reads between a low and a high watermark go over it.
+    :param server: expected identity of the server; ``None`` accepts any.
+    """
+    return (_MariaDB if is_mariadb(connection) else _MySQL)(connection, server)
+
+
+def low_watermark(connection: Connection[Any], server: str | None = None, timeout: float = BARRIER_SECONDS) -> Offset:
+    """A low watermark by itself, as an offset to start from; parameters and errors as :class:`Watermarks`."""
+    marks, numbered = watermarks(connection, server), is_numbered(connection)
+    at = marks.low(timeout)
+    marks.high()
+    return Offset(identity(connection), at, _gtids(connection, at), numbered=numbered)
+
+
+def _gtids(connection: Connection[Any], at: Position) -> str:
+    if is_mariadb(connection):
+        return binlog_gtid_pos(connection, at)
+    # Read after the low watermark, so it has every GTID at or before the position, and perhaps some just behind it.
+    return str(GtidSet.parse(value(connection, "SELECT @@global.gtid_executed") or ""))
+
+
+def _flush(connection: Connection[Any]) -> bool:
+    """Begin a new binlog file, if the user may."""
+    try:
+        rows(connection, "FLUSH LOCAL BINARY LOGS")
+    except NotReadyError:
+        return False
+    return True
+
+
+def wait_for(noted: frozenset[str], present: Callable[[], frozenset[str]], end: float) -> frozenset[str]:
+    """Look again until each name has once not been present, or the time is over; what is left then.
+
+    A name that comes again is another one's, which began later.
+    """
+    left, polls = noted, 0
+    while left and (left := left & present()):
+        polls += 1
+        if time.monotonic() > end:
+            break
+        if polls > 20:
+            time.sleep(min(0.05, polls * 0.0005))
+    return left

@@ -1,1 +1,0 @@
-"""Chunks: planned, read between two watermarks, corrected from the binlog."""

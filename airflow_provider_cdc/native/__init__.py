@@ -1,0 +1,1 @@
+"""Compiled code: the cache of compiled functions, buffers, and primitives on memory."""

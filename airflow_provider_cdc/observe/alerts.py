@@ -1,0 +1,113 @@
+"""Who is to be told of what: troubles of a pipeline that have begun or are over since somebody was told last.
+
+Only the bookkeeping is asked, and it remembers what was told. So a restart repeats no message; a process that is killed
+between a message and its note does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_cdc.observe.alert_rules import FAILED, SETTLED_SECONDS, SUSPENDED, Limits, Observed, standing
+from airflow_provider_cdc.observe.metrics import FRESH_SECONDS, is_suspended
+
+if TYPE_CHECKING:
+    from airflow_provider_cdc.state import Store
+
+
+@dataclass(frozen=True)
+class Alert:
+    """A trouble that has begun, or is over.
+
+    :param pipeline: name of the pipeline.
+    :param kind: ``suspended``, ``lag``, ``purge_risk`` or ``failed``.
+    :param subject: the table that it is about, as ``database.table``; the epoch that has failed; or empty.
+    :param detail: a line about it.
+    :param since: when it began.
+    :param over: whether it is over.
+    """
+
+    pipeline: str
+    kind: str
+    subject: str
+    detail: str
+    since: datetime
+    over: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON value, as hooks get it: ``table`` is ``None`` where it is not about one."""
+        table = self.subject if self.kind == SUSPENDED else None
+        since = self.since.isoformat(timespec="seconds")
+        return {**{n: getattr(self, n) for n in ("pipeline", "kind", "detail", "over")}, "table": table, "since": since}
+
+
+def news(store: Store, pipeline: str, limits: Limits, kinds: Collection[str]) -> list[Alert]:
+    """What somebody has to be told now.
+
+    :param kinds: those that somebody wants to hear of.
+    """
+    from airflow_provider_cdc.state import now
+
+    known = {(row.kind, row.subject): row for row in store.alerts(pipeline)}
+    found = standing(limits, _observed(store, pipeline), known.keys())
+    alerts = []
+    for (kind, subject), detail in found.items():
+        row = known.get((kind, subject))
+        if kind in kinds and (row is None or row.told_at is None):
+            since = now() if row is None else row.since
+            said = row.detail if row is not None and kind == FAILED else detail
+            alerts.append(Alert(pipeline, kind, subject, said, since, over=False))
+    over = [row for key, row in known.items() if key not in found]
+    alerts += [Alert(pipeline, row.kind, row.subject, row.detail, row.since, over=True) for row in over]
+    return alerts
+
+
+def is_news(store: Store, pipeline: str, request: Mapping[str, Any]) -> bool | None:
+    """Whether there is something to tell; ``None`` for no.
+
+    :param request: ``kinds`` and ``limits``, as plain values.
+    """
+    return bool(news(store, pipeline, Limits(**request["limits"]), request["kinds"])) or None
+
+
+def begin(store: Store, alert: Alert) -> None:
+    """Note that a trouble stands, before somebody is told."""
+    if not alert.over:
+        store.raise_alert(alert.pipeline, alert.kind, alert.subject, alert.detail)
+
+
+def begin_failure(store: Store, pipeline: str, error: str) -> None:
+    """Note that the stream has failed, unless it has not recovered since it did so before."""
+    if not any(row.kind == FAILED for row in store.alerts(pipeline)):
+        run = store.current_stream(pipeline)
+        store.raise_alert(pipeline, FAILED, str(run.epoch if run else 0), error)
+
+
+def told(store: Store, alert: Alert) -> None:
+    """Note that somebody was told."""
+    note = store.clear_alert if alert.over else store.alert_told
+    note(alert.pipeline, alert.kind, alert.subject)
+
+
+def _observed(store: Store, pipeline: str) -> Observed:
+    from airflow_provider_cdc.state import now
+
+    moment, run, sample = now(), store.current_stream(pipeline), store.last_sample(pipeline)
+    epoch = None if run is None else run.epoch
+    if sample is not None and (sample.epoch != epoch or (moment - sample.at).total_seconds() > FRESH_SECONDS):
+        sample = None
+    lag = hours = None
+    if sample is not None:
+        lag, hours = sample.lag_seconds, sample.purge_hours
+        if hours is None and sample.unknown is None:
+            hours = float("inf")
+    tables = [row for row in store.table_states(pipeline) if is_suspended(row)]
+    well = run is not None and (
+        run.state in ("caught_up", "stopped")
+        or (run.state == "running" and (run.heartbeat_at - run.started_at).total_seconds() > SETTLED_SECONDS)
+    )
+    suspended = {f"{row.database}.{row.name}": row.reason or "" for row in tables}
+    return Observed(lag, hours, suspended, epoch if well else None)

@@ -1,0 +1,68 @@
+"""What has happened to the copies of tables since somebody was told last: windows, one behind the other.
+
+Only the bookkeeping is asked. A window begins where the one before ended, so none is left out. One that was told by a
+task that is run again is told again; all others are told once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from airflow_provider_cdc.state import Store, TableCounts
+
+#: (database, name) of a table.
+TableId = tuple[str, str]
+
+_COUNTS = ("inserts", "updates", "deletes")
+#: Audiences: those who are told of changes by tasks, by a watcher, and of snapshots.
+CATCH_UPS, WATCHER, SNAPSHOTS = "catch_ups", "watcher", "snapshots"
+
+
+def mark_of(counts: TableCounts) -> dict[str, Any]:
+    """Where a window ends, as JSON."""
+    known = {name: getattr(counts, name) for name in (*_COUNTS, "position", "reread")}
+    return {**known, "time": counts.updated_at.isoformat(timespec="seconds")}
+
+
+def window(before: Mapping[str, Any] | None, after: Mapping[str, Any]) -> dict[str, Any]:
+    """What lies between two marks.
+
+    :param before: ``None`` for the beginning. So it is taken if ``after`` counts less: the bookkeeping was made anew.
+    :return: ``inserts``, ``updates``, ``deletes``; whether rows were exchanged otherwise (``reread``); where it begins
+        and ends in the binlog (``start``, ``end``), and when (``since``, ``until``).
+    """
+    if before is not None and any(after[name] < before[name] for name in (*_COUNTS, "reread")):
+        before = None
+    start: Mapping[str, Any] = before or {}
+    return {
+        **{name: after[name] - start.get(name, 0) for name in _COUNTS},
+        "reread": after["reread"] > start.get("reread", 0),
+        "start": start.get("position"),
+        "end": after["position"],
+        "since": start.get("time"),
+        "until": after["time"],
+    }
+
+
+def is_empty(one: Mapping[str, Any]) -> bool:
+    """Whether nothing has happened in a window."""
+    return not (one["reread"] or any(one[name] for name in _COUNTS))
+
+
+def caught_up(store: Store, pipeline: str, by: str) -> dict[TableId, dict[str, Any]]:
+    """Windows of all tables that end now, by database and name.
+
+    :param by: the task that tells of them: if it is run again, they begin where they began.
+    """
+    marks = {(one.database, one.name): mark_of(one) for one in store.counts(pipeline)}
+    before = store.tell(pipeline, CATCH_UPS, marks, by)
+    return {table: window(before[table], mark) for table, mark in marks.items()}
+
+
+def new_snapshots(store: Store, pipeline: str, generation: int, tables: Iterable[TableId], by: str) -> list[TableId]:
+    """Tables of whose snapshot no other task has told."""
+    mark = {"generation": generation}
+    before = store.tell(pipeline, SNAPSHOTS, dict.fromkeys(tables, mark), by)
+    return [table for table, told in before.items() if told != mark]

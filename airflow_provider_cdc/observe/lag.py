@@ -1,0 +1,117 @@
+"""How far a pipeline is behind its source, and how long the source keeps what was not read yet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from airflow_provider_cdc.model import server_id_slots as slots
+from airflow_provider_cdc.model.comparison import CopyPlace
+from airflow_provider_cdc.model.errors import CdcError, TerminalError
+from airflow_provider_cdc.model.offset import Offset
+from airflow_provider_cdc.model.plan import Plan
+from airflow_provider_cdc.mysql.binlog.events.xa import parse_entry
+from airflow_provider_cdc.mysql.client.identity import identity, same_server
+from airflow_provider_cdc.mysql.client.session import connect
+from airflow_provider_cdc.mysql.positions.binlog_files import server_time
+from airflow_provider_cdc.mysql.positions.lag import oldest_unread, unread_bytes
+from airflow_provider_cdc.runtime.run_context import Context
+from airflow_provider_cdc.snapshot.binlog_guard import PurgeWatch
+from airflow_provider_cdc.state.models import BatchRow
+
+#: Seconds over which a rate is taken, if a batch does not take longer.
+_RATE_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Lag:
+    """What the source says of a position.
+
+    :param seconds: how long ago the oldest transaction behind it was committed; 0 if there is none.
+    :param bytes: bytes of binlog behind it.
+    :param purge_in: seconds until the server may remove what has to be read from there; 0 if it is gone, ``None`` for
+        never.
+    :param unknown: why something of it is ``None`` that should not be, in one line.
+    """
+
+    seconds: float | None = None
+    bytes: int | None = None
+    purge_in: float | None = None
+    unknown: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON value, as ``status`` shows it."""
+        return {
+            "lag_seconds": None if self.seconds is None else round(self.seconds, 3),
+            "lag_bytes": self.bytes,
+            "purge_in_hours": None if self.purge_in is None else round(self.purge_in / 3600, 2),
+            "lag_unknown": self.unknown,
+        }
+
+
+def lag_of(context: Context, offset: Offset, slot: int = slots.LAG) -> Lag:
+    """Ask the source. One that cannot be reached is no error.
+
+    :param offset: the resume point.
+    :param slot: the slot to look with, one of :mod:`~airflow_provider_cdc.model.server_id_slots`.
+    """
+    try:
+        return _ask(context, offset, slot)
+    except CdcError as error:
+        return Lag(unknown=" ".join(error.message.split()))
+
+
+def copy_place(context: Context, plan: Plan) -> CopyPlace:
+    """How far the copy stands, for those who compare it.
+
+    :raises CdcError: if the source cannot be asked, or is another one.
+    """
+    offset = context.stand(plan)[0]
+    with closing(connect(context.connect_args)) as connection:
+        same_server(identity(connection), offset.server)
+        size = unread_bytes(connection, offset.at)
+        if size is None:  # the file is gone: whoever reads on from there says so
+            return CopyPlace(offset.at)
+        committed = oldest_unread(context.opener(slots.VERIFY), offset.at) if size else None
+        if committed is None:
+            return CopyPlace(offset.at, None, 0.0)
+        since = datetime.fromtimestamp(committed, UTC).isoformat(timespec="seconds")
+        return CopyPlace(offset.at, since, max(0.0, server_time(connection) - committed))
+
+
+def _ask(context: Context, offset: Offset, slot: int) -> Lag:
+    open_at = context.opener(slot)
+    # Rows of open XA transactions are read again from where they were prepared.
+    needed = min([offset.at, *(at for _, at in map(parse_entry, offset.xa) if at is not None)])
+    with closing(connect(context.connect_args)) as connection:
+        same_server(identity(connection), offset.server)
+        size = unread_bytes(connection, offset.at)
+        try:
+            purge_in = PurgeWatch(replace(offset, at=needed), slot).look_over(context, connection)
+        except TerminalError as error:
+            return Lag(None, size, 0.0, error.message)
+        committed = oldest_unread(open_at, offset.at) if size else None
+        age = 0.0 if committed is None else max(0.0, server_time(connection) - committed)
+    return Lag(age, size, purge_in)
+
+
+def changes_per_second(batches: Sequence[BatchRow], began: datetime, until: datetime) -> float:
+    """Rate over the newest batches of one run.
+
+    :param batches: its newest batches, the newest first: those of the last minute before the newest commit count.
+    :param began: when the run began.
+    :param until: now, or, of a run that is over, when it made its last commit.
+    """
+    if not batches:
+        return 0.0
+    times = [b.committed_at for b in batches]
+    count = sum((times[0] - at).total_seconds() < _RATE_SECONDS for at in times)
+    first = batches[count - 1]
+    before = times[count] if count < len(times) else began
+    # A burst after an hour without changes is a rate of the last minute and not of the hour.
+    seconds = min((first.committed_at - before).total_seconds(), max(_RATE_SECONDS, first.seconds))
+    seconds += (until - first.committed_at).total_seconds()
+    return round(sum(b.changes for b in batches[:count]) / max(seconds, 1e-3), 1)

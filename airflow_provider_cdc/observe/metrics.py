@@ -1,0 +1,161 @@
+"""The numbers of pipelines, from the bookkeeping alone: neither the source nor the sink is asked."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from airflow_provider_cdc.model.errors import CdcError, NotReadyError
+from airflow_provider_cdc.model.step_kinds import ASKED
+from airflow_provider_cdc.observe.metric_names import Measurement
+
+if TYPE_CHECKING:
+    from airflow_provider_cdc.state import Store, StreamRow, TableStateRow
+
+#: Seconds after which a stream that says nothing does not count as running, and a sample says nothing any more.
+_ALIVE_SECONDS, FRESH_SECONDS = 60.0, 300.0
+_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def measure(store: Store, pipeline: str) -> list[Measurement]:
+    """The numbers of a pipeline as they are now.
+
+    What is not known is not among them: how far a source is ahead that nobody has asked for five minutes, for one.
+    """
+    return [
+        Measurement(name, float(value), pipeline, table)
+        for name, value, table in (*_of_pipeline(store, pipeline), *_of_tables(store, pipeline))
+        if value is not None
+    ]
+
+
+Numbers = Iterator[tuple[str, float | None, str | None]]
+
+
+def _of_pipeline(store: Store, pipeline: str) -> Numbers:
+    from airflow_provider_cdc.state import now
+
+    moment, run = now(), store.current_stream(pipeline)
+    if run is not None:
+        yield from _of_stream(run, moment)
+    sample = store.last_sample(pipeline)
+    if sample is not None and (moment - sample.at).total_seconds() < FRESH_SECONDS:
+        yield "lag_seconds", sample.lag_seconds, None
+        yield "bytes_behind", sample.lag_bytes, None
+        yield "hours_to_purge", sample.purge_hours, None
+    for batch in store.recent_batches(pipeline, 1):
+        yield "change_lag_seconds", None if batch.lag_p95_ms is None else batch.lag_p95_ms / 1000, None
+        yield "merge_seconds", batch.seconds, None
+    totals = store.batch_totals(pipeline)
+    yield "changes", totals.changes, None
+    yield "batches", totals.batches, None
+    snapshot = store.snapshot(pipeline)
+    if snapshot is not None:
+        progress = store.progress(pipeline, snapshot.generation)
+        yield "rows", sum(table.rows for table in progress), None
+        yield "chunks_done", sum(table.done for table in progress), None
+        yield "chunks_total", sum(table.chunks for table in progress), None
+
+
+def _of_stream(run: StreamRow, moment: datetime) -> Numbers:
+    age = max(0.0, (moment - run.heartbeat_at).total_seconds())
+    yield "running", run.state == "running" and age < _ALIVE_SECONDS, None
+    yield "paused", run.paused_by is not None, None
+    yield "failed", run.state == "failed", None
+    yield "heartbeat_age_seconds", age, None
+
+
+def _of_tables(store: Store, pipeline: str) -> Numbers:
+    from airflow_provider_cdc.state import now
+
+    tables, moment = [row for row in store.table_states(pipeline) if row.state != "removed"], now()
+    yield "tables", len(tables), None
+    yield "suspended_tables", sum(map(is_suspended, tables)), None
+    for row in tables:
+        label = f"{row.database}.{row.name}"
+        yield "suspended", is_suspended(row), label
+        yield "table_rows", row.rows, label
+        yield "table_bytes", row.bytes, label
+        yield "files", row.files, label
+        yield "dead_rows", row.dead_rows, label
+        yield "compactions", row.compactions, label
+        yield "compaction_seconds", row.compaction_seconds, label
+        yield "inserts", row.inserts, label
+        yield "updates", row.updates, label
+        yield "deletes", row.deletes, label
+        verified = row.last_verified or {}
+        if verified:
+            yield "not_comparable", verified.get("not_comparable") is not None, label
+        if row.last_verified_at is not None:
+            yield "verified_equal", bool(verified.get("equal")), label
+            yield "verified_age_seconds", max(0.0, (moment - row.last_verified_at).total_seconds()), label
+
+
+def is_suspended(row: TableStateRow) -> bool:
+    """Whether the stream goes on without a table, so that somebody has to do something: nobody has asked for it."""
+    return row.state == "suspended" and row.kind != ASKED
+
+
+def write_file(text: str, path: Path) -> None:
+    """Put a text in the place of a file: who reads it sees the old one or the new one, whole.
+
+    :raises NotReadyError: if it cannot be written.
+    """
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        try:
+            beside.write_text(text, encoding="utf-8")
+            beside.replace(path)
+        finally:
+            beside.unlink(missing_ok=True)
+    except OSError as error:
+        raise NotReadyError(f"{path} cannot be written: {error.strerror}", "Name a file in a writable folder") from None
+
+
+def serve(address: str, text: Callable[[], str], say: Callable[[str], None]) -> None:
+    """Answer ``GET /metrics`` until SIGTERM or SIGINT.
+
+    :param address: ``host:port``.
+    :param text: gives the answer; called for each request.
+    :param say: gets a line when it begins, and one when something fails.
+    :raises NotReadyError: if nobody can listen there.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise NotReadyError(f"--listen {address} is not host:port", "Give both, such as 127.0.0.1:9108")
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            code, body = 404, "see /metrics\n"
+            if self.path.partition("?")[0] == "/metrics":
+                try:
+                    code, body = 200, text()
+                except CdcError as error:
+                    code, body = 503, "the bookkeeping cannot be read\n"
+                    say(str(error))
+            self.send_response(code)
+            self.send_header("Content-Type", _CONTENT_TYPE)
+            self.send_header("Content-Length", str(len(body.encode())))
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Say nothing of each request."""
+
+    try:
+        server = ThreadingHTTPServer((host, int(port)), Handler)
+    except OSError as error:
+        raise NotReadyError(f"nobody can listen at {address}: {error.strerror}", "Give another --listen") from None
+    server.daemon_threads = True
+    with server:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        say(f"http://{host}:{server.server_address[1]}/metrics")
+        with suppress(KeyboardInterrupt):
+            server.serve_forever()

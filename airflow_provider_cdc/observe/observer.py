@@ -1,0 +1,274 @@
+"""What a driver writes down about once a minute, for people: how far the source is ahead, and how each table stands.
+
+Nothing depends on it, so nothing waits for it: a thread of its own does it, and an outage of the bookkeeping leaves a
+gap in the samples and no more. What was counted meanwhile is written afterwards.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import partial
+from typing import Any, Self
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from airflow_provider_cdc.ddl.schema_policy import describe_change
+from airflow_provider_cdc.model import server_id_slots as slots
+from airflow_provider_cdc.model.errors import CdcError
+from airflow_provider_cdc.model.offset import Lineage, Offset
+from airflow_provider_cdc.model.plan import Plan
+from airflow_provider_cdc.model.step_kinds import ADDED
+from airflow_provider_cdc.observe.lag import lag_of
+from airflow_provider_cdc.observe.table_state import Standing, table_state
+from airflow_provider_cdc.resnapshot.staged_files import tables_waiting
+from airflow_provider_cdc.resnapshot.suspension import known_to_be_gone, remedy_of
+from airflow_provider_cdc.runtime.run_context import Context
+from airflow_provider_cdc.sinks.files.size import Size
+from airflow_provider_cdc.sinks.protocol import Measured, SinkTable
+from airflow_provider_cdc.sinks.storage.request_counts import carried
+from airflow_provider_cdc.state import Store, TableProgress, TableStanding, now
+from airflow_provider_cdc.state.values import Compacted
+
+#: Seconds between two looks, and from the beginning to the first time that the source is asked.
+_SECONDS, _FIRST_SECONDS = 60.0, 5.0
+#: Of drivers that read a snapshot side by side, one asks the source: seconds for which a sample is good for all.
+_FRESH_SECONDS = 45.0
+#: Seconds for which the end of a driver waits for a look.
+_END_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a driver knows of its pipeline at a moment.
+
+    :param plan: the plan as it is now.
+    :param offset: the resume point, and ``lineage`` its lineage.
+    :param standing: how the pipeline stands.
+    :param epoch: of a stream its epoch, and how many ``batches`` and ``changes`` it has applied.
+    """
+
+    plan: Plan
+    offset: Offset
+    lineage: Lineage
+    standing: Standing
+    epoch: int | None = None
+    batches: int = 0
+    changes: int = 0
+
+
+class Observer:
+    """Writes down what there is to see while a driver works. A context manager.
+
+    :param see: what the driver knows now; ``None`` if another one sees to it.
+    :param sizes: what tables take, by index: those that were looked at since the last call.
+    :param compacted: the last compaction of tables, by index: of those that were compacted since the last call.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        store: Store,
+        see: Callable[[], Seen | None],
+        sizes: Callable[[], Mapping[int, Size]] = dict,
+        compacted: Callable[[], Mapping[int, Compacted]] = dict,
+    ) -> None:
+        self._context, self._store, self._see, self._look_at = context, store, see, sizes
+        self._last_compacted = compacted
+        self._lock, self._writing = threading.Lock(), threading.Lock()
+        self._applied: dict[int, Counter[str]] = {}
+        self._sizes: dict[int, Size] = {}
+        self._compacted: dict[int, Compacted] = {}
+        self._written: dict[int, TableStanding] = {}
+        self._known: tuple[Plan, list[list[Any]]] | None = None
+        self._chunks: Mapping[tuple[str, str], TableProgress] | None = None
+        self._gone: Collection[int] = ()
+        self._wake, self._over = threading.Event(), False
+        self._thread = threading.Thread(target=carried(self._go), name="observer", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over = True
+        self._wake.set()
+        self._thread.join(_END_SECONDS)
+
+    def look(self) -> None:
+        """Write down soon how the tables stand: something has happened."""
+        self._wake.set()
+
+    def applied(self, operations: Mapping[int, Counter[str]]) -> None:
+        """Hear of changes that were applied, by table and operation."""
+        with self._lock:
+            for index, counts in operations.items():
+                self._applied.setdefault(index, Counter()).update(counts)
+
+    def write(self, only: Mapping[int, SinkTable] | None = None) -> None:
+        """Write down how the tables stand, now.
+
+        :param only: these tables, and what they take.
+        """
+        if self._over and self._writing.locked():
+            return  # it waits for a database that does not answer: the end of the driver does not, too
+        with self._not_in_vain("how the tables stand"), self._writing:
+            seen = self._see()
+            if seen is not None:
+                self._write(seen, only)
+
+    def _go(self) -> None:
+        due = time.monotonic() + _FIRST_SECONDS
+        while not self._over:
+            if self._wake.wait(max(0.0, due - time.monotonic())):
+                self._wake.clear()
+            else:
+                due = time.monotonic() + _SECONDS
+                with self._not_in_vain("how far the source is ahead"):
+                    self._sample()
+            if not self._over:
+                with self._not_in_vain("which tables are gone from the source"):
+                    if (seen := self._see()) is not None:
+                        self._gone = known_to_be_gone(self._context, seen.plan)
+                self.write()
+
+    def _sample(self) -> None:
+        seen = self._see()
+        if seen is None or (seen.epoch is None and self._is_fresh(seen.plan.pipeline)):
+            return
+        lag = lag_of(self._context, seen.offset, slots.SAMPLE)
+        self._store.sample(
+            seen.plan.pipeline,
+            seen.epoch,
+            lag_seconds=lag.seconds,
+            lag_bytes=lag.bytes,
+            purge_hours=None if lag.purge_in is None else lag.purge_in / 3600,
+            changes=seen.changes,
+            batches=seen.batches,
+            unknown=lag.unknown,
+        )
+
+    def _is_fresh(self, pipeline: str) -> bool:
+        last = self._store.last_sample(pipeline)
+        return last is not None and 0 <= (now() - last.at).total_seconds() < _FRESH_SECONDS
+
+    def _write(self, seen: Seen, only: Mapping[int, SinkTable] | None) -> None:
+        plan, every = seen.plan, only is None and not self._written
+        if seen.epoch is None:
+            self._chunks = None  # of a stream they stay as they are
+        measured = {index: table.size() for index, table in (only or {}).items() if isinstance(table, Measured)}
+        with self._lock:
+            self._sizes |= {**self._look_at(), **measured}
+            sizes, self._sizes = self._sizes, {}
+            self._compacted |= self._last_compacted()
+            compacted, self._compacted = self._compacted, {}
+            applied, self._applied = self._applied, {}
+        try:
+            found = {index: self._standing(seen, index) for index in (only or range(len(plan.tables)))}
+            # Where the stream stands moves all the time: that alone is not worth a row.
+            told = applied.keys() | sizes.keys() | compacted.keys()
+            due = {i: s for i, s in found.items() if i in told or _still(s) != self._written.get(i)}
+            if not due and not every:
+                return
+            self._store.write_table_states(
+                plan.pipeline,
+                list(due.values()),
+                sizes={plan.tables[index].id: size.to_json() for index, size in sizes.items()},
+                compacted={plan.tables[index].id: last for index, last in compacted.items()},
+                applied={plan.tables[i].id: [counts[op] for op in "cud"] for i, counts in applied.items()},
+                all_of_them=every,
+            )
+        except BaseException:
+            with self._lock:
+                self._sizes = {**sizes, **self._sizes}
+                self._compacted = {**compacted, **self._compacted}
+                for index, counts in applied.items():
+                    self._applied.setdefault(index, Counter()).update(counts)
+            raise
+        if only is None:
+            self._written |= {index: _still(standing) for index, standing in due.items()}
+
+    def _standing(self, seen: Seen, index: int) -> TableStanding:
+        plan, table = seen.plan, seen.plan.tables[index]
+        step, read = plan.suspended_of(index), self._progress(plan).get(table.id)
+        standing = replace(seen.standing, gone=self._gone)
+        added = step is not None and step.kind == ADDED
+        return TableStanding(
+            *table.id,
+            table_state(self._context, plan, index, standing),
+            position=standing.at if step is None else None if added else step.at,
+            since=None if step is None else datetime.fromisoformat(step.since),
+            kind=step.kind if step else None,
+            reason=step.message if step else None,
+            remedy=(remedy_of(plan, step) if step else "") or None,
+            chunks_done=read.done if read else 0,
+            chunks_total=read.chunks if read else 0,
+            definitions=self._definitions(seen)[index],
+        )
+
+    def _progress(self, plan: Plan) -> Mapping[tuple[str, str], TableProgress]:
+        if self._chunks is None:
+            rows = self._store.progress(plan.pipeline, plan.generation)
+            self._chunks = {(row.database, row.table): row for row in rows}
+        return self._chunks
+
+    def _definitions(self, seen: Seen) -> list[list[Any]]:
+        if self._known is None or self._known[0] is not seen.plan:
+            found = []
+            for definitions in seen.plan.definitions_of(seen.lineage):
+                steps, before = [], None
+                for since, schema in definitions.steps:
+                    changed = describe_change(before, schema).removeprefix("; ") if before else ""
+                    steps.append(
+                        {
+                            "since": None if since is None else str(since),
+                            "columns": {column.name: column.column_type for column in schema.copied},
+                            "key": list(schema.key),
+                            "changed": changed,
+                        }
+                    )
+                    before = schema
+                found.append(steps)
+            self._known = seen.plan, found
+        return self._known[1]
+
+    @contextmanager
+    def _not_in_vain(self, what: str) -> Iterator[None]:
+        """Whatever fails, the driver goes on: an outage is told by others, and what is unexpected is told here."""
+        try:
+            yield
+        except (CdcError, SQLAlchemyError):
+            return
+        except Exception as error:  # Spark, or the process, may be ending
+            if not self._over:
+                self._context.reporter.line(f"{what} could not be written down: {type(error).__name__}: {error}")
+
+
+def observed(context: Context, store: Store, plan: Plan) -> Observer:
+    """The observer of a driver that reads a part of a snapshot."""
+    return Observer(context, store, partial(_seen, context, store, plan))
+
+
+def _seen(context: Context, store: Store, plan: Plan) -> Seen | None:
+    """How the snapshot stands; ``None`` beside a stream, which sees to that."""
+    stream = store.current_stream(plan.pipeline)
+    if stream is not None and stream.state == "running":
+        return None
+    plan = context.newest(plan)
+    groups = {row.group_no: row.state for row in store.groups(plan.pipeline, plan.generation)}
+    snapshot = store.snapshot(plan.pipeline, plan.generation)
+    complete, begun = snapshot is not None and snapshot.state == "done", context.sink.resume_point().stand()
+    offset, lineage = begun or (plan.p0, plan.lineage)
+    at = str(offset.at) if begun else None
+    again = tables_waiting(context, plan)
+    standing = Standing(groups, complete, None if stream is None else False, at, None, again, ())
+    return Seen(plan, offset, lineage, standing)
+
+
+def _still(standing: TableStanding) -> TableStanding:
+    return standing._replace(position=None)

@@ -1,0 +1,101 @@
+"""Progress for people: a bar on a terminal, now and then a line elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import click
+
+from airflow_provider_cdc.model.progress import ChunkProgress
+
+#: Seconds between two lines about the same thing where there is no terminal.
+_PAUSE = 5.0
+
+
+def reporter() -> Lines | Bars:
+    """Reporter that suits standard error."""
+    return Bars() if sys.stderr.isatty() else Lines()
+
+
+class Sparingly:
+    """Says which progress is worth a line: the first and the last, and in between one every few seconds."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, tuple[float, int]] = {}
+
+    def worth(self, progress: ChunkProgress) -> bool:
+        """Whether enough has happened since the last line about the same thing; it then counts as told."""
+        at, before = self._told.get(progress.label, (float("-inf"), 0))
+        done = progress.chunks_done
+        worth = done != before and (done == progress.chunks_total or time.monotonic() - at > _PAUSE)
+        if worth:
+            self._told[progress.label] = time.monotonic(), done
+        return worth
+
+
+class Lines:
+    """Writes lines with the time."""
+
+    def __init__(self) -> None:
+        self._sparingly = Sparingly()
+
+    def __enter__(self) -> Lines:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def line(self, text: str) -> None:
+        """Write a line."""
+        click.echo(f"{time.strftime('%H:%M:%S')} {text}", err=True)
+
+    def progress(self, progress: ChunkProgress) -> None:
+        """Write a line if enough has happened since the last."""
+        if self._sparingly.worth(progress):
+            self.line(f"{progress.label}: {progress}")
+
+
+class Bars:
+    """Shows a bar for each thing that is being worked on; what is done becomes a line.
+
+    :param console: where; standard error by default.
+    """
+
+    def __init__(self, console: Any = None) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        self._bars = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[told]}", markup=False),
+            console=console or Console(stderr=True),
+        )
+        self._tasks: dict[str, Any] = {}
+        self._done: set[str] = set()
+
+    def __enter__(self) -> Bars:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
+
+    def line(self, text: str) -> None:
+        """Write a line above the bars."""
+        self._bars.console.print(f"{time.strftime('%H:%M:%S')} {text}", highlight=False, markup=False, soft_wrap=True)
+
+    def progress(self, progress: ChunkProgress) -> None:
+        """Move a bar, or make it a line."""
+        label, total = progress.label, progress.chunks_total
+        if label in self._done:
+            return
+        if label not in self._tasks:
+            self._tasks[label] = self._bars.add_task(label, total=total, told="")
+        self._bars.update(self._tasks[label], completed=progress.chunks_done, total=total, told=str(progress))
+        if progress.chunks_done >= total:
+            self._done.add(label)
+            self._bars.remove_task(self._tasks.pop(label))
+            self.line(f"{label}: {progress}")

@@ -1,0 +1,175 @@
+"""How far a pipeline is, from bookkeeping and sink."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from airflow_provider_cdc.chunk_groups.groups import targets
+from airflow_provider_cdc.model.errors import TransientError
+from airflow_provider_cdc.observe.lag import changes_per_second, lag_of
+from airflow_provider_cdc.observe.table_state import Standing, table_status
+from airflow_provider_cdc.resnapshot.dropped_tables import emptied
+from airflow_provider_cdc.resnapshot.staged_files import tables_waiting
+from airflow_provider_cdc.resnapshot.suspension import known_to_be_gone, missed, remedy_of
+from airflow_provider_cdc.runtime.run_context import Context
+from airflow_provider_cdc.sinks.protocol import Measured
+from airflow_provider_cdc.sinks.storage.request_counts import summed
+from airflow_provider_cdc.snapshot.progress import group_progress, snapshot_progress
+from airflow_provider_cdc.snapshot.run import adopt_published
+from airflow_provider_cdc.state import Store, StreamRow
+from airflow_provider_cdc.state.models import BatchRow
+from airflow_provider_cdc.system.processes import tail
+
+#: Lines of a stream's log that the status shows.
+LOG_LINES = 10
+
+
+def status(context: Context) -> dict[str, Any]:
+    """State of a pipeline as a JSON value. The source is asked how far it is ahead, if it can be reached.
+
+    :returns: ``pipeline``; ``phase`` (``snapshot``, ``snapshot_complete``, ``streaming``, ``stopped``);
+        ``tables`` (of each its state, chunks done and total, rows, place, and definitions); ``suspended`` (tables that
+        the stream goes on without: where, since when, why, and what to do); ``snapshot`` and ``groups`` (chunks, rows,
+        corrected keys, rate, time left, why it is paused, requests to an object store); ``sink`` (files, bytes, rows of
+        each table that is made, if the sink tells); ``offset`` (the resume point); ``lag_seconds``, ``lag_bytes``,
+        ``purge_in_hours`` (how far the source is ahead of it, and how long it keeps it), ``lag_unknown`` (why that
+        cannot be told); ``stream`` (epoch, state, batches, changes, rate, lag of what it has applied, memory of its
+        index of keys, requests to an object store, who supervises it, who has paused it, the end of its driver's log),
+        ``null`` before the first.
+    """
+    plan = context.need_plan()
+    store = context.store()
+    try:
+        opened = targets(context, plan)
+        complete = adopt_published(context, store, plan) and all(opened[i].exists() for i in plan.active)
+        rows = store.progress(plan.pipeline, plan.generation)
+        snapshot = store.snapshot(plan.pipeline, plan.generation)
+        seconds = None
+        if snapshot is not None and snapshot.finished_at is not None:
+            seconds = (snapshot.finished_at - snapshot.created_at).total_seconds()
+            if seconds < sum(r.seconds for r in rows) / context.pipeline.snapshot.parallelism:
+                seconds = None  # the bookkeeping was rebuilt from the sink: nobody knows how long it took
+        total = sum(r.rows for r in rows)
+        groups = group_progress(context, store, plan)
+        whole = snapshot_progress(groups)
+        offset = context.sink.resume_point().read()
+        stream, going = _look(context, store)
+        totals = store.batch_totals(plan.pipeline)
+        recent = store.recent_batches(plan.pipeline, 1000)
+        standing = "stopped" if stream else "snapshot_complete"
+        phase = "streaming" if going else standing if complete else "snapshot"
+        lag = lag_of(context, offset or plan.p0)
+        now = Standing(
+            groups={group.group_no: group.state for group, _ in groups},
+            complete=complete,
+            streams=None if stream is None else going,
+            at=None if offset is None else str(offset.at),
+            lag_seconds=lag.to_json()["lag_seconds"],
+            read_again=tables_waiting(context, plan),
+            gone=known_to_be_gone(context, plan),
+            emptied=emptied(context, plan),
+        )
+        return {
+            "pipeline": plan.pipeline,
+            "phase": phase,
+            "generation": plan.generation,
+            "start": plan.start,
+            "tables": table_status(
+                context, plan, context.stand(plan)[1], {(row.database, row.table): row for row in rows}, now
+            ),
+            "suspended": [
+                {
+                    "table": plan.tables[step.table].label,
+                    **{name: getattr(step, name) for name in ("at", "since", "kind", "message")},
+                    "remedy": remedy_of(plan, step),
+                }
+                for step in missed(context, plan)
+                if step.table not in now.gone
+            ],
+            "snapshot": {
+                "complete": complete,
+                "traffic": summed(asked) if (asked := [g.traffic for g, _ in groups if g.traffic]) else None,
+                **whole.to_json(),
+                "rows_per_second": round(total / seconds) if seconds else None if complete else whole.rows_per_second,
+                "seconds": seconds,
+                "paused": whole.paused,
+            },
+            "groups": [
+                {
+                    "group": group.group_no,
+                    "state": group.state,
+                    **progress.to_json(),
+                    "paused": progress.paused,
+                    "traffic": group.traffic,
+                }
+                for group, progress in groups
+            ],
+            "sink": [
+                {"table": schema.label, **table.size().to_json()}
+                for schema, table in ((plan.tables[i], opened[i]) for i in plan.active)
+                if isinstance(table, Measured) and table.exists()
+            ],
+            "offset": None if offset is None else offset.to_json(),
+            **lag.to_json(),
+            "stream": None
+            if stream is None
+            else {
+                "epoch": stream.epoch,
+                "state": stream.state if going or stream.state != "running" else "lost",
+                "mode": stream.mode,
+                "paused_by": stream.paused_by,
+                "host": stream.host,
+                "error": stream.error,
+                "ui": stream.ui,
+                "supervisor": stream.supervisor,
+                "supervised_seconds_ago": _age(stream.supervised_at),
+                "progress_seconds_ago": _age(stream.progress_at),
+                "log": stream.log,
+                "log_tail": tail(stream.log, LOG_LINES),
+                "batches": totals.batches,
+                "changes": totals.changes,
+                "index_bytes": stream.index_bytes,
+                "index_disk_bytes": stream.index_disk_bytes,
+                "index_bytes_per_table": context.pipeline.sink.index_bytes,
+                "traffic": stream.traffic and {"last_batch": _last_asked(stream, recent), "run": stream.traffic},
+                "changes_per_second": _rate(stream, recent, going),
+                "lag_p50_seconds": _weighted(recent, "lag_p50_ms", 0.5),
+                "lag_p95_seconds": _weighted(recent, "lag_p95_ms", 0.95),
+            },
+        }
+    finally:
+        store.close()
+
+
+def _look(context: Context, store: Store) -> tuple[StreamRow | None, bool]:
+    """The newest run, and whether it goes on; as the bookkeeping has it, if that takes no signs of life now."""
+    try:
+        return context.watcher.watch(store, context.pipeline.name)
+    except TransientError:
+        run = store.current_stream(context.pipeline.name)
+        return run, run is not None and run.state == "running"
+
+
+def _rate(stream: StreamRow, recent: list[BatchRow], going: bool) -> float:
+    mine = [b for b in recent if b.epoch == stream.epoch]
+    return changes_per_second(mine, stream.started_at, datetime.now(UTC) if going or not mine else mine[0].committed_at)
+
+
+def _last_asked(stream: StreamRow, recent: list[BatchRow]) -> Any:
+    return next((batch.traffic for batch in recent if batch.epoch == stream.epoch), None)
+
+
+def _age(moment: datetime | None) -> float | None:
+    return None if moment is None else round((datetime.now(UTC) - moment).total_seconds(), 1)
+
+
+def _weighted(batches: list[Any], name: str, share: float) -> float | None:
+    """Percentile over batches, each counted as often as it has changes; seconds."""
+    pairs = sorted((getattr(b, name), b.changes) for b in batches if b.changes and getattr(b, name) is not None)
+    left = share * sum(n for _, n in pairs)
+    for lag, count in pairs:
+        left -= count
+        if left <= 0:
+            return round(float(lag) / 1000, 3)
+    return None

@@ -1,1 +1,0 @@
-"""Operators of Airflow; :mod:`airflow_provider_cdc.operators.cdc` holds them all."""

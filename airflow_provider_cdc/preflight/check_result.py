@@ -1,0 +1,70 @@
+"""One result of the preflight, and how a check comes to its results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from airflow_provider_cdc.model.errors import CdcError, NotReadyError, TransientError
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One result of the preflight.
+
+    :param level: ``ok``, ``warning`` or ``error``.
+    :param what: what was looked at and found.
+    :param remedy: what to do about it.
+    :param transient: whether it may go away by itself.
+    """
+
+    level: str
+    what: str
+    remedy: str = ""
+    transient: bool = False
+
+    @classmethod
+    def of(cls, error: CdcError) -> Finding:
+        """An error as a finding; :meth:`error` turns it back."""
+        return cls("error", error.message, error.remedy, isinstance(error, TransientError))
+
+    def error(self) -> CdcError:
+        """The finding as an error."""
+        return (TransientError if self.transient else NotReadyError)(self.what, self.remedy)
+
+    def __str__(self) -> str:
+        return f"{self.what}. {self.remedy}" if self.remedy else self.what
+
+    def to_json(self) -> dict[str, str]:
+        """Plain JSON value."""
+        return {"level": self.level, "what": self.what, "remedy": self.remedy}
+
+
+def findings(look: Callable[[], Iterator[Finding]]) -> list[Finding]:
+    """What a check finds; an error that ends it is its last finding."""
+    found: list[Finding] = []
+    try:
+        for finding in look():
+            found.append(finding)
+    except CdcError as error:
+        found.append(Finding.of(error))
+    return found
+
+
+def granted(read: Callable[[], Any], grant: str, scope: str = "*.*") -> Any:
+    """What is read; if the server denies it, the error names the grant.
+
+    :raises NotReadyError: if the user lacks the grant.
+    """
+    try:
+        return read()
+    except NotReadyError as error:
+        if error.code is None:  # not denied by the server
+            raise
+        raise NotReadyError(*lacks(grant, scope)) from None
+
+
+def lacks(grant: str, scope: str = "*.*") -> tuple[str, str]:
+    """What to say, and the remedy, where a grant is missing."""
+    return f"the user lacks the grant {grant} on {scope}", f"GRANT {grant} ON {scope} TO the user of the connection"

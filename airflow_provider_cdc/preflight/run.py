@@ -1,0 +1,149 @@
+"""The preflight: everything that can be known to go wrong, before anything is written."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from airflow_provider_cdc.config.connections import unsafe
+from airflow_provider_cdc.config.sink_section import KEEP
+from airflow_provider_cdc.config.store_address import folder_of
+from airflow_provider_cdc.config.table_paths import READERS, escaped_in
+from airflow_provider_cdc.model.errors import CdcError
+from airflow_provider_cdc.mysql.client.session import connect
+from airflow_provider_cdc.preflight.check_result import Finding, findings
+from airflow_provider_cdc.preflight.server import check_server, check_server_ids
+from airflow_provider_cdc.preflight.tables import check_tables
+from airflow_provider_cdc.runtime.run_context import Context
+from airflow_provider_cdc.sinks.protocol import Feature
+from airflow_provider_cdc.sinks.storage.store_check import check_store
+
+#: Bytes below which a disk has hardly room for anything: a batch, a compaction, and the bookkeeping.
+_ROOM = 1 << 30
+
+
+def preflight(context: Context, *, spark: bool = True) -> list[Finding]:
+    """Look at server, grants, tables, sink and runtime. Nothing is left behind, not even a folder.
+
+    :param spark: also look at pyspark and Java.
+    """
+    found: list[Finding] = []
+    found += findings(lambda: _sink(context))
+    found += findings(lambda: _supported(context))
+    found += findings(lambda: _safety(context))
+    if spark:
+        found += findings(_runtime)
+    try:
+        connection = connect(context.connect_args)
+    except CdcError as error:
+        return [*found, Finding.of(error)]
+    with closing(connection):
+        found += findings(lambda: check_server(context, connection))
+        found += findings(lambda: check_server_ids(context, connection))
+        found += check_tables(context, connection)
+    return found
+
+
+def require(context: Context, *, spark: bool = True) -> list[Finding]:
+    """Stop unless the preflight finds no error.
+
+    :returns: the warnings.
+    :raises NotReadyError: with the first error found.
+    :raises TransientError: if that may go away by itself: the server cannot be reached.
+    """
+    found = preflight(context, spark=spark)
+    for finding in found:
+        if finding.level == "error":
+            raise finding.error()
+    return [f for f in found if f.level == "warning"]
+
+
+def _sink(context: Context) -> Iterator[Finding]:
+    folder = folder_of(context.pipeline.sink.path)
+    if folder is None:
+        check_store(context.storage, context.layout.private)
+        books = "in a database" if context.store_url is not None else f"in {context.local.bookkeeping} of this host"
+        yield Finding("ok", f"sink {context.storage.location()} can be written; bookkeeping {books}")
+        if context.store_url is None:
+            yield from _room("the bookkeeping", _existing(context.local.bookkeeping))
+        return
+    path, existing = Path(folder), _existing(Path(folder))
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        yield Finding(
+            "error",
+            f"sink.path {path} cannot be written: {existing} is not a writable folder",
+            "Give the user that runs this write access to it, or choose another sink.path",
+        )
+        return
+    free = shutil.disk_usage(existing).free
+    yield Finding("ok", f"sink {path} is writable, {free / 1e9:.1f} GB free")
+    yield from _room(f"sink {path}", existing)
+    if strange := escaped_in(folder):
+        yield Finding("warning", f"sink.path {path} has {strange!r} in it", READERS)
+
+
+def _existing(path: Path) -> Path:
+    """The path, or the nearest folder above it that is there."""
+    while not os.path.exists(path) and path != path.parent:  # not Path.exists: it may be denied to look
+        path = path.parent
+    return path
+
+
+def _room(what: str, existing: Path) -> Iterator[Finding]:
+    """A warning if the disk of a folder is nearly full."""
+    free = shutil.disk_usage(existing).free
+    if free < _ROOM:
+        yield Finding(
+            "warning",
+            f"the disk of {what} has only {free:,} bytes left (at {existing})",
+            "Make room on that disk, or use a larger one: a snapshot needs about the size of the tables there",
+        )
+
+
+def _supported(context: Context) -> Iterator[Finding]:
+    """What the sink cannot do of what the pipeline asks for; of tables, the check of each table says it."""
+    if context.pipeline.stream.on_purged == "reread":
+        context.need(Feature.REREAD, "stream.on_purged is reread")
+    if context.pipeline.sink.on_dropped != KEEP:
+        for feature in (Feature.REREAD, Feature.ALTER):
+            context.need(feature, "sink.on_dropped is not keep")
+    yield from ()
+
+
+def _safety(context: Context) -> Iterator[Finding]:
+    """What the settings of the connections leave open; nothing is connected to."""
+    pipeline, url = context.pipeline, context.store_url
+    places: dict[str, tuple[Any, Mapping[str, Any]]] = {
+        f"source.conn_id {pipeline.source.conn_id}": (context.connect_args, context.connect_args)
+    }
+    if url is not None:
+        places[f"state.conn_id {pipeline.state.conn_id}"] = url, url.query
+    if context.access is not None and (risk := context.access.unsafe):
+        yield Finding(
+            "warning",
+            f"sink.conn_id {pipeline.sink.conn_id}: {risk}",
+            "Name an endpoint with https, and in verify the file of the authority that signed its certificate",
+        )
+    for what, (place, settings) in places.items():
+        if risk := unsafe(place):
+            yield Finding(
+                "warning",
+                f"{what}: {risk}",
+                f"Leave out {'sslmode' if 'sslmode' in settings else 'ssl_mode'} in its extra, and name there the "
+                "authority that signed the server's certificate, unless the system knows it",
+            )
+        key = str(settings.get("ssl_key") or settings.get("sslkey") or "")
+        if key and os.path.exists(key) and os.stat(key).st_mode & 0o077:
+            yield Finding("warning", f"{what}: the key {key} can be read by others", f"chmod 600 {key}")
+
+
+def _runtime() -> Iterator[Finding]:
+    from airflow_provider_cdc.spark.install_check import check_spark_install
+    from airflow_provider_cdc.spark.java import ensure_java_home
+
+    version = check_spark_install()
+    yield Finding("ok", f"pyspark is of version {version}; Java at {ensure_java_home()}")

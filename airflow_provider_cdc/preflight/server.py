@@ -1,0 +1,150 @@
+"""What the preflight asks of the server: version, settings, binlog, and replication server ids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pymysql.connections import Connection
+
+from airflow_provider_cdc.model import server_id_slots as slots
+from airflow_provider_cdc.model.errors import NotReadyError
+from airflow_provider_cdc.mysql.client.identity import DURABLE, binlog_status, is_mariadb, product_of
+from airflow_provider_cdc.mysql.client.product import Product, service_of
+from airflow_provider_cdc.mysql.client.session import pairs, rows, value
+from airflow_provider_cdc.mysql.client.verified_connection import where
+from airflow_provider_cdc.mysql.positions.watermark import low_watermark
+from airflow_provider_cdc.preflight.check_result import Finding, granted, lacks
+from airflow_provider_cdc.runtime.run_context import Context
+
+
+def check_server(context: Context, connection: Connection[Any]) -> Iterator[Finding]:
+    """Version and settings of the server, and whether its binlog has what is needed."""
+    version = str(value(connection, "SELECT @@version"))
+    product, place = Product.of(version), where(context.connect_args)
+    mariadb = product.mariadb
+    if not product.readable:
+        yield Finding(
+            "error",
+            f"server {place} is {product.name} {version}",
+            "MySQL 8.0.22, MariaDB 10.6 and newer are read",
+        )
+        return
+    found = pairs(connection, "SHOW GLOBAL VARIABLES")
+    service = service_of(found)
+    at_service = f" of {service.name}" if service else ""
+    if product.tried and service is None:
+        yield Finding("ok", f"server {place} is {product.name} {version}")
+    else:
+        yield Finding(
+            "warning",
+            f"server {place} is {product.name} {version}{at_service}: not tried with this version",
+            "It is read as its documentation says (docs/versions.md): `airflow-cdc verify` proves the copy",
+        )
+
+    def change(setting: str) -> str:
+        return service.set.format(setting) if service else f"SET {'GLOBAL' if mariadb else 'PERSIST'} {setting}"
+
+    checks = (
+        ("log_bin", "ON", service.no_binlog if service else "Start the server with --log-bin"),
+        ("binlog_format", "ROW", change("binlog_format = 'ROW'")),
+        ("binlog_row_image", "FULL", change("binlog_row_image = 'FULL'") + ", then reconnect the writers"),
+        ("binlog_row_value_options", "", change("binlog_row_value_options = ''")),
+    )
+    for name, wanted, remedy in checks:
+        if found.get(name, wanted) != wanted:
+            yield Finding("error", f"{name} is {found[name]!r}, {wanted!r} is needed", remedy)
+    if found["log_bin"] != "ON":
+        return
+    if weak := [f"{name} is {found[name]}" for name in DURABLE if found[name] != "1"]:
+        yield Finding(
+            "warning",
+            f"{' and '.join(weak)}: a server that crashes may lose commits that the copy holds already",
+            f"{change(', '.join(f'{name} = 1' for name in DURABLE))}; or run `airflow-cdc verify` after a crash",
+        )
+    expire = int(found.get("binlog_expire_logs_seconds", "0"))
+    if service and service.keeps:
+        yield Finding(
+            "warning",
+            f"{service.name} removes binlogs as soon as it can, unless it is told otherwise, and not by "
+            "binlog_expire_logs_seconds: the hours that `status` and `plan` show do not hold there",
+            f"{service.keeps} keeps them for a week; CALL mysql.rds_show_configuration shows what is set",
+        )
+    elif 0 < expire < 86_400:
+        yield Finding(
+            "warning",
+            f"binlogs are kept for {expire / 3600:.1f} h only",
+            "Raise binlog_expire_logs_seconds: a stream that stands still for longer loses its position",
+        )
+    if (metadata := found.get("binlog_row_metadata")) != "FULL":
+        lacks = "names, members of ENUM and SET columns and primary keys"
+        lacks = lacks if metadata == "MINIMAL" else f"signs, character sets, types of geometry, {lacks}"
+        yield Finding(
+            "warning",
+            f"binlog_row_metadata is {metadata!r}: the binary log does not say the {lacks} of tables, so a change of "
+            "these that it leaves out (sql_log_bin=0) would not be noticed",
+            change("binlog_row_metadata = 'FULL'"),
+        )
+    at, do, ignore = granted(lambda: binlog_status(connection), "REPLICATION CLIENT")
+    gtids = "gtid_strict_mode" if mariadb else "gtid_mode"
+    yield Finding("ok", f"binary log at {at}, {gtids} {found[gtids]}")
+    if not mariadb and found["gtid_mode"] != "ON":
+        # Without GTIDs watermarks need grants; the error names them.
+        low_watermark(connection)
+        yield Finding("ok", "low watermarks can be taken without GTIDs")
+    yield from _updates(connection, found, mariadb)
+    if do or ignore:
+        yield Finding(
+            "error",
+            f"the server leaves databases out of its binary log (binlog-do-db={do}, binlog-ignore-db={ignore})",
+            "Remove these options: changes that are not in the binary log cannot be copied",
+        )
+
+
+def _updates(connection: Connection[Any], found: dict[str, str], mariadb: bool) -> Iterator[Finding]:
+    if found.get("log_replica_updates", found.get("log_slave_updates")) == "ON":
+        return
+    try:
+        if not rows(connection, product_of(connection).replica_status):
+            return
+    except NotReadyError:  # MariaDB asks for a grant that nothing else needs
+        yield Finding(
+            "warning",
+            "log_slave_updates is OFF, and the user may not see whether the server is a replica",
+            "If it is one, start it with --log-slave-updates; GRANT REPLICA MONITOR ON *.* allows this check",
+        )
+        return
+    yield Finding(
+        "error",
+        "the server is a replica that leaves out of its binary log what it replicates",
+        "Start it with --log-replica-updates (MariaDB: --log-slave-updates), or read its source",
+    )
+
+
+def check_server_ids(context: Context, connection: Connection[Any]) -> Iterator[Finding]:
+    """Whether the replication server ids of the pipeline are free."""
+    pipeline = context.pipeline
+    mine = {pipeline.server_id(slot): pipeline.replica_uuid(slot) for slot in range(slots.LAST + 1)}
+    try:
+        listed = rows(connection, product_of(connection).replicas)
+    except NotReadyError:
+        if not is_mariadb(connection):
+            raise NotReadyError(*lacks("REPLICATION SLAVE")) from None
+        yield Finding(
+            "warning",
+            f"whether the replication server ids {min(mine)} to {max(mine)} are free cannot be seen",
+            "GRANT REPLICATION MASTER ADMIN ON *.* TO the user of the connection allows this check",
+        )
+        return
+    taken = {int(str(row[0])): str(row[-1]) for row in listed}
+    own = int(value(connection, "SELECT @@server_id") or 0)
+    for number, uuid in mine.items():
+        # The same uuid is this pipeline itself: a connection that the server has not noticed to be dead.
+        if number == own or (number in taken and taken[number] != uuid):
+            yield Finding(
+                "error",
+                f"replication server id {number} is in use",
+                f"Set source.server_id to the first of {len(mine)} free ids (SHOW REPLICAS lists those in use)",
+            )
+            return
+    yield Finding("ok", f"replication server ids {min(mine)} to {max(mine)} are free")

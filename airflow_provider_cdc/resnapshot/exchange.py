@@ -1,0 +1,296 @@
+"""What was read again of one table takes its place in the copy: all of it, or ranges of its keys.
+
+Only the stream's driver does that, between two batches, when it has passed the highest high watermark. Here alone is it
+decided whether rows may still get in, and every reading ends here with an outcome, which whoever waits for it reads.
+Ranges are brought to the stream's place, and their rows exchanged. With a whole table the driver also writes down that
+the table begins anew there: it rejoins, and from there on the stream follows it as it was read. The argument is in
+docs/correctness.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from sqlalchemy.exc import SQLAlchemyError
+
+from airflow_provider_cdc.apply.applier import Applier, found_rows
+from airflow_provider_cdc.apply.follow_ddl import finish_table
+from airflow_provider_cdc.apply.task import StreamJob, moved
+from airflow_provider_cdc.chunk_groups.groups import Group, generation_fence, watermarks_of
+from airflow_provider_cdc.ddl.schema_policy import describe_change
+from airflow_provider_cdc.model import server_id_slots as slots
+from airflow_provider_cdc.model.changes import apply_changes, last_changes
+from airflow_provider_cdc.model.errors import CdcError, FencedError, TerminalError, TransientError
+from airflow_provider_cdc.model.plan import Plan
+from airflow_provider_cdc.model.plan_history import Rejoined
+from airflow_provider_cdc.model.schema import SEQ
+from airflow_provider_cdc.model.staged_read import RANGES, TABLE, Refusal, Staged, refusal
+from airflow_provider_cdc.mysql.binlog.events.xa import parse_entry
+from airflow_provider_cdc.mysql.client.key_sql import keys_of
+from airflow_provider_cdc.mysql.client.session import connect
+from airflow_provider_cdc.mysql.keys.ownership import owners, uncovered
+from airflow_provider_cdc.mysql.positions.resume import gone
+from airflow_provider_cdc.resnapshot.deleted_rows import can_stay, loss_of
+from airflow_provider_cdc.resnapshot.staged_files import Outcome, end, outcome_of, ranges_marker, read_numbers
+from airflow_provider_cdc.resnapshot.staged_reads import (
+    UNUSABLE,
+    changes_since,
+    is_ripe,
+    place_of,
+    publish_table,
+    reason_of,
+    recounted,
+)
+from airflow_provider_cdc.runtime.run_context import Context
+from airflow_provider_cdc.sinks.files.parquet import DataFile
+from airflow_provider_cdc.sinks.protocol import Adopting, SinkTable
+from airflow_provider_cdc.sinks.storage.storage import read_json, write_json_once
+from airflow_provider_cdc.state import Store
+from airflow_provider_cdc.system.failpoints import failpoint
+
+_AGAIN = "Read it once more"
+
+
+class Exchange(NamedTuple):
+    """How a reading has ended, and the plan behind that: another one if the table has rejoined just now.
+
+    :param again: whether another reading might get in where this one has not.
+    """
+
+    done: bool
+    said: str
+    plan: Plan
+    again: bool = True
+
+
+def exchange(
+    context: Context, store: Store, plan: Plan, applier: Applier, job: StreamJob, staged: Staged
+) -> Exchange | None:
+    """Exchange the rows of a table that was read again, or of ranges of its keys, if the stream is far enough. Only its
+    driver calls it, between two batches.
+
+    :param applier: what has been applied.
+    :param job: reads the binlog.
+    :returns: how it has ended; ``None`` if it is too early.
+    """
+    if not is_ripe(staged, applier):
+        return None
+    index = staged.table
+    if (known := outcome_of(context, plan.generation, staged.group)) is not None:
+        end(context, plan, staged, known)  # a run died when it had written it down
+        return Exchange(*known, plan)
+    if index is None:
+        return _refused(context, store, plan, staged, Refusal("an older version has read it"), "a table")
+    label = plan.tables[index].label
+    if (said := _is_in(context, plan, applier, staged, index)) is not None:
+        return _done(context, store, plan, staged, said, again=True)
+    try:
+        refused = _look(context, plan, applier, staged, index)
+        if refused is None and staged.scope == RANGES and not applier.has_passed_snapshot(index):
+            return None
+        if refused is None:
+            take_in = _rejoin if staged.scope == TABLE else _exchange_ranges
+            return take_in(context, store, plan, applier, job, staged, index)
+    except FencedError:
+        raise
+    except _Unusable as error:  # the stream itself has lost nothing
+        refused = Refusal(error.args[0])
+    return _refused(context, store, plan, staged, refused, label)
+
+
+class _Unusable(Exception):
+    """What was staged cannot be used any more. Nothing was written down yet."""
+
+
+@contextmanager
+def _usable() -> Iterator[None]:
+    """Tell what is wrong with the rows that were read again from what is wrong with the stream.
+
+    :raises _Unusable: for the former.
+    """
+    try:
+        with moved():
+            yield
+    except FencedError:
+        raise
+    except UNUSABLE as error:
+        raise _Unusable(reason_of(error)) from error
+
+
+def _share(context: Context, plan: Plan, staged: Staged) -> tuple[str, Plan]:
+    """The plan by which rows were read, and the name of its file.
+
+    :raises TerminalError: if it is missing.
+    """
+    name = context.layout.share(plan.generation, staged.group)
+    if (found := read_json(context.storage, name)) is None:
+        raise TerminalError(f"the plan {context.storage.location(name)} of what was read again is missing")
+    return name, Plan.from_json(found).with_zero_dates(context.pipeline.source.zero_dates)
+
+
+def _look(context: Context, plan: Plan, applier: Applier, staged: Staged, index: int) -> Refusal | None:
+    """Why rows may not get in any more, if they may not."""
+    target, captured = context.sink.table(plan.tables[index]), context.pipeline.captures(*plan.tables[index].id)
+    with _usable():
+        numbers = read_numbers(plan, index, target.markers() if target.exists() else {})
+        refused = refusal(staged, index, plan, applier.lineage, numbers, captured=captured)
+        if refused is not None:
+            return refused
+        with closing(connect(context.connect_args)) as connection:
+            why = gone(connection, staged.since, context.opener(slots.REPLAY))
+    return None if why is None else Refusal(why)
+
+
+def _is_in(context: Context, plan: Plan, applier: Applier, staged: Staged, index: int) -> str | None:
+    """A line about rows that are in the copy already: a run died before it could say so."""
+    label = plan.tables[index].label
+    if staged.scope == TABLE:
+        steps = (step for step in plan.steps if isinstance(step, Rejoined) and step.table == index)
+        step = next((step for step in steps if step.group == staged.group), None)
+        return None if step is None else _rejoined(label, applier, step)
+    with suppress(*UNUSABLE):
+        if applier.tables[index].markers().get(ranges_marker(plan)) == staged.number:
+            return _replaced(label, applier)
+    return None
+
+
+def _rejoined(label: str, applier: Applier, step: Rejoined) -> str:
+    return f"{label} was read again, and is part of the stream from {applier.lineage.position(step.seq)} on"
+
+
+def _replaced(label: str, applier: Applier) -> str:
+    return f"{label} was read again in part, and its rows were exchanged at {applier.at.at}"
+
+
+def _exchange_ranges(
+    context: Context, store: Store, plan: Plan, applier: Applier, job: StreamJob, staged: Staged, index: int
+) -> Exchange:
+    """Exchange the rows of ranges, as of the resume point."""
+    with _usable():
+        _, made = _share(context, plan, staged)
+        group = Group(context, replace(plan, chunks=made.chunks), staged.group)
+        publish_table(group, staged, index, applier, job, {ranges_marker(plan): staged.number})
+    return _done(context, store, plan, staged, _replaced(plan.tables[index].label, applier))
+
+
+def _rejoin(
+    context: Context, store: Store, plan: Plan, applier: Applier, job: StreamJob, staged: Staged, index: int
+) -> Exchange:
+    """Let a table rejoin at the resume point."""
+    revision = plan.revision(index) + 1
+    with _usable():
+        generation_fence(plan, index, revision)  # there is such a revision
+        share, made = _share(context, plan, staged)
+        files = _brought(Group(context, made, staged.group), staged, index, applier, replace(job, share=share))
+        lost = loss_of(context, plan, index, made.tables[index], files)
+    if lost is not None:
+        refused, label = Refusal(lost.message), plan.tables[index].label
+        return _refused(context, store, plan, staged, refused, label, lost.remedy)._replace(again=False)
+    # When it is written down that the table rejoins, nothing else will do.
+    applier.confirm()  # what is written down is not fenced
+    known = [text for text in applier.at.xa if parse_entry(text)[1] is not None]
+    # Of the others nobody knows whether they have rows of this table: when they end, that is looked up.
+    applier.go_on(replace(applier.at, xa=tuple(known)))
+    target = context.sink.table(made.tables[index])
+    if not target.exists() or _is_adopted(target, plan):  # it was added, or somebody has removed it
+        target.create(plan.pipeline)
+        target.raise_fence(generation_fence(plan, index))
+    seq = applier.lineage.seq(applier.at.at)
+    slices = tuple(file.to_json() for file in files)
+    keeps = can_stay(context, plan, index, made.tables[index])
+    step = Rejoined(index, revision, seq, made.tables[index], slices, staged.group, keeps)
+    failpoint("rejoin.before_write")
+    name = context.layout.amendment(plan.generation, index, revision)
+    if not write_json_once(context.storage, name, step.to_json()):
+        raise TransientError(f"another process lets table {plan.tables[index].label} rejoin", "Run again")
+    failpoint("rejoin.after_write")
+    renewed = context.need_plan()
+    finish_table(context, renewed, index, applier.fence)
+    said = _rejoined(plan.tables[index].label, applier, step)
+    return _done(context, store, renewed, staged, said, describe_change(plan.tables[index], step.schema))
+
+
+def _is_adopted(target: SinkTable, plan: Plan) -> bool:
+    return isinstance(target, Adopting) and target.adopts(plan.pipeline)
+
+
+def _done(
+    context: Context, store: Store, plan: Plan, staged: Staged, said: str, change: str = "", *, again: bool = False
+) -> Exchange:
+    """Tell people that rows were exchanged, and end the reading.
+
+    :param plan: the plan behind that.
+    :param change: how its columns have changed.
+    :param again: whether a run that has died may have told them already.
+    """
+    assert staged.table is not None
+    label, kind = plan.tables[staged.table].label, "table_rejoined" if staged.scope == TABLE else "part_reread"
+    with suppress(CdcError, SQLAlchemyError):  # this is for people
+        before = store.events(plan.pipeline, 100, [kind]) if again else []
+        if not any(event.table == label and event.detail.startswith(said) for event in before):
+            store.event(plan.pipeline, kind, said + change, table=label, by=staged.by)
+    context.reporter.line(said + change)
+    end(context, plan, staged, Outcome(True, said + change))
+    return Exchange(True, said + change, plan)
+
+
+def _refused(
+    context: Context, store: Store, plan: Plan, staged: Staged, refused: Refusal, label: str, remedy: str = _AGAIN
+) -> Exchange:
+    """Tell people that rows do not get in, and end the reading. Where a later reading of the whole table is in, that is
+    all that was wanted.
+    """
+    part = " in part" if staged.scope == RANGES else ""
+    if refused.superseded:
+        said = f"{label} was read again{part}, and then as a whole by a reading that began later, which was taken"
+        context.reporter.line(said)
+        end(context, plan, staged, Outcome(True, said))
+        return Exchange(True, said, plan)
+    detail = f"{label} was read again{part}, and the rows cannot be exchanged: {refused.why}"
+    with suppress(CdcError, SQLAlchemyError):  # the line says it, too
+        table = None if staged.table is None else label
+        store.event(plan.pipeline, "reread_dropped", detail, table=table, remedy=remedy, by=staged.by)
+    said = f"{detail}. {remedy}"
+    context.reporter.line(said)
+    end(context, plan, staged, Outcome(False, said))
+    return Exchange(False, said, plan)
+
+
+def _brought(group: Group, staged: Staged, index: int, applier: Applier, job: StreamJob) -> list[DataFile]:
+    """The slices as of the resume point. Those that nothing has changed since stay as they are."""
+    table, target, lineage = group.plan.tables[index], group.context.sink.table(group.plan.tables[index]), job.lineage
+    entries = group.manifest(staged.attempt)
+    staged_files = [DataFile(**entry["file"]) for entry in entries]
+    for file in staged_files:
+        if not target.staged(file):
+            raise TerminalError(f"the file {file.path} of the {target.name} is missing or damaged")
+    chunks = group.plan.chunks
+    marks = [0] * len(chunks)
+    for entry in entries:
+        for chunk in entry["chunks"]:
+            marks[chunk["no"]] = lineage.seq(watermarks_of(chunk)[1])
+    changes, emptied = changes_since(group, staged, index, applier.at, job)
+    if not table.key:
+        with found_rows(table, lineage):
+            return recounted(group, staged, index, staged_files[0], marks[0], changes, emptied)
+    with closing(connect(group.context.connect_args)) as connection:
+        start = lineage.seq(staged.since.at)
+        changes = uncovered(connection, table, chunks, marks, start, last_changes(changes, table.key))
+        owned = owners(connection, table, chunks, keys_of(table, changes))
+    found = []
+    outside = changes.filter(pa.array([i < 0 for i in owned], pa.bool_()))
+    for file, entry in zip(staged_files, entries, strict=True):
+        mine = {chunk["no"] for chunk in entry["chunks"]}
+        late = changes.filter(pa.array([i in mine for i in owned], pa.bool_()))
+        if late.num_rows or any(marks[no] < emptied for no in mine):
+            rows = pa.concat_tables([table.sink_schema.empty_table(), *target.read_staged(file)])
+            rows = apply_changes(rows.filter(pc.greater_equal(rows[SEQ], emptied)), late, table.key)
+            file = target.stage(place_of(group, staged), [rows])
+        found.append(file)
+    added = apply_changes(table.sink_schema.empty_table(), outside, table.key)
+    return [*found, *([target.stage(place_of(group, staged), [added])] if added.num_rows else [])]

@@ -1,0 +1,173 @@
+"""Ranges of a table's keys are read again while the stream goes on, and take the place of what the copy has there.
+
+It is what a chunk group that is read again is, with chunks of its own: the argument is in docs/correctness.md. The
+table keeps its definition, and its place in the stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from typing import Any
+
+from pymysql.connections import Connection
+
+from airflow_provider_cdc.chunk_groups.groups import Group
+from airflow_provider_cdc.chunk_groups.task import Runner
+from airflow_provider_cdc.ddl.alter_parser import NotFollowed
+from airflow_provider_cdc.ddl.key_predicate import BadPredicate
+from airflow_provider_cdc.model import server_id_slots as slots
+from airflow_provider_cdc.model.errors import (
+    CdcError,
+    NotReadyError,
+    TransientError,
+)
+from airflow_provider_cdc.model.plan import Chunk, Plan
+from airflow_provider_cdc.model.schema import TableSchema
+from airflow_provider_cdc.model.staged_read import RANGES, Staged
+from airflow_provider_cdc.mysql.chunks.planner import plan_again, plan_ranges
+from airflow_provider_cdc.mysql.client.session import connect
+from airflow_provider_cdc.mysql.keys.ranges import key_ranges
+from airflow_provider_cdc.resnapshot.ad_hoc_read import is_published, read_aside
+from airflow_provider_cdc.resnapshot.table import altered_meanwhile, asked_for, resnapshot
+from airflow_provider_cdc.runtime.run_context import Context
+from airflow_provider_cdc.sinks.protocol import Feature
+from airflow_provider_cdc.state import RequestRow, Store
+
+#: Gives the ranges of a table's keys, in the order of the key; none overlap.
+Ranges = Callable[["Connection[Any]", TableSchema], Sequence[Chunk]]
+
+
+def read_again(context: Context, store: Store, label: str, where_key: str | None, run: Runner) -> str:
+    """Read a table again, or the rows of it whose keys are as a condition says, and wait for the stream.
+
+    :param where_key: the condition; ``None`` for the whole table.
+    :returns: what :func:`~airflow_provider_cdc.resnapshot.table.resnapshot` or :func:`resnapshot_where` does, which
+        say what it raises.
+    """
+    if where_key is None:
+        return resnapshot(context, store, label, run)
+    return resnapshot_where(context, store, label, where_key, run)
+
+
+def resnapshot_where(context: Context, store: Store, label: str, where_key: str, run: Runner) -> str:
+    """Read the rows of a table again whose keys are as a condition says, and wait for the stream to exchange them.
+
+    :param label: ``database.table``.
+    :param where_key: the condition; see :func:`airflow_provider_cdc.ddl.key_predicate.parse`.
+    :param run: runs the slices.
+    :returns: ``replaced``, or ``staged`` where no stream runs: the next one does it.
+    :raises NotReadyError: if the pipeline has no such table, its snapshot is not complete, the condition is no range of
+        its key, or the table is suspended.
+    :raises TransientError: if the stream has not followed its last DDL yet, or could not exchange the rows.
+    """
+    index = asked_for(context, label)
+    return read_ranges(context, store, index, _ranges_of(index, where_key), run)
+
+
+def _ranges_of(index: int, where_key: str) -> Ranges:
+    """Ranges that a condition means."""
+
+    def ranges(connection: Connection[Any], table: TableSchema) -> Sequence[Chunk]:
+        try:
+            return key_ranges(connection, table, index, where_key)
+        except BadPredicate as error:
+            raise NotReadyError(
+                f"the condition on the key of {table.label}: {error}",
+                f"Say it as a range of the key ({', '.join(table.key)})",
+                table=table.label,
+            ) from None
+
+    return ranges
+
+
+def read_ranges(context: Context, store: Store, index: int, ranges: Ranges, run: Runner) -> str:
+    """Read ranges of a table's keys again, and wait for the stream to exchange their rows.
+
+    :param index: index of the table in the plan.
+    :param ranges: gives them.
+    :param run: runs the slices.
+    :returns: and raises what :func:`resnapshot_where` does.
+    """
+    label = context.need_plan().tables[index].label
+    group, staged = _read(context, index, ranges, run)
+    said = f"{label} was read again in part"
+    if is_published(group, store, staged, said):
+        return "replaced"
+    context.reporter.line(f"{said}; no stream runs: the next one exchanges the rows")
+    return "staged"
+
+
+def read_where(context: Context, index: int, where_key: str, run: Runner, by_request: RequestRow) -> None:
+    """Read rows that somebody wants to be read again, and ask the stream to exchange them.
+
+    :param by_request: the request by which somebody does; the others and what it raises as of :func:`resnapshot_where`.
+    """
+    _read(context, index, _ranges_of(index, where_key), run, by_request)
+
+
+def _read(
+    context: Context, index: int, ranges: Ranges, run: Runner, by_request: RequestRow | None = None
+) -> tuple[Group, Staged]:
+    """Read ranges into staged slices, and ask for them to be exchanged.
+
+    :raises TransientError: if the table is altered meanwhile.
+    """
+    try:
+        return _staged(context, index, ranges, run, by_request)
+    except CdcError as error:
+        if not altered_meanwhile(error):
+            raise
+        label = context.need_plan().tables[index].label
+        said = f"{label} was altered while it was read: {error.message}"
+        raise TransientError(said, "Run again when the stream has followed that", table=label) from error
+
+
+def _staged(
+    context: Context, index: int, ranges: Ranges, run: Runner, by_request: RequestRow | None
+) -> tuple[Group, Staged]:
+    plan = context.need_plan()
+    label = plan.tables[index].label
+    context.need(Feature.REREAD, f"a part of table {label} is to be read again")
+    _, lineage = context.stand(plan)
+
+    def cut(connection: Connection[Any], found: TableSchema) -> list[Chunk]:
+        _check(context, plan, index, found)
+        return plan_ranges(connection, found, ranges(connection, found), context.pipeline.snapshot.chunk_rows)
+
+    with closing(connect(context.connect_args)) as connection:
+        since, _, chunks = plan_again(
+            connection,
+            plan.tables[index],
+            index,
+            lineage.server,
+            keeps=context.pipeline.keeps,
+            cut=cut,
+            open_at=context.opener(slots.PLAN),
+        )
+    return read_aside(context, plan, plan, RANGES, index, chunks, since, lineage, run, by_request)
+
+
+def _check(context: Context, plan: Plan, index: int, found: TableSchema) -> None:
+    """Make sure that rows that are read now fit those that are there.
+
+    :param found: the definition as it is now.
+    :raises NotReadyError: if the table can only be read as a whole.
+    :raises TransientError: if the stream has not followed its last DDL yet.
+    """
+    table = plan.tables[index]
+    whole = f"Read it as a whole: airflow-cdc resnapshot --table {table.label}"
+    if plan.suspended_of(index) is not None:
+        raise NotReadyError(f"{table.label} is suspended, and has no place in the stream", whole, table=table.label)
+    if not table.key:
+        raise NotReadyError(f"{table.label} has no usable key", whole, table=table.label)
+    try:
+        shaped = context.policy.shaped(table, found)
+    except NotFollowed as error:
+        raise NotReadyError(f"{table.label}: {error}", whole, table=table.label) from None
+    if shaped.fingerprint() != table.fingerprint():
+        raise TransientError(
+            f"{table.label} was altered, and the stream has not followed that yet",
+            "Run again when it has",
+            table=table.label,
+        )

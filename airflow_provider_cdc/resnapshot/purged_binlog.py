@@ -1,0 +1,111 @@
+"""Where the stream cannot go on, since the server has removed binlogs that were never read, all tables are read again.
+
+The new snapshot takes the place of the old one in the same sink. The argument is in docs/correctness.md.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing, suppress
+from dataclasses import replace
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from airflow_provider_cdc.apply.applier import epoch_fence, highest_epoch, stream_marker
+from airflow_provider_cdc.chunk_groups.groups import coverage, targets
+from airflow_provider_cdc.model import server_id_slots as slots
+from airflow_provider_cdc.model.definitions import Definitions
+from airflow_provider_cdc.model.errors import CdcError, OtherHistoryError, PurgedError
+from airflow_provider_cdc.model.plan import Plan
+from airflow_provider_cdc.mysql.client.identity import identity, same_server
+from airflow_provider_cdc.mysql.client.session import connect
+from airflow_provider_cdc.mysql.positions.binlog_files import are_renamed
+from airflow_provider_cdc.mysql.positions.failover import take_over
+from airflow_provider_cdc.mysql.positions.resume import resume
+from airflow_provider_cdc.runtime.run_context import Context
+from airflow_provider_cdc.sinks.protocol import Feature, Fenced
+from airflow_provider_cdc.sinks.storage.storage import read_json, write_json, write_json_once
+from airflow_provider_cdc.state import Store
+from airflow_provider_cdc.system.failpoints import failpoint
+
+
+def planned(context: Context, store: Store) -> Plan:
+    """The plan to work on: that of a new snapshot, if the server has purged what the stream needs next.
+
+    Only if ``stream.on_purged`` says so, and only where a run begins: what works on a plan does not change it.
+
+    :raises NotReadyError: if there has to be a new one and a stream is running.
+    :raises TerminalError: if the server's binlogs were numbered anew.
+    """
+    _begin_again(context, store)
+    return context.ensure_plan(store)
+
+
+def _begin_again(context: Context, store: Store) -> None:
+    """Plan a new snapshot if there has to be one.
+
+    Killed anywhere it is simply called again: each step is done once, and what is left of the old snapshot cannot be
+    taken for the new one's.
+    """
+    layout, name = context.layout, context.pipeline.name
+    plan = context.load_plan()
+    if plan is None:
+        return
+    progress = context.sink.resume_point()
+    progress.forget_older(plan.generation)
+    if context.pipeline.stream.on_purged != "reread":
+        return
+    at, lineage = context.stand(plan)
+    with closing(connect(context.connect_args)) as connection:
+        renamed = identity(connection) == at.server and are_renamed(connection, at.at)
+        try:
+            if renamed and _has_passed_snapshot(context, plan, lineage.seq(at.at)):
+                take_over(connection, context.opener(slots.PLAN), at)
+            else:
+                resume(connection, at, context.opener(slots.PLAN))
+            return
+        except PurgedError as error:
+            why = error.message
+        except CdcError:
+            return  # the stream says what is wrong
+    context.need(Feature.REREAD, "stream.on_purged is reread")
+    context.watcher.refuse(store, name)
+    written: list[Fenced] = [table for table in (*targets(context, plan), progress) if table.exists()]
+    fence = epoch_fence(name, highest_epoch(name, [table.markers() for table in written]) + 1)
+    for table in written:  # a stream that was taken for lost cannot write any more
+        table.raise_fence(fence)
+    failpoint("next_snapshot.after_fence")
+    made = context.new_plan(plan.generation + 1)
+    same_server(made.p0.server, lineage.server)
+    # Numbers go on from those of the old snapshot: no marker that it has left is ahead of a new one.
+    before, policy = {table.id: table for table in plan.tables}, context.policy
+    again = (policy.shaped(before[new.id], new, asked=True) if new.id in before else new for new in made.tables)
+    # Where a run died the tables may be ahead of the resume point.
+    read = max([lineage.seq(at.at), *(table.markers().get(stream_marker(name)) or 0 for table in written)])
+    if renamed:
+        lineage = lineage.then(made.p0.server, made.p0.at.file, read)
+    made = replace(made, lineage=lineage, definitions=tuple(map(Definitions.of, again)))
+    if lineage.seq(made.p0.at) < read:
+        raise OtherHistoryError(
+            f"the binlog of the server ends at {made.p0.at}, and was read up to {lineage.position(read)}"
+        )
+    name_of_plan = layout.next_plan(made.generation)
+    write_json_once(context.storage, name_of_plan, made.to_json())
+    failpoint("next_snapshot.after_plan")
+    write_json(context.storage, layout.plan, read_json(context.storage, name_of_plan))
+    failpoint("next_snapshot.after_switch")
+    progress.forget_older(made.generation)
+    left = sorted({t.label for t in plan.tables} - {t.label for t in made.tables})
+    context.reporter.line(f"{why}: all tables are read again (snapshot {made.generation})")
+    if left:
+        context.reporter.line(f"not read again, because the source no longer has them: {', '.join(left)}")
+    with suppress(CdcError, SQLAlchemyError):  # for people only
+        store.event(name, "reread", why)
+
+
+def _has_passed_snapshot(context: Context, plan: Plan, seq: int) -> bool:
+    """Whether nothing that chunks hold lies behind the resume point: what they hold is told by positions.
+
+    :param seq: ``_cdc_seq`` of the resume point.
+    """
+    held = coverage(context, plan, targets(context, plan))
+    return held is not None and all(mark <= seq for table in held for mark in table.high_watermarks)

@@ -1,0 +1,64 @@
+"""A running stream is asked to copy other tables from now on: those of the pipeline as it is now.
+
+Who asks writes down the patterns beside the plan, and waits. The stream's driver takes them in between two batches:
+see :meth:`~airflow_provider_cdc.stream.epoch.Epoch._reload`.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from dataclasses import replace
+
+from airflow_provider_cdc.config import Pipeline
+from airflow_provider_cdc.config.fingerprint import RELOADED, fingerprint
+from airflow_provider_cdc.model.errors import NotReadyError, TransientError
+from airflow_provider_cdc.model.plan import Plan
+from airflow_provider_cdc.mysql.client.catalog import find_tables
+from airflow_provider_cdc.mysql.client.session import connect
+from airflow_provider_cdc.runtime.run_context import Context
+from airflow_provider_cdc.sinks.storage.storage import read_json, write_json
+from airflow_provider_cdc.state import Store
+
+_POLL_SECONDS = 0.5
+
+
+def reload(context: Context, store: Store) -> tuple[list[str], list[str]] | None:
+    """Ask the running stream to copy the tables of the pipeline as it is now, and wait until it does.
+
+    :returns: labels of the tables that were added, and of those that were removed; ``None`` where no stream runs: the
+        next one copies them.
+    :raises NotReadyError: if no pattern matches a table.
+    :raises TransientError: if the stream ends meanwhile.
+    """
+    before = context.need_plan()
+    with closing(connect(context.connect_args)) as connection:
+        if not find_tables(connection, context.pipeline.captures):
+            raise NotReadyError(
+                f"pipeline {before.pipeline} would copy no table: no pattern of source.tables matches one",
+                "Correct source.tables and source.exclude",
+            )
+    run, going = context.watcher.watch(store, before.pipeline)
+    if run is None or not going:
+        return None
+    source, name = context.pipeline.source, context.layout.reload(before.generation)
+    write_json(context.storage, name, {"tables": source.tables, "exclude": source.exclude})
+    while context.storage.size(name) is not None:
+        now, going = context.watcher.watch(store, before.pipeline)
+        if not going or now is None or now.epoch != run.epoch:
+            raise TransientError(f"epoch {run.epoch} of the stream has ended before it took the tables in", "Run again")
+        time.sleep(_POLL_SECONDS)
+    digests = fingerprint(context.pipeline)
+    store.note_settings(before.pipeline, run.epoch, {key: digests[key] for key in RELOADED})
+    after = context.need_plan()
+    known = {table.id for table in before.tables}
+    added = [table.label for table in after.tables if table.id not in known]
+    removed = [before.tables[i].label for i in before.active if not context.pipeline.captures(*before.tables[i].id)]
+    return added, removed
+
+
+def reloaded(context: Context, plan: Plan) -> Pipeline:
+    """The pipeline with the patterns that were asked for."""
+    asked = read_json(context.storage, context.layout.reload(plan.generation))
+    source = replace(context.pipeline.source, tables=tuple(asked["tables"]), exclude=tuple(asked["exclude"]))
+    return replace(context.pipeline, source=source)

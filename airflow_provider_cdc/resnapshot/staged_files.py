@@ -1,0 +1,144 @@
+"""What was read again and waits for the stream: small files in the sink, which readers write and the driver reads.
+
+A reading has a folder of its own, named by its number; see :mod:`airflow_provider_cdc.model.staged_read`. It holds
+what was read, and in the end the outcome. A file in another folder asks the stream to publish it, and goes when it is
+over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from airflow_provider_cdc.model.plan import Plan
+from airflow_provider_cdc.model.staged_read import FIRST_READING, GROUP, TABLE, ReadNumbers, Staged
+from airflow_provider_cdc.runtime.run_context import Context
+from airflow_provider_cdc.sinks.protocol import Markers
+from airflow_provider_cdc.sinks.storage.storage import read_json, write_json, write_json_once
+from airflow_provider_cdc.system.failpoints import failpoint
+
+
+class Outcome(NamedTuple):
+    """How a reading ended.
+
+    :param done: whether its rows are in the copy, or those of a reading of the whole table that began later.
+    :param said: one line for people.
+    """
+
+    done: bool
+    said: str
+
+
+def draw_number(context: Context, plan: Plan, scope: str, table: int | None = None, group: int | None = None) -> int:
+    """The next number of the pipeline's sequence of readings: above all that were drawn when this is called. The start
+    position was taken before.
+
+    It belongs to whoever writes its file first. The file of the highest number is never removed.
+
+    :param scope: what is to be read.
+    :param table: index of the table, or ``group`` the number of the chunk group.
+    """
+    number = max(drawn_numbers(context, plan.generation), default=FIRST_READING - 1) + 1
+    read = {"scope": scope, "table": table, "group": group}
+    while not write_json_once(context.storage, context.layout.reading(plan.generation, number), read):
+        number += 1
+    return number
+
+
+def drawn_numbers(context: Context, generation: int) -> list[int]:
+    """Numbers of the readings of a snapshot that are known, in order: those whose files were not removed since."""
+    names = (name for name, _ in context.storage.list(context.layout.readings(generation)))
+    return sorted(int(name.rpartition("/")[2].removesuffix(".json")) for name in names)
+
+
+def ranges_marker(plan: Plan) -> str:
+    """Name of the marker of a table that holds the number of the last reading of ranges that was exchanged in it."""
+    return f"cdc/{plan.pipeline}/{plan.generation}/ranges"
+
+
+def group_reading_marker(plan: Plan, group: int) -> str:
+    """Name of the marker of a table that holds the number of the reading with which a chunk group was published again.
+
+    :param group: number of the group.
+    """
+    return f"cdc/{plan.pipeline}/{plan.generation}/reading/{group}"
+
+
+def read_numbers(plan: Plan, table: int, markers: Markers) -> ReadNumbers:
+    """Which readings a copy has, as its markers say.
+
+    :param table: index of the table in the plan.
+    :param markers: of the copy.
+    """
+    groups = (markers.get(group_reading_marker(plan, group)) or 0 for group in plan.groups_of(table))
+    return ReadNumbers(markers.get(ranges_marker(plan)) or 0, max(groups, default=0))
+
+
+def request(context: Context, plan: Plan, staged: Staged) -> None:
+    """Ask for what was read to be published."""
+    write_json(context.storage, _name(context, plan, staged), staged.to_json())
+    failpoint("reread.after_stage")
+
+
+def _name(context: Context, plan: Plan, staged: Staged) -> str:
+    return f"{context.layout.staged(plan.generation)}/{staged.group}-{staged.attempt}.json"
+
+
+def requests(context: Context, plan: Plan) -> list[str]:
+    """Names of the files that ask the stream for something: to publish attempts, or to reload its tables."""
+    listed = context.storage.list(context.layout.staged(plan.generation))
+    return [name for name, _ in listed if name.endswith(".json")]
+
+
+def waiting(context: Context, plan: Plan, names: Iterable[str] | None = None) -> list[Staged]:
+    """What waits to be published, the newest attempt of each group. Costs a look into a folder where there is nothing.
+
+    :param names: what :func:`requests` returned, if that is known.
+    """
+    newest: dict[int, Staged] = {}
+    for name in _attempts(context, plan, requests(context, plan) if names is None else names):
+        value = read_json(context.storage, name)
+        if value is not None:  # else it has just been published
+            found = Staged.from_json(value, plan.lineage.newest)
+            if found.group not in newest or newest[found.group].attempt < found.attempt:
+                newest[found.group] = found
+    return [newest[number] for number in sorted(newest)]
+
+
+def tables_waiting(context: Context, plan: Plan) -> set[int]:
+    """Indexes of the tables that were read again as a whole, and wait for the stream."""
+    return {one.table for one in waiting(context, plan) if one.scope == TABLE and one.table is not None}
+
+
+def forget(context: Context, plan: Plan, group: int, attempt: int) -> None:
+    """Remove what asks for an attempt at a group, and for older ones, to be published."""
+    for name in _attempts(context, plan, requests(context, plan)):
+        number, _, found = name.rpartition("/")[2].removesuffix(".json").partition("-")
+        if int(number) == group and int(found) <= attempt:
+            context.storage.delete(name)
+
+
+def _attempts(context: Context, plan: Plan, names: Iterable[str]) -> list[str]:
+    """Of the requests those that name an attempt to be published."""
+    return [name for name in names if name != context.layout.reload(plan.generation)]
+
+
+def end(context: Context, plan: Plan, staged: Staged, outcome: Outcome) -> None:
+    """Write down how a reading of a table, or of ranges, has ended, and forget what asks for it. Only the stream's
+    driver calls it.
+    """
+    assert staged.scope != GROUP  # whose outcome the markers of its tables tell
+    failpoint("reread.before_outcome")
+    name = context.layout.outcome(plan.generation, staged.group)
+    write_json(context.storage, name, {"done": outcome.done, "said": outcome.said})
+    failpoint("reread.after_outcome")
+    forget(context, plan, staged.group, staged.attempt)
+
+
+def outcome_of(context: Context, generation: int, number: int) -> Outcome | None:
+    """How a reading of a table, or of ranges, has ended; ``None`` as long as it waits.
+
+    :param number: the reading's number.
+    """
+    found = read_json(context.storage, context.layout.outcome(generation, number))
+    return None if found is None else Outcome(found["done"], found["said"])

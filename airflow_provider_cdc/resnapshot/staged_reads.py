@@ -1,0 +1,354 @@
+"""Chunk groups that are read again: staged by the job that reads them, then put in the place of what is there.
+
+Before a stream has ever begun the job does that itself. Afterwards the rows of the table are the stream's: its driver
+alone publishes, at a point where it knows the table's position (the argument is in docs/correctness.md).
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from sqlalchemy.exc import SQLAlchemyError
+
+from airflow_provider_cdc.apply.applier import Applier, epoch_fence, found_rows, stream_marker
+from airflow_provider_cdc.apply.task import StreamJob, moved
+from airflow_provider_cdc.chunk_groups.groups import (
+    Group,
+    coverage,
+    generation_fence,
+    numbering,
+    since_of,
+    watermarks_of,
+)
+from airflow_provider_cdc.model import server_id_slots as slots
+from airflow_provider_cdc.model.changes import after, apply_changes, last_changes
+from airflow_provider_cdc.model.errors import CdcError, FencedError, TerminalError, TransientError
+from airflow_provider_cdc.model.multiset import net, remaining, search
+from airflow_provider_cdc.model.offset import Lineage, Offset
+from airflow_provider_cdc.model.plan import Plan
+from airflow_provider_cdc.model.schema import SEQ
+from airflow_provider_cdc.model.staged_read import GROUP, RANGES, Staged, refusal
+from airflow_provider_cdc.model.supervision import Watch
+from airflow_provider_cdc.mysql.client.key_sql import keys_of
+from airflow_provider_cdc.mysql.client.session import connect
+from airflow_provider_cdc.mysql.keys.ownership import owned, owners
+from airflow_provider_cdc.mysql.positions.binlog_files import OpenAt
+from airflow_provider_cdc.mysql.positions.resume import gone
+from airflow_provider_cdc.resnapshot.staged_files import (
+    Outcome,
+    forget,
+    group_reading_marker,
+    read_numbers,
+    request,
+    waiting,
+)
+from airflow_provider_cdc.runtime.run_context import Context
+from airflow_provider_cdc.sinks.files.parquet import DataFile, portions
+from airflow_provider_cdc.sinks.protocol import Markers, Replaced
+from airflow_provider_cdc.state import Store
+from airflow_provider_cdc.system.failpoints import failpoint
+from airflow_provider_cdc.system.processes import died_here
+
+_POLL_SECONDS = 1.0
+#: Bytes in memory of the rows of a table without a key that are staged as one slice.
+_PORTION_BYTES = 64 << 20
+#: What tells that rows which were read again are of no use any more.
+UNUSABLE = (TerminalError, FileNotFoundError, pa.ArrowInvalid)
+
+
+def stage(group: Group, attempt: int, manifests: Sequence[dict[str, Any]]) -> Staged:
+    """Write down that an attempt is complete: its manifest, then a small file that asks for it to be published.
+
+    :param manifests: one entry a file, all read in one segment of the lineage.
+    """
+    context, plan = group.context, group.plan
+    manifests = group.write_manifest(attempt, manifests)
+    high = max(watermarks_of(chunk)[1] for entry in manifests for chunk in entry["chunks"])
+    # Files of an earlier try lack more than those of this one.
+    since = min((since_of(plan, entry) for entry in manifests), key=lambda offset: offset.at)
+    number = min(entry.get("reading", 0) for entry in manifests)
+    staged = Staged(number, GROUP, None, group.number, attempt, high, since, numbering(plan, manifests[0]))
+    request(context, plan, staged)
+    forget(context, plan, group.number, attempt - 1)
+    return staged
+
+
+def unfit(group: Group, staged: Staged, lineage: Lineage, open_at: OpenAt) -> str | None:
+    """Why a staged attempt at a chunk group cannot be published any more, if it cannot.
+
+    :param lineage: that of the resume point.
+    :param open_at: opens a stream of the server's binlog.
+    """
+    plan = group.plan
+    for index, target in group.tables.items():
+        now, captured = plan.tables[index], group.context.pipeline.captures(*plan.tables[index].id)
+        refused = refusal(staged, index, plan, lineage, read_numbers(plan, index, target.markers()), captured=captured)
+        if refused is not None:
+            return f"{refused.why} (table {now.label})"
+        before = plan.definitions_of(lineage)[index].at(staged.since.at)
+        if before is not None and before.fingerprint() != now.fingerprint():
+            return f"{now.label} was altered since it was read"
+    with closing(connect(group.context.connect_args)) as connection:
+        return gone(connection, staged.since, open_at)
+
+
+def settle(group: Group, store: Store, staged: Staged) -> bool:
+    """Publish a staged attempt where no stream has begun; elsewhere wait while a stream runs that will do it.
+
+    :returns: whether it is published in all tables; if not, the next stream does it.
+    """
+    manifests = group.manifest(staged.attempt)
+    for index in group.tables:
+        _publish_alone(group, staged, index, manifests)
+
+    def outcome() -> Outcome | None:
+        asked = any(found.group == staged.group for found in waiting(group.context, group.plan))
+        done = (group.published() or 0) >= staged.attempt  # looked at behind that: the request goes last
+        return None if asked and not done else Outcome(done, "what was published stays")
+
+    return is_taken(group, store, staged, outcome, _said(staged))
+
+
+def is_taken(group: Group, store: Store, staged: Staged, outcome: Callable[[], Outcome | None], said: str) -> bool:
+    """Wait while a stream runs that will publish what is staged.
+
+    :param outcome: how it has ended, if it has.
+    :param said: what was read again, for people.
+    :returns: whether it is published; if not, the next stream does it.
+    :raises TransientError: if the stream could not publish it.
+    """
+    context, plan = group.context, group.plan
+    watch: Watch | None = None
+    rests = False
+    while (ended := outcome()) is None:
+        run = store.current_stream(plan.pipeline)
+        if run is None or run.state != "running" or died_here(run.host, run.machine, run.pid, run.pid_started):
+            return False
+        if watch is None or watch.epoch != run.epoch:
+            watch = Watch(run.epoch)
+            context.reporter.line(f"{said}; the stream (epoch {run.epoch}) publishes it when it is at {staged.high}")
+        if watch.see(run, time.monotonic()) is not None:
+            return False
+        if run.paused_by is not None and not rests:
+            context.reporter.line(f"the stream is paused ({run.paused_by} asked for it): airflow-cdc resume")
+        rests = run.paused_by is not None
+        time.sleep(_POLL_SECONDS)
+    if not ended.done:
+        raise TransientError(f"{said}, and cannot be published: {ended.said}", "Run again: it is then read once more")
+    return True
+
+
+def _publish_alone(group: Group, staged: Staged, index: int, manifests: Sequence[dict[str, Any]]) -> None:
+    """One commit, if no stream has touched the table and it is not published there already."""
+    target, epoch = group.tables[index], epoch_fence(group.plan.pipeline, 0).name
+    files = [DataFile(**m["file"]) for m in manifests if m["table"] == index]
+
+    def due(markers: Markers) -> bool:
+        return (markers.get(group.marker) or 0) < staged.attempt and markers.get(epoch) is None
+
+    if due(target.markers()):
+        with _replaced(group, staged, index, files) as change:
+            failpoint("reread.before_commit")
+            target.commit(
+                lambda markers: change if due(markers) else None,
+                group_markers(group, staged),
+                generation_fence(group.plan, index),
+            )
+            failpoint("reread.after_commit")
+
+
+def group_markers(group: Group, staged: Staged) -> dict[str, int]:
+    """Markers that say that an attempt at a chunk group is published, and which reading that is."""
+    return {group.marker: staged.attempt, group_reading_marker(group.plan, group.number): staged.number}
+
+
+def publish_staged(
+    context: Context, store: Store, plan: Plan, applier: Applier, job: StreamJob, staged: Staged
+) -> None:
+    """Publish a staged attempt at a chunk group, if the stream is far enough. Only its driver calls it, between two
+    batches.
+
+    :param applier: what has been applied; told of the new coverage.
+    :param job: reads the binlog.
+    """
+    group = Group(context, plan, staged.group)
+    if staged.group not in plan.groups():
+        _drop(group, store, staged, "its tables were read again as a whole, or are suspended")
+        return
+    if not is_ripe(staged, applier):
+        return
+    try:
+        with moved():
+            behind = [i for i, attempt in group.markers().items() if attempt < staged.attempt]
+            # If none is, a run died when it had done it.
+            why = unfit(group, staged, applier.lineage, context.opener(slots.REPLAY)) if behind else None
+            for index in behind if why is None else ():
+                publish_table(group, staged, index, applier, job, group_markers(group, staged))
+    except FencedError:
+        raise
+    except UNUSABLE as error:  # the stream itself has lost nothing
+        why = reason_of(error)
+    applier.hold(coverage(context, plan, applier.tables) or [])
+    if why is not None:
+        _drop(group, store, staged, why)
+        return
+    if behind:
+        context.reporter.line(f"{_said(staged)}: published at {applier.at.at}")
+    with suppress(CdcError, SQLAlchemyError):  # during an outage the request stays, and is only recorded later
+        group.adopt(store, store.group(plan.pipeline, plan.generation, staged.group).attempt)
+        forget(context, plan, staged.group, staged.attempt)
+
+
+def is_ripe(staged: Staged, applier: Applier) -> bool:
+    """Whether the stream is far enough to look at what is staged: at the highest high watermark, or at another server,
+    where that means nothing.
+    """
+    return staged.lineage != applier.lineage.newest or staged.high <= applier.at.at
+
+
+def reason_of(error: Exception) -> str:
+    """Why rows that were read again are of no use, for people."""
+    return error.message if isinstance(error, TerminalError) else str(error)
+
+
+def _drop(group: Group, store: Store, staged: Staged, why: str) -> None:
+    """Give a request up: what was published stays."""
+    detail = f"{_said(staged)}, and cannot be published: {why}; what was published stays"
+    with suppress(CdcError, SQLAlchemyError):  # the line says it, too
+        store.event(group.plan.pipeline, "reread_dropped", detail, remedy="Clear its task to read it once more")
+    forget(group.context, group.plan, staged.group, staged.attempt)
+    group.context.reporter.line(f"{detail}. Clear its task to read it once more")
+
+
+def _said(staged: Staged) -> str:
+    return f"group {staged.group} was read again (attempt {staged.attempt})"
+
+
+def publish_table(
+    group: Group, staged: Staged, index: int, applier: Applier, job: StreamJob, markers: Mapping[str, int]
+) -> None:
+    """Put what was read again in the place of the rows of one table, as of the resume point, in one commit.
+
+    :param markers: say that it is published, and go into the same commit.
+    """
+    plan, target = group.plan, applier.tables[index]
+    manifests = [m for m in group.manifest(staged.attempt) if m["table"] == index]
+    for file in (DataFile(**m["file"]) for m in manifests):
+        if not target.staged(file):
+            raise TerminalError(f"the file {file.path} of the {target.name} is missing or damaged")
+    # A run that was killed before it wrote the resume point may have left the table further than that.
+    at = max(applier.lineage.seq(applier.at.at), target.markers().get(stream_marker(plan.pipeline)) or 0)
+    files = _replayed(group, staged, index, manifests, replace(applier.at, at=applier.lineage.position(at)), job)
+    with _replaced(group, staged, index, files) as change:
+
+        def decide(standing: Markers) -> Replaced | None:
+            return None if all((standing.get(name) or 0) >= value for name, value in markers.items()) else change
+
+        failpoint("reread.before_commit")
+        target.commit(decide, {**markers, stream_marker(plan.pipeline): at}, applier.fence)
+        failpoint("reread.after_commit")
+
+
+def _replayed(
+    group: Group, staged: Staged, index: int, manifests: Sequence[dict[str, Any]], end: Offset, job: StreamJob
+) -> list[DataFile]:
+    """The staged files of one table as of ``end``. Files that nothing has changed since stay as they are."""
+    table = group.plan.tables[index]
+    chunks = [c for c in group.chunks if c.table == index]
+    numbers = {chunk.no: i for i, chunk in enumerate(chunks)}
+    marks = [0] * len(chunks)
+    for entry in manifests:
+        for chunk in entry["chunks"]:
+            marks[numbers[chunk["no"]]] = job.lineage.seq(watermarks_of(chunk)[1])
+    changes, emptied = changes_since(group, staged, index, end, job)
+    if not table.key:
+        (entry,) = manifests
+        with found_rows(table, job.lineage):
+            return recounted(group, staged, index, DataFile(**entry["file"]), marks[0], changes, emptied)
+    # First reduced to the last change of each key, then what is covered (or another group's) is dropped.
+    changes = last_changes(changes, table.key)
+    with closing(connect(group.context.connect_args)) as connection:
+        found_in = owners(connection, table, chunks, keys_of(table, changes))
+    seqs = changes[SEQ].to_pylist()
+    found = []
+    for entry in manifests:
+        mine = {numbers[chunk["no"]] for chunk in entry["chunks"]}
+        newer = [i in mine and seq > marks[i] for i, seq in zip(found_in, seqs, strict=True)]
+        late = changes.filter(pa.array(newer, pa.bool_()))
+        file = DataFile(**entry["file"])
+        if late.num_rows or any(marks[i] < emptied for i in mine):
+            target = group.tables[index]
+            rows = pa.concat_tables([table.sink_schema.empty_table(), *target.read_staged(file)])
+            rows = apply_changes(rows.filter(pc.greater_equal(rows[SEQ], emptied)), late, table.key)
+            file = target.stage(place_of(group, staged), [rows])
+        found.append(file)
+    return found
+
+
+def recounted(
+    group: Group, staged: Staged, index: int, file: DataFile, mark: int, changes: pa.Table, emptied: int
+) -> list[DataFile]:
+    """The staged file of a table without a key, after the changes behind its high watermark."""
+    table = group.plan.tables[index]
+    change, since = net(after(changes, mark), [c.name for c in table.copied]), emptied if emptied > mark else 0
+    if not change and not since:
+        return [file]
+    target = group.tables[index]
+    gone = search([("", target.read_staged(file))], change, since).get("")
+    kept = () if gone is None else remaining(target.read_staged(file), gone)
+    written = portions(chain(kept, [change.added]), _PORTION_BYTES)
+    found = [target.stage(place_of(group, staged), portion) for portion in written]
+    return found if gone is not None else [file, *found]
+
+
+def changes_since(group: Group, staged: Staged, index: int, end: Offset, job: StreamJob) -> tuple[pa.Table, int]:
+    """Changes of one table up to ``end`` that its staged chunks may lack, in binlog order, behind the last TRUNCATE;
+    and the ``_cdc_seq`` of that (0 if there is none).
+    """
+    table, start = group.plan.tables[index], staged.since
+    found, emptied = table.sink_schema.empty_table(), 0
+    if end.at <= start.at:
+        return found, emptied
+    # Not the reader of the batches: the next batch may be being read at this moment.
+    reader = group.context.pipeline.replica(slots.REPLAY)
+    name = f"reread-{group.number}-{staged.attempt}"
+    staging = job.sink.staging()
+    manifest = replace(job, readers=(reader,), only=index).stage(start, replace(end, xa=()), name)
+    for entry in manifest["tables"]:
+        if entry["table"] == index:
+            emptied = entry["emptied"] or 0
+            found = staging.read(table, entry["staged"])
+    for number, staged_name in manifest["staged"]:
+        staging.discard(group.plan.tables[number], [staged_name])
+    return found, emptied
+
+
+@contextmanager
+def _replaced(group: Group, staged: Staged, index: int, files: Sequence[DataFile]) -> Iterator[Replaced]:
+    """Files in the place of the rows of a table that belong to a group; the server says whose keys do."""
+    table = group.plan.tables[index]
+    chunks = [c for c in group.chunks if c.table == index]
+    span = None
+    if table.integer_key is not None:
+        span = int(chunks[0].lower[0]), int(chunks[-1].upper[0])
+    with closing(connect(group.context.connect_args)) as connection:
+
+        def mine(keys: pa.Table) -> pa.Array:
+            if not table.key:  # one group has all of it
+                return pa.repeat(True, keys.num_rows)
+            return owned(connection, table, chunks, keys)
+
+        yield Replaced(files, None if staged.scope == RANGES else (group.plan.generation, group.number), mine, span)
+
+
+def place_of(group: Group, staged: Staged) -> str:
+    """Where rows of a table are staged that the binlog was replayed onto."""
+    return f"{group.plan.generation}/{group.number}/{staged.attempt}/replayed-{uuid.uuid4().hex}"

@@ -1,0 +1,57 @@
+"""Steps of tables, and readings, that nothing goes by any more are removed: else each start would read all that ever
+happened.
+
+When a table has rejoined, what was written down of its revisions before says nothing about it. The last revision before
+stays as well: whoever lists the steps at this moment may miss a file that has just come, and must not miss both.
+"""
+
+from __future__ import annotations
+
+from airflow_provider_cdc.model.plan import Plan
+from airflow_provider_cdc.model.plan_history import Rejoined, Step
+from airflow_provider_cdc.resnapshot.staged_files import drawn_numbers, waiting
+from airflow_provider_cdc.runtime.run_context import Context
+from airflow_provider_cdc.sinks.files.layout import Layout, step_name
+from airflow_provider_cdc.sinks.storage.storage import Storage, read_json
+
+
+def remove_superseded_steps(storage: Storage, layout: Layout, plan: Plan) -> None:
+    """Remove the files of steps of all but the last two revisions of each table. Only the stream's driver calls it.
+
+    :param storage: that of the sink.
+    """
+    gone = [step_name(layout, plan.generation, step) for step in plan.steps if _is_superseded(plan, step)]
+    if gone:
+        storage.delete(*gone)
+
+
+def remove_superseded_readings(context: Context, plan: Plan, table: int) -> None:
+    """Remove what is left of readings of a table, or of parts of it, that began before the last but one with which it
+    has rejoined. Only the stream's driver calls it.
+
+    Whoever waits for one of those has long heard of its outcome. The reading with which it has rejoined the last time
+    stays, so the highest number that was drawn does. A process that has looked for that before, and is slow, may draw a
+    number that was removed meanwhile: it is above all that had been drawn when it looked, all the same.
+
+    :param table: index of the table in the plan.
+    """
+    taken = sorted(step.group or 0 for step in plan.steps if isinstance(step, Rejoined) and step.table == table)
+    if len(taken) < 2:
+        return
+    storage, layout, generation = context.storage, context.layout, plan.generation
+    waits = {staged.number for staged in waiting(context, plan)}
+    for number in drawn_numbers(context, generation):
+        if number >= taken[-2] or number in waits:
+            continue
+        read = read_json(storage, layout.reading(generation, number))
+        # One without a manifest is not read to its end: its tasks may still be at it.
+        is_over = storage.size(layout.attempt(generation, number, 1)) is not None
+        if read is not None and read["table"] == table and is_over:
+            context.sink.table(plan.tables[table]).clear_staged(f"{generation}/{number}")
+            storage.clear(layout.group(generation, number))
+            storage.delete(layout.reading(generation, number))
+
+
+def _is_superseded(plan: Plan, step: Step) -> bool:
+    """Whether two revisions have followed that of a step. What adds a table to the plan is needed for good."""
+    return step.revision < plan.revision(step.table) - 1 and not plan.is_addition(step)

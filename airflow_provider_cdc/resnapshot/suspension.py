@@ -1,0 +1,260 @@
+"""A table that cannot go on is suspended: its copy stands at an exact place, and the stream goes on with the others.
+
+It is written down once, beside the plan. Behind the resume point nothing that the binlog says of the table is of
+concern any more, until it was read again. The argument is in docs/correctness.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from airflow_provider_cdc.apply.applier import Applier
+from airflow_provider_cdc.chunk_groups.groups import generation_fence
+from airflow_provider_cdc.config.sections import SUSPEND
+from airflow_provider_cdc.model.errors import (
+    CdcError,
+    DdlError,
+    FencedError,
+    NotFollowedError,
+    NotReadyError,
+    TableSuspendedError,
+    TerminalError,
+    kind_of,
+)
+from airflow_provider_cdc.model.plan import Plan
+from airflow_provider_cdc.model.plan_history import Suspended
+from airflow_provider_cdc.model.schema import TableSchema
+from airflow_provider_cdc.model.step_kinds import ADDED, ASKED, REMOVED
+from airflow_provider_cdc.mysql.client.catalog import find_tables
+from airflow_provider_cdc.mysql.client.session import connect
+from airflow_provider_cdc.runtime.run_context import Context
+from airflow_provider_cdc.sinks.protocol import SinkTable
+from airflow_provider_cdc.sinks.storage.storage import write_json_once
+from airflow_provider_cdc.sinks.table_errors import of_table
+from airflow_provider_cdc.state import Store
+from airflow_provider_cdc.system.failpoints import failpoint
+
+#: Kinds of steps behind which a table that is not seen is not there: nothing else was wrong with it, or a DDL was.
+_MAY_BE_GONE = (ADDED, REMOVED, NotFollowedError.__name__)
+
+
+def concerned(context: Context, plan: Plan, error: CdcError) -> int | None:
+    """The table that cannot go on, where the others can.
+
+    :returns: its index in the plan; ``None`` where the error concerns more, is worth a retry, or the pipeline is to
+        stop.
+    """
+    stream = context.pipeline.stream
+    if stream.on_table_error != SUSPEND or not isinstance(error, TerminalError) or isinstance(error, FencedError):
+        return None
+    if isinstance(error, DdlError) and not stream.follows_ddl:
+        return None
+    return next((i for i in plan.active if plan.tables[i].label == error.table), None)
+
+
+def suspend_table(context: Context, store: Store, plan: Plan, applier: Applier, index: int, error: CdcError) -> Plan:
+    """Suspend a table at the resume point.
+
+    :param error: why.
+    :returns: the plan without it.
+    :raises FencedError: if a newer epoch has taken over.
+    """
+    applier.confirm()  # what is written down is not fenced
+    write_down(context, store, plan, [_because(context, plan, index, error)])
+    return context.need_plan()
+
+
+def suspend_as_asked(
+    context: Context, store: Store, plan: Plan, applier: Applier, index: int, by: str
+) -> tuple[Plan, str]:
+    """Suspend a table at the resume point since somebody wants it. Nothing reads it again until somebody asks for that.
+
+    :param by: who wants it.
+    :returns: the plan without it, and a line about it.
+    :raises NotReadyError: if it is suspended already, for another reason.
+    :raises FencedError: if a newer epoch has taken over.
+    """
+    label, step = plan.tables[index].label, plan.suspended_of(index)
+    if step is not None and step.kind != ASKED:
+        raise NotReadyError(
+            f"table {label} is suspended already, at {step.at}: {step.message}",
+            remedy_of(plan, step) or "Ask again when it is part of the stream",
+            table=label,
+        )
+    if step is None:
+        applier.confirm()  # what is written down is not fenced
+        step = suspended_here(context, plan, index, ASKED, f"{by} asked for it")
+        write_down(context, store, plan, [step], by=by)
+        plan = context.need_plan()
+    return plan, f"table {label} is suspended at {step.at}: {step.message}. {remedy_of(plan, step)}"
+
+
+def unusable(context: Context, plan: Plan, tables: Sequence[SinkTable]) -> dict[int, TerminalError]:
+    """Tables that a stream which goes on finds without a copy that it could write to, and why: somebody has removed it,
+    or put another table in its place. Before its first batch, a copy that is missing is one that was not read yet.
+
+    :param tables: sink tables in the plan's order.
+    :raises TerminalError: if no table has a copy: that is a disk or a bucket, and no table's own trouble.
+    """
+    found: dict[int, TerminalError] = {}
+    offset, lineage = context.stand(plan)
+    if lineage.seq(offset.at) <= plan.p0_seq:
+        return found
+    for index in plan.active:
+        try:
+            with of_table(plan.tables[index]):
+                target = tables[index]
+                there = target.exists()
+                if not there or target.markers().get(generation_fence(plan, index).name) is None:
+                    what = "is not the one that was written before" if there else "is missing"
+                    raise TerminalError(f"the {target.name} {what}", "Put it back, or start with a fresh sink.path")
+        except TerminalError as error:
+            found[index] = error
+    if found and len(found) == len(plan.active):
+        raise next(iter(found.values()))
+    return found
+
+
+def without(context: Context, plan: Plan, errors: Mapping[int, CdcError]) -> Plan:
+    """A plan in which tables are suspended that cannot go on where the stream begins. Nothing is written down yet.
+
+    :param errors: why, by index of the table.
+    :raises CdcError: the first of them, if one table's trouble is to stop the stream.
+    """
+    for index, error in errors.items():
+        if concerned(context, plan, error) != index:
+            raise error
+    steps = [_because(context, plan, index, error) for index, error in errors.items()]
+    return plan.amended(step.to_json() for step in steps)
+
+
+def _because(context: Context, plan: Plan, index: int, error: CdcError) -> Suspended:
+    step = suspended_here(context, plan, index, kind_of(error), error.message, error.remedy)
+    dropped = isinstance(error, NotFollowedError) and bool(error.dropped)
+    return replace(step, dropped=dropped, first=error.first if isinstance(error, TerminalError) else None)
+
+
+def suspended_here(
+    context: Context,
+    plan: Plan,
+    index: int,
+    kind: str,
+    message: str,
+    remedy: str = "",
+    schema: TableSchema | None = None,
+) -> Suspended:
+    """What suspends a table at the resume point; parameters as of :class:`Suspended`."""
+    offset, lineage = context.stand(plan)
+    revision = 0 if schema is not None else plan.revision(index)
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return Suspended(index, revision, lineage.seq(offset.at), str(offset.at), now, kind, message, remedy, schema)
+
+
+def write_down(
+    context: Context, store: Store, plan: Plan, steps: Iterable[Suspended], *, by: str | None = None
+) -> None:
+    """Write down that tables are suspended, and tell people. The epoch's fence is raised.
+
+    :param plan: the plan, with or without these steps.
+    :param by: who wants that, if somebody does.
+    """
+    for step in steps:
+        name = context.layout.suspension(plan.generation, step.table, step.revision)
+        failpoint("suspend.before_write")
+        write_json_once(context.storage, name, step.to_json())
+        failpoint("suspend.after_write")
+        label = plan.tables[step.table].label
+        said = f"table {label} is suspended at {step.at}: {step.message}"
+        if step.kind == REMOVED:
+            said = f"table {label} was removed from the pipeline: its copy stays as it was at {step.at}"
+        context.reporter.line(f"{said}. {remedy_of(plan, step)}".removesuffix(". "))
+        with suppress(CdcError, SQLAlchemyError):  # this is for people
+            kind = "table_removed" if step.kind == REMOVED else "table_suspended"
+            store.event(plan.pipeline, kind, said, table=label, remedy=remedy_of(plan, step), by=by)
+
+
+def remedy_of(plan: Plan, step: Suspended) -> str:
+    """What to do about a suspended table; nothing about one that comes and goes."""
+    if step.kind in (ADDED, REMOVED):
+        return ""
+    label = plan.tables[step.table].label
+    if step.kind == ASKED:
+        return f"To let it go on: airflow-cdc resume --table {label}"
+    if step.first:
+        return f"{step.first}, then read it again: airflow-cdc resnapshot --table {label}"
+    return f"Read it again: airflow-cdc resnapshot --table {label}"
+
+
+def missed(context: Context, plan: Plan) -> list[Suspended]:
+    """What has suspended tables that the pipeline is to copy: not those that were removed from it."""
+    return [step for step in plan.suspended if context.pipeline.captures(*plan.tables[step.table].id)]
+
+
+def suspended_as_asked(context: Context, plan: Plan) -> list[Suspended]:
+    """What has suspended tables since somebody wants that."""
+    return [step for step in missed(context, plan) if step.kind == ASKED]
+
+
+def gone(context: Context, plan: Plan) -> set[int]:
+    """Tables that are missed, and that the source does not have any more: their copies stay as they were.
+
+    A table that was suspended for another reason than a DDL is none of them: perhaps it may only not be seen.
+
+    :raises CdcError: if the source cannot be asked.
+    """
+    suspects = [step.table for step in missed(context, plan) if step.kind in _MAY_BE_GONE]
+    if not suspects:
+        return set()
+    with closing(connect(context.connect_args)) as connection:
+        there = {listed[:2] for listed in find_tables(connection, context.pipeline.captures)}
+    return {index for index in suspects if plan.tables[index].id not in there}
+
+
+def known_to_be_gone(context: Context, plan: Plan) -> set[int]:
+    """The same; none while the source cannot be asked."""
+    try:
+        return gone(context, plan)
+    except CdcError:
+        return set()
+
+
+def told(context: Context, plan: Plan) -> list[str]:
+    """A line for each table that is missed."""
+    left = known_to_be_gone(context, plan)
+    lines = []
+    for step in missed(context, plan):
+        since = f"table {plan.tables[step.table].label} is suspended since {step.since}, at {step.at}: {step.message}"
+        what = "The source does not have it any more" if step.table in left else remedy_of(plan, step)
+        lines.append(f"{since}. {what}".removesuffix(". "))
+    return lines
+
+
+def check_none_suspended(context: Context, plan: Plan) -> None:
+    """At the end of a stream: tables that it went on without make it red, unless the pipeline says otherwise. One that
+    has no table left ends, and is red. What somebody has asked for is no failure.
+
+    :raises TableSuspendedError: naming them.
+    """
+    left = known_to_be_gone(context, plan)  # nothing can be done about those
+    found = [step for step in missed(context, plan) if step.table not in left and step.kind != ASKED]
+    if not found and not plan.active and not suspended_as_asked(context, plan):
+        raise NotReadyError(
+            f"pipeline {plan.pipeline} copies no table any more: no pattern of source.tables matches one",
+            "Correct source.tables and source.exclude",
+        )
+    if not found or (plan.active and not context.pipeline.stream.fail_on_suspended):
+        return
+    first = found[0]
+    label = plan.tables[first.table].label
+    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    raise TableSuspendedError(
+        f"the stream went on without table {label}{more}, suspended since {first.since} at {first.at}: {first.message}",
+        remedy_of(plan, first) or "Look in the log for why it could not be read, and run again",
+        table=label if len(found) == 1 else None,
+        suspended=len(found),
+    )

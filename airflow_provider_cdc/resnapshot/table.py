@@ -1,0 +1,166 @@
+"""A table is read again as a whole while the stream runs, and takes its place in the stream again: it rejoins.
+
+Whoever wants that plans the table by itself, as it is now, and reads it with the ordinary chunk reader into staged
+slices, which nobody sees. Then it asks the stream to exchange the rows. The stream's driver does that between two
+batches, when it has passed the highest high watermark: it brings the slices to its own place in the binlog, writes
+down that the table begins anew there, and exchanges all rows and the columns in one commit. From that place on the
+stream follows the table as it was read. That is in :mod:`~airflow_provider_cdc.resnapshot.exchange`;
+the argument is in docs/correctness.md.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+
+from airflow_provider_cdc.chunk_groups.groups import Group, coverage, generation_fence, targets
+from airflow_provider_cdc.chunk_groups.task import Runner
+from airflow_provider_cdc.ddl.alter_parser import NotFollowed
+from airflow_provider_cdc.model import server_id_slots as slots
+from airflow_provider_cdc.model.errors import (
+    CdcError,
+    DdlError,
+    NotReadyError,
+    TableAlteredError,
+    TableChangedError,
+    TransientError,
+)
+from airflow_provider_cdc.model.plan import Plan
+from airflow_provider_cdc.model.plan_history import Rejoined
+from airflow_provider_cdc.model.schema import TableSchema
+from airflow_provider_cdc.model.staged_read import TABLE, Staged
+from airflow_provider_cdc.model.step_kinds import ADDED
+from airflow_provider_cdc.mysql.chunks.planner import plan_again, plan_table
+from airflow_provider_cdc.mysql.client.session import connect
+from airflow_provider_cdc.resnapshot.ad_hoc_read import is_published, read_aside
+from airflow_provider_cdc.resnapshot.deleted_rows import loss_of
+from airflow_provider_cdc.runtime.run_context import Context
+from airflow_provider_cdc.sinks.protocol import Feature
+from airflow_provider_cdc.state import RequestRow, Store
+
+#: How often a table may be altered while it is read again.
+_TRIES = 20
+#: What the server says of a table that has changed since it was planned: no such database, column, table, index.
+_OTHER = frozenset({1049, 1054, 1146, 1176})
+
+
+def resnapshot(context: Context, store: Store, label: str, run: Runner) -> str:
+    """Read a table again, and wait for the stream to exchange its rows.
+
+    :param label: ``database.table``.
+    :param run: runs the slices.
+    :returns: ``rejoined``, or ``staged`` where no stream runs: the next one does it.
+    :raises NotReadyError: if the pipeline has no such table, its snapshot is not complete, or the table cannot be
+        copied.
+    :raises TransientError: if it is altered all the time, or the stream could not exchange the rows.
+    """
+    group, staged = read_table(context, asked_for(context, label), run, asked=True)
+    if is_published(group, store, staged, f"{label} was read again"):
+        return "rejoined"
+    context.reporter.line(f"{label} was read again; no stream runs: the next one takes it in")
+    return "staged"
+
+
+def asked_for(context: Context, label: str) -> int:
+    """Index of a table that somebody wants to be read again.
+
+    :param label: ``database.table``.
+    :raises NotReadyError: if the pipeline has no such table, or its snapshot is not complete.
+    """
+    plan = context.need_plan()
+    index = index_of(context, plan, label)
+    if coverage(context, plan, targets(context, plan)) is None:
+        raise NotReadyError(
+            f"the snapshot of {plan.pipeline} is not complete",
+            "Run `airflow-cdc snapshot` (or `airflow-cdc run`) first",
+        )
+    return index
+
+
+def index_of(context: Context, plan: Plan, label: str) -> int:
+    """Index of a table that the pipeline copies.
+
+    :param label: ``database.table``.
+    :raises NotReadyError: if it copies no such table.
+    """
+    tables = {t.label: i for i, t in enumerate(plan.tables) if context.pipeline.captures(*t.id)}
+    if (index := tables.get(label)) is None:
+        known = ", ".join(sorted(tables)[:10])
+        raise NotReadyError(f"pipeline {plan.pipeline} copies no table {label}", f"It copies {known}")
+    return index
+
+
+def read_table(
+    context: Context, index: int, run: Runner, *, asked: bool = False, by_request: RequestRow | None = None
+) -> tuple[Group, Staged]:
+    """Read a table again, and ask the stream to exchange its rows.
+
+    :param index: index of the table in the plan.
+    :param asked: whether somebody has asked for it, and takes columns of other types for granted.
+    :param by_request: the request by which somebody has, if it was by one.
+    :returns: what was read, and what asks for it.
+    :raises NotReadyError: if the table cannot be copied, or the sink cannot exchange it.
+    :raises TransientError: if it is altered all the time.
+    """
+    label = context.need_plan().tables[index].label
+    for feature in (Feature.REREAD, Feature.ALTER):
+        context.need(feature, f"table {label} is to be read again")
+    for last in (*[False] * (_TRIES - 1), True):
+        try:
+            return _read(context, context.need_plan(), index, run, asked, by_request)
+        except CdcError as error:
+            if not altered_meanwhile(error):
+                raise
+            if last:
+                raise TransientError(error.message, "Run again when the table is not altered any more") from error
+            context.reporter.line(f"{error.message}: {label} is read once more")
+    raise AssertionError("unreachable")
+
+
+def altered_meanwhile(error: CdcError) -> bool:
+    """Whether a table could not be read since it was altered."""
+    return isinstance(error, TableAlteredError | DdlError | TableChangedError) or error.code in _OTHER
+
+
+def _read(
+    context: Context, plan: Plan, index: int, run: Runner, asked: bool, by_request: RequestRow | None
+) -> tuple[Group, Staged]:
+    """Plan the table by itself, read it, and ask for it to be exchanged."""
+    index_of(context, plan, plan.tables[index].label)
+    generation_fence(plan, index, plan.revision(index) + 1)  # there is a next revision
+    _, lineage = context.stand(plan)
+    open_at = context.opener(slots.PLAN)
+    with closing(connect(context.connect_args)) as connection:
+        since, schema, chunks = plan_again(
+            connection,
+            plan.tables[index],
+            index,
+            lineage.server,
+            keeps=context.pipeline.keeps,
+            cut=lambda connection, table: plan_table(connection, index, table, context.pipeline.snapshot.chunk_rows),
+            open_at=open_at,
+        )
+    schema = _shaped(context, plan, index, schema, asked)
+    context.sink.table(schema)  # what it cannot have is refused before anything is read
+    context.pipeline.sink.deletions.of(schema)
+    if (lost := loss_of(context, plan, index, schema)) is not None:
+        raise lost
+    begun = Rejoined(index, plan.revision(index) + 1, lineage.seq(since.at), schema)
+    made = replace(plan, steps=(*plan.steps, begun))
+    return read_aside(context, plan, made, TABLE, index, chunks, since, lineage, run, by_request)
+
+
+def _shaped(context: Context, plan: Plan, index: int, found: TableSchema, asked: bool) -> TableSchema:
+    """The definition with the columns that the copy is to have.
+
+    :raises NotReadyError: if the pipeline's ``stream.schema_changes`` does not allow it.
+    """
+    step, before = plan.suspended_of(index), plan.tables[index]
+    if step is not None and step.kind == ADDED:  # there is no copy yet
+        return found
+    try:
+        return context.policy.shaped(before, found, read_again=True, asked=asked)
+    except NotFollowed as error:
+        raise NotReadyError(
+            f"{before.label}: {error}", f"To take it over: airflow-cdc resnapshot --table {before.label}"
+        ) from None

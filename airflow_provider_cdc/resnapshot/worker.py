@@ -1,0 +1,326 @@
+"""A stream reads tables by itself that were added, or suspended because of a DDL; and tables, or parts of them, that
+somebody wants to be read again. A thread of its own does that, one by one. It also looks for tables that were created.
+
+The thread only reads, and asks for the rows to be exchanged: the stream's driver does that, as for everybody who asks.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from contextlib import closing, suppress
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from airflow_provider_cdc.chunk_groups.task import Runner, run_in_threads
+from airflow_provider_cdc.model.errors import CdcError, NotFollowedError, NotReadyError, TransientError
+from airflow_provider_cdc.model.plan import Plan
+from airflow_provider_cdc.model.plan_history import Suspended
+from airflow_provider_cdc.model.schema import TableSchema
+from airflow_provider_cdc.model.staged_read import TABLE
+from airflow_provider_cdc.model.step_kinds import ADDED, REMOVED
+from airflow_provider_cdc.mysql.client.session import connect
+from airflow_provider_cdc.mysql.positions.binlog_files import table_sizes
+from airflow_provider_cdc.resnapshot.dropped_tables import is_emptied, is_to_go
+from airflow_provider_cdc.resnapshot.exchange import Exchange
+from airflow_provider_cdc.resnapshot.key_ranges import read_where
+from airflow_provider_cdc.resnapshot.membership import newcomers
+from airflow_provider_cdc.resnapshot.staged_files import waiting
+from airflow_provider_cdc.resnapshot.suspension import gone, missed
+from airflow_provider_cdc.resnapshot.table import read_table
+from airflow_provider_cdc.runtime.requests import Inbox
+from airflow_provider_cdc.runtime.run_context import Context
+from airflow_provider_cdc.sinks.storage.request_counts import carried
+from airflow_provider_cdc.state import RequestRow, Store
+
+#: How often in a row one run of the stream fails to read a table again before it leaves the table to people.
+_TRIES = 20
+_LOOK_SECONDS = 0.2
+#: Seconds before a reading is tried once more that failed for a while.
+_PAUSE_SECONDS = 10.0
+#: Seconds from one look for tables that were created to the next. One that is not there twice is not added.
+_CATALOG_SECONDS = 30.0
+#: Bytes up to which the driver reads a table itself. A task would take longer until it has begun, and take a core of a
+#: small host from the batches meanwhile.
+_SMALL_BYTES = 16 << 20
+#: Seconds for which a table must not be there before its copy is emptied: a tool that alters it may drop it, and give
+#: its name to another one at once.
+_GONE_SECONDS = 3.0
+#: Seconds for which the end of a stream waits for a reading to end.
+_END_SECONDS = 60.0
+
+
+class Rereading:
+    """Reads suspended tables again. A context manager, which ends it.
+
+    :param store: gets an event when a table is left to people.
+    :param run: runs the slices of a table that is not small.
+    :param inbox: what people want of the stream. Nothing is begun while it is paused.
+    """
+
+    def __init__(self, context: Context, store: Store, run: Runner, inbox: Inbox) -> None:
+        self._context, self._store, self.run, self._inbox = context, store, run, inbox
+        self._requests: dict[int, RequestRow] = {}
+        self._to_serve: list[int] = []
+        self._served: Counter[int] = Counter()
+        self._wanted: list[int] = []
+        self._pending: set[int] = set()
+        self._failures: Counter[int] = Counter()
+        self._left: set[int] = set()
+        self._gone: set[int] = set()
+        self._dropped: list[int] = []
+        self._asked: dict[int, float] = {}
+        self._seen: set[tuple[str, str]] = set()
+        self._created: list[TableSchema] = []
+        self._said: set[str] = set()
+        self._looked = time.monotonic()
+        self._over = threading.Event()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=carried(self._go), name="rereading", daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join(_END_SECONDS)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a table is being read, or waits for the stream to take it in."""
+        return bool(self._pending or self._requests)
+
+    def is_at(self, index: int) -> bool:
+        """Whether a table, or a part of it, is being read, or waits for the stream to take it in."""
+        return index in self._pending or index in self._requests
+
+    def serve(self, request: RequestRow, index: int) -> None:
+        """Read a table again, or rows of it, that somebody wants to be read. It is not at that table already.
+
+        What a run before this one has read for the request is not read again: that waits, and the stream takes it in.
+        Only the stream's driver calls this, so nothing is taken in between the look and the note.
+        """
+        read = waiting(self._context, self._context.need_plan())
+        with self._lock:
+            self._requests[index] = request
+            if all(found.request != request.id for found in read):
+                self._to_serve.append(index)
+
+    def wanted(self, plan: Plan) -> None:
+        """Read again what is suspended, if that is for the stream to do."""
+        for step in missed(self._context, plan):
+            if self._reads(step) or is_to_go(self._context, plan, step):
+                self._want(step.table)
+
+    def _reads(self, step: Suspended) -> bool:
+        auto = self._context.pipeline.stream.reread == "auto"
+        return step.kind in (ADDED, REMOVED) or (auto and step.kind == NotFollowedError.__name__)
+
+    def created(self) -> list[TableSchema]:
+        """Tables that have been created since the last time, and are to be added."""
+        with self._lock:
+            found, self._created = self._created, []
+        return found
+
+    def dropped(self) -> list[int]:
+        """Tables that were dropped, are not there any more, and whose copies are to be emptied, or were."""
+        with self._lock:
+            found, self._dropped = self._dropped, []
+        return found
+
+    def done(self, index: int) -> None:
+        """Hear that a table has rejoined, or that its copy was emptied: no failure before counts any more."""
+        with self._lock:
+            self._pending.discard(index)
+            self._failures.pop(index, None)
+            self._left.discard(index)
+
+    def ended(self, index: int, request: int, exchange: Exchange) -> None:
+        """Hear what has become of what was read for a request: rows of no use any more are read once more."""
+        known = index in self._requests and self._requests[index].id == request
+        if known and not exchange.done and exchange.again and self._served[request] < _TRIES:
+            with self._lock:
+                self._to_serve.append(index)
+        elif known or exchange.done:  # else this run does not know of it yet, and reads it then
+            self._inbox.end(request, "done" if exchange.done else "refused", exchange.said)
+            self._served.pop(request, None)
+            with self._lock:
+                self._requests.pop(index if known else -1, None)
+
+    def failed(self, index: int, label: str, why: str) -> None:
+        """Hear that a table could not be read, or that what was read of it is of no use any more: it is read again,
+        unless that has failed too often in a row.
+
+        :param label: the table, and ``why``: what was in the way; for people.
+        """
+        with self._lock:
+            if index not in self._pending:
+                return
+            self._failures[index] += 1
+            again = self._failures[index] < _TRIES
+            if again:
+                self._pending.discard(index)
+        if again:
+            self._want(index)
+        else:
+            self._leave(index, label, f"that has failed {_TRIES} times in a row, the last time since {why}")
+
+    def _leave(self, index: int, label: str, why: str) -> None:
+        """Leave a table to people, and tell them."""
+        said = f"{label} is not read again by the stream: {why}"
+        self._context.reporter.line(said)
+        if index not in self._left:
+            with suppress(CdcError, SQLAlchemyError):  # the line says it, too
+                remedy = f"Read it again: airflow-cdc resnapshot --table {label}"
+                self._store.event(self._context.pipeline.name, "reread_given_up", said, table=label, remedy=remedy)
+        with self._lock:
+            self._left.add(index)
+            self._pending.discard(index)
+
+    def _want(self, index: int) -> None:
+        with self._lock:
+            if index not in self._pending and self._failures[index] < _TRIES:
+                self._asked[index] = time.monotonic()
+                self._pending.add(index)
+                self._wanted.append(index)
+
+    def _go(self) -> None:
+        while not self._over.wait(_LOOK_SECONDS):
+            if self._inbox.paused:
+                continue
+            with self._lock:
+                index = self._wanted.pop(0) if self._wanted else None
+                asked = self._to_serve.pop(0) if index is None and self._to_serve else None
+            if index is not None:
+                self._read(index)
+            elif asked is not None:
+                self._serve(asked)
+            elif time.monotonic() > self._looked + _CATALOG_SECONDS:
+                self._look()
+                self._looked = time.monotonic()
+
+    def _look(self) -> None:
+        """Look for tables that were created, and for those that are there again."""
+        context = self._context
+        try:
+            plan = context.need_plan()
+            found = list(newcomers(context, plan))
+            back = self._gone - gone(context, plan) if self._gone else set()
+            back &= {step.table for step in missed(context, plan)}  # not what somebody has read again meanwhile
+        except Exception as error:  # an outage; and Spark, or the process, may be ending
+            if not self._over.is_set():
+                context.reporter.line(f"tables that were created could not be looked for: {error}")
+            return
+        self._gone -= back
+        for index in back:
+            self._want(index)
+        for refused in (one for one in found if isinstance(one, NotReadyError)):
+            said = f"table {refused.table} cannot be added: {refused}"
+            if said not in self._said:
+                self._said.add(said)
+                context.reporter.line(said)
+        tables = {one.id: one for one in found if isinstance(one, TableSchema)}
+        with self._lock:
+            waiting = {table.id for table in self._created}
+            self._created += [t for name, t in tables.items() if name in self._seen and name not in waiting]
+        self._seen = set(tables)
+
+    def _read(self, index: int) -> None:
+        """Read one table; what fails leaves it suspended, and says why."""
+        context = self._context
+        label = str(index)
+        try:
+            plan = context.need_plan()
+            label = plan.tables[index].label
+            if any(found.scope == TABLE and found.table == index for found in waiting(context, plan)):
+                return  # somebody has read it already
+            step = plan.suspended_of(index)
+            if self._is_gone(plan, index, step):
+                return
+            if step is None:  # it has rejoined meanwhile
+                self.done(index)
+                return
+            if not self._reads(step):
+                self._drop(index)
+                return
+            size = self._size(plan, index)
+            most = context.pipeline.stream.reread_max_bytes
+            if size <= most or step.kind in (ADDED, REMOVED):  # those somebody has asked for
+                read_table(context, index, self._runner(size))
+                return
+            why = f"it has {size:,} bytes, and stream.reread_max_bytes is {most:,}"
+        except Exception as error:  # whatever it is: it must not end the thread, and Spark may be ending
+            if self._over.is_set():
+                return
+            why = str(error) if isinstance(error, CdcError) else f"{type(error).__name__}: {error}"
+            if isinstance(error, TransientError) and not self._over.wait(_PAUSE_SECONDS):
+                context.reporter.line(f"{label} could not be read again: {why}")
+                self.failed(index, label, why)
+                return
+        self._leave(index, label, why)
+
+    def _serve(self, index: int) -> None:
+        """Read what somebody wants to be read; the request ends where that is not possible."""
+        context, request = self._context, self._requests.get(index)
+        if request is None:  # what a run before this one has read was exchanged meanwhile
+            return
+        self._served[request.id] += 1
+        try:
+            plan = context.need_plan()
+            run = self._runner(self._size(plan, index))
+            if request.condition is None:
+                read_table(context, index, run, asked=True, by_request=request)
+            else:
+                read_where(context, index, request.condition, run, request)
+            return
+        except Exception as error:  # as in _read: the next run takes the request up, if this one is ending
+            if self._over.is_set():
+                return
+            why = str(error) if isinstance(error, CdcError) else f"{type(error).__name__}: {error}"
+            again = isinstance(error, TransientError) and self._served[request.id] < _TRIES
+        what = f"{request.table} cannot be read again as {request.by} wants it"
+        if again:
+            context.reporter.line(f"{what}, which is tried once more: {why}")
+            if not self._over.wait(_PAUSE_SECONDS):
+                with self._lock:
+                    self._to_serve.append(index)
+            return
+        context.reporter.line(f"{what}: {why}")
+        self._inbox.end(request.id, "refused", why)
+        with self._lock:
+            self._requests.pop(index, None)
+
+    def _size(self, plan: Plan, index: int) -> int:
+        with closing(connect(self._context.connect_args)) as connection:
+            ((_, size),) = table_sizes(connection, [plan.tables[index].id]) or [(0, 0)]
+        return size
+
+    def _runner(self, size: int) -> Runner:
+        return run_in_threads if size <= _SMALL_BYTES else self.run
+
+    def _is_gone(self, plan: Plan, index: int, step: Suspended | None) -> bool:
+        """Whether the source does not have a table any more. What becomes of its copy then is seen to."""
+        context, label = self._context, plan.tables[index].label
+        if index not in gone(context, plan):
+            return False
+        goes = is_to_go(context, plan, step)
+        if not goes or is_emptied(context, plan, index):
+            stays = "was emptied" if goes else "stays as it was"
+            context.reporter.line(f"{label} is gone from the source: its copy {stays}")
+        elif self._over.wait(max(0.0, self._asked[index] + _GONE_SECONDS - time.monotonic())):
+            return True
+        elif index not in gone(context, plan):
+            return False
+        self._gone.add(index)
+        if goes:
+            with self._lock:
+                self._dropped.append(index)
+        else:
+            self._drop(index)
+        return True
+
+    def _drop(self, index: int) -> None:
+        """There is nothing to read, and nothing has failed."""
+        with self._lock:
+            self._pending.discard(index)

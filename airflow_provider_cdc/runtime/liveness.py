@@ -1,0 +1,164 @@
+"""Signs of life of a stream: the one that runs gives them, and the others look for them.
+
+That nobody takes over a stream that lives only saves work and trouble; the fence in the sink is what keeps rows right.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_cdc.model.errors import AlreadyRunningError, CdcError
+from airflow_provider_cdc.model.supervision import HEARTBEAT_SECONDS, LOST_SECONDS, Pulse
+from airflow_provider_cdc.system.processes import died_here, start_time
+
+if TYPE_CHECKING:
+    from airflow_provider_cdc.state import Beat, Store, StreamRow
+
+_POLL_SECONDS = 0.2
+
+
+def whoami() -> tuple[str, int, float]:
+    """What the bookkeeping calls the calling process: host, process id, and when it started."""
+    return socket.gethostname(), os.getpid(), start_time(os.getpid())
+
+
+class Heart:
+    """Says that a run of a stream is alive, and hears whether it shall stop: a thread, as long as the block lasts.
+
+    :param pipeline: name of the pipeline.
+    :param epoch: the run.
+    :param details: what else the bookkeeping knows of it, in case that it loses it.
+    :param stop: set when somebody wants it to stop.
+    :param moved: whether it has got further since the last beat.
+    :param lease: seconds for which it continues without a task that supervises it; ``None``: for ever. Time in which
+        the bookkeeping could not be queried does not count: the task could not write to it either.
+    :param hear: gets what people want of the stream, with each beat.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        pipeline: str,
+        epoch: int,
+        details: Mapping[str, Any],
+        stop: threading.Event,
+        moved: Callable[[], bool],
+        lease: float | None = None,
+        hear: Callable[[Beat], None] = lambda _: None,
+    ) -> None:
+        self._hear = hear
+        self._store, self._pipeline, self._epoch, self._details = store, pipeline, epoch, details
+        self._stop, self._moved, self._lease = stop, moved, lease
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _beat(self) -> None:
+        from sqlalchemy.exc import SQLAlchemyError
+
+        looks = self._looks()
+        while True:
+            beat, row, began = None, None, time.monotonic()
+            with suppress(CdcError, SQLAlchemyError):  # an outage does not stop the stream; the next beat tries again
+                beat = self._store.heartbeat(self._pipeline, self._epoch, self._moved())
+                row = None if beat is None else beat.run
+                if row is None:  # the bookkeeping was lost and made anew
+                    self._store.restore_epoch(self._pipeline, self._epoch, *whoami(), self._details)
+            if beat is not None:
+                with suppress(CdcError, SQLAlchemyError):
+                    self._hear(beat)
+            if row is None or time.monotonic() - began > HEARTBEAT_SECONDS:
+                looks = self._looks()  # the tasks have waited for the bookkeeping, too
+            if row is not None and row.desired_state == "stop":
+                self._stop.set()
+            elif row is not None and looks and looks.see((row.supervised_at,), time.monotonic()) is False:
+                self._stop.set()
+                with suppress(CdcError, SQLAlchemyError):
+                    by = f"its lease: no task has supervised it for {self._lease:g} s"
+                    self._store.request_stop(self._pipeline, self._epoch, by=by)
+            if self._over.wait(HEARTBEAT_SECONDS):
+                return
+
+    def _looks(self) -> Pulse | None:
+        """Whether a task supervises the stream is decided like its own life: by checks that follow one another."""
+        return Pulse(self._lease) if self._lease else None
+
+
+class Watcher:
+    """Looks whether a stream is going on. What it has seen it remembers, so that the next look may take no time."""
+
+    def __init__(self) -> None:
+        self._pulse = Pulse(LOST_SECONDS)
+
+    def lives(self, run: StreamRow | None) -> bool | None:
+        """Look once.
+
+        :param run: the newest run of the stream.
+        :returns: whether it is going on; ``None`` if it takes more looks to tell.
+        """
+        # Of one that died on this host there is no need to wait until its heartbeat has stood still for long.
+        if run is None or run.state != "running" or died_here(run.host, run.machine, run.pid, run.pid_started):
+            return False
+        return self._pulse.see((run.epoch, run.heartbeat_at), time.monotonic())
+
+    def look(self, store: Store, pipeline: str) -> tuple[StreamRow | None, bool | None]:
+        """Look once into the bookkeeping.
+
+        :returns: the newest run, and what :meth:`lives` says of it.
+        :raises TransientError: if the bookkeeping cannot be asked, or takes no writes: that a heartbeat stands still
+            proves nothing then, and what was seen before is forgotten.
+        """
+        try:
+            run = store.seen(pipeline)
+        except CdcError:
+            self._pulse = Pulse(LOST_SECONDS)
+            raise
+        return run, self.lives(run)
+
+    def watch(self, store: Store, pipeline: str) -> tuple[StreamRow | None, bool]:
+        """Look for as long as it takes: of a stream that lives a heartbeat, of one that was lost elsewhere much more.
+
+        :returns: the newest run, and whether it is going on.
+        :raises TransientError: as :meth:`look`.
+        """
+        while True:
+            run, lives = self.look(store, pipeline)
+            if lives is not None:
+                return run, lives
+            time.sleep(_POLL_SECONDS)
+
+    def refuse(self, store: Store, pipeline: str) -> None:
+        """Refuse to start beside a run that is alive.
+
+        :raises AlreadyRunningError: naming it.
+        """
+        run, lives = self.watch(store, pipeline)
+        if run is not None and lives:
+            raise _running(run)
+
+    def confirm(self, run: StreamRow | None) -> None:
+        """Refuse to take over, in the transaction that does so, any run that is not still as it was when it was over.
+
+        :raises AlreadyRunningError: naming it.
+        """
+        if run is not None and self.lives(run) is not False:
+            raise _running(run)
+
+
+def _running(run: StreamRow) -> AlreadyRunningError:
+    return AlreadyRunningError(
+        f"a stream of {run.pipeline} is running (epoch {run.epoch}, process {run.pid} on {run.host})",
+        "Stop it with `airflow-cdc stop`, and run this again when it has ended",
+    )

@@ -1,0 +1,93 @@
+"""Requests of people to a running stream, which come with its heartbeat, through the bookkeeping.
+
+The heartbeat's thread hears and writes; the stream's driver carries out, between two batches. A request that a run has
+taken up and not ended, since it died or the bookkeeping was away, is taken up again by the next one: all that a request
+asks for may be done twice.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from airflow_provider_cdc.model.errors import CdcError
+from airflow_provider_cdc.state import Beat, RequestRow, Store
+from airflow_provider_cdc.state.requests import REREAD
+from airflow_provider_cdc.state.streams import paused_by
+from airflow_provider_cdc.system.failpoints import failpoint
+
+
+class Inbox:
+    """The requests to one run of the stream, and whether it is to pause.
+
+    :param details: what the bookkeeping knows of the run, in case that it loses it: told whether it is paused.
+    """
+
+    def __init__(self, store: Store, details: dict[str, str | None]) -> None:
+        self._store, self._details = store, details
+        self._lock = threading.Lock()
+        self._known: set[int] = set()
+        self._taken: list[RequestRow] = []
+        self._ended: dict[int, tuple[str, str]] = {}
+        #: Who wants the stream to be paused; ``None`` if nobody does.
+        self.paused_by: str | None = None
+
+    @property
+    def paused(self) -> bool:
+        """Whether the stream is to read nothing."""
+        return self.paused_by is not None
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there is something that the driver has not heard of yet."""
+        return bool(self._taken)
+
+    def hear(self, beat: Beat) -> None:
+        """Hear what is wanted now, and take requests up; the heartbeat calls it.
+
+        :raises TransientError: if the bookkeeping is away; what was not taken up is heard again.
+        """
+        run = beat.run
+        self.paused_by = (run.paused_by or "") if run.desired_state == "pause" else None
+        for name in paused_by(""):
+            self._details.pop(name, None)
+        self._details.update({} if self.paused_by is None else paused_by(self.paused_by))
+        self._write()
+        for request in beat.requests:
+            if request.id in self._known or (self.paused and request.kind == REREAD):  # which reads
+                continue
+            if request.state == "open" and not self._store.take_request(request.id):
+                continue  # it was withdrawn
+            failpoint("request.after_take")
+            with self._lock:
+                self._known.add(request.id)
+                self._taken.append(request)
+
+    def take(self) -> list[RequestRow]:
+        """What was taken up since the last call, the oldest first."""
+        with self._lock:
+            found, self._taken = self._taken, []
+        return found
+
+    def end(self, id: int, state: str, outcome: str) -> None:
+        """Write down what has become of a request; later, if the bookkeeping is away.
+
+        :param state: ``done`` or ``refused``.
+        :param outcome: one line for people.
+        """
+        failpoint("request.before_end")
+        with self._lock:
+            self._known.add(id)
+            self._ended[id] = state, outcome
+        with suppress(CdcError, SQLAlchemyError):
+            self._write()
+
+    def _write(self) -> None:
+        with self._lock:
+            ended = dict(self._ended)
+        for id, (state, outcome) in ended.items():
+            self._store.end_request(id, state, outcome)
+            with self._lock:
+                self._ended.pop(id, None)

@@ -1,0 +1,346 @@
+"""What every phase of one run works with."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from airflow_provider_cdc.config import Pipeline
+from airflow_provider_cdc.config.connections import Connection, database_url, mysql_args, resolve, spark_settings
+from airflow_provider_cdc.config.store_access import StoreAccess, access_of
+from airflow_provider_cdc.ddl.schema_policy import SchemaPolicy
+from airflow_provider_cdc.model import server_id_slots as slots
+from airflow_provider_cdc.model.errors import NotReadyError
+from airflow_provider_cdc.model.offset import Lineage, Offset
+from airflow_provider_cdc.model.plan import Plan
+from airflow_provider_cdc.model.progress import ChunkProgress
+from airflow_provider_cdc.model.start_mode import SNAPSHOT, start_text
+from airflow_provider_cdc.mysql.chunks.planner import make_plan
+from airflow_provider_cdc.mysql.client.session import connect
+from airflow_provider_cdc.mysql.positions.binlog_files import OpenAt, open_to_end, with_beginning
+from airflow_provider_cdc.mysql.positions.start import plan_from
+from airflow_provider_cdc.runtime.liveness import Watcher
+from airflow_provider_cdc.sinks.files.layout import Layout, LocalFiles, amendments_of, read_plan, step_name
+from airflow_provider_cdc.sinks.protocol import Adopting, Feature
+from airflow_provider_cdc.sinks.registry import open_sink
+from airflow_provider_cdc.sinks.storage.open_storage import storage_at
+from airflow_provider_cdc.sinks.storage.storage import Storage, write_json_once
+from airflow_provider_cdc.system.failpoints import failpoint
+
+if TYPE_CHECKING:
+    from airflow_provider_cdc.sinks.protocol import Sink
+    from airflow_provider_cdc.state import Store
+
+
+class Reporter(Protocol):
+    """Hears how far a phase is."""
+
+    def line(self, text: str) -> None:
+        """One finished thing, worth a line."""
+
+    def progress(self, progress: ChunkProgress) -> None:
+        """How far something is; called often, also where nothing has changed."""
+
+
+class Quiet:
+    """Reporter that says nothing."""
+
+    def line(self, text: str) -> None:
+        """Nothing."""
+
+    def progress(self, progress: ChunkProgress) -> None:
+        """Nothing."""
+
+
+@dataclass
+class Context:
+    """A pipeline with its secrets resolved.
+
+    :param pipeline: the pipeline.
+    :param connect_args: pymysql.connect keyword arguments of the source.
+    :param store_url: address of the bookkeeping database; ``None`` for a SQLite file.
+    :param reporter: hears about progress.
+    :param spark: Spark's master and settings.
+    :param watcher: what this run has seen of the stream's heartbeat.
+    :param access: what a connection says of the object store that is the sink.
+    """
+
+    pipeline: Pipeline
+    connect_args: Mapping[str, Any] = field(repr=False)
+    store_url: Any = field(default=None, repr=False)
+    reporter: Reporter = field(default_factory=Quiet)
+    spark: tuple[str, Mapping[str, str]] = ("local[2]", {})
+    watcher: Watcher = field(default_factory=Watcher, repr=False)
+    access: StoreAccess | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        pipeline: Pipeline,
+        reporter: Reporter | None = None,
+        find: Callable[[str], Connection] = resolve,
+    ) -> Context:
+        """Resolve the connections of a pipeline.
+
+        :param find: finds a connection by its id; by default in the environment.
+        :raises NotReadyError: if one is missing or of the wrong kind.
+        """
+        args = mysql_args(find(pipeline.source.conn_id))
+        url = database_url(find(pipeline.state.conn_id)) if pipeline.state.conn_id else None
+        spark = pipeline.spark
+        master, conf = spark_settings(find(spark.conn_id)) if spark.conn_id else (spark.master or "local[2]", {})
+        access = access_of(find(pipeline.sink.conn_id)) if pipeline.sink.conn_id else None
+        if access is not None:
+            access.check_for(pipeline.sink.path)
+        return cls(pipeline, args, url, reporter or Quiet(), (master, {**conf, **spark.conf}), access=access)
+
+    @property
+    def layout(self) -> Layout:
+        """Names in the sink's storage."""
+        return Layout(self.pipeline.name, self.pipeline.sink.table_paths)
+
+    @property
+    def storage(self) -> Storage:
+        """Where plan, manifests, notes and staged batches lie."""
+        return storage_at(self.pipeline.sink.path, self.access)
+
+    @property
+    def local(self) -> LocalFiles:
+        """What is kept on this host."""
+        return LocalFiles.of(self.pipeline.sink.path, self.pipeline.name)
+
+    @property
+    def sink(self) -> Sink:
+        """The sink; its module is loaded now."""
+        settings = self.pipeline.sink
+        access = {"access": self.access} if self.access is not None else {}
+        return open_sink(settings.kind, settings.path, self.pipeline.name, **settings.settings, **access)
+
+    def need(self, feature: Feature, what: str) -> None:
+        """Refuse what the sink does not support.
+
+        :param what: what needs the feature.
+        :raises NotReadyError: if the sink does not have it.
+        """
+        if feature not in self.sink.supports:
+            raise NotReadyError(
+                f"{what}: a sink of kind {self.pipeline.sink.kind} does not support {feature}",
+                "Use another sink.kind, or leave out what needs this",
+            )
+
+    def store(self, *, migrate: bool = True) -> Store:
+        """The bookkeeping database.
+
+        :param migrate: create it, or bring it up to date, if needed.
+        :raises NotReadyError: if it needs that, and is not to be changed.
+        """
+        from airflow_provider_cdc.state import Store  # SQLAlchemy: not for those that keep no books
+
+        if self.store_url is not None:
+            return Store.open(self.store_url, migrate=migrate)
+        if migrate:
+            self.local.make()
+        return Store.open(f"sqlite:///{self.local.bookkeeping}", migrate=migrate)
+
+    def load_plan(self) -> Plan | None:
+        """The plan in the sink, which is the one that counts; ``None`` if there is none yet.
+
+        :raises NotReadyError: if the pipeline copies other columns of its tables than it was planned with.
+        """
+        found = read_plan(self.storage, self.layout)
+        if found is None:
+            return None
+        plan = found.with_zero_dates(self.pipeline.source.zero_dates)
+        if plan.patterns[2:] != tuple(self.pipeline.source.patterns.values())[2:]:
+            other = self.other_columns(plan)
+            if other and self.sink.resume_point().stand() is None:
+                raise NotReadyError(
+                    next(iter(other.values())),
+                    "Before the stream has begun nothing reads a table again: undo the change until then, or start "
+                    "with a fresh sink.path",
+                )
+        paths = self.pipeline.sink.table_paths
+        for name, is_, was in (
+            ("table_path", paths.template, plan.table_path),
+            ("lower_case", paths.lower_case, plan.lower_case),
+        ):
+            if is_ != was:
+                raise NotReadyError(
+                    f"sink.{name} of {plan.pipeline} changed since its snapshot (it was {was})",
+                    "The tables would not be found: undo the change, or start with a fresh sink.path",
+                )
+        if plan.start != self.pipeline.stream.start:
+            raise NotReadyError(
+                f"stream.start of {plan.pipeline} is {start_text(self.pipeline.stream.start)}, and it began with "
+                f"{start_text(plan.start)}",
+                "A pipeline begins only once: undo the change, or start with a fresh sink.path",
+            )
+        return plan
+
+    @property
+    def policy(self) -> SchemaPolicy:
+        """What copies take over of the changes of their tables' definitions."""
+        stream = self.pipeline.stream
+        return SchemaPolicy.of(stream.schema_changes, stream.include_schema_changes, stream.exclude_schema_changes)
+
+    def other_columns(self, plan: Plan) -> dict[int, str]:
+        """Tables whose copies have other columns than the lists of the pipeline say, by index, and what differs. A
+        stream reads them again.
+        """
+        found = {}
+        for index in plan.active:
+            table = plan.tables[index]
+            if not self.pipeline.captures(*table.id):
+                continue
+            for column in table.columns:
+                left_out = not self.pipeline.keeps(*table.id, column.name)
+                if column.name in (*table.key, *table.ignored) or column.hidden:
+                    continue
+                if left_out != (column.name in table.left_out):
+                    found[index] = (
+                        f"the lists of columns in source leave {'' if left_out else 'no more '}out {column.name} of "
+                        f"{table.label}, which {'has' if left_out else 'lacks'} it in its copy"
+                    )
+        return found
+
+    def stand(self, plan: Plan) -> tuple[Offset, Lineage]:
+        """The resume point and its lineage, by which everything is numbered now; P0 before the first batch."""
+        return self.sink.resume_point().stand() or (plan.p0, plan.lineage)
+
+    def newest(self, plan: Plan) -> Plan:
+        """The plan as it is now: itself, unless a table was planned again, or a DDL followed, since it was read."""
+        layout, generation = self.layout, plan.generation
+        known = {step_name(layout, generation, step) for step in plan.steps}
+        for table in range(len(plan.definitions)):
+            known |= {layout.amendment(generation, table, number + 1) for number in range(plan.revision(table))}
+        # Fewer are there when some were removed that nothing goes by any more.
+        return plan if known.issuperset(amendments_of(self.storage, layout, generation)) else self.need_plan()
+
+    def need_plan(self) -> Plan:
+        """The plan in the sink.
+
+        :raises NotReadyError: if there is none.
+        """
+        plan = self.load_plan()
+        if plan is None:
+            raise NotReadyError(
+                f"pipeline {self.pipeline.name} has no snapshot in {self.storage.location()}",
+                "Run `airflow-cdc snapshot` (or `airflow-cdc run`) first",
+            )
+        return plan
+
+    def opener(self, slot: int) -> OpenAt:
+        """Opens streams of the source's binlog that end where it ends.
+
+        :param slot: the reader's slot, one of :mod:`~airflow_provider_cdc.model.server_id_slots`.
+        """
+        return partial(open_to_end, self.connect_args, *self.pipeline.replica(slot))
+
+    def new_plan(self, generation: int) -> Plan:
+        """Plan from the source as it is now; nothing is written."""
+        pipeline, settings = self.pipeline, self.pipeline.snapshot
+        open_at = self.opener(slots.PLAN)
+        wanted: dict[str, Any] = {
+            "patterns": tuple(pipeline.source.patterns.values()),
+            "keeps": pipeline.keeps,
+            "generation": generation,
+            "open_at": open_at,
+        }
+        with closing(connect(self.connect_args)) as connection:
+            if pipeline.stream.start != SNAPSHOT:
+                start = pipeline.stream.start
+                plan = plan_from(connection, pipeline.name, pipeline.captures, start=start, **wanted)
+            else:
+                wanted |= {"chunk_rows": settings.chunk_rows, "group_rows": settings.group_rows}
+                plan = make_plan(connection, pipeline.name, pipeline.captures, **wanted)
+            paths = pipeline.sink.table_paths
+            paths.check(table.id for table in plan.tables)
+            for table in plan.tables:
+                pipeline.sink.deletions.of(table)  # what it cannot be for the table is refused
+            plan = replace(plan, table_path=paths.template, lower_case=paths.lower_case)
+            return replace(plan, p0=with_beginning(plan.p0, open_at))
+
+    def ensure_plan(self, store: Store) -> Plan:
+        """The plan in the sink, made now if there is none; mirrored into the bookkeeping if that has lost it."""
+        plan = self.load_plan()
+        if plan is None:
+            newest = store.snapshot(self.pipeline.name)
+            plan = self.new_plan(1 if newest is None else newest.generation + 1)
+            for table in plan.tables:
+                if not table.key:
+                    self.need(Feature.KEYLESS, f"table {table.label} has no usable key")
+            self._refuse_lost_plan(plan)
+            self.storage.make_private(self.layout.private)  # it holds bounds of keys
+            if not write_json_once(self.storage, self.layout.plan, plan.to_json()):
+                return self.ensure_plan(store)  # another process was faster: its plan counts
+            made = f"{len(plan.chunks)} chunks in {len(plan.groups())} groups"
+            made = made if plan.start == SNAPSHOT else f"no snapshot, start at {start_text(plan.start)}"
+            self.reporter.line(f"planned {len(plan.tables)} tables: {made}, P0 at {plan.p0.at}")
+            failpoint("plan.after_write")
+        record_plan(store, plan, self.pipeline.snapshot.chunk_rows)
+        return plan
+
+    def _refuse_lost_plan(self, plan: Plan) -> None:
+        """Tables are made after the plan is written: one that is there already has rows that no plan accounts for."""
+        for table in plan.tables:
+            target = self.sink.table(table)
+            # Looked for again: a process that began at the same time may have written it, and made the table then.
+            if target.exists() and self.storage.read(self.layout.plan) is None:
+                if isinstance(target, Adopting) and target.adopts(plan.pipeline):
+                    continue
+                raise NotReadyError(
+                    f"there is a {target.name}, but no plan at {self.storage.location(self.layout.plan)}",
+                    "Restore the plan, or start with a fresh sink.path (or remove the table). A table that something "
+                    "else has made is taken over with sink.adopt: true",
+                )
+
+
+def record_plan(store: Store, plan: Plan, chunk_rows: int) -> bool:
+    """Mirror a plan into the bookkeeping.
+
+    :returns: whether it was not there before.
+    """
+    store.register(plan.pipeline, plan.p0.server)
+    if store.plan(plan.pipeline, plan.generation) is not None:
+        return False
+    names = [list(t.id) for t in plan.tables]
+    per_table = Counter(c.table for c in plan.chunks)
+    store.write_plan(
+        plan.pipeline,
+        plan.generation,
+        {"p0": plan.p0.to_json(), "lineage": plan.lineage.to_json()},
+        [
+            {
+                "database": t.database,
+                "name": t.name,
+                "schema": t.to_json(),
+                "fingerprint": t.fingerprint(),
+                "rows_estimate": per_table[i] * chunk_rows,
+            }
+            for i, t in enumerate(plan.tables)
+        ],
+        [
+            {"group_no": no, "tables": [names[i] for i in sorted({c.table for c in chunks})]}
+            for no, chunks in plan.groups().items()
+        ],
+        (
+            {
+                "chunk_no": c.no,
+                "group_no": c.group,
+                "database": names[c.table][0],
+                "table_name": names[c.table][1],
+                "lower": list(c.lower),
+                "upper": list(c.upper),
+            }
+            for c in plan.chunks
+        ),
+    )
+    lineage = plan.lineage
+    from airflow_provider_cdc.state import Segment
+
+    store.set_lineage(plan.pipeline, [Segment(lineage.server, lineage.start_file, plan.p0.at.position, lineage.base)])
+    return True

@@ -1,0 +1,46 @@
+"""Was the server restarted between two looks? A crash may have taken back what the copy holds already.
+
+With ``sync_binlog`` or ``innodb_flush_log_at_trx_commit`` other than 1 a server that crashes may lose its last commits
+in one of the two logs or in both, and GTIDs do not show it. ``verify`` does. So a restart is noted for people.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import closing, suppress
+from datetime import UTC, datetime, timedelta
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from airflow_provider_cdc.model.errors import CdcError
+from airflow_provider_cdc.mysql.client.identity import DURABLE, identity
+from airflow_provider_cdc.mysql.client.session import connect, pairs
+from airflow_provider_cdc.mysql.positions.binlog_files import server_time
+from airflow_provider_cdc.runtime.run_context import Context
+from airflow_provider_cdc.state import Store
+
+_KINDS = ("server", "restart")
+_DETAIL = re.compile(r"(\S+) has run since ([^\s,;]+)")
+#: The server tells its uptime in whole seconds, a moment after its time.
+_SLACK = timedelta(seconds=3)
+
+
+def note_restart(context: Context, store: Store) -> None:
+    """Note since when the server has run, if that is not what was noted last. Nothing depends on it."""
+    with suppress(CdcError, SQLAlchemyError), closing(connect(context.connect_args)) as connection:
+        server, clock = identity(connection), server_time(connection)
+        up = float(pairs(connection, "SHOW GLOBAL STATUS LIKE 'Uptime'")["Uptime"])
+        names = ", ".join(f"'{name}'" for name in DURABLE)
+        found = pairs(connection, f"SHOW GLOBAL VARIABLES WHERE variable_name IN ({names})")
+        since = datetime.fromtimestamp(round(clock - up), UTC)
+        said, name = f"{server} has run since {since.isoformat()}", context.pipeline.name
+        last = next((m for event in store.events(name, 1, _KINDS) if (m := _DETAIL.match(event.detail))), None)
+        if last is None or last[1] != server:
+            store.event(name, "server", said)
+        elif abs(datetime.fromisoformat(last[2]) - since) > _SLACK:
+            said += f", and before since {last[2]}: it was restarted"
+            if weak := [f"{name}={found[name]}" for name in DURABLE if found[name] != "1"]:
+                said += f" with {', '.join(weak)}; if it crashed, it may lack what the copy holds"
+            said += "; `airflow-cdc verify` compares them"
+            store.event(name, "restart", said, remedy="`airflow-cdc verify` compares source and copy")
+            context.reporter.line(said)

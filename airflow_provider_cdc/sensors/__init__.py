@@ -1,1 +1,0 @@
-"""Airflow's sensors; :mod:`airflow_provider_cdc.sensors.cdc` holds them all."""

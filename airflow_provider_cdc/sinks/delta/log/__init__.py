@@ -1,0 +1,1 @@
+"""The Delta log: commits, checkpoints, features, retention and deletion vectors."""

@@ -1,0 +1,210 @@
+"""Checkpoints of a Delta log: which one is the newest, and what it says, as it would stand in commits.
+
+Whatever form another writer has chosen is read: one file, several parts, or a file with a number of its own (JSON or
+Parquet), each with or without sidecars. What is not understood raises: a row that is passed over may be a live file,
+and a table that is read for less than it holds loses rows.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_provider_cdc.model.errors import TerminalError
+from airflow_provider_cdc.sinks.files.parquet import parquet
+from airflow_provider_cdc.sinks.storage.storage import Storage
+
+FOLDER = "_delta_log"
+SIDECARS = f"{FOLDER}/_sidecars"
+_NAME = re.compile(
+    rf"{FOLDER}/(?P<version>\d{{20}})\.checkpoint"
+    r"(?:\.(?P<part>\d{10})\.(?P<parts>\d{10})\.parquet|(?P<number>\.[0-9a-fA-F-]{36})\.(?:json|parquet)|\.parquet)"
+)
+#: What is a map in the log.
+_MAPS = {"partitionValues", "tags", "configuration", "options"}
+#: What a version consists of.
+_STATE = ("protocol", "metaData", "txn", "add", "domainMetadata", "sidecar", "checkpointMetadata")
+#: What changes nothing of what a version holds.
+_NO_STATE = ("commitInfo", "cdc")
+_KINDS = {*_STATE, "remove", *_NO_STATE}
+#: Statistics and partition values once more, in columns of their own.
+_TWICE = {"stats_parsed", "partitionValues_parsed"}
+#: All that is asked about a file that was removed: there may be many.
+_OF_REMOVED = ("path", "deletionVector")
+_REMEDY = "Nothing was changed. Restore the file, or use a newer version of this package, or a fresh sink.path"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that is whole.
+
+    :param version: of the table.
+    :param files: names below the table's folder, without sidecars.
+    """
+
+    version: int
+    files: tuple[str, ...]
+
+
+def newest_checkpoint(names: Iterable[str]) -> Checkpoint | None:
+    """The newest whole checkpoint, if there is one. Of several of one version each says the same.
+
+    :param names: of the files of a log.
+    """
+    found: dict[tuple[int, str, int], list[str]] = {}
+    for match in filter(None, map(_NAME.fullmatch, names)):
+        key = int(match["version"]), match["number"] or "", int(match["parts"] or 1)
+        found.setdefault(key, []).append(match[0])
+    whole = [key for key, files in found.items() if len(files) >= key[2]]
+    if not whole:
+        return None
+    newest = max(whole)
+    files = sorted(found[newest])
+    return Checkpoint(newest[0], tuple(files if newest[2] > 1 else files[:1]))
+
+
+def actions_of(storage: Storage, found: Checkpoint, table: str) -> Iterator[dict[str, Any]]:
+    """What a checkpoint says; tombstones last, and of them only which files they are of, since they may be many.
+
+    :param storage: that of the table's folder.
+    :param table: what messages call it.
+    :raises TerminalError: naming the file, if not all of it is understood.
+    :raises FileNotFoundError: if one of its files is not there.
+    """
+    reading = _Reading(storage, found, table)
+    for name in found.files:
+        yield from reading.file(name)
+    for sidecar in list(reading.sidecars):
+        yield from reading.file(f"{SIDECARS}/{sidecar}", ("add", "remove"))
+    reading.check()
+    for gone in reading.removed:
+        for value in gone.to_pylist():
+            yield {"remove": _plain(value)}
+
+
+@dataclass
+class _Reading:
+    """One checkpoint while it is read.
+
+    :param sidecars: names of files with more of it.
+    :param removed: tombstones.
+    """
+
+    storage: Storage
+    checkpoint: Checkpoint
+    table: str
+    sidecars: list[str] = field(default_factory=list)
+    removed: list[pa.StructArray] = field(default_factory=list)
+    _kinds: set[str] = field(default_factory=set)
+    _adds: int = 0
+    _adds_said: int | None = None
+
+    def file(self, name: str, allowed: Collection[str] = _KINDS) -> Iterator[dict[str, Any]]:
+        """What one of its files says, other than tombstones.
+
+        :param allowed: kinds of actions that it may have.
+        """
+        rows = self._json(name) if name.endswith(".json") else self._parquet(name)
+        for kind, value in rows:
+            if kind not in allowed:
+                raise self._problem(name, f"it holds {kind}, which does not belong there")
+            self._kinds.add(kind)
+            if kind == "remove":
+                self.removed.append(value)
+                continue
+            if kind == "sidecar":
+                self.sidecars.append(unquote(str(value["path"])).rpartition("/")[2])
+            elif kind == "checkpointMetadata":
+                self._note(name, value)
+            elif kind == "add":
+                self._adds += 1
+            yield {kind: value}
+
+    def check(self) -> None:
+        """See that nothing is missing, when all files were read."""
+        name = self.checkpoint.files[0]
+        if lacking := {"protocol", "metaData"} - self._kinds:
+            raise self._problem(name, f"it lacks {' and '.join(sorted(lacking))}")
+        if self._adds_said is not None and self._adds != self._adds_said:
+            raise self._problem(name, f"it has {self._adds} data files, and says that it has {self._adds_said}")
+
+    def _note(self, name: str, said: dict[str, Any]) -> None:
+        if said.get("version") != self.checkpoint.version:
+            raise self._problem(name, f"it says that it is of version {said.get('version')}")
+        count = str((said.get("tags") or {}).get("numOfAddFiles") or "")
+        self._adds_said = int(count) if count.isdecimal() else None
+
+    def _json(self, name: str) -> Iterator[tuple[str, Any]]:
+        data = self.storage.read(name)
+        if data is None:
+            raise FileNotFoundError(self.storage.location(name))
+        removed = []
+        for number, line in enumerate(data.splitlines(), 1):
+            try:
+                action = json.loads(line)
+                ((kind, value),) = action.items()
+            except (ValueError, AttributeError):
+                raise self._problem(name, f"line {number} of it is not one action") from None
+            if kind not in _KINDS or not isinstance(value, dict):
+                raise self._problem(name, f"line {number} of it is of the unknown kind {kind!r}")
+            if kind == "remove":
+                removed.append({k: value[k] for k in _OF_REMOVED if value.get(k) is not None})
+            elif kind not in _NO_STATE:
+                yield kind, value
+        if removed:
+            yield "remove", pa.array(removed)
+
+    def _parquet(self, name: str) -> Iterator[tuple[str, Any]]:
+        try:
+            with parquet(self.storage, name) as file:
+                schema = file.schema_arrow
+                for number in range(file.num_row_groups):
+                    yield from self._of_group(name, file.read_row_group(number, columns=_wanted(schema)))
+        except pa.ArrowInvalid as error:
+            raise self._problem(name, f"it is damaged: {error}") from None
+
+    def _of_group(self, name: str, rows: pa.Table) -> Iterator[tuple[str, Any]]:
+        counts = {kind: len(rows) - rows[kind].null_count for kind in rows.column_names}
+        if sum(count for kind, count in counts.items() if kind in _KINDS) != len(rows):
+            strange = sorted(kind for kind, count in counts.items() if count and kind not in _KINDS)
+            raise self._problem(name, f"it has rows of an unknown kind ({', '.join(strange) or 'without a name'})")
+        for kind in (k for k in _STATE if counts.get(k)):
+            for value in rows[kind].filter(pc.is_valid(rows[kind])).to_pylist():
+                yield kind, _plain(value)
+        if counts.get("remove"):
+            yield "remove", rows["remove"].filter(pc.is_valid(rows["remove"])).combine_chunks()
+
+    def _problem(self, name: str, what: str) -> TerminalError:
+        return TerminalError(
+            f"the checkpoint {self.storage.location(name)} of the {self.table} is not understood: {what}", _REMEDY
+        )
+
+
+def _wanted(schema: pa.Schema) -> list[str]:
+    """Columns of a checkpoint. Of kinds that are not known, all: there must be no row of them."""
+    found = []
+    for column in schema:
+        if column.name == "add":
+            found += [f"add.{f.name}" for f in column.type if f.name not in _TWICE]
+        elif column.name == "remove":
+            found += [f"remove.{f.name}" for f in column.type if f.name in _OF_REMOVED]
+        else:
+            found.append(column.name)
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """A value of a checkpoint as it would stand in a commit: there maps are lists of pairs, and what is missing is
+    there as ``None``.
+    """
+    if isinstance(value, dict):
+        told = {k: v for k, v in value.items() if v is not None}
+        return {k: dict(v) if k in _MAPS and isinstance(v, list) else _plain(v) for k, v in told.items()}
+    return value

@@ -1,0 +1,146 @@
+"""Deletion vectors: which rows of a data file are dead. Their bytes are fixed by the Delta protocol.
+
+One file holds the vectors of one commit. It lies in a folder that every vacuum leaves alone, as its name begins with an
+underscore: that of delta-rs would delete live vectors elsewhere.
+"""
+
+from __future__ import annotations
+
+import base64
+import struct
+import uuid
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pyroaring import BitMap, BitMap64
+
+from airflow_provider_cdc.model.errors import TerminalError
+from airflow_provider_cdc.sinks.storage.storage import Storage
+
+#: Folder of the files of vectors in that of the table.
+FOLDER = "_dv"
+_MAGIC = 1681511377
+# Python's base 85 and that of the protocol (Z85) differ in their letters alone.
+_PYTHON = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
+_Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+_TO_Z85, _FROM_Z85 = str.maketrans(_PYTHON, _Z85), str.maketrans(_Z85, _PYTHON)
+#: Length of a UUID in base 85.
+_UUID = 20
+
+
+@dataclass(frozen=True)
+class Vector:
+    """Where a deletion vector is, as the log says it.
+
+    :param kind: ``u`` in a file of the table, ``i`` in the log itself, ``p`` in a file anywhere.
+    :param place: for ``u`` folder and number of the file, for ``i`` the bytes, for ``p`` the path.
+    :param size: bytes.
+    :param rows: how many rows are dead.
+    :param offset: where it begins in its file.
+    """
+
+    kind: str
+    place: str
+    size: int
+    rows: int
+    offset: int | None = None
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Vector:
+        """As it stands in an action of the log."""
+        return cls(
+            value["storageType"],
+            value["pathOrInlineDv"],
+            int(value["sizeInBytes"]),
+            int(value["cardinality"]),
+            value.get("offset"),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The same again."""
+        found = {"storageType": self.kind, "pathOrInlineDv": self.place, "sizeInBytes": self.size}
+        offset = {} if self.offset is None else {"offset": self.offset}
+        return {**found, **offset, "cardinality": self.rows}
+
+    @property
+    def file(self) -> str | None:
+        """Name of its file in the table's folder, ``None`` if it has none there."""
+        if self.kind != "u":
+            return None
+        folder, number = self.place[:-_UUID], uuid.UUID(bytes=_from_z85(self.place[-_UUID:]))
+        return f"{folder}/deletion_vector_{number}.bin" if folder else f"deletion_vector_{number}.bin"
+
+
+def encode(dead: BitMap) -> bytes:
+    """Bytes of a vector."""
+    return struct.pack("<iqi", _MAGIC, 1, 0) + bytes(dead.serialize())
+
+
+def decode(data: bytes) -> BitMap:
+    """The dead rows of a vector.
+
+    :raises ValueError: if it is damaged.
+    """
+    magic, count = struct.unpack_from("<iq", data)
+    if magic != _MAGIC:
+        raise ValueError(f"a deletion vector begins with {magic}")
+    if count == 0:
+        return BitMap()
+    if count == 1 and struct.unpack_from("<i", data, 12)[0] == 0:
+        return BitMap.deserialize(data[16:])
+    return BitMap(BitMap64.deserialize(data[4:]))
+
+
+def write_vectors(storage: Storage, dead: Mapping[str, BitMap]) -> dict[str, Vector]:
+    """Write the vectors of one commit as one file.
+
+    :param dead: rows by data file.
+    """
+    if not dead:
+        return {}
+    content, number, found = bytearray(b"\x01"), uuid.uuid4(), dict[str, Vector]()
+    place = FOLDER + base64.b85encode(number.bytes).decode().translate(_TO_Z85)
+    for path, rows in dead.items():
+        body = encode(rows)
+        found[path] = Vector("u", place, len(body), len(rows), len(content))
+        content += struct.pack(">i", len(body)) + body + struct.pack(">I", zlib.crc32(body))
+    storage.write(f"{FOLDER}/deletion_vector_{number}.bin", bytes(content))
+    return found
+
+
+def read_vector(storage: Storage, vector: Vector) -> BitMap:
+    """The dead rows of a vector.
+
+    :raises TerminalError: if it is missing or damaged, or lies elsewhere.
+    """
+    remedy = "Restore the file, or start with a fresh sink.path"
+    where = "in the log"
+    try:
+        if vector.kind == "i":
+            dead = decode(_from_z85(vector.place)[: vector.size])
+        elif vector.file is None:
+            raise TerminalError(f"a deletion vector lies outside of {storage.location()}: {vector.place}", remedy)
+        else:
+            where = f"at {vector.offset or 0} of {storage.location(vector.file)}"
+            dead = decode(_content(storage, vector.file, vector.offset or 0, vector.size))
+        if len(dead) != vector.rows:
+            raise ValueError(f"it has {len(dead)} rows, the log says {vector.rows}")
+        return dead
+    except (FileNotFoundError, ValueError, struct.error) as error:
+        raise TerminalError(f"the deletion vector {where} is missing or damaged: {error}", remedy) from None
+
+
+def _content(storage: Storage, file: str, offset: int, size: int) -> bytes:
+    with storage.open(file, "rb") as opened:
+        opened.seek(offset)
+        data: bytes = opened.read(size + 8)
+    body, check = data[4:-4], struct.unpack(">I", data[-4:])[0]
+    if struct.unpack(">i", data[:4])[0] != size or check != zlib.crc32(body):
+        raise ValueError("its checksum is wrong")
+    return body
+
+
+def _from_z85(text: str) -> bytes:
+    return base64.b85decode(text.translate(_FROM_Z85))

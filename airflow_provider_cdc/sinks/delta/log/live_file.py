@@ -1,0 +1,128 @@
+"""A data file of a Delta table as a version of its log has it."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+from urllib.parse import quote, unquote
+
+from airflow_provider_cdc.sinks.delta.log.deletion_vectors import Vector
+from airflow_provider_cdc.sinks.files.parquet import DataFile
+
+#: Data files that this project has written: the statistics of others are not exact where numbers are large.
+_OWN = re.compile(r"(snapshot|changes)/.*|([^/]+=[^/]*/)*part-[0-9a-f]{32}(-\d+)?\.parquet")
+_EXACT = 1 << 53
+#: What row tracking notes of a file.
+_ROW_IDS = ("baseRowId", "defaultRowCommitVersion")
+
+
+@dataclass(frozen=True)
+class LiveFile:
+    """A data file of a version.
+
+    :param action: what the log says of it.
+    """
+
+    action: Mapping[str, Any]
+
+    @cached_property
+    def path(self) -> str:
+        """Name in the table's folder."""
+        return unquote(str(self.action["path"]))
+
+    @cached_property
+    def size(self) -> int:
+        """Bytes."""
+        return int(self.action["size"])
+
+    @cached_property
+    def stats(self) -> Mapping[str, Any]:
+        """Its statistics; none of them need be there."""
+        return json.loads(self.action.get("stats") or "{}") or {}
+
+    @cached_property
+    def partition(self) -> Mapping[str, str | None]:
+        """Values of the columns that are not in the file, as text: an empty one is NULL."""
+        return {name: value or None for name, value in (self.action.get("partitionValues") or {}).items()}
+
+    @cached_property
+    def vector(self) -> Vector | None:
+        """Its deletion vector."""
+        found = self.action.get("deletionVector")
+        return Vector.from_json(found) if found else None
+
+    @property
+    def dead(self) -> int:
+        """How many of its rows are dead."""
+        return self.vector.rows if self.vector else 0
+
+    def bounds(self, column: str) -> tuple[int, int] | None:
+        """Lowest and highest value of a column of integers, ``None`` if they are not known exactly."""
+        low, high = ((self.stats.get(name) or {}).get(column) for name in ("minValues", "maxValues"))
+        if not isinstance(low, int) or not isinstance(high, int) or isinstance(low, bool):
+            return None
+        exact = _OWN.fullmatch(self.path) or max(abs(low), abs(high)) < _EXACT
+        return (low, high) if exact else None
+
+    def apart(self, column: str | None, span: tuple[int, int] | None) -> bool:
+        """Whether it is known that no value of a column lies within a span."""
+        bounds = self.bounds(column) if column and span else None
+        return bounds is not None and span is not None and (bounds[0] > span[1] or bounds[1] < span[0])
+
+    def with_vector(self, vector: Vector, rows: int, *, change: bool) -> dict[str, Any]:
+        """Action that adds it again with other dead rows.
+
+        :param rows: how many it has, dead ones as well: a file with a vector must say so.
+        """
+        stats = json.dumps({**self.stats, "numRecords": rows, "tightBounds": False})
+        return {"add": {**self.action, "dataChange": change, "stats": stats, "deletionVector": vector.to_json()}}
+
+    def removed(self, *, change: bool) -> dict[str, Any]:
+        """Action that removes it."""
+        found = {name: self.action[name] for name in _ROW_IDS if self.action.get(name) is not None} | {
+            "path": self.action["path"],
+            "deletionTimestamp": now(),
+            "dataChange": change,
+            "extendedFileMetadata": True,
+            "partitionValues": self.action.get("partitionValues") or {},
+            "size": self.size,
+        }
+        if self.vector:
+            found["deletionVector"] = self.vector.to_json()
+        return {"remove": found}
+
+
+def added(file: DataFile, key: str | None, vector: Vector | None, *, change: bool = True) -> dict[str, Any]:
+    """Action that adds a new file.
+
+    :param key: name of the single integer key column.
+    """
+    bounds = {key: (file.low, file.high)} if key and file.low is not None else {}
+    if file.oldest is not None:
+        bounds["_cdc_seq"] = (file.oldest, file.newest)
+    stats: dict[str, Any] = {"numRecords": file.rows}
+    if bounds:
+        stats["minValues"] = {name: low for name, (low, _) in bounds.items()}
+        stats["maxValues"] = {name: high for name, (_, high) in bounds.items()}
+        stats["nullCount"] = dict.fromkeys(bounds, 0)
+    if vector:
+        stats["tightBounds"] = False
+    found = {
+        "path": quote(file.path, safe="/="),
+        "partitionValues": dict(file.partition),
+        "size": file.size,
+        "modificationTime": now(),
+        "dataChange": change,
+        "stats": json.dumps(stats),
+    }
+    return {"add": found | ({"deletionVector": vector.to_json()} if vector else {})}
+
+
+def now() -> int:
+    """The time in milliseconds, as the log has it."""
+    return int(time.time() * 1000)

@@ -1,0 +1,370 @@
+"""The log of a Delta table: what the newest version holds, and how the next one is written.
+
+A commit is a file that only one writer can create: what was decided on version ``v`` stands as ``v + 1`` or not at all.
+Nothing else about a table is true but what its log says; what is kept here of it may be old, but never wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import time
+import uuid
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote
+
+from pyroaring import BitMap
+
+from airflow_provider_cdc import __version__
+from airflow_provider_cdc.model.errors import CdcError, TerminalError, TransientError
+from airflow_provider_cdc.sinks.delta.log import checkpoint as checkpoints
+from airflow_provider_cdc.sinks.delta.log.checkpoint import Checkpoint, actions_of, newest_checkpoint
+from airflow_provider_cdc.sinks.delta.log.commit_actions import completed
+from airflow_provider_cdc.sinks.delta.log.deletion_vectors import Vector, read_vector
+from airflow_provider_cdc.sinks.delta.log.features import check_protocol
+from airflow_provider_cdc.sinks.delta.log.live_file import LiveFile, now
+from airflow_provider_cdc.sinks.delta.log.retention import file_retention, log_retention
+from airflow_provider_cdc.sinks.storage.storage import Storage
+
+FOLDER = checkpoints.FOLDER
+_COMMIT = re.compile(rf"{FOLDER}/(\d{{20}})\.json")
+#: Whatever says something of a version, also in a form that is not known.
+_OF_VERSION = re.compile(rf"{FOLDER}/\d{{20}}\.")
+#: Seconds for which a version is taken for the newest one until a commit shows that it is not.
+NEWEST = 60
+#: Seconds for which a log that is followed knows what was removed, beyond the retention of the table's files.
+_REMEMBER = 86400
+#: Commits after which it forgets the rest: a stream runs for months.
+_FORGET_EVERY = 1000
+
+
+@dataclass
+class Log:
+    """The log of one table. Not for several threads at once.
+
+    :param storage: that of the table's folder.
+    """
+
+    storage: Storage
+    version: int = -1
+    files: dict[str, LiveFile] = field(default_factory=dict)
+    markers: dict[str, int] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    protocol: Mapping[str, Any] = field(default_factory=dict)
+    #: What writers note of the table by the name of a domain, such as what it is clustered by.
+    domains: dict[str, str] = field(default_factory=dict)
+    #: What was removed, data files and files of vectors, and by which version at the latest.
+    removed: dict[str, int] = field(default_factory=dict)
+    #: Files of which a row may have come back to life, as after a RESTORE: what was known of their rows does not hold.
+    revived: set[str] = field(default_factory=set)
+    #: Version of the newest checkpoint that was seen.
+    checkpointed: int | None = None
+    _dead: dict[str, tuple[Vector, BitMap]] = field(default_factory=dict)
+    _read_at: float = 0.0
+    _forgot: int = 0
+    #: The checkpoint that this log was read from, if its tombstones have no version yet; else -1.
+    _undated: int = -1
+    #: Versions that stood at moments of this process's own clock.
+    _stood: list[tuple[float, int]] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """What messages call the table."""
+        return f"Delta table {self.storage.location()}"
+
+    @property
+    def age(self) -> float:
+        """Seconds since the newest version was looked for."""
+        return abs(time.time() - self._read_at)
+
+    @property
+    def configuration(self) -> Mapping[str, str]:
+        """Properties of the table."""
+        return self.metadata.get("configuration") or {}
+
+    def exists(self) -> bool:
+        """Whether there is a table."""
+        return self.version >= 0 or any(map(_OF_VERSION.match, self._listed()))
+
+    def refresh(self) -> None:
+        """Read what was committed since.
+
+        :raises TerminalError: if there is no table, or it cannot be understood.
+        """
+        if self._is_cut_off():
+            self._forget()
+        if self.version < 0:
+            self._load()
+        else:
+            self._follow()
+        if self.version < 0:
+            raise TerminalError(f"the {self.name} is missing", "Start with a fresh sink.path, or restore it")
+        try:
+            check_protocol(self.name, self.protocol, self.metadata)
+        except TerminalError:
+            self._forget()  # nothing is to be committed on it, whoever tries
+            raise
+
+    def look_for_checkpoint(self) -> None:
+        """Learn of the newest checkpoint, whoever has written it."""
+        if found := self._checkpoint():
+            self.checkpointed = min(found.version, self.version)
+
+    def dead(self, file: LiveFile) -> BitMap:
+        """The dead rows of a file; not to be changed."""
+        if file.vector is None:
+            return BitMap()
+        vector, rows = self._dead.get(file.path, (None, None))
+        if rows is None or vector != file.vector:
+            rows = read_vector(self.storage, file.vector)
+            self.learn(file.path, file.vector, rows)
+        return rows
+
+    def learn(self, path: str, vector: Vector, rows: BitMap) -> None:
+        """Take note of what a vector holds."""
+        self._dead[path] = (vector, rows)
+
+    def commit(self, actions: Sequence[dict[str, Any]], operation: str) -> bool:
+        """Write the next version.
+
+        :returns: whether it stands; if not, somebody else has written that version.
+        :raises TransientError: if it is not known, or cannot be written now.
+        """
+        if self._is_cut_off():
+            return False
+        number = uuid.uuid4().hex
+        info = {
+            "timestamp": now(),
+            "operation": operation,
+            "operationParameters": {},
+            "engineInfo": f"airflow-provider-cdc/{__version__}",
+            "txnId": number,
+        }
+        version = self.version + 1
+        asked = completed(self.storage, actions, version, self.protocol, self.metadata, self.domains)
+        lines = [{"commitInfo": info}, *asked]
+        data = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode()
+        name = self._commit_name(version)
+        problem: OSError | None = None
+        try:
+            stands = self.storage.write_once(name, data)
+        except OSError as error:
+            stands, problem = False, error
+        if not stands:  # it may be there by this very commit: its first answer was lost
+            try:
+                stands = self._is_ours(name, number)
+            except OSError as error:  # nothing is known: what was written for it must stay
+                problem = problem or error
+        if not stands and problem is not None:
+            message, remedy = str(problem), "Look at the storage, then run again"
+            if isinstance(problem, CdcError):
+                message, remedy = problem.message, problem.remedy
+            raise TransientError(f"the {self.name} could not be committed: {message}", remedy) from problem
+        if stands:
+            self._replay(lines, self.version + 1, own=True)
+            self.version += 1
+            self._read_at = time.time()
+            if self.version - self._forgot >= _FORGET_EVERY:
+                self._forgot, retention = self.version, file_retention(self.configuration)
+                self.forget_removed(-1 if retention is None else self.stood(retention + _REMEMBER))
+        return stands
+
+    # ------------------------------------------------------------ what was removed, and when
+
+    def committed_before(self, versions: Sequence[int], moment: float) -> int:
+        """The newest of some versions that had been committed at a moment, by the clock of the storage; -1 for none.
+
+        What commits say of their time is not asked: that is the clock of whoever wrote them.
+
+        :param versions: whose commits are in the log, in ascending order.
+        :param moment: seconds since 1970.
+        """
+        count = bisect_right(versions, moment, key=self.committed_at)
+        return versions[count - 1] if count else -1
+
+    def committed_at(self, version: int) -> float:
+        """When a commit was written, by the clock of the storage; infinite if it is not in the log any more."""
+        found = self.storage.modified(self._commit_name(version))
+        return float("inf") if found is None else found
+
+    def stood(self, seconds: float) -> int:
+        """The newest version that this process knows to have stood so many seconds ago, by its own clock; -1 for none.
+
+        It is asked more often than that, or knows none.
+        """
+        at = time.monotonic()
+        old = [version for moment, version in self._stood if moment <= at - seconds]
+        self._stood = [*self._stood[max(0, len(old) - 1) :], (at, self.version)]
+        return max(old, default=-1)
+
+    def date_removed(self, version: int) -> None:
+        """Find out which tombstones of the checkpoint that this log was read from are of later versions than one.
+
+        :param version: from which on all commits are in the log.
+        """
+        later = dict[str, int]()
+        for number in range(version + 1, self._undated + 1):
+            if (data := self.storage.read(self._commit_name(number))) is None:
+                return  # cleaned up right now: the next time
+            removes = (action.get("remove") for action in self._actions(number, data))
+            later |= {path: number for remove in removes if remove for path in _removed_by(remove)}
+        dated = {path: later.get(path, version) for path, at in self.removed.items() if at == self._undated}
+        self.removed |= dated
+        self._undated = -1
+
+    def forget_removed(self, version: int) -> None:
+        """Forget what a version, and those before it, have removed."""
+        self.removed = {path: at for path, at in self.removed.items() if at > version}
+
+    # ------------------------------------------------------------ reading
+
+    @staticmethod
+    def _commit_name(version: int) -> str:
+        return f"{FOLDER}/{version:020d}.json"
+
+    def _actions(self, version: int, data: bytes) -> list[dict[str, Any]]:
+        """What a commit says.
+
+        :raises TerminalError: if it is damaged. None is empty: it says at least who has made it.
+        """
+        try:
+            found = [json.loads(line) for line in data.splitlines() if line.strip()]
+        except ValueError as error:
+            problem = f"it is cut off, or is no JSON ({error})"
+        else:
+            problem = "it has an unknown form" if found else "it is empty"
+            if found and all(isinstance(action, dict) for action in found):
+                return found
+        raise TerminalError(
+            f"version {version} of the {self.name} is damaged: {problem}, in "
+            f"{self.storage.location(self._commit_name(version))}",
+            "Restore this file from a backup, or start with a fresh sink.path: nobody can read the table without it",
+        )
+
+    def _is_ours(self, name: str, number: str) -> bool:
+        try:
+            found = self.storage.read(name)
+            return found is not None and json.loads(found.split(b"\n", 1)[0])["commitInfo"]["txnId"] == number
+        except (ValueError, KeyError, TypeError):
+            return False
+
+    def _is_cut_off(self) -> bool:
+        """Whether the log was cleaned up to a version behind this one, into which nobody must commit, or the table is
+        gone. Not looked for shortly after a look at the log: nothing as young as that is cleaned up.
+        """
+        if self.version < 0 or self.age <= min(NEWEST, log_retention(self.configuration) or 0):
+            return False
+        if self.storage.size(self._commit_name(self.version)) is not None:
+            return False
+        found = self._checkpoint()
+        return found is None or found.version != self.version
+
+    def _forget(self) -> None:
+        self.revived |= self.files.keys()
+        self.version, self.markers, self.metadata, self.protocol = -1, {}, {}, {}
+        self.files, self.removed, self.domains, self._undated = {}, {}, {}, -1
+
+    def _listed(self) -> list[str]:
+        return [name for name, _ in self.storage.list(FOLDER)]
+
+    def _checkpoint(self) -> Checkpoint | None:
+        """The newest whole checkpoint."""
+        return newest_checkpoint(self._listed())
+
+    def _load(self) -> None:
+        found = self._checkpoint()
+        try:
+            self._load_from(found)
+        except FileNotFoundError as error:
+            self._forget()
+            if self._checkpoint() == found:
+                raise TerminalError(
+                    f"a checkpoint of the {self.name} is not whole: {error}",
+                    "Nothing was changed. Restore the file, or start with a fresh sink.path",
+                ) from None
+            self._load()  # cleaned up right now
+        except BaseException:
+            self._forget()  # what was read of it is not the table
+            raise
+
+    def _load_from(self, found: Checkpoint | None) -> None:
+        if found is not None:
+            self._replay(actions_of(self.storage, found, self.name), found.version)
+            self.version = self.checkpointed = self._undated = found.version
+        self._follow()
+        beyond = [int(m[1]) for m in filter(None, map(_COMMIT.fullmatch, self._listed())) if int(m[1]) > self.version]
+        if beyond:  # unless somebody has committed right now
+            self._follow()
+            if min(beyond) > self.version and self._checkpoint() != found:  # cleaned up right now
+                self._forget()
+                self._load()
+            elif min(beyond) > self.version:
+                raise TerminalError(
+                    f"the log of the {self.name} lacks version {self.version + 1}",
+                    "Restore the file, or start with a fresh sink.path",
+                )
+
+    def _follow(self) -> None:
+        while (data := self.storage.read(self._commit_name(self.version + 1))) is not None:
+            self._replay(self._actions(self.version + 1, data), self.version + 1)
+            self.version += 1
+        self._read_at = time.time()
+
+    def _replay(self, actions: Iterable[Mapping[str, Any]], version: int, *, own: bool = False) -> None:
+        adds, before = [], dict[str, LiveFile]()
+        for action in actions:
+            if remove := action.get("remove"):
+                if (old := self._remove(remove, version)) is not None:
+                    before[old.path] = old
+            elif add := action.get("add"):
+                adds.append(LiveFile(add))
+            elif txn := action.get("txn"):
+                self.markers[txn["appId"]] = int(txn["version"])
+            elif metadata := action.get("metaData"):
+                self.metadata = metadata
+            elif protocol := action.get("protocol"):
+                self.protocol = protocol
+            elif domain := action.get("domainMetadata"):
+                self.domains.pop(domain["domain"], None)
+                if not domain.get("removed"):
+                    self.domains[domain["domain"]] = str(domain.get("configuration") or "")
+        for file in adds:  # last: a file whose dead rows change is removed and added in one commit
+            old = before.pop(file.path, None) or self.files.get(file.path)
+            # In commits of this process more rows are dead than before; in those of others it may be other ones.
+            if old is not None and not own and file.vector != old.vector:
+                self.revived.add(file.path)
+            self.files[file.path] = file
+            self.removed.pop(file.path, None)
+            if file.vector and file.vector.file:
+                self.removed.pop(file.vector.file, None)
+        self.revived |= before.keys()  # gone, but may be added again
+
+    def _remove(self, remove: Mapping[str, Any], version: int) -> LiveFile | None:
+        path, *vectors = _removed_by(remove)
+        self.removed |= dict.fromkeys((path, *vectors), version)
+        self._dead.pop(path, None)
+        return self.files.pop(path, None)
+
+
+def commits_of(names: Iterable[str], newest: int) -> list[int]:
+    """Versions whose commits are among some files, up to one, in ascending order."""
+    found = (int(match[1]) for match in filter(None, map(_COMMIT.fullmatch, names)))
+    return sorted(version for version in found if version <= newest)
+
+
+def _removed_by(remove: Mapping[str, Any]) -> list[str]:
+    """The data file that an action removes, and the file of its vector."""
+    found = Vector.from_json(remove["deletionVector"]).file if remove.get("deletionVector") else None
+    return [unquote(str(remove["path"])), *([found] if found else [])]
+
+
+def wait(attempt: int) -> None:
+    """Leave others room before the next try of a commit.
+
+    :param attempt: number of the one that has failed, from 0 on.
+    """
+    time.sleep(min(1.0, 0.01 * 2 ** min(attempt, 10)) * random.uniform(0.5, 1))

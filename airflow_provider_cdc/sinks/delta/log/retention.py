@@ -1,0 +1,56 @@
+"""How long a Delta table keeps what its newest version does not need: what its properties say, or Delta's defaults."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from airflow_provider_cdc.config.table_properties import LOG_RETENTION, RETENTION
+
+_DAY = 24 * 3600.0
+#: Of tables that say nothing, as Delta has it.
+_DEFAULTS = {RETENTION: 7 * _DAY, LOG_RETENTION: 30 * _DAY}
+_UNITS = {
+    "week": 7 * _DAY,
+    "day": _DAY,
+    "hour": 3600.0,
+    "minute": 60.0,
+    "second": 1.0,
+    "millisecond": 1e-3,
+    "microsecond": 1e-6,
+}
+_AMOUNT = re.compile(rf"(\d+)\s+({'|'.join(_UNITS)})s?\b\s*")
+
+
+def file_retention(configuration: Mapping[str, str]) -> float | None:
+    """For how many seconds a file stays after a version has removed it; ``None`` if the property is not understood."""
+    return _seconds(configuration, RETENTION)
+
+
+def log_retention(configuration: Mapping[str, str]) -> float | None:
+    """For how many seconds commits stay in the log, at least; ``None`` if the property is not understood."""
+    return _seconds(configuration, LOG_RETENTION)
+
+
+def without_shorter(standing: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str]:
+    """Properties that a table is to get, without retentions that are shorter than its own: those are its owner's word.
+
+    :param standing: properties of the table.
+    """
+    return {name: value for name, value in wanted.items() if name not in _DEFAULTS or _grows(standing, wanted, name)}
+
+
+def _grows(standing: Mapping[str, str], wanted: Mapping[str, str], name: str) -> bool:
+    before, after = _seconds(standing, name), _seconds(wanted, name)
+    return before is not None and after is not None and after > before
+
+
+def _seconds(configuration: Mapping[str, str], name: str) -> float | None:
+    text = configuration.get(name)
+    if text is None:
+        return _DEFAULTS[name]
+    said = str(text).strip().lower().removeprefix("interval").strip()
+    amounts = _AMOUNT.findall(said)
+    if not amounts or _AMOUNT.sub("", said):
+        return None
+    return sum(int(count) * _UNITS[unit] for count, unit in amounts)

@@ -1,0 +1,262 @@
+"""What a change comes to for the files of a Delta table, and how the log says it: by deletion vectors or by copies."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyroaring import BitMap
+
+from airflow_provider_cdc.sinks.delta.log.deletion_vectors import write_vectors
+from airflow_provider_cdc.sinks.delta.log.live_file import LiveFile, added
+from airflow_provider_cdc.sinks.delta.log.log import Log
+from airflow_provider_cdc.sinks.delta.merge.key_index import Facts
+from airflow_provider_cdc.sinks.delta.merge.partitions import PartitionedFiles, Partitioning, takes_vectors
+from airflow_provider_cdc.sinks.files.parquet import DataFile, Partition, parquet, portions, row_groups, write_file
+from airflow_provider_cdc.sinks.storage.storage import Storage
+
+#: Folder of the snapshot's slices, and of changes as tasks have written them, in that of the table.
+SLICES, CHANGES = "snapshot", "changes"
+_PART = re.compile(r"(?:[^/]+=[^/]*/)*part-")
+#: By copies, a live file below the one size is written anew together with new rows, so that small files do not pile up;
+#: none is written above the other size, so that no file grows without end.
+SMALL_FILE, LARGE_FILE = 4 << 20, 64 << 20
+
+
+@dataclass
+class Edit:
+    """What one commit does to the rows of a table.
+
+    :param dead: rows of live files that die.
+    :param gone: live files that go as a whole.
+    :param new: files that are added, with the rows of them that are dead already.
+    :param facts: what is known of the rows of new files.
+    :param definition: actions of the log that give the table another definition: they are all that is committed.
+    :param written: files that were written for these actions, and are nobody's if they do not stand.
+    :param operation: what the log calls it.
+    """
+
+    dead: dict[str, BitMap] = field(default_factory=dict)
+    gone: set[str] = field(default_factory=set)
+    new: list[tuple[DataFile, BitMap]] = field(default_factory=list)
+    facts: dict[str, Facts] = field(default_factory=dict)
+    definition: list[dict[str, Any]] = field(default_factory=list)
+    written: list[str] = field(default_factory=list)
+    operation: str = "MERGE"
+
+    def __bool__(self) -> bool:
+        """Whether it changes rows of the definition that the table has."""
+        return bool(self.dead or self.gone or self.new)
+
+    def without_vectors(self) -> tuple[Edit | None, Edit]:
+        """What it does to files that must not have vectors (:func:`~.partitions.takes_vectors`), ``None`` for nothing;
+        and the rest.
+        """
+        dead = {path: rows for path, rows in self.dead.items() if not takes_vectors(path)}
+        new = [(file, rows) for file, rows in self.new if rows and not takes_vectors(file.path)]
+        if not dead and not new:
+            return None, self
+        others = {path: rows for path, rows in self.dead.items() if takes_vectors(path)}
+        whole = [(file, rows) for file, rows in self.new if not rows or takes_vectors(file.path)]
+        return Edit(dead=dead, new=new), Edit(others, self.gone, whole, self.facts)
+
+
+@dataclass
+class Written:
+    """What is to be committed.
+
+    :param actions: of the log.
+    :param files: files that were written for it and are nobody's if it does not stand.
+    :param spare: files that nobody needs if it stands.
+    :param vectors: the dead rows of files from then on.
+    """
+
+    actions: list[dict[str, Any]] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
+    spare: list[str] = field(default_factory=list)
+    vectors: dict[str, BitMap] = field(default_factory=dict)
+
+
+def by_vectors(log: Log, edit: Edit, key: str | None, partitioning: Partitioning) -> Written:
+    """Nothing is written again: rows that die become bits.
+
+    :param key: name of the single integer key column, for statistics.
+    """
+    (copies, edit), counts = edit.without_vectors(), dict[str, int]()
+    found = Written() if copies is None else by_copies(log, copies, key, partitioning)
+    found.actions += [log.files[path].removed(change=True) for path in sorted(edit.gone)]
+    for path, rows in edit.dead.items():
+        file = log.files[path]
+        total = log.dead(file) | rows
+        found.actions.append(file.removed(change=True))
+        counts[path] = rows_of(log.storage, file)
+        if len(total) < counts[path]:
+            found.vectors[path] = total
+    for made, rows in edit.new:
+        if len(rows) == made.rows:
+            found.spare.append(made.path)
+        elif rows:
+            found.vectors[made.path] = rows
+    vectors = write_vectors(log.storage, found.vectors)
+    found.files += {v.file for v in vectors.values() if v.file}
+    new = {file.path: file for file, rows in edit.new if len(rows) < file.rows}
+    found.actions += [log.files[p].with_vector(v, counts[p], change=True) for p, v in vectors.items() if p not in new]
+    found.actions += [added(file, key, vectors.get(path)) for path, file in new.items()]
+    return found
+
+
+def by_copies(log: Log, edit: Edit, key: str | None, partitioning: Partitioning) -> Written:
+    """Files that lose rows are written anew without them, partition by partition.
+
+    :param key: as for :func:`by_vectors`.
+    """
+    found = Written(actions=[log.files[path].removed(change=True) for path in sorted(edit.gone)])
+    slices = [file for file, rows in edit.new if file.path.startswith(f"{SLICES}/") and not rows]
+    found.actions += [added(file, key, None) for file in slices if file.rows]
+    parts: dict[Any, tuple[list[tuple[LiveFile, BitMap]], list[tuple[DataFile, BitMap]]]] = {}
+    for path, rows in edit.dead.items():
+        file = log.files[path]
+        parts.setdefault(partition_of(file), ([], []))[0].append((file, log.dead(file) | rows))
+    for made, rows in edit.new:
+        if not made.path.startswith(f"{SLICES}/"):
+            parts.setdefault(partition_of(made), ([], []))[1].append((made, rows))
+    touched = edit.dead.keys() | edit.gone
+    small = {partition_of(f): f for f in log.files.values() if f.size < SMALL_FILE and f.path not in touched}
+    for partition, (hit, new) in parts.items():
+        if any(len(rows) < file.rows for file, rows in new) and not any(f.size < SMALL_FILE for f, _ in hit):
+            hit += [(f, log.dead(f)) for f in [small.get(partition)] if f is not None]
+        _written_anew(found, log.storage, hit, new, key, partitioning)
+    return found
+
+
+def _written_anew(
+    found: Written,
+    storage: Storage,
+    hit: Sequence[tuple[LiveFile, BitMap]],
+    new: Sequence[tuple[DataFile, BitMap]],
+    key: str | None,
+    partitioning: Partitioning,
+) -> None:
+    """Files of one partition, each with its dead rows.
+
+    :param found: gets what is to be committed.
+    :param hit: files of the table.
+    :param new: files that are added.
+    """
+    together = [(f.path, rows) for f, rows in hit if f.size < SMALL_FILE] + [(f.path, rows) for f, rows in new]
+    apart = [[(f.path, rows)] for f, rows in hit if f.size >= SMALL_FILE]
+    found.actions += [file.removed(change=True) for file, _ in hit]
+    kept: list[DataFile] = []
+    if len(together) == 1 and new and not new[0][1]:  # as it is
+        together, kept = [], [new[0][0]]
+    else:
+        found.spare += [file.path for file, _ in new]
+    partition = (hit[0][0] if hit else new[0][0]).partition
+    written = [
+        file for sources in (*apart, together) for file in copied(storage, partitioning, partition, sources, key)
+    ]
+    found.files += [file.path for file in written]
+    found.actions += [added(file, key, None) for file in (*kept, *written) if file.rows]
+
+
+def rows_of(storage: Storage, file: LiveFile) -> int:
+    """How many rows a file has, dead ones as well."""
+    found = file.stats.get("numRecords")
+    if isinstance(found, int):
+        return found
+    with parquet(storage, file.path) as opened:
+        return int(opened.metadata.num_rows)
+
+
+def alive(groups: Iterable[pa.Table], dead: BitMap) -> Iterator[pa.Table]:
+    """Row groups of a file without its dead rows."""
+    start = 0
+    gone = np.asarray(dead.to_array(), np.int64) if dead else None
+    for rows in groups:
+        end = start + rows.num_rows
+        if gone is not None:
+            low, high = np.searchsorted(gone, [start, end])
+            if low < high:
+                mask = np.ones(rows.num_rows, bool)
+                mask[gone[low:high] - start] = False
+                rows = rows.filter(pa.array(mask))
+        start = end
+        yield rows
+
+
+def copied(
+    storage: Storage,
+    partitioning: Partitioning,
+    partition: Partition,
+    sources: Sequence[tuple[str, BitMap]],
+    key: str | None,
+) -> list[DataFile]:
+    """Write the living rows of files of one partition into new ones, of which none is too large.
+
+    :param sources: paths, and their dead rows.
+    """
+    schema = partitioning.stored
+    rows = chain.from_iterable(alive(row_groups(storage, path, schema, older=True), dead) for path, dead in sources)
+    return [
+        write_file(
+            storage,
+            partitioning.path("", partition, f"{new_part()}.parquet"),
+            schema,
+            part,
+            key,
+            partition=partition,
+            group_rows=partitioning.group_rows,
+        )
+        for part in portions(rows, LARGE_FILE)
+    ]
+
+
+def write_parts(
+    storage: Storage, partitioning: Partitioning, tables: Iterable[pa.Table], key: str | None
+) -> tuple[list[DataFile], Any]:
+    """Write rows as new files of their partitions.
+
+    :param key: name of the single integer key column, for statistics.
+    :returns: the files, and for each row the number of its file.
+    """
+    if not partitioning:
+        file = write_part(storage, partitioning.schema, tables, key, partitioning.group_rows)
+        return [file], np.zeros(file.rows, np.int64)
+    files = PartitionedFiles(storage, "", new_part(), partitioning, key)
+    number = [files.add(rows)[0] for rows in tables]
+    return files.close(), np.concatenate(number)
+
+
+def write_part(
+    storage: Storage, schema: pa.Schema, rows: Iterable[pa.Table], key: str | None, group_rows: int | None = None
+) -> DataFile:
+    """Write rows as a file of a table without partitions."""
+    return write_file(storage, f"{new_part()}.parquet", schema, rows, key, group_rows=group_rows)
+
+
+def new_part() -> str:
+    """Beginning of the name of a new file of the table."""
+    return f"part-{uuid.uuid4().hex}"
+
+
+def is_part(path: str) -> bool:
+    """Whether a file has such a name, in the folder of a partition or in that of the table."""
+    return _PART.match(path) is not None
+
+
+def partition_of(file: DataFile | LiveFile) -> frozenset[tuple[str, str | None]]:
+    """The partition of a file, to be compared."""
+    return frozenset(file.partition.items())
+
+
+def vectors_of(actions: Iterable[Mapping[str, Any]]) -> Iterator[LiveFile]:
+    """The files with vectors that actions add."""
+    for action in actions:
+        if (add := action.get("add")) and add.get("deletionVector"):
+            yield LiveFile(add)

@@ -1,0 +1,90 @@
+"""What rows are looked up by: one word of 64 bits for a key that is a single integer, else two, which are a hash.
+
+The hash is SipHash with a secret that each process draws for itself: nobody can write keys that meet in it, and that
+two of ``n`` keys meet by chance is one in 2^128 / n^2. The values themselves decide nothing: equal ones have equal
+words, bit by bit as in :func:`~airflow_provider_cdc.model.multiset.images`.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_provider_cdc.model.errors import TerminalError
+
+_SIGN = np.uint64(1 << 63)
+
+
+@dataclass(frozen=True)
+class Words:
+    """The words of some rows.
+
+    :param first: array of uint64, in the order of the keys if they are integers.
+    :param second: likewise; ``None`` for integers.
+    """
+
+    first: Any
+    second: Any = None
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    def take(self, rows: Any) -> Words:
+        """Those of some rows.
+
+        :param rows: indices or a mask.
+        """
+        return Words(self.first[rows], None if self.second is None else self.second[rows])
+
+
+def joined(parts: Sequence[Words]) -> Words:
+    """Words one behind the other."""
+    second = None if parts[0].second is None else np.concatenate([p.second for p in parts])
+    return Words(np.concatenate([p.first for p in parts]), second)
+
+
+class Worder:
+    """Makes the words of rows.
+
+    :param columns: names of the columns that tell rows apart.
+    :param schema: schema of the rows.
+    :param key: whether they are a key, and so never NULL.
+    """
+
+    def __init__(self, columns: Sequence[str], schema: pa.Schema, *, key: bool = True) -> None:
+        self.columns = tuple(columns)
+        self.plain = key and len(columns) == 1 and pa.types.is_integer(schema.field(columns[0]).type)
+        self._unsigned = self.plain and pa.types.is_unsigned_integer(schema.field(columns[0]).type)
+        self._secret = np.frombuffer(secrets.token_bytes(16), np.uint64)
+
+    def __call__(self, rows: pa.Table) -> Words:
+        """Words of rows, one each.
+
+        :param rows: with at least the columns.
+        """
+        if self.plain:
+            return Words(_integers(rows[self.columns[0]]))
+        return self._hashed(rows)
+
+    def of_integers(self, values: Sequence[int]) -> Any:
+        """First words of keys that are single integers."""
+        return _integers(pa.chunked_array([pa.array(values, pa.uint64() if self._unsigned else pa.int64())]))
+
+    def _hashed(self, rows: pa.Table) -> Words:
+        from airflow_provider_cdc.sinks.row_hashes import hashed  # compiled: not for drivers that need none of it
+
+        return Words(*hashed(rows, self.columns, self._secret))
+
+
+def _integers(column: pa.ChunkedArray) -> Any:
+    if column.null_count:  # NumPy would make floats of all of them, and several integers the same
+        raise TerminalError("a key of the copy is NULL", "Copy the table again: `airflow-cdc resnapshot`")
+    values = column.to_numpy()
+    if values.dtype.kind == "u":
+        return values.astype(np.uint64)
+    return values.astype(np.int64).view(np.uint64) ^ _SIGN

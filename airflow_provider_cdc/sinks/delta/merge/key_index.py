@@ -1,0 +1,279 @@
+"""Where keys are: for each data file its rows in the order of their words. Facts of files that never change.
+
+Which rows are alive, only the log says; so an index that is lost, old or too large does no harm. Small files are put
+together, as in a log-structured merge tree, so that a search looks into few segments. What does not fit into memory
+lies in files without a name, which are gone with the process.
+
+Segments never change: whoever searches goes on with those that it has found, whatever other threads do meanwhile.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from pyroaring import BitMap
+
+from airflow_provider_cdc.sinks.delta.merge.key_hashes import Words, joined
+
+#: Segments of about one size that are put together, and the rows above which none is. At most so many times as many
+#: rows are put together at a time: that bounds the time it takes, and the memory.
+_MERGED, _LARGEST, _AT_MOST = 8, 500_000, 4
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of the rows of one data file.
+
+    :param words: words of its rows.
+    :param newest: its highest ``_cdc_seq``.
+    :param rows: which rows these are; ``None`` for all, in their order.
+    """
+
+    words: Words
+    newest: int
+    rows: Any = None
+
+    @classmethod
+    def of(cls, parts: Sequence[Words], newest: int) -> Facts:
+        """Facts of a file that was read in parts."""
+        return cls(joined(parts) if parts else Words(np.empty(0, np.uint64)), newest)
+
+
+@dataclass(frozen=True)
+class Found:
+    """Where rows are that were asked for; arrays of one length.
+
+    :param asked: index of the words that were asked for.
+    :param file: number of the data file.
+    :param row: row in it.
+    """
+
+    asked: Any
+    file: Any
+    row: Any
+
+
+@dataclass(frozen=True)
+class _Segment:
+    """Rows in the order of their words.
+
+    :param file: number of the file of each row, or the one of all.
+    :param row: row in its file; ``None`` if it is the position.
+    """
+
+    words: Words
+    file: Any
+    row: Any
+
+    @property
+    def size(self) -> int:
+        return sum(a.nbytes for a in (self.words.first, self.words.second, self.file, self.row) if hasattr(a, "nbytes"))
+
+    @property
+    def in_memory(self) -> bool:
+        return not isinstance(self.words.first, np.memmap)
+
+    def rows(self) -> Any:
+        return np.arange(len(self.words), dtype=np.uint32) if self.row is None else self.row
+
+    def files(self) -> Any:
+        return np.full(len(self.words), self.file, np.uint32) if np.isscalar(self.file) else self.file
+
+
+class KeyIndex:
+    """Index of the data files of a table. For several threads at once.
+
+    :param held: bytes that it may take in memory.
+    """
+
+    def __init__(self, held: int) -> None:
+        self._held = held
+        self._lock = threading.RLock()
+        #: Held by whoever reads files that a batch waits for: who reads others lets it go first.
+        self.turn = threading.Lock()
+        self._segments: list[_Segment] = []
+        self._numbers: dict[str, int] = {}
+        self._names: dict[int, str] = {}
+        self._newest: dict[int, int] = {}
+        self._next = 0
+
+    def __contains__(self, path: str) -> bool:
+        return path in self._numbers
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Bytes in memory, and on disk."""
+        segments = self._segments
+        memory = sum(s.size for s in segments if s.in_memory)
+        return memory, sum(s.size for s in segments) - memory
+
+    def another(self) -> KeyIndex:
+        """An empty one that may take as much."""
+        return KeyIndex(self._held)
+
+    def number(self, path: str) -> int:
+        """Number of a file that is in it."""
+        return self._numbers[path]
+
+    def name(self, file: int) -> str:
+        """Path of a file by its number."""
+        return self._names[file]
+
+    def newest(self, file: int) -> int:
+        """Highest ``_cdc_seq`` in a file."""
+        return self._newest[file]
+
+    def add(self, path: str, facts: Facts) -> None:
+        """Take note of a file. Of one that is in it, more cannot be known."""
+        words, row = facts.words, facts.rows
+        if not _in_order(words):
+            order = np.argsort(words.first, kind="stable")
+            words, row = words.take(order), order.astype(np.uint32) if row is None else row[order]
+        with self._lock:
+            if path in self._numbers:  # another thread was faster
+                return
+            number, self._next = self._next, self._next + 1
+            self._names[number], self._newest[number], self._numbers[path] = path, facts.newest, number
+            if len(words):
+                self._segments = [*self._segments, _Segment(words, np.uint32(number), row)]
+
+    def forget(self, paths: Iterable[str]) -> None:
+        """Forget what is known of files."""
+        with self._lock:
+            gone = {path: self._numbers.pop(path) for path in set(paths) if path in self._numbers}
+            if gone:
+                numbers = np.fromiter(gone.values(), np.uint32)
+                self._segments = [kept for s in self._segments if (kept := _without(s, numbers)) is not None]
+                for number in gone.values():
+                    del self._names[number], self._newest[number]
+
+    def follow(self, live: Mapping[str, Any], dead: Callable[[str], BitMap]) -> None:
+        """Forget files that are gone, and put small segments together: without the rows that are dead by now.
+
+        :param live: paths of the files of the table.
+        :param dead: the dead rows of one.
+        """
+        self.forget(path for path in list(self._numbers) if path not in live)
+        self.settle(dead)
+
+    def settle(self, dead: Callable[[str], BitMap] | None = None) -> None:
+        """Put small segments together, and onto disk what does not fit into memory.
+
+        :param dead: as for :meth:`follow`; where it is not known, dead rows stay.
+        """
+        while (small := self._mergeable()) is not None:
+            merged = self._merged(small, dead)
+            with self._lock:
+                rest = [s for s in self._segments if not any(s is m for m in small)]
+                if len(rest) + len(small) == len(self._segments):  # else another thread has changed some of them
+                    self._segments = [*rest, merged] if len(merged.words) else rest
+        self._fit()
+
+    def find(self, words: Words) -> Found:
+        """All rows that have such words, dead ones as well.
+
+        :param words: of which no two are the same.
+        """
+        order = np.argsort(words.first, kind="stable")
+        asked = words.take(order)
+        parts: list[tuple[Any, Any, Any]] = []
+        for segment in self._segments:
+            known = segment.words.first
+            low, high = np.searchsorted(asked.first, [known[0], known[-1] + (known[-1] < _LAST)])
+            high = len(order) if known[-1] == _LAST else high
+            if low == high:
+                continue
+            begin = np.searchsorted(known, asked.first[low:high])
+            at, which = begin, np.arange(low, high)
+            here = np.flatnonzero(known[np.minimum(at, len(known) - 1)] == asked.first[low:high])
+            at, which = at[here], which[here]
+            while len(at):  # rows with the same word stand side by side
+                hit = slice(None)
+                if asked.second is not None:
+                    hit = segment.words.second[at] == asked.second[which]
+                rows = at[hit] if segment.row is None else segment.row[at[hit]]
+                files = np.full(len(rows), segment.file) if np.isscalar(segment.file) else segment.file[at[hit]]
+                parts.append((order[which[hit]], files, rows))
+                more = at + 1
+                inside = more < len(known)
+                more, rest = more[inside], which[inside]
+                same = known[more] == asked.first[rest]
+                at, which = more[same], rest[same]
+        if not parts:
+            return Found(*(np.empty(0, np.int64) for _ in range(3)))
+        return Found(*(np.concatenate(p).astype(np.int64) for p in zip(*parts, strict=True)))
+
+    def _mergeable(self) -> list[_Segment] | None:
+        classes: dict[int, list[_Segment]] = {}
+        for segment in self._segments:
+            if len(segment.words) <= _LARGEST:
+                classes.setdefault(len(segment.words).bit_length() // 3, []).append(segment)
+        found = next((found for found in classes.values() if len(found) >= _MERGED), None)
+        if found is None:
+            return None
+        found.sort(key=lambda s: int(s.words.first[0]))  # those of a snapshot lie one behind the other then
+        rows = np.cumsum([len(s.words) for s in found])
+        return found[: max(2, int(np.searchsorted(rows, _AT_MOST * _LARGEST, "right")))]
+
+    def _merged(self, segments: list[_Segment], dead: Callable[[str], BitMap] | None) -> _Segment:
+        """One segment of several, without the rows that are dead: they stay so."""
+        parts = segments if dead is None else [self._living(s, dead) for s in segments]
+        words, files = joined([s.words for s in parts]), np.concatenate([s.files() for s in parts])
+        rows = np.concatenate([s.rows() for s in parts])
+        if _in_order(words):
+            return _Segment(words, files, rows)
+        order = np.argsort(words.first, kind="stable")
+        return _Segment(words.take(order), files[order], rows[order])
+
+    def _living(self, segment: _Segment, dead: Callable[[str], BitMap]) -> _Segment:
+        """A segment without the rows that are dead."""
+        files, rows, kept = segment.files(), segment.rows(), np.ones(len(segment.words), bool)
+        order = np.argsort(files, kind="stable")
+        numbers, starts = np.unique(files[order], return_index=True)
+        for number, mine in zip(numbers, np.split(order, starts[1:]), strict=True):
+            gone = dead(self._names[int(number)])
+            if gone:
+                kept[mine] = ~np.isin(rows[mine], np.asarray(gone.to_array(), np.uint32))
+        return segment if kept.all() else _Segment(segment.words.take(kept), files[kept], rows[kept])
+
+    def _fit(self) -> None:
+        """Put the largest segments onto disk where memory does not suffice."""
+        with self._lock:
+            left = self.size[0] - self._held
+            for segment in sorted((s for s in self._segments if s.in_memory), key=lambda s: -s.size):
+                if left <= 0:
+                    return
+                left -= segment.size
+                arrays = (segment.words.first, segment.words.second, segment.file, segment.row)
+                first, second, file, row = (_on_disk(a) if isinstance(a, np.ndarray) else a for a in arrays)
+                stored = _Segment(Words(first, second), file, row)
+                self._segments = [stored if s is segment else s for s in self._segments]
+
+
+def _in_order(words: Words) -> bool:
+    return bool(np.all(words.first[1:] >= words.first[:-1]))
+
+
+_LAST = np.uint64(2**64 - 1)
+
+
+def _without(segment: _Segment, gone: Any) -> _Segment | None:
+    """A segment without the rows of files; ``None`` if nothing is left."""
+    if np.isscalar(segment.file):
+        return None if np.isin(segment.file, gone) else segment
+    kept = np.flatnonzero(~np.isin(segment.file, gone))
+    if len(kept) == len(segment.words):
+        return segment
+    return _Segment(segment.words.take(kept), segment.file[kept], segment.row[kept]) if len(kept) else None
+
+
+def _on_disk(array: Any) -> Any:
+    with tempfile.TemporaryFile() as file:
+        array.tofile(file)
+        file.flush()
+        return np.memmap(file, array.dtype, "r", shape=array.shape)

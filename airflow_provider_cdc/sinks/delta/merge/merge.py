@@ -1,0 +1,322 @@
+"""What changes mean for the files of a Delta table: which of their rows die, and which files are added.
+
+Where a key is, the index says; what is alive, the log says. Decision 0001 has the argument.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyroaring import BitMap
+
+from airflow_provider_cdc.config.deletes import HARD, SOFT
+from airflow_provider_cdc.model.errors import TransientError
+from airflow_provider_cdc.model.multiset import MissingRowsError, first
+from airflow_provider_cdc.model.plan import FIRST_ASIDE
+from airflow_provider_cdc.model.schema import DELETED, OP, SEQ
+from airflow_provider_cdc.sinks.delta.log.live_file import LiveFile
+from airflow_provider_cdc.sinks.delta.log.log import Log
+from airflow_provider_cdc.sinks.delta.merge.edit import LARGE_FILE, SLICES, Edit, alive, rows_of, write_parts
+from airflow_provider_cdc.sinks.delta.merge.key_files import KeyFiles
+from airflow_provider_cdc.sinks.delta.merge.key_hashes import Words
+from airflow_provider_cdc.sinks.delta.merge.key_index import Facts, Found
+from airflow_provider_cdc.sinks.delta.merge.soft_deletes import buried, marked
+from airflow_provider_cdc.sinks.files.parquet import DataFile, portions, read_file, row_groups, without_rows
+from airflow_provider_cdc.sinks.protocol import Change, Counted, Emptied, Published, Replaced, Upserted
+
+#: Columns that changes have beside their own: number of the file that has them, and the row in it. Names
+#: of a server's columns do not end with a space.
+FILE, ROW = "__file ", "__row "
+_FILES = b"files"
+_SLICE = re.compile(rf"{SLICES}/(\d+)/(\d+)/")
+
+
+def placed(changes: pa.Table, files: Sequence[DataFile]) -> pa.Table:
+    """Changes that stand in files already, with the file and row of each.
+
+    :param changes: rows of the files, one file after the other.
+    """
+    number = np.repeat(np.arange(len(files)), [file.rows for file in files])
+    row = np.concatenate([np.arange(file.rows) for file in files]) if files else np.empty(0, np.int64)
+    found = changes.append_column(FILE, pa.array(number, pa.int64())).append_column(ROW, pa.array(row, pa.int64()))
+    return in_files(found, files)
+
+
+def in_files(changes: pa.Table, files: Sequence[DataFile]) -> pa.Table:
+    """Changes with the number of the file and the row of each.
+
+    :param files: which these are the numbers of.
+    """
+    return changes.replace_schema_metadata({_FILES: json.dumps([file.to_json() for file in files])})
+
+
+def _group_of(path: str) -> tuple[int, int] | None:
+    """The snapshot and the chunk group that all rows of a file are of; ``None`` if it may have any."""
+    found = _SLICE.match(path)
+    if found is None or int(found[2]) >= FIRST_ASIDE:
+        return None
+    return int(found[1]), int(found[2])
+
+
+class Merge:
+    """Merges into one version of a table.
+
+    :param log: the table as it stands.
+    :param files: where its rows are.
+    :param deletes: what becomes of rows that are deleted in the source.
+    """
+
+    def __init__(self, log: Log, files: KeyFiles, deletes: str = HARD) -> None:
+        self._log, self._files, self._deletes = log, files, deletes
+        self._keys, self._worder = files.keys, files.worder
+        self._storage = log.storage
+
+    def of(self, change: Change) -> Edit | None:
+        """What a change comes to; ``None`` for nothing."""
+        match change:
+            case Upserted(changes):
+                return self._upserted(changes)
+            case Counted():
+                return self._counted(change)
+            case Emptied(seq, at):
+                edit = self._emptied(seq) if self._deletes == HARD else self._truncated(seq, at)
+                return edit if edit.gone or edit.dead else None
+            case Published(slices):
+                return Edit(new=self._published(slices))
+            case Replaced():
+                return self._replaced(change) if self._deletes == HARD else self._renewed(change)
+
+    def _upserted(self, changes: pa.Table) -> Edit:
+        words, seqs = self._worder(changes), changes[SEQ].to_numpy()
+        edit, current = Edit(), np.ones(changes.num_rows, bool)
+        if changes.num_rows:
+            found = self._files.find(self._log, words)
+            index, lowest = self._files.index, int(seqs.min())
+            for file, asked, rows in self._by_file(found):
+                newer = np.ones(len(rows), bool)
+                if index.newest(index.number(file.path)) >= lowest:
+                    newer = seqs[asked] > self._column(file, SEQ)[rows]
+                current[asked[~newer]] = False
+                if newer.any():
+                    edit.dead[file.path] = BitMap(rows[newer].astype(np.uint32))
+        if self._deletes != SOFT:
+            current &= pc.not_equal(changes[OP], "d").to_numpy()
+        self._add(edit, changes, words, current)
+        return edit
+
+    def _add(self, edit: Edit, changes: pa.Table, words: Words, current: Any) -> None:
+        """Add the rows of changes: from the files in which they stand, or written now."""
+        if FILE not in changes.column_names:
+            rows = marked(changes.filter(pa.array(current)), self._keys.schema)
+            if rows.num_rows:
+                self._written(edit, rows, words.take(np.flatnonzero(current)))
+            return
+        files = [DataFile(**value) for value in json.loads(changes.schema.metadata[_FILES])]
+        number, row = changes[FILE].to_numpy(), changes[ROW].to_numpy()
+        newest = int(pc.max(changes[SEQ]).as_py() or 0)
+        living = np.flatnonzero(current)
+        for file, part in zip(files, by_number(number[living], len(files)), strict=True):
+            mine = living[part]
+            dead = BitMap(range(file.rows)) - BitMap(row[mine].astype(np.uint32))
+            edit.new.append((file, dead))
+            edit.facts[file.path] = Facts(words.take(mine), newest, row[mine].astype(np.uint32))
+
+    def _written(self, edit: Edit, rows: pa.Table, words: Words) -> None:
+        made, number = self._files_of([rows.select(self._keys.schema.names)])
+        for file, mine in zip(made, by_number(number, len(made)), strict=True):
+            edit.new.append((file, BitMap()))
+            edit.facts[file.path] = Facts(words.take(mine), file.newest or 0)
+
+    def _files_of(self, tables: Iterable[pa.Table]) -> tuple[list[DataFile], Any]:
+        return write_parts(self._storage, self._keys.partitioning, tables, self._keys.stat)
+
+    def _counted(self, change: Counted) -> Edit:
+        net = change.net
+        edit = self._emptied(change.since) if change.since else Edit()
+        if net.removed.num_rows:
+            found = self._files.find(self._log, self._worder(net.removed))
+            left = net.counts.copy()
+            for file, asked, rows in self._by_file(found):
+                if file.path in edit.gone:
+                    continue
+                free = np.ones(len(rows), bool)
+                if file.path in edit.dead:
+                    free = ~np.isin(rows, np.asarray(edit.dead[file.path].to_array(), np.int64))
+                candidates = np.flatnonzero(free)
+                taken = first(candidates, asked, left)
+                left -= np.bincount(asked[taken], minlength=len(left))
+                if len(taken):
+                    edit.dead[file.path] = edit.dead.get(file.path, BitMap()) | BitMap(rows[taken].astype(np.uint32))
+            if left.any():
+                missing = int(np.flatnonzero(left)[0])
+                raise MissingRowsError(net.removed.slice(missing, 1), int(left[missing]))
+        if net.added.num_rows:
+            self._written(edit, net.added, self._worder(net.added))
+        return edit
+
+    def _emptied(self, seq: int) -> Edit:
+        """All rows with a lower ``_cdc_seq`` die."""
+        edit = Edit()
+        for file, rows in self._older(seq):
+            if rows is None:
+                edit.gone.add(file.path)
+            else:
+                edit.dead[file.path] = rows
+        return edit
+
+    def _older(self, seq: int) -> Iterator[tuple[LiveFile, BitMap | None]]:
+        """Living rows with a lower ``_cdc_seq``, by file; ``None`` for all of a file."""
+        for file in self._log.files.values():
+            bounds = file.bounds(SEQ)
+            if bounds is not None and bounds[0] >= seq:
+                continue
+            if bounds is not None and bounds[1] < seq:
+                yield file, None
+            elif rows := BitMap(np.flatnonzero(self._column(file, SEQ) < seq).astype(np.uint32)) - self._log.dead(file):
+                yield file, rows
+
+    def _replaced(self, change: Replaced) -> Edit:
+        """Slices take the place of all rows of a chunk group, or of some ranges of keys.
+
+        Files of the snapshot hold rows of one chunk group alone: if that is read again, they go or stay. All
+        other files may have any rows, and only those that belong to the group go.
+        """
+        edit = Edit(new=self._published(change.slices))
+        for file, home in self._concerned(change):
+            if home:
+                edit.gone.add(file.path)
+                continue
+            keys = self._rows(file, self._keys.names or [SEQ])
+            leaves = np.flatnonzero(change.owned(keys).to_numpy(zero_copy_only=False))
+            rows = BitMap(leaves.astype(np.uint32)) - self._log.dead(file)
+            if rows:
+                edit.dead[file.path] = rows
+        return edit
+
+    def _concerned(self, change: Replaced) -> Iterator[tuple[LiveFile, bool]]:
+        """The files that may have rows of a chunk group, and whether they have no others."""
+        for file in self._log.files.values():
+            home = _group_of(file.path)
+            if home is not None and home == change.group:
+                yield file, True
+                continue
+            other = home is not None and change.group is not None and home[0] == change.group[0]
+            if not other and not file.apart(self._keys.stat, change.span):
+                yield file, False
+
+    # ------------------------------------------------------------ deleted rows that stay
+
+    def _truncated(self, seq: int, at: int) -> Edit:
+        """All rows with a lower ``_cdc_seq`` are deleted in the source."""
+        edit = Edit()
+        if self._deletes == SOFT:
+            unmarked = ((file, self._unmarked(file, rows)) for file, rows in self._older(seq))
+            self._mark(edit, {file.path: rows for file, rows in unmarked if rows}, at, seq)
+        return edit
+
+    def _renewed(self, change: Replaced) -> Edit:
+        """Slices take the place of the rows of a chunk group that have the same keys. The others are deleted in the
+        source, or may be: they stay, and where it is marked what is deleted, they are marked now.
+        """
+        edit, gone = Edit(new=self._published(change.slices)), dict[str, BitMap]()
+        names, index = self._keys.names, self._files.of_slices(change.slices)
+        for file, home in self._concerned(change):
+            keys = self._rows(file, names)
+            mine = np.ones(keys.num_rows, bool) if home else change.owned(keys).to_numpy(zero_copy_only=False).copy()
+            mine[self._log.dead(file).to_array()] = False
+            rows = np.flatnonzero(mine)
+            found = rows[np.unique(index.find(self._worder(keys.take(pa.array(rows)))).asked)]
+            if len(found):
+                edit.dead[file.path] = BitMap(found.astype(np.uint32))
+            if self._deletes == SOFT and (rest := self._unmarked(file, BitMap(np.setdiff1d(rows, found).astype("u4")))):
+                gone[file.path] = rest
+        self._mark(edit, gone, int(time.time() * 1_000_000))
+        return edit
+
+    def _unmarked(self, file: LiveFile, rows: BitMap | None) -> BitMap:
+        """Those of some rows (``None`` for all that live) that are not marked as deleted."""
+        if rows is None:
+            rows = BitMap(range(rows_of(self._storage, file))) - self._log.dead(file)
+        return rows - BitMap(np.flatnonzero(self._column(file, DELETED)).astype(np.uint32)) if rows else rows
+
+    def _mark(self, edit: Edit, rows: Mapping[str, BitMap], at: int, seq: int | None = None) -> None:
+        """Write rows again, marked as deleted, in the place of themselves."""
+
+        def marked() -> Iterator[pa.Table]:
+            for path, which in rows.items():
+                start, wanted = 0, np.asarray(which.to_array(), np.int64)
+                partition = self._log.files[path].partition
+                for group in row_groups(self._storage, path, self._keys.schema, None, partition, older=True):
+                    low, high = np.searchsorted(wanted, [start, start + group.num_rows])
+                    yield buried(group.take(pa.array(wanted[low:high] - start)), at, seq)
+                    start += group.num_rows
+
+        for part in portions(marked(), LARGE_FILE):
+            edit.new += [(file, BitMap()) for file in self._files_of(part)[0]]
+        for path, which in rows.items():
+            edit.dead[path] = edit.dead.get(path, BitMap()) | which
+
+    def _published(self, slices: Sequence[DataFile]) -> list[tuple[DataFile, BitMap]]:
+        """Slices as files of the table. Others may have deleted them while they waited: no version lists them yet."""
+        files = [file for part in slices for file in part.files]
+        for file in files:
+            if self._storage.size(file.path) != file.size:
+                raise TransientError(
+                    f"the file {self._storage.location(file.path)} is not there any more, or not whole",
+                    "Run again: it is read once more. A VACUUM must not run while a snapshot does",
+                )
+        return [(file, BitMap()) for file in files if file.rows]
+
+    # ------------------------------------------------------------ looking up
+
+    def _by_file(self, found: Found) -> Iterator[tuple[LiveFile, Any, Any]]:
+        """What was found alive, file by file: the file, what was asked for, and the rows."""
+        order = np.argsort(found.file, kind="stable")
+        numbers, starts = np.unique(found.file[order], return_index=True)
+        for number, mine in zip(numbers, np.split(order, starts[1:]), strict=False):
+            file = self._log.files.get(self._files.index.name(int(number)))
+            if file is None:  # it was gone when another thread had read it
+                continue
+            asked, rows = found.asked[mine], found.row[mine]
+            if dead := self._log.dead(file):
+                living = BitMap(rows.astype(np.uint32)) - dead
+                kept = np.isin(rows, np.asarray(living.to_array(), np.int64))
+                asked, rows = asked[kept], rows[kept]
+            if len(rows):
+                yield file, asked, rows
+
+    def _column(self, file: LiveFile, name: str) -> Any:
+        return self._rows(file, [name])[name].to_numpy()
+
+    def _rows(self, file: LiveFile, columns: Sequence[str]) -> pa.Table:
+        return read_file(self._storage, file.path, self._keys.schema, columns, file.partition)
+
+
+def by_number(number: Any, count: int) -> list[Any]:
+    """Indices of the rows that have each number, in their order.
+
+    :param number: array of numbers below ``count``.
+    """
+    order = np.argsort(number, kind="stable")
+    found: list[Any] = np.split(order, np.searchsorted(number[order], np.arange(1, count))) if count else []
+    return found
+
+
+def living_rows(log: Log, schema: pa.Schema, names: Collection[str] | None = None) -> pa.Table:
+    """All rows of a version.
+
+    :param names: only these files.
+    """
+    parts = [
+        next(alive([read_file(log.storage, f.path, schema, partition=f.partition, older=True)], log.dead(f)))
+        for f in log.files.values()
+        if names is None or f.path in names
+    ]
+    return pa.concat_tables([without_rows(schema), *parts])

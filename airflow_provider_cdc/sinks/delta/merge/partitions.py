@@ -1,0 +1,332 @@
+"""Partitioned tables: each data file has rows of one partition, whose values stand in the log and not in the file.
+
+Folders are named after the values (Hive style), since some readers take them from there. Nothing here does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_provider_cdc.model.errors import NotReadyError, TerminalError
+from airflow_provider_cdc.model.schema import KEY_TYPES, META_COLUMNS, Column, TableSchema
+from airflow_provider_cdc.sinks.delta.log.features import EXPRESSION
+from airflow_provider_cdc.sinks.files.parquet import DataFile, Partition, write_file
+from airflow_provider_cdc.sinks.storage.storage import Storage
+
+#: Parts of a date: the type of the column in the table, and how many characters of YYYY-MM-DD HH tell it.
+UNITS: Mapping[str, tuple[pa.DataType, int]] = {
+    "year": (pa.int32(), 4),
+    "month": (pa.string(), 7),
+    "day": (pa.date32(), 10),
+    "hour": (pa.string(), 13),
+}
+#: How Spark says it.
+_EXPRESSIONS = {"year": "YEAR({})", "month": "DATE_FORMAT({}, 'yyyy-MM')", "day": "CAST({} AS DATE)"}
+_TIMES = ("datetime", "timestamp")
+#: Types of columns whose values may make partitions: those of keys that are text and whole in a path.
+_TYPES = KEY_TYPES - {"binary", "varbinary", "time", *_TIMES}
+#: Of the folder of a value that is NULL; and what a name in a path must not have, nor a folder's be longer than.
+_NULL = "__HIVE_DEFAULT_PARTITION__"
+_IN_NAMES = re.compile(r"[^/\\=%#?*:\"\x00-\x1f\x7f]+")
+_LONGEST = 240
+#: Paths that are the same as the address of a file.
+_PLAIN = re.compile(r"[A-Za-z0-9/_.=~-]*")
+#: Bytes of rows that wait for more of their partitions.
+HELD_BYTES = 64 << 20
+_KEY = "sink.partition_by"
+_ANOTHER = "Give the row another value in the source"
+_OTHER_VALUE = (
+    f"{_ANOTHER}, then read the table again (airflow-cdc resnapshot); or leave the column out of {_KEY} and start with "
+    "a fresh sink.path"
+)
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a table is partitioned by: a column, or a part of a date.
+
+    :param column: name of a column of the source.
+    :param unit: one of :data:`UNITS`; ``None`` for the column itself.
+    """
+
+    column: str
+    unit: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The column in the table."""
+        return self.column if self.unit is None else f"{self.column}_{self.unit}"
+
+    def __str__(self) -> str:
+        return self.column if self.unit is None else f"{self.unit} of {self.column}"
+
+
+@dataclass(frozen=True)
+class Partitioning:
+    """How a table is partitioned; false if it is not.
+
+    :param schema: schema of its rows, without parts of dates.
+    :param parts: what it is partitioned by.
+    :param group_rows: rows of a row group of its files, if that matters.
+    """
+
+    schema: pa.Schema
+    parts: tuple[Part, ...] = ()
+    group_rows: int | None = None
+
+    @classmethod
+    def of(cls, table: TableSchema, parts: Sequence[Part]) -> Partitioning:
+        """That of a captured table.
+
+        :raises NotReadyError: if it cannot be partitioned so.
+        """
+        columns = {c.name: c for c in table.copied}
+        for part in parts:
+            if problem := _unfit(part, columns):
+                raise NotReadyError(
+                    f"{_KEY}: table {table.label} cannot be partitioned by {part}: {problem[0]}", problem[1]
+                )
+        if parts and columns.keys() <= {part.name for part in parts}:
+            raise NotReadyError(
+                f"{_KEY}: table {table.label} would be partitioned by all of its columns", "Leave one of them out"
+            )
+        if len({part.name for part in parts}) < len(parts):
+            raise NotReadyError(f"{_KEY}: table {table.label} is partitioned by a column twice", "Leave one out")
+        return cls(table.sink_schema, tuple(parts))
+
+    def __bool__(self) -> bool:
+        return bool(self.parts)
+
+    @property
+    def names(self) -> list[str]:
+        """Columns of the table that make the partitions, in their order."""
+        return [part.name for part in self.parts]
+
+    def check(self, name: str, metadata: Mapping[str, Any]) -> None:
+        """Refuse a table that is partitioned otherwise.
+
+        :param name: what messages call it.
+        """
+        standing = list(metadata.get("partitionColumns") or ())
+        if standing != self.names:
+            raise TerminalError(
+                f"the {name} is partitioned by {', '.join(standing) or 'nothing'}, and {_KEY} says "
+                f"{', '.join(self.names) or 'nothing'}",
+                "Undo the change, or start with a fresh sink.path: a table is partitioned when it is made",
+            )
+
+    @cached_property
+    def stored(self) -> pa.Schema:
+        """Schema of what stands in the files."""
+        return pa.schema([f for f in self.schema if f.name not in self.names])
+
+    @cached_property
+    def declared(self) -> pa.Schema:
+        """Schema of the table as readers see it."""
+        return pa.schema([*self.schema, *(self._derived(part) for part in self.parts if part.unit)])
+
+    def _derived(self, part: Part) -> pa.Field:
+        """The column of a part of a date. How it follows from a DATE, Spark says alike in every time zone."""
+        assert part.unit is not None
+        name, expression = part.column.replace("`", "``"), _EXPRESSIONS.get(part.unit)
+        exact = expression is not None and pa.types.is_date(self.schema.field(part.column).type)
+        about = {EXPRESSION: str(expression).format(f"`{name}`")} if exact else None
+        return pa.field(part.name, UNITS[part.unit][0], metadata=about)
+
+    def split(self, rows: pa.Table) -> list[tuple[Partition, Any]]:
+        """The partitions of rows: the values of each, and which rows are in it, in their order.
+
+        :raises TerminalError: if a value cannot be told from others where partitions are concerned.
+        """
+        if not self.parts:
+            return [({}, np.arange(rows.num_rows))]
+        texts = pa.table(
+            [self._texts(part, rows) for part in self.parts], names=[str(i) for i in range(len(self.parts))]
+        )
+        listed = texts.append_column("row", pa.array(np.arange(rows.num_rows), pa.int64()))
+        groups = listed.group_by(texts.column_names, use_threads=False).aggregate([("row", "list")])
+        found = []
+        for group, mine in zip(groups.select(texts.column_names).to_pylist(), groups["row_list"], strict=True):
+            values: Partition = dict(zip(self.names, group.values(), strict=True))
+            self._check(values)
+            found.append((values, mine.values.to_numpy()))
+        return found
+
+    def _texts(self, part: Part, rows: pa.Table) -> pa.ChunkedArray:
+        """Values as the log has them."""
+        column = rows[part.column]
+        if part.unit is None:
+            return column.cast(pa.string())
+        if pa.types.is_timestamp(column.type):
+            column = column.cast(pa.timestamp(column.type.unit))  # in UTC
+        text = pc.utf8_slice_codeunits(column.cast(pa.string()), 0, UNITS[part.unit][1])
+        if part.unit == "year":
+            return text.cast(pa.int32()).cast(pa.string())
+        return pc.replace_substring(text, " ", "-")
+
+    def _check(self, values: Partition) -> None:
+        for name, value in values.items():
+            if value == "" or value == _NULL:
+                raise TerminalError(
+                    f"a row has {'an empty text' if value == '' else _NULL} in column {name}, by which its table is "
+                    "partitioned: Delta readers would take it for NULL",
+                    _OTHER_VALUE,
+                    first=_ANOTHER,
+                )
+            if len(_folder(name, value).encode()) > _LONGEST:
+                raise TerminalError(
+                    f"a row has a text in column {name} that is too long for the name of a folder, and its table is "
+                    "partitioned by it",
+                    _OTHER_VALUE,
+                    first=_ANOTHER,
+                )
+
+    def path(self, folder: str, values: Partition, name: str) -> str:
+        """Path of a file of a partition.
+
+        :param folder: that of the file if there were no partitions; ``""`` for that of the table.
+        """
+        return "/".join([*([folder] if folder else []), *(_folder(n, values[n]) for n in self.names), name])
+
+
+class PartitionedFiles:
+    """Writes rows into files of their partitions, one at a time: few rows wait, and no more than one file is open.
+
+    :param storage: that of the table's folder.
+    :param folder: folder of the files, in which that of each partition lies.
+    :param name: beginning of the names of the files.
+    :param key: as for :func:`~airflow_provider_cdc.sinks.files.parquet.write_file`, and ``ordered_by``.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        folder: str,
+        name: str,
+        partitioning: Partitioning,
+        key: str | None,
+        ordered_by: Sequence[str] = (),
+    ) -> None:
+        self._storage, self._folder, self._name = storage, folder, name
+        self._partitioning, self._key, self._ordered_by = partitioning, key, ordered_by
+        self._waiting: dict[int, list[pa.Table]] = {}
+        self._open: dict[tuple[str | None, ...], int] = {}
+        self._values: list[Partition] = []
+        self._rows: list[int] = []
+        self._written: dict[int, DataFile] = {}
+
+    def add(self, rows: pa.Table) -> tuple[Any, Any]:
+        """Take in rows.
+
+        :returns: for each the number of its file, and the row in it; arrays of int64.
+        """
+        file, row = np.empty(rows.num_rows, np.int64), np.empty(rows.num_rows, np.int64)
+        stored = rows.select(self._partitioning.stored.names)
+        for values, mine in self._partitioning.split(rows):
+            number = self._open.setdefault(tuple(values.values()), len(self._values))
+            if number == len(self._values):
+                self._values.append(values)
+                self._rows.append(0)
+                self._waiting[number] = []
+            file[mine] = number
+            row[mine] = np.arange(len(mine)) + self._rows[number]
+            self._rows[number] += len(mine)
+            self._waiting[number].append(stored.take(pa.array(mine)))
+        self._limit(HELD_BYTES)
+        return file, row
+
+    def close(self) -> list[DataFile]:
+        """Write what is left.
+
+        :returns: all files, in the order of their numbers.
+        """
+        self._limit(-1)
+        return [self._written[number] for number in range(len(self._values))]
+
+    def discard(self) -> None:
+        """Remove all files, and begin anew."""
+        self._storage.delete(*(self._path(number) for number in range(len(self._values))))
+        self._waiting, self._open, self._written, self._values, self._rows = {}, {}, {}, [], []
+
+    def _limit(self, held: int) -> None:
+        sizes = {number: sum(rows.nbytes for rows in waiting) for number, waiting in self._waiting.items()}
+        total = sum(sizes.values())
+        if total <= held:
+            return
+        for number in sorted(sizes, key=lambda n: -sizes[n]):  # half of it, so that not each call writes a little
+            if total <= held // 2:
+                break
+            total -= sizes[number]
+            self._write(number)
+
+    def _write(self, number: int) -> None:
+        values, waiting = self._values[number], self._waiting.pop(number)
+        del self._open[tuple(values.values())]  # what comes later has a file of its own
+        schema = self._partitioning.stored
+        self._written[number] = write_file(
+            self._storage,
+            self._path(number),
+            schema,
+            waiting,
+            self._key,
+            ordered_by=self._ordered_by,
+            partition=values,
+            group_rows=self._partitioning.group_rows,
+        )
+
+    def _path(self, number: int) -> str:
+        return self._partitioning.path(self._folder, self._values[number], f"{self._name}-{number}.parquet")
+
+
+def takes_vectors(path: str) -> bool:
+    """Whether rows of a file may die by a deletion vector.
+
+    Not where something is escaped in its path: Polars looks the vector up by the file's address, in which it is escaped
+    once more, and takes the rows for alive. Such files are written anew.
+    """
+    return _PLAIN.fullmatch(path) is not None
+
+
+def together(path: str, files: Iterable[DataFile]) -> DataFile:
+    """Several files as one."""
+    found = tuple(files)
+    sums: dict[str, Any] = {name: sum(getattr(f, name) for f in found) for name in ("size", "rows")}
+    for pick, names in ((min, ("low", "oldest")), (max, ("high", "newest"))):
+        for name in names:
+            known = [value for f in found if (value := getattr(f, name)) is not None]
+            sums[name] = pick(known) if known else None
+    return DataFile(path, parts=found, **sums)
+
+
+def _folder(name: str, value: str | None) -> str:
+    return f"{name}={_NULL if value is None else quote(value, safe='')}"
+
+
+def _unfit(part: Part, columns: Mapping[str, Column]) -> tuple[str, str] | None:
+    """Why a table cannot be partitioned by something, and what to do about it."""
+    column = columns.get(part.column)
+    if column is None:
+        return f"it has no column {part.column} that is copied", f"Its columns are {', '.join(columns)}"
+    kind = column.data_type
+    if not _IN_NAMES.fullmatch(part.column):
+        return "the column's name cannot be that of a folder", f"Leave it out of {_KEY}"
+    if part.unit is None and kind in _TIMES:
+        return f"of {column.column_type} only a part is of use", f"Write {{day: {part.column}}}, or year, month, hour"
+    if part.unit is None and kind not in _TYPES:
+        return f"values of type {column.column_type} make no partitions", "Take a column of integers, text, or dates"
+    if part.unit is not None and kind not in (*_TIMES, "date"):
+        return f"the column is {column.column_type}", "Take the part of a DATE, DATETIME, or TIMESTAMP"
+    if part.unit == "hour" and kind == "date":
+        return "a DATE has no hour", f"Write {{day: {part.column}}}"
+    if part.unit is not None and part.name.lower() in {name.lower() for name in (*columns, *META_COLUMNS)}:
+        return f"the table has a column {part.name} of its own", "Partition by that one, or leave this one out"
+    return None

@@ -1,0 +1,52 @@
+"""Rows that are deleted in the source and stay in the table, marked as deleted (``sink.deletes: soft``)."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_provider_cdc.model.schema import DELETED, OP, SEQ, TS
+
+Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
+
+
+def with_mark(schema: pa.Schema) -> pa.Schema:
+    """The columns of a table whose deleted rows stay: one more says which these are.
+
+    :param schema: the sink's schema.
+    """
+    return schema.append(pa.field(DELETED, pa.bool_()))
+
+
+def marked(rows: Rows, schema: pa.Schema) -> Rows:
+    """Rows or changes with that column, if the table has it.
+
+    :param schema: of the table.
+    """
+    if DELETED not in schema.names or DELETED in rows.schema.names:
+        return rows
+    return rows.append_column(schema.field(DELETED), pc.equal(rows[OP], "d"))
+
+
+def buried(rows: pa.Table, at: int, seq: int | None = None) -> pa.Table:
+    """Rows as they are after something other than a change of their own has deleted them.
+
+    :param at: when, in microseconds since 1970.
+    :param seq: ``_cdc_seq`` of what deleted them; ``None`` if that is not known: the row keeps that of its last change.
+    """
+    values = {OP: pa.scalar("d"), TS: pa.scalar(at, pa.timestamp("us", tz="UTC")), DELETED: pa.scalar(True)}
+    if seq is not None:
+        values[SEQ] = pa.scalar(seq, pa.int64())
+    for name, value in values.items():
+        place = rows.schema.get_field_index(name)
+        rows = rows.set_column(place, rows.schema.field(place), pa.repeat(value, rows.num_rows))
+    return rows
+
+
+def living(rows: pa.Table) -> pa.Table:
+    """The rows that are not deleted in the source, in the sink's schema."""
+    if DELETED not in rows.schema.names:
+        return rows
+    return rows.filter(pc.invert(rows[DELETED])).drop_columns([DELETED])

@@ -1,0 +1,1 @@
+"""Files of a sink: Parquet, names on disk, staged files, notes."""

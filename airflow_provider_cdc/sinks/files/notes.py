@@ -1,0 +1,48 @@
+"""Notes between the driver of a chunk group and its readers, on whatever hosts they are: small files in the sink.
+
+A reader says why it waits, the driver says that all shall stop. Nothing depends on them but what people see, and how
+soon a job ends that has to end.
+"""
+
+from __future__ import annotations
+
+from airflow_provider_cdc.model.errors import CdcError, pack, unpack
+from airflow_provider_cdc.sinks.storage.storage import Storage, read_json, write_json
+
+
+class Notes:
+    """The notes of one attempt at a group.
+
+    :param folder: where they lie in the storage.
+    """
+
+    def __init__(self, storage: Storage, folder: str) -> None:
+        self._storage, self._folder = storage, folder
+        self._stop = f"{folder}/stop.json"
+
+    def pause(self, reader: int, why: str | None) -> None:
+        """A reader waits, or (``None``) goes on."""
+        name = f"{self._folder}/paused-{reader}.json"
+        if why is None:
+            self._storage.delete(name)
+        else:
+            write_json(self._storage, name, why)
+
+    def paused(self) -> str | None:
+        """Why readers wait; ``None`` if none does."""
+        names = sorted(name for name, _ in self._storage.list(self._folder) if name != self._stop)
+        return next((why for name in names if (why := read_json(self._storage, name)) is not None), None)
+
+    def stop(self, error: CdcError) -> None:
+        """Tell all readers to end with an error."""
+        write_json(self._storage, self._stop, pack(error))
+
+    def check(self) -> None:
+        """Raise the error that readers shall end with, if there is one."""
+        packed = read_json(self._storage, self._stop)
+        if packed is not None and (error := unpack(packed)) is not None:
+            raise error
+
+    def clear(self) -> None:
+        """Remove all notes."""
+        self._storage.clear(self._folder)

@@ -1,0 +1,385 @@
+"""Parquet files: the one place where they are written and read."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from airflow_provider_cdc.model.errors import TerminalError
+from airflow_provider_cdc.model.schema import DELETED, META_COLUMNS, SEQ
+from airflow_provider_cdc.sinks.storage.disk import room_errors
+from airflow_provider_cdc.sinks.storage.storage import Storage
+
+#: Bytes in memory of a row group that is put together from small tables.
+_ROW_GROUP_BYTES = 32 << 20
+#: Bytes of changes that are put together to one.
+CHANGES_BYTES = 16 << 20
+_COMPRESSION = "zstd"
+#: Rows that tell whether the values of a column repeat.
+_SAMPLE_ROWS = 2048
+#: Columns that are not in a file, since all of its rows have one value there: as text, as the Delta log has it.
+Partition = Mapping[str, str | None]
+NO_PARTITION: Partition = {}
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A file of rows inside the table's folder: Parquet, where this module has written it.
+
+    :param path: path relative to the table's folder.
+    :param size: bytes.
+    :param rows: rows.
+    :param low: smallest key, only for a single integer key.
+    :param high: largest key, likewise.
+    :param oldest: smallest ``_cdc_seq``.
+    :param newest: largest ``_cdc_seq``.
+    :param partition: values of the columns that are not in the file.
+    :param parts: the files that have the rows, if it stands for several; then there is none of its own path.
+    """
+
+    path: str
+    size: int
+    rows: int
+    low: int | None = None
+    high: int | None = None
+    oldest: int | None = None
+    newest: int | None = None
+    partition: Partition = field(default_factory=dict, hash=False)
+    parts: tuple[DataFile, ...] = ()
+
+    def __post_init__(self) -> None:
+        parts = (DataFile(**part) if isinstance(part, Mapping) else part for part in self.parts)
+        object.__setattr__(self, "parts", tuple(parts))
+
+    @property
+    def files(self) -> tuple[DataFile, ...]:
+        """The files that have its rows."""
+        return self.parts or (self,)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON value; the keyword arguments of the class."""
+        found = {**self.__dict__, "parts": [part.to_json() for part in self.parts]}
+        return {name: value for name, value in found.items() if value or name not in ("partition", "parts")}
+
+
+def write_file(
+    storage: Storage,
+    name: str,
+    schema: pa.Schema,
+    tables: Iterable[pa.Table],
+    key: str | None,
+    *,
+    ordered_by: Collection[str] = (),
+    partition: Partition = NO_PARTITION,
+    group_rows: int | None = None,
+) -> DataFile:
+    """Write tables as one Parquet file.
+
+    Small ones share a row group: each costs about as much as compressing a few thousand rows. No more of them are held.
+
+    :param storage: that of the table's folder.
+    :param name: name of the file in it.
+    :param schema: schema of all tables.
+    :param key: name of the single integer key column, for statistics.
+    :param ordered_by: columns by which the rows are ordered.
+    :param partition: what all rows have in columns that the schema lacks.
+    :param group_rows: rows of a row group; ``None`` for as many as are gathered.
+    """
+    spans = {name: _Span() for name in (key, SEQ) if name is not None and name in schema.names}
+    rows = 0
+    groups = gathered(tables)
+    first = next(groups, None)
+    if first is None:
+        first = without_rows(schema)
+    with storage.open(name, "wb") as file:
+        with pq.ParquetWriter(file, schema, compression=_COMPRESSION, **_encoding(first, ordered_by)) as writer:
+            while first is not None:
+                group, first = first, None  # not held while the next one is made
+                writer.write_table(group, row_group_size=group_rows or max(1, group.num_rows))
+                rows += group.num_rows
+                for column, span in spans.items():
+                    span.add(group[column])
+                del group
+                first = next(groups, None)
+        size = file.tell()
+    return DataFile(name, size, rows, *_bounds(spans, key), partition=partition)
+
+
+class _Span:
+    """Smallest and largest value of a column."""
+
+    def __init__(self) -> None:
+        self.low: int | None = None
+        self.high: int | None = None
+
+    def add(self, column: pa.ChunkedArray) -> None:
+        """Take in values."""
+        found = pc.min_max(column).as_py()
+        if found["min"] is not None:
+            low, high = int(found["min"]), int(found["max"])
+            self.low = low if self.low is None else min(low, self.low)
+            self.high = high if self.high is None else max(high, self.high)
+
+
+def _bounds(spans: Mapping[str, _Span], key: str | None) -> tuple[int | None, int | None, int | None, int | None]:
+    """What :class:`DataFile` says of a file's values."""
+    keys, seqs = (spans.get(name or "", _Span()) for name in (key, SEQ))
+    return keys.low, keys.high, seqs.low, seqs.high
+
+
+def _encoding(sample: pa.Table, ordered_by: Collection[str]) -> dict[str, list[str]]:
+    """What makes writing fast: dictionaries and statistics only where they are of use.
+
+    A dictionary of values that hardly repeat is given up when it has grown too large, after all the work. Lowest and
+    highest texts tell nothing unless rows are ordered by them.
+    """
+    sample = sample.slice(0, _SAMPLE_ROWS)
+    flat = [f for f in sample.schema if not pa.types.is_nested(f.type)]
+    return {
+        "use_dictionary": [f.name for f in flat if 2 * pc.count_distinct(sample[f.name]).as_py() <= sample.num_rows],
+        "write_statistics": [f.name for f in flat if f.name in ordered_by or not _is_text(f.type)],
+    }
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_binary(kind))
+
+
+def gathered(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """The tables, put together as far as they are small (without copying)."""
+    held: list[pa.Table] = []
+    size = 0
+    for table in tables:
+        if held and size + table.nbytes > _ROW_GROUP_BYTES:
+            yield pa.concat_tables(held)
+            held, size = [], 0
+        held.append(table)
+        size += table.nbytes
+    if held:
+        yield pa.concat_tables(held)
+
+
+def without_rows(schema: pa.Schema) -> pa.Table:
+    """A table without rows. Not ``empty_table()`` of the schema: that loads pandas where it has timestamps."""
+    return pa.Table.from_batches([], schema)
+
+
+@contextmanager
+def parquet(storage: Storage, name: str) -> Iterator[pq.ParquetFile]:
+    """A file, open to be read."""
+    with storage.open(name, "rb") as opened, _parquet_file(storage, opened) as file:
+        yield file
+
+
+def _parquet_file(storage: Storage, opened: pa.NativeFile) -> pq.ParquetFile:
+    """Where each read is a request, what is wanted of a row group is read with as few as possible."""
+    return pq.ParquetFile(opened, pre_buffer=storage.remote)
+
+
+def has_only(storage: Storage, name: str, schema: pa.Schema) -> bool:
+    """Whether all columns of a file are such of a schema, and of the same types."""
+    with parquet(storage, name) as file:
+        known = {field.name: field.type for field in schema}
+        return all(known.get(field.name) == field.type for field in file.schema_arrow)
+
+
+def row_groups(
+    storage: Storage,
+    name: str,
+    schema: pa.Schema,
+    columns: Sequence[str] | None = None,
+    partition: Partition = NO_PARTITION,
+    older: bool = False,
+) -> Iterator[pa.Table]:
+    """Rows of a file, row group by row group.
+
+    :param schema: schema of its rows.
+    :param columns: only these columns.
+    :param partition: columns that are not in the file, as in :class:`DataFile`.
+    :param older: whether the file may be older than some of the table's columns: those are NULL in all of its rows.
+    :raises TerminalError: if it lacks others.
+    """
+    wanted = schema if columns is None else pa.schema([schema.field(c) for c in columns])
+    with parquet(storage, name) as file:
+        stored = _stored(storage, name, file, wanted, partition, older)
+        # Not read_row_group(columns=...): it takes a dot in a column's name for a path into a struct.
+        every = columns is None and stored.names == wanted.names
+        indices = None if every else [file.schema_arrow.get_field_index(c) for c in stored.names]
+        for number in range(file.metadata.num_row_groups):
+            found = file.reader.read_row_group(number, column_indices=indices).select(stored.names).cast(stored)
+            rows = file.metadata.row_group(number).num_rows
+            yield found if stored == wanted else _filled(found, rows, wanted, partition)
+
+
+def picked(
+    storage: Storage,
+    name: str,
+    schema: pa.Schema,
+    rows: Any,
+    partition: Partition = NO_PARTITION,
+    older: bool = False,
+) -> Iterator[pa.Table]:
+    """Some rows of a file in their order, in portions. Row groups that have none of them are not read.
+
+    :param rows: their numbers, in ascending order.
+    :param schema: as for :func:`row_groups`, and ``partition``, and ``older``.
+    """
+    with parquet(storage, name) as file:
+        stored = _stored(storage, name, file, schema, partition, older)
+        groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
+        indices = [file.schema_arrow.get_field_index(c) for c in stored.names]
+        first = np.cumsum([0, *(group.num_rows for group in groups)])
+        hit = np.unique(np.searchsorted(first, rows, side="right") - 1).tolist()
+        while hit:
+            held = [hit.pop(0)]
+            size = groups[held[0]].total_byte_size
+            while hit and (size := size + groups[hit[0]].total_byte_size) <= _ROW_GROUP_BYTES:
+                held.append(hit.pop(0))
+            found = file.reader.read_row_groups(held, column_indices=indices).select(stored.names).cast(stored)
+            numbers = np.concatenate([np.arange(first[n], first[n + 1]) for n in held])
+            low, high = np.searchsorted(rows, [numbers[0], numbers[-1] + 1])
+            part = found.take(pa.array(np.searchsorted(numbers, rows[low:high])))
+            yield part if stored == schema else _filled(part, part.num_rows, schema, partition)
+
+
+def _stored(
+    storage: Storage, name: str, file: pq.ParquetFile, wanted: pa.Schema, partition: Partition, older: bool
+) -> pa.Schema:
+    """The columns that stand in a file, of those that are wanted."""
+    known = set(file.schema_arrow.names)
+    lacking = [n for n in wanted.names if n not in known and n not in partition]
+    if missing := [n for n in lacking if not older or n in (*META_COLUMNS, DELETED)]:
+        raise TerminalError(
+            f"the file {storage.location(name)} lacks column {missing[0]}",
+            "It was written by something else, or under another definition: use a fresh sink.path",
+        )
+    return pa.schema([f for f in wanted if f.name not in partition and f.name not in lacking])
+
+
+def _filled(found: pa.Table, rows: int, wanted: pa.Schema, partition: Partition) -> pa.Table:
+    """Rows with the columns that are not in their file."""
+
+    def column(field: pa.Field) -> Any:
+        if field.name in partition:
+            return pa.repeat(pa.scalar(partition[field.name], pa.string()), rows).cast(field.type)
+        return found[field.name] if field.name in found.column_names else pa.nulls(rows, field.type)
+
+    return pa.table([column(f) for f in wanted], schema=wanted)
+
+
+def read_file(
+    storage: Storage,
+    name: str,
+    schema: pa.Schema,
+    columns: Sequence[str] | None = None,
+    partition: Partition = NO_PARTITION,
+    older: bool = False,
+) -> pa.Table:
+    """Likewise, all rows at once."""
+    if columns is None and not partition:  # all row groups at the same time
+        with parquet(storage, name) as file:
+            stored = _stored(storage, name, file, schema, partition, older)
+            found = file.read().select(stored.names).cast(stored)
+            return found if stored == schema else _filled(found, found.num_rows, schema, partition)
+    wanted = schema if columns is None else pa.schema([schema.field(c) for c in columns])
+    return pa.concat_tables([without_rows(wanted), *row_groups(storage, name, schema, columns, partition, older)])
+
+
+def described(
+    storage: Storage, name: str, schema: pa.Schema, columns: Sequence[str], key: str | None
+) -> tuple[DataFile, pa.Table]:
+    """A file that was written elsewhere, and some of its columns.
+
+    :param key: as for :func:`write_file`.
+    """
+    wanted = pa.schema([schema.field(c) for c in columns])
+    with storage.open(name, "rb") as opened, _parquet_file(storage, opened) as file:
+        _stored(storage, name, file, schema, NO_PARTITION, older=False)  # it is to become part of the table as it is
+        indices = [file.schema_arrow.get_field_index(c) for c in wanted.names]
+        found = file.reader.read_all(column_indices=indices).select(wanted.names).cast(wanted)
+        size = opened.size()
+    spans = {column: _Span() for column in (key, SEQ) if column is not None}
+    for column, span in spans.items():
+        span.add(found[column])
+    return DataFile(name, size, found.num_rows, *_bounds(spans, key)), found
+
+
+class ChangeFile:
+    """Changes of one table in a piece of a batch; small batches of rows are put together to larger ones.
+
+    :param name: name of the file.
+    :param schema: schema of its rows.
+    :param group_rows: rows of a row group; ``None`` for as many as are put together.
+    """
+
+    def __init__(self, storage: Storage, name: str, schema: pa.Schema, group_rows: int | None = None) -> None:
+        self._storage, self._name, self._schema, self._group_rows = storage, name, schema, group_rows
+        self._held = list[pa.RecordBatch]()
+        self._open()
+
+    def _open(self) -> None:
+        self._file = self._storage.open(self._name, "wb")
+        self._writer: pq.ParquetWriter | None = None  # begun with the first rows: they tell how to write the others
+
+    def add(self, changes: pa.RecordBatch) -> None:
+        """Write changes."""
+        self._held.append(changes)
+        if sum(b.nbytes for b in self._held) >= CHANGES_BYTES:
+            self._flush()
+
+    def empty(self) -> None:
+        """The table is empty here: what came before does not count any more."""
+        self._held = []
+        self._end()
+        self._open()
+
+    def close(self, about: Mapping[str, str] = {}) -> None:
+        """Write what is left, and the end of the file.
+
+        :param about: goes into the file's metadata.
+        """
+        self._flush()
+        self._end(about)
+
+    def _end(self, about: Mapping[str, str] = {}) -> None:
+        if self._writer is None:
+            self._flush()
+        assert self._writer is not None
+        self._writer.add_key_value_metadata(dict(about))
+        with room_errors(self._storage.location(self._name)):
+            self._writer.close()
+            self._file.close()
+
+    def _flush(self) -> None:
+        rows = pa.Table.from_batches(self._held, self._schema)
+        with room_errors(self._storage.location(self._name)):
+            if self._writer is None:
+                how = _encoding(rows, ())
+                self._writer = pq.ParquetWriter(self._file, self._schema, compression=_COMPRESSION, **how)
+            self._writer.write_table(rows, row_group_size=self._group_rows)
+        self._held = []
+
+
+def portions(tables: Iterable[pa.Table], size: int) -> Iterator[Iterator[pa.Table]]:
+    """Tables as groups of about a size, each to be read before the next one is asked for. Those without rows go.
+
+    :param size: bytes in memory.
+    """
+    rest = (table for table in tables if table.num_rows)
+    for head in rest:
+
+        def portion(head: pa.Table = head) -> Iterator[pa.Table]:
+            held = head.nbytes
+            yield head
+            while held < size and (table := next(rest, None)) is not None:
+                held += table.nbytes
+                yield table
+
+        yield portion()

@@ -1,0 +1,59 @@
+"""Changes of batches in Parquet files, in a storage that all tasks and the driver share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import pyarrow as pa
+
+from airflow_provider_cdc.model.schema import TableSchema
+from airflow_provider_cdc.sinks.files.parquet import ChangeFile, read_file
+from airflow_provider_cdc.sinks.storage.storage import Storage
+
+
+class FileStaging:
+    """For sinks that have no better place for them.
+
+    :param storage: where they lie.
+    :param folder: folder in it, which holds nothing else.
+    """
+
+    def __init__(self, storage: Storage, folder: str) -> None:
+        self._storage, self._folder = storage, folder
+
+    def writer(self, table: TableSchema, name: str) -> ChangeFile:
+        """Begin to write; see :class:`~airflow_provider_cdc.sinks.protocol.Staging`."""
+        return ChangeFile(self._storage, self._file(name), table.sink_schema)
+
+    def read(self, table: TableSchema, names: Sequence[str]) -> pa.Table:
+        """The changes of some pieces, in this order."""
+        return pa.concat_tables([read_file(self._storage, self._file(name), table.sink_schema) for name in names])
+
+    def changes(self, table: TableSchema, names: Sequence[str]) -> pa.Table:
+        """The same: they have no other form."""
+        return self.read(table, names)
+
+    def applied(self, table: TableSchema, names: Iterable[str]) -> None:
+        """Remove what is applied."""
+        self.discard(table, names)
+
+    def discard(self, table: TableSchema, names: Iterable[str]) -> None:
+        """Remove what is not to be applied."""
+        self._storage.delete(*map(self._file, names))
+
+    def clear(self, tables: Iterable[TableSchema], epoch: int) -> None:
+        """Remove what epochs before this one have left."""
+        self._storage.delete(*of_earlier_epochs(self._storage, self._folder, epoch))
+
+    def _file(self, name: str) -> str:
+        return f"{self._folder}/{name}.parquet"
+
+
+def of_earlier_epochs(storage: Storage, folder: str, epoch: int) -> list[str]:
+    """Names of the files that epochs before one have staged in a folder."""
+    start, found = f"{folder}/epoch-", []
+    for name, _ in storage.list(folder):
+        number = name.removeprefix(start).partition("/")[0]
+        if name.startswith(start) and number.isdigit() and int(number) < epoch:
+            found.append(name)
+    return found

@@ -1,0 +1,1 @@
+"""Where files lie: a local folder or an object store."""

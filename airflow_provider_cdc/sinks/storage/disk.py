@@ -1,0 +1,46 @@
+"""What a disk does to those that write: it is full, and keeps names only when it is told to."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from airflow_provider_cdc.model.errors import NoRoomError
+
+
+@contextmanager
+def room_errors(path: str | Path | None = None) -> Iterator[None]:
+    """Say of a full disk what it is.
+
+    :param path: what is written, if that is known.
+    :raises NoRoomError: in the place of the system's error.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        named = path or error.filename
+        disk = f"the disk of {Path(os.fsdecode(named)).parent}" if named else "the disks of this host"
+        raise NoRoomError(
+            f"{named or 'a file'} could not be written: {os.strerror(error.errno)}",
+            f"Make room on {disk} (or raise the quota), then run again: nothing is lost",
+        ) from None
+
+
+def sync_folder(folder: Path) -> None:
+    """Force the names of a folder's files to disk, where the file system can do that for folders."""
+    try:
+        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:  # it may be writable and not readable, or gone with the file
+        return
+    try:
+        os.fsync(opened)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.ENOSYS):
+            raise
+    finally:
+        os.close(opened)

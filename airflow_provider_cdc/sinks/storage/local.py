@@ -1,0 +1,196 @@
+"""A storage on a file system."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+from airflow_provider_cdc.sinks.storage.disk import room_errors, sync_folder
+from airflow_provider_cdc.sinks.storage.storage import checked_name
+from airflow_provider_cdc.system import permissions as rights
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_T = TypeVar("_T")
+#: How often a folder is made again that somebody removes, since it is empty, before there is a file in it.
+_TRIES = 100
+
+
+#: Names of files that :meth:`LocalStorage.write` and :meth:`LocalStorage.write_once` have not finished.
+_UNFINISHED = re.compile(r"\.(.+\.)?[0-9a-f]{32}\.tmp")
+
+
+class LocalStorage:
+    """A folder of a file system that all processes share.
+
+    Files get their names by ``rename`` and ``link``, which are atomic in a POSIX file system. What a file holds is
+    forced to disk before it gets its name, and the name before the call returns.
+
+    :param root: the folder; it need not exist.
+    """
+
+    remote = False
+
+    def __init__(self, root: str | Path) -> None:
+        self._root = Path(root).absolute()
+
+    def read(self, name: str) -> bytes | None:
+        """See :class:`Storage`."""
+        try:
+            return self._path(name).read_bytes()
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            return None
+
+    def write(self, name: str, data: bytes) -> None:
+        """See :class:`Storage`."""
+        with self._unfinished(name, data) as path:
+            os.replace(path, self._path(name))
+        sync_folder(self._path(name).parent)
+
+    def write_once(self, name: str, data: bytes) -> bool:
+        """See :class:`Storage`."""
+        with self._unfinished(name, data) as path:
+            try:
+                os.link(path, self._path(name))
+                first = True
+            except FileExistsError:
+                first = False
+        sync_folder(self._path(name).parent)  # also for whoever comes second, and goes by what is there
+        return first
+
+    def size(self, name: str) -> int | None:
+        """See :class:`Storage`."""
+        path = self._path(name)
+        try:
+            return path.stat().st_size if path.is_file() else None
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def modified(self, name: str) -> float | None:
+        """See :class:`Storage`."""
+        try:
+            return self._path(name).stat().st_mtime
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def list(self, folder: str) -> Iterator[tuple[str, int]]:
+        """See :class:`Storage`."""
+        root = self._path(folder) if folder else self._root
+        for parent, _, files in os.walk(root, onerror=_pass_missing):
+            for file in files:
+                if not _UNFINISHED.fullmatch(file):
+                    path = Path(parent, file)
+                    with suppress(FileNotFoundError):  # deleted by now
+                        yield path.relative_to(self._root).as_posix(), path.stat().st_size
+
+    def delete(self, *names: str) -> None:
+        """See :class:`Storage`."""
+        paths = [self._path(name) for name in names]
+        for path in paths:
+            with suppress(FileNotFoundError, NotADirectoryError):
+                path.unlink()
+        for folder in {path.parent for path in paths}:
+            self._remove_empty(folder)
+
+    def clear(self, folder: str) -> None:
+        """See :class:`Storage`."""
+        shutil.rmtree(self._path(folder), ignore_errors=True)
+
+    def open(self, name: str, mode: Literal["rb", "wb"]) -> pa.NativeFile:
+        """See :class:`Storage`."""
+        path = self._path(name)
+        if mode == "rb":
+            import pyarrow as pa  # not for those that only look at plans and manifests
+
+            return pa.OSFile(str(path), "rb")
+        from airflow_provider_cdc.sinks.storage.durable_file import DurableFile
+
+        with room_errors(path):
+            return _in_folder(path.parent, lambda: DurableFile(path))
+
+    def within(self, folder: str) -> LocalStorage:
+        """See :class:`Storage`."""
+        return LocalStorage(self._path(folder))
+
+    def make_private(self, folder: str) -> None:
+        """See :class:`Storage`."""
+        rights.make_private(self._path(folder))
+
+    def location(self, name: str = "") -> str:
+        """See :class:`Storage`."""
+        return str(self._path(name) if name else self._root)
+
+    def uri(self, name: str = "") -> str:
+        """See :class:`Storage`."""
+        return (self._path(name) if name else self._root).as_uri()
+
+    def options(self) -> dict[str, str]:
+        """See :class:`Storage`."""
+        return {}
+
+    def _remove_empty(self, folder: Path) -> None:
+        """Remove a folder if it is empty, and those above it: else each run of a stream would leave some."""
+        while folder != self._root:
+            try:
+                folder.rmdir()
+            except OSError:  # something is in it, or it is gone
+                return
+            folder = folder.parent
+
+    def _path(self, name: str) -> Path:
+        return self._root / checked_name(name, self._root)
+
+    @contextmanager
+    def _unfinished(self, name: str, data: bytes) -> Iterator[Path]:
+        """The data in a file under a name of its own, in the folder of the file that it is to become."""
+        folder = self._path(name).parent
+        path = folder / f".{uuid.uuid4().hex}.tmp"
+        try:
+            with room_errors(self._path(name)):
+                with _in_folder(folder, lambda: open(path, "wb")) as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                yield path
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _in_folder(folder: Path, create: Callable[[], _T]) -> _T:
+    """Create a file, and its folder, which another process removes at any moment when it is empty."""
+    named = list[Path]()
+    for last in (*[False] * (_TRIES - 1), True):
+        try:
+            _make_folder(folder, named)
+            found = create()
+        except FileNotFoundError:
+            if last:
+                raise
+            continue
+        for above in dict.fromkeys(named):  # now that nobody removes them any more
+            sync_folder(above)
+        return found
+    raise AssertionError("unreachable")
+
+
+def _make_folder(folder: Path, named: list[Path]) -> None:
+    """Make a folder, and those above it, as far as they are missing.
+
+    :param named: gets the folders in which there are new names.
+    """
+    if not folder.is_dir():
+        _make_folder(folder.parent, named)
+        folder.mkdir(exist_ok=True)
+        named.append(folder.parent)
+
+
+def _pass_missing(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise error

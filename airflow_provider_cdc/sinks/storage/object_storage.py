@@ -1,0 +1,315 @@
+"""An object store as storage: S3 and what speaks its protocol, Google Cloud Storage, Azure.
+
+Nothing rests on rename, append or locks. A file is there, whole, when its upload has ended; of several writers who
+want to be the first (``If-None-Match: *``), the store lets one be it.
+
+An answer can be lost, and the library asks again: the second request then finds what the first has written. So each
+file that is written once bears a number of its write among its metadata, by which it knows its own.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, TypeVar
+
+import pyarrow as pa
+from obstore.exceptions import AlreadyExistsError
+
+from airflow_provider_cdc.config.store_access import StoreAccess
+from airflow_provider_cdc.config.store_address import AZURE, GCS, S3, StoreAddress
+from airflow_provider_cdc.model.errors import StoreError
+from airflow_provider_cdc.sinks.storage.object_files import PART, RangedFile, Upload, UploadFile
+from airflow_provider_cdc.sinks.storage.request_counts import current
+from airflow_provider_cdc.sinks.storage.storage import checked_name
+from airflow_provider_cdc.sinks.storage.store_client import Bucket, opened
+
+T = TypeVar("T")
+
+#: Name of the metadata that tells a write. Letters only: Azure allows no others, and some proxies drop underscores.
+_WRITE = "cdcwrite"
+#: How often, and for how many seconds, it is tried to be the first where a store says neither yes nor no.
+_TRIES, _PATIENCE = 6, 60.0
+#: How often a listing is begun, or gone on with behind what was listed.
+_LISTINGS = 4
+_LOOK = "Look at the store and at the way to it, then run again"
+#: How often it is tried to read something whose answer breaks off.
+_READS = 5
+#: Uploads of a piece, at the same time.
+_UPLOADS = 4
+
+
+@dataclass(frozen=True)
+class ObjectStorage:
+    """Files of an object store, below a prefix. See :class:`~airflow_provider_cdc.sinks.storage.local.Storage`.
+
+    :param address: the prefix.
+    :param access: what a connection says; ``None`` for what the environment of each host says. It travels to tasks, as
+        the password of the source does.
+    """
+
+    address: StoreAddress
+    access: StoreAccess | None = None
+    #: Each call is a request to a server.
+    remote: ClassVar[bool] = True
+
+    def read(self, name: str) -> bytes | None:
+        """See :class:`Storage`."""
+
+        def read() -> bytes:
+            with self._errors("reading", name, FileNotFoundError) as (bucket, key):
+                current().count("get")
+                data = bytes(bucket.store.get(key).bytes().to_bytes())
+                current().count("get", requests=0, received=len(data))
+                return data
+
+        try:
+            return _to_its_end(read)
+        except FileNotFoundError:
+            return None
+
+    def write(self, name: str, data: bytes) -> None:
+        """See :class:`Storage`."""
+        with self._errors("writing", name) as (bucket, key):
+            large = len(data) > 4 * PART
+            current().count("put", sent=len(data), requests=_uploads(len(data)) if large else 1)
+            bucket.store.put(key, data, use_multipart=large, chunk_size=PART, max_concurrency=_UPLOADS)
+
+    def write_once(self, name: str, data: bytes) -> bool:
+        """See :class:`Storage`.
+
+        :raises StoreError: if it is not known whether this call has written it, or ever will.
+        """
+        number = uuid.uuid4().hex
+        until = time.monotonic() + _PATIENCE
+        problem: StoreError | None = None
+        for attempt in range(_TRIES):
+            try:
+                with self._errors("writing", name, AlreadyExistsError) as (bucket, key):
+                    current().count("put", sent=len(data))
+                    bucket.store.put(key, data, mode="create", attributes={_WRITE: number}, use_multipart=False)
+                return True
+            except AlreadyExistsError:
+                problem = None
+            except StoreError as error:
+                problem = error
+            # What is there may be what this call has written: an answer was lost, or the library has asked again.
+            try:
+                found = self._written_by(name)
+            except StoreError:
+                raise problem or StoreError(f"writing {self.location(name)} failed", _LOOK) from None
+            if found is not None:
+                return found == number
+            # Nothing is there, yet: a request may still be under way, or others were at it. To ask again with the same
+            # number does no harm: whichever request of this call comes first, the others find its number.
+            if time.monotonic() > until:
+                break
+            time.sleep(0.05 * 2**attempt)
+        raise problem or StoreError(
+            f"writing {self.location(name)} failed: the store says that it is there, and that it is not",
+            _LOOK,
+        )
+
+    def size(self, name: str) -> int | None:
+        """See :class:`Storage`."""
+        found = self._head(name)
+        return None if found is None else int(found["size"])
+
+    def modified(self, name: str) -> float | None:
+        """See :class:`Storage`."""
+        found = self._head(name)
+        return None if found is None else float(found["last_modified"].timestamp())
+
+    def list(self, folder: str) -> Iterator[tuple[str, int]]:
+        """See :class:`Storage`."""
+        root = f"{self.address.root}/" if self.address.root else ""
+        prefix = self._key(folder) if folder else self.address.root
+        bucket, last, left = self._bucket, None, _LISTINGS
+        while left:
+            left -= 1
+            try:
+                with bucket.errors(f"listing {self.location(folder)}"):
+                    current().count("list")
+                    for page, found in enumerate(bucket.store.list(prefix or None, offset=last, chunk_size=1000)):
+                        current().count("list", requests=int(page > 0))
+                        for item in found:
+                            last = item["path"]
+                            yield last[len(root) :], int(item["size"])
+                return
+            except StoreError:  # an answer that ends in the middle is not asked for again by the library
+                if not left:
+                    raise
+
+    def delete(self, *names: str) -> None:
+        """See :class:`Storage`."""
+        keys = [self._key(name) for name in names]
+        for start in range(0, len(keys), 1000):
+            some = keys[start : start + 1000]
+            try:
+                with self._errors("deleting", names[start], FileNotFoundError) as (bucket, _):
+                    current().count("delete")
+                    bucket.store.delete(some)
+            except FileNotFoundError:  # of some stores, at the first that is not there
+                for key in some:
+                    with (
+                        suppress(FileNotFoundError),
+                        self._errors("deleting", names[start], FileNotFoundError) as (bucket, _),
+                    ):
+                        current().count("delete")
+                        bucket.store.delete(key)
+
+    def clear(self, folder: str) -> None:
+        """See :class:`Storage`."""
+        self._key(folder)
+        with suppress(StoreError):
+            self.delete(*(name for name, _ in self.list(folder)))
+
+    def open(self, name: str, mode: Literal["rb", "wb"]) -> pa.NativeFile:
+        """See :class:`Storage`."""
+        if mode == "rb":
+            return self._reader(name)
+        self._key(name)
+        traffic = current()  # what is large is sent by another thread
+
+        def put(content: bytes | Iterator[bytes]) -> None:
+            with self._errors("writing", name) as (bucket, key):
+                if isinstance(content, bytes):
+                    traffic.count("put", sent=len(content))
+                    bucket.store.put(key, content, use_multipart=False)
+                    return
+                pieces = _Counted(content)
+                try:
+                    bucket.store.put(key, pieces, use_multipart=True, chunk_size=PART, max_concurrency=_UPLOADS)
+                finally:
+                    traffic.count("put", sent=pieces.size, requests=_uploads(pieces.size))
+
+        return UploadFile(Upload(put))
+
+    def within(self, folder: str) -> ObjectStorage:
+        """See :class:`Storage`."""
+        checked_name(folder, self.location())
+        return replace(self, address=self.address.within(folder))
+
+    def make_private(self, folder: str) -> None:
+        """Nothing: who may read a store, its own rules say."""
+
+    def location(self, name: str = "") -> str:
+        """See :class:`Storage`."""
+        return self.address.text(name)
+
+    def uri(self, name: str = "") -> str:
+        """See :class:`Storage`."""
+        return self.address.uri(name)
+
+    def options(self) -> dict[str, str]:
+        """See :class:`Storage`: for libraries on top of ``object_store``. Keys of a role hold for a while only."""
+        bucket = self._bucket
+        found = {name: _text(value) for name, value in bucket.config.items() if name != "aws_endpoint_url_s3"}
+        if bucket.provider is not None:
+            keys = bucket.provider()
+            found |= {n: keys[n] for n in ("access_key_id", "secret_access_key")}
+            found |= {"session_token": keys["token"]} if keys["token"] else {}
+        prefix = {S3: "aws_", GCS: "google_", AZURE: "azure_storage_"}[self.address.store]
+        found = {name if name in _BARE else prefix + name: value for name, value in found.items()}
+        client = dict(self.access.client) if self.access else {}
+        return found | {name: _text(value) for name, value in client.items()}
+
+    def _reader(self, name: str) -> pa.NativeFile:
+        traffic = current()  # what is wanted of a large file, threads of Arrow read
+
+        def begin() -> tuple[int, bytes | None]:
+            with self._errors("reading", name, FileNotFoundError) as (bucket, key):
+                current().count("get")
+                found = bucket.store.get(key)
+                size = int(found.meta["size"])
+                if size > PART:  # only its size is of use: what is wanted of a large file is read in parts
+                    return size, None
+                current().count("get", requests=0, received=size)
+                return size, found.bytes().to_bytes()
+
+        def read_ranges(starts: list[int], ends: list[int]) -> list[Any]:
+            with self._errors("reading", name, FileNotFoundError) as (bucket, key):
+                traffic.count("get", received=sum(ends) - sum(starts))  # side by side: they are asked for as one
+                return list(bucket.store.get_ranges(key, starts=starts, ends=ends, coalesce=0))
+
+        size, content = _to_its_end(begin)
+        if content is not None:
+            return pa.BufferReader(pa.py_buffer(content))
+        ranged = RangedFile(size, lambda starts, ends: _to_its_end(lambda: read_ranges(starts, ends)))
+        return pa.PythonFile(ranged, mode="r")
+
+    def _head(self, name: str) -> Any:
+        try:
+            with self._errors("looking at", name, FileNotFoundError) as (bucket, key):
+                current().count("head")
+                return bucket.store.head(key)
+        except FileNotFoundError:
+            return None
+
+    def _written_by(self, name: str) -> str | None:
+        """Number of the write that a file bears; empty if it bears none, ``None`` if there is no file."""
+        try:
+            with self._errors("looking at", name, FileNotFoundError) as (bucket, key):
+                current().count("head")
+                attributes: Mapping[Any, Any] = bucket.store.get(key, options={"head": True}).attributes
+                return str(attributes.get(_WRITE, ""))
+        except FileNotFoundError:
+            return None
+
+    @property
+    def _bucket(self) -> Bucket:
+        found = opened(replace(self.address, root=""), self.access)
+        found.check()
+        return found
+
+    def _key(self, name: str) -> str:
+        checked_name(name, self.location())
+        return f"{self.address.root}/{name}" if self.address.root else name
+
+    @contextmanager
+    def _errors(self, doing: str, name: str, *expected: type[BaseException]) -> Iterator[tuple[Bucket, str]]:
+        key, bucket = self._key(name), self._bucket
+        with bucket.errors(f"{doing} {self.location(name)}", *expected):
+            yield bucket, key
+
+
+def _to_its_end(read: Callable[[], T]) -> T:
+    """Read, and read again where an answer breaks off."""
+    for left in reversed(range(_READS)):
+        try:
+            return read()
+        except StoreError as error:
+            if not error.broken_off or not left:
+                raise
+    raise AssertionError
+
+
+#: Settings whose names are the same for all stores.
+_BARE = ("skip_signature",)
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _uploads(size: int) -> int:
+    """Requests of an upload in parts: those of the parts, its beginning and its end."""
+    return 2 + max(1, -(-size // PART))
+
+
+class _Counted:
+    """Pieces, and the size of those that were taken.
+
+    :param pieces: the pieces.
+    """
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces, self.size = pieces, 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        for piece in self._pieces:
+            self.size += len(piece)
+            yield piece

@@ -1,0 +1,46 @@
+"""Objects on their way to tasks, without the secrets of the stores that they use."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+from airflow_provider_cdc.config.store_access import StoreAccess
+
+
+class PickleEnvelope:
+    """Work on its way to tasks. It may be large, and what is large goes by way of disks: it holds no secret.
+
+    :param keys: what the connections of object stores say, which travel by themselves.
+    """
+
+    def __init__(self, keys: Sequence[StoreAccess] = ()) -> None:
+        self.keys = list(keys)
+
+    def pack(self, work: object) -> bytes:
+        """One piece of work, and its secrets among the keys."""
+        keys = self.keys
+
+        class Pickler(pickle.Pickler):
+            def persistent_id(self, value: Any) -> int | None:
+                if not isinstance(value, StoreAccess):
+                    return None
+                if value not in keys:
+                    keys.append(value)
+                return keys.index(value)
+
+        packed = io.BytesIO()
+        Pickler(packed).dump(work)
+        return packed.getvalue()
+
+    def unpack(self, data: bytes) -> Any:
+        """The piece of work again."""
+        keys = self.keys
+
+        class Unpickler(pickle.Unpickler):
+            def persistent_load(self, number: int) -> StoreAccess:
+                return keys[number]
+
+        return Unpickler(io.BytesIO(data)).load()

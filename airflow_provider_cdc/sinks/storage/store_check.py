@@ -1,0 +1,48 @@
+"""Whether a storage keeps the promises that exactly-once rests on, found out by trying."""
+
+from __future__ import annotations
+
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+
+from airflow_provider_cdc.model.errors import NotReadyError
+from airflow_provider_cdc.sinks.storage.request_counts import carried
+from airflow_provider_cdc.sinks.storage.storage import Storage
+
+#: Writers that want to be the first at the same time.
+_WRITERS = 4
+
+
+def check_store(storage: Storage, folder: str) -> None:
+    """Write, read, list and delete a small file; nothing is left behind.
+
+    :param folder: the folder of the pipeline in the storage.
+    :raises NotReadyError: if the storage does not do what it must do.
+    """
+    name = f"{folder}/check/{uuid.uuid4().hex}"
+    where = storage.location(folder)
+
+    def write_number(number: int) -> bool:
+        return storage.write_once(name, b"%d" % number)
+
+    try:
+        with ThreadPoolExecutor(_WRITERS) as pool:
+            first = list(pool.map(carried(write_number), range(_WRITERS)))
+        content = storage.read(name)
+        if sum(first) != 1 or storage.write_once(name, b"later") or storage.read(name) != content:
+            raise NotReadyError(
+                f"the store does not let one writer be the first: several have written {storage.location(name)}",
+                "It must honour If-None-Match: * in PUT. Use a newer version of it, another store, or no proxy that "
+                "takes that header out",
+            )
+        if (
+            content != b"%d" % first.index(True)
+            or [found for found, _ in storage.list(f"{folder}/check")].count(name) != 1
+        ):
+            raise NotReadyError(
+                f"what was written to {where} is not read and listed at once", "Use a store that is strongly consistent"
+            )
+    finally:
+        storage.delete(name)
+    if storage.read(name) is not None:
+        raise NotReadyError(f"what was deleted in {where} is still read", "Use a store that is strongly consistent")

@@ -1,0 +1,164 @@
+"""A bucket of an object store, as a process has opened it: settings, keys and errors."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, timedelta
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import Any
+
+from obstore.exceptions import BaseError
+from obstore.store import AzureStore, GCSStore, S3Store
+
+from airflow_provider_cdc.config.store_access import StoreAccess
+from airflow_provider_cdc.config.store_address import AZURE, GCS, S3, StoreAddress
+from airflow_provider_cdc.model.errors import NotReadyError
+from airflow_provider_cdc.sinks.storage.store_errors import error_of_store, is_no_place
+
+_CLIENT: Mapping[str, Any] = {
+    "connect_timeout": timedelta(seconds=10),
+    "timeout": timedelta(seconds=60),
+    "user_agent": "airflow-provider-cdc",
+}
+#: How often the library asks again, and for how long.
+RETRY: Any = {
+    "max_retries": 10,
+    "backoff": {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=10), "base": 2},
+    "retry_timeout": timedelta(seconds=120),
+}
+
+
+@dataclass(frozen=True)
+class AssumedRole:
+    """Asks AWS for the keys of a role, whenever those that it gave expire.
+
+    :param keys: who asks; ``None`` for the environment.
+    :param region: region of the service that is asked.
+    :param role: arguments of ``AssumeRole``.
+    """
+
+    keys: tuple[str, str, str | None] | None
+    region: str | None
+    role: tuple[tuple[str, Any], ...]
+
+    def __call__(self) -> Any:
+        """Keys, and how long they hold."""
+        import boto3
+
+        session = boto3.session.Session(*(self.keys or (None, None, None)), region_name=self.region)
+        found = session.client("sts").assume_role(**dict(self.role))["Credentials"]
+        return {
+            "access_key_id": found["AccessKeyId"],
+            "secret_access_key": found["SecretAccessKey"],
+            "token": found["SessionToken"],
+            "expires_at": found["Expiration"].astimezone(UTC),  # the library takes no other class of time zone
+        }
+
+
+class _Keys:
+    """Keys that hold. Given this way, nothing of the environment is mixed into them."""
+
+    def __init__(self, keys: tuple[str, str, str | None]) -> None:
+        self._keys = keys
+
+    def __call__(self) -> Any:
+        key, secret, token = self._keys
+        return {"access_key_id": key, "secret_access_key": secret, "token": token, "expires_at": None}
+
+
+class Bucket:
+    """A bucket, as this process has opened it: with its connections, which all storages in it share."""
+
+    def __init__(self, address: StoreAddress, access: StoreAccess | None) -> None:
+        self.secrets = access.secrets if access else ()
+        self.config = settings(address, access)
+        self.provider = _provider(access, self.config.get("region"))
+        client: Any = {**_CLIENT, **dict(access.client if access else ())}
+        if access is None and any(os.environ.get(name, "").startswith("http://") for name in _ENDPOINTS):
+            client["allow_http"] = True
+        if certificates := client.get("root_certificate"):
+            client["root_certificate"] = _content(str(certificates))
+        made: Any = {S3: S3Store, GCS: GCSStore, AZURE: AzureStore}[address.store]
+        more: dict[str, Any] = {} if self.provider is None else {"credential_provider": self.provider}
+        with self.errors(f"opening {address.text()}"):
+            self.store = made(address.bucket, config=self.config, client_options=client, retry_config=RETRY, **more)
+        self._process = os.getpid()
+
+    @contextmanager
+    def errors(self, doing: str, *expected: type[BaseException]) -> Iterator[None]:
+        """Errors of the library become the project's own.
+
+        :param expected: those that the caller knows what to do about. That there is no bucket is none of them.
+        """
+        try:
+            yield
+        except (BaseError, OSError, ValueError) as error:
+            if isinstance(error, expected) and not is_no_place(error):
+                raise type(error)(doing) from None  # its text has the whole request in it
+            raise error_of_store(error, doing, self.secrets) from None
+
+    def check(self) -> None:
+        """Refuse to work in a process that was forked when the store was open: its threads are not there, it hangs."""
+        if os.getpid() != self._process:
+            raise RuntimeError("an object store was opened before this process was forked: start it afresh")
+
+
+def settings(address: StoreAddress, access: StoreAccess | None) -> dict[str, Any]:
+    """Settings of a store, by the names of obstore, without keys of AWS."""
+    found: dict[str, Any] = dict(access.config) if access else {}
+    if address.store == S3:
+        endpoint, virtual = found.get("endpoint"), found.get("virtual_hosted_style_request")
+        if virtual is None and not endpoint and not any(os.environ.get(name) for name in _AWS_ENDPOINTS):
+            virtual = "." not in address.bucket  # no certificate covers a bucket whose name has dots
+        if virtual and endpoint:
+            scheme, _, host = endpoint.partition("://")
+            found["endpoint"] = f"{scheme}://{address.bucket}.{host}"
+        if virtual is not None:
+            found["virtual_hosted_style_request"] = virtual
+        if endpoint:  # or else one for S3 alone in the environment would go first
+            found["aws_endpoint_url_s3"] = found["endpoint"]
+        if access is not None:
+            found.setdefault("skip_signature", False)
+    if address.store == AZURE and address.account:
+        found["account_name"] = address.account
+        if address.cloud != StoreAddress.cloud:
+            found.setdefault("endpoint", f"https://{address.account}.blob.{address.cloud}")
+    return found
+
+
+_AWS_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+_ENDPOINTS = (*_AWS_ENDPOINTS, "GOOGLE_BASE_URL", "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
+
+
+def _provider(access: StoreAccess | None, region: str | None) -> Any:
+    if access is None or access.store != S3:
+        return None
+    if access.role:
+        if find_spec("boto3") is None:
+            raise NotReadyError(
+                f"{access.what} has a role_arn, and boto3 is not installed",
+                'Run on every host: pip install "airflow-provider-cdc[aws]"',
+            )
+        return AssumedRole(access.keys, region, access.role)
+    return _Keys(access.keys) if access.keys else None
+
+
+def _content(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise NotReadyError(
+            f"the certificates {path} (extra verify) cannot be read: {type(error).__name__}",
+            "The file must be on every host",
+        ) from None
+
+
+@lru_cache(maxsize=32)
+def opened(address: StoreAddress, access: StoreAccess | None) -> Bucket:
+    """The bucket of an address, opened once in a process."""
+    return Bucket(address, access)

@@ -1,0 +1,1 @@
+"""The snapshot: groups are claimed, read and published, and planned again where a table was altered."""

@@ -1,0 +1,245 @@
+"""The retention guard: whether the binlog that the stream has to begin with outlives the snapshot.
+
+A snapshot that takes longer than the server keeps its binlogs is lost, and would be found so only when the stream
+begins, hours later. So the driver of a chunk group looks now and then at what is left of both.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from pymysql.connections import Connection
+
+from airflow_provider_cdc.model import server_id_slots as slots
+from airflow_provider_cdc.model.errors import CdcError, NotReadyError, TerminalError, TransientError
+from airflow_provider_cdc.model.offset import Offset, Position
+from airflow_provider_cdc.model.plan import CHUNKS_PER_FILE, Plan
+from airflow_provider_cdc.model.progress import ChunkProgress, duration
+from airflow_provider_cdc.mysql.client.identity import identity, same_server
+from airflow_provider_cdc.mysql.client.session import connect
+from airflow_provider_cdc.mysql.positions.binlog_files import (
+    binlog_files,
+    expire_seconds,
+    file_began,
+    server_time,
+    table_sizes,
+)
+from airflow_provider_cdc.runtime.run_context import Context
+from airflow_provider_cdc.sinks.files.notes import Notes
+from airflow_provider_cdc.sinks.storage.request_counts import carried
+from airflow_provider_cdc.snapshot.progress import group_progress, snapshot_progress
+from airflow_provider_cdc.snapshot.retention import Retention, estimate, kept_text, verdict
+
+if TYPE_CHECKING:
+    from airflow_provider_cdc.state import Store
+
+#: Seconds between two looks, and seconds of reading before an estimate is acted upon.
+LOOK_SECONDS = 60.0
+FOUNDED_SECONDS = 60.0
+_KEEP = "Keep binlogs longer (binlog_expire_logs_seconds, disk space, the retention hours of a managed service)"
+
+
+class PurgeWatch:
+    """What a server's binlogs say about how long one position is still there, from one look to the next.
+
+    :param offset: the position, and the server that it belongs to.
+    :param slot: the slot to look with, one of :mod:`~airflow_provider_cdc.model.server_id_slots`.
+    """
+
+    def __init__(self, offset: Offset, slot: int) -> None:
+        self._offset, self._at, self._slot = offset, offset.at, slot
+        self._oldest: str | None = None
+        self._ended: float | None = None
+        self._early: list[float] = []  # how old files were that went before their time
+        self.retention = Retention(None)
+
+    def look(self, context: Context) -> float | None:
+        """Seconds until the position may go; ``None`` for never.
+
+        :param context: the pipeline.
+        :raises TerminalError: if it is gone.
+        """
+        with closing(connect(context.connect_args)) as connection:
+            return self.look_over(context, connection)
+
+    def look_over(self, context: Context, connection: Connection[Any]) -> float | None:
+        """Like :meth:`look`, over a connection that is open."""
+        same_server(identity(connection), self._offset.server)
+        files, clock = binlog_files(connection), server_time(connection)
+        if self._at.file not in files:
+            raise TerminalError(
+                f"binlog file {self._at.file}, with which the stream has to begin, is no longer on the server",
+                f"{_KEEP}, then start with a fresh sink.path",
+            )
+        configured = Retention(expire_seconds(connection))
+        if (
+            self._oldest is not None
+            and self._oldest not in files
+            and (began := self._began(context, files[0])) is not None
+        ):
+            seen = configured.seen(clock, began)
+            self._early += [seen.observed] if seen.observed is not None else []
+        self._oldest = files[0]
+        # Somebody may purge by hand, once. What happens again is how this server is run.
+        self.retention = Retention(configured.expire, min(self._early) if len(self._early) > 1 else None)
+        following = files.index(self._at.file) + 1
+        if self._ended is None and following < len(files):
+            self._ended = self._began(context, files[following])
+        return self.retention.purge_in(clock, self._ended)
+
+    def _began(self, context: Context, file: str) -> float | None:
+        with suppress(CdcError):  # then the file counts as in use: in doubt a snapshot goes on
+            return file_began(context.opener(self._slot), file)
+        return None
+
+    def kept(self) -> str:
+        """How long the server keeps its binlogs, for people."""
+        seen = self.retention.observed is not None and self.retention.observed == self.retention.kept
+        return kept_text(self.retention.kept) + (", as was seen" if seen else "")
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a snapshot may take, and how long the binlogs it needs are there.
+
+    :param rows: rows of all tables, by the server's statistics.
+    :param size: their bytes.
+    :param seconds: time it may take; a cautious guess before anything was read.
+    :param purge_in: seconds until the binlog that the stream begins with may be removed; ``None`` for never.
+    """
+
+    rows: int
+    size: int
+    seconds: float
+    purge_in: float | None
+
+    @property
+    def verdict(self) -> str:
+        """``fine``, ``tight`` or ``lost``."""
+        return verdict(self.purge_in, self.seconds)
+
+    def __str__(self) -> str:
+        kept = "for ever" if self.purge_in is None else f"for {duration(self.purge_in)}"
+        return f"about {self.rows:,} rows, {duration(self.seconds)} at a cautious guess; the binlog is kept {kept}"
+
+
+def forecast(
+    context: Context, connection: Connection[Any], tables: Iterable[tuple[str, str]], plan: Plan | None
+) -> Forecast:
+    """Look ahead, before a snapshot begins or goes on.
+
+    :param tables: (database, name) of the captured tables.
+    :param plan: the plan that stands, if one does: the binlog it begins with is what counts then.
+    :raises TerminalError: if that binlog is gone.
+    """
+    settings, found = context.pipeline.snapshot, table_sizes(connection, tables)
+    count, size = sum(n for n, _ in found), sum(n for _, n in found)
+    seconds = estimate(count, size, settings.parallelism, settings.max_rows_per_second, settings.max_bytes_per_second)
+    if plan is None:
+        return Forecast(count, size, seconds, expire_seconds(connection))
+    return Forecast(count, size, seconds, PurgeWatch(plan.p0, slots.guard(0)).look(context))
+
+
+@dataclass
+class _Memory:
+    """What is known of a snapshot's binlog; ``estimated``: when its time left was last worked out (monotonic)."""
+
+    watch: PurgeWatch
+    estimated: float = float("-inf")
+    warned: bool = False
+
+
+#: By sink, pipeline and P0: what was seen while one group was read counts for the next one in the same process.
+_memories: dict[tuple[str, str, Position], _Memory] = {}
+
+
+class RetentionGuard:
+    """Ends a group's job early if the snapshot cannot be done in time. A context manager around the job.
+
+    :param context: the pipeline.
+    :param store: the bookkeeping, which has the rate of the whole snapshot.
+    :param plan: the plan.
+    :param group: number of the group that is read.
+    :param notes: where the readers hear that they shall stop.
+    """
+
+    def __init__(self, context: Context, store: Store, plan: Plan, group: int, notes: Notes) -> None:
+        self._context, self._store, self._plan, self._notes = context, store, plan, notes
+        known = (context.storage.location(), plan.pipeline, plan.p0.at)
+        fresh = _Memory(PurgeWatch(plan.p0, slots.guard(group)))
+        self._memory = _memories.setdefault(known, fresh)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=carried(self._loop), name="retention-guard", daemon=True)
+
+    def __enter__(self) -> Self:
+        # Once a stream has begun it needs nothing of the beginning any more.
+        if self._context.sink.resume_point().read() is None:
+            self.look()
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def look(self) -> None:
+        """Compare what is left.
+
+        :raises TerminalError: if the snapshot cannot be done in time, or the binlog is gone already.
+        """
+        memory = self._memory
+        try:
+            purge_in = memory.watch.look(self._context)
+        except TerminalError as error:
+            raise TerminalError(f"{error.message}; so far: {self._progress()[0]}", error.remedy) from None
+        except (TransientError, NotReadyError):
+            return  # the readers find out by themselves
+        if purge_in is None or time.monotonic() - memory.estimated < LOOK_SECONDS / 2:
+            return
+        memory.estimated = time.monotonic()
+        progress, eta = self._progress()
+        found = verdict(purge_in, eta)
+        if eta is None or found == "fine":
+            return
+        file = self._plan.p0.at.file
+        said = (
+            f"the snapshot needs about {duration(eta)} more, and binlog file {file}, with which the stream has to "
+            f"begin, may be removed in {duration(purge_in)} (binlogs are kept {memory.watch.kept()}); "
+            f"so far: {progress}"
+        )
+        if found == "lost":
+            raise TerminalError(said, f"{_KEEP}, or read faster (snapshot.parallelism, its limits), then run again")
+        if not memory.warned:
+            memory.warned = True
+            self._context.reporter.line(f"warning: {said}. {_KEEP}")
+
+    def _progress(self) -> tuple[ChunkProgress, float | None]:
+        """How far the snapshot is, and seconds that it still takes at least; ``None`` while nobody can say."""
+        from sqlalchemy.exc import SQLAlchemyError  # not for ``check``, which keeps no books
+
+        try:
+            groups = group_progress(self._context, self._store, self._plan)
+        except (CdcError, SQLAlchemyError):  # an outage of the bookkeeping: the binlogs are looked at all the same
+            return ChunkProgress("snapshot", 0, len(self._plan.chunks), 0), None
+        progress = snapshot_progress(groups)
+        if not progress.fresh_chunks or progress.seconds < FOUNDED_SECONDS:
+            return progress, None
+        # Chunks of files that are not finished may have been read: they count as done.
+        readers = self._context.pipeline.snapshot.parallelism * sum(row.state == "running" for row, _ in groups)
+        left = progress.chunks_total - progress.chunks_done
+        return progress, progress.ahead(min(left, readers * CHUNKS_PER_FILE)).eta_seconds
+
+    def _loop(self) -> None:
+        while not self._stop.wait(LOOK_SECONDS):
+            try:
+                self.look()
+            except TerminalError as error:
+                with suppress(OSError):
+                    self._notes.stop(error)
+                return

@@ -1,0 +1,226 @@
+"""Who reads a chunk group: claims, their heartbeats, and waiting for those of others.
+
+Nothing here decides about rows: of two that read one group at the same time the marker in the sink lets one win.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Self
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from airflow_provider_cdc.chunk_groups.groups import Group, TaskRequest, chunk_rows, results
+from airflow_provider_cdc.model.errors import CdcError, TransientError
+from airflow_provider_cdc.model.plan import Plan
+from airflow_provider_cdc.model.progress import ChunkProgress
+from airflow_provider_cdc.model.supervision import HEARTBEAT_SECONDS, LOST_SECONDS, Pulse
+from airflow_provider_cdc.sinks.storage.request_counts import carried
+from airflow_provider_cdc.sinks.storage.storage import read_json
+from airflow_provider_cdc.state import GroupRow, Store
+from airflow_provider_cdc.system.failpoints import failpoint
+from airflow_provider_cdc.system.processes import died_here, machine, start_time
+
+_POLL_SECONDS = 0.5
+#: How a holder's own text ends in the bookkeeping: host, what its process ids are told within, process, its start.
+_PROCESS = re.compile(r" \[(\S+) (?:(\S+) )?(\d+) (\d+)\]$")
+
+
+class Claim:
+    """An attempt at a group that this process holds. A context manager, which keeps its heartbeat going.
+
+    :param group: the group.
+    :param attempt: number of the attempt.
+    :param before: the group's row as it was before the claim.
+    :param published: lowest attempt that was published then; ``None`` if the group is read for the first time.
+    """
+
+    def __init__(self, group: Group, store: Store, attempt: int, before: GroupRow, published: int | None) -> None:
+        self.attempt, self.before, self.published = attempt, before, published
+        self.store = store
+        self._group = group
+        self._key = group.plan.pipeline, group.plan.generation, group.number
+        #: Files of attempts up to this one are not used again.
+        self.above = 0
+        if published is not None:
+            # What an earlier try of the same request has read already counts; what was asked for before it does not.
+            self.above = max(group.markers().values()) if before.state == "rereading" else attempt - 1
+        self._seen: set[str] = set()
+        self._began = time.monotonic()
+        self._progress = ChunkProgress(f"group {group.plan.label(group.chunks)}", 0, len(group.chunks), 0)
+        self._notes = group.notes(attempt)
+        self._looking = threading.Lock()
+        self._taken, self._stop = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=carried(self._loop), name="group-claim", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        if kind is not None:
+            with suppress(CdcError, SQLAlchemyError):
+                self.store.release_group(*self._key, self.attempt)
+
+    def check(self) -> None:
+        """Make sure that nobody else has taken the group.
+
+        :raises TransientError: naming who has.
+        """
+        if self._taken.is_set():
+            row = self.store.group(*self._key)
+            raise TransientError(
+                f"group {self._group.number} was taken over by {_name(row.holder)} (attempt {row.attempt}) while "
+                f"attempt {self.attempt} was read",
+                "Run again to adopt its result",
+            )
+
+    def begin(self, used: Iterable[tuple[int, dict[str, Any]]]) -> None:
+        """Tell bookkeeping and reporter what is used again of earlier attempts.
+
+        :param used: attempt and manifest of finished files.
+        """
+        plan = self._group.plan
+        with self._looking:
+            if self.published is None:
+                with suppress(CdcError, SQLAlchemyError):
+                    self.store.chunks_begin(plan.pipeline, plan.generation, self._group.number)
+            self._tell(used)
+
+    def look(self) -> None:
+        """Tell bookkeeping and reporter of the files that were finished since the last look."""
+        with self._looking:
+            fresh = [found for found in self._group.finished_slices(self.attempt - 1) if found[1] not in self._seen]
+            self._seen.update(name for _, name in fresh)
+            self._tell((attempt, read_json(self._group.context.storage, name)) for attempt, name in fresh)
+
+    def _tell(self, files: Iterable[tuple[int, dict[str, Any]]]) -> None:
+        fresh: list[dict[str, Any]] = []
+        for attempt, manifest in files:
+            chunks = chunk_rows(attempt, manifest)
+            fresh += chunks
+            self._count(chunks, attempt == self.attempt)
+        before, paused = self._progress.paused, self._notes.paused()
+        self._progress = replace(self._progress, seconds=time.monotonic() - self._began, paused=paused)
+        reporter = self._group.context.reporter
+        if paused and not before:
+            reporter.line(f"{self._progress.label}: paused: {paused}")
+        elif before and not paused:
+            reporter.line(f"{self._progress.label}: continues")
+        reporter.progress(self._progress)
+        if fresh and self.published is None:  # until it is published again the bookkeeping tells of what is
+            with suppress(CdcError, SQLAlchemyError):  # an outage of the bookkeeping hides progress, no more than that
+                self.store.chunks_read(*self._key[:2], results(fresh))
+                failpoint("books.after_chunks")
+
+    def _count(self, chunks: list[dict[str, Any]], own: bool) -> None:
+        p, rows = self._progress, sum(int(c["rows"]) for c in chunks)
+        self._progress = replace(
+            p,
+            chunks_done=p.chunks_done + len(chunks),
+            rows=p.rows + rows,
+            corrected=p.corrected + sum(int(c["corrected"]) for c in chunks),
+            fresh_chunks=p.fresh_chunks + own * len(chunks),
+            fresh_rows=p.fresh_rows + own * rows,
+        )
+
+    def _loop(self) -> None:
+        beat = time.monotonic()
+        while not self._stop.wait(_POLL_SECONDS):
+            self.look()
+            if time.monotonic() - beat >= HEARTBEAT_SECONDS - _POLL_SECONDS / 2:
+                beat = time.monotonic()
+                with suppress(CdcError, SQLAlchemyError):
+                    if not self.store.group_heartbeat(*self._key, self.attempt):
+                        self._taken.set()
+
+
+def claim(group: Group, store: Store, holder: str, requested_by: TaskRequest | None) -> Claim | None:
+    """Claim a group, after waiting for those who read it; ``None`` if there is nothing left to read.
+
+    :param holder: who claims it, for people.
+    :param requested_by: who wants it: a task that had finished the group for another request reads it again.
+    :raises NotReadyError: if the bookkeeping has no such group.
+    :raises TransientError: if it cannot be asked, or takes no writes while others are waited for: that their heartbeat
+        stands still proves nothing then.
+    """
+    plan = group.plan
+    pulse, waited, look = Pulse(LOST_SECONDS), 0, store.group
+    while True:
+        row = look(plan.pipeline, plan.generation, group.number)
+        published, read = group.published(), _is_read(row, pulse)
+        # What somebody else has finished in the meantime is as good as the own attempt would be.
+        asked = _is_asked(group, row, requested_by) and not (waited and row.state == "done")
+        if published is not None and not asked and not (read and row.state == "rereading"):
+            return None
+        if read:
+            look = store.seen_group
+            if waited != row.attempt:
+                waited = row.attempt
+                group.context.reporter.line(
+                    f"group {group.number} is being read by {_name(row.holder)} (attempt {row.attempt}); waiting"
+                )
+            time.sleep(_POLL_SECONDS)
+            continue
+        attempt = store.claim_group(
+            plan.pipeline,
+            plan.generation,
+            group.number,
+            seen=row.attempt,
+            at_least=group.newest_attempt(),
+            holder=_sign(holder),
+            state="running" if published is None else "rereading",
+        )
+        if attempt:
+            failpoint("claim.after_write")
+            return Claim(group, store, attempt, row, published)
+
+
+def reader(store: Store, plan: Plan) -> GroupRow | None:
+    """A group that is being read now, if there is one; it looks for as long as it takes to tell."""
+    for number in [row.group_no for row in store.groups(plan.pipeline, plan.generation)]:
+        pulse = Pulse(LOST_SECONDS)
+        while _is_read(row := store.seen_group(plan.pipeline, plan.generation, number), pulse):
+            if pulse.see((row.attempt, row.heartbeat_at), time.monotonic()):
+                row.holder = _name(row.holder)
+                return row
+            time.sleep(_POLL_SECONDS)
+    return None
+
+
+def _is_asked(group: Group, row: GroupRow, requested_by: TaskRequest | None) -> bool:
+    """Whether a group is to be read, or read to its end, although it is published."""
+    finished = None if requested_by is None else group.finished_before(requested_by)
+    # A try that died between its note and the bookkeeping has left the group as one that is being read again.
+    return finished is False or (finished is True and row.state == "rereading")
+
+
+def _is_read(row: GroupRow, pulse: Pulse) -> bool:
+    """Whether a group is being read, as far as the looks so far can tell."""
+    if row.state not in ("running", "rereading") or row.heartbeat_at is None or _died_here(row.holder or ""):
+        return False
+    return pulse.see((row.attempt, row.heartbeat_at), time.monotonic()) is not False
+
+
+def _sign(holder: str) -> str:
+    me = os.getpid()
+    return f"{holder[:350]} [{socket.gethostname()} {machine() or '-'} {me} {start_time(me):.0f}]"
+
+
+def _name(holder: str | None) -> str:
+    return _PROCESS.sub("", holder or "somebody")
+
+
+def _died_here(holder: str) -> bool:
+    """Whether the holder was a process of this host that is gone: no need to wait for its heartbeat to stand still."""
+    found = _PROCESS.search(holder)
+    return found is not None and died_here(found[1], found[2], int(found[3]), float(found[4]))

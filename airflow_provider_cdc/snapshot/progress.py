@@ -1,0 +1,137 @@
+"""How far a snapshot and its groups are, from the bookkeeping; and what each table came to, from the sink."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_cdc.chunk_groups.groups import Group
+from airflow_provider_cdc.model.offset import Position
+from airflow_provider_cdc.model.plan import Plan
+from airflow_provider_cdc.model.progress import ChunkProgress, active_seconds
+from airflow_provider_cdc.model.supervision import LOST_SECONDS
+from airflow_provider_cdc.runtime.run_context import Context
+
+if TYPE_CHECKING:
+    from airflow_provider_cdc.state import GroupRow, Store
+
+
+def group_progress(context: Context, store: Store, plan: Plan) -> list[tuple[GroupRow, ChunkProgress]]:
+    """How far each group is, by number. The rate is that of its newest attempt."""
+    counted = {row.group_no: row for row in store.group_progress(plan.pipeline, plan.generation)}
+    labels = {number: plan.label(chunks) for number, chunks in plan.groups().items()}
+    found, moment = [], datetime.now(UTC)
+    for group in store.groups(plan.pipeline, plan.generation):
+        count, interval = counted[group.group_no], _interval(group)
+        notes = Group(context, plan, group.group_no).notes(group.attempt)
+        progress = ChunkProgress(
+            f"group {labels.get(group.group_no, group.group_no)}",
+            count.done,
+            count.chunks,
+            count.rows,
+            count.corrected,
+            count.fresh_chunks if interval else 0,
+            count.fresh_rows if interval else 0,
+            interval[1] - interval[0] if interval else 0.0,
+            notes.paused() if _alive(group, moment) else None,
+        )
+        found.append((group, progress))
+    return found
+
+
+def snapshot_progress(groups: Iterable[tuple[GroupRow, ChunkProgress]]) -> ChunkProgress:
+    """How far the whole snapshot is.
+
+    The rate is that of the time in which somebody was reading: a snapshot that stood still over night is not slow.
+
+    :param groups: what :func:`group_progress` gives.
+    """
+    rows = list(groups)
+    timed = [(interval, p) for g, p in rows if (interval := _interval(g)) is not None]
+    return ChunkProgress(
+        "snapshot",
+        sum(p.chunks_done for _, p in rows),
+        sum(p.chunks_total for _, p in rows),
+        sum(p.rows for _, p in rows),
+        sum(p.corrected for _, p in rows),
+        sum(p.fresh_chunks for _, p in timed),
+        sum(p.fresh_rows for _, p in timed),
+        active_seconds(interval for interval, _ in timed),
+        next((p.paused for _, p in rows if p.paused), None),
+    )
+
+
+def _alive(group: GroupRow, moment: datetime) -> bool:
+    beat = group.heartbeat_at if group.state in ("running", "rereading") else None
+    return beat is not None and (moment - beat).total_seconds() <= LOST_SECONDS
+
+
+def _interval(group: GroupRow) -> tuple[float, float] | None:
+    """When the newest attempt at a group began and ended, or was last alive; ``None`` where that is not known.
+
+    Both by the clock of its reader's host, which need not be the caller's.
+    """
+    if group.started_at is None or group.state not in ("running", "rereading", "done"):
+        return None
+    # Without a heartbeat it failed; nobody knows when.
+    ended = group.finished_at if group.state == "done" else group.heartbeat_at
+    if ended is None or ended <= group.started_at:
+        return None
+    return group.started_at.timestamp(), ended.timestamp()
+
+
+@dataclass(frozen=True)
+class TableTotals:
+    """What the snapshot of one table came to, as the published attempts' manifests say.
+
+    :param table: ``database.table``.
+    :param rows: rows in the files.
+    :param chunks: chunks of the table.
+    :param corrected: keys that were corrected from the binlog.
+    :param seconds: time in which somebody was reading it.
+    :param min_lw: lowest low watermark of its chunks; P0 for a table without any.
+    :param max_hw: highest high watermark.
+    """
+
+    table: str
+    rows: int
+    chunks: int
+    corrected: int
+    seconds: float
+    min_lw: Position
+    max_hw: Position
+
+    def __str__(self) -> str:
+        rate = f"{self.rows / self.seconds:,.0f} rows/s" if self.seconds > 0 else "- rows/s"
+        return (
+            f"{self.table}: {self.rows:,} rows in {self.chunks:,} chunks, {self.seconds:.1f} s, {rate}, "
+            f"{self.corrected:,} corrected, min LW {self.min_lw}, max HW {self.max_hw}"
+        )
+
+
+def table_totals(context: Context, plan: Plan, groups: Iterable[int] | None = None) -> list[TableTotals]:
+    """What the snapshot of each table came to, in the plan's order.
+
+    :param groups: count only these groups, and only the tables in them; ``None`` for all.
+    """
+    listed: dict[int, list[dict[str, Any]]] = {} if groups is not None else {i: [] for i in range(len(plan.tables))}
+    for number in plan.groups() if groups is None else groups:
+        group = Group(context, plan, number)
+        for entry in group.totals(group.markers()).files:
+            listed.setdefault(entry["table"], []).append(entry)
+    return [_totals(plan, index, listed[index]) for index in sorted(listed)]
+
+
+def _totals(plan: Plan, index: int, files: list[dict[str, Any]]) -> TableTotals:
+    chunks = [chunk for entry in files for chunk in entry["chunks"]]
+    return TableTotals(
+        plan.tables[index].label,
+        sum(entry["file"]["rows"] for entry in files),
+        len(chunks),
+        sum(chunk["corrected"] for chunk in chunks),
+        active_seconds((entry["began"], entry["ended"]) for entry in files if "began" in entry),
+        min((Position.from_json(chunk["lw"]) for chunk in chunks), default=plan.p0.at),
+        max((Position.from_json(chunk["hw"]) for chunk in chunks), default=plan.p0.at),
+    )

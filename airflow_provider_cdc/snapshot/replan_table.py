@@ -1,0 +1,53 @@
+"""A table that is altered while its snapshot is running is planned again, and read again under its new definition.
+
+Only this table, and only as long as nothing of it is published: its watermarks all come after the DDL then, and what
+the binlog says of it before that is passed over. The argument is in docs/correctness.md.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+from airflow_provider_cdc.chunk_groups.groups import coverage, group_marker, targets
+from airflow_provider_cdc.model.errors import TableAlteredError, TransientError
+from airflow_provider_cdc.model.plan import Plan
+from airflow_provider_cdc.mysql.chunks.planner import make_amendment
+from airflow_provider_cdc.mysql.client.session import connect
+from airflow_provider_cdc.runtime.run_context import Context
+from airflow_provider_cdc.sinks.protocol import Feature
+from airflow_provider_cdc.sinks.storage.storage import write_json_once
+
+
+def replan_table(context: Context, plan: Plan, error: TableAlteredError) -> None:
+    """Plan the table again that an error names; nothing happens if another process has done so.
+
+    :param plan: the plan under which it was read.
+    :raises TableAlteredError: the error, if that is not possible, with the reason.
+    :raises NotReadyError: if the table is gone, or cannot be copied any more.
+    """
+    index = next((i for i, t in enumerate(plan.tables) if t.label == error.table), None)
+    newest = context.need_plan()
+    if index is None or newest.generation != plan.generation:
+        raise error
+    table, revision, policy = plan.tables[index], plan.revision(index), context.policy
+    if newest.revision(index) > revision:
+        return
+    markers = context.sink.table(table).markers()
+    complete = coverage(context, newest, targets(context, newest)) is not None
+    if complete and context.pipeline.stream.follows_ddl:  # else no stream begins that could follow it
+        raise TransientError(
+            f"{error.message}, and the stream has not followed that yet",
+            "Run again when it has; if it stops, it says why",
+        )
+    if any(markers.get(group_marker(plan, group)) is not None for group in plan.groups_of(index)):
+        raise TableAlteredError(
+            f"{error.message}, when a part of it was published already", error.remedy, **error.facts
+        )
+    context.need(Feature.REREAD, error.message)
+    with closing(connect(context.connect_args)) as connection:
+        amendment = make_amendment(
+            connection, plan, index, context.pipeline.keeps, lambda found: policy.shaped(table, found, asked=True)
+        )
+    name = context.layout.amendment(plan.generation, index, revision + 1)
+    if write_json_once(context.storage, name, amendment):
+        context.reporter.line(f"{error.message}: the table is read again under its new definition")

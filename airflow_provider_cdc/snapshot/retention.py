@@ -1,0 +1,81 @@
+"""Whether the binlog that a stream has to begin with is still there when the snapshot is done. Keeps no clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from airflow_provider_cdc.model.progress import duration
+
+#: What one reader is taken to read before anybody knows: rows and bytes a second. A cautious guess.
+ASSUMED_ROWS, ASSUMED_BYTES = 20_000, 20_000_000
+
+
+@dataclass(frozen=True)
+class Retention:
+    """How long the server keeps a binlog file.
+
+    A server removes a file a fixed time after its *end*: after the moment at which the next one was begun. The file in
+    use is never removed.
+
+    :param expire: seconds that the server's settings keep a file after its end; ``None`` for ever.
+    :param observed: seconds after which files were seen to go earlier than that (a full disk, a limit of the total
+        size, a person, a managed service); ``None`` if none was.
+    """
+
+    expire: float | None
+    observed: float | None = None
+
+    @property
+    def kept(self) -> float | None:
+        """Seconds that a file is kept after its end; ``None`` for ever, as far as anybody can tell."""
+        return min((s for s in (self.expire, self.observed) if s is not None), default=None)
+
+    def purge_in(self, now: float, ended: float | None) -> float | None:
+        """Seconds until a file may be removed; ``None`` for never.
+
+        :param now: the server's time.
+        :param ended: when the file ended, by the same clock; ``None`` while it is in use.
+        """
+        if self.kept is None:
+            return None
+        return self.kept if ended is None else max(0.0, ended + self.kept - now)
+
+    def seen(self, now: float, oldest_began: float) -> Retention:
+        """A file has gone: what that says about how long others are kept.
+
+        :param oldest_began: when the oldest file that is left was begun, which is when the last one that went ended.
+        """
+        age = max(0.0, now - oldest_began)
+        return Retention(self.expire, age) if self.expire is None or age < self.expire else self
+
+
+def verdict(purge_in: float | None, needed: float | None) -> str:
+    """``fine``, ``tight`` (more than half of the time is needed) or ``lost``.
+
+    :param purge_in: seconds until the binlog goes; ``None`` for never.
+    :param needed: seconds that the snapshot still takes; ``None`` if nobody knows.
+    """
+    if purge_in is None or needed is None or needed * 2 <= purge_in:
+        return "fine"
+    return "lost" if needed > purge_in else "tight"
+
+
+def estimate(
+    rows: int, size: int, readers: int, rows_per_second: float | None = None, bytes_per_second: float | None = None
+) -> float:
+    """Seconds that a snapshot may take, before anything of it was read.
+
+    :param rows: rows of all tables, about.
+    :param size: their bytes, about.
+    :param readers: chunks read at the same time.
+    :param rows_per_second: limit of all readers.
+    :param bytes_per_second: limit of all readers.
+    """
+    by_rows = rows / min(readers * ASSUMED_ROWS, rows_per_second or float("inf"))
+    by_size = size / min(readers * ASSUMED_BYTES, bytes_per_second or float("inf"))
+    return max(by_rows, by_size)
+
+
+def kept_text(kept: float | None) -> str:
+    """How long binlogs are kept, for people."""
+    return "for ever" if kept is None else f"for {duration(kept)}"

@@ -1,0 +1,406 @@
+"""The snapshot phase: every chunk group is read by one job and published by one commit a table."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+from airflow_provider_cdc.apply.follow_ddl import lagging
+from airflow_provider_cdc.chunk_groups.groups import (
+    Group,
+    TaskRequest,
+    Totals,
+    generation_fence,
+    group_marker,
+    numbering,
+    results,
+    since_of,
+    targets,
+    watermarks_of,
+)
+from airflow_provider_cdc.chunk_groups.slice_jobs import job_of, opener
+from airflow_provider_cdc.chunk_groups.task import Runner
+from airflow_provider_cdc.model.errors import (
+    FencedError,
+    NotReadyError,
+    OtherServerError,
+    TableAlteredError,
+    TerminalError,
+    TransientError,
+)
+from airflow_provider_cdc.model.offset import Lineage, Offset, Position
+from airflow_provider_cdc.model.plan import Plan
+from airflow_provider_cdc.model.staged_read import GROUP, Staged
+from airflow_provider_cdc.mysql.client.session import connect, rows
+from airflow_provider_cdc.mysql.positions.binlog_files import OpenAt
+from airflow_provider_cdc.mysql.positions.resume import gone
+from airflow_provider_cdc.resnapshot.staged_files import draw_number, forget, waiting
+from airflow_provider_cdc.resnapshot.staged_reads import settle, stage, unfit
+from airflow_provider_cdc.resnapshot.suspension import remedy_of
+from airflow_provider_cdc.runtime.run_context import Context, record_plan
+from airflow_provider_cdc.runtime.server_restarts import note_restart
+from airflow_provider_cdc.sinks.protocol import Feature, SinkTable
+from airflow_provider_cdc.sinks.storage.request_counts import Traffic, counting, current, text_of
+from airflow_provider_cdc.sinks.storage.storage import write_json
+from airflow_provider_cdc.snapshot.binlog_guard import RetentionGuard
+from airflow_provider_cdc.snapshot.claims import Claim, claim
+from airflow_provider_cdc.snapshot.observation import Observation, Unobserved
+from airflow_provider_cdc.snapshot.replan_table import replan_table
+from airflow_provider_cdc.state import TAKEN_OVER, Store
+from airflow_provider_cdc.system.failpoints import failpoint
+
+#: Number of a slice -> attempt that read it, and its manifest.
+Finished = dict[int, tuple[int, dict[str, Any]]]
+#: How often tables may be altered while one group is read.
+_REPLANS = 20
+
+
+@dataclass(frozen=True)
+class GroupResult:
+    """How a group ended.
+
+    :param group: number of the group.
+    :param outcome: ``published`` (read for the first time), ``adopted`` (somebody had published it), ``replaced`` (read
+        again and published), ``staged`` (read again; the next stream publishes it).
+    :param attempt: the attempt that is published (or staged).
+    :param tables: ``database.table`` of each table.
+    :param rows: rows that the attempt read.
+    :param chunks: chunks of the group.
+    :param corrected: keys that the backfill inserted, replaced or deleted.
+    :param seconds: time that the call took.
+    :param rows_per_second: ``None`` where nothing was read.
+    :param min_lw: lowest low watermark, and ``max_hw``: highest high watermark; ``None`` where nothing is left to read.
+    :param traffic: requests to an object store and bytes, of this process and its tasks; ``None`` for a folder.
+    """
+
+    group: int
+    outcome: str
+    attempt: int
+    tables: tuple[str, ...]
+    rows: int
+    chunks: int
+    corrected: int
+    seconds: float
+    rows_per_second: int | None
+    min_lw: Position | None
+    max_hw: Position | None
+    traffic: Mapping[str, int] | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON value; positions are ``[file, position]``."""
+        marks = {name: at and at.to_json() for name, at in (("min_lw", self.min_lw), ("max_hw", self.max_hw))}
+        return {**self.__dict__, "tables": list(self.tables), "seconds": round(self.seconds, 3), **marks}
+
+
+def run_snapshot(
+    context: Context, store: Store, plan: Plan, run: Runner, observe: Callable[..., Observation] = Unobserved
+) -> None:
+    """Read and publish every group that is not published yet.
+
+    :param run: runs the slices of a group.
+    :param observe: opens what shows the progress of a group, given context, bookkeeping and plan.
+    """
+    opened = targets(context, plan)
+    for group in plan.groups():
+        run_group(context, store, plan, group, run, holder="airflow-cdc", opened=opened, observe=observe)
+    adopt_published(context, store, context.newest(plan))
+
+
+def run_group(
+    context: Context,
+    store: Store,
+    plan: Plan,
+    group: int,
+    run: Runner,
+    *,
+    holder: str,
+    requested_by: TaskRequest | None = None,
+    opened: Sequence[SinkTable] = (),
+    observe: Callable[..., Observation] = Unobserved,
+) -> GroupResult:
+    """Read one group and publish it. One that is published already is adopted, unless it is to be read again. Nothing
+    is read of tables that the stream has taken over: they were read again as a whole, or are suspended.
+
+    Processes of their own may do this at the same time, for different groups or for the same one: the second one
+    waits, and then takes the result of the first, or its place if that one has died.
+
+    :param group: number of the group.
+    :param run: runs the slices of the group.
+    :param holder: who reads it, for people.
+    :param requested_by: what a scheduler's task wants. If the group was finished for an earlier request of this very
+        task, somebody has cleared it: it is read again under a new attempt, and replaces the first.
+    :param opened: sink tables of all tables of the plan, if the caller has them open.
+    :param observe: opens what shows the progress, given context, bookkeeping and plan.
+    :raises NotReadyError: if the plan has no such group.
+    :raises TransientError: if another process took the group over while it was read.
+    :raises FencedError: if a newer snapshot has taken the tables.
+    :raises TableAlteredError: if a DDL has changed a table and it cannot be planned again.
+    """
+    note_restart(context, store)
+    asked = Traffic()
+    for last in (*[False] * _REPLANS, True):
+        if group not in plan.groups():
+            return _taken_over(context, store, plan, group)
+        try:
+            with counting(asked):
+                work = Group(context, plan, group, opened)
+                return _run(work, store, run, holder, requested_by, asked, observe)
+        except TableAlteredError as error:
+            if last:
+                raise
+            replan_table(context, plan, error)
+            plan, opened = context.newest(plan), ()
+        except FencedError:
+            newest = context.newest(plan)
+            if last or newest is plan:
+                raise
+            plan, opened = newest, ()  # another process has planned a table again
+        except TerminalError as error:
+            newest = context.newest(plan)
+            if last or type(error) is not TerminalError or newest.tables == plan.tables:
+                raise
+            plan, opened = newest, ()  # so the copy has other columns meanwhile, or the stream has followed a DDL
+    raise AssertionError("unreachable")
+
+
+def _taken_over(context: Context, store: Store, plan: Plan, group: int) -> GroupResult:
+    """There is nothing left to read of a group: none of its tables is what the snapshot has read.
+
+    :raises NotReadyError: if the group was never planned.
+    """
+    chunks = plan.groups_left().get(group)
+    if chunks is None:
+        raise NotReadyError(
+            f"snapshot {plan.generation} of {plan.pipeline} has no chunk group {group}: the snapshot was planned again",
+            "Clear the planner and everything downstream, so that the groups are those of the plan",
+        )
+    note_taken_over(store, plan)
+    tables = sorted({chunk.table for chunk in chunks})
+    for index in tables:
+        step = plan.suspended_of(index)
+        what = f"is suspended at {step.at}. {remedy_of(plan, step)}" if step else "was read again as a whole since"
+        context.reporter.line(f"group {group}: nothing is left to read of {plan.tables[index].label}: it {what}")
+    labels = tuple(plan.tables[index].label for index in tables)
+    return GroupResult(group, TAKEN_OVER, 0, labels, 0, 0, 0, 0.0, None, None, None, None)
+
+
+def note_taken_over(store: Store, plan: Plan) -> None:
+    """Write down of which groups nothing is left to read."""
+    if left := plan.groups_left():
+        rows = store.groups(plan.pipeline, plan.generation)
+        if numbers := [row.group_no for row in rows if row.group_no in left and row.state != TAKEN_OVER]:
+            store.groups_taken_over(plan.pipeline, plan.generation, numbers)
+
+
+def _run(
+    work: Group,
+    store: Store,
+    run: Runner,
+    holder: str,
+    requested_by: TaskRequest | None,
+    asked: Traffic,
+    observe: Callable[..., Observation],
+) -> GroupResult:
+    began, plan = time.monotonic(), work.plan
+    _prepare(work.context, plan, work.tables)
+    with observe(work.context, store, plan) as observation:
+        held = claim(work, store, holder, requested_by)
+        if held is None:
+            _adopt(work, store, requested_by)
+            outcome, attempt = "adopted", max(work.markers().values())
+            found = work.totals(work.markers())
+        else:
+            with held:
+                outcome, attempt = _first(work, held, run) if held.published is None else _again(work, store, held, run)
+                found = _finish(work, store, held.attempt, requested_by)
+                if outcome == "replaced":
+                    forget(work.context, plan, work.number, attempt)
+            if outcome == "staged":
+                found = work.totals(dict.fromkeys(work.tables, attempt))
+        store.finish_snapshot(plan.pipeline, plan.generation)
+    observation.write(work.tables)
+    traffic = asked.to_json() if work.context.storage.remote else None
+    if traffic is not None and held is not None:
+        store.group_asked(plan.pipeline, plan.generation, work.number, traffic)
+        work.context.reporter.line(f"group {work.number} took {text_of(traffic)}")
+    seconds = time.monotonic() - began
+    return GroupResult(
+        work.number,
+        outcome,
+        attempt,
+        tuple(plan.tables[i].label for i in work.tables),
+        found.rows,
+        len(work.chunks),
+        found.corrected,
+        seconds,
+        None if outcome == "adopted" else round(found.rows / max(seconds, 1e-3)),
+        found.min_lw,
+        found.max_hw,
+        traffic,
+    )
+
+
+def adopt_published(context: Context, store: Store, plan: Plan) -> bool:
+    """Bring the bookkeeping up to what the sink says, if it was lost. Cheap where nothing is missing.
+
+    :returns: whether the snapshot is complete.
+    """
+    record_plan(store, plan, context.pipeline.snapshot.chunk_rows)
+    note_taken_over(store, plan)
+    if not plan.groups():
+        _prepare(context, plan, {})
+    snapshot = store.snapshot(plan.pipeline, plan.generation)
+    if snapshot is not None and snapshot.state == "done":
+        return True
+    opened = targets(context, plan)
+    for row in store.groups(plan.pipeline, plan.generation):
+        if row.state in ("pending", "running") and row.group_no in plan.groups():
+            group = Group(context, plan, row.group_no, opened)
+            # The manifest stands before the first commit: without one there is no need to look into the tables.
+            if group.has_manifest() and group.published() is not None:
+                group.adopt(store, row.attempt)
+    return store.finish_snapshot(plan.pipeline, plan.generation)
+
+
+def _first(work: Group, held: Claim, run: Runner) -> tuple[str, int]:
+    """Read a group for the first time; how it ended, and the attempt that is published."""
+    manifests = _read(work, held, run, work.plan.p0, work.plan.lineage)
+    work.publish(held.attempt, manifests)
+    won = max(work.markers().values())
+    return "published" if won == held.attempt else "adopted", won
+
+
+def _again(work: Group, store: Store, held: Claim, run: Runner) -> tuple[str, int]:
+    """Read a published group again, or go on with an earlier try of the same request."""
+    work.context.need(Feature.REREAD, f"group {work.number} is to be read again")
+    since, lineage = work.context.stand(work.plan)
+    try:
+        staged = _asked(work, held, lineage)
+        if staged is None and held.before.state == "rereading" and (held.published or 0) >= held.before.attempt:
+            return "replaced", held.published or 0  # the stream has published it, after that try was killed
+        if staged is None:
+            number = draw_number(work.context, work.plan, GROUP, group=work.number)
+            manifests = _read(work, held, run, since, lineage, number)
+            if work.context.stand(work.plan)[1].newest != lineage.newest:
+                raise TransientError(
+                    f"the stream moved to another server while group {work.number} was read", "Run again"
+                )
+            staged = stage(work, held.attempt, manifests)
+    except OtherServerError as error:
+        if since == work.plan.p0:
+            raise
+        raise TransientError(error.message, "Run again when the stream has continued on that server") from None
+    if settle(work, store, staged):
+        return "replaced", staged.attempt
+    work.context.reporter.line(
+        f"group {work.number} was read again (attempt {staged.attempt}); no stream runs: the next one publishes it"
+    )
+    return "staged", staged.attempt
+
+
+def _asked(work: Group, held: Claim, lineage: Lineage) -> Staged | None:
+    """What an earlier try of the same request has staged, if that can still be published."""
+    if held.before.state != "rereading":
+        return None
+    found = (s for s in waiting(work.context, work.plan) if s.group == work.number)
+    open_at = opener(work.context, work.number, held.attempt)
+    return next((s for s in found if unfit(work, s, lineage, open_at) is None), None)
+
+
+def _read(
+    work: Group, held: Claim, run: Runner, since: Offset, lineage: Lineage, reading: int = 0
+) -> list[dict[str, Any]]:
+    """Manifests of all slices of a group; those that are finished already are not read again.
+
+    :param since: the resume point, and ``lineage``: by which its server's transactions are numbered.
+    :param reading: number of the reading; 0 for the first one.
+    """
+    context, plan = work.context, work.plan
+    wanted = range(len(work.slices))
+    open_at = opener(context, work.number, held.attempt)
+    finished = _replayable(context, plan, lineage, work.finished(held.above), open_at)
+    held.begin(finished.values())
+    missing = [no for no in wanted if no not in finished]
+    write_json(context.storage, context.layout.share(plan.generation, work.number), plan.share(work.number).to_json())
+    job = job_of(work, held.attempt, missing, since, lineage, reading)
+    held.look()
+    notes = work.notes(held.attempt)
+    try:
+        if missing:
+            with RetentionGuard(context, held.store, plan, work.number, notes):
+                for manifest in run(job):
+                    current().add(manifest.pop("asked"))
+                    finished[manifest["slice"]] = held.attempt, manifest
+    finally:
+        notes.clear()
+    held.look()
+    lost = [no for no in wanted if no not in finished]
+    if lost:
+        raise TransientError(f"group {work.number} ended without its slices {lost[:5]}", "Run again")
+    held.check()
+    return [finished[no][1] for no in wanted]
+
+
+def _replayable(context: Context, plan: Plan, lineage: Lineage, finished: Finished, open_at: OpenAt) -> Finished:
+    """The slices that were read where the stream is now, and whose binlog the server still has: from where it has to be
+    replayed onto them up to their high watermarks, from which the stream has to go on.
+    """
+    finished = {no: found for no, found in finished.items() if numbering(plan, found[1]) == lineage.newest}
+    if not finished:
+        return {}
+    with closing(connect(context.connect_args)) as connection:
+        since = {found[0]: since_of(plan, found[1]) for found in finished.values()}
+        lost = {attempt for attempt, at in since.items() if gone(connection, at, open_at)}
+        logs = {str(row[0]): int(row[1] or 0) for row in rows(connection, "SHOW BINARY LOGS")}
+
+    def has(at: Position) -> bool:
+        return at.position <= logs.get(at.file, -1)
+
+    return {
+        no: (attempt, manifest)
+        for no, (attempt, manifest) in finished.items()
+        if attempt not in lost and all(has(watermarks_of(chunk)[1]) for chunk in manifest["chunks"])
+    }
+
+
+def _prepare(context: Context, plan: Plan, concerned: Mapping[int, SinkTable]) -> None:
+    """Make the tables that a group concerns, and those that no group concerns since they were empty.
+
+    What an older snapshot has left in them goes.
+    """
+    again, adopt = plan.generation > 1, context.pipeline.sink.adopt
+    opened = targets(context, plan)
+    bare = {i: opened[i] for i in plan.active if not plan.groups_of(i) and plan.rejoined_of(i) is None}
+    empty = {i: t for i, t in bare.items() if again or adopt or not t.exists()}
+    made = {**concerned, **empty}
+    late = lagging(context, plan, made)
+    for index, target in made.items():
+        fence = generation_fence(plan, index)
+        if (again or plan.definitions[index].revision) and target.exists():
+            target.begin_anew(plan.pipeline, fence, [group_marker(plan, g) for g in plan.groups_of(index)])
+        if index not in late:  # it is there, and the next stream gives it its columns
+            target.create(plan.pipeline)
+        target.raise_fence(fence)
+
+
+def _adopt(work: Group, store: Store, requested_by: TaskRequest | None) -> None:
+    row = store.group(work.plan.pipeline, work.plan.generation, work.number)
+    if row.state != "done":
+        work.adopt(store, row.attempt)
+    work.note_finished(requested_by)
+
+
+def _finish(work: Group, store: Store, attempt: int, requested_by: TaskRequest | None) -> Totals:
+    """Write down that a claim has done its work; what the group holds is what the sink says."""
+    plan, held = work.plan, work.totals(work.markers())
+    # Before the bookkeeping calls it done: a try that dies in between goes on, and does not begin anew.
+    work.note_finished(requested_by)
+    store.chunks_done(plan.pipeline, plan.generation, results(held.chunks))
+    failpoint("books.after_chunks")
+    low, high = held.min_lw.to_json(), held.max_hw.to_json()
+    store.finish_group(plan.pipeline, plan.generation, work.number, attempt, held.rows, low, high)
+    failpoint("books.after_group")
+    return held

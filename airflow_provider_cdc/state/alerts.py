@@ -1,0 +1,44 @@
+"""Reads and writes of the bookkeeping database that concern alerts: which trouble stands, and whether it was told."""
+
+from __future__ import annotations
+
+from sqlalchemy import delete, exc, select, update
+
+from airflow_provider_cdc.state.database import Database, changed
+from airflow_provider_cdc.state.models import AlertRow, clean, now
+
+
+class AlertStore(Database):
+    """Alerts that stand."""
+
+    def alerts(self, pipeline: str) -> list[AlertRow]:
+        """The alerts of a pipeline, by kind and subject."""
+        query = select(AlertRow).where(AlertRow.pipeline == pipeline).order_by(AlertRow.kind, AlertRow.subject)
+        with self._read() as session:
+            return list(session.scalars(query))
+
+    def raise_alert(self, pipeline: str, kind: str, subject: str, detail: str) -> bool:
+        """Note that a trouble stands.
+
+        :param subject: the table, or empty.
+        :return: whether it is new.
+        """
+        row = AlertRow(pipeline=pipeline, kind=kind, subject=subject, since=now(), detail=clean(detail))
+        try:
+            with self._write() as session:
+                session.add(row)
+        except exc.IntegrityError:
+            return False
+        return True
+
+    def alert_told(self, pipeline: str, kind: str, subject: str) -> None:
+        """Note that somebody was told."""
+        this = AlertRow.pipeline == pipeline, AlertRow.kind == kind, AlertRow.subject == subject
+        with self._write() as session:
+            changed(session, update(AlertRow).where(*this).values(told_at=now()))
+
+    def clear_alert(self, pipeline: str, kind: str, subject: str) -> None:
+        """Note that a trouble is over."""
+        this = AlertRow.pipeline == pipeline, AlertRow.kind == kind, AlertRow.subject == subject
+        with self._write() as session:
+            changed(session, delete(AlertRow).where(*this))

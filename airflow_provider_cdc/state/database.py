@@ -1,0 +1,179 @@
+"""The connection to the bookkeeping database: opening, migrations, transactions, errors."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from typing import Any, Self, cast
+
+from sqlalchemy import URL, Connection, CursorResult, Engine, exc, func, inspect, make_url, select, text
+from sqlalchemy.orm import Session
+
+from airflow_provider_cdc.config.connections import scrub
+from airflow_provider_cdc.model.errors import NotReadyError, TransientError
+from airflow_provider_cdc.state.engine import make_engine
+from airflow_provider_cdc.system.permissions import FILE, keep_from_others
+
+#: Not Alembic's default name: the database may be shared with others that use Alembic, Airflow for one.
+VERSION_TABLE = "cdc_alembic_version"
+
+#: The newest migration. Known here, so that Alembic is loaded only where something is to be migrated.
+HEAD = "0011"
+#: A server that is away, or that takes no writes: PostgreSQL calls the latter an internal error.
+_OUTAGES = (exc.OperationalError, exc.InterfaceError, exc.InternalError, exc.TimeoutError)
+#: How long another migration is waited for in MySQL; it copies tables.
+_MIGRATION_SECONDS = 3600
+_ADVISORY_LOCK = 0x63646331  # any number of our own
+#: What libpq says of a server that is not what is demanded of it: trying again does not help.
+_UNPROVEN = re.compile(
+    "certificate verify failed|server certificate for|root certificate file|does not support SSL|"
+    "[Aa]uthentication method requirement|channel binding"
+)
+
+
+class Database:
+    """One object a process; threads may share it.
+
+    :param engine: made by :meth:`open`.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._writer = engine.execution_options(cdc_write=True)
+
+    @classmethod
+    def open(cls, url: str | URL, *, migrate: bool, create: bool = True) -> Self:
+        """Connect.
+
+        :param url: SQLAlchemy URL; a SQLite file has an absolute path.
+        :param migrate: create the tables and bring them up to date. Otherwise nothing is created, not even a file.
+        :param create: ``False``: only bring tables up to date that are there.
+        :raises NotReadyError: if the database is not usable, or is not set up and ``migrate`` is off.
+        :raises TransientError: if the database cannot be reached.
+        """
+        url = make_url(url)
+        if url.get_backend_name() == "sqlite":
+            _prepare_file(Path(url.database or ""), migrate and create)
+        engine = make_engine(url)
+        database = cls(engine)
+        try:
+            database._set_up(migrate, create)
+        except exc.DBAPIError as error:
+            database.close()
+            if engine.dialect.name == "sqlite" and "locked" not in str(error.orig):
+                message = f"bookkeeping file {url.database} is not usable: {error.orig}"
+                raise NotReadyError(message, "Give a writable file; a file that is removed is created again") from None
+            if not isinstance(error, _OUTAGES):
+                raise
+            if said := next(filter(_UNPROVEN.search, str(error.orig).splitlines()), ""):
+                raise NotReadyError(
+                    f"bookkeeping database {database.label}: {said.strip()}",
+                    "Let the server prove its identity: TLS, and sslrootcert for the authority that signed its "
+                    "certificate. sslmode=require disables the check; if the network to it is safe, use "
+                    "sslmode=disable",
+                ) from None
+            raise database._away(error) from None
+        except BaseException:
+            database.close()
+            raise
+        return database
+
+    def close(self) -> None:
+        """Give back all connections."""
+        self._engine.dispose()
+
+    @property
+    def label(self) -> str:
+        """The database for people, without the password."""
+        # Without what is behind the question mark, the password of a key for one.
+        return self._engine.url.set(query={}).render_as_string(hide_password=True)
+
+    def _set_up(self, migrate: bool, create: bool) -> None:
+        """Compare the version of the tables with the one of this package; migrate if asked to."""
+        with self._engine.connect() as connection:
+            found = _version(connection)
+        if found == HEAD:
+            return
+        from airflow_provider_cdc.state.migrate import revisions, upgrade
+
+        if found is not None and found not in revisions():
+            message = f"bookkeeping database {self.label} was made by a newer version ({found})"
+            raise NotReadyError(message, "Upgrade airflow-provider-cdc")
+        if not migrate or (found is None and not create):
+            what = "is not set up" if found is None else f"is of an older version ({found})"
+            message = f"bookkeeping database {self.label} {what}"
+            raise NotReadyError(message, "Run `airflow-cdc snapshot`, `airflow-cdc run` or `airflow-cdc status` first")
+        with _patient(self._engine.url) as connection:
+            # One migration at a time: the second finds nothing left to do. SQLite has its write lock already.
+            if connection.dialect.name == "postgresql":
+                connection.execute(select(func.pg_advisory_xact_lock(_ADVISORY_LOCK)))
+            elif connection.dialect.name in ("mysql", "mariadb"):
+                connection.detach()  # closed when done, which gives the lock back
+                connection.execute(select(func.get_lock(VERSION_TABLE, _MIGRATION_SECONDS)))
+            upgrade(connection)
+
+    def _away(self, error: Exception) -> TransientError:
+        lines = str(getattr(error, "orig", None) or error).strip().splitlines()
+        cause = scrub(lines[0] if lines else type(error).__name__, [str(self._engine.url.password or "")])
+        remedy = "Try again when it can be reached, and written to"
+        return TransientError(f"bookkeeping database {self.label}: {cause}", remedy)
+
+    @contextmanager
+    def _session(self, engine: Engine) -> Iterator[Session]:
+        try:
+            with Session(engine, expire_on_commit=False) as session, session.begin():
+                yield session
+        except _OUTAGES as error:
+            raise self._away(error) from None  # the error's own text would show statements
+
+    def _read(self) -> AbstractContextManager[Session]:
+        return self._session(self._engine)
+
+    def _write(self) -> AbstractContextManager[Session]:
+        return self._session(self._writer)
+
+
+@contextmanager
+def _patient(url: URL) -> Iterator[Connection]:
+    """A transaction whose statements may take as long as they like."""
+    engine = make_engine(url, patient=True)
+    try:
+        with engine.execution_options(cdc_write=True).begin() as connection:
+            yield connection
+    finally:
+        engine.dispose()
+
+
+def _version(connection: Connection) -> str | None:
+    if not inspect(connection).has_table(VERSION_TABLE):
+        return None
+    return cast("str | None", connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar())
+
+
+def _prepare_file(path: Path, migrate: bool) -> None:
+    if not path.is_absolute():
+        raise NotReadyError(
+            f"bookkeeping file {str(path)!r} is not an absolute path", "Give the absolute path of the file"
+        )
+    if migrate:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            message = f"cannot make the folder of the bookkeeping file {path}: {error.strerror}"
+            raise NotReadyError(message, "Give a file in a writable folder") from None
+        with suppress(OSError):  # SQLite says better what is wrong
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, FILE))
+            for companion in ("", "-wal", "-shm"):  # SQLite gives new ones the rights of the file
+                keep_from_others(path.with_name(path.name + companion))
+    elif not path.exists():
+        message = f"there is no bookkeeping file {path}"
+        raise NotReadyError(message, "Run `airflow-cdc snapshot` or `airflow-cdc run` first")
+
+
+def changed(session: Session, statement: Any) -> bool:
+    """Run an update; whether it found a row."""
+    result = session.execute(statement, execution_options={"synchronize_session": False})
+    return cast("CursorResult[Any]", result).rowcount > 0

@@ -1,0 +1,77 @@
+"""Engines for the bookkeeping database: no connection waits for ever for a server that says nothing."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event
+from sqlalchemy.pool import NullPool
+
+#: Seconds for a connection to be made, and for which a server may be silent in the middle of a question.
+CONNECT_SECONDS, ANSWER_SECONDS = 10, 30.0
+#: Seconds to wait for a lock that another process holds, in SQLite.
+BUSY_SECONDS = 30
+# What libpq needs to notice that nobody is there any more; milliseconds in the last one.
+_KEEPALIVE = {"keepalives_idle": 15, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 30_000}
+
+
+def make_engine(url: URL, *, patient: bool = False) -> Engine:
+    """Make an engine. Nothing is connected yet.
+
+    :param patient: a statement may take as long as it likes: for migrations.
+    """
+    kind = url.get_backend_name()
+    connect: dict[str, Any] = {}
+    if kind == "sqlite":
+        engine = create_engine(url, hide_parameters=True, connect_args={"timeout": BUSY_SECONDS})
+        event.listen(engine, "connect", _sqlite_connect)
+        event.listen(engine, "begin", _sqlite_begin)
+        return engine
+    if kind == "postgresql":
+        # What the connection itself says counts. No statement_timeout: poolers refuse "options".
+        wanted = {"connect_timeout": CONNECT_SECONDS, **_KEEPALIVE}
+        connect = {name: value for name, value in wanted.items() if name not in url.query}
+    elif not patient:
+        connect = {"connect_timeout": CONNECT_SECONDS, "read_timeout": ANSWER_SECONDS, "write_timeout": ANSWER_SECONDS}
+    engine = create_engine(
+        url, hide_parameters=True, pool_pre_ping=True, connect_args=connect, poolclass=NullPool if patient else None
+    )
+    if kind in ("mysql", "mariadb"):
+        event.listen(engine, "do_connect", _guarded_connect)
+    elif url.get_driver_name() == "psycopg" and not patient:
+        event.listen(engine, "do_connect", _psycopg_connect)
+    return engine
+
+
+def _guarded_connect(_dialect: object, _record: object, _args: Any, kwargs: Any) -> Any:
+    from airflow_provider_cdc.mysql.client.verified_connection import GuardedConnection
+
+    return GuardedConnection(**kwargs)
+
+
+def _psycopg_connect(_dialect: object, _record: object, args: Any, kwargs: Any) -> Any:
+    from airflow_provider_cdc.state.postgres import limited
+
+    return limited(ANSWER_SECONDS).connect(*args, **kwargs)
+
+
+def _sqlite_connect(connection: Any, _record: object) -> None:
+    """Write-ahead log: readers and the writer do not wait for each other."""
+    connection.isolation_level = None  # transactions begin where SQLAlchemy says so, not where the driver thinks
+    deadline = time.monotonic() + BUSY_SECONDS
+    while connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        except Exception as error:
+            # The one statement that does not wait by itself while another process does the same.
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
+    connection.execute("PRAGMA synchronous = NORMAL")
+
+
+def _sqlite_begin(connection: Connection) -> None:
+    """Writers take the lock at once: a transaction that reads first and writes later would fail instead of waiting."""
+    writes = connection.get_execution_options().get("cdc_write")
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

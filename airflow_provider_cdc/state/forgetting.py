@@ -1,0 +1,35 @@
+"""All that the bookkeeping database has of a pipeline: counted, and removed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import ColumnElement, Table, delete, func, select
+
+from airflow_provider_cdc.state.database import Database
+from airflow_provider_cdc.state.models import Base, PipelineRow
+
+
+class ForgetStore(Database):
+    """The bookkeeping of a pipeline as a whole, whatever tables it has rows in."""
+
+    def held(self, pipeline: str) -> dict[str, int]:
+        """How many rows of which tables are a pipeline's; tables without one are left out."""
+        with self._read() as session:
+            counts = {
+                table.name: session.scalar(select(func.count()).select_from(table).where(owner == pipeline))
+                for table, owner in _owned()
+            }
+        return {name: count for name, count in counts.items() if count}
+
+    def forget(self, pipeline: str) -> None:
+        """Remove all rows of a pipeline. Those of others stay, also in the same database."""
+        with self._write() as session:
+            for table, owner in _owned():
+                session.execute(delete(table).where(owner == pipeline))
+
+
+def _owned() -> list[tuple[Table, ColumnElement[Any]]]:
+    """All tables, each with the column that says whose a row is."""
+    tables = Base.metadata.sorted_tables
+    return [(t, t.c.name if t.name == PipelineRow.__tablename__ else t.c.pipeline) for t in tables]

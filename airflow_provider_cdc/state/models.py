@@ -1,0 +1,411 @@
+"""Tables of the bookkeeping database.
+
+A change here needs a migration in ``migrations/versions``; a test compares the two. Rows that the repository returns
+are plain values: they are no longer tied to a session.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import BigInteger, DateTime, Dialect, Double, Index, Integer, MetaData, String, Text, TypeDecorator
+from sqlalchemy.dialects import mysql
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+#: Constraint names are fixed, so that later migrations can refer to them.
+NAMING = {"pk": "pk_%(table_name)s", "ix": "ix_%(table_name)s_%(column_0_N_name)s"}
+
+
+def now() -> datetime:
+    """The moment of the call, in UTC."""
+    return datetime.now(UTC)
+
+
+def clean(text: str | None) -> str | None:
+    """Text that every database takes: no NUL, no half characters of a name that could not be decoded."""
+    return None if text is None else text.encode("utf-8", "replace").decode().replace("\0", "")
+
+
+class Json(TypeDecorator[Any]):
+    """Any JSON value as text. Not the server's JSON type: some of them reorder keys or round large numbers."""
+
+    impl = Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
+    cache_ok = True
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
+        """To text; ``None`` is NULL."""
+        return None if value is None else json.dumps(value, separators=(",", ":"))
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
+        """From text."""
+        return None if value is None else json.loads(value)
+
+
+class Utc(TypeDecorator[datetime]):
+    """A moment with its zone, kept as UTC without one: not every database has a type for it."""
+
+    impl = DateTime().with_variant(mysql.DATETIME(fsp=6), "mysql", "mariadb")
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """To UTC without a zone."""
+        return None if value is None else value.astimezone(UTC).replace(tzinfo=None)
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """To a moment in UTC."""
+        return None if value is None else value.replace(tzinfo=UTC)
+
+
+def text(length: int) -> String:
+    """Text that tells upper from lower case everywhere (MySQL's default does not)."""
+    return String(length).with_variant(mysql.VARCHAR(length, collation="utf8mb4_bin"), "mysql", "mariadb")
+
+
+_LONG = Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
+
+
+def _sum() -> Any:
+    return mapped_column(default=0, server_default="0")
+
+
+class Base(DeclarativeBase):
+    """Common base of all tables."""
+
+    metadata = MetaData(naming_convention=NAMING)
+    type_annotation_map = {  # noqa: RUF012 (SQLAlchemy's own form)
+        str: text(64),
+        int: BigInteger,
+        float: Double,
+        datetime: Utc,
+        dict[str, Any]: Json,
+        list[Any]: Json,
+    }
+
+
+class PipelineRow(Base):
+    """A pipeline, the server it reads, and the highest epoch given out.
+
+    ``past_batches`` and the like are sums over those runs of its stream that are not kept any more.
+    """
+
+    __tablename__ = "pipelines"
+    name: Mapped[str] = mapped_column(primary_key=True)
+    server_uuid: Mapped[str]
+    created_at: Mapped[datetime]
+    epoch: Mapped[int] = mapped_column(default=0)
+    past_batches: Mapped[int] = _sum()
+    past_changes: Mapped[int] = _sum()
+    past_bytes: Mapped[int] = _sum()
+    past_seconds: Mapped[float] = _sum()
+    past_lag_max_ms: Mapped[float | None]
+
+
+class SnapshotRow(Base):
+    """One generation of a pipeline's snapshot. ``plan`` is written once; ``state`` is ``running`` or ``done``."""
+
+    __tablename__ = "snapshots"
+    pipeline: Mapped[str] = mapped_column(primary_key=True)
+    generation: Mapped[int] = mapped_column(Integer, primary_key=True)
+    state: Mapped[str] = mapped_column(text(16), default="running")
+    plan: Mapped[dict[str, Any]]
+    created_at: Mapped[datetime]
+    finished_at: Mapped[datetime | None]
+
+
+class TableRow(Base):
+    """A captured table as it was when it was planned."""
+
+    __tablename__ = "tables"
+    pipeline: Mapped[str] = mapped_column(primary_key=True)
+    generation: Mapped[int] = mapped_column(Integer, primary_key=True)
+    database: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(primary_key=True)
+    schema: Mapped[dict[str, Any]]
+    fingerprint: Mapped[str]
+    rows_estimate: Mapped[int]
+
+
+#: State of a chunk group of which nothing is left to read: its tables were read again as a whole, or are suspended.
+TAKEN_OVER = "taken_over"
+#: States of chunk groups that a snapshot need not wait for. What is read again is published all the while.
+PUBLISHED = ("done", "rereading", TAKEN_OVER)
+
+
+class GroupRow(Base):
+    """A chunk group, the unit of retry; ``attempt`` counts from 1. ``state`` is ``pending``, ``running``, ``done``,
+    ``rereading`` or ``taken_over``.
+
+    ``tables`` is a list of ``[database, table]``. The watermarks are those of the attempt that the sink took.
+    ``holder`` says who reads it while ``heartbeat_at`` is fresh. ``traffic`` is what was asked of an object store by
+    the process that has finished it, and by its tasks.
+    """
+
+    __tablename__ = "chunk_groups"
+    pipeline: Mapped[str] = mapped_column(primary_key=True)
+    generation: Mapped[int] = mapped_column(Integer, primary_key=True)
+    group_no: Mapped[int] = mapped_column(Integer, primary_key=True)
+    tables: Mapped[list[Any]]
+    state: Mapped[str] = mapped_column(text(16), default="pending")
+    attempt: Mapped[int] = mapped_column(Integer, default=0)
+    rows: Mapped[int | None]
+    min_lw: Mapped[Any | None] = mapped_column(Json)
+    max_hw: Mapped[Any | None] = mapped_column(Json)
+    holder: Mapped[str | None] = mapped_column(_LONG)
+    heartbeat_at: Mapped[datetime | None]
+    started_at: Mapped[datetime | None]
+    finished_at: Mapped[datetime | None]
+    traffic: Mapped[Any | None] = mapped_column(Json)
+
+
+class ChunkRow(Base):
+    """A chunk: a half-open key range of one table; bounds are JSON values.
+
+    ``state`` is ``pending``; ``read``, when it stands in a finished file of ``attempt``; or ``done``, when the sink
+    holds it as ``attempt`` published it. ``corrected`` counts rows that the replay of (LW, HW] changed; ``bytes`` are
+    of the files, ``seconds`` of the read.
+    """
+
+    __tablename__ = "chunks"
+    pipeline: Mapped[str] = mapped_column(primary_key=True)
+    generation: Mapped[int] = mapped_column(Integer, primary_key=True)
+    chunk_no: Mapped[int] = mapped_column(primary_key=True)
+    group_no: Mapped[int] = mapped_column(Integer)
+    database: Mapped[str]
+    table_name: Mapped[str]
+    lower: Mapped[Any | None] = mapped_column(Json)
+    upper: Mapped[Any | None] = mapped_column(Json)
+    state: Mapped[str] = mapped_column(text(16), default="pending")
+    attempt: Mapped[int] = mapped_column(Integer, default=0)
+    lw: Mapped[Any | None] = mapped_column(Json)
+    hw: Mapped[Any | None] = mapped_column(Json)
+    rows: Mapped[int | None]
+    bytes: Mapped[int | None]
+    corrected: Mapped[int | None]
+    seconds: Mapped[float | None]
+
+    __table_args__ = (Index(None, "pipeline", "generation", "group_no", "chunk_no"),)
+
+
+class LineageRow(Base):
+    """A stretch of one server's binlogs. ``base_ordinal`` is the ordinal of its first file."""
+
+    __tablename__ = "lineage"
+    pipeline: Mapped[str] = mapped_column(primary_key=True)
+    segment_no: Mapped[int] = mapped_column(Integer, primary_key=True)
+    server: Mapped[str]
+    start_file: Mapped[str] = mapped_column(text(512))
+    start_position: Mapped[int]
+    base_ordinal: Mapped[int]
+
+
+class StreamRow(Base):
+    """One run of a stream.
+
+    ``state`` is ``running``, ``caught_up``, ``stopped`` or ``failed``; ``desired_state`` is ``run``, ``pause`` or
+    ``stop``. ``paused_by`` names who wants it to be paused.
+
+    ``mode`` is ``continuous`` or ``catch_up``; ``log`` the file that the driver writes to; ``ui`` Spark's own page.
+    ``supervisor`` names the task that looked last, at ``supervised_at``. ``stop_by`` names the task that asked for the
+    stop (empty: a person). ``error_kind`` is the class of the error. ``machine`` is what ``pid`` is told within: the
+    boot of a kernel and a PID namespace.
+
+    The sums, the highest lag and the offsets are those of all its batches, the old ones that were removed included.
+    ``index_bytes`` and ``index_disk_bytes`` are what the index of keys took after the last one. ``traffic`` is what was
+    asked of an object store: for the batches, and all else that the run has done. ``settings`` are digests of those
+    that it runs with, by key; no value.
+    """
+
+    __tablename__ = "streams"
+    pipeline: Mapped[str] = mapped_column(primary_key=True)
+    epoch: Mapped[int] = mapped_column(primary_key=True)
+    host: Mapped[str] = mapped_column(text(255))
+    pid: Mapped[int]
+    pid_started: Mapped[float]
+    state: Mapped[str] = mapped_column(text(16), default="running")
+    desired_state: Mapped[str] = mapped_column(text(16), default="run")
+    started_at: Mapped[datetime]
+    heartbeat_at: Mapped[datetime]
+    progress_at: Mapped[datetime | None]
+    error: Mapped[str | None] = mapped_column(_LONG)
+    error_kind: Mapped[str | None] = mapped_column(text(32))
+    mode: Mapped[str | None] = mapped_column(text(16))
+    log: Mapped[str | None] = mapped_column(_LONG)
+    ui: Mapped[str | None] = mapped_column(text(512))
+    supervisor: Mapped[str | None] = mapped_column(_LONG)
+    supervised_at: Mapped[datetime | None]
+    stop_by: Mapped[str | None] = mapped_column(_LONG)
+    batches: Mapped[int] = _sum()
+    changes: Mapped[int] = _sum()
+    bytes: Mapped[int] = _sum()
+    seconds: Mapped[float] = _sum()
+    lag_max_ms: Mapped[float | None]
+    start_offset: Mapped[Any | None] = mapped_column(Json)
+    end_offset: Mapped[Any | None] = mapped_column(Json)
+    machine: Mapped[str | None] = mapped_column(text(64))
+    index_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    index_disk_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    traffic: Mapped[Any | None] = mapped_column(Json)
+    paused_by: Mapped[str | None] = mapped_column(_LONG)
+    settings: Mapped[dict[str, Any] | None]
+
+
+class BatchRow(Base):
+    """One of the last batches that the sink has taken of a stream. Offsets are JSON, ``bytes`` those of the binlog.
+
+    ``traffic`` is what was asked of an object store for it.
+    """
+
+    __tablename__ = "batches"
+    pipeline: Mapped[str] = mapped_column(primary_key=True)
+    epoch: Mapped[int] = mapped_column(primary_key=True)
+    batch_id: Mapped[int] = mapped_column(primary_key=True)
+    start_offset: Mapped[Any | None] = mapped_column(Json)
+    end_offset: Mapped[Any | None] = mapped_column(Json)
+    changes: Mapped[int]
+    bytes: Mapped[int]
+    seconds: Mapped[float]
+    lag_p50_ms: Mapped[float | None]
+    lag_p95_ms: Mapped[float | None]
+    lag_max_ms: Mapped[float | None]
+    committed_at: Mapped[datetime]
+    traffic: Mapped[Any | None] = mapped_column(Json)
+
+
+class EventRow(Base):
+    """Something a person may want to know later.
+
+    ``table`` is the one that it is about, as ``database.table``; ``remedy`` what to do; ``by`` who did it, if a person
+    or a task has. Somebody who has taken care of it is ``acknowledged_by``, at ``acknowledged_at``.
+    """
+
+    __tablename__ = "events"
+    id: Mapped[int] = mapped_column(BigInteger().with_variant(Integer(), "sqlite"), primary_key=True)
+    pipeline: Mapped[str]
+    at: Mapped[datetime]
+    kind: Mapped[str]
+    detail: Mapped[str] = mapped_column(_LONG)
+    table: Mapped[str | None] = mapped_column(text(255))
+    remedy: Mapped[str | None] = mapped_column(_LONG)
+    by: Mapped[str | None] = mapped_column(_LONG)
+    acknowledged_by: Mapped[str | None] = mapped_column(_LONG)
+    acknowledged_at: Mapped[datetime | None]
+
+    __table_args__ = (Index(None, "pipeline", "id"),)
+
+
+class RequestRow(Base):
+    """Something that somebody wants of the running stream: it looks for that with each heartbeat.
+
+    ``kind`` is ``suspend`` or ``reread``, ``table`` is ``database.table``. ``condition`` is one on the key, for rows
+    that are to be read again; ``None`` for the whole table. ``state`` is ``open``, ``taken`` while a stream is at it,
+    ``done``, ``refused`` or ``withdrawn``; ``outcome`` says in one line what has become of it, and what to do.
+    """
+
+    __tablename__ = "requests"
+    id: Mapped[int] = mapped_column(BigInteger().with_variant(Integer(), "sqlite"), primary_key=True)
+    pipeline: Mapped[str]
+    at: Mapped[datetime]
+    by: Mapped[str] = mapped_column(_LONG)
+    kind: Mapped[str] = mapped_column(text(16))
+    table: Mapped[str] = mapped_column(text(255))
+    condition: Mapped[str | None] = mapped_column(_LONG)
+    state: Mapped[str] = mapped_column(text(16), default="open")
+    outcome: Mapped[str | None] = mapped_column(_LONG)
+    finished_at: Mapped[datetime | None]
+
+    __table_args__ = (Index(None, "pipeline", "state"),)
+
+
+class SampleRow(Base):
+    """How far a pipeline was behind its source at a moment: about one a minute while it reads.
+
+    ``epoch`` is that of the stream, ``None`` in a snapshot. ``changes`` and ``batches`` are those that this run has
+    applied so far. ``purge_hours`` is ``None`` for never. ``unknown`` says why something is ``None`` that should not
+    be.
+    """
+
+    __tablename__ = "samples"
+    pipeline: Mapped[str] = mapped_column(primary_key=True)
+    at: Mapped[datetime] = mapped_column(primary_key=True)
+    epoch: Mapped[int | None] = mapped_column(BigInteger)
+    lag_seconds: Mapped[float | None]
+    lag_bytes: Mapped[int | None]
+    purge_hours: Mapped[float | None]
+    changes: Mapped[int] = _sum()
+    batches: Mapped[int] = _sum()
+    unknown: Mapped[str | None] = mapped_column(_LONG)
+
+
+class TableStateRow(Base):
+    """How a table of a pipeline stands, as the driver that has looked last saw it, at ``updated_at``.
+
+    ``state`` is one of the words of ``airflow-cdc status``, and ``since`` when it began. Up to ``position`` the copy
+    has all of the table. ``kind``, ``reason`` and ``remedy`` are of a table that the stream goes on without.
+    ``definitions`` is a list, the oldest first, each with ``since``, ``columns``, ``key`` and what has ``changed``.
+    ``files`` and the like are what the copy takes; ``None`` if nobody has looked yet, or the sink does not tell.
+    ``compactions`` is how many there were of it; ``compacted_at`` and ``compaction_seconds`` are of the last one.
+    ``inserts`` and the like are changes that the stream has applied. ``last_verified`` is the result of the last
+    comparison; its ``not_comparable`` says why the table could not be compared when that was tried since.
+    """
+
+    __tablename__ = "table_states"
+    pipeline: Mapped[str] = mapped_column(primary_key=True)
+    database: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(primary_key=True)
+    state: Mapped[str] = mapped_column(text(16))
+    since: Mapped[datetime]
+    position: Mapped[str | None] = mapped_column(_LONG)
+    kind: Mapped[str | None]
+    reason: Mapped[str | None] = mapped_column(_LONG)
+    remedy: Mapped[str | None] = mapped_column(_LONG)
+    chunks_done: Mapped[int] = _sum()
+    chunks_total: Mapped[int] = _sum()
+    definitions: Mapped[list[Any]]
+    files: Mapped[int | None]
+    bytes: Mapped[int | None]
+    rows: Mapped[int | None]
+    dead_rows: Mapped[int | None]
+    compactions: Mapped[int | None]
+    compacted_at: Mapped[datetime | None]
+    compaction_seconds: Mapped[float | None]
+    inserts: Mapped[int] = _sum()
+    updates: Mapped[int] = _sum()
+    deletes: Mapped[int] = _sum()
+    last_verified_at: Mapped[datetime | None]
+    last_verified: Mapped[Any | None] = mapped_column(Json)
+    updated_at: Mapped[datetime]
+
+
+class AlertRow(Base):
+    """A trouble that stands: a row goes when the trouble is over.
+
+    ``kind`` is the hook that hears of it, ``subject`` the table, or empty. ``told_at`` is when somebody was told.
+    """
+
+    __tablename__ = "alerts"
+    pipeline: Mapped[str] = mapped_column(primary_key=True)
+    kind: Mapped[str] = mapped_column(primary_key=True)
+    subject: Mapped[str] = mapped_column(text(255), primary_key=True)
+    since: Mapped[datetime]
+    told_at: Mapped[datetime | None]
+    detail: Mapped[str] = mapped_column(_LONG)
+
+
+class WindowRow(Base):
+    """Up to where somebody was told what happens to a table: the next window begins there.
+
+    ``audience`` is who is told of what. ``by`` is who has told the last window, which went from ``before`` to
+    ``after``: JSON values, as of :mod:`airflow_provider_cdc.observe.asset_windows`.
+    """
+
+    __tablename__ = "windows"
+    pipeline: Mapped[str] = mapped_column(primary_key=True)
+    audience: Mapped[str] = mapped_column(primary_key=True)
+    database: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(primary_key=True)
+    by: Mapped[str] = mapped_column(_LONG)
+    before: Mapped[Any | None] = mapped_column(Json)
+    after: Mapped[Any] = mapped_column(Json)
+    at: Mapped[datetime]

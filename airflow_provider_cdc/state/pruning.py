@@ -1,0 +1,105 @@
+"""What the bookkeeping database keeps of the past of a pipeline, so that it does not grow with the number of runs.
+
+Each beginning of a run, each sample and each so many batches remove what is older, a portion at a time: a database that
+an older version has let grow gets smaller step by step, and nobody waits for it.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import and_, delete, func, or_, select
+from sqlalchemy.orm import Session
+
+from airflow_provider_cdc.state.models import (
+    BatchRow,
+    ChunkRow,
+    EventRow,
+    GroupRow,
+    PipelineRow,
+    RequestRow,
+    SampleRow,
+    SnapshotRow,
+    StreamRow,
+    TableRow,
+)
+
+#: How long samples are kept, and requests that are over.
+KEPT_SAMPLES = timedelta(days=7)
+#: So many batches of a pipeline are kept at least: about 5 MB. One that is looked for in status is much younger.
+KEPT_BATCHES = 10_000
+#: So many runs of its stream, and so many events: days of them where a run begins every five minutes.
+KEPT_RUNS, KEPT_EVENTS = 1000, 10_000
+#: So many snapshots are kept with their tables and chunks: the newest one, and the one that it has replaced.
+KEPT_SNAPSHOTS = 2
+#: Rows of one kind that are removed at once.
+MOST = 1000
+#: What is summed up over all runs, those that were removed included.
+SUMS = ("batches", "changes", "bytes", "seconds")
+
+
+def prune(session: Session, pipeline: str, moment: datetime) -> None:
+    """Remove a portion of all that is older than what is kept.
+
+    :param moment: the time now.
+    """
+    prune_batches(session, pipeline)
+    _prune_runs(session, pipeline)
+    _delete(session, EventRow, EventRow.pipeline == pipeline, _older(session, EventRow, pipeline, KEPT_EVENTS, "id"))
+    until = moment - KEPT_SAMPLES
+    _delete(session, SampleRow, SampleRow.pipeline == pipeline, SampleRow.at < until)
+    _delete(session, RequestRow, RequestRow.pipeline == pipeline, RequestRow.finished_at < until)
+
+
+def prune_batches(session: Session, pipeline: str) -> None:
+    """Remove a portion of the batches that are older than the newest ones; all that is looked at is the index."""
+    older = _older(session, BatchRow, pipeline, KEPT_BATCHES, "epoch", "batch_id")
+    _delete(session, BatchRow, BatchRow.pipeline == pipeline, older)
+
+
+def prune_snapshots(session: Session, pipeline: str, generation: int) -> None:
+    """Remove what is known of old snapshots, when one is planned.
+
+    :param generation: number of the new one.
+    """
+    for model in (ChunkRow, GroupRow, TableRow, SnapshotRow):
+        mine = model.pipeline == pipeline, model.generation <= generation - KEPT_SNAPSHOTS
+        session.execute(delete(model).where(*mine), execution_options={"synchronize_session": False})
+
+
+def _prune_runs(session: Session, pipeline: str) -> None:
+    """Remove a portion of the old runs; what they have applied stays in the sums of the pipeline."""
+    older = _older(session, StreamRow, pipeline, KEPT_RUNS, "epoch")
+    if older is None:
+        return
+    mine = and_(StreamRow.pipeline == pipeline, older)
+    sums = [func.coalesce(func.sum(getattr(StreamRow, name)), 0) for name in SUMS]
+    *found, lag = tuple(session.execute(select(*sums, func.max(StreamRow.lag_max_ms)).where(mine)).one())
+    kept = session.get_one(PipelineRow, pipeline, with_for_update=True)
+    for name, value in zip(SUMS, found, strict=True):
+        setattr(kept, f"past_{name}", getattr(kept, f"past_{name}") + type(getattr(kept, f"past_{name}"))(value))
+    kept.past_lag_max_ms = max((one for one in (kept.past_lag_max_ms, lag) if one is not None), default=None)
+    _delete(session, StreamRow, StreamRow.pipeline == pipeline, older)
+
+
+def _older(session: Session, model: Any, pipeline: str, kept: int, *names: str) -> Any:
+    """The condition on a portion of the rows that are older than the newest ones; ``None`` if there are none.
+
+    :param kept: how many of the newest rows stay.
+    :param names: columns that rows are told apart by, from the oldest to the newest.
+    """
+    key = [getattr(model, name) for name in names]
+    mine = select(*key).where(model.pipeline == pipeline)
+    first = session.execute(mine.order_by(*(c.desc() for c in key)).offset(kept - 1).limit(1)).first()
+    if first is None:
+        return None
+    portion = session.execute(mine.order_by(*key).offset(MOST).limit(1)).first()
+    end = tuple(first) if portion is None else min(tuple(first), tuple(portion))
+    before = [and_(*(c == v for c, v in zip(key[:n], end, strict=False)), key[n] < end[n]) for n in range(len(key))]
+    return or_(*before)
+
+
+def _delete(session: Session, model: Any, mine: Any, older: Any) -> None:
+    if older is not None:
+        session.execute(delete(model).where(mine, older), execution_options={"synchronize_session": False})

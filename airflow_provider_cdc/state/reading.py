@@ -1,0 +1,324 @@
+"""Reads of the bookkeeping that look at all pipelines of a database, or draw one: nothing here writes.
+
+What is asked every few seconds costs a few index lookups for each pipeline, however long its history is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from datetime import datetime
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from sqlalchemy import BigInteger, ColumnElement, Select, and_, case, cast, func, select
+from sqlalchemy.orm import Session
+
+from airflow_provider_cdc.state.models import (
+    PUBLISHED,
+    BatchRow,
+    ChunkRow,
+    EventRow,
+    GroupRow,
+    LineageRow,
+    PipelineRow,
+    SampleRow,
+    SnapshotRow,
+    StreamRow,
+    TableRow,
+    TableStateRow,
+)
+from airflow_provider_cdc.state.repository import Store
+
+#: Batches over which the rate and the lag of now are taken.
+RECENT = 30
+#: Seconds of silence after which the newest batches say nothing of now.
+_SILENT = 60.0
+#: Codes of :meth:`Reader.chunk_runs`, by name.
+CHUNK_STATES = ("waiting", "reading", "read", "published", "corrected", "retried", "failed")
+_CODE = {name: number for number, name in enumerate(CHUNK_STATES)}
+
+
+class Pace(NamedTuple):
+    """What the newest batches of a run say: changes a second, and the highest p95 of the lag in milliseconds."""
+
+    changes_per_second: float
+    lag_p95_ms: float | None
+
+
+class Held(NamedTuple):
+    """A chunk group that somebody has begun to read and not finished; ``heartbeat_at`` is ``None`` if nobody does."""
+
+    group_no: int
+    state: str
+    attempt: int
+    heartbeat_at: datetime | None
+
+
+class Groups(NamedTuple):
+    """Chunk groups of a snapshot: how many there are, how many are published, and those that are held."""
+
+    total: int
+    done: int
+    held: tuple[Held, ...] = ()
+
+
+class Overview(NamedTuple):
+    """One pipeline in one line. ``stream`` is its newest run, ``sample`` what was last seen of the lag, ``event`` what
+    happened last; ``states`` are how many tables there are in each state, as far as a driver has said so.
+    """
+
+    name: str
+    server: str
+    snapshot: tuple[int, str, datetime, datetime | None] | None
+    tables: int
+    groups: Groups | None
+    stream: StreamRow | None
+    pace: Pace | None
+    event: EventRow | None
+    sample: SampleRow | None = None
+    states: Mapping[str, int] = MappingProxyType({})
+
+
+class Reader(Store):
+    """What people look at, across the pipelines of a database."""
+
+    def overview(self) -> list[Overview]:
+        """All pipelines of the database, by name; the same number of queries whatever their number."""
+        with self._read() as session:
+            found = session.execute(select(PipelineRow.name, PipelineRow.server_uuid).order_by(PipelineRow.name)).all()
+            snapshots, tables, groups = _snapshots(session), _tables(session), _groups(session)
+            streams = {row.pipeline: row for row in session.scalars(_newest_runs())}
+            paces, events = _paces(session), _events(session)
+            samples, states = _samples(session), _states(session)
+        return [
+            Overview(
+                name,
+                server,
+                snapshots.get(name),
+                tables.get(name, 0),
+                groups.get(name),
+                streams.get(name),
+                _pace(streams.get(name), paces.get(name)),
+                events.get(name),
+                samples.get(name),
+                states.get(name, {}),
+            )
+            for name, server in found
+        ]
+
+    def exists(self, pipeline: str) -> bool:
+        """Whether the database knows a pipeline."""
+        with self._read() as session:
+            return session.get(PipelineRow, pipeline) is not None
+
+    def snapshot_times(self, pipeline: str) -> tuple[int, str, datetime, datetime | None, datetime | None] | None:
+        """The newest snapshot: generation, state, planned at, finished at, and when its first group was begun."""
+        with self._read() as session:
+            row = session.execute(_newest_snapshots().where(SnapshotRow.pipeline == pipeline)).first()
+            if row is None:
+                return None
+            mine = GroupRow.pipeline == pipeline, GroupRow.generation == row[1]
+            begun = session.scalar(select(func.min(GroupRow.started_at)).where(*mine))
+        return row[1], row[2], row[3], row[4], begun
+
+    def streams(self, pipeline: str, n: int) -> list[StreamRow]:
+        """The newest runs of the stream, the newest first."""
+        query = select(StreamRow).where(StreamRow.pipeline == pipeline).order_by(StreamRow.epoch.desc()).limit(n)
+        with self._read() as session:
+            return list(session.scalars(query))
+
+    def pace(self, run: StreamRow) -> Pace | None:
+        """The pace of one run of a stream."""
+        with self._read() as session:
+            return _pace(run, _paces(session, run.pipeline).get(run.pipeline))
+
+    def lineage_head(self, pipeline: str) -> LineageRow | None:
+        """The newest stretch of binlogs, and the server it belongs to."""
+        query = select(LineageRow).where(LineageRow.pipeline == pipeline).order_by(LineageRow.segment_no.desc())
+        with self._read() as session:
+            return session.scalars(query.limit(1)).first()
+
+    def table_names(self, pipeline: str, generation: int) -> list[tuple[str, str, int]]:
+        """Planned tables, by name: database, name, and the estimate of their rows."""
+        query = select(TableRow.database, TableRow.name, TableRow.rows_estimate)
+        mine = TableRow.pipeline == pipeline, TableRow.generation == generation
+        with self._read() as session:
+            found = session.execute(query.where(*mine).order_by(TableRow.database, TableRow.name))
+            return [(database, name, int(rows)) for database, name, rows in found]
+
+    # Chunks
+
+    def chunk_tables(self, pipeline: str, generation: int) -> list[tuple[str, str, int, int]]:
+        """Tables with chunks: database, name, number of the first chunk, and how many there are."""
+        query = (
+            select(ChunkRow.database, ChunkRow.table_name, func.min(ChunkRow.chunk_no), func.count())
+            .where(ChunkRow.pipeline == pipeline, ChunkRow.generation == generation)
+            .group_by(ChunkRow.database, ChunkRow.table_name)
+            .order_by(func.min(ChunkRow.chunk_no))
+        )
+        with self._read() as session:
+            return [(database, name, int(first), int(n)) for database, name, first, n in session.execute(query)]
+
+    def chunk_runs(
+        self, pipeline: str, generation: int, groups: Collection[int] | None = None, lost: Collection[int] = ()
+    ) -> list[tuple[int, int, int]]:
+        """States of chunks as runs, in order: number of the first one, how many, and its state's place in
+        :data:`CHUNK_STATES`.
+
+        The database makes the runs, so that what travels grows with how mixed they are, and not with their number.
+
+        :param groups: only chunks of these groups; all by default.
+        :param lost: groups that somebody has begun and nobody reads any more.
+        """
+        where = [ChunkRow.pipeline == pipeline, ChunkRow.generation == generation]
+        if groups is not None:
+            where.append(ChunkRow.group_no.in_(groups))
+        same = and_(
+            GroupRow.pipeline == ChunkRow.pipeline,
+            GroupRow.generation == ChunkRow.generation,
+            GroupRow.group_no == ChunkRow.group_no,
+        )
+        coded = (
+            select(ChunkRow.chunk_no.label("no"), _code(lost).label("code"))
+            .join(GroupRow, same)
+            .where(*where)
+            .subquery()
+        )
+        # Numbers that follow one another, less their rank among those of their state, are one and the same number.
+        # MySQL's ranks have no sign, and neither would the difference.
+        rank = cast(func.row_number().over(partition_by=coded.c.code, order_by=coded.c.no), BigInteger)
+        ranked = select(coded.c.no, coded.c.code, (coded.c.no - rank).label("island")).subquery()
+        first = func.min(ranked.c.no)
+        query = select(first, func.count(), ranked.c.code).group_by(ranked.c.code, ranked.c.island).order_by(first)
+        with self._read() as session:
+            return [(int(no), int(n), int(code)) for no, n, code in session.execute(query)]
+
+    def chunk(self, pipeline: str, generation: int, chunk_no: int) -> tuple[ChunkRow, GroupRow] | None:
+        """One chunk and its group; its bounds are values of rows, and are not for everybody's eyes."""
+        with self._read() as session:
+            chunk = session.get(ChunkRow, (pipeline, generation, chunk_no))
+            if chunk is None:
+                return None
+            group = session.get(GroupRow, (pipeline, generation, chunk.group_no))
+            return None if group is None else (chunk, group)
+
+    # Batches
+
+    def batches_since(self, pipeline: str, since: datetime, n: int) -> list[Any]:
+        """Of the newest ``n`` batches those committed after ``since``, the oldest first: ``epoch``, ``batch_id``,
+        ``committed_at``, ``changes``, ``bytes``, ``seconds``, ``lag_p50_ms``, ``lag_p95_ms``.
+        """
+        names = ("epoch", "batch_id", "committed_at", "changes", "bytes", "seconds", "lag_p50_ms", "lag_p95_ms")
+        newest = (
+            select(*(getattr(BatchRow, name) for name in names))
+            .where(BatchRow.pipeline == pipeline)
+            .order_by(BatchRow.epoch.desc(), BatchRow.batch_id.desc())
+            .limit(n)
+        )
+        with self._read() as session:
+            found = session.execute(newest).all()
+        return [row for row in reversed(found) if row.committed_at > since]
+
+
+def _code(lost: Collection[int]) -> ColumnElement[int]:
+    """The state of a chunk as a person sees it: its own, and that of those who read its group."""
+    published = case(
+        (ChunkRow.corrected > 0, _CODE["corrected"]),
+        (ChunkRow.attempt > 1, _CODE["retried"]),
+        else_=_CODE["published"],
+    )
+    waiting = case(
+        (ChunkRow.group_no.in_(lost), _CODE["failed"]),
+        (GroupRow.state != "pending", _CODE["reading"]),
+        else_=_CODE["waiting"],
+    )
+    return case((ChunkRow.state == "done", published), (ChunkRow.state == "read", _CODE["read"]), else_=waiting)
+
+
+def _newest_snapshots() -> Select[Any]:
+    """The newest snapshot of each pipeline, without its plan, which is large."""
+    newest = select(SnapshotRow.pipeline, func.max(SnapshotRow.generation).label("generation"))
+    top = newest.group_by(SnapshotRow.pipeline).subquery()
+    same = and_(SnapshotRow.pipeline == top.c.pipeline, SnapshotRow.generation == top.c.generation)
+    columns = [getattr(SnapshotRow, name) for name in ("pipeline", "generation", "state", "created_at", "finished_at")]
+    return select(*columns).join(top, same)
+
+
+def _snapshots(session: Session) -> dict[str, tuple[int, str, datetime, datetime | None]]:
+    return {row[0]: (row[1], row[2], row[3], row[4]) for row in session.execute(_newest_snapshots())}
+
+
+def _of_newest(model: type[TableRow] | type[GroupRow], *columns: Any) -> Select[Any]:
+    top = _newest_snapshots().subquery()
+    same = and_(model.pipeline == top.c.pipeline, model.generation == top.c.generation)
+    return select(model.pipeline, *columns).join(top, same).group_by(model.pipeline)
+
+
+def _tables(session: Session) -> dict[str, int]:
+    return {name: int(n) for name, n in session.execute(_of_newest(TableRow, func.count()))}
+
+
+def _groups(session: Session) -> dict[str, Groups]:
+    done = func.sum(case((GroupRow.state.in_(PUBLISHED), 1), else_=0))
+    top = _newest_snapshots().subquery()
+    same = and_(GroupRow.pipeline == top.c.pipeline, GroupRow.generation == top.c.generation)
+    columns = [getattr(GroupRow, name) for name in ("pipeline", *Held._fields)]
+    held: dict[str, list[Held]] = {}
+    query = select(*columns).join(top, same).where(GroupRow.state.in_(("running", "rereading")))
+    for name, *values in session.execute(query):
+        held.setdefault(name, []).append(Held(*values))
+    found = session.execute(_of_newest(GroupRow, func.count(), done))
+    return {name: Groups(int(total), int(n), tuple(held.get(name, ()))) for name, total, n in found}
+
+
+def _newest_runs() -> Select[Any]:
+    top = select(StreamRow.pipeline, func.max(StreamRow.epoch).label("epoch")).group_by(StreamRow.pipeline).subquery()
+    return select(StreamRow).join(top, and_(StreamRow.pipeline == top.c.pipeline, StreamRow.epoch == top.c.epoch))
+
+
+def _paces(session: Session, pipeline: str | None = None) -> dict[str, Any]:
+    """Sums over the newest batches of the newest run of each pipeline."""
+    runs = _newest_runs().where(*([] if pipeline is None else [StreamRow.pipeline == pipeline])).subquery()
+    last = select(func.max(BatchRow.batch_id)).where(
+        BatchRow.pipeline == runs.c.pipeline, BatchRow.epoch == runs.c.epoch
+    )
+    recent = and_(
+        BatchRow.pipeline == runs.c.pipeline,
+        BatchRow.epoch == runs.c.epoch,
+        BatchRow.batch_id > last.correlate(runs).scalar_subquery() - RECENT,
+    )
+    at = BatchRow.committed_at
+    sums = func.sum(BatchRow.changes), func.min(at), func.max(at), func.max(BatchRow.lag_p95_ms), func.count()
+    query = select(runs.c.pipeline, *sums).select_from(runs).join(BatchRow, recent).group_by(runs.c.pipeline)
+    return {row[0]: row[1:] for row in session.execute(query)}
+
+
+def _pace(run: StreamRow | None, sums: Any) -> Pace | None:
+    if run is None or sums is None:
+        return None
+    changes, first, last, lag, _ = sums
+    # Both times are of the stream's own host.
+    silent = (run.heartbeat_at - last).total_seconds()
+    if run.state != "running" or silent > _SILENT:
+        return Pace(0.0, None if silent > _SILENT else lag)
+    seconds = max((max(run.heartbeat_at, last) - first).total_seconds(), 1.0)
+    return Pace(float(changes) / seconds, lag)
+
+
+def _events(session: Session) -> dict[str, EventRow]:
+    top = select(func.max(EventRow.id)).group_by(EventRow.pipeline)
+    return {row.pipeline: row for row in session.scalars(select(EventRow).where(EventRow.id.in_(top)))}
+
+
+def _samples(session: Session) -> dict[str, SampleRow]:
+    top = select(SampleRow.pipeline, func.max(SampleRow.at).label("at")).group_by(SampleRow.pipeline).subquery()
+    newest = select(SampleRow).join(top, and_(SampleRow.pipeline == top.c.pipeline, SampleRow.at == top.c.at))
+    return {row.pipeline: row for row in session.scalars(newest)}
+
+
+def _states(session: Session) -> dict[str, dict[str, int]]:
+    columns = TableStateRow.pipeline, TableStateRow.state
+    found: dict[str, dict[str, int]] = {}
+    for name, state, n in session.execute(select(*columns, func.count()).group_by(*columns)):
+        found.setdefault(name, {})[state] = int(n)
+    return found

@@ -1,0 +1,121 @@
+"""The bookkeeping database, all of it: pipelines here, snapshots from :mod:`.snapshots`, streams from :mod:`.streams`,
+what people want of them from :mod:`.requests`, and what is for people from :mod:`.observations`.
+
+Every method is one short transaction, and any number of processes may call them at once: what two could do at the same
+time is a compare-and-set on (state, attempt). A database that is away is a :class:`TransientError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import delete, exc, select, update
+
+from airflow_provider_cdc.state.alerts import AlertStore
+from airflow_provider_cdc.state.database import changed
+from airflow_provider_cdc.state.forgetting import ForgetStore
+from airflow_provider_cdc.state.models import EventRow, LineageRow, PipelineRow, clean, now
+from airflow_provider_cdc.state.observations import ObservationStore
+from airflow_provider_cdc.state.requests import RequestStore, event_of
+from airflow_provider_cdc.state.snapshots import SnapshotStore
+from airflow_provider_cdc.state.values import Segment
+from airflow_provider_cdc.state.windows import WindowStore
+
+
+class Store(SnapshotStore, RequestStore, ObservationStore, AlertStore, ForgetStore, WindowStore):
+    """The bookkeeping of all pipelines that share a database."""
+
+    # Pipelines
+
+    def register(self, pipeline: str, server_uuid: str) -> str:
+        """Make a pipeline known. One that is known already is left as it is.
+
+        :param pipeline: name of the pipeline.
+        :param server_uuid: identity of the server it reads.
+        :return: the identity on record, which may be another one.
+        """
+        try:
+            with self._write() as session:
+                row = session.get(PipelineRow, pipeline)
+                if row is None:
+                    row = PipelineRow(name=pipeline, server_uuid=server_uuid, created_at=now(), epoch=0)
+                    session.add(row)
+                return row.server_uuid
+        except exc.IntegrityError:  # another process was faster
+            return self.server_uuid(pipeline) or server_uuid
+
+    def server_uuid(self, pipeline: str) -> str | None:
+        """Identity of the server that a pipeline reads, or ``None`` if the pipeline is not known."""
+        with self._read() as session:
+            row = session.get(PipelineRow, pipeline)
+            return row.server_uuid if row else None
+
+    def pipelines(self) -> list[str]:
+        """Names of all pipelines, in order."""
+        with self._read() as session:
+            return list(session.scalars(select(PipelineRow.name).order_by(PipelineRow.name)))
+
+    # Lineage and events
+
+    def set_lineage(self, pipeline: str, segments: Sequence[Segment]) -> None:
+        """Replace the lineage of a pipeline.
+
+        :param segments: all of them, the oldest first.
+        """
+        with self._write() as session:
+            session.get(PipelineRow, pipeline, with_for_update=True)  # runs that plan at the same time come one by one
+            session.execute(delete(LineageRow).where(LineageRow.pipeline == pipeline))
+            session.add_all(
+                LineageRow(pipeline=pipeline, segment_no=number, **Segment(*segment)._asdict())
+                for number, segment in enumerate(segments)
+            )
+
+    def lineage(self, pipeline: str) -> list[Segment]:
+        """Lineage of a pipeline, the oldest segment first."""
+        query = select(LineageRow).where(LineageRow.pipeline == pipeline).order_by(LineageRow.segment_no)
+        with self._read() as session:
+            rows = session.scalars(query).all()
+        return [Segment(row.server, row.start_file, row.start_position, row.base_ordinal) for row in rows]
+
+    def event(
+        self,
+        pipeline: str,
+        kind: str,
+        detail: str,
+        *,
+        table: str | None = None,
+        remedy: str | None = None,
+        by: str | None = None,
+    ) -> None:
+        """Note something that a person may want to know later.
+
+        :param detail: one line; holds no secret.
+        :param table: the table that it is about, as ``database.table``.
+        :param remedy: what to do about it, if anything.
+        :param by: who did it, if a person or a task has.
+        """
+        with self._write() as session:
+            session.add(event_of(pipeline, kind, detail, table=table, remedy=remedy, by=by))
+
+    def acknowledge(self, pipeline: str, event: int, by: str) -> bool:
+        """Note who takes care of an event. The first one stays.
+
+        :param event: its id.
+        :param by: name of the person.
+        :return: whether it was this call.
+        """
+        free = EventRow.id == event, EventRow.pipeline == pipeline, EventRow.acknowledged_at.is_(None)
+        values = {"acknowledged_by": clean(by), "acknowledged_at": now()}
+        with self._write() as session:
+            return changed(session, update(EventRow).where(*free).values(values))
+
+    def events(self, pipeline: str, n: int, kinds: Sequence[str] = ()) -> list[EventRow]:
+        """The last ``n`` events, the newest first.
+
+        :param kinds: only events of these kinds.
+        """
+        newest = select(EventRow).where(EventRow.pipeline == pipeline).order_by(EventRow.id.desc())
+        if kinds:
+            newest = newest.where(EventRow.kind.in_(kinds))
+        with self._read() as session:
+            return list(session.scalars(newest.limit(n)))

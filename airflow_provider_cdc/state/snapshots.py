@@ -1,0 +1,360 @@
+"""Reads and writes of the bookkeeping database that concern snapshots: their plans, groups and chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+from sqlalchemy import ColumnElement, Table, and_, bindparam, case, exc, func, insert, or_, select, update
+from sqlalchemy.orm import Session
+
+from airflow_provider_cdc.model.errors import NotReadyError
+from airflow_provider_cdc.state.database import Database, changed
+from airflow_provider_cdc.state.models import PUBLISHED, TAKEN_OVER, ChunkRow, GroupRow, SnapshotRow, TableRow, now
+from airflow_provider_cdc.state.pruning import prune_snapshots
+from airflow_provider_cdc.state.values import GroupProgress, TableProgress
+
+_BULK = 10_000
+#: Numbers in one list of a query.
+_BULK_NUMBERS = 500
+#: What is written of a chunk that was read: LW and HW are JSON, ``corrected`` counts keys, ``seconds`` is the time of
+#: the read.
+ChunkResult = tuple[int, int, Any, Any, int, int, int, float]
+_RESULT = ("chunk_no", "attempt", "lw", "hw", "rows", "bytes", "corrected", "seconds")
+
+
+class SnapshotStore(Database):
+    """The bookkeeping of snapshots."""
+
+    # Plans
+
+    def write_plan(
+        self,
+        pipeline: str,
+        generation: int,
+        plan: Mapping[str, Any],
+        tables: Iterable[Mapping[str, Any]],
+        groups: Iterable[Mapping[str, Any]],
+        chunks: Iterable[Mapping[str, Any]],
+    ) -> bool:
+        """Write the plan of a snapshot, once. If there is one already, nothing is changed.
+
+        :param pipeline: name of the pipeline.
+        :param generation: number of the snapshot.
+        :param plan: everything else that is decided once; JSON.
+        :param tables: ``database``, ``name``, ``schema`` (JSON), ``fingerprint``, ``rows_estimate``.
+        :param groups: ``group_no``, ``tables`` (list of ``[database, table]``).
+        :param chunks: ``chunk_no`` (unique in the generation), ``group_no``, ``database``, ``table_name``, ``lower``,
+            ``upper`` (JSON; ``None`` for no bound).
+        :return: whether this plan is the one that was written.
+        """
+        common: dict[str, Any] = {"pipeline": pipeline, "generation": generation}
+        # Made before the transaction begins: the rows may come from a generator that takes its time.
+        fresh = common | {"state": "pending", "attempt": 0}
+        table_rows = [common | dict(row) for row in tables]
+        group_rows, chunk_rows = [fresh | dict(row) for row in groups], [fresh | dict(row) for row in chunks]
+        if stray := {row["group_no"] for row in chunk_rows} - {row["group_no"] for row in group_rows}:
+            raise ValueError(f"chunks of groups that are not planned: {sorted(stray)}")
+        try:
+            with self._write() as session:
+                if session.get(SnapshotRow, (pipeline, generation)) is not None:
+                    return False
+                session.add(SnapshotRow(**common, state="running", plan=dict(plan), created_at=now()))
+                session.flush()
+                for model, rows in ((TableRow, table_rows), (GroupRow, group_rows), (ChunkRow, chunk_rows)):
+                    for start in range(0, len(rows), _BULK):
+                        session.connection().execute(insert(cast(Table, model.__table__)), rows[start : start + _BULK])
+                prune_snapshots(session, pipeline, generation)
+                return True
+        except exc.IntegrityError:
+            if self.plan(pipeline, generation) is None:
+                raise  # not a race: the rows themselves are at odds
+            return False
+
+    def snapshot(self, pipeline: str, generation: int | None = None) -> SnapshotRow | None:
+        """A snapshot, by default the newest; ``None`` if there is none."""
+        query = select(SnapshotRow).where(SnapshotRow.pipeline == pipeline).order_by(SnapshotRow.generation.desc())
+        if generation is not None:
+            query = query.where(SnapshotRow.generation == generation)
+        with self._read() as session:
+            return session.scalars(query.limit(1)).first()
+
+    def plan(self, pipeline: str, generation: int) -> dict[str, Any] | None:
+        """The plan as it was written, or ``None``."""
+        row = self.snapshot(pipeline, generation)
+        return row.plan if row else None
+
+    def tables(self, pipeline: str, generation: int) -> list[TableRow]:
+        """Planned tables, by name."""
+        return self._planned(TableRow, pipeline, generation, TableRow.database, TableRow.name)
+
+    def groups(self, pipeline: str, generation: int) -> list[GroupRow]:
+        """Chunk groups, by number."""
+        return self._planned(GroupRow, pipeline, generation, GroupRow.group_no)
+
+    def chunks(self, pipeline: str, generation: int, group_no: int) -> list[ChunkRow]:
+        """Chunks of a group, by number."""
+        query = select(ChunkRow).where(ChunkRow.pipeline == pipeline, ChunkRow.generation == generation)
+        with self._read() as session:
+            return list(session.scalars(query.where(ChunkRow.group_no == group_no).order_by(ChunkRow.chunk_no)))
+
+    def _planned(self, model: type[Any], pipeline: str, generation: int, *order: Any) -> list[Any]:
+        query = select(model).where(model.pipeline == pipeline, model.generation == generation).order_by(*order)
+        with self._read() as session:
+            return list(session.scalars(query))
+
+    # The snapshot's work
+
+    def group(self, pipeline: str, generation: int, group_no: int) -> GroupRow:
+        """A chunk group.
+
+        :raises NotReadyError: if there is no such group.
+        """
+        with self._read() as session:
+            return _planned_group(session, pipeline, generation, group_no)
+
+    def seen_group(self, pipeline: str, generation: int, group_no: int) -> GroupRow:
+        """A chunk group as somebody sees it who can write: so could those who read it write their heartbeat."""
+        with self._write() as session:
+            row = _planned_group(session, pipeline, generation, group_no)
+            changed(session, _group(pipeline, generation, group_no).values(attempt=GroupRow.attempt))
+            return row
+
+    def claim_group(
+        self,
+        pipeline: str,
+        generation: int,
+        group_no: int,
+        seen: int | None = None,
+        at_least: int = 0,
+        *,
+        holder: str | None = None,
+        state: str | None = None,
+    ) -> int:
+        """Begin a new attempt at a group, also at one that another attempt holds: that one can no longer finish it.
+
+        :param seen: attempt number that the caller has read; the claim fails if it has changed since.
+        :param at_least: highest attempt that left anything in the sink; the new one is above it.
+        :param holder: who claims it, for people and for those who wait for it.
+        :param state: ``running``, or ``rereading`` for a group that is published; then also one that is done is taken.
+        :return: number of the new attempt, from 1; 0 if the group is done, or was taken by another since ``seen``.
+        :raises NotReadyError: if there is no such group.
+        """
+        with self._write() as session:
+            row = _planned_group(session, pipeline, generation, group_no)
+            if (row.state == "done" and state is None) or (seen is not None and row.attempt != seen):
+                return 0
+            # Compared again by the update: databases other than SQLite let two get here.
+            claim = _group(pipeline, generation, group_no).where(
+                GroupRow.state == row.state, GroupRow.attempt == row.attempt
+            )
+            attempt = max(row.attempt, at_least) + 1
+            values = {"state": state or "running", "attempt": attempt, "started_at": now()}
+            values |= {"holder": holder, "heartbeat_at": now() if holder else None}
+            return attempt if changed(session, claim.values(values)) else 0
+
+    def group_heartbeat(self, pipeline: str, generation: int, group_no: int, attempt: int) -> bool:
+        """Say that an attempt is being read.
+
+        :return: ``False`` if a newer one has taken over; a bookkeeping that was lost does not stop an attempt.
+        """
+        with self._write() as session:
+            if changed(session, _claimed(pipeline, generation, group_no, attempt).values(heartbeat_at=now())):
+                return True
+            row = session.get(GroupRow, (pipeline, generation, group_no))
+            return row is None or row.attempt <= attempt
+
+    def release_group(self, pipeline: str, generation: int, group_no: int, attempt: int) -> None:
+        """Say that nobody reads an attempt any more: who comes next need not wait for it."""
+        with self._write() as session:
+            changed(session, _claimed(pipeline, generation, group_no, attempt).values(heartbeat_at=None))
+
+    def finish_group(
+        self,
+        pipeline: str,
+        generation: int,
+        group_no: int,
+        attempt: int,
+        rows: int,
+        min_lw: Any,
+        max_hw: Any,
+    ) -> bool:
+        """Mark a group as done.
+
+        :param attempt: the claim that did it.
+        :param rows: rows that the attempt read.
+        :param min_lw: lowest low watermark of its chunks; JSON.
+        :param max_hw: highest high watermark of its chunks; JSON.
+        :return: ``False`` if a newer attempt holds the group; nothing is changed then.
+        """
+        values = {"state": "done", "rows": rows, "min_lw": min_lw, "max_hw": max_hw}
+        values |= {"finished_at": now(), "heartbeat_at": None}
+        with self._write() as session:
+            return changed(session, _claimed(pipeline, generation, group_no, attempt).values(values))
+
+    def groups_taken_over(self, pipeline: str, generation: int, numbers: Iterable[int]) -> None:
+        """Mark groups of which nothing is left to read: their tables are not what the snapshot has read any more."""
+        query = update(GroupRow).where(GroupRow.pipeline == pipeline, GroupRow.generation == generation)
+        listed = sorted(numbers)
+        with self._write() as session:
+            for start in range(0, len(listed), _BULK_NUMBERS):
+                mine = GroupRow.group_no.in_(listed[start : start + _BULK_NUMBERS])
+                done = query.where(mine, GroupRow.state != TAKEN_OVER)
+                changed(session, done.values(state=TAKEN_OVER, heartbeat_at=None))
+
+    def group_asked(self, pipeline: str, generation: int, group_no: int, traffic: Mapping[str, int]) -> None:
+        """Write down what was asked of an object store to read and publish a group."""
+        with self._write() as session:
+            changed(session, _group(pipeline, generation, group_no).values(traffic=traffic))
+
+    def adopt_group(
+        self,
+        pipeline: str,
+        generation: int,
+        group_no: int,
+        seen: int,
+        attempt: int,
+        rows: int,
+        min_lw: Any,
+        max_hw: Any,
+    ) -> bool:
+        """Write down what the sink says of a published group, without a claim: those who read it go on.
+
+        A group that is being read again stays so.
+
+        :param seen: attempt number that the caller has read; nothing is changed if it is another one by now.
+        :param attempt: the published attempt; the others as in :meth:`finish_group`.
+        :return: whether it was written.
+        """
+        values: dict[str, Any] = {"rows": rows, "min_lw": min_lw, "max_hw": max_hw, "attempt": max(seen, attempt)}
+        own = {"state": "done", "finished_at": func.coalesce(GroupRow.finished_at, now())}
+        group = _claimed(pipeline, generation, group_no, seen)
+        with self._write() as session:
+            return changed(session, group.where(GroupRow.state == "rereading").values(values)) or changed(
+                session, group.where(GroupRow.state != "rereading").values(values | own)
+            )
+
+    def chunks_read(self, pipeline: str, generation: int, read: Iterable[ChunkResult]) -> None:
+        """Write down chunks that stand in finished files and are not published yet.
+
+        What is published stays, and so does what a newer attempt has read.
+        """
+        table = cast(Table, ChunkRow.__table__)
+        newer = and_(table.c.state != "done", table.c.attempt <= bindparam("b_attempt"))
+        self._write_chunks(pipeline, generation, "read", newer, read)
+
+    def chunks_done(self, pipeline: str, generation: int, done: Iterable[ChunkResult]) -> None:
+        """Write down chunks as the sink holds them, of the attempt that is published.
+
+        Only what was published later stays; what any attempt has read and not published counts no more.
+        """
+        table = cast(Table, ChunkRow.__table__)
+        newer = or_(table.c.state != "done", table.c.attempt <= bindparam("b_attempt"))
+        self._write_chunks(pipeline, generation, "done", newer, done)
+
+    def chunks_begin(self, pipeline: str, generation: int, group_no: int) -> None:
+        """Forget what was read of a group and not published: the caller says next which of it is used again."""
+        empty = dict.fromkeys(_RESULT[2:]) | {"state": "pending", "attempt": 0}
+        mine = (ChunkRow.pipeline == pipeline, ChunkRow.generation == generation, ChunkRow.group_no == group_no)
+        with self._write() as session:
+            changed(session, update(ChunkRow).where(*mine, ChunkRow.state == "read").values(empty))
+
+    def _write_chunks(
+        self, pipeline: str, generation: int, state: str, where: ColumnElement[bool], results: Iterable[ChunkResult]
+    ) -> None:
+        rows = [dict(zip(("b_chunk_no", "b_attempt", *_RESULT[2:]), result, strict=True)) for result in results]
+        table = cast(Table, ChunkRow.__table__)
+        statement = (
+            update(table)
+            .where(table.c.pipeline == pipeline, table.c.generation == generation)
+            .where(table.c.chunk_no == bindparam("b_chunk_no"), where)
+            .values(
+                {name: bindparam(name) for name in _RESULT[2:]} | {"attempt": bindparam("b_attempt"), "state": state}
+            )
+        )
+        if rows:
+            with self._write() as session:
+                session.connection().execute(statement, rows)
+
+    def finish_snapshot(self, pipeline: str, generation: int) -> bool:
+        """Mark a snapshot as done, if all of its groups are.
+
+        :return: whether it is done.
+        """
+        left = select(GroupRow.group_no).where(
+            GroupRow.pipeline == pipeline,
+            GroupRow.generation == generation,
+            GroupRow.state.not_in(PUBLISHED),
+        )
+        with self._write() as session:
+            row = session.get(SnapshotRow, (pipeline, generation))
+            if row is None or session.scalars(left.limit(1)).first() is not None:
+                return False
+            if row.state != "done":
+                row.state, row.finished_at = "done", now()
+            return True
+
+    def progress(self, pipeline: str, generation: int) -> list[TableProgress]:
+        """How far each table of a snapshot is, by name; one query."""
+        query = (
+            select(
+                ChunkRow.database,
+                ChunkRow.table_name,
+                func.count(),
+                func.sum(case((ChunkRow.state != "pending", 1), else_=0)),
+                *(func.coalesce(func.sum(c), 0) for c in (ChunkRow.rows, ChunkRow.bytes, ChunkRow.corrected)),
+                func.coalesce(func.sum(ChunkRow.seconds), 0.0),
+            )
+            .where(ChunkRow.pipeline == pipeline, ChunkRow.generation == generation)
+            .group_by(ChunkRow.database, ChunkRow.table_name)
+            .order_by(ChunkRow.database, ChunkRow.table_name)
+        )
+        with self._read() as session:
+            found = session.execute(query).all()
+        return [
+            TableProgress(d, t, int(n), int(k), int(r), int(b), int(c), float(s)) for d, t, n, k, r, b, c, s in found
+        ]
+
+    def group_progress(self, pipeline: str, generation: int) -> list[GroupProgress]:
+        """How far each group of a snapshot is, by number; one query."""
+        done = ChunkRow.state != "pending"
+        own = done & (ChunkRow.attempt == GroupRow.attempt)
+        query = (
+            select(
+                ChunkRow.group_no,
+                func.count(),
+                func.sum(case((done, 1), else_=0)),
+                *(func.coalesce(func.sum(c), 0) for c in (ChunkRow.rows, ChunkRow.corrected)),
+                func.sum(case((own, 1), else_=0)),
+                func.coalesce(func.sum(case((own, ChunkRow.rows), else_=0)), 0),
+            )
+            .join(
+                GroupRow,
+                (GroupRow.pipeline == ChunkRow.pipeline)
+                & (GroupRow.generation == ChunkRow.generation)
+                & (GroupRow.group_no == ChunkRow.group_no),
+            )
+            .where(ChunkRow.pipeline == pipeline, ChunkRow.generation == generation)
+            .group_by(ChunkRow.group_no)
+            .order_by(ChunkRow.group_no)
+        )
+        with self._read() as session:
+            return [GroupProgress(*(int(n) for n in row)) for row in session.execute(query)]
+
+
+def _planned_group(session: Session, pipeline: str, generation: int, group_no: int) -> GroupRow:
+    row = session.get(GroupRow, (pipeline, generation, group_no))
+    if row is None:
+        message = f"pipeline {pipeline}: group {group_no} of snapshot {generation} is not planned"
+        raise NotReadyError(message, "Run `airflow-cdc snapshot`, which plans it")
+    return row
+
+
+def _claimed(pipeline: str, generation: int, group_no: int, attempt: int) -> Any:
+    return _group(pipeline, generation, group_no).where(GroupRow.attempt == attempt)
+
+
+def _group(pipeline: str, generation: int, group_no: int) -> Any:
+    return update(GroupRow).where(
+        GroupRow.pipeline == pipeline, GroupRow.generation == generation, GroupRow.group_no == group_no
+    )

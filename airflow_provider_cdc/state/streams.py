@@ -1,0 +1,273 @@
+"""Reads and writes of the bookkeeping database that concern streams: their runs (epochs) and batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sqlalchemy import and_, func, select, update
+
+from airflow_provider_cdc.model.errors import NotReadyError
+from airflow_provider_cdc.model.supervision import later_try
+from airflow_provider_cdc.state.database import Database, changed
+from airflow_provider_cdc.state.models import BatchRow, PipelineRow, RequestRow, StreamRow, clean, now
+from airflow_provider_cdc.state.pruning import SUMS, prune, prune_batches
+from airflow_provider_cdc.state.values import BatchTotals, Beat, EpochTotals
+
+#: How often old batches are removed, in batches of one run.
+_PRUNE_EVERY = 100
+#: States of requests that a stream has to see to.
+_UNFINISHED = ("open", "taken")
+
+
+class StreamStore(Database):
+    """The bookkeeping of streams."""
+
+    def new_epoch(
+        self,
+        pipeline: str,
+        at_least: int,
+        host: str,
+        pid: int,
+        pid_started: float,
+        *,
+        refuse: Callable[[StreamRow | None], None] = lambda _: None,
+        details: Mapping[str, Any] | None = None,
+    ) -> int:
+        """Begin a run of the stream. Older runs that were never ended count as failed and are told to stop. It is
+        paused if the newest one was and nobody has resumed it.
+
+        :param at_least: highest epoch found in the sink.
+        :param host: host of the driver; ``pid``: its process id.
+        :param pid_started: when that process started (seconds): process ids come around again.
+        :param refuse: called with the newest run inside of the transaction; raises if that one is alive.
+        :param details: ``mode`` (``continuous`` or ``catch_up``); ``log``, the file that the driver writes to, if it is
+            not somebody's terminal; ``ui``, the address of Spark's own page; ``machine``, what ``pid`` is told within;
+            ``settings``, digests of those that it runs with.
+        :return: an epoch above all others.
+        :raises NotReadyError: if the pipeline is not registered.
+        """
+        with self._write() as session:
+            row = session.get(PipelineRow, pipeline, with_for_update=True)
+            if row is None:
+                raise NotReadyError(
+                    f"pipeline {pipeline} is not in the bookkeeping", "Run `airflow-cdc snapshot` first"
+                )
+            newest: StreamRow | None = session.scalars(newest_run(pipeline)).first()
+            refuse(newest)
+            paused = {} if newest is None or newest.paused_by is None else paused_by(newest.paused_by)
+            row.epoch = epoch = max(row.epoch, at_least) + 1
+            older = update(StreamRow).where(StreamRow.pipeline == pipeline, StreamRow.state == "running")
+            error = f"epoch {epoch} has taken over"
+            changed(session, older.values(state="failed", desired_state="stop", error=error))
+            session.add(_run(pipeline, epoch, host, pid, pid_started, {**(details or {}), **paused}))
+            session.flush()
+            prune(session, pipeline, now())
+            return epoch
+
+    def restore_epoch(
+        self, pipeline: str, epoch: int, host: str, pid: int, pid_started: float, details: Mapping[str, Any]
+    ) -> None:
+        """Write down a run of the stream again that is alive, but that a lost bookkeeping does not know of."""
+        with self._write() as session:
+            row = session.get(PipelineRow, pipeline, with_for_update=True)
+            if row is not None and row.epoch < epoch:
+                row.epoch = epoch
+                session.add(_run(pipeline, epoch, host, pid, pid_started, details))
+
+    def heartbeat(self, pipeline: str, epoch: int, progress: bool) -> Beat | None:
+        """Say that the stream is alive.
+
+        :param progress: whether it has also got further.
+        :return: its row, with what is asked of it; ``None`` if the bookkeeping does not know of this run.
+        """
+        asked = and_(RequestRow.pipeline == StreamRow.pipeline, RequestRow.state.in_(_UNFINISHED))
+        mine = StreamRow.pipeline == pipeline, StreamRow.epoch == epoch
+        query = select(StreamRow, RequestRow).outerjoin(RequestRow, asked).where(*mine).order_by(RequestRow.id)
+        values = {key: now() for key in ("heartbeat_at", *(["progress_at"] if progress else []))}
+        with self._write() as session:
+            changed(session, _stream(pipeline, epoch).values(values))
+            found = session.execute(query).all()
+        return Beat(found[0][0], [request for _, request in found if request is not None]) if found else None
+
+    def supervise(self, pipeline: str, epoch: int, supervisor: str) -> StreamRow | None:
+        """Record that a task supervises the stream, and read its state.
+
+        The trigger of a task that was cleared may go on for a moment beside the next try: that one stays recorded.
+
+        :param supervisor: the task, as people know it.
+        :return: as :meth:`seen`.
+        """
+        with self._write() as session:
+            row = session.scalars(newest_run(pipeline).with_for_update()).first()  # no other try between read and write
+            if row is not None and later_try(supervisor, row.supervisor):
+                supervisor = row.supervisor
+            changed(session, _stream(pipeline, epoch).values(supervisor=supervisor, supervised_at=now()))
+            return session.scalars(newest_run(pipeline).execution_options(populate_existing=True)).first()
+
+    def seen(self, pipeline: str) -> StreamRow | None:
+        """The newest run, or ``None``, as somebody sees it who can write: so could the run write its heartbeat.
+
+        A database that answers and takes no writes (a standby, a full disk) is away, as far as signs of life go.
+        """
+        with self._write() as session:
+            row = session.scalars(newest_run(pipeline)).first()
+            if row is not None:
+                changed(session, _stream(pipeline, row.epoch).values(pid=StreamRow.pid))
+            return row
+
+    def request_stop(self, pipeline: str, epoch: int | None = None, by: str | None = None) -> int | None:
+        """Ask the running stream to end.
+
+        :param epoch: only if this one is running; any when ``None``.
+        :param by: the task that asks; ``None`` for a person, who is never overruled by a task. With a stop that a
+            person asks for, a pause is over, too.
+        :return: its epoch, or ``None`` if none (or another) is running.
+        """
+        with self._write() as session:
+            row: StreamRow | None = session.scalars(
+                newest_run(pipeline).where(StreamRow.state == "running").with_for_update()
+            ).first()
+            if row is None or epoch not in (None, row.epoch):
+                return None
+            if row.desired_state != "stop" or by is None:
+                row.desired_state, row.stop_by = "stop", by
+            if by is None:
+                row.paused_by = None
+            return row.epoch
+
+    def note_settings(self, pipeline: str, epoch: int, settings: Mapping[str, str]) -> None:
+        """Note that a run has other settings than it was started with.
+
+        :param settings: digests of those that are others, by key.
+        """
+        with self._write() as session:
+            run = session.get(StreamRow, (pipeline, epoch), with_for_update=True)
+            if run is not None and run.settings is not None:
+                run.settings = {**run.settings, **settings}
+
+    def end_stream(
+        self,
+        pipeline: str,
+        epoch: int,
+        state: str,
+        error: str | None = None,
+        error_kind: str | None = None,
+        traffic: Mapping[str, int] | None = None,
+    ) -> None:
+        """Record the end of a run.
+
+        :param state: ``caught_up``, ``stopped`` or ``failed``.
+        :param error: why it failed; holds no secret.
+        :param error_kind: class of the error.
+        :param traffic: what it has asked of an object store, if it has one.
+        """
+        with self._write() as session:
+            kind = error_kind and error_kind[:32]  # any library's class
+            values = {"traffic": traffic} if traffic is not None else {}
+            changed(
+                session, _stream(pipeline, epoch).values(state=state, error=clean(error), error_kind=kind, **values)
+            )
+
+    def current_stream(self, pipeline: str) -> StreamRow | None:
+        """The newest run, in whatever state, or ``None``."""
+        with self._read() as session:
+            return session.scalars(newest_run(pipeline)).first()
+
+    def epoch(self, pipeline: str, epoch: int) -> StreamRow | None:
+        """One run, in whatever state, or ``None`` if the bookkeeping does not have it."""
+        with self._read() as session:
+            return session.get(StreamRow, (pipeline, epoch))
+
+    def record_batch(
+        self,
+        pipeline: str,
+        epoch: int,
+        batch_id: int,
+        *,
+        start_offset: Any,
+        end_offset: Any,
+        changes: int,
+        bytes: int,
+        seconds: float,
+        lag_p50_ms: float | None = None,
+        lag_p95_ms: float | None = None,
+        lag_max_ms: float | None = None,
+        index: tuple[int, int] | None = None,
+        traffic: tuple[Mapping[str, int], Mapping[str, int]] | None = None,
+    ) -> None:
+        """Record a batch that the sink has taken; one that is recorded again replaces the first.
+
+        :param start_offset: where it began, ``end_offset``: where it ended; JSON.
+        :param changes: changes applied, from ``bytes`` bytes of binlog in ``seconds`` seconds.
+        :param lag_p50_ms: median time from the source's commit to the sink's, in milliseconds; the others alike.
+        :param index: bytes that the index of keys takes now, in memory and on disk.
+        :param traffic: what was asked of an object store for the batch, and so far in this run.
+        """
+        sums = {"changes": changes, "bytes": bytes, "seconds": seconds}
+        lags = {"lag_p50_ms": lag_p50_ms, "lag_p95_ms": lag_p95_ms, "lag_max_ms": lag_max_ms}
+        key = pipeline, epoch, batch_id
+        with self._write() as session:
+            before, run = session.get(BatchRow, key), session.get(StreamRow, key[:2])
+            if run is not None:
+                run.batches += before is None
+                for name, value in sums.items():
+                    setattr(run, name, getattr(run, name) + value - (getattr(before, name) if before else 0))
+                run.lag_max_ms = max((lag for lag in (run.lag_max_ms, lag_max_ms) if lag is not None), default=None)
+                run.start_offset = start_offset if run.start_offset is None else run.start_offset
+                run.end_offset = end_offset
+                run.index_bytes, run.index_disk_bytes = index or (None, None)
+                run.traffic = traffic[1] if traffic else None
+            row = BatchRow(pipeline=pipeline, epoch=epoch, batch_id=batch_id, committed_at=now(), **sums, **lags)
+            row.start_offset, row.end_offset = start_offset, end_offset
+            row.traffic = traffic[0] if traffic else None
+            session.merge(row)
+        if batch_id % _PRUNE_EVERY == 0:
+            with self._write() as session:
+                prune_batches(session, pipeline)
+
+    def recent_batches(self, pipeline: str, n: int) -> list[BatchRow]:
+        """The last ``n`` batches, the newest first; a few thousand are kept."""
+        newest = select(BatchRow).where(BatchRow.pipeline == pipeline)
+        with self._read() as session:
+            return list(session.scalars(newest.order_by(BatchRow.epoch.desc(), BatchRow.batch_id.desc()).limit(n)))
+
+    def batch_totals(self, pipeline: str) -> BatchTotals:
+        """Sums over all batches, those that were removed included."""
+        sums = [func.coalesce(func.sum(getattr(StreamRow, name)), 0) for name in SUMS]
+        query = select(*sums, func.max(StreamRow.lag_max_ms)).where(StreamRow.pipeline == pipeline)
+        past = [getattr(PipelineRow, f"past_{name}") for name in (*SUMS, "lag_max_ms")]
+        with self._read() as session:
+            kept = tuple(session.execute(query).one())
+            gone = session.execute(select(*past).where(PipelineRow.name == pipeline)).first() or (0, 0, 0, 0, None)
+        batches, changes, size, seconds = (a + b for a, b in zip(kept[:-1], gone[:-1], strict=True))
+        lag = max((one for one in (kept[-1], gone[-1]) if one is not None), default=None)
+        return BatchTotals(int(batches), int(changes), int(size), float(seconds), lag)
+
+    def epoch_totals(self, pipeline: str, epoch: int) -> EpochTotals:
+        """What one run of the stream has applied."""
+        with self._read() as session:
+            run = session.get(StreamRow, (pipeline, epoch))
+            if run is None:
+                return EpochTotals(0, 0, None, None)
+            return EpochTotals(run.batches, run.changes, run.start_offset, run.end_offset)
+
+
+def paused_by(name: str) -> dict[str, str | None]:
+    """What the row of a stream says that somebody wants to be paused."""
+    return {"desired_state": "pause", "paused_by": name}
+
+
+def _stream(pipeline: str, epoch: int) -> Any:
+    return update(StreamRow).where(StreamRow.pipeline == pipeline, StreamRow.epoch == epoch)
+
+
+def _run(pipeline: str, epoch: int, host: str, pid: int, pid_started: float, details: Mapping[str, Any]) -> StreamRow:
+    run = StreamRow(pipeline=pipeline, epoch=epoch, host=host, pid=pid, pid_started=pid_started, **details)
+    run.started_at = run.heartbeat_at = now()
+    return run
+
+
+def newest_run(pipeline: str) -> Any:
+    """The newest run of a pipeline's stream."""
+    return select(StreamRow).where(StreamRow.pipeline == pipeline).order_by(StreamRow.epoch.desc()).limit(1)

@@ -1,0 +1,82 @@
+"""Reads and writes of the bookkeeping database that concern windows: what has happened to tables, and who was told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from sqlalchemy import exc, func, select
+
+from airflow_provider_cdc.state.database import Database
+from airflow_provider_cdc.state.models import EventRow, TableStateRow, WindowRow, now
+from airflow_provider_cdc.state.values import TableCounts
+
+#: Kinds of events that say that rows of a copy were exchanged, though no change of them was applied.
+EXCHANGED = ("table_rejoined", "part_reread", "table_emptied")
+
+#: (database, name) of a table.
+TableId = tuple[str, str]
+
+
+class WindowStore(Database):
+    """What has happened to tables since somebody was told last."""
+
+    def counts(self, pipeline: str, table: TableId | None = None) -> list[TableCounts]:
+        """What has happened to the copies, by name.
+
+        :param table: only this one.
+        """
+        row = TableStateRow
+        query = select(
+            row.database, row.name, row.inserts, row.updates, row.deletes, row.position, row.updated_at
+        ).where(row.pipeline == pipeline)
+        events = select(EventRow.table, func.max(EventRow.id)).where(
+            EventRow.pipeline == pipeline, EventRow.kind.in_(EXCHANGED)
+        )
+        if table is not None:
+            query = query.where(row.database == table[0], row.name == table[1])
+            events = events.where(EventRow.table == ".".join(table))
+        with self._read() as session:
+            exchanged = dict(session.execute(events.group_by(EventRow.table)).tuples().all())
+            found = session.execute(query.order_by(row.database, row.name)).all()
+        return [TableCounts(*one, reread=exchanged.get(f"{one.database}.{one.name}", 0)) for one in found]
+
+    def told(self, pipeline: str, audience: str, table: TableId) -> Any | None:
+        """Up to where an audience was told of a table; ``None`` if it never was."""
+        with self._read() as session:
+            row = session.get(WindowRow, (pipeline, audience, *table))
+            return None if row is None else row.after
+
+    def tell(self, pipeline: str, audience: str, marks: Mapping[TableId, Any], by: str) -> dict[TableId, Any]:
+        """Note up to where an audience is told of tables now.
+
+        :param marks: the places, as JSON values.
+        :param by: who tells. If it has told the last window as well, it tells it again: that may have been in vain.
+        :return: where each window begins; ``None`` where nobody has told before.
+        """
+        for last in (False, True):
+            try:
+                return self._tell(pipeline, audience, marks, by)
+            except exc.IntegrityError:  # another process was faster to tell of a table for the first time
+                if last:
+                    raise
+        raise AssertionError("unreachable")
+
+    def _tell(self, pipeline: str, audience: str, marks: Mapping[TableId, Any], by: str) -> dict[TableId, Any]:
+        moment, before = now(), {}
+        with self._write() as session:
+            for table, mark in _in_order(marks):
+                row = session.get(WindowRow, (pipeline, audience, *table), with_for_update=True)
+                if row is None:
+                    row = WindowRow(pipeline=pipeline, audience=audience, database=table[0], name=table[1])
+                    session.add(row)
+                elif row.by != by:
+                    row.before = row.after
+                row.by, row.after, row.at = by, mark, moment
+                before[table] = row.before
+        return before
+
+
+def _in_order(marks: Mapping[TableId, Any]) -> Iterable[tuple[TableId, Any]]:
+    """So that two who tell of the same tables never wait for each other."""
+    return sorted(marks.items(), key=lambda one: one[0])

@@ -1,0 +1,65 @@
+"""Somebody wants something of the running stream, through the bookkeeping, and waits for what becomes of it."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import time
+
+from airflow_provider_cdc.model.errors import NotReadyError
+from airflow_provider_cdc.resnapshot.table import index_of
+from airflow_provider_cdc.runtime.run_context import Context
+from airflow_provider_cdc.state import Store
+from airflow_provider_cdc.state.requests import REREAD
+
+_POLL_SECONDS = 0.5
+#: Seconds after which somebody who waits is told that the stream has not even taken it up.
+_PATIENCE_SECONDS = 30.0
+
+
+def whoever() -> str:
+    """The user of the operating system."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container may have none
+        return f"user {os.getuid()}"
+
+
+def ask(context: Context, store: Store, kind: str, table: str, by: str) -> str:
+    """Want a table to be suspended or read again, and wait until the running stream has seen to it.
+
+    :param kind: ``suspend`` or ``reread``.
+    :param table: ``database.table``.
+    :param by: who wants it.
+    :returns: what has become of it, in one line; or that the next stream sees to it, where none can.
+    :raises NotReadyError: if the pipeline copies no such table, or the stream refuses.
+    """
+    name = context.pipeline.name
+    index_of(context, context.need_plan(), table)
+    number, taken = store.ask(name, kind, table, by), False
+    told_at = time.monotonic() + _PATIENCE_SECONDS
+    while True:
+        request = store.request(name, number)
+        if request is None:
+            raise NotReadyError(f"request {number} is not in the bookkeeping any more", "Run again")
+        if request.finished_at is not None:
+            if request.state == "done":
+                return request.outcome or ""
+            raise NotReadyError(f"the stream has {request.state} it: {request.outcome}")
+        run, lives = context.watcher.look(store, name)
+        if run is None or lives is False:
+            return f"no stream is running: the next one sees to it (request {number})"
+        if run.paused_by is not None and kind == REREAD:
+            remedy = "it reads when it is resumed: airflow-cdc resume"
+            return f"the stream is paused ({run.paused_by} asked for it): {remedy} (request {number})"
+        if request.state == "taken" and not taken:
+            taken = True
+            context.reporter.line(f"request {number}: epoch {run.epoch} of the stream is at it")
+        elif request.state == "open" and time.monotonic() > told_at:
+            told_at = float("inf")
+            context.reporter.line(
+                f"request {number}: epoch {run.epoch} of the stream has not taken it up yet. It is in the middle of a "
+                "batch, or of a version that knows of no requests: the next epoch sees to it as well, so this need not "
+                "be waited for (Ctrl-C)"
+            )
+        time.sleep(_POLL_SECONDS)

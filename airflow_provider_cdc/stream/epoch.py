@@ -1,0 +1,395 @@
+"""One run of the stream, from section to section: batches are applied, DDL is followed, tables leave and rejoin."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from airflow_provider_cdc.apply.applier import Applied, Applier
+from airflow_provider_cdc.apply.follow_ddl import follow
+from airflow_provider_cdc.apply.task import StreamJob
+from airflow_provider_cdc.chunk_groups.groups import coverage
+from airflow_provider_cdc.maintenance.upkeep import Upkeep
+from airflow_provider_cdc.model.errors import CdcError, NotReadyError
+from airflow_provider_cdc.model.offset import Offset, Position
+from airflow_provider_cdc.model.plan import Plan
+from airflow_provider_cdc.model.schema import TableSchema
+from airflow_provider_cdc.model.staged_read import GROUP, TABLE, Staged, in_turn
+from airflow_provider_cdc.observe.observer import Observer, Seen
+from airflow_provider_cdc.observe.table_state import Standing
+from airflow_provider_cdc.resnapshot.dropped_tables import empty_copy
+from airflow_provider_cdc.resnapshot.exchange import exchange
+from airflow_provider_cdc.resnapshot.membership import add, addable, removals
+from airflow_provider_cdc.resnapshot.reload import reloaded
+from airflow_provider_cdc.resnapshot.staged_files import requests, waiting
+from airflow_provider_cdc.resnapshot.staged_reads import is_ripe, publish_staged
+from airflow_provider_cdc.resnapshot.superseded_files import remove_superseded_readings, remove_superseded_steps
+from airflow_provider_cdc.resnapshot.suspension import (
+    concerned,
+    suspend_as_asked,
+    suspend_table,
+    suspended_as_asked,
+    write_down,
+)
+from airflow_provider_cdc.resnapshot.table import index_of
+from airflow_provider_cdc.resnapshot.worker import Rereading
+from airflow_provider_cdc.runtime.requests import Inbox
+from airflow_provider_cdc.runtime.run_context import Context
+from airflow_provider_cdc.sinks.storage.request_counts import Traffic, counting, text_of
+from airflow_provider_cdc.snapshot.run import note_taken_over
+from airflow_provider_cdc.state import RequestRow, Store
+from airflow_provider_cdc.state.requests import SUSPEND
+from airflow_provider_cdc.stream.prefetch import ReadingAhead
+
+#: Seconds between two looks for the end of a pause.
+_PAUSED_SECONDS = 0.2
+#: Seconds from one look for groups that were read again to the next, where a look is a request to a server.
+_LOOK_SECONDS = 5.0
+
+
+@dataclass
+class Epoch:
+    """One run of the stream, fenced against all earlier ones.
+
+    :param number: the epoch.
+    :param job: what source and tasks need, for the section that goes on: one ends where a DDL has to be followed.
+    :param start: where the section begins.
+    :param target: position at which a catch-up ends, ``None`` for a continuous stream.
+    :param details: what else the bookkeeping knows of it.
+    :param upkeep: looks after the tables while it runs.
+    :param ahead: gets them ready while it begins.
+    :param rereading: reads suspended tables again.
+    :param asked: requests to an object store since it began.
+    :param inbox: what people want of it.
+    :param rest: lets go of the source, before a pause.
+    :param lease: seconds for which it continues without a task that supervises it.
+
+    ``observer`` writes down what people look at. ``has_ended`` says that nothing was left uncertain when it was over.
+    """
+
+    context: Context
+    store: Store
+    plan: Plan
+    number: int
+    job: StreamJob
+    start: Offset
+    applier: Applier
+    target: Position | None
+    details: dict[str, Any]
+    upkeep: Upkeep
+    ahead: ReadingAhead
+    rereading: Rereading
+    asked: Traffic
+    inbox: Inbox
+    stop: threading.Event = field(default_factory=threading.Event)
+    batches: int = 0
+    before_ddl: bool = False
+    anew: bool = False
+    awaited: bool = False
+    idle: Callable[[], bool] = lambda: False
+    rest: Callable[[], None] = lambda: None
+    lease: float | None = None
+    changes: int = 0
+    going: bool = True
+    read_again: set[int] = field(default_factory=set)
+    has_ended: bool = False
+    observer: Observer = field(init=False)
+    _certain: bool = True
+    _looked: float = -_LOOK_SECONDS
+    _requests: list[RequestRow] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Make the observer."""
+        self.observer = Observer(self.context, self.store, self.seen, self.upkeep.sizes, self.upkeep.compacted)
+
+    def seen(self) -> Seen:
+        """What there is to see."""
+        at = self.applier.at
+        standing = Standing({}, True, self.going, str(at.at), None, self.read_again, ())
+        return Seen(self.plan, at, self.applier.lineage, standing, self.number, self.batches, self.changes)
+
+    def apply(self, manifest: dict[str, Any]) -> Applied:
+        """Apply a batch and write it into the bookkeeping."""
+        began = time.monotonic()
+        with counting(Traffic(self.asked)) as asked:
+            applied = self.applier.apply(manifest)
+        asked.add(manifest["asked"])
+        start, end = Offset.from_json(manifest["start"]), Offset.from_json(manifest["end"])
+        size = end.at.position - (start.at.position if start.at.file == end.at.file else 0)
+        with suppress(CdcError, SQLAlchemyError):  # an outage of the bookkeeping does not stop the stream
+            self.store.record_batch(
+                self.plan.pipeline,
+                self.number,
+                self.batches,
+                start_offset=manifest["start"],
+                end_offset=manifest["end"],
+                changes=applied.changes,
+                bytes=size,
+                seconds=time.monotonic() - began,
+                lag_p50_ms=applied.percentile(50),
+                lag_p95_ms=applied.percentile(95),
+                lag_max_ms=applied.percentile(100),
+                index=self.applier.index,
+                traffic=(asked.to_json(), self.asked.to_json()) if self.context.storage.remote else None,
+            )
+        self.batches += 1
+        self.changes += applied.changes
+        self.observer.applied(applied.operations)
+        self.before_ddl = end.before_ddl
+        if applied.changes:
+            lag = f"lag p95 {(applied.percentile(95) or 0) / 1000:.1f} s"
+            more = f"; {text_of(asked.to_json())}" if self.context.storage.remote else ""
+            self.context.reporter.line(f"batch to {end.at}: {applied.changes} changes, {lag}{more}")
+        self.publish()
+        return applied
+
+    def drive(self, run_section: Callable[[], None]) -> None:
+        """Run section after section until the epoch is over; a table that cannot go on is suspended.
+
+        :param run_section: applies batches until the section is over.
+        """
+        self._drive(run_section)
+        self.has_ended = self._certain
+
+    def _drive(self, run_section: Callable[[], None]) -> None:
+        work: Callable[[], None] = self.publish
+        while True:
+            if self.inbox.paused and not self._resumed():
+                return
+            try:
+                work()
+            except CdcError as error:
+                self._certain = False
+                self.suspend(error)
+            if self.over():
+                return
+            work = partial(self._section, run_section)
+
+    def say_ended(self) -> None:
+        """Say in the sink that nothing is committed under this epoch any more, if that is certain.
+
+        It is not where something went wrong: a commit whose answer was lost may still arrive at an object store. Then
+        the next epoch shuts this one out.
+        """
+        if self.has_ended:
+            with suppress(CdcError, OSError):  # likewise
+                self.applier.say_ended()
+
+    def _resumed(self) -> bool:
+        """Wait until somebody resumes it, and read nothing meanwhile.
+
+        :returns: whether it goes on; else it is to end.
+        """
+        self.rest()
+        remedy = "To let it go on: airflow-cdc resume"
+        self.context.reporter.line(f"the stream is paused at {self.applier.at.at}: {self.paused_by}. {remedy}")
+        while self.inbox.paused and not self.stop.is_set():
+            self.carry_out()
+            time.sleep(_PAUSED_SECONDS)  # not Event.wait(): a signal that meets it would wait for itself
+        self.anew = True
+        if not self.stop.is_set():
+            self.context.reporter.line(f"the stream goes on at {self.applier.at.at}")
+        return not self.stop.is_set()
+
+    def _section(self, run: Callable[[], None]) -> None:
+        """Do what has to be done before the next section, and run it."""
+        if self.before_ddl:
+            self.follow()
+        elif self.anew:
+            self._next_section()
+        run()
+
+    def follow(self) -> None:
+        """Follow the DDL that it stands before, and begin the next section.
+
+        :raises DdlError: if that is not possible.
+        """
+        with counting(self.asked):
+            self.plan, index = follow(self.context, self.store, self.plan, self.applier)
+            self._renew(index)
+        self._next_section()
+
+    def suspend(self, error: CdcError) -> None:
+        """Go on without the table that cannot go on, in a section of its own.
+
+        :raises CdcError: the error itself, if it is not about one table, or that is to stop the stream.
+        """
+        if error.table is None:
+            raise error
+        with counting(self.asked):
+            self.plan = self.context.need_plan()  # it may be about a step that has just been written down
+            index = concerned(self.context, self.plan, error)
+            if index is None:
+                raise error
+            self.plan = suspend_table(self.context, self.store, self.plan, self.applier, index, error)
+            self.applier.go_on_without(self.plan)
+        self.rereading.wanted(self.plan)
+        self._next_section()
+
+    def _next_section(self) -> None:
+        self.job = replace(self.job, section=self.job.section + 1)
+        self.start, self.before_ddl, self.anew = self.applier.at, False, False
+        remove_superseded_steps(self.context.storage, self.context.layout, self.plan)
+        self.observer.look()
+
+    def carry_out(self) -> None:
+        """Carry out what people want of it. What they want of one table is done in that order."""
+        self._requests += self.inbox.take()
+        if self.before_ddl:  # which has to be followed as the plan is now
+            return
+        left, held = [], set[str]()
+        for request in self._requests:
+            if request.table in held or not self._carried_out(request):
+                left.append(request)
+                held.add(request.table)
+        self._requests = left
+
+    def _carried_out(self, request: RequestRow) -> bool:
+        """Carry out one request, or begin with it; if the table is not being read."""
+        try:
+            index = index_of(self.context, self.plan, request.table)
+            if self.rereading.is_at(index):
+                return False
+            if request.kind != SUSPEND:
+                self.rereading.serve(request, index)
+                return True
+            with counting(self.asked):
+                self.plan, said = suspend_as_asked(self.context, self.store, self.plan, self.applier, index, request.by)
+            self.applier.go_on_without(self.plan)
+            self.anew = True
+            self.observer.look()
+            self.inbox.end(request.id, "done", said)
+        except NotReadyError as error:
+            self.context.reporter.line(f"what {request.by} wants is refused: {error}")
+            self.inbox.end(request.id, "refused", str(error))
+        return True
+
+    def publish(self) -> None:
+        """Publish chunk groups that were read again and whose turn it is; a look into a folder where there are none."""
+        if self.inbox.paused:
+            return
+        self.carry_out()
+        for table in self.rereading.created():
+            self._add(table)
+        for index in self.rereading.dropped():
+            self._empty(index)
+        now = time.monotonic()
+        if self.context.storage.remote and now < self._looked + _LOOK_SECONDS and not self.over():
+            return
+        self._looked = now
+        with counting(self.asked):
+            names = requests(self.context, self.plan)
+            if self.context.layout.reload(self.plan.generation) in names and not self.before_ddl:
+                self._reload()
+            asked = waiting(self.context, self.plan, names)
+            self.read_again = {one.table for one in asked if one.scope == TABLE and one.table is not None}
+            self.awaited = bool(self.read_again)
+            for staged in in_turn(asked, lambda one: is_ripe(one, self.applier)):
+                if staged.scope == GROUP:
+                    publish_staged(self.context, self.store, self.plan, self.applier, self.job, staged)
+                else:
+                    self._exchange(staged)
+
+    def _reload(self) -> None:
+        """Copy other tables from now on: the next section goes on without some, and others are added."""
+        self.context.pipeline = reloaded(self.context, self.plan)
+        self.applier.confirm()  # what is written down is not fenced
+        steps = removals(self.context, self.plan)
+        if steps:
+            write_down(self.context, self.store, self.plan, steps)
+            self.plan = self.context.need_plan()
+            self.applier.go_on_without(self.plan)
+            self.anew = True
+        for table in addable(self.context, self.store, self.plan):
+            self._add(table)
+        self.rereading.wanted(self.plan)
+        self.context.storage.delete(self.context.layout.reload(self.plan.generation))
+
+    def _add(self, table: TableSchema) -> None:
+        """Add a table that was created. Nothing of it is of concern to the section before it was read."""
+        if table.id in {known.id for known in self.plan.tables}:
+            return
+        with counting(self.asked):
+            self.applier.confirm()  # what is written down is not fenced
+            self.plan = add(self.context, self.store, self.plan, table)
+            self.applier.grow(self.plan, self.context.sink.table(table))
+            self.upkeep.grow(self.context.sink.table(table))
+        self.observer.look()
+        self.rereading.wanted(self.plan)
+
+    def _empty(self, index: int) -> None:
+        """Empty the copy of a table that was dropped. Nothing of it is of concern to the section."""
+        with counting(self.asked):
+            if empty_copy(self.context, self.store, self.plan, self.applier, index):
+                self.upkeep.emptied(index)
+        self.rereading.done(index)
+
+    def _exchange(self, staged: Staged) -> None:
+        """Exchange what was read again of one table; the next section begins with a table that has rejoined."""
+        found = exchange(self.context, self.store, self.plan, self.applier, self.job, staged)
+        index = staged.table
+        if found is None or index is None:
+            return
+        if found.plan is not self.plan:
+            self.plan = found.plan
+            self._renew(index)
+            remove_superseded_readings(self.context, self.plan, index)
+            if (held := coverage(self.context, self.plan, self.applier.tables)) is not None:
+                self.applier.hold(held)
+            self.anew = True
+            with suppress(CdcError, SQLAlchemyError):  # this is for people; the next start does it, too
+                note_taken_over(self.store, self.plan)
+        if staged.scope == TABLE:
+            self.read_again.discard(index)
+            # Whoever has read it: that it is not suspended any more, or still is, matters to the stream's own reading.
+            if self.plan.suspended_of(index) is None or not found.again:
+                self.rereading.done(index)
+            else:
+                self.rereading.failed(index, self.plan.tables[index].label, found.said)
+        if staged.request is not None:
+            self.rereading.ended(index, staged.request, found)
+
+    def _renew(self, index: int) -> None:
+        table = self.plan.tables[index]
+        self.applier.renew(self.plan, index, self.context.sink.table(table))
+        self.upkeep.renew(index, self.context.sink.table(table))
+
+    @property
+    def reached(self) -> bool:
+        """Whether a catch-up is done: tables that are read again are waited for."""
+        return self.target is not None and self.target <= self.applier.at.at and not self._busy
+
+    @property
+    def paused_by(self) -> str:
+        """Who wants it to be paused, for people."""
+        return f"{self.inbox.paused_by or 'somebody'} asked for it"
+
+    @property
+    def _busy(self) -> bool:
+        """Whether something is being read again, or is still to be done for somebody."""
+        return self.rereading.busy or bool(self._requests) or self.inbox.waiting
+
+    def over(self) -> bool:
+        """Whether it is to end: asked to stop; or caught up, or without a table, and not paused. One without a table
+        since somebody wants that waits until somebody wants one again.
+        """
+        if self.stop.is_set():
+            return True
+        nothing_left = not self.plan.active and not self._busy and not self.awaited
+        nothing_left = nothing_left and not suspended_as_asked(self.context, self.plan)
+        return (self.reached or nothing_left) and not self.inbox.paused
+
+    def section_over(self) -> bool:
+        """Whether the section is to end: it stands before a DDL, a table has rejoined or was suspended as somebody
+        wanted it, it is to pause, or all is over.
+        """
+        if self.inbox.paused:
+            self.anew = True  # also if it is resumed before anybody looks again
+        return self.before_ddl or self.anew or self.over()

@@ -1,0 +1,45 @@
+"""Tables get ready for the changes of a stream while it begins, so that its first batches need not wait.
+
+Nothing rests on it: what a batch needs and what is not there yet, it reads itself, and first.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from airflow_provider_cdc.model.errors import CdcError
+from airflow_provider_cdc.sinks.protocol import Foresighted, SinkTable
+from airflow_provider_cdc.sinks.storage.request_counts import carried
+
+
+class ReadingAhead:
+    """Reads ahead for tables, one after the other, in a thread of its own. A context manager, which ends it.
+
+    :param tables: as the stream begins with them.
+    :param room: bytes of memory for what nothing speaks for, of all tables together.
+    :param tell: gets a line for each problem.
+    """
+
+    def __init__(self, tables: Sequence[SinkTable], room: int, tell: Callable[[str], None]) -> None:
+        self._work = [(table.name, table.ahead()) for table in tables if isinstance(table, Foresighted)]
+        self._room, self._tell = room, tell
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=carried(self._go), name="reading-ahead", daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _go(self) -> None:
+        for name, read in self._work:
+            try:
+                self._room -= read(self._room, self._over.is_set)
+            except Exception as error:  # whatever it is: a batch that needs the same will say so
+                text = str(error) if isinstance(error, CdcError) else f"{type(error).__name__}: {error}"
+                self._tell(f"the {name} could not be read ahead: {text}")
+            if self._over.is_set():
+                return

@@ -1,0 +1,191 @@
+"""Where a stream goes on: at its resume point, also behind a failover, after all that could make that wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+from pymysql.connections import Connection
+from sqlalchemy.exc import SQLAlchemyError
+
+from airflow_provider_cdc.apply.applier import Applier
+from airflow_provider_cdc.apply.follow_ddl import as_copied
+from airflow_provider_cdc.chunk_groups.groups import Coverage
+from airflow_provider_cdc.ddl.alter_table import NotFollowed, alter
+from airflow_provider_cdc.model import server_id_slots as slots
+from airflow_provider_cdc.model.definitions import Definitions, by_table
+from airflow_provider_cdc.model.errors import (
+    CdcError,
+    NotFollowedError,
+    NotReadyError,
+    OtherHistoryError,
+    PurgedError,
+    TerminalError,
+)
+from airflow_provider_cdc.model.offset import Offset, Position
+from airflow_provider_cdc.model.plan import Plan
+from airflow_provider_cdc.model.schema import TableSchema
+from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction, read_transactions
+from airflow_provider_cdc.mysql.client.catalog import definition
+from airflow_provider_cdc.mysql.client.filters import filters, left_out
+from airflow_provider_cdc.mysql.client.flavour import flavour
+from airflow_provider_cdc.mysql.client.identity import binlog_end, binlog_status, identity
+from airflow_provider_cdc.mysql.client.session import connect
+from airflow_provider_cdc.mysql.positions.binlog_files import with_beginning
+from airflow_provider_cdc.mysql.positions.failover import is_elsewhere, take_over
+from airflow_provider_cdc.mysql.positions.resume import resume
+from airflow_provider_cdc.resnapshot.suspension import without, write_down
+from airflow_provider_cdc.runtime.run_context import Context
+from airflow_provider_cdc.state import Segment, Store
+
+_OTHER = "Point the connection to a server that has the same tables, or start with a fresh sink.path"
+
+
+def find_place(
+    context: Context, store: Store, plan: Plan, applier: Applier, held: Sequence[Coverage]
+) -> tuple[Plan, Position]:
+    """Bring the applier to the place where it goes on. Its epoch's fence is raised.
+
+    :param held: what the snapshot holds.
+    :returns: the plan, without the tables that cannot go on at another server; and where the server's binlog ends,
+        which is behind everything that the snapshot has read.
+    :raises CdcError: if something would be missing, or is not the same, from there on.
+    """
+    with closing(connect(context.connect_args)) as connection:
+        _check_logged(connection)
+        with _told_what_to_do(context):
+            if is_elsewhere(connection, applier.at):
+                plan = _fail_over(context, store, plan, applier, connection)
+            applier.go_on(resume(connection, applier.at, context.opener(slots.STREAM)))
+        marks = [seq for table in held for seq in table.high_watermarks]
+        if applier.lineage.seq(applier.at.at) < max(marks, default=0):
+            _same_files(context, applier, held)
+        now = binlog_end(connection)
+        end = applier.lineage.position(max([applier.lineage.seq(now), *marks]))
+        if now < end:
+            raise OtherHistoryError(f"the binlog of the server ends at {now}, and the snapshot read up to {end}")
+    return plan, end
+
+
+def _check_logged(connection: Connection[Any]) -> None:
+    """Refuse a server that leaves changes out of its binlog: a replica that was promoted may.
+
+    :raises TerminalError: if it does.
+    """
+    _, do, ignore = binlog_status(connection)
+    if do or ignore:
+        raise TerminalError(
+            f"server {identity(connection)} leaves databases out of its binary log (binlog-do-db={do}, "
+            f"binlog-ignore-db={ignore})",
+            "Remove these options: changes that are not in the binary log cannot be copied. Those that were made since "
+            "the options were set are missing: `airflow-cdc verify --repair` finds them",
+        )
+
+
+def _same_files(context: Context, applier: Applier, held: Sequence[Coverage]) -> None:
+    """The changes that chunks hold are told by positions: so those must be of the binlog that the server has today."""
+    at = applier.at
+    for base, file, began in sorted({known for table in held for known in table.files}):
+        if base == applier.lineage.base and began and at.at.file != file and at.at < Position(file, 0):
+            with_beginning(Offset(at.server, Position(file, 0), "", began=began), context.opener(slots.STREAM))
+
+
+@contextmanager
+def _told_what_to_do(context: Context) -> Iterator[None]:
+    """Say of a purge what the pipeline can do about it."""
+    try:
+        yield
+    except PurgedError as error:
+        way = "" if context.pipeline.stream.on_purged == "reread" else "set stream.on_purged to reread and "
+        raise PurgedError(
+            error.message,
+            f"Raise binlog_expire_logs_seconds. To read all tables again, {way}use `airflow-cdc run` (in Airflow: "
+            "clear the planner and all behind it); or start with a fresh sink.path",
+        ) from None
+
+
+def _fail_over(context: Context, store: Store, plan: Plan, applier: Applier, connection: Connection[Any]) -> Plan:
+    """Go on at the server that the connection reaches now; a table that cannot is suspended before.
+
+    :returns: the plan without those.
+    :raises CdcError: if it cannot be done. Then no table was suspended.
+    """
+    pipeline, before = context.pipeline, applier.at
+    open_at = context.opener(slots.STREAM)
+    after = take_over(connection, open_at, before)
+    channels = [] if after.server == before.server else filters(connection)
+    for table in map(plan.tables.__getitem__, plan.active):
+        if missing := {name for channel in channels if (name := left_out(channel, *table.id))}:
+            raise TerminalError(
+                f"the connection reaches server {identity(connection)} now, a replica that leaves out changes of "
+                f"{table.label} ({', '.join(sorted(missing))}), or was one",
+                f"{_OTHER}. If it has never left out anything with this filter, remove that, and run again",
+            )
+    going = without(context, plan, {**_redefined(context, connection, plan, after.at), **applier.bound()})
+    applier.go_on_without(going)
+    try:
+        applier.check_passed()  # before anything is written down: who is sent back finds all tables there as they were
+    except TerminalError as error:
+        if after.server != before.server:
+            raise
+        raise PurgedError(f"{error.message}, whose binlog files have got another name since", _OTHER) from None
+    if (further := applier.ahead()) is not None:
+        # What a table holds beyond the resume point comes once more, if the new server has it; else it would stay.
+        take_over(connection, open_at, replace(further, xa=()))
+    if stays := [step for step in going.suspended if step not in plan.suspended]:
+        applier.confirm()  # what is written down is not fenced
+        write_down(context, store, plan, stays)
+    applier.move(after)
+    segments = applier.lineage.segments
+    with suppress(CdcError, SQLAlchemyError):  # the sink has it; this is for people
+        known = store.lineage(pipeline.name)[: len(segments) - 1]
+        last = segments[-1]
+        added = Segment(last.server, last.start_file, applier.at.at.position, last.base)
+        store.set_lineage(pipeline.name, [*known, added])
+        store.event(pipeline.name, "failover", f"{before.server} at {before.at} to {last.server} at {applier.at.at}")
+    context.reporter.line(
+        f"continuing on server {applier.at.server}, {applier.at.at} (before: {before.server}, {before.at})"
+    )
+    return going
+
+
+def _redefined(context: Context, connection: Connection[Any], plan: Plan, at: Position) -> dict[int, TerminalError]:
+    """Tables of which the server has other definitions than the DDL in its binlog behind a place leads to, by index."""
+    found: dict[int, TerminalError] = {}
+    for index in plan.active:
+        table = plan.tables[index]
+        if not _is(connection, table) and not _leads_there(context, connection, at, table):
+            message = (
+                f"the connection reaches server {identity(connection)} now, where {table.label} has another definition"
+            )
+            found[index] = NotFollowedError(message, _OTHER, table=table.label)
+    return found
+
+
+def _is(connection: Connection[Any], table: TableSchema) -> bool:
+    """Whether the server has a table with this definition."""
+    try:
+        return definition(connection, table) == table.fingerprint()
+    except NotReadyError:  # it has none, or one that cannot be copied
+        return False
+
+
+def _leads_there(context: Context, connection: Connection[Any], at: Position, table: TableSchema) -> bool:
+    """Whether the DDL of a table in the server's binlog behind a place leads to the definition that it has there, or to
+    one that the stream does not follow: then it stops there, and says why.
+    """
+    if not context.pipeline.stream.follows_ddl:
+        return False
+    server, reached = flavour(connection), table
+    with closing(context.opener(slots.STREAM)(at)) as stream:
+        captured = by_table([Definitions.of(table)])
+        for item in read_transactions(stream, captured, stream.collations, tell_ddl=True):
+            if isinstance(item, Transaction) and item.altered and item.ddl is not None:
+                try:
+                    change = alter(reached, item.ddl.text, item.ddl.database, item.ddl.session, server)
+                    reached = as_copied(context, reached, change).definition
+                except NotFollowed:
+                    return True
+    return _is(connection, reached)

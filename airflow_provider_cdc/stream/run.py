@@ -1,0 +1,267 @@
+"""The stream phase: an epoch begins behind its fence, and Spark drives it, or a loop here."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import closing, suppress
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from airflow_provider_cdc.apply.applier import Applier, epoch_fence, highest_epoch
+from airflow_provider_cdc.apply.fencing import claim_epoch, raise_fences
+from airflow_provider_cdc.apply.follow_ddl import finish
+from airflow_provider_cdc.apply.task import StreamJob, together
+from airflow_provider_cdc.chunk_groups.groups import coverage, targets
+from airflow_provider_cdc.chunk_groups.task import run_in_threads as run_slices
+from airflow_provider_cdc.config.fingerprint import fingerprint
+from airflow_provider_cdc.maintenance.task import run_in_threads
+from airflow_provider_cdc.maintenance.upkeep import Upkeep
+from airflow_provider_cdc.model import server_id_slots as slots
+from airflow_provider_cdc.model.errors import (
+    CdcError,
+    NotFollowedError,
+    NotReadyError,
+    kind_of,
+)
+from airflow_provider_cdc.resnapshot.membership import added, removals
+from airflow_provider_cdc.resnapshot.superseded_files import remove_superseded_steps
+from airflow_provider_cdc.resnapshot.suspension import (
+    check_none_suspended,
+    told,
+    unusable,
+    without,
+    write_down,
+)
+from airflow_provider_cdc.resnapshot.worker import Rereading
+from airflow_provider_cdc.runtime.liveness import Heart, whoami
+from airflow_provider_cdc.runtime.requests import Inbox
+from airflow_provider_cdc.runtime.run_context import Context
+from airflow_provider_cdc.runtime.server_restarts import note_restart
+from airflow_provider_cdc.sinks.storage.request_counts import Traffic, counting
+from airflow_provider_cdc.sinks.storage.store_check import check_store
+from airflow_provider_cdc.snapshot.run import adopt_published
+from airflow_provider_cdc.state import Store
+from airflow_provider_cdc.stream.epoch import Epoch
+from airflow_provider_cdc.stream.prefetch import ReadingAhead
+from airflow_provider_cdc.stream.resume import find_place
+from airflow_provider_cdc.system.processes import machine
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_OTHER_LISTS = "Undo the change, or set stream.on_table_error to suspend: then the table is read again"
+
+
+def begin(context: Context, store: Store, *, catch_up: bool, log: str | None = None, ui: str | None = None) -> Epoch:
+    """Take over the stream: a new epoch, which shuts out older ones, then the resume point and its checks.
+
+    :param catch_up: end at the position that the server has now (at least where the snapshot's last chunk ended).
+    :param log: file that this process writes to, if any.
+    :param ui: address of Spark's own page, if any.
+    :raises NotReadyError: if the snapshot is not complete or a stream of this pipeline is running.
+    :raises TerminalError: if the stream cannot go on where it stopped.
+    """
+    # Compiled now if they never were on this machine: that holds all threads for seconds, the heartbeat's with them.
+
+    with counting(Traffic()) as asked:
+        return _begin(context, store, asked, catch_up=catch_up, log=log, ui=ui)
+
+
+def _begin(context: Context, store: Store, asked: Traffic, *, catch_up: bool, log: str | None, ui: str | None) -> Epoch:
+    pipeline = context.pipeline
+    context.watcher.refuse(store, pipeline.name)
+    if context.storage.remote:  # what the store has done until now, another version of it, or a proxy, may not do
+        check_store(context.storage, context.layout.private)
+    planned = added(context, store, context.need_plan())
+    tables = targets(context, planned)
+    context.storage.delete(context.layout.reload(planned.generation))  # it was for the epoch before
+    plan = planned.amended(step.to_json() for step in removals(context, planned))
+    plan = without(context, plan, unusable(context, plan, tables))
+    held = coverage(context, plan, tables)
+    if held is None:
+        raise NotReadyError(
+            f"the snapshot of {pipeline.name} is not complete",
+            "Run `airflow-cdc snapshot` (or `airflow-cdc run`) first",
+        )
+    adopt_published(context, store, plan)
+    note_restart(context, store)
+    progress = context.sink.resume_point()
+    progress.create()
+    for line in told(context, planned):
+        context.reporter.line(line)
+    known = {index: tables[index].markers() for index in plan.active}
+    highest = highest_epoch(pipeline.name, [*known.values(), progress.markers()])
+    details: dict[str, Any] = {"mode": "catch_up" if catch_up else "continuous", "log": log, "ui": ui}
+    details |= {"machine": machine() or None, "settings": fingerprint(pipeline)}
+    number = store.new_epoch(pipeline.name, highest, *whoami(), refuse=context.watcher.confirm, details=details)
+    stop, inbox = threading.Event(), Inbox(store, details)
+    try:
+        # A failover reads binlog for as long as it takes.
+        with Heart(store, pipeline.name, number, details, stop, lambda: False, hear=inbox.hear):
+            fence = epoch_fence(pipeline.name, number)
+            all_over = claim_epoch(pipeline.name, progress, fence)
+            other = {
+                index: NotFollowedError(why, _OTHER_LISTS, table=plan.tables[index].label)
+                for index, why in context.other_columns(plan).items()
+            }
+            plan = without(context, plan, {**other, **finish(context, plan, fence)})
+            going = {index: tables[index] for index in plan.active}
+            raise_fences(pipeline.name, fence, going, known, all_over=all_over)
+            write_down(context, store, plan, [step for step in plan.suspended if step not in planned.suspended])
+            held = coverage(context, plan, tables) or held  # up to the fence a group may have been read again
+            upkeep = Upkeep(targets(context, plan), run_in_threads, context.reporter.line)
+            applier = Applier(context, plan, tables, held, progress, number, upkeep.changed)
+            ahead = ReadingAhead(
+                [tables[index] for index in plan.active], pipeline.sink.index_bytes, context.reporter.line
+            )
+            plan, end = find_place(context, store, plan, applier, held)
+    except CdcError as error:
+        store.end_stream(pipeline.name, number, "failed", str(error), kind_of(error))
+        raise
+    # Epochs before this one are over, or shut out: nothing of theirs is needed any more.
+    context.local.clear_checkpoints()
+    context.sink.staging().clear(plan.tables, number)
+    remove_superseded_steps(context.storage, context.layout, plan)
+    job = StreamJob(
+        connect_args=dict(context.connect_args),
+        planner=pipeline.replica(slots.STREAM),
+        readers=tuple(map(pipeline.replica, slots.batch_readers(pipeline.stream.parallelism))),
+        lineage=applier.lineage,
+        sink=context.sink,
+        storage=context.storage,
+        pipeline=pipeline.name,
+        epoch=number,
+        max_batch_bytes=pipeline.stream.max_batch_bytes,
+        max_batch_rows=pipeline.stream.max_batch_rows,
+        zero_dates=pipeline.source.zero_dates,
+        deletes=pipeline.sink.deletions,
+        tell_ddl=pipeline.stream.follows_ddl,
+    )
+    ends = end if catch_up else None
+    rereading = Rereading(context, store, run_slices, inbox)
+    epoch = Epoch(
+        context,
+        store,
+        plan,
+        number,
+        job,
+        applier.at,
+        applier,
+        ends,
+        details,
+        upkeep,
+        ahead,
+        rereading,
+        asked,
+        inbox,
+        stop,
+    )
+    rereading.wanted(plan)
+    return epoch
+
+
+def run_in_process(epoch: Epoch) -> None:
+    """Drive an epoch in this process, without Spark: for tests. Ends when caught up or stopped."""
+    with counting(epoch.asked), _Life(epoch):
+        epoch.drive(lambda: _run_section(epoch))
+        check_none_suspended(epoch.context, epoch.plan)
+
+
+def _run_section(epoch: Epoch) -> None:
+    at = epoch.start
+    with closing(epoch.job.make_planner()) as planner:
+        while not epoch.section_over():
+            ends = [at, *epoch.job.pieces(planner, at)]
+            if ends[-1] == at:
+                epoch.publish()
+                time.sleep(0.05)
+                continue
+            epoch.apply(together([epoch.job.stage(*piece, "0", i) for i, piece in enumerate(pairwise(ends))]))
+            at = ends[-1]
+
+
+def run_on_spark(epoch: Epoch, spark: SparkSession) -> None:
+    """Drive an epoch as a Structured Streaming query. Ends when caught up or stopped, at a transaction boundary.
+
+    :raises CdcError: what made the query fail.
+    """
+    from airflow_provider_cdc.chunk_groups.spark_job import run_on_spark as run_slices_on_spark
+    from airflow_provider_cdc.maintenance.spark_job import run_compactions
+    from airflow_provider_cdc.spark.session import told_of_waiting
+    from airflow_provider_cdc.stream.spark_query import StreamQuery
+
+    epoch.upkeep.run = run_compactions(spark)
+    epoch.rereading.run = run_slices_on_spark(spark, epoch.context.reporter.line)
+    query = StreamQuery(
+        spark,
+        lambda manifests: epoch.apply(together(manifests)),
+        each_second=epoch.publish,
+        over=epoch.section_over,
+    )
+    epoch.idle, epoch.rest = query.idle, query.rest
+
+    def run_section() -> None:
+        checkpoint = epoch.context.local.checkpoint(epoch.number, epoch.job.section)
+        query.run(epoch.job, epoch.start, checkpoint=checkpoint, seconds=epoch.context.pipeline.stream.trigger_seconds)
+
+    with _Life(epoch), told_of_waiting(spark, epoch.context.reporter.line):
+        with query:
+            epoch.drive(run_section)
+        check_none_suspended(epoch.context, epoch.plan)
+
+
+class _Life:
+    """Keeps an epoch's heartbeat going, obeys a request to stop, and writes down how it ended."""
+
+    def __init__(self, epoch: Epoch) -> None:
+        self._epoch, self._batches = epoch, 0
+        self._heart = Heart(
+            epoch.store,
+            epoch.plan.pipeline,
+            epoch.number,
+            epoch.details,
+            epoch.stop,
+            self._has_moved,
+            epoch.lease,
+            epoch.inbox.hear,
+        )
+
+    def __enter__(self) -> None:
+        self._heart.__enter__()
+        if not self._epoch.context.pipeline.sink.compaction:
+            self._epoch.upkeep.run = None
+        self._epoch.upkeep.__enter__()
+        self._epoch.ahead.__enter__()
+        self._epoch.rereading.__enter__()
+        self._epoch.observer.__enter__()
+        self._epoch.observer.look()
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        epoch = self._epoch
+        epoch.rereading.__exit__()
+        epoch.ahead.__exit__()
+        epoch.observer.__exit__()
+        epoch.going = False
+        with counting(epoch.asked):
+            epoch.upkeep.__exit__()
+            epoch.say_ended()
+            epoch.observer.write()
+        self._heart.__exit__()
+        with suppress(CdcError, SQLAlchemyError):  # an outage of the bookkeeping must not hide how it ended
+            epoch.store.end_stream(
+                epoch.plan.pipeline,
+                epoch.number,
+                "failed" if error else "caught_up" if epoch.reached else "stopped",
+                str(error) if error else None,
+                kind_of(error) if isinstance(error, CdcError) else type(error).__name__ if error else None,
+                epoch.asked.to_json() if epoch.context.storage.remote else None,
+            )
+
+    def _has_moved(self) -> bool:
+        """A batch that takes long shows as progress that stands still; waiting for changes, or a pause, does not."""
+        epoch = self._epoch
+        moved, self._batches = epoch.batches > self._batches or epoch.idle() or epoch.inbox.paused, epoch.batches
+        return moved

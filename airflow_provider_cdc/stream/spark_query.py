@@ -1,0 +1,172 @@
+"""A Structured Streaming query that carries the batches of an epoch, and hands each to its caller.
+
+While a batch is applied, Spark reads the next one already: nothing rests on what it writes down as done.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from airflow_provider_cdc.apply.task import StreamJob
+from airflow_provider_cdc.model.errors import CdcError, SlowWorkerError, TransientError, error_of
+from airflow_provider_cdc.model.offset import Offset
+from airflow_provider_cdc.spark.session import of_spark, spark_errors
+from airflow_provider_cdc.stream.spark_source import FORMAT, SectionOffset, make_source
+
+#: How often a query is begun while Spark's Python workers come up too slowly: a start of the driver takes much longer.
+_STARTS = 5
+
+
+class StreamQuery:
+    """One query, which lasts as long as nothing fails: it carries section after section of an epoch. A context manager.
+
+    :param apply: gets the manifests of the pieces of each batch, none of them twice: one batch after the other, in a
+        thread of its own.
+    :param each_second: called about once a second, never while a batch is applied.
+    :param over: whether to end the section.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        apply: Callable[[list[dict[str, Any]]], object],
+        *,
+        each_second: Callable[[], None],
+        over: Callable[[], bool],
+    ) -> None:
+        self._spark = spark
+        self._apply, self._each_second, self._over = apply, each_second, over
+        self._query: Any = None
+        self._applying: Future[None] | None = None
+        self._pool = ThreadPoolExecutor(1, "apply")
+        self._working, self._begun = threading.Lock(), False
+        #: The section whose batches are applied; ``None`` between two sections.
+        self._section: int | None = None
+        self._failure: CdcError | None = None
+        #: Whose batches are heard: one that was stopped may still be at its last one.
+        self._heard: object = None
+
+    def __enter__(self) -> StreamQuery:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop()
+        self._pool.shutdown()
+
+    def idle(self) -> bool:
+        """Whether it waits for changes."""
+        if self._query is None or not (self._applying is None or self._applying.done()):
+            return False
+        status = self._query.status
+        return not (status["isTriggerActive"] and status["isDataAvailable"])
+
+    def run(self, job: StreamJob, start: Offset, *, checkpoint: Path, seconds: float) -> None:
+        """Run a section until it is over, at a transaction boundary.
+
+        :param checkpoint: folder that Spark wants, where there is none yet.
+        :param seconds: least time between the starts of two batches. The source waits, since a trigger of Spark with
+            an interval begins batches at multiples of it, whenever the changes come.
+        :raises CdcError: what made the query fail, and the next section has another one; or why the section could not
+            go on because of one table, and the query continues with the next one.
+        """
+        with self._working:
+            self._section = job.section
+        try:
+            if self._query is not None:
+                SectionOffset(job.section, start).write(self._section_file)
+                return self._carry()
+            for number in range(_STARTS):
+                try:
+                    return self._begin(job, start, checkpoint / str(number), seconds)
+                except SlowWorkerError:
+                    if self._begun or number == _STARTS - 1:
+                        raise
+        except BaseException as error:
+            if not (isinstance(error, CdcError) and error.table and self._query is not None and self._query.isActive):
+                self._stop()
+            raise
+        finally:
+            with self._working:  # a batch that is being applied is finished first
+                self._section = self._failure = None
+
+    def _begin(self, job: StreamJob, start: Offset, checkpoint: Path, seconds: float) -> None:
+        self._begun, self._failure = False, None
+        self._heard = token = object()
+        checkpoint.mkdir(parents=True)
+        self._section_file = checkpoint / "section.json"
+        self._spark.dataSource.register(make_source(job, start, self._section_file, seconds))
+        with spark_errors():
+            self._query = (
+                self._spark.readStream.format(FORMAT)
+                .load()
+                .writeStream.foreachBatch(partial(self._on_batch, token))
+                .option("checkpointLocation", str(checkpoint / "spark"))
+                .trigger(processingTime="0 seconds")
+                .start()
+            )
+        self._carry()
+
+    def _carry(self) -> None:
+        query, looked = self._query, time.monotonic()
+        while query.isActive and not self._over() and not self._failure:
+            time.sleep(0.1)  # not Event.wait(): a signal that meets it and sets the event would wait for itself
+            if time.monotonic() - looked > 1:
+                looked = time.monotonic()
+                with self._working:
+                    self._each_second()
+        failed = query.exception()
+        if self._failure is not None or failed is not None:
+            raise self._failure or of_spark(failed)
+        if not self._over():
+            raise TransientError("the stream ended by itself", "Run again: it continues where it stopped")
+
+    def rest(self) -> None:
+        """Read nothing until the next section is run."""
+        self._stop()
+
+    def _stop(self) -> None:
+        """End the query. Nothing of it is applied any more."""
+        with self._working:
+            self._section = self._heard = None
+        if self._query is not None:
+            self._query.stop()
+            self._query = None
+
+    def _on_batch(self, token: object, frame: Any, _: int) -> None:
+        self._begun = True
+        try:
+            manifests = [json.loads(row["manifest"]) for row in frame.collect()]
+            if self._applying is not None:
+                self._applying.result()  # no more than one waits
+            if manifests:
+                self._applying = self._pool.submit(self._do, token, manifests)
+        except Exception as error:
+            self._fail(token, error)
+            # Spark searches the text for words of its own with a regular expression that overflows the stack on a long
+            # one (seen when a stream was stopped during a batch), so it gets a short one.
+            raise RuntimeError("the batch was not applied") from None
+
+    def _do(self, token: object, manifests: list[dict[str, Any]]) -> None:
+        with self._working:
+            if token is not self._heard or manifests[0]["section"] != self._section or self._over() or self._failure:
+                return  # the end of its section has been decided: what was read is read again by the next one
+            try:
+                if failed := [manifest["error"] for manifest in manifests if "error" in manifest]:
+                    raise error_of(**failed[0])
+                self._apply(manifests)
+            except BaseException as error:  # nobody else would hear of it
+                self._fail(token, error)
+
+    def _fail(self, token: object, error: BaseException) -> None:
+        """Note the first failure: others may follow from it."""
+        if token is self._heard:
+            self._failure = self._failure or (error if isinstance(error, CdcError) else of_spark(error))

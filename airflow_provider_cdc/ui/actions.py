@@ -1,0 +1,156 @@
+"""What can be done from the page. An act takes the right that Airflow asks for the same, cannot be had from another
+site, and is written into Airflow's audit log and into the bookkeeping's events with the user's name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+from airflow.api_fastapi.core_api.security import GetUserDep
+from fastapi import APIRouter, Depends, HTTPException, Request
+from pydantic import BaseModel, Field
+
+from airflow_provider_cdc.ui.access import may_edit, may_trigger
+from airflow_provider_cdc.ui.acts import ACTS, Case, Impossible, Plan, offered
+from airflow_provider_cdc.ui.books import Shown
+from airflow_provider_cdc.ui.found import ShownDep
+
+#: A header that no form and no link of another site can set: a browser asks the server first, which does not allow it.
+HEADER = "X-CDC-Page"
+
+
+class Asked(BaseModel):
+    """What an act is about; ``dry_run``: only say what would be done."""
+
+    dry_run: bool = False
+    group: int | None = Field(None, ge=0, le=2**31 - 1)
+    table: str | None = Field(None, max_length=255)
+    condition: str | None = Field(None, max_length=2000)
+    id: int | None = Field(None, ge=0, le=2**62)
+
+
+def _of_this_page(request: Request) -> None:
+    """Refuse what another site has made the user's browser send, with the user's cookie.
+
+    :raises HTTPException: 403.
+    """
+    from airflow.configuration import conf
+
+    own = {request.headers.get("host"), urlsplit(conf.get("api", "base_url", fallback="") or "").netloc}
+    origin = request.headers.get("origin")
+    if request.headers.get(HEADER) is None or (origin is not None and urlsplit(origin).netloc not in own):
+        raise HTTPException(403, "This request does not come from the page")
+
+
+def _allowed(user: GetUserDep, shown: ShownDep) -> None:
+    if not may_edit(user, shown.dags):
+        raise HTTPException(403, _missing(shown.dags))
+
+
+router = APIRouter(dependencies=[Depends(_of_this_page), Depends(_allowed)])
+
+
+@router.post("/api/pipelines/{book}/{name}/acts/{act}")
+def do(user: GetUserDep, shown: ShownDep, act: str, asked: Asked) -> dict[str, Any]:
+    """Do something, or say what would be done."""
+    if act not in ACTS:
+        raise HTTPException(404, "There is no such act")
+    by = str(user.get_name())
+    with _session() as session:
+        case = Case(shown, session, **asked.model_dump(exclude={"dry_run"}))
+        try:
+            plan = ACTS[act].plan(case)
+        except Impossible as why:
+            if asked.dry_run:
+                return {"says": None, "why_not": str(why)}
+            raise HTTPException(409, str(why)) from None
+        missing = _lacks(user, plan)
+        if asked.dry_run:
+            return {"says": plan.says, "why_not": missing, "asks": plan.asks}
+        if missing:
+            raise HTTPException(403, missing)
+        if plan.asks:
+            raise HTTPException(409, f"{plan.asks} is missing")
+        _audit(session, plan, by, f"cdc_{act}", pipeline=case.name, **_about(asked))
+        try:
+            done = plan.do(by)
+        except _refusals() as error:
+            raise HTTPException(409, str(error)) from None
+        if not done:
+            raise HTTPException(409, "It is not as it was any more: look again")
+        if plan.event is not None:
+            case.reader.event(case.name, plan.event[0], plan.event[1], table=plan.table, by=by)
+    return {"done": True}
+
+
+def offers(user: Any, shown: Shown) -> list[dict[str, Any]]:
+    """What the user can do with a pipeline as a whole: names of acts, and why one is impossible now."""
+    found = []
+    with _session() as session:
+        case = Case(shown, session)
+        for name in offered(case):
+            try:
+                why = _lacks(user, ACTS[name].plan(case))
+            except Impossible as impossible:
+                why = str(impossible)
+            found.append({"act": name, "label": ACTS[name].label, "why_not": why})
+    return found
+
+
+def retriable(shown: Shown) -> list[int]:
+    """Chunk groups whose task has failed."""
+    from airflow_provider_cdc.ui import instances
+
+    with _session() as session:
+        tasks = Case(shown, session).tasks("CdcSnapshotOperator")
+        return sorted({group for task in tasks for group in instances.failed_groups(session, task)})
+
+
+def _lacks(user: Any, plan: Plan) -> str | None:
+    """What a user must not do, in words; nothing if all is well."""
+    if (may_trigger if plan.triggers else may_edit)(user, plan.dags):
+        return None
+    return f"It takes the right to start runs of {plan.dags[0]}" if plan.triggers else _missing(plan.dags)
+
+
+def _missing(dags: tuple[str, ...]) -> str:
+    what = f"edit task instances of {' or '.join(dags)}" if dags else "edit Airflow's connections, as it has no DAG"
+    return f"It takes the right to {what}"
+
+
+def _about(asked: Asked) -> dict[str, Any]:
+    """For the audit log; a condition holds keys, which are values of rows."""
+    return asked.model_dump(exclude={"dry_run", "condition"}, exclude_none=True)
+
+
+def _audit(session: Any, plan: Plan, by: str, act: str, **what: object) -> None:
+    """A line for the task instance concerned, or for each DAG concerned, or one without a DAG."""
+    from airflow.models.log import Log
+
+    if plan.instance is not None:
+        about = {name: getattr(plan.instance, name) for name in ("task_id", "run_id", "map_index", "try_number")}
+    else:
+        about = {}
+    for dag in plan.dags or (None,):
+        session.add(Log(event=act, owner=by, owner_display_name=by, extra=json.dumps(what), dag_id=dag, **about))
+    session.flush()
+
+
+def _refusals() -> tuple[type[Exception], ...]:
+    """Errors of Airflow that say that something cannot be, as a run whose parameters have no value."""
+    from airflow.providers.common.compat.sdk import AirflowException
+
+    return (AirflowException, ValueError)
+
+
+@contextmanager
+def _session() -> Iterator[Any]:
+    """A session of Airflow's own database: one transaction, and none if something goes wrong."""
+    from airflow.utils.session import create_session
+
+    with create_session(scoped=False) as session:
+        yield session

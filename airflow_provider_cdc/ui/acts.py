@@ -1,0 +1,348 @@
+"""What people can do from the page: what each act would do now, or why it is impossible.
+
+What can be done by clearing a task is done by clearing that task; the rest is wanted of the stream in the bookkeeping.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from airflow_provider_cdc.ddl.key_predicate import BadPredicate, parse
+from airflow_provider_cdc.state.models import StreamRow, TableStateRow
+from airflow_provider_cdc.state.reading import Reader
+from airflow_provider_cdc.ui import instances
+from airflow_provider_cdc.ui.books import Shown
+from airflow_provider_cdc.ui.declared import STREAM, Declared
+
+SNAPSHOT, _VERIFY = "CdcSnapshotOperator", "CdcVerifyOperator"
+
+
+class Impossible(Exception):
+    """An act cannot be done now. The text says why, and what to do."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What an act is about.
+
+    :param shown: the pipeline.
+    :param session: of Airflow's own database.
+    :param group: number of a chunk group; ``table``: ``database.table``; ``condition``: one on its key; ``id``: of an
+        event or a request.
+    """
+
+    shown: Shown
+    session: Any = field(repr=False)
+    group: int | None = None
+    table: str | None = None
+    condition: str | None = None
+    id: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of the pipeline."""
+        return self.shown.found.name
+
+    @cached_property
+    def reader(self) -> Reader:
+        """Its bookkeeping."""
+        return self.shown.book.reader()
+
+    @cached_property
+    def run(self) -> StreamRow | None:
+        """The newest run of its stream, as it is now."""
+        return self.reader.current_stream(self.name)
+
+    @property
+    def runs(self) -> bool:
+        """Whether there is a stream that could be asked for something."""
+        return self.run is not None and self.run.state == "running" and self.run.desired_state != "stop"
+
+    def tasks(self, kind: str, *, repair: bool = False) -> list[Declared]:
+        """The pipeline's tasks of one kind."""
+        return [one for one in self.shown.declared if one.kind == kind and one.repair == repair]
+
+    @property
+    def stream_dags(self) -> tuple[str, ...]:
+        """The DAGs with the stream, or else all: who may edit tasks of one of them may ask the stream for something."""
+        return tuple(dict.fromkeys(one.dag for one in self.tasks(STREAM))) or self.shown.dags
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What would be done.
+
+    :param says: that, for the person who is asked.
+    :param do: does it, in the name of somebody; says whether it was done.
+    :param dags: who may edit task instances of one of these DAGs may do it; without any, who may edit connections.
+    :param triggers: whether a run is started instead, which is another right.
+    :param instance: the task instance concerned.
+    :param event: kind and text of what is noted in the bookkeeping, unless that does so itself.
+    :param table: the table that this is about.
+    :param asks: what has to be typed, if it is not there yet.
+    """
+
+    says: str
+    do: Callable[[str], object]
+    dags: tuple[str, ...]
+    triggers: bool = False
+    instance: Any = None
+    event: tuple[str, str] | None = None
+    table: str | None = None
+    asks: str | None = None
+
+
+@dataclass(frozen=True)
+class Act:
+    """Something that can be done.
+
+    :param label: what the button says.
+    :param plan: finds out what would be done.
+    :raises Impossible: (``plan``) if it cannot be done now.
+    """
+
+    label: str
+    plan: Callable[[Case], Plan]
+
+
+def offered(case: Case) -> list[str]:
+    """The acts that concern the pipeline as a whole and fit its state, possible or not."""
+    paused = case.run is not None and case.run.paused_by is not None
+    still = ["resume"] if paused else ["pause"] if case.runs else []
+    return [*still, "stop" if case.runs else "start", "verify", "repair"]
+
+
+# By clearing a task
+
+
+def _retry(case: Case) -> Plan:
+    if case.group is None:
+        raise Impossible("No chunk group is named")
+    snapshot = case.shown.found.snapshot
+    groups = case.reader.groups(case.name, snapshot[0]) if snapshot else []
+    found = next((group for group in groups if group.group_no == case.group), None)
+    if found is None:
+        raise Impossible(f"There is no chunk group {case.group}")
+    if found.state == "done":
+        raise Impossible(f"Group {case.group} is published: read its tables, or some of their keys, again instead")
+    tasks = case.tasks(SNAPSHOT)
+    if not tasks:
+        raise Impossible(f"No DAG reads it. {_command('snapshot', case)} reads what is missing")
+    held = [one for task in tasks if (one := instances.of_group(case.session, task, case.group)) is not None]
+    if not held:
+        dags = ", ".join(dict.fromkeys(task.dag for task in tasks))
+        raise Impossible(f"No run has a task for it: start a run of {dags}, which reads what is missing")
+    instance = max(held, key=lambda one: one.dag_run.id)
+    what = f"group {case.group} is read again: {_called(instance)} was cleared"
+    return _cleared(case, instance, f"What is missing of group {case.group} is read", "group_retried", what)
+
+
+def _start(case: Case) -> Plan:
+    tasks = case.tasks(STREAM)
+    if case.runs and case.shown.book.lives(case.shown.found) is not False:
+        raise Impossible("The stream runs")
+    if not tasks:
+        raise Impossible(f"No DAG has its stream. {_command('stream', case)} starts it, on a host of your choice")
+    if busy := _first(instances.at_work, case, tasks):
+        raise Impossible(f"{_called(busy)} is {_state(busy)}: it starts the stream, or looks after it")
+    instance = _first(instances.newest_ended, case, tasks)
+    if instance is None:
+        dags = ", ".join(dict.fromkeys(task.dag for task in tasks))
+        raise Impossible(f"The task of the stream has never run: start a run of {dags}")
+    what = f"the stream is started: {_called(instance)} was cleared"
+    return _cleared(case, instance, "The stream goes on from where it has stopped", "stream_start", what)
+
+
+def _verify(case: Case, *, repair: bool = False) -> Plan:
+    tasks = case.tasks(_VERIFY, repair=repair)
+    arguments = ", repair=True" if repair else ""
+    if not case.shown.dags:
+        raise Impossible(f"The pipeline has no DAG. Run {_command('verify' + (' --repair' if repair else ''), case)}")
+    if not tasks:
+        raise Impossible(
+            f"None of its DAGs has a task for that: add CdcVerifyOperator(pipeline=...{arguments}), best in a DAG of "
+            f"its own, or run {_command('verify' + (' --repair' if repair else ''), case)}"
+        )
+    # One that comes after a stream may wait for ever.
+    if busy := _first(lambda of, task: instances.at_work(of, task, waits=not task.beside_stream), case, tasks):
+        raise Impossible(f"{_called(busy)} is {_state(busy)}: see there")
+    says = "Source and copy are compared, table by table" + (
+        "; rows that differ are read again and exchanged" if repair else ". Nothing is written"
+    )
+    instance = _first(instances.newest_ended, case, tasks)
+    if instance is not None:
+        kind, what = "repair" if repair else "verify", f"source and copy are compared: {_called(instance)} was cleared"
+        return _cleared(case, instance, says, kind, what)
+    dag = next((task.dag for task in tasks if not task.beside_stream), None)
+    if dag is None:
+        raise Impossible(
+            f"The task has never run, and DAG {tasks[0].dag} holds a stream as well, which a new run would begin: put "
+            f"the comparison into a DAG of its own, or run {_command('verify', case)}"
+        )
+    why, slow = instances.hindrance(case.session, dag)
+    if why:
+        raise Impossible(why)
+    return Plan(
+        _lines(f"A run of DAG {dag} is started, with all of its tasks", says, slow),
+        lambda by: instances.trigger(case.session, dag, by),
+        (dag,),
+        triggers=True,
+        event=("repair" if repair else "verify", f"source and copy are compared: a run of {dag} was started"),
+    )
+
+
+def _cleared(case: Case, instance: Any, says: str, kind: str, what: str) -> Plan:
+    if instance.state not in instances.RETRIABLE:
+        raise Impossible(f"{_called(instance)} is {_state(instance)}: see its log in Airflow")
+    why, slow = instances.hindrance(case.session, instance.dag_id, instance.dag_run)
+    if why:
+        raise Impossible(why)
+    return Plan(
+        _lines(f"{_called(instance)} is cleared, and no other task", says, slow),
+        lambda _: instances.clear(case.session, instance),
+        (instance.dag_id,),
+        instance=instance,
+        event=(kind, what),
+    )
+
+
+# By asking the stream
+
+
+def _stop(case: Case) -> Plan:
+    if not case.runs:
+        raise Impossible("No stream runs, or it was asked to stop already")
+    says = (
+        "The stream ends after the transaction that it is at. The task that looks after it succeeds, and the stream "
+        "stays where it is until somebody starts it, or its DAG runs again"
+    )
+    return Plan(says, lambda by: case.reader.stop(case.name, by), case.stream_dags)
+
+
+def _pause(case: Case) -> Plan:
+    if not case.runs:
+        raise Impossible("No stream runs")
+    says = (
+        "The stream stays where it is and reads nothing more until it is resumed, also if it is started anew. Tables "
+        "fall behind meanwhile, and the source must keep its binlogs"
+    )
+    return Plan(says, lambda by: case.reader.pause(case.name, by), case.stream_dags)
+
+
+def _resume(case: Case) -> Plan:
+    if case.run is None or case.run.paused_by is None:
+        raise Impossible("The stream is not paused")
+    return Plan("The stream goes on", lambda by: case.reader.resume(case.name, by), case.stream_dags)
+
+
+def _suspend(case: Case) -> Plan:
+    if _standing(case).state == "suspended":
+        raise Impossible(f"{case.table} is suspended already")
+    says = (
+        f"The stream goes on without {case.table}: its copy stays as it is, until somebody resumes it, which reads all "
+        "of the table again"
+    )
+    return _asked(case, "suspend", says)
+
+
+def _reread(case: Case) -> Plan:
+    says = f"All of {case.table} is read again, while the stream goes on, and its rows are exchanged in one commit"
+    if _standing(case).state == "suspended":
+        says += ". The table rejoins the stream with that"
+    return _asked(case, "reread", says)
+
+
+def _reread_keys(case: Case) -> Plan:
+    stands, condition = _standing(case), (case.condition or "").strip()
+    key = stands.definitions[-1]["key"] if stands.definitions else []
+    if stands.state == "suspended":
+        raise Impossible(f"{case.table} is suspended: resume it, which reads all of it")
+    if not key:
+        raise Impossible(f"{case.table} has no key: read all of it again")
+    if condition:
+        try:
+            parse(condition, key)
+        except BadPredicate as error:
+            raise Impossible(str(error)) from None
+    asks = None if condition else f"A condition on {', '.join(key)}"
+    says = f"The rows of {case.table} whose keys are as the condition says are read again, while the stream goes on"
+    return _asked(case, "reread", says, condition or None, asks=asks)
+
+
+def _asked(case: Case, kind: str, says: str, condition: str | None = None, asks: str | None = None) -> Plan:
+    table = str(case.table)
+    waits = None if case.runs else "No stream runs now: the next one does it"
+    wanted = "suspend it" if kind == "suspend" else "read some of its keys again" if condition else "read it again"
+    return Plan(
+        _lines(says, waits),
+        lambda by: case.reader.ask(case.name, kind, table, by, condition),
+        case.stream_dags,
+        event=("request", f"{table}: the stream was asked to {wanted}"),
+        table=table,
+        asks=asks,
+    )
+
+
+def _withdraw(case: Case) -> Plan:
+    number = -1 if case.id is None else case.id
+    request = case.reader.request(case.name, number)
+    if request is None or request.state != "open":
+        raise Impossible("There is no such request that still waits: the stream has taken it up, or it was withdrawn")
+    says = f"What {request.by} wants of {request.table} is not done"
+    return Plan(says, lambda by: case.reader.withdraw(case.name, number, by), case.stream_dags)
+
+
+def _acknowledge(case: Case) -> Plan:
+    number = -1 if case.id is None else case.id
+    says = "Your name is put beside this event, for everybody to see that you take care of it. Nothing else changes"
+    return Plan(says, lambda by: case.reader.acknowledge(case.name, number, by), case.shown.dags)
+
+
+def _standing(case: Case) -> TableStateRow:
+    """How the table stands that is meant."""
+    for row in case.reader.table_states(case.name):
+        if f"{row.database}.{row.name}" == case.table:
+            return row
+    raise Impossible(f"The pipeline has no table {case.table or 'without a name'}, or no driver has told of it yet")
+
+
+def _first(find: Callable[[Any, Declared], Any], case: Case, tasks: Sequence[Declared]) -> Any | None:
+    """Of the instances of several tasks the one in the newest run."""
+    found = [one for task in tasks if (one := find(case.session, task)) is not None]
+    return max(found, key=lambda one: one.dag_run.id, default=None)
+
+
+def _called(instance: Any) -> str:
+    index = f"[{instance.map_index}]" if instance.map_index >= 0 else ""
+    return f"Task {instance.task_id}{index} of DAG {instance.dag_id}, run {instance.run_id},"
+
+
+def _state(instance: Any) -> str:
+    return str(instance.state or "waiting for its turn").replace("_", " ")
+
+
+def _command(words: str, case: Case) -> str:
+    return f"airflow-cdc {words} -f with the file of {case.name}"
+
+
+def _lines(*sentences: str | None) -> str:
+    return ". ".join(sentence for sentence in sentences if sentence)
+
+
+ACTS: dict[str, Act] = {
+    "retry": Act("Retry", _retry),
+    "start": Act("Start the stream", _start),
+    "stop": Act("Stop the stream", _stop),
+    "pause": Act("Pause the stream", _pause),
+    "resume": Act("Resume the stream", _resume),
+    "verify": Act("Verify now", _verify),
+    "repair": Act("Repair", lambda case: _verify(case, repair=True)),
+    "suspend": Act("Suspend", _suspend),
+    "reread": Act("Read again", _reread),
+    "reread_keys": Act("Read some keys again", _reread_keys),
+    "withdraw": Act("Withdraw", _withdraw),
+    "acknowledge": Act("Acknowledge", _acknowledge),
+}

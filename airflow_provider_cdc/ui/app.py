@@ -1,0 +1,145 @@
+"""The page's application: every route, static files included, asks Airflow who the user is."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from pathlib import Path as File
+from typing import Annotated, Any
+
+from airflow.api_fastapi.core_api.security import GetUserDep, get_user
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request, Response
+from fastapi.responses import FileResponse, JSONResponse
+
+from airflow_provider_cdc.model.errors import CdcError
+from airflow_provider_cdc.ui import actions, views
+from airflow_provider_cdc.ui.access import Rights, RightsDep, may_edit
+from airflow_provider_cdc.ui.books import Trouble
+from airflow_provider_cdc.ui.found import Place, PlaceDep, ShownDep
+
+_STATIC = File(__file__).parent / "static"
+_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+#: Nothing is loaded from elsewhere, and no text of a database becomes code. Airflow shows the page in a frame.
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'self'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+#: Groups of a request: so many numbers at most, as a snapshot has.
+Numbers = Annotated[str | None, Query(max_length=8000, pattern=r"^\d+(,\d+)*$")]
+
+
+router = APIRouter()
+
+
+def make_app() -> FastAPI:
+    """The application. Databases are looked for when they are first asked for."""
+    # Without documentation of its own: those routes would not ask who the user is.
+    nothing: dict[str, Any] = {"docs_url": None, "redoc_url": None, "openapi_url": None}
+    app = FastAPI(title="CDC pipelines", dependencies=[Depends(get_user)], **nothing)
+    app.state.place = Place()
+    app.include_router(router)
+    app.include_router(actions.router)
+
+    @app.middleware("http")
+    async def headers(request: Request, go_on: Callable[[Request], Awaitable[Response]]) -> Response:
+        answer = await go_on(request)
+        answer.headers.update(_HEADERS)
+        return answer
+
+    @app.exception_handler(CdcError)
+    async def failed(_: Request, error: CdcError) -> JSONResponse:
+        return JSONResponse({"detail": error.message, "remedy": error.remedy}, status_code=503)
+
+    return app
+
+
+@router.get("/")
+def index() -> FileResponse:
+    """The page."""
+    return _file("index.html")
+
+
+@router.get("/static/{name}")
+def static(name: str) -> FileResponse:
+    """Its parts."""
+    return _file(name)
+
+
+@router.get("/api/pipelines")
+def pipelines(place: PlaceDep, rights: RightsDep) -> dict[str, Any]:
+    """Every pipeline that the user may see, the worst first, and the databases that cannot be read."""
+    shown, troubles = place.books.look()
+    lines = [views.pipeline_line(one, rights.dags) for one in shown if rights.sees(one.dags)]
+    unknown = [one for one in place.dags.all() if not one.name and one.dag in rights.dags]
+    return {
+        "pipelines": views.in_order(lines),
+        "troubles": [_told(one, rights) for one in troubles if rights.sees(one.dags)],
+        "unknown": [{"dag": one.dag, "task": one.task} for one in unknown],
+    }
+
+
+@router.get("/api/where")
+def where(
+    place: PlaceDep, rights: RightsDep, dag_id: str, run_id: str | None = None, task_id: str | None = None
+) -> dict[str, Any]:
+    """The pipelines of a DAG, of a run of it, or of one of its tasks."""
+    if dag_id not in rights.dags:
+        raise HTTPException(404, "There is no such DAG")
+    dags = place.dags
+    declared = dags.of_run(dag_id, run_id) if run_id else [one for one in dags.all() if one.dag == dag_id]
+    wanted = [one for one in declared if task_id in (None, "", one.task)]
+    names = {one.name for one in wanted}
+    shown = [one for one in place.books.look()[0] if one.found.name in names and dag_id in one.dags]
+    return {"tasks": len(wanted), "pipelines": [views.pipeline_line(one, rights.dags) for one in shown]}
+
+
+@router.get("/api/pipelines/{book}/{name}")
+def pipeline(user: GetUserDep, rights: RightsDep, shown: ShownDep) -> dict[str, Any]:
+    """One pipeline, and what the user may do with it."""
+    reader, acts = shown.book.reader(), may_edit(user, shown.dags)
+    view = views.pipeline_view(reader, shown, rights.dags)
+    reads = shown.found.snapshot is not None and shown.found.snapshot[1] != "done"
+    retriable = set(actions.retriable(shown)) if acts and reads else set()
+    for group in view["groups_list"]:
+        group["retry"] = acts and (
+            group["state"] == "failed" or (group["state"] != "done" and group["no"] in retriable)
+        )
+    view["requests"] = views.requests_view(reader, shown.found.name, acts)
+    return {**view, "may_act": acts, "offers": actions.offers(user, shown) if acts else []}
+
+
+@router.get("/api/pipelines/{book}/{name}/chunks")
+def chunks(shown: ShownDep, generation: int, groups: Numbers = None) -> dict[str, Any]:
+    """The map of chunks, or some groups of it."""
+    wanted = None if groups is None else [int(number) for number in groups.split(",")]
+    return views.chunks_view(shown.book.reader(), shown, generation, wanted)
+
+
+@router.get("/api/pipelines/{book}/{name}/chunks/{no}")
+def chunk(shown: ShownDep, no: int, generation: int) -> dict[str, Any]:
+    """One chunk."""
+    rows = shown.book.reader().chunk(shown.found.name, generation, no)
+    if rows is None:
+        raise HTTPException(404, "There is no such chunk")
+    return views.chunk_view(*rows)
+
+
+@router.get("/api/pipelines/{book}/{name}/lag")
+def lag(shown: ShownDep, minutes: Annotated[int, Query(ge=5, le=7 * 24 * 60)] = 60) -> dict[str, Any]:
+    """The lag over time."""
+    return views.lag_view(shown.book.reader(), shown.found.name, minutes, datetime.now(UTC))
+
+
+def _file(name: str) -> FileResponse:
+    path = _STATIC / name
+    if path.suffix not in _TYPES or path.parent != _STATIC or not path.is_file():
+        raise HTTPException(404, "There is no such file")
+    return FileResponse(path, media_type=_TYPES[path.suffix])
+
+
+def _told(trouble: Trouble, rights: Rights) -> dict[str, Any]:
+    dags = sorted(rights.dags.intersection(trouble.dags))
+    return {"where": trouble.label, "message": trouble.message, "remedy": trouble.remedy, "dags": dags}

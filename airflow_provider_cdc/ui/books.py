@@ -1,0 +1,267 @@
+"""The bookkeeping databases that the page shows: where they are, how they are asked, and which pipelines they hold."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import URL, make_url
+
+from airflow_provider_cdc.config.connections import Connection, database_url
+from airflow_provider_cdc.model.errors import CdcError, NotReadyError, TransientError
+from airflow_provider_cdc.model.supervision import Pulse
+from airflow_provider_cdc.state.models import TableStateRow
+from airflow_provider_cdc.state.reading import Overview, Reader
+from airflow_provider_cdc.ui.declared import Declared
+from airflow_provider_cdc.ui.rates import Rate
+
+#: Seconds for which an overview is good, and for which a database that did not answer is not asked again.
+FRESH_SECONDS, AWAY_SECONDS = 1.5, 15.0
+#: Seconds for which one request waits for the databases. What comes later is there for the next one.
+WAIT_SECONDS = 4.0
+
+
+def key_of(url: URL) -> str:
+    """A short name for a database, which says nothing of it."""
+    return hashlib.sha256(url.set(query={}).render_as_string(hide_password=True).encode()).hexdigest()[:12]
+
+
+@dataclass
+class Book:
+    """One bookkeeping database. Threads may share it.
+
+    :param key: its name in addresses of the page.
+    :param label: what people call it: the id of the connection, or the file.
+    :param url: its address; holds the password.
+    """
+
+    key: str
+    label: str
+    url: URL = field(repr=False)
+    _reader: Reader | None = field(default=None, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    _overview: list[Overview] = field(default_factory=list, repr=False)
+    _asked: float = float("-inf")
+    _error: CdcError | None = None
+    _pulses: dict[tuple[object, ...], Pulse] = field(default_factory=dict, repr=False)
+    _rates: dict[tuple[str, str, str], Rate] = field(default_factory=dict, repr=False)
+
+    def reader(self) -> Reader:
+        """The database, connected.
+
+        :raises CdcError: if it cannot be used; for a while it is then not asked again.
+        """
+        with self._lock:
+            if self._error is not None and time.monotonic() < self._asked + AWAY_SECONDS:
+                raise self._error
+            if self._reader is None:
+                try:
+                    self._reader, self._error = Reader.open(self.url, migrate=False), None
+                except CdcError as error:
+                    self._error, self._asked = error, time.monotonic()
+                    raise
+            return self._reader
+
+    def overview(self) -> list[Overview]:
+        """All its pipelines; several requests at once ask the database once.
+
+        :raises CdcError: if it cannot be read.
+        """
+        reader = self.reader()
+        with self._lock:
+            if time.monotonic() >= self._asked + FRESH_SECONDS:
+                try:
+                    self._overview = reader.overview()
+                except TransientError as error:
+                    self._error = error
+                    raise
+                finally:
+                    self._asked = time.monotonic()
+                self._error = None
+            return self._overview
+
+    def lives(self, found: Overview) -> bool | None:
+        """Whether the newest run of the stream gives signs of life; ``None`` before that can be told, as after a start.
+
+        No clocks of two hosts are compared: what counts is how long the heartbeat has stood still on this one's.
+        """
+        if found.stream is None:
+            return False
+        return self._beats((found.name, "stream"), (found.stream.epoch, found.stream.heartbeat_at))
+
+    def lost(self, found: Overview) -> frozenset[int]:
+        """Chunk groups that were begun and that nobody reads any more: their readers have given up, or died."""
+        held = () if found.groups is None else found.groups.held
+        return frozenset(
+            one.group_no
+            for one in held
+            if (one.heartbeat_at is None and one.state == "running")
+            or (
+                one.heartbeat_at is not None
+                and self._beats((found.name, one.group_no), (one.attempt, one.heartbeat_at)) is False
+            )
+        )
+
+    def rates(self, row: TableStateRow) -> tuple[float, ...] | None:
+        """Inserts, updates and deletes a second that the stream applies to a table, if that can be told by now."""
+        counts = (row.inserts, row.updates, row.deletes)
+        with self._lock:
+            rate = self._rates.setdefault((row.pipeline, row.database, row.name), Rate())
+            return rate.see(row.updated_at, counts, time.monotonic())
+
+    def _beats(self, owner: tuple[object, ...], beat: object) -> bool | None:
+        with self._lock:
+            return self._pulses.setdefault(owner, Pulse()).see(beat, time.monotonic())
+
+    def close(self) -> None:
+        """Give back its connections."""
+        with self._lock:
+            if self._reader is not None:
+                self._reader.close()
+                self._reader = None
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """A database that is not shown: which one, why, what to do, and the DAGs that need it; none: it is configured."""
+
+    label: str
+    message: str
+    remedy: str
+    dags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A pipeline, and the tasks that work for it."""
+
+    book: Book
+    found: Overview
+    declared: tuple[Declared, ...]
+
+    @property
+    def dags(self) -> tuple[str, ...]:
+        """Ids of its DAGs; none if it was made by the command line."""
+        return tuple(dict.fromkeys(one.dag for one in self.declared))
+
+
+class Books:
+    """All bookkeeping databases of this Airflow: those that its DAGs name, and those that are configured.
+
+    :param declared: what the DAGs have.
+    :param configured: connection ids, and absolute paths of SQLite files.
+    :param resolve: finds a connection by its id.
+    """
+
+    def __init__(
+        self,
+        declared: Callable[[], Iterable[Declared]],
+        configured: Callable[[], Iterable[str]],
+        resolve: Callable[[str], Connection],
+    ) -> None:
+        self._declared, self._configured, self._resolve = declared, configured, resolve
+        self._lock = threading.Lock()
+        self._books: dict[str, Book] = {}
+        self._urls: dict[str, tuple[float, URL | CdcError]] = {}
+        self._pool = ThreadPoolExecutor(max_workers=8, thread_name_prefix="cdc-page")
+        self._pending: dict[str, Future[list[Overview]]] = {}
+
+    def look(self) -> tuple[list[Shown], list[Trouble]]:
+        """Every pipeline that can be read, and every database that cannot."""
+        wanted, troubles = self._wanted()
+        with self._lock:
+            for key, (book, _) in wanted.items():
+                if key not in self._pending:
+                    self._pending[key] = self._pool.submit(book.overview)
+            asked = {key: self._pending[key] for key in wanted}
+        wait(asked.values(), timeout=WAIT_SECONDS)
+        shown: list[Shown] = []
+        for key, future in asked.items():
+            book, declared = wanted[key]
+            try:
+                if not future.done():
+                    raise TransientError(f"bookkeeping {book.label} has not answered yet", "It is asked all the while")
+                found = future.result()
+            except CdcError as error:
+                troubles.append(_trouble(book.label, error, declared))
+            else:
+                names: dict[str, list[Declared]] = {}
+                for one in declared:
+                    names.setdefault(one.name, []).append(one)
+                shown += [Shown(book, row, tuple(names.get(row.name, ()))) for row in found]
+            finally:
+                with self._lock:
+                    if future.done() and self._pending.get(key) is future:
+                        del self._pending[key]
+        return shown, troubles
+
+    def find(self, key: str, name: str) -> Shown | None:
+        """One pipeline; ``None`` if there is none.
+
+        :raises CdcError: if its database cannot be read.
+        """
+        book, declared = self._wanted()[0].get(key, (None, []))
+        if book is None:
+            return None
+        row = next((row for row in book.overview() if row.name == name), None)
+        return row and Shown(book, row, tuple(one for one in declared if one.name == name))
+
+    def close(self) -> None:
+        """Give back all connections."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        for book in self._books.values():
+            book.close()
+
+    def _wanted(self) -> tuple[dict[str, tuple[Book, list[Declared]]], list[Trouble]]:
+        """The databases by key, each with the pipelines that DAGs keep in it."""
+        places: dict[str, list[Declared]] = {place: [] for place in self._configured()}
+        for one in self._declared():
+            if one.name:
+                places.setdefault(str(one.conn_id or one.file), []).append(one)
+        wanted: dict[str, tuple[Book, list[Declared]]] = {}
+        troubles: list[Trouble] = []
+        for place, declared in places.items():
+            try:
+                url = self._url(place)
+            except CdcError as error:
+                troubles.append(_trouble(place, error, declared))
+                continue
+            with self._lock:
+                book = self._books.setdefault(key := key_of(url), Book(key, place, url))
+                if book.url != url:  # another password
+                    book.close()
+                    book = self._books[key] = Book(key, place, url)
+            wanted.setdefault(key, (book, []))[1].extend(declared)
+        return wanted, troubles
+
+    def _url(self, place: str) -> URL:
+        until, known = self._urls.get(place, (0.0, None))
+        if known is None or time.monotonic() > until:
+            try:
+                known = make_url(f"sqlite:///{place}") if place.startswith("/") else database_url(self._resolve(place))
+            except CdcError as error:
+                known = error
+            self._urls[place] = time.monotonic() + AWAY_SECONDS, known
+        if isinstance(known, CdcError):
+            raise known
+        return known
+
+
+def _trouble(label: str, error: CdcError, declared: Iterable[Declared]) -> Trouble:
+    remedy = error.remedy
+    if isinstance(error, NotReadyError) and label.startswith("/"):
+        remedy = (
+            "Nothing has run yet, or the file is on another host than this API server: then give the pipeline a "
+            "bookkeeping database of its own (state.conn_id)"
+        )
+    return Trouble(label, error.message, remedy, tuple(dict.fromkeys(one.dag for one in declared)))
+
+
+def settings(text: Any) -> list[str]:
+    """The places in a configuration value: separated by commas or white space."""
+    return str(text or "").replace(",", " ").split()

@@ -1,0 +1,181 @@
+"""Which pipelines the DAGs of this Airflow have, from what Airflow keeps of the DAGs: no DAG file is read or run."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from airflow_provider_cdc.airflow.operators.base import names_file
+from airflow_provider_cdc.config import Pipeline
+from airflow_provider_cdc.model.errors import CdcError
+from airflow_provider_cdc.sinks.files.layout import LocalFiles
+
+#: Seconds for which an answer is good: a DAG that was just read appears a little later.
+_FRESH = 10.0
+_OURS = "airflow_provider_cdc."
+#: The operator of a stream.
+STREAM = "CdcStreamOperator"
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A pipeline that a task works for.
+
+    :param dag: id of the DAG; ``task``: of the task.
+    :param name: name of the pipeline; empty if it cannot be told.
+    :param conn_id: ``state.conn_id``, or ``None``.
+    :param file: the SQLite file that is the bookkeeping without one.
+    :param kind: the operator's class.
+    :param repair: whether it is a comparison that repairs.
+    :param beside_stream: whether the DAG has a stream, of whatever pipeline.
+    :param groups: of a task that reads chunk groups: which ones, or the id of the task that says so.
+    """
+
+    dag: str
+    task: str
+    name: str = ""
+    conn_id: str | None = None
+    file: str | None = None
+    kind: str = ""
+    repair: bool = False
+    beside_stream: bool = False
+    groups: tuple[Any, ...] | str | None = None
+
+
+@dataclass(frozen=True)
+class _Task:
+    """A task of ours, as Airflow keeps it; ``pipeline`` is what it says of its pipeline."""
+
+    task: str
+    kind: str
+    pipeline: Any
+    repair: bool
+    groups: tuple[Any, ...] | str | None
+
+
+class Declarations:
+    """All of them, kept until a DAG changes. One object a process.
+
+    :param session: makes a session of Airflow's own database.
+    """
+
+    def __init__(self, session: Callable[[], Any]) -> None:
+        self._session = session
+        self._lock = threading.Lock()
+        self._dags: dict[str, tuple[object, tuple[_Task, ...]]] = {}
+        self._found: list[Declared] = []
+        self._until = 0.0
+
+    def all(self) -> list[Declared]:
+        """What all DAGs have; those that could not be told have no name."""
+        with self._lock:
+            if time.monotonic() >= self._until:
+                with self._session() as session:
+                    self._refresh(session)
+                    self._found = [one for dag, kept in self._dags.items() for one in _all(session, dag, kept[1])]
+                self._until = time.monotonic() + _FRESH
+            return self._found
+
+    def of_run(self, dag: str, run: str) -> list[Declared]:
+        """What the tasks of one DAG have: where that depends on the run, what they had in this one."""
+        self.all()
+        with self._session() as session:
+            return list(_all(session, dag, self._dags.get(dag, ((), ()))[1], run))
+
+    def _refresh(self, session: Any) -> None:
+        """Read those DAGs again that are not as they were."""
+        from airflow.models.dag import DagModel
+        from airflow.models.dag_version import DagVersion
+        from airflow.models.serialized_dag import SerializedDagModel as Kept
+        from sqlalchemy import func, select
+
+        newest = select(DagVersion.dag_id, func.max(DagVersion.version_number).label("number"))
+        top = newest.group_by(DagVersion.dag_id).subquery()
+        query = (
+            select(Kept.dag_id, Kept.id, Kept.dag_hash)
+            .join(DagVersion, DagVersion.id == Kept.dag_version_id)
+            .join(top, (top.c.dag_id == DagVersion.dag_id) & (top.c.number == DagVersion.version_number))
+            .join(DagModel, DagModel.dag_id == Kept.dag_id)
+            .where(DagModel.is_stale.is_(False))
+        )
+        now = {dag: (key, digest) for dag, key, digest in session.execute(query)}
+        self._dags = {dag: kept for dag, kept in self._dags.items() if kept[0] == now.get(dag)}
+        for dag, version in now.items():
+            if dag not in self._dags:
+                row = session.get(Kept, version[0])
+                self._dags[dag] = version, tuple(_tasks(row.data if row is not None else None))
+
+
+def _tasks(data: Mapping[str, Any] | None) -> Iterator[_Task]:
+    """The tasks of ours in a DAG as Airflow keeps it."""
+    for encoded in ((data or {}).get("dag") or {}).get("tasks", ()):
+        task = encoded.get("__var", encoded)
+        if str(task.get("_task_module", "")).startswith(_OURS):
+            said = {**_plain(task.get("partial_kwargs", {})), **task}
+            yield _Task(
+                str(task["task_id"]),
+                str(task.get("task_type", "")),
+                _plain(said.get("pipeline")),
+                bool(said.get("repair", False)),
+                _groups(task),
+            )
+
+
+def _groups(task: Mapping[str, Any]) -> tuple[Any, ...] | str | None:
+    """The chunk groups of a task: what it is mapped over, or has."""
+    mapped = _plain(task.get("expand_input", {})).get("value")
+    group = mapped.get("group") if isinstance(mapped, Mapping) else _plain(task.get("group"))
+    if isinstance(group, Mapping) and set(group) == {"task_id", "key"}:  # what another task returns
+        return str(group["task_id"])
+    return tuple(group) if isinstance(group, list) else None if group is None else (group,)
+
+
+def _plain(value: Any) -> Any:
+    """Without what Airflow writes around containers."""
+    if isinstance(value, Mapping):
+        if set(value) == {"__type", "__var"}:
+            return _plain(value["__var"])
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list) else value
+
+
+def _all(session: Any, dag: str, tasks: Sequence[_Task], run: str | None = None) -> Iterator[Declared]:
+    """What the tasks of a DAG say of their pipelines; what they only say when they run is what they said the last time.
+
+    :param run: what they said in this run.
+    """
+    streams = any(task.kind == STREAM for task in tasks)
+    for task in tasks:
+        said = _parsed(task.pipeline) or _parsed(_rendered(session, dag, task.task, run)) or ("", None, None)
+        yield Declared(dag, task.task, *said, task.kind, task.repair, streams, task.groups)
+
+
+def _parsed(value: Any) -> tuple[str, str | None, str | None] | None:
+    """Name, ``state.conn_id``, and the file; ``None`` for what cannot be told: a template, a file, a text cut off."""
+    if value is None or names_file(value) or "{{" in str(value) or "{%" in str(value):
+        return None
+    try:
+        pipeline = Pipeline.from_dict(value) if isinstance(value, Mapping) else Pipeline.from_yaml(str(value))
+    except (CdcError, TypeError, ValueError):
+        return None
+    if pipeline.state.conn_id:
+        return pipeline.name, pipeline.state.conn_id, None
+    return pipeline.name, None, str(LocalFiles.of(pipeline.sink.path, pipeline.name).bookkeeping)
+
+
+def _rendered(session: Any, dag: str, task: str, run: str | None) -> Any:
+    from airflow.models.dagrun import DagRun
+    from airflow.models.renderedtifields import RenderedTaskInstanceFields as Rendered
+    from sqlalchemy import select
+
+    query = (
+        select(Rendered.rendered_fields)
+        .join(DagRun, (DagRun.dag_id == Rendered.dag_id) & (DagRun.run_id == Rendered.run_id))
+        .where(Rendered.dag_id == dag, Rendered.task_id == task, *([] if run is None else [Rendered.run_id == run]))
+        .order_by(DagRun.id.desc())
+    )
+    fields = session.scalar(query.limit(1))
+    return fields.get("pipeline") if isinstance(fields, Mapping) else None

@@ -1,0 +1,66 @@
+"""The pipeline that a request is about, if its user may see it."""
+
+from __future__ import annotations
+
+import threading
+from typing import Annotated
+
+from fastapi import Depends, HTTPException, Path, Request
+
+from airflow_provider_cdc.ui.access import RightsDep
+from airflow_provider_cdc.ui.books import Books, Shown, settings
+from airflow_provider_cdc.ui.declared import Declarations
+
+BookKey = Annotated[str, Path(pattern="^[0-9a-f]{12}$")]
+Name = Annotated[str, Path(max_length=64)]
+
+
+class Place:
+    """The databases and the DAGs of this Airflow, looked for once they are asked for."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._books: Books | None = None
+        self._declarations: Declarations | None = None
+
+    @property
+    def dags(self) -> Declarations:
+        """What the DAGs have."""
+        with self._lock:
+            if self._declarations is None:
+                from airflow.utils.session import create_session
+
+                self._declarations = Declarations(lambda: create_session(scoped=False))
+            return self._declarations
+
+    @property
+    def books(self) -> Books:
+        """The databases."""
+        dags = self.dags
+        with self._lock:
+            if self._books is None:
+                from airflow.configuration import conf
+
+                from airflow_provider_cdc.airflow.hooks.connections import resolve
+
+                self._books = Books(dags.all, lambda: settings(conf.get("cdc", "bookkeeping", fallback="")), resolve)
+            return self._books
+
+
+def _place(request: Request) -> Place:
+    place: Place = request.app.state.place
+    return place
+
+
+PlaceDep = Annotated[Place, Depends(_place)]
+
+
+def _found(place: PlaceDep, rights: RightsDep, book: BookKey, name: Name) -> Shown:
+    """The pipeline of a route. One that the user may not see is not told from one that does not exist."""
+    shown = place.books.find(book, name)
+    if shown is None or not rights.sees(shown.dags):
+        raise HTTPException(404, "There is no such pipeline")
+    return shown
+
+
+ShownDep = Annotated[Shown, Depends(_found)]

@@ -1,0 +1,172 @@
+"""Task instances of a pipeline's tasks in Airflow's own database: which ones there are, and how they are cleared.
+
+Clearing does what Airflow's own button and its REST API do, so that its history tells it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from airflow_provider_cdc.ui.declared import Declared
+
+#: Runs of a DAG that are looked at, the newest first.
+_RUNS = 50
+#: States of a task that has come to an end, and those from which it can be tried again.
+_OVER = ("success", "failed", "upstream_failed", "skipped", "removed")
+_WORKED = ("success", "failed")
+RETRIABLE = ("failed", "upstream_failed", "up_for_retry", "success", "skipped")
+
+
+def newest_ended(session: Any, task: Declared) -> Any | None:
+    """The instance of a task that has come to an end in the newest run; those that were skipped never began."""
+    from airflow.models.dagrun import DagRun
+    from airflow.models.taskinstance import TaskInstance as Instance
+
+    query = _instances(task).where(Instance.state.in_(_WORKED)).order_by(DagRun.id.desc())
+    return session.scalars(query.limit(1)).first()
+
+
+def at_work(session: Any, task: Declared, *, waits: bool = True) -> Any | None:
+    """An instance of a task that is, or will be, at work: it has not ended, and its run goes on.
+
+    :param waits: whether that is one, too, whose turn has not come.
+    """
+    from airflow.models.dagrun import DagRun
+    from airflow.models.taskinstance import TaskInstance as Instance
+
+    begun = Instance.state.not_in(_OVER)
+    query = (
+        _instances(task)
+        .where(begun | Instance.state.is_(None) if waits else begun, DagRun.state.in_(("running", "queued")))
+        .order_by(DagRun.id.desc())
+    )
+    return session.scalars(query.limit(1)).first()
+
+
+def of_group(session: Any, task: Declared, group: int) -> Any | None:
+    """The instance of a task that holds a chunk group, in the newest run that has it."""
+    for instances in _by_run(session, task):
+        held = _held(session, task, instances)
+        for index, instance in instances.items():
+            if held.get(index) == group:
+                return instance
+    return None
+
+
+def failed_groups(session: Any, task: Declared) -> dict[int, Any]:
+    """Chunk groups whose instance in the newest run that was mapped has failed, each with it."""
+    for instances in _by_run(session, task):
+        failed = {i: one for i, one in instances.items() if one.state in ("failed", "upstream_failed")}
+        held = _held(session, task, instances) if failed else {}
+        return {held[index]: instance for index, instance in failed.items() if index in held}
+    return {}
+
+
+def _by_run(session: Any, task: Declared) -> Iterator[dict[int, Any]]:
+    """Instances of a task that reads chunk groups by map index, run by run, the newest first; not runs without any."""
+    from airflow.models.dagrun import DagRun
+    from airflow.models.taskinstance import TaskInstance as Instance
+    from sqlalchemy import select
+
+    query = select(DagRun.run_id).where(DagRun.dag_id == task.dag).order_by(DagRun.id.desc()).limit(_RUNS)
+    mapped = not (isinstance(task.groups, tuple) and len(task.groups) == 1)
+    for run in session.scalars(query).all():
+        found = {one.map_index: one for one in session.scalars(_instances(task).where(Instance.run_id == run))}
+        if any(index >= 0 for index in found) or (found and not mapped):
+            yield found
+
+
+def _held(session: Any, task: Declared, instances: Mapping[int, Any]) -> dict[int, int]:
+    """The group that each instance of one run holds: what it ran with, or else what it was mapped over."""
+    from airflow.models.renderedtifields import RenderedTaskInstanceFields as Rendered
+    from airflow.models.xcom import XComModel
+    from sqlalchemy import select
+
+    run = next(iter(instances.values())).run_id
+    groups: Any = task.groups
+    if isinstance(groups, str):
+        said = XComModel.dag_id == task.dag, XComModel.task_id == groups, XComModel.run_id == run
+        row = session.scalars(select(XComModel).where(*said, XComModel.key == "return_value").limit(1)).first()
+        groups = None if row is None else XComModel.deserialize_value(row)
+    found = {}
+    if isinstance(groups, list | tuple):
+        found = {index: _number(group) for index, group in enumerate(groups)}
+        if len(groups) == 1:
+            found[-1] = found[0]
+    mine = Rendered.dag_id == task.dag, Rendered.task_id == task.task, Rendered.run_id == run
+    for index, fields in session.execute(select(Rendered.map_index, Rendered.rendered_fields).where(*mine)):
+        number = _number(fields.get("group")) if isinstance(fields, Mapping) else None
+        found |= {} if number is None else {index: number}
+    return {index: number for index, number in found.items() if number is not None}
+
+
+def _number(group: Any) -> int | None:
+    value: Any = group.get("group") if isinstance(group, Mapping) else group
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def _instances(task: Declared) -> Any:
+    from airflow.models.dagrun import DagRun
+    from airflow.models.taskinstance import TaskInstance as Instance
+    from sqlalchemy import select
+
+    same = (DagRun.dag_id == Instance.dag_id) & (DagRun.run_id == Instance.run_id)
+    mine = Instance.dag_id == task.dag, Instance.task_id == task.task
+    return select(Instance).join(DagRun, same).where(*mine)
+
+
+def clear(session: Any, instance: Any) -> bool:
+    """Clear one task instance, and nothing after it, as Airflow's button does. A run that has ended goes on.
+
+    :returns: whether it was done: not if somebody else was faster.
+    """
+    from airflow.models.taskinstance import TaskInstance, clear_task_instances
+
+    state, number = instance.state, instance.try_number
+    session.refresh(instance, with_for_update={"of": TaskInstance})
+    if (state, number) != (instance.state, instance.try_number):
+        return False
+    latest = False
+    try:
+        from airflow.api_fastapi.common.dagbag import resolve_run_on_latest_version
+    except ImportError:  # Airflow before 3.3
+        pass
+    else:
+        latest = resolve_run_on_latest_version(None, instance.dag_id, session)
+    clear_task_instances([instance], session, run_on_latest_version=latest)
+    return True
+
+
+def trigger(session: Any, dag: str, by: str) -> Any:
+    """Start a run of a DAG, as Airflow's button does; returns it."""
+    from airflow.api.common.trigger_dag import trigger_dag
+    from airflow.utils.types import DagRunTriggeredByType
+
+    return trigger_dag(dag, triggered_by=DagRunTriggeredByType.UI, triggering_user_name=by, session=session)
+
+
+def hindrance(session: Any, dag: str, run: Any | None = None) -> tuple[str | None, str | None]:
+    """What keeps a DAG from running a task that is cleared, or triggered.
+
+    :param run: the run that goes on; ``None`` for a new one.
+    :returns: why it cannot be, and why it may take long.
+    """
+    from airflow.models.dag import DagModel
+    from airflow.models.dagrun import DagRun
+    from sqlalchemy import func, select
+
+    model = session.get(DagModel, dag)
+    if model is None or model.is_stale:
+        return f"Airflow has no DAG {dag} any more", None
+    if model.is_paused:
+        return f"DAG {dag} is paused, so that none of its tasks would begin: switch it on first", None
+    if run is not None and str(run.state) in ("running", "queued"):
+        return None, None
+    active = session.scalar(select(func.count()).where(DagRun.dag_id == dag, DagRun.state == "running"))
+    if model.max_active_runs and active >= model.max_active_runs:
+        return None, f"It waits until a run of {dag} that is active now has ended (max_active_runs)"
+    return None, None

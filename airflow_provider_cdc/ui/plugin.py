@@ -1,0 +1,42 @@
+"""What Airflow loads: the page's application, its entry in the navigation, and its tabs.
+
+Airflow makes the plugin in every process, tasks included, so the application is made where it is asked for.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+from airflow.plugins_manager import AirflowPlugin
+
+#: Where the application is. Addresses of views are relative: the API server may be below a path.
+PREFIX = "/cdc"
+_HREF = "cdc/?dag_id={DAG_ID}"
+#: What a tab tells the page, by where it is.
+_TABS = {
+    "dag": _HREF,
+    "dag_run": _HREF + "&run_id={RUN_ID}",
+    "task_instance": _HREF + "&run_id={RUN_ID}&task_id={TASK_ID}&map_index={MAP_INDEX}",
+}
+_ICONS = {"icon": "cdc/static/icon.svg", "icon_dark_mode": "cdc/static/icon-dark.svg"}
+
+
+class CdcPlugin(AirflowPlugin):
+    """The page."""
+
+    name = "cdc"
+    external_views = [  # noqa: RUF012 (Airflow's own form)
+        {"name": "CDC pipelines", "href": "cdc/", "destination": "nav", "url_route": "cdc", "category": "browse"},
+        *(
+            {"name": "CDC", "href": href, "destination": place, "url_route": f"cdc_{place}", **_ICONS}
+            for place, href in _TABS.items()
+        ),
+    ]
+
+    @cached_property
+    def fastapi_apps(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """The application; FastAPI is loaded now."""
+        from airflow_provider_cdc.ui.app import make_app
+
+        return [{"app": make_app(), "url_prefix": PREFIX, "name": "CDC pipelines"}]

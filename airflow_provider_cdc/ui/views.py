@@ -1,0 +1,357 @@
+"""What the page is told, as JSON values: times are ISO 8601 in UTC, sizes bytes, durations seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from datetime import datetime, timedelta
+from itertools import groupby
+from statistics import median
+from typing import Any
+
+from airflow_provider_cdc.state.models import ChunkRow, EventRow, GroupRow, StreamRow, TableStateRow
+from airflow_provider_cdc.state.reading import CHUNK_STATES, Overview, Pace, Reader
+from airflow_provider_cdc.ui.books import Shown
+
+#: How bad a pipeline is off; the worst ones come first. The page has a colour and a word for each.
+FAILED, WARNING, WORKING, IDLE = "failed", "warning", "working", "idle"
+_RANKS = (FAILED, WARNING, WORKING, IDLE)
+#: Seconds of lag, and hours until the source removes what is needed, from which somebody should look at a pipeline.
+LAGGING, PURGING = 60.0, 12.0
+#: Points of a chart, and batches that are read for one.
+_BINS, _BATCHES = 240, 10_000
+_EVENTS, _RUNS, _NEWEST_BATCHES, _REQUESTS = 100, 20, 20, 20
+
+
+def iso(at: datetime | None) -> str | None:
+    """A moment, or nothing."""
+    return None if at is None else at.isoformat()
+
+
+def pipeline_line(shown: Shown, readable: Collection[str]) -> dict[str, Any]:
+    """A pipeline in the overview.
+
+    :param readable: DAGs that the user may read; others are not named.
+    """
+    found, lives = shown.found, shown.book.lives(shown.found)
+    phase = phase_of(found, lives)
+    lost = shown.book.lost(found)
+    level, says, error = _trouble(found, phase, len(lost))
+    groups, event, sample = found.groups, found.event, found.sample
+    return {
+        "book": shown.book.key,
+        "name": found.name,
+        "where": shown.book.label,
+        "dags": sorted(set(shown.dags).intersection(readable)),
+        "phase": phase,
+        "level": level,
+        "says": says,
+        "error": error,
+        "tables": sum(found.states.values()) or found.tables,
+        "states": dict(found.states),
+        "groups": None
+        if groups is None
+        else {"total": groups.total, "done": groups.done, "held": len(groups.held), "failed": len(lost)},
+        "lag_seconds": _lag(found) if phase == "streaming" else None,
+        "lag_bytes": None if sample is None else sample.lag_bytes,
+        "purge_hours": None if sample is None else sample.purge_hours,
+        "lag_unknown": None if sample is None else sample.unknown,
+        "sampled_at": None if sample is None else iso(sample.at),
+        "changes_per_second": None if found.pace is None else round(found.pace.changes_per_second, 1),
+        "event": None if event is None else event_line(event),
+    }
+
+
+def in_order(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The worst first, then those with the highest lag, then by name."""
+    return sorted(lines, key=lambda line: (_RANKS.index(line["level"]), -(line["lag_seconds"] or 0.0), line["name"]))
+
+
+def phase_of(found: Overview, lives: bool | None) -> str:
+    """``planning``, ``snapshot``, ``handover``, ``streaming``, ``lost``, ``failed``, ``caught_up`` or ``stopped``."""
+    if found.stream is not None and (found.stream.state != "running" or found.snapshot is None):
+        return found.stream.state
+    if found.stream is not None:
+        return "lost" if lives is False else "streaming"
+    if found.snapshot is None:
+        return "planning"
+    return "handover" if found.snapshot[1] == "done" else "snapshot"
+
+
+def _lag(found: Overview) -> float | None:
+    """How far the stream is behind: as last asked of the source, or as of the newest batches."""
+    said = [found.sample.lag_seconds if found.sample is not None else None]
+    said.append(None if found.pace is None else _seconds(found.pace.lag_p95_ms))
+    known = [lag for lag in said if lag is not None]
+    return max(known, default=None)
+
+
+def _trouble(found: Overview, phase: str, lost: int) -> tuple[str, str, str | None]:
+    """Level, why, and the error if there is one."""
+    stream = found.stream
+    if phase == "failed" and stream is not None:
+        return FAILED, "the stream has failed", stream.error
+    if phase == "lost":
+        return FAILED, "the stream gives no sign of life", None
+    if lost:
+        return FAILED, f"{_many(lost, 'chunk group')} without a reader: see the log of the task", None
+    if suspended := found.states.get("suspended", 0):
+        return FAILED, f"{_many(suspended, 'table')} suspended", None
+    hours = None if found.sample is None else found.sample.purge_hours
+    if phase in ("streaming", "snapshot", "handover") and hours is not None and hours < PURGING:
+        return WARNING, f"the source keeps what is needed for {hours:.1f} h", None
+    lag = _lag(found) if phase == "streaming" else None
+    if lag is not None and lag >= LAGGING:
+        return WARNING, f"{lag:.0f} s behind", None
+    if phase in ("streaming", "snapshot", "planning"):
+        return WORKING, "", None
+    return IDLE, "", None
+
+
+def _many(n: int, what: str) -> str:
+    return f"{n} {what}{'' if n == 1 else 's'}"
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else round(milliseconds / 1000, 3)
+
+
+def pipeline_view(reader: Reader, shown: Shown, readable: Collection[str]) -> dict[str, Any]:
+    """All about a pipeline but its map of chunks and its charts."""
+    name = shown.found.name
+    times = reader.snapshot_times(name)
+    generation = 0 if times is None else times[0]
+    groups = reader.groups(name, generation)
+    runs = reader.streams(name, _RUNS)
+    pace = reader.pace(runs[0]) if runs else None
+    lineage = reader.lineage_head(name)
+    line, lost = pipeline_line(shown, readable), shown.book.lost(shown.found)
+    return {
+        **line,
+        "tasks": [{"dag": one.dag, "task": one.task} for one in shown.declared if one.dag in readable],
+        "server": shown.found.server,
+        "lineage": lineage and {"server": lineage.server, "file": lineage.start_file, "at": lineage.start_position},
+        "generation": generation,
+        "snapshot": None if times is None else _snapshot(times, groups),
+        "groups_list": [_group(group, lost) for group in groups],
+        "tables_list": _tables(reader, shown, generation, line["phase"]),
+        "stream": _run(runs[0], pace) if runs else None,
+        "runs": [_old_run(run) for run in runs],
+        "batches": [_batch(row) for row in reader.recent_batches(name, _NEWEST_BATCHES)],
+        "events": [event_line(event) for event in reader.events(name, _EVENTS)],
+    }
+
+
+def event_line(event: EventRow) -> dict[str, Any]:
+    """Something that has happened."""
+    names = ("id", "kind", "detail", "table", "remedy", "by", "acknowledged_by")
+    values = {name: getattr(event, name) for name in names}
+    return {**values, "at": iso(event.at), "acknowledged_at": iso(event.acknowledged_at)}
+
+
+def _snapshot(times: tuple[Any, ...], groups: Sequence[GroupRow]) -> dict[str, Any]:
+    _, state, planned, finished, begun = times
+    # Signs of those that read, by their clocks: the last one is the end of what is known to have taken time.
+    signs = [at for group in groups for at in (group.heartbeat_at, group.finished_at) if at is not None]
+    until = finished or max(signs, default=None)
+    seconds = (until - begun).total_seconds() if until is not None and begun is not None else None
+    rows = sum(group.rows or 0 for group in groups)
+    return {
+        "state": state,
+        "planned_at": iso(planned),
+        "begun_at": iso(begun),
+        "finished_at": iso(finished),
+        "seconds": seconds,
+        "rows": rows,
+        "rows_per_second": round(rows / seconds) if seconds and seconds > 0 and rows else None,
+    }
+
+
+def _group(group: GroupRow, lost: Collection[int]) -> dict[str, Any]:
+    failed = group.group_no in lost
+    return {
+        "no": group.group_no,
+        "state": "failed" if failed else group.state,
+        "attempt": group.attempt,
+        "rows": group.rows,
+        # Without the host and process: those of a chunk are shown with it.
+        "holder": group.holder.partition(" [")[0] if group.holder else None,
+        "tables": [".".join(map(str, table)) for table in group.tables],
+        "started_at": iso(group.started_at),
+        "finished_at": iso(group.finished_at),
+        # Says whether the page has to ask again for the states of its chunks.
+        "version": f"{group.state} {group.attempt} {iso(group.finished_at)} {failed}",
+    }
+
+
+def _tables(reader: Reader, shown: Shown, generation: int, phase: str) -> list[dict[str, Any]]:
+    """Tables by name: what the snapshot has read of each, and how it stands, if a driver has said so."""
+    name = shown.found.name
+    progress = {(row.database, row.table): row for row in reader.progress(name, generation)}
+    stands = {(row.database, row.name): row for row in reader.table_states(name)}
+    planned = {(database, table): rows for database, table, rows in reader.table_names(name, generation)}
+    lines = []
+    for key in sorted({*planned, *stands}):
+        read, stand = progress.get(key), stands.get(key)
+        complete = read is None or read.done == read.chunks
+        state = ("streaming" if phase == "streaming" else "copied") if complete else "snapshot"
+        values = {column: getattr(read, column, 0) for column in ("chunks", "done", "rows", "bytes", "corrected")}
+        line = {"database": key[0], "table": key[1], "state": state, "rows_estimate": planned.get(key), **values}
+        lines.append(line if stand is None else line | _standing(stand, shown.book.rates(stand)))
+    return lines
+
+
+def _standing(row: TableStateRow, rates: Sequence[float] | None) -> dict[str, Any]:
+    names = ("state", "position", "kind", "reason", "remedy", "inserts", "updates", "deletes", "last_verified")
+    return {
+        **{name: getattr(row, name) for name in names},
+        "copy": {name: getattr(row, name) for name in ("files", "bytes", "rows", "dead_rows", "compactions")},
+        "compacted_at": iso(row.compacted_at),
+        "compaction_seconds": row.compaction_seconds,
+        "since": iso(row.since),
+        "verified_at": iso(row.last_verified_at),
+        "definitions": row.definitions,
+        "rates": None if rates is None else dict(zip(("inserts", "updates", "deletes"), rates, strict=True)),
+    }
+
+
+def requests_view(reader: Reader, name: str, whole: bool) -> list[dict[str, Any]]:
+    """What people want of the stream.
+
+    :param whole: with the conditions, which hold keys that somebody has typed.
+    """
+    names = ("id", "kind", "table", "by", "state", "outcome")
+    return [
+        {
+            **{column: getattr(row, column) for column in names},
+            "condition": row.condition if whole else None,
+            "part": row.condition is not None,
+            "at": iso(row.at),
+            "finished_at": iso(row.finished_at),
+        }
+        for row in reader.requests(name, _REQUESTS)
+    ]
+
+
+def _place(offset: Any) -> dict[str, Any] | None:
+    """A position, without what only the stream needs."""
+    if not isinstance(offset, dict):
+        return None
+    return {name: offset.get(name) for name in ("server", "file", "position", "gtid_set")}
+
+
+def _old_run(run: StreamRow) -> dict[str, Any]:
+    return {
+        "epoch": run.epoch,
+        "state": run.state,
+        "mode": run.mode,
+        "host": run.host,
+        "started_at": iso(run.started_at),
+        "heartbeat_at": iso(run.heartbeat_at),
+        "batches": run.batches,
+        "changes": run.changes,
+        "error": run.error,
+        "stop_by": run.stop_by,
+    }
+
+
+def _run(run: StreamRow, pace: Pace | None) -> dict[str, Any]:
+    return {
+        **_old_run(run),
+        "desired_state": run.desired_state,
+        "paused_by": run.paused_by,
+        "supervisor": run.supervisor,
+        "supervised_at": iso(run.supervised_at),
+        "progress_at": iso(run.progress_at),
+        "log": run.log,
+        "ui": run.ui if str(run.ui or "").startswith(("http://", "https://")) else None,
+        "at": _place(run.end_offset),
+        "index_bytes": run.index_bytes,
+        "bytes": run.bytes,
+        "changes_per_second": None if pace is None else round(pace.changes_per_second, 1),
+    }
+
+
+def _batch(row: Any) -> dict[str, Any]:
+    return {
+        "epoch": row.epoch,
+        "batch": row.batch_id,
+        "at": iso(row.committed_at),
+        "changes": row.changes,
+        "bytes": row.bytes,
+        "seconds": round(row.seconds, 4),
+        "lag_p50": _seconds(row.lag_p50_ms),
+        "lag_p95": _seconds(row.lag_p95_ms),
+        "to": _place(row.end_offset),
+    }
+
+
+def chunk_view(chunk: ChunkRow, group: GroupRow) -> dict[str, Any]:
+    """One chunk, without its bounds: they are values of rows."""
+    return {
+        "no": chunk.chunk_no,
+        "table": f"{chunk.database}.{chunk.table_name}",
+        "group": chunk.group_no,
+        "state": chunk.state,
+        "attempt": chunk.attempt,
+        "rows": chunk.rows,
+        "bytes": chunk.bytes,
+        "corrected": chunk.corrected,
+        "seconds": chunk.seconds,
+        "lw": _mark(chunk.lw),
+        "hw": _mark(chunk.hw),
+        "group_state": group.state,
+        "group_attempt": group.attempt,
+        "holder": group.holder,
+    }
+
+
+def _mark(value: Any) -> str | None:
+    """A watermark as file and position."""
+    if isinstance(value, dict):
+        return f"{value.get('file')}:{value.get('position')}"
+    return ":".join(map(str, value[:2])) if isinstance(value, list) and len(value) >= 2 else None
+
+
+def chunks_view(reader: Reader, shown: Shown, generation: int, groups: Collection[int] | None) -> dict[str, Any]:
+    """The map of chunks, or that part of it that stands in some groups."""
+    name = shown.found.name
+    runs = reader.chunk_runs(name, generation, groups, shown.book.lost(shown.found))
+    answer: dict[str, Any] = {"generation": generation, "states": CHUNK_STATES, "runs": runs}
+    if groups is None:
+        answer["tables"] = reader.chunk_tables(name, generation)
+    return answer
+
+
+def lag_view(reader: Reader, name: str, minutes: int, now: datetime) -> dict[str, Any]:
+    """Batches of the last minutes, summed up in even steps: start of each, its changes and bytes a second, p50 and p95
+    of the lag in seconds, weighted by changes, and median and maximum of the seconds that batches took. Steps without
+    a batch are left out.
+    """
+    since, step = now - timedelta(minutes=minutes), minutes * 60 / _BINS
+    rows = reader.batches_since(name, since, _BATCHES)
+    points = []
+    for number, batches in groupby(rows, key=lambda row: int((row.committed_at - since).total_seconds() // step)):
+        found = list(batches)
+        points.append(
+            [
+                round((since + timedelta(seconds=number * step)).timestamp(), 3),
+                round(sum(row.changes for row in found) / step, 3),
+                round(sum(row.bytes for row in found) / step, 1),
+                _weighted(found, "lag_p50_ms", 0.5),
+                _weighted(found, "lag_p95_ms", 0.95),
+                round(median(row.seconds for row in found), 4),
+                round(max(row.seconds for row in found), 4),
+            ]
+        )
+    return {"since": since.timestamp(), "until": now.timestamp(), "step": step, "points": points}
+
+
+def _weighted(rows: Sequence[Any], column: str, share: float) -> float | None:
+    """A quantile over all changes: that of the batch in which it falls."""
+    lags = sorted((getattr(row, column), row.changes) for row in rows if getattr(row, column) is not None)
+    left = share * sum(changes for _, changes in lags)
+    for lag, changes in lags:
+        left -= changes
+        if left <= 0:
+            return _seconds(lag)
+    return _seconds(lags[-1][0]) if lags else None

@@ -1,0 +1,1 @@
+"""Source and copy are compared, and repaired."""

@@ -1,0 +1,316 @@
+"""Compare one table, at one position, in memory that does not grow with it.
+
+First both sides are summed, bucket by bucket (:mod:`~airflow_provider_cdc.model.bucket_sums`). Where the sums differ,
+and only there, rows are held and compared value by value, a portion of the buckets after the other. What the sums say
+decides nothing but where to look: what is told as a difference was seen in two rows at one position. Why writers may
+go on meanwhile is argued in docs/correctness.md.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pymysql.connections import Connection
+
+from airflow_provider_cdc.apply.applier import stream_marker
+from airflow_provider_cdc.chunk_groups.groups import Group, group_marker, numbering, watermarks_of
+from airflow_provider_cdc.config.deletes import IGNORE
+from airflow_provider_cdc.config.load_limits import Limits
+from airflow_provider_cdc.model import server_id_slots as slots
+from airflow_provider_cdc.model.bucket_sums import BUCKETS, Sums
+from airflow_provider_cdc.model.changes import after, apply_changes, last_changes, upserts
+from airflow_provider_cdc.model.comparison import DIFFERENT, EXTRA, MISSING, Difference, TableComparison
+from airflow_provider_cdc.model.definitions import by_table
+from airflow_provider_cdc.model.errors import TerminalError, TransientError
+from airflow_provider_cdc.model.multiset import weights
+from airflow_provider_cdc.model.offset import Lineage, Position
+from airflow_provider_cdc.model.plan import Chunk, Plan
+from airflow_provider_cdc.model.schema import OP, SEQ
+from airflow_provider_cdc.mysql.binlog.events.xa import read_prepared
+from airflow_provider_cdc.mysql.chunks.planner import plan_table
+from airflow_provider_cdc.mysql.chunks.window_reader import Window
+from airflow_provider_cdc.mysql.client.catalog import definition
+from airflow_provider_cdc.mysql.client.key_sql import keys_of
+from airflow_provider_cdc.mysql.client.session import connect
+from airflow_provider_cdc.mysql.keys.ownership import owners, uncovered
+from airflow_provider_cdc.mysql.positions.resume import resume
+from airflow_provider_cdc.mysql.positions.watermark import low_watermark
+from airflow_provider_cdc.runtime.run_context import Context
+from airflow_provider_cdc.sinks.protocol import Markers, Readable
+from airflow_provider_cdc.sinks.scanning import portions
+from airflow_provider_cdc.verify.last_changes import last_touched
+from airflow_provider_cdc.verify.row_diff import Unequal, by_count, by_key
+from airflow_provider_cdc.verify.source_scan import Source
+from airflow_provider_cdc.verify.task import Gathering, Runner, Scan, Told, shares, wanted_of
+
+T = TypeVar("T")
+#: Bytes of rows of either side that are held to be compared value by value, about.
+HELD_BYTES = 64 << 20
+#: Keys that are told, and differences after which nobody looks on.
+TOLD, ENOUGH = 1000, 10_000
+#: Tasks that read a sink; how often a table is begun anew because it was truncated, or files were deleted, meanwhile.
+_TASKS, _TRIES = 32, 10
+
+
+class _AgainError(Exception):
+    """What was read is of no use any more."""
+
+
+@dataclass
+class _Pass:
+    """Both sides as they were read once.
+
+    :param lineage: numbers the transactions.
+    :param held: ``_cdc_seq`` up to which the copy has everything.
+    :param sink: what was gathered of the copy, and ``source``: of the source.
+    :param p0: ``_cdc_seq`` of the low watermark before the chunks, and ``high``: of the high watermarks of the chunks.
+    :param common: the position that both sides are brought to.
+    :param lacking: reads the changes that either side may lack, piece by piece; with the old rows of updates, or not.
+    """
+
+    lineage: Lineage
+    held: int
+    sink: Gathering
+    source: Gathering
+    chunks: list[Chunk]
+    p0: int
+    high: list[int]
+    common: Position
+    connection: Connection[Any]
+    lacking: Callable[[bool], Iterator[Window]]
+
+
+@dataclass
+class Comparing:
+    """The comparison of one table.
+
+    :param index: number of the table in the plan.
+    :param target: its copy.
+    :param run: runs the scans of the copy.
+    :param limits: what may be asked of the source.
+    """
+
+    context: Context
+    plan: Plan
+    index: int
+    target: Readable
+    run: Runner
+    limits: Limits
+
+    def __post_init__(self) -> None:
+        self.table = self.plan.tables[self.index]
+        names = tuple(c.name for c in self.table.copied)
+        self.told = Told(names, self.table.key, (secrets.randbits(64), secrets.randbits(64)))
+        self.keeps = self.context.pipeline.sink.deletions.of(self.table) == IGNORE
+
+    def compare(self) -> TableComparison:
+        """The verdict.
+
+        :raises TransientError: if the stream is not where it can be compared, the definition is another one, or the
+            table is truncated all the time.
+        """
+        source, sink, differing, at = self._settled(lambda: self._summed())
+        found, chunks, more = Unequal(), list[Chunk](), False
+        for wanted in _in_portions(source, sink, differing):
+            more = found.total >= ENOUGH
+            if more:
+                break
+            unequal, chunks, at = self._settled(partial(self._exactly, wanted))
+            found.join(unequal)
+        examples = tuple(text for kind in found.counts for text in found.examples.get(kind, ()))
+        verdict = TableComparison(
+            self.table.label,
+            int(source.rows.sum()),
+            found.counts[MISSING],
+            found.counts[EXTRA],
+            found.counts[DIFFERENT],
+            at,
+            examples,
+            found.kept,
+            at_least=more,
+            columns=found.columns,
+        )
+        return self._traced(verdict, found, chunks, at) if found.keys else verdict
+
+    # ------------------------------------------------------------ the two ways to look
+
+    def _summed(self) -> tuple[Sums, Sums, Any, Position]:
+        """Sums of both sides, and the numbers of the buckets in which they differ."""
+        with self._read(None) as done:
+            source, sink = done.source.sums, done.sink.sums
+            differing = None
+            try:
+                for piece in done.lacking(True):
+                    if piece.emptied:
+                        source = self._emptied(done, piece.emptied, source)
+                        sink = sink if self.keeps or piece.emptied <= done.held else Sums()
+                    newer = self._not_in_source(done, piece.changes)
+                    self.told.summed(newer, source, _weights(newer))
+                    newer = after(piece.changes, done.held)
+                    self.told.summed(newer, sink, self._sink_weights(newer))
+            except TerminalError:  # perhaps only since old rows are not whole: to look exactly, their keys are enough
+                differing = np.arange(BUCKETS)
+            return source, sink, source.differing(sink) if differing is None else differing, done.common
+
+    def _exactly(self, wanted: bytes) -> tuple[Unequal, list[Chunk], Position]:
+        """What differs among the rows of some buckets, and the chunks in which the source was read."""
+        key, schema = self.table.key, self.table.sink_schema
+        with self._read(wanted) as done:
+            emptied, parts = 0, list[pa.Table]()
+            for piece in done.lacking(False):
+                if piece.emptied:
+                    emptied, parts = piece.emptied, []
+                parts.append(done.source.picked(piece.changes))
+                if key and not self.keeps:
+                    parts = [last_changes(pa.concat_tables(parts), key)]
+            changes = pa.concat_tables([schema.empty_table(), *parts])
+            source = pa.concat_tables([schema.empty_table(), *done.source.rows])
+            source = source.filter(pc.greater_equal(source[SEQ], emptied))
+            copied = pa.schema([schema.field(name) for name in self.told.columns])
+            gone = emptied > done.held and not self.keeps
+            sink = pa.concat_tables([copied.empty_table(), *([] if gone else done.sink.rows)])
+            newer = self._not_in_source(done, last_changes(changes, key) if key else changes)
+            lacking = after(changes, done.held)
+            if key:
+                sink = apply_changes(sink, upserts(lacking) if self.keeps else lacking, key)
+                source = apply_changes(source, newer, key)
+                found = by_key(self.table, source, sink, most=TOLD, keeps=self.keeps)
+            else:
+                sides = ((source, newer), (sink, lacking))
+                found = by_count(self.table, [(rows, changes, weights(changes)) for rows, changes in sides])
+            return found, done.chunks, done.common
+
+    @contextmanager
+    def _read(self, wanted: bytes | None) -> Iterator[_Pass]:
+        """Read both sides: sum them, or pick the rows of some buckets."""
+        plan, table, context = self.plan, self.table, self.context
+        # The resume point first, the version after it: no change at or before E can be missing from the version.
+        progress, lineage = context.stand(plan)
+        if progress.held:  # the copy is not that of any one place yet
+            raise TransientError(
+                f"the stream moved to server {progress.server} and has not yet passed everything that it had applied "
+                "before",
+                "Let it catch up, then run again",
+            )
+        source = Source(context, table, plan.definitions_of(lineage)[self.index], lineage, self.limits)
+        with closing(connect(context.connect_args)) as connection:
+            if definition(connection, table) != table.fingerprint():
+                raise TransientError(
+                    "its definition in the source is not that of its copy",
+                    "Compare it when the stream has followed the DDL; if the stream has stopped there, airflow-cdc "
+                    "status says why",
+                )
+            # The copy first: its files are kept for an hour, however long the source takes.
+            files, markers = portions(self.target)
+            standing = max(lineage.seq(progress.at), markers.get(stream_marker(plan.pipeline)) or 0)
+            # What is done twice counts twice where there is no key.
+            held = standing if table.key else max(standing, _covered(context, plan, self.index, markers))
+            sink = Gathering(self.told, wanted)
+            for share in self.run([Scan(share, self.told, wanted) for share in shares(files, _TASKS)]):
+                sink.join(share)
+            progress = resume(connection, progress, context.opener(slots.VERIFY))
+            p0 = low_watermark(connection, lineage.server).at
+            chunks = plan_table(connection, self.index, table, context.pipeline.snapshot.chunk_rows)
+            found, high = source.read(chunks, lambda: Gathering(self.told, wanted))
+            common = max([p0, lineage.position(standing), *high])
+            low = min(p0, lineage.position(standing))
+
+            def lacking(both: bool) -> Iterator[Window]:
+                open_at = partial(source.open_at, slots.VERIFY)
+                captured = by_table([source.definitions(both=both)])
+                prepared = read_prepared(progress.xa, open_at, captured) if low == progress.at else {}
+                with closing(source.windows(connection, slots.VERIFY, both=both)) as log:
+                    yield from log.pieces(low, common, prepared)
+
+            marks = [lineage.seq(at) for at in high]
+            yield _Pass(lineage, held, sink, found, chunks, lineage.seq(p0), marks, common, connection, lacking)
+
+    def _settled(self, look: Callable[[], T]) -> T:
+        for _ in range(_TRIES):
+            try:
+                return look()
+            except (_AgainError, FileNotFoundError):
+                continue
+        raise TransientError(
+            f"{self.table.label} was truncated, or files of its copy were deleted, in each of the {_TRIES} times that "
+            "it was read",
+            "Run again when that has stopped",
+        )
+
+    # ------------------------------------------------------------ what either side lacks
+
+    def _not_in_source(self, done: _Pass, changes: pa.Table) -> pa.Table:
+        """The changes that the source's rows lack."""
+        if not self.table.key:
+            return after(changes, done.high[0])
+        changes = after(changes, min([done.p0, *done.high]))
+        return uncovered(done.connection, self.table, done.chunks, done.high, done.p0, changes)
+
+    def _emptied(self, done: _Pass, seq: int, source: Sums) -> Sums:
+        """What a TRUNCATE leaves of the source's sums."""
+        if not done.high or seq <= min(done.high):
+            return source
+        if seq > max(done.high):
+            return Sums()
+        raise _AgainError  # some chunks were read before it, and others behind it
+
+    def _sink_weights(self, changes: pa.Table) -> Any:
+        """How often changes count for the copy's rows. Where those that are deleted stay, only what replaces them."""
+        found = _weights(changes)
+        if self.keeps:
+            buckets, before = self.told.hashes_of_key(changes), found < 0
+            followed = np.zeros(len(found), bool)
+            followed[:-1] = before[:-1] & ~before[1:] & (buckets[:-1] == buckets[1:])
+            found[before & ~followed] = 0
+        return found
+
+    def _traced(self, verdict: TableComparison, found: Unequal, chunks: list[Chunk], at: Position) -> TableComparison:
+        """The verdict with the keys, where they lie, and since when they may differ."""
+        context, plan, table = self.context, self.plan, self.table
+        listed = [
+            Difference(kind, key, columns)
+            for kind, keys, of in found.keys
+            for key, columns in zip(keys_of(table, keys), of, strict=True)
+        ][:TOLD]
+        lineage = context.stand(plan)[1]
+        source = Source(context, table, plan.definitions_of(lineage)[self.index], lineage, self.limits)
+        with closing(connect(context.connect_args)) as connection:
+            owned = owners(connection, table, chunks, [d.key for d in listed])
+            last, searched = last_touched(source, connection, pa.concat_tables([k for _, k, _ in found.keys]), at)
+        numbers = sorted({number for number in owned if number >= 0})
+        ranges = tuple(replace(chunks[number], no=i, group=0) for i, number in enumerate(numbers))
+        differences = tuple(replace(d, touched=last.get(d.key)) for d in listed)
+        return replace(verdict, differences=differences, ranges=ranges, searched=searched)
+
+
+def _in_portions(source: Sums, sink: Sums, buckets: Any) -> Iterator[bytes]:
+    """Buckets in portions whose rows can be held: a bit for each of them."""
+    rows = np.maximum(np.maximum(source.rows, sink.rows)[buckets], 0)
+    counted = max(1, int(np.abs(source.rows).sum()), int(np.abs(sink.rows).sum()))
+    most = max(1, HELD_BYTES * counted // max(1, source.size, sink.size))
+    portion = (np.cumsum(rows) - rows) // most
+    for number in np.unique(portion):
+        yield wanted_of(buckets[portion == number].tolist())
+
+
+def _weights(changes: pa.Table) -> Any:
+    """1 for each change that leaves a row behind, -1 for each old image."""
+    return np.where(pc.is_in(changes[OP], pa.array(["d", "b"])).to_numpy(), -1, 1)
+
+
+def _covered(context: Context, plan: Plan, index: int, markers: Markers) -> int:
+    """``_cdc_seq`` of the highest high watermark of the attempts that a version of the sink table holds."""
+    marks = [plan.p0_seq]
+    for group in plan.groups_of(index):
+        for entry in Group(context, plan, group).manifest(markers.get(group_marker(plan, group)) or 0):
+            if entry["table"] == index:
+                marks += [numbering(plan, entry).seq(watermarks_of(chunk)[1]) for chunk in entry["chunks"]]
+    return max(marks)

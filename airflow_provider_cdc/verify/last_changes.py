@@ -1,0 +1,85 @@
+"""Which transaction changed a row last, as far as the binlog still tells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pymysql.connections import Connection
+
+from airflow_provider_cdc.model import server_id_slots as slots
+from airflow_provider_cdc.model.changes import last_changes, matched_rows
+from airflow_provider_cdc.model.comparison import Touched
+from airflow_provider_cdc.model.errors import CdcError
+from airflow_provider_cdc.model.offset import Position, split_file
+from airflow_provider_cdc.model.plan import Key
+from airflow_provider_cdc.model.schema import SEQ, TS
+from airflow_provider_cdc.model.start_mode import FIRST_POSITION
+from airflow_provider_cdc.mysql.client.key_sql import keys_of
+from airflow_provider_cdc.mysql.positions.binlog_files import binlog_sizes
+from airflow_provider_cdc.verify.source_scan import Source
+
+#: Bytes of binlog that are searched, the newest first: whole files, and one in any case.
+SEARCHED_BYTES = 1 << 30
+
+
+def last_touched(
+    source: Source, connection: Connection[Any], keys: pa.Table, end: Position
+) -> tuple[dict[Key, Touched], Position | None]:
+    """Look for the last changes of rows in the binlog, file by file, the newest first, until all are found.
+
+    Rows as they were under an older definition of the table are not looked for, nor what another server has logged.
+
+    :param keys: the rows' keys, under the names of the key columns.
+    :param end: where the search begins.
+    :returns: the last change of each row that was found, and from where on the binlog was searched.
+    """
+    found: dict[Key, Touched] = {}
+    table, first = source.table, split_file(source.lineage.start_file)[1]
+    searched: Position | None = None
+    for low, high in newest_first(binlog_sizes(connection), end):
+        if not keys.num_rows or split_file(low.file)[1] < first:
+            break
+        try:
+            last = _last_of(source, connection, keys, low, high)
+        except CdcError:  # a DDL, or another server's rows: what stands before tells nothing that can be read so
+            break
+        for key, at, when in zip(keys_of(table, last), last[SEQ].to_pylist(), last[TS].to_pylist(), strict=True):
+            time = datetime.fromtimestamp(when.timestamp(), UTC).isoformat(timespec="seconds")
+            found[key] = Touched(source.lineage.position(at), time)
+        keys = keys.filter(pc.invert(matched_rows(keys, last, table.key))) if last.num_rows else keys
+        searched = low
+    return found, searched
+
+
+def newest_first(sizes: Mapping[str, int], end: Position) -> Iterator[tuple[Position, Position]]:
+    """Stretches in which the binlog is searched: a file each, the newest first, as far as it is searched.
+
+    :param sizes: the server's binlog files, the oldest first, and the size of each.
+    :param end: where the search begins.
+    """
+    budget, high = SEARCHED_BYTES, end
+    for name in reversed([*sizes]):
+        if budget <= 0:
+            return
+        if split_file(name)[1] <= split_file(end.file)[1]:
+            low = Position(name, FIRST_POSITION)
+            yield low, high
+            budget, high = budget - sizes[name], low
+
+
+def _last_of(source: Source, connection: Connection[Any], keys: pa.Table, low: Position, high: Position) -> pa.Table:
+    """The last change of each of some keys in (low, high]."""
+    table = source.table
+    held = table.sink_schema.empty_table()
+    with closing(source.windows(connection, slots.VERIFY)) as log:
+        for piece in log.pieces(low, high):
+            changes = piece.changes
+            if changes.num_rows:
+                concerned = changes.filter(matched_rows(changes, keys, table.key))
+                held = last_changes(pa.concat_tables([held, concerned]), table.key)
+    return held

@@ -1,0 +1,89 @@
+"""What a comparison has found is read again by its keys, then compared once more.
+
+It is :mod:`~airflow_provider_cdc.resnapshot.key_ranges` for the keys that differ, and no others: the stream exchanges
+them while it goes on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+from pymysql.connections import Connection
+
+from airflow_provider_cdc.chunk_groups.task import run_in_threads
+from airflow_provider_cdc.model.comparison import UNEQUAL, TableComparison
+from airflow_provider_cdc.model.errors import CdcError
+from airflow_provider_cdc.model.plan import Chunk
+from airflow_provider_cdc.model.schema import TableSchema
+from airflow_provider_cdc.mysql.keys.ranges import keys_as_ranges
+from airflow_provider_cdc.resnapshot.key_ranges import read_ranges
+from airflow_provider_cdc.runtime.run_context import Context
+from airflow_provider_cdc.state import Store
+
+#: Compares tables that patterns name.
+Compare = Callable[[tuple[str, ...]], list[TableComparison]]
+
+
+def repaired(context: Context, verdicts: Sequence[TableComparison], compare: Compare) -> list[TableComparison]:
+    """Read the rows again that differ, table by table, wait for the stream to exchange them, and compare once more.
+
+    A table that cannot be repaired is told, and left as it is: the others are repaired all the same.
+
+    :param verdicts: what a comparison has found.
+    :param compare: makes another one.
+    :returns: the verdicts, those of the tables whose rows were exchanged as they are then.
+    """
+    with closing(context.store()) as store:
+        done = _exchanged(context, store, verdicts)
+    if not done:
+        return [*verdicts]
+    again = {verdict.table: verdict for verdict in compare(tuple(re.escape(label) for label in done))}
+    return [
+        replace(again[v.table], repaired=len(v.differences)) if v.table in done and v.table in again else v
+        for v in verdicts
+    ]
+
+
+def _exchanged(context: Context, store: Store, verdicts: Sequence[TableComparison]) -> set[str]:
+    """Labels of the tables whose rows were exchanged."""
+    plan = context.need_plan()
+    indexes = {table.label: index for index, table in enumerate(plan.tables)}
+    done = set[str]()
+    for verdict in verdicts:
+        if verdict.verdict != UNEQUAL:
+            continue
+        if (why := _unfit(verdict)) is not None:
+            again = f"Read it as a whole: airflow-cdc resnapshot --table {verdict.table}"
+            context.reporter.line(f"{verdict.table} is not repaired: {why}. {again}")
+            continue
+        try:
+            if _read(context, store, indexes[verdict.table], verdict) == "replaced":
+                done.add(verdict.table)
+            else:
+                context.reporter.line(f"{verdict.table}: compare it once more when a stream has run")
+        except CdcError as error:
+            context.reporter.line(f"{verdict.table} is not repaired: {error}")
+    return done
+
+
+def _unfit(verdict: TableComparison) -> str | None:
+    """Why the rows of a table cannot be read again by their keys, if they cannot."""
+    if not verdict.differences:
+        return "it has no usable key"
+    if (known := len(verdict.differences)) < verdict.missing + verdict.extra + verdict.different:
+        return f"more than {known:,} of its keys differ"
+    return None
+
+
+def _read(context: Context, store: Store, index: int, verdict: TableComparison) -> str:
+    keys = [difference.key for difference in verdict.differences]
+
+    def ranges(connection: Connection[Any], table: TableSchema) -> list[Chunk]:
+        return keys_as_ranges(connection, table, index, keys)
+
+    context.reporter.line(f"{verdict.table}: {len(keys):,} keys are read again")
+    return read_ranges(context, store, index, ranges, run_in_threads)

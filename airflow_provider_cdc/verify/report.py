@@ -1,0 +1,92 @@
+"""What a comparison of source and sink has found: it decides how the command or the task ends, and is written into the
+bookkeeping, where there is one.
+
+A comparison needs no bookkeeping and makes none: one that is not there, is of another version or is away changes
+nothing of what was found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from datetime import UTC, datetime
+from typing import Any
+
+from airflow_provider_cdc.model.comparison import UNEQUAL, Refusal, TableComparison
+from airflow_provider_cdc.model.errors import (
+    REPORT,
+    CdcError,
+    NotComparableError,
+    NotComparableYetError,
+    TerminalError,
+)
+from airflow_provider_cdc.runtime.run_context import Context
+
+#: What is kept of a result: nothing that may hold a value of a row; and of one of a table that could not be compared.
+_KEPT = ("equal", "rows", "missing", "extra", "different", "kept", "at", "copy")
+_REFUSED = ("reason", "remedy", "copy")
+
+
+def check_equal(verdicts: Sequence[TableComparison], *, repair: str, show_values: str, repaired: bool = False) -> None:
+    """Make sure that all tables are equal to their copies.
+
+    :param repair: how a person asks for a repair, and ``show_values``: for what differs; the latter is empty if that
+        was asked for.
+    :param repaired: whether a repair was asked for.
+    :raises TerminalError: if a table differs, whatever is with the others.
+    :raises NotComparableYetError: if tables cannot be compared, and the others are equal; where another try may do.
+    :raises NotComparableError: the same, where it does not.
+    """
+    unequal = [v for v in verdicts if v.verdict == UNEQUAL]
+    refused = [(v.table, v.refusal) for v in verdicts if v.refusal is not None]
+    reasons = "; ".join(f"{_some_of(tables)}: {reason}" for reason, tables in _by_reason(refused).items())
+    if unequal:
+        hint = "See above what was not repaired" if repaired else f"{repair} reads what differs again"
+        raise TerminalError(
+            f"{len(unequal)} of {len(verdicts)} tables differ ({'; '.join(map(str, unequal))})"
+            + (f", and {len(refused)} cannot be compared now ({reasons})" if refused else ""),
+            f"{hint}, and {REPORT}" + (f". {show_values} shows which rows" if show_values else ""),
+        )
+    if refused:
+        remedies = dict.fromkeys(refusal.remedy for _, refusal in refused if refusal.remedy)
+        wait = all(refusal.retry for _, refusal in refused)
+        raise (NotComparableYetError if wait else NotComparableError)(
+            f"{len(refused)} of {len(verdicts)} tables cannot be compared now ({reasons}); no difference was found",
+            "; ".join(remedies),
+            table=refused[0][0] if len(refused) == 1 else None,
+        )
+
+
+def _by_reason(refused: Iterable[tuple[str, Refusal]]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for table, refusal in refused:
+        found.setdefault(refusal.reason, []).append(table)
+    return found
+
+
+def _some_of(tables: Sequence[str], most: int = 5) -> str:
+    """Names of tables for people, no more than a few."""
+    more = f" and {len(tables) - most} more" if len(tables) > most else ""
+    return ", ".join(tables[:most]) + more
+
+
+def record_verified(context: Context, verdicts: Iterable[TableComparison]) -> None:
+    """Write down the results of a comparison, each with its table."""
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        tables = {table.label: table.id for table in context.need_plan().tables}
+        kept = {tables[one.table]: _kept(one) for one in verdicts if one.table in tables}
+        with closing(context.store(migrate=False)) as store:
+            store.verified(context.pipeline.name, kept)
+    except (CdcError, SQLAlchemyError) as error:
+        said = error.message if isinstance(error, CdcError) else str(error).splitlines()[0]
+        context.reporter.line(f"the result is not in the bookkeeping: {said}")
+
+
+def _kept(verdict: TableComparison) -> dict[str, Any]:
+    found = verdict.to_json()
+    if verdict.refusal is None:
+        return {name: found[name] for name in _KEPT}
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"not_comparable": {"at": at, **{name: found[name] for name in _REFUSED}}}

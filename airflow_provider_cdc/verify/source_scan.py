@@ -1,0 +1,180 @@
+"""All rows of a source table, chunk by chunk, each exact as of its high watermark, by several readers at a time.
+
+They go into sums, or some of them are picked out: no more than a chunk is held by a reader.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from pymysql.connections import Connection
+
+from airflow_provider_cdc.config.load_limits import Limits
+from airflow_provider_cdc.model import server_id_slots as slots
+from airflow_provider_cdc.model.definitions import Definitions, by_table
+from airflow_provider_cdc.model.offset import Lineage, Position
+from airflow_provider_cdc.model.plan import Chunk
+from airflow_provider_cdc.model.progress import ChunkProgress
+from airflow_provider_cdc.model.schema import TableSchema
+from airflow_provider_cdc.mysql.binlog.events.binlog_stream import BinlogStream
+from airflow_provider_cdc.mysql.chunks.keyless import pieces
+from airflow_provider_cdc.mysql.chunks.window_reader import WindowReader
+from airflow_provider_cdc.mysql.client.charsets import decoders
+from airflow_provider_cdc.mysql.client.session import connect
+from airflow_provider_cdc.mysql.client.throttle import Throttle
+from airflow_provider_cdc.mysql.positions.lookback import look_back
+from airflow_provider_cdc.mysql.positions.watermark import watermarks
+from airflow_provider_cdc.runtime.run_context import Context
+from airflow_provider_cdc.verify.task import Gathering
+
+
+class _StoppedError(Exception):
+    """Another reader has failed."""
+
+
+@dataclass
+class Source:
+    """A table of the source, as it is read for a comparison.
+
+    :param context: the pipeline.
+    :param table: the table.
+    :param over_time: its definitions.
+    :param lineage: numbers the transactions of its server.
+    :param limits: what all readers together may ask of the server.
+    """
+
+    context: Context
+    table: TableSchema
+    over_time: Definitions
+    lineage: Lineage
+    limits: Limits
+
+    def open_at(self, slot: int, at: Position) -> BinlogStream:
+        """Open the binlog at a position.
+
+        :param slot: the reader's slot.
+        """
+        server_id, replica_uuid = self.context.pipeline.replica(slot)
+        return BinlogStream(
+            self.context.connect_args,
+            server_id=server_id,
+            replica_uuid=replica_uuid,
+            file=at.file,
+            position=at.position,
+            server=self.lineage.server,
+        )
+
+    def definitions(self, *, both: bool = False) -> Definitions:
+        """By which the binlog is read.
+
+        :param both: whether the old rows of updates are wanted, too, and whole.
+        """
+        return self.over_time.with_whole_rows() if both else self.over_time
+
+    def windows(self, connection: Connection[Any], slot: int, *, both: bool = False) -> WindowReader:
+        """Reads the table's changes.
+
+        :param connection: says how text is decoded; used while changes are read.
+        :param slot: the reader's slot.
+        :param both: whether updates give their old image, too.
+        """
+        definitions = self.definitions(both=both)
+        before = partial(look_back, self.context.connect_args, self.lineage.server, by_table([definitions]))
+        texts = decoders(lambda: nullcontext(connection), [self.table])
+        return WindowReader(partial(self.open_at, slot), definitions, self.lineage, before, texts, both=both)
+
+    def read(self, chunks: Sequence[Chunk], gather: Callable[[], Gathering]) -> tuple[Gathering, list[Position]]:
+        """Read all chunks.
+
+        :param gather: makes what a reader puts its rows into.
+        :returns: what all have gathered, and the high watermark of each chunk.
+        """
+        work = _Work(self, chunks, gather)
+        count = max(1, min(self.context.pipeline.snapshot.parallelism, len(slots.VERIFIERS), len(chunks)))
+        limits = self.limits.share(count)
+        with ThreadPoolExecutor(count) as pool:
+            running = [pool.submit(work.run, slot, limits) for slot in slots.VERIFIERS[:count]]
+        failed = [error for done in running if (error := done.exception()) is not None]
+        for error in sorted(failed, key=lambda error: isinstance(error, _StoppedError)):
+            raise error
+        found = gather()
+        for done in running:
+            found.join(done.result())
+        return found, [work.high[number] for number in range(len(chunks))]
+
+
+@dataclass
+class _Work:
+    """Chunks that several readers share."""
+
+    source: Source
+    chunks: Sequence[Chunk]
+    gather: Callable[[], Gathering]
+    high: dict[int, Position] = field(default_factory=dict)
+    rows: int = 0
+    corrected: int = 0
+
+    def __post_init__(self) -> None:
+        self._next, self._lock, self._stop = iter(range(len(self.chunks))), threading.Lock(), threading.Event()
+        self._began = time.monotonic()
+
+    def run(self, slot: int, limits: Limits) -> Gathering:
+        """Read chunks until there are none, over a connection of one's own."""
+        found, source = self.gather(), self.source
+        with self._stopping(), closing(connect(source.context.connect_args)) as connection:
+            throttle = Throttle(connection, limits, self._told)
+            marks = watermarks(connection, source.lineage.server)
+            with closing(source.windows(connection, slot)) as log:
+                while (number := self._take()) is not None:
+                    throttle.wait(self._check)
+                    began = time.monotonic()
+                    parts = pieces(connection, log, source.table, self.chunks[number], source.lineage, marks)
+                    with closing(parts):
+                        for part in parts:
+                            throttle.used(began, part.rows.num_rows, part.rows.nbytes)
+                            found.add(part.rows)
+                            self._progress(number, part.high, part.rows.num_rows, part.corrected)
+                            del part  # not held while the next one is read
+                            if not source.table.key:
+                                throttle.pace(self._check)
+                            began = time.monotonic()
+        return found
+
+    def _take(self) -> int | None:
+        with self._lock:
+            return next(self._next, None)
+
+    def _check(self) -> None:
+        if self._stop.is_set():
+            raise _StoppedError
+
+    @contextmanager
+    def _stopping(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._stop.set()
+            raise
+
+    def _told(self, why: str | None) -> None:
+        with self._lock:
+            self.source.context.reporter.progress(self._state(why))
+
+    def _progress(self, number: int, high: Position, rows: int, corrected: int) -> None:
+        with self._lock:
+            self.high[number] = high
+            self.rows += rows
+            self.corrected += corrected
+            self.source.context.reporter.progress(self._state(None))
+
+    def _state(self, paused: str | None) -> ChunkProgress:
+        done, rows, seconds = len(self.high), self.rows, time.monotonic() - self._began
+        label, total = self.source.table.label, len(self.chunks)
+        return ChunkProgress(label, done, total, rows, self.corrected, done, rows, seconds, paused)

@@ -1,0 +1,155 @@
+"""Rows of one side of a comparison on their way into sums, or picked out by their buckets. Tasks do it for a sink."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_provider_cdc.model.bucket_sums import BUCKETS, Sums
+from airflow_provider_cdc.sinks.scanning import Portion
+from airflow_provider_cdc.sinks.storage.request_counts import carried
+
+#: Threads of this process that read at a time: each holds a row group.
+_THREADS = 8
+
+
+@dataclass(frozen=True)
+class Told:
+    """How rows are told apart, and what of them is compared.
+
+    :param columns: the columns that are compared.
+    :param key: those that tell rows apart; none: all of them do.
+    :param secret: two words of the hashes.
+    """
+
+    columns: tuple[str, ...]
+    key: tuple[str, ...]
+    secret: tuple[int, int]
+
+    def hashes(self, rows: pa.Table) -> tuple[Any, Any]:
+        """Hashes of rows: two arrays of uint64."""
+        return self._of(rows, self.columns)
+
+    def hashes_of_key(self, rows: pa.Table) -> Any:
+        """What tells rows apart, as one word each: an array of uint64."""
+        return self._of(rows, self.key or self.columns)[0]
+
+    def buckets(self, rows: pa.Table) -> Any:
+        """Buckets of rows: an array of uint16."""
+        return _buckets(self.hashes_of_key(rows))
+
+    def summed(self, rows: pa.Table, sums: Sums, weights: Any = None) -> None:
+        """Take rows into sums.
+
+        :param weights: as for :meth:`Sums.add`.
+        """
+        first, second = self.hashes(rows)
+        sums.add(self.buckets(rows) if self.key else _buckets(first), first, second, weights)
+
+    def _of(self, rows: pa.Table, columns: Sequence[str]) -> tuple[Any, Any]:
+        from airflow_provider_cdc.sinks.row_hashes import hashed  # compiled: not for drivers that need none of it
+
+        return hashed(rows, columns, np.array(self.secret, np.uint64))
+
+
+def _buckets(hashes: Any) -> Any:
+    return (hashes & np.uint64(BUCKETS - 1)).astype(np.uint16)
+
+
+@dataclass
+class Gathering:
+    """What becomes of rows: they are summed, or those of some buckets are kept.
+
+    :param told: how they are told apart.
+    :param wanted: a bit for each bucket whose rows are kept; ``None`` to sum all of them.
+    """
+
+    told: Told
+    wanted: bytes | None = None
+    sums: Sums = field(default_factory=Sums)
+    rows: list[pa.Table] = field(default_factory=list)
+
+    def add(self, rows: pa.Table) -> None:
+        """Take in rows, with at least the columns that are compared."""
+        if not rows.num_rows:
+            return
+        if self.wanted is not None:
+            if (kept := self.picked(rows)).num_rows:
+                self.rows.append(kept)
+            return
+        self.sums.size += rows.nbytes
+        self.told.summed(rows, self.sums)
+
+    def picked(self, rows: pa.Table) -> pa.Table:
+        """Rows of the wanted buckets."""
+        if self.wanted is None or not rows.num_rows:
+            return rows
+        held = np.unpackbits(np.frombuffer(self.wanted, np.uint8), bitorder="little")
+        return rows.filter(pa.array(held[self.told.buckets(rows)].astype(bool)))
+
+    def join(self, other: Gathering) -> None:
+        """Take in what another one has gathered."""
+        self.sums.join(other.sums)
+        self.rows += other.rows
+
+
+def wanted_of(buckets: Iterable[int]) -> bytes:
+    """A bit for each of some buckets."""
+    mask = np.zeros(BUCKETS, np.uint8)
+    mask[np.fromiter(buckets, np.int64)] = 1
+    return np.packbits(mask, bitorder="little").tobytes()
+
+
+@dataclass(frozen=True)
+class Scan:
+    """A task's share of a table.
+
+    :param portions: what it reads.
+    :param told: how rows are told apart.
+    :param wanted: as for :class:`Gathering`.
+    """
+
+    portions: tuple[Portion, ...]
+    told: Told
+    wanted: bytes | None = None
+
+    def run(self) -> Gathering:
+        """Read it."""
+        found = Gathering(self.told, self.wanted)
+        for portion in self.portions:
+            for rows in portion.rows(self.told.columns):
+                found.add(rows)
+        return found
+
+
+#: Runs scans wherever there is room; the results are in their order.
+Runner = Callable[[Sequence[Scan]], Sequence[Gathering]]
+
+
+def shares(portions: Iterable[Portion], count: int) -> list[tuple[Portion, ...]]:
+    """Portions in shares of about the same size; none is empty.
+
+    :param count: how many shares at most.
+    """
+    found: list[tuple[int, list[Portion]]] = [(0, []) for _ in range(count)]
+    for portion in sorted(portions, key=lambda p: p.size, reverse=True):
+        number = min(range(count), key=lambda n: found[n][0])
+        size, held = found[number]
+        found[number] = size + portion.size + 1, [*held, portion]
+    return [tuple(held) for _, held in found if held]
+
+
+def run_in_threads(work: Sequence[Scan]) -> Sequence[Gathering]:
+    """Runner for this process: reading and hashing is machine code, which runs without Python's lock."""
+
+    def run(scan: Scan) -> Gathering:
+        return scan.run()
+
+    with ThreadPoolExecutor(max(1, min(len(work), os.cpu_count() or 1, _THREADS))) as pool:
+        return list(pool.map(carried(run), work))

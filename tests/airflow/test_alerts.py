@@ -1,0 +1,174 @@
+"""The hooks of a stream's task, with a real bookkeeping and a real notifier."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.sdk import BaseNotifier
+
+from airflow_provider_cdc import Alerts, CdcStreamOperator, Pipeline, Sink, Source
+from airflow_provider_cdc.airflow.operators.alerts import Hooks
+from airflow_provider_cdc.airflow.triggers import cdc
+from airflow_provider_cdc.airflow.triggers.cdc import CdcStreamTrigger
+from airflow_provider_cdc.model.errors import NotReadyError, TerminalError
+from airflow_provider_cdc.state import Store, TableStanding
+
+PIPELINE = Pipeline(
+    name="shop",
+    source=Source("cdc_source", ("shop.t",)),
+    sink=Sink(path="/nowhere"),
+    alerts=Alerts(lag_seconds=100),
+)
+GONE = TableStanding("shop", "t", "suspended", reason="a DDL")
+log = logging.getLogger(__name__)
+
+
+class Note(BaseNotifier):
+    """Writes down what it is told."""
+
+    template_fields = ("text",)
+    heard: list[tuple[str, str]] = []  # noqa: RUF012 (all that there are share it)
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name, self.text = name, "{{ cdc_alert.pipeline }} {{ cdc_alert.table }}: {{ cdc_alert.detail }}"
+
+    def notify(self, context: Any) -> None:
+        self.heard.append((self.name, self.text))
+
+
+def heard() -> list[tuple[str, str]]:
+    found, Note.heard[:] = list(Note.heard), []
+    return found
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with closing(Store.open(f"sqlite:///{tmp_path / 'books.db'}", migrate=True)) as opened:
+        opened.register("shop", "server")
+        opened.new_epoch("shop", 0, "host", 1, 1.0)
+        heard()
+        yield opened
+
+
+def all_hooks() -> Hooks:
+    return Hooks(**{kind: Note(kind) for kind in ("suspended", "lag", "purge_risk", "failed", "recovered")})
+
+
+def sample(store: Store, lag: float) -> None:
+    store.sample("shop", 1, lag_seconds=lag, lag_bytes=0, purge_hours=1.0)
+
+
+def test_one_message_for_each_change(store: Store) -> None:
+    def tell() -> list[tuple[str, str]]:
+        all_hooks().tell({}, store, PIPELINE, log)  # as a process that has just been started
+        return heard()
+
+    assert tell() == []
+    sample(store, 101)
+    late = "shop None: the oldest commit that was not read is 101 s old (limit: 100 s)"
+    assert tell() == [("lag", late)]
+    sample(store, 60)
+    store.write_table_states("shop", [GONE])
+    assert tell() == [("suspended", "shop shop.t: table shop.t is suspended: a DDL")]
+    assert tell() == []
+    sample(store, 3)
+    store.write_table_states("shop", [GONE._replace(state="streaming")])
+    assert tell() == [("recovered", late), ("recovered", "shop shop.t: table shop.t is suspended: a DDL")]
+    assert tell() == [] and store.alerts("shop") == []
+    sample(store, 102)
+    assert [kind for kind, _ in tell()] == ["lag"], "and once more"
+
+
+def test_nobody_hears_what_nobody_asked_for(store: Store) -> None:
+    sample(store, 101)
+    store.write_table_states("shop", [GONE])
+    Hooks(suspended=[Note("one"), Note("two")]).tell({}, store, PIPELINE, log)
+    assert [name for name, _ in heard()] == ["one", "two"]
+    Hooks(recovered=Note("recovered")).tell({}, store, PIPELINE, log)
+    assert heard() == []
+    with pytest.raises(TypeError, match="on_lag is 'x': give a notifier"):
+        CdcStreamOperator(task_id="t", pipeline=PIPELINE, on_lag="x")  # type: ignore[arg-type]
+
+
+def test_a_hook_that_fails_and_one_that_dies(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    sample(store, 101)
+
+    def fails(context: Any) -> None:
+        raise ValueError("no route")
+
+    def dies(context: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Hooks(lag=dies).tell({}, store, PIPELINE, log)
+    Hooks(lag=[fails, Note("lag")]).tell({}, store, PIPELINE, log)
+    assert [name for name, _ in heard()] == ["lag"], "nobody was told before"
+    assert "a hook for lag has failed" in caplog.text and "no route" in caplog.text
+
+
+def test_a_stream_that_fails(store: Store) -> None:
+    @contextmanager
+    def opened() -> Iterator[tuple[Any, Store]]:
+        yield type("Work", (), {"pipeline": PIPELINE}), store
+
+    def fail(killed: bool = False) -> list[tuple[str, str]]:
+        with pytest.raises(TerminalError), all_hooks().around({}, opened, lambda: killed, log):
+            raise TerminalError("a lost position", "look")
+        return heard()
+
+    assert fail(killed=True) == []
+    assert fail() == [("failed", "shop None: a lost position. look")]
+    store.end_stream("shop", 1, "stopped")
+    assert fail() == [], "a retry that fails again is no news"
+    epoch = store.new_epoch("shop", 1, "host", 1, 1.0)
+    store.end_stream("shop", epoch, "failed")
+    assert fail() == [], "nor is one that fails in an epoch of its own"
+    epoch = store.new_epoch("shop", epoch, "host", 1, 1.0)
+    all_hooks().tell({}, store, PIPELINE, log)
+    assert heard() == [], "it has only begun"
+    store.end_stream("shop", epoch, "caught_up")
+    all_hooks().tell({}, store, PIPELINE, log)
+    assert heard() == [("recovered", "shop None: a lost position. look")]
+
+
+def test_the_trigger_fires_when_there_is_news(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cdc, "_SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(cdc, "STATS_SECONDS", 0.1)
+
+    async def fires(seconds: float) -> dict[str, Any] | None:
+        trigger = CdcStreamTrigger(
+            pipeline="shop",
+            epoch=1,
+            found=False,
+            state_conn_id=None,
+            state_path=str(tmp_path / "books.db"),
+            supervisor="task",
+            poll_seconds=0.1,
+            alerts=all_hooks().request(PIPELINE),
+        )
+        events = trigger.run()
+        try:
+            async with asyncio.timeout(seconds):
+                payload: dict[str, Any] = (await anext(events)).payload
+                return payload
+        except TimeoutError:
+            return None
+
+    assert asyncio.run(fires(2)) is None
+    sample(store, 101)
+    assert asyncio.run(fires(60)) == {"epoch": 1, "found": False, "alerts": True}
+    all_hooks().tell({}, store, PIPELINE, log)
+    assert asyncio.run(fires(2)) is None
+
+
+@pytest.mark.parametrize("value", [0, -1, True, "5", 1e9])
+def test_limits_that_are_refused(value: Any) -> None:
+    with pytest.raises(NotReadyError, match=r"alerts.lag_seconds .* a number above 0, or null"):
+        Alerts(lag_seconds=value)

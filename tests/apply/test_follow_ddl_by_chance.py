@@ -1,0 +1,323 @@
+"""Writers and DDL go on all through snapshot, stream, kills and groups that are read again; then the copy is compared.
+
+Each schedule follows from one number, but for the clock.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pymysql
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from airflow_provider_cdc.apply import applier as apply
+from airflow_provider_cdc.apply import follow_ddl as schema_changes
+from airflow_provider_cdc.apply import task as batches
+from airflow_provider_cdc.chunk_groups import groups
+from airflow_provider_cdc.chunk_groups import task as slices
+from airflow_provider_cdc.chunk_groups.task import run_in_threads
+from airflow_provider_cdc.model.errors import TableAlteredError, TransientError
+from airflow_provider_cdc.mysql.chunks import chunk, keyless
+from airflow_provider_cdc.mysql.client.catalog import read_schema
+from airflow_provider_cdc.mysql.client.session import connect
+from airflow_provider_cdc.resnapshot import staged_reads as reread
+from airflow_provider_cdc.sinks.delta import compaction
+from airflow_provider_cdc.sinks.delta.merge import edit, key_index
+from airflow_provider_cdc.snapshot import run as snapshot
+from airflow_provider_cdc.snapshot.run import run_group
+from airflow_provider_cdc.stream.run import begin, run_in_process
+from airflow_provider_cdc.system.failpoints import REREAD, SCHEMA_CHANGES, STREAM
+from airflow_provider_cdc.verify.run import verify
+from tests.support.altering import BESIDE, KEYS, TABLES, Alterations, change, quoted, seen
+from tests.support.chance import Threads, at_once, killed
+from tests.support.cli import Cli, asked_by
+from tests.support.oracle import compare_all
+from tests.support.servers import MySQLServer
+
+#: DDL that must have been followed at least, and columns that must have been added: a schedule without is none.
+_FOLLOWED, _ADDED = 8, 4
+_DATABASE = "chance_d"
+_MODULES = (apply, reread, schema_changes, batches, slices, groups, snapshot, chunk, keyless)
+
+
+class Load(Threads):
+    """Threads that write, and one that alters."""
+
+    def __init__(self, server: MySQLServer, seed: int, writers: int = 2) -> None:
+        super().__init__(server, seed, _DATABASE, [self._write] * writers + [self._alter], "sql_mode = ''")
+
+    def _write(self, draw: random.Random, number: int, cursor: Any) -> None:
+        """One transaction."""
+        if draw.random() < 0.01:
+            with suppress(pymysql.MySQLError):
+                cursor.execute(f"TRUNCATE TABLE {quoted(draw.choice([*TABLES]))}")
+            return
+        tables = draw.choices([*TABLES], k=draw.choice((1, 1, 2, 4)))
+        changes = [change(draw, table, seen(cursor, _DATABASE, table)) for table in tables]
+        xid, how = f"'{_DATABASE}{number}'", draw.random()
+        end = "ROLLBACK" if draw.random() < 0.1 else "COMMIT"
+        if how < 0.15:
+            statements = [f"XA START {xid}", *changes, f"XA END {xid}", f"XA PREPARE {xid}", f"XA {end} {xid}"]
+        elif how < 0.7:
+            statements = ["BEGIN", *changes, end]
+        else:
+            statements = changes
+        for statement in statements:
+            try:
+                cursor.execute(statement)
+                self.done["statements"] += 1
+            except pymysql.MySQLError as error:
+                self.done[f"error {error.args[0]}"] += 1
+                if how < 0.15:
+                    for sql in (f"XA END {xid}", f"XA ROLLBACK {xid}"):
+                        with suppress(pymysql.MySQLError):
+                            cursor.execute(sql)
+                    return
+            if statement.startswith("XA PREPARE"):
+                time.sleep(draw.choice((0, 0.01, 0.05)))
+        if how >= 0.15:
+            cursor.execute("COMMIT")
+
+    def _alter(self, draw: random.Random, number: int, cursor: Any) -> None:
+        """One DDL or two, of captured tables or of others."""
+        if not self.alters.acquire(blocking=False):
+            return
+        made = Alterations(self.server, draw)
+        made.number = len(self.said) * 10
+        for _ in range(draw.choice((1, 1, 1, 2, 3))):
+            if draw.random() < 0.2:
+                statement = self._beside(draw)
+            else:
+                table = draw.choice([*TABLES])
+                statement = made.of(cursor, _DATABASE, table)
+            try:
+                cursor.execute(statement)
+                self.said.append(statement)
+                self.done["DDL"] += 1
+            except pymysql.MySQLError as error:
+                self.done[f"error of DDL {error.args[0]}"] += 1
+        self.over.wait(draw.choice((0, 0.05, 0.2)))
+
+    def _beside(self, draw: random.Random) -> str:
+        one, other = (quoted(name) for name in draw.sample(BESIDE, 2))
+        return draw.choice(
+            [
+                f"CREATE TABLE IF NOT EXISTS {one} (id INT PRIMARY KEY, v INT DEFAULT 7)",
+                f"ALTER TABLE {one} DROP COLUMN v",
+                f"ALTER TABLE {one} ADD COLUMN v INT NOT NULL DEFAULT 9 FIRST",
+                f"RENAME TABLE {one} TO {other}",
+                f"DROP TABLE IF EXISTS {one}, {other}",
+                f"CREATE TABLE IF NOT EXISTS {one} LIKE {quoted(draw.choice([*TABLES]))}",
+            ]
+        )
+
+
+class World:
+    """A pipeline under a load."""
+
+    def __init__(self, server: MySQLServer, folder: Path, seed: int) -> None:
+        self.server, self.folder, self.chance = server, folder, random.Random(seed)
+        chance = self.chance
+        patterns = {name: rf"{_DATABASE}[.]{name}" for name in TABLES}
+        self.soft = [name for name in TABLES if name != "loose" and chance.random() < 0.3]
+        sink: dict[str, Any] = {
+            "merge": {"copy_on_write": [patterns[n] for n in chance.sample([*TABLES], 2)]},
+            "table_properties": {"delta.enableChangeDataFeed": {"true": [patterns[chance.choice([*TABLES])]]}},
+        }
+        if self.soft:
+            sink["deletes"] = {"soft": [patterns[name] for name in self.soft]}
+        settings: dict[str, Any] = {
+            "snapshot": {"chunk_rows": 5, "group_rows": chance.choice([5, 10, 1000])},
+            "stream": {"parallelism": chance.choice([1, 2, 3])},
+        }
+        self.cli = Cli(folder / "p", server, *patterns.values(), sink=sink, **settings)
+        self.fresh = Cli(folder / "fresh", server, *patterns.values(), sink=sink, **settings)
+        self.load = Load(server, seed)
+        self.done: Counter[str] = Counter()
+
+    def make(self) -> None:
+        draw = self.chance
+        with closing(self.server.connect(database=_DATABASE)) as connection, connection.cursor() as cursor:
+            cursor.execute("SET sql_mode = ''")
+            for name, definition in TABLES.items():
+                cursor.execute(f"CREATE TABLE {quoted(name)} {definition}")
+                for _ in range(60):
+                    with suppress(pymysql.MySQLError):
+                        cursor.execute(change(draw, name, seen(cursor, _DATABASE, name)))
+
+    # ---------------------------------------------------------------- what is done to it
+
+    def snapshot(self) -> None:
+        """The snapshot; it may be altered meanwhile: then it goes on, or stops by name and begins anew."""
+        if self.chance.random() < 0.5:
+            self.load.alters.release(2)
+            try:
+                self.cli.snapshot()
+                return
+            except TableAlteredError as error:
+                self.done["snapshots that stopped"] += 1
+                assert "part of it was published already" in error.message, error
+            while self.load.alters.acquire(blocking=False):
+                pass
+            with self.load.still():  # the last DDL has ended
+                self.cli.sink.rename(self.folder / "stopped")
+        self.cli.snapshot()
+
+    def stream(self, *, dies: bool = False, ends: bool = False, name: str | None = None) -> None:
+        """One epoch, in batches of a random size.
+
+        :param dies: it is killed at a random place, or stopped at a random moment.
+        :param ends: it goes on to where the server is.
+        :param name: the failpoint at which it is killed the first time that it comes by, instead of a random place.
+        """
+        chance, catch_up = self.chance, ends or self.chance.random() < 0.7
+        other = chance.choice([None, *SCHEMA_CHANGES, *SCHEMA_CHANGES, *STREAM, *REREAD])
+        at = 1 if name else chance.randrange(1, 40 if other is None else 4)
+        with killed(_MODULES, name or other, at, self.done, dies=dies):
+            with self.cli.opened() as (context, store):
+                epoch = begin(context, store, catch_up=catch_up)
+                size, piece = chance.choice([3000, 20_000, 1 << 20]), chance.choice([700, 1 << 20])
+                epoch.job = replace(epoch.job, max_batch_bytes=size, piece_bytes=piece)
+                timer = threading.Timer(chance.uniform(0.2, 1.5), epoch.stop.set)
+                if not catch_up or (dies and chance.random() < 0.3 and not name):
+                    timer.start()
+                try:
+                    run_in_process(epoch)
+                finally:
+                    timer.cancel()
+        self.done["epochs"] += 1
+
+    def again(self) -> None:
+        """A group is read again, while a stream runs or not."""
+        with self.cli.opened() as (context, store):
+            plan = context.need_plan()
+            group = self.chance.choice([*plan.groups()])
+            for _ in range(2):
+                plan = context.need_plan()
+                asked = asked_by(f"t{group}")
+                try:
+                    found = run_group(context, store, plan, group, run_in_threads, holder="t", requested_by=asked)
+                    self.done[found.outcome] += 1
+                except TransientError as error:
+                    self.done["reads that were too early"] += 1
+                    events = store.events(plan.pipeline, 20)
+                    late = any(e.kind == "reread_dropped" and "was altered since" in e.detail for e in events)
+                    assert "the stream has not followed that yet" in error.message or late, error
+                except TableAlteredError as error:
+                    self.done["reads that were too early"] += 1
+                    assert "part of it was published already" in error.message and not self.done["epochs"], error
+
+    def beside(self) -> None:
+        """Both at a time."""
+        at_once(self.again, lambda: self.stream(dies=self.chance.random() < 0.5))
+
+    def metadata(self) -> None:
+        """From now on the binlog says more or less of the columns."""
+        with self.load.still():
+            self.server.execute(f"SET GLOBAL binlog_row_metadata = {self.chance.choice(['MINIMAL', 'FULL'])}")
+            self.server.execute("FLUSH BINARY LOGS")
+
+    def verified(self) -> None:
+        with self.load.still():
+            self.check()
+
+    # ---------------------------------------------------------------- how it is
+
+    def check(self) -> None:
+        self.stream(ends=True)
+        self.rows()
+        assert all(v.equal for v in verify(self.cli.context, show_values=True))
+
+    def rows(self) -> None:
+        """Rows as delta-rs reads them are the source's; deleted ones that stay are left out."""
+        live = self.folder / f"live{self.done['epochs']}"
+        for name in self.soft:
+            delta = DeltaTable(str(self.cli.sink / _DATABASE / name))
+            table = pa.table(delta.scan().read_all()).cast(pa.schema(delta.schema().to_arrow()))
+            rows = table.filter(pc.invert(table["_cdc_deleted"])).drop_columns(["_cdc_deleted"])
+            write_deltalake(str(live / _DATABASE / name), rows)
+        with closing(self.server.connect(database=_DATABASE)) as connection:
+            others = [name for name in TABLES if name not in self.soft]
+            assert compare_all(connection, _DATABASE, self.cli.sink, others) == []
+            assert compare_all(connection, _DATABASE, live, self.soft) == []
+
+    def columns(self) -> None:
+        """Definitions, and names, order, types and comments of the columns, are those of a copy that is made now."""
+        self.fresh.snapshot()
+        plan = self.cli.context.need_plan()
+        with closing(connect(self.server.connect_args())) as connection:
+            for table in plan.tables:
+                there = read_schema(connection, *table.id)
+                assert table.columns == there.columns
+                assert (table, table.comments, table.collation) == (there, there.comments, there.collation)
+                copies = [cli.sink / _DATABASE / table.name for cli in (self.cli, self.fresh)]
+                old, new = (json.loads(DeltaTable(str(copy)).schema().to_json())["fields"] for copy in copies)
+                assert [a for a in old if a not in new] == [b for b in new if b not in old]
+                assert old == new
+        self.done["followed"] = len(plan.steps)
+        self.done["added"] = sum(
+            len(plan.followed_of(i)[-1].schema.columns) - len(found.newest.columns)
+            for i, found in enumerate(plan.definitions)
+            if plan.followed_of(i)
+        )
+
+
+@pytest.fixture
+def world(server: MySQLServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> Iterator[World]:
+    monkeypatch.setattr(compaction, "FANOUT", 3)
+    monkeypatch.setattr(compaction, "FEWEST", 2)
+    monkeypatch.setattr(compaction, "DEAD", 0.1)
+    monkeypatch.setattr(key_index, "_MERGED", 2)
+    if seed % 2:
+        monkeypatch.setattr(edit, "SMALL_FILE", 2000)
+    server.execute(f"DROP DATABASE IF EXISTS {_DATABASE}")
+    server.execute(f"CREATE DATABASE {_DATABASE} CHARACTER SET utf8mb4")
+    found = World(server, tmp_path, seed)
+    found.make()
+    yield found
+    server.execute("SET GLOBAL binlog_row_metadata = FULL")
+    server.execute(f"DROP DATABASE {_DATABASE}")
+
+
+@pytest.mark.one_of("server")
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.long) for n in range(1, 100))])
+def test_a_schedule(world: World, seed: int) -> None:
+    chance, load = world.chance, world.load
+    kinds = ["stream", "dies", "dies", "again", "beside", "verified", "metadata"]
+    steps = [chance.choice(kinds) for _ in range(7)]
+    try:
+        with load:
+            world.snapshot()
+            for step in [*steps, "dies", "stream"]:
+                load.alters.release(4)
+                if step == "dies":
+                    world.stream(dies=True)
+                else:
+                    getattr(world, step)()
+        world.check()
+        # A definition whose columns the copy does not have; and no other DDL comes by that would give it them.
+        last = quoted([*TABLES][seed % len(TABLES)])
+        world.server.session(_DATABASE, f"ALTER TABLE {last} ADD last INT", f"UPDATE {last} SET last = {seed}")
+        world.stream(dies=True, ends=True, name="definition.before_alter")
+        assert world.done["killed at definition.before_alter"]
+        world.check()
+        world.columns()
+    except BaseException:
+        print(f"seed {seed}, steps {steps}", *load.said, sep=";\n")
+        raise
+    finally:
+        print(f"seed {seed}: {dict(world.done)}, {dict(load.done)}")
+    assert world.done["followed"] >= _FOLLOWED and world.done["added"] >= _ADDED
+    assert KEYS.keys() == TABLES.keys()

@@ -1,0 +1,33 @@
+"""``sink.deletes`` by table."""
+
+from __future__ import annotations
+
+import pytest
+
+from airflow_provider_cdc.config.deletes import Deletes
+from airflow_provider_cdc.model.errors import NotReadyError
+from airflow_provider_cdc.model.schema import Column, TableSchema
+
+ID = Column("id", "int", "int", nullable=False)
+
+
+def table(name: str, key: tuple[str, ...] = ("id",)) -> TableSchema:
+    return TableSchema("shop", name, (ID,), key)
+
+
+def test_it_is_told_by_table() -> None:
+    deletes = Deletes(soft=("shop.order_.*",), ignore=("shop.customer",))
+    assert [deletes.of(table(name)) for name in ("order_line", "customer", "item")] == ["soft", "ignore", "hard"]
+    assert [deletes.keeps(table(name)) for name in ("order_line", "customer", "item")] == [True, True, False]
+
+
+def test_not_two_at_once() -> None:
+    with pytest.raises(NotReadyError, match=r"shop.a matches sink.deletes.soft and sink.deletes.ignore"):
+        Deletes(soft=("shop.a",), ignore=("shop..*",)).of(table("a"))
+
+
+@pytest.mark.parametrize("how", ["soft", "ignore"])
+def test_not_without_a_key(how: str) -> None:
+    with pytest.raises(NotReadyError, match=f"shop.log has no usable key, and sink.deletes is {how} for it"):
+        Deletes(**{how: ("shop.log",)}).of(table("log", ()))
+    assert Deletes().of(table("log", ())) == "hard"

@@ -1,0 +1,164 @@
+"""What a copy takes over of a change of its table's definition."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from airflow_provider_cdc.ddl.alter_parser import NotFollowed
+from airflow_provider_cdc.ddl.schema_policy import SchemaPolicy, check_names, describe_change
+from airflow_provider_cdc.model.schema import Column, TableSchema
+from tests.sinks.conformance import nullable
+
+ID = Column("id", "bigint", "bigint", nullable=False)
+A, B, C = nullable("a", "int"), nullable("b", "varchar", "varchar(9)", charset="utf8mb4"), nullable("c", "date")
+TABLE = TableSchema("d", "t", (ID, A, B), ("id",), comments=(("b", "of b"),))
+LENIENT, IGNORE = SchemaPolicy.of("lenient"), SchemaPolicy.of("ignore")
+EVOLVE = SchemaPolicy.of("evolve")
+
+
+def of(*columns: Column, key: tuple[str, ...] = ("id",), left_out: tuple[str, ...] = ()) -> TableSchema:
+    return TableSchema("d", "t", (ID, *columns), key, left_out)
+
+
+def names(table: TableSchema) -> tuple[list[str], list[str]]:
+    """What is copied, and what is kept."""
+    return [c.name for c in table.copied], [c.name for c in table.kept]
+
+
+def test_modes_and_lists() -> None:
+    assert SchemaPolicy.of("evolve") == SchemaPolicy("evolve", True, True, "all")
+    assert SchemaPolicy.of("lenient") == SchemaPolicy("lenient", True, False, "wider")
+    assert SchemaPolicy.of("ignore") == SchemaPolicy("ignore", False, False, "none")
+    assert SchemaPolicy.of("evolve", ["add.column"]) == SchemaPolicy("evolve", True, False, "none")
+    assert SchemaPolicy.of("evolve", [], ["add.column"]) == SchemaPolicy("evolve", False, True, "all")
+    both = SchemaPolicy.of("lenient", ["add.column", "alter.column.type"], ["add.column"])
+    assert both == SchemaPolicy("lenient", False, False, "wider"), "what is excluded is not included"
+
+
+@pytest.mark.parametrize(
+    ("policy", "copied", "kept", "dropped"),
+    [
+        (EVOLVE, ["id", "a", "c"], [], ("b",)),
+        (LENIENT, ["id", "a", "c"], ["b"], ()),
+        (IGNORE, ["id", "a"], ["b"], ()),
+    ],
+    ids=["evolve", "lenient", "ignore"],
+)
+def test_a_column_goes_and_one_comes(
+    policy: SchemaPolicy, copied: list[str], kept: list[str], dropped: tuple[str, ...]
+) -> None:
+    made = policy.shaped(TABLE, of(A, C))
+    assert names(made) == (copied, kept) and made.dropped == dropped
+    assert made.sink_schema.names == [*copied, *kept, "_cdc_seq", "_cdc_op", "_cdc_ts"]
+    assert ("b", "of b") in made.comments or not kept
+    assert all(column.nullable for column in made.kept)
+    assert TableSchema.from_json(made.to_json()).to_json() == made.to_json()
+    # What comes next leaves it as it is.
+    again = policy.shaped(made, replace(made, columns=(*made.columns, nullable("d", "int")), kept=(), dropped=()))
+    assert names(again)[1] == kept and again.dropped == dropped
+    # Read again, nothing of its name is left in a file.
+    anew = policy.shaped(made, of(A, C), read_again=True)
+    assert names(anew) == (copied, kept) and anew.dropped == ()
+    assert names(EVOLVE.shaped(made, of(A, C), read_again=True)) == (["id", "a", "c"], [])
+
+
+def test_what_the_lists_leave_out_is_not_kept() -> None:
+    made = LENIENT.shaped(TABLE, of(A, B, left_out=("b",)), read_again=True)
+    assert names(made) == (["id", "a"], [])
+    made = LENIENT.shaped(of(A, B, left_out=("b",)), of(A))
+    assert names(made) == (["id", "a"], []) and made.dropped == ()
+
+
+def test_a_name_in_another_case_is_the_same_column() -> None:
+    for policy in (LENIENT, IGNORE):
+        assert names(policy.shaped(TABLE, of(A, replace(B, name="B")), read_again=True)) == (["id", "a", "B"], [])
+
+
+def test_a_column_that_comes_back() -> None:
+    """No file may have other values under its name."""
+    for policy in (EVOLVE, LENIENT, IGNORE):
+        without = policy.shaped(TABLE, of(A))
+        back = policy.shaped(without, of(A, B))
+        with pytest.raises(NotFollowed, match="had a column b before"):
+            check_names(without, back, ["b"])
+        again = policy.shaped(without, of(A, B), read_again=True)
+        assert names(again) == (["id", "a", "b"], [])
+    left_out = IGNORE.shaped(TABLE, of(A, B, C))
+    check_names(TABLE, left_out, ["c"])
+    assert names(left_out) == (["id", "a", "b"], []) and left_out.left_out == ("c",)
+    # It stays left out until it is read again under another policy, whatever comes in between.
+    later = EVOLVE.shaped(left_out, replace(left_out, columns=(*left_out.columns, nullable("d", "int"))))
+    assert names(later)[0] == ["id", "a", "b", "d"] and later.ignored == ("c",)
+    assert TableSchema.from_json(later.to_json()).ignored == ("c",)
+    again = EVOLVE.shaped(later, of(A, B, C, nullable("d", "int")), read_again=True)
+    assert again.left_out == again.ignored == ()
+
+
+def test_a_table_without_a_usable_key() -> None:
+    before, after = replace(TABLE, key=()), replace(of(A), key=())
+    for policy in (LENIENT, IGNORE):
+        with pytest.raises(NotFollowed, match="column b is gone, which a table without a usable key cannot keep"):
+            policy.shaped(before, after, read_again=True)
+        assert names(policy.shaped(before, after, read_again=True, asked=True)) == (["id", "a"], [])
+        with pytest.raises(NotFollowed, match="column b is gone"):  # it was kept, and the key is gone
+            policy.shaped(policy.shaped(TABLE, of(A)), after, read_again=True)
+    assert EVOLVE.shaped(before, after, read_again=True).kept == ()
+
+
+def test_a_new_column_of_the_key() -> None:
+    with pytest.raises(NotFollowed, match="new column c is part of the key"):
+        IGNORE.shaped(TABLE, of(A, B, C, key=("id", "c")), read_again=True)
+    made = IGNORE.shaped(TABLE, of(A, B, C, nullable("d", "int"), key=("id", "c")), read_again=True, asked=True)
+    assert names(made) == (["id", "a", "b", "c"], []) and made.left_out == ("d",)
+
+
+def test_nothing_but_new_columns() -> None:
+    """As of a table that was dropped and made again: a copy without columns is none."""
+    again = TableSchema("d", "t", (C,), ())
+    with pytest.raises(NotFollowed, match="all of its columns are new, and .* ignore leaves new columns out"):
+        IGNORE.shaped(TABLE, again, read_again=True)
+    assert names(IGNORE.shaped(TABLE, again, read_again=True, asked=True)) == (["c"], [])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "wider"),
+    [
+        (nullable("a", "int"), nullable("a", "bigint"), True),
+        (nullable("a", "bigint"), nullable("a", "int"), False),
+        (nullable("a", "int"), nullable("a", "int", "int unsigned"), True),
+        (nullable("a", "bigint"), nullable("a", "bigint", "bigint unsigned"), True),
+        (nullable("a", "int"), nullable("a", "double"), False),
+        (nullable("a", "float"), nullable("a", "double"), True),
+        (nullable("a", "decimal", precision=9, scale=2), nullable("a", "decimal", precision=10, scale=3), True),
+        (nullable("a", "decimal", precision=9, scale=2), nullable("a", "decimal", precision=9, scale=3), False),
+        (nullable("a", "int"), nullable("a", "decimal", precision=9, scale=0), False),
+        (nullable("a", "int"), nullable("a", "varchar", charset="utf8mb4"), False),
+    ],
+    ids=lambda found: found if isinstance(found, bool) else found.column_type,
+)
+def test_types(old: Column, new: Column, wider: bool) -> None:
+    before, after = replace(TABLE, columns=(ID, old)), of(new)
+    assert EVOLVE.shaped(before, after).copied == after.copied
+    with pytest.raises(NotFollowed, match="column a was .* and is .*, which stream.schema_changes: ignore does not"):
+        IGNORE.shaped(before, after)
+    if wider:
+        assert LENIENT.shaped(before, after).copied == after.copied
+    else:
+        with pytest.raises(NotFollowed, match="stream.schema_changes: lenient does not take over"):
+            LENIENT.shaped(before, after)
+    assert IGNORE.shaped(before, after, asked=True).copied == after.copied
+    same = of(replace(old, column_type=f"{old.column_type} /* as before */"))
+    assert IGNORE.shaped(before, same).copied == same.copied
+
+
+def test_what_is_told() -> None:
+    assert describe_change(TABLE, TABLE) == ""
+    assert describe_change(TABLE, EVOLVE.shaped(TABLE, of(A, C))) == "; new columns: c; dropped: b"
+    assert describe_change(TABLE, LENIENT.shaped(TABLE, of(A, C))) == (
+        "; new columns: c; no more in the source, and NULL from here on: b"
+    )
+    assert describe_change(TABLE, IGNORE.shaped(TABLE, of(A, C))) == (
+        "; left out: c; no more in the source, and NULL from here on: b"
+    )

@@ -1,0 +1,164 @@
+"""The arithmetic of chunk plans; bounds against a real server are in tests/mysql/chunks/test_planner.py."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from airflow_provider_cdc.model.definitions import Definitions
+from airflow_provider_cdc.model.offset import Lineage, Offset, Position
+from airflow_provider_cdc.model.plan import (
+    CHUNKS_PER_FILE,
+    MAX_GROUPS,
+    TOLERANCE,
+    Chunk,
+    Plan,
+    chunks_of,
+    even_step,
+    number_and_group,
+    slices,
+)
+from airflow_provider_cdc.model.plan_history import Followed
+from airflow_provider_cdc.model.schema import Column, TableSchema
+
+keys = st.integers(-(2**63), 2**64 - 1)
+
+
+@settings(deadline=None)
+@given(keys, st.integers(0, 10_000), st.integers(0, 20_000), st.integers(1, 500))
+def test_an_even_split_cannot_make_a_large_chunk(low: int, span: int, rows: int, chunk_rows: int) -> None:
+    """A chunk has at most as many rows as numbers; if the estimate is right, about as many as wanted."""
+    step = even_step(low, low + span, rows, chunk_rows)
+    assert (step is None) == (span + 1 > TOLERANCE * rows)
+    if step is not None:
+        assert chunk_rows <= step <= TOLERANCE * chunk_rows
+        assert step == chunk_rows or abs(step * rows / (span + 1) - chunk_rows) <= 1 * TOLERANCE
+
+
+def test_without_statistics_there_is_no_even_split() -> None:
+    assert even_step(1, 100, 0, 10) is None
+
+
+def test_one_key() -> None:
+    (chunk,) = chunks_of(3, [("61",)], ("61",))
+    assert (chunk.table, chunk.lower, chunk.upper, chunk.last) == (3, ("61",), ("61",), True)
+    assert chunks_of(3, [], ("61",)) == []
+
+
+def chunks(tables: list[int]) -> list[Chunk]:
+    return [Chunk(0, t, 0, (i,), (i + 1,), i + 1 == n) for t, n in enumerate(tables) for i in range(n)]
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 60), max_size=40), st.integers(1, 10_000), st.integers(1, 1000))
+def test_groups_and_slices_keep_every_chunk_in_order(tables: list[int], group_rows: int, chunk_rows: int) -> None:
+    given_chunks = chunks(tables)
+    found = number_and_group(given_chunks, group_rows, chunk_rows)
+    assert [c.no for c in found] == list(range(len(given_chunks)))
+    assert [(c.table, c.lower) for c in found] == [(c.table, c.lower) for c in given_chunks]
+    groups = [c.group for c in found]
+    assert groups == sorted(groups) and set(groups) == set(range(max(groups, default=-1) + 1))
+    assert len(set(groups)) <= MAX_GROUPS
+    for group in set(groups):
+        inside = [c for c in found if c.group == group]
+        runs = slices(inside)
+        assert [c for run in runs for c in run] == inside
+        assert all(len({c.table for c in run}) == 1 and len(run) <= CHUNKS_PER_FILE for run in runs)
+
+
+def test_many_chunks_stay_below_the_limit_of_mapped_tasks() -> None:
+    found = number_and_group(chunks([25_000]), 1, 1)
+    assert max(c.group for c in found) + 1 == MAX_GROUPS
+
+
+def test_a_plan_survives_json() -> None:
+    column = Column("k", "varchar", "varchar(9)", False, 9, 36, "utf8mb4", "utf8mb4_bin", members=("a", "b"))
+    table = TableSchema("d`b", "t.t", (column,), ("k",))
+    offset = Offset("server", Position("binlog.000003", 77), "u:1-5", ("X'61',X'',1",))
+    plan = Plan(
+        pipeline="p",
+        generation=2,
+        p0=offset,
+        lineage=Lineage("server", "binlog.000003"),
+        definitions=(Definitions.of(table),),
+        chunks=(Chunk(0, 0, 0, ("61",), ("7a",), True),),
+        patterns=((r"d.*",), ("x",)),
+    )
+    assert Plan.from_json(plan.to_json()) == plan
+    # As plans were written before: bare definitions.
+    assert Plan.from_json({**plan.to_json(), "tables": [{**table.to_json(), "since": None, "revision": 0}]}) == plan
+    assert plan.p0_seq == plan.lineage.seq(offset.at)
+    assert plan.groups_of(0) == {0} and plan.groups_of(1) == set()
+    assert plan.start_seq(0) == plan.p0_seq
+
+
+def test_an_amended_plan() -> None:
+    """One table planned again: its definition, where its changes begin, and its outermost bounds. No other table."""
+    tables = tuple(TableSchema("d", name, (Column("k", "int", "int", False),), ("k",)) for name in "ab")
+    offset = Offset("server", Position("binlog.000003", 77), "")
+    listed = [*chunks_of(0, [(1,), (5,)], (9,)), *chunks_of(1, [(1,), (5,), (7,)], (9,))]
+    chunks_, lineage = number_and_group(listed, 1000, 10), Lineage("server", "binlog.000003")
+    plan = Plan("p", 1, offset, lineage, (("d.*",), ()), tuple(map(Definitions.of, tables)), chunks_)
+    later = Position("binlog.000004", 5)
+    schema = replace(tables[1], columns=(*tables[1].columns, Column("w", "int", "int", True)))
+    again = plan.definitions[1].planned_again(later, schema)
+    value = json.loads(json.dumps({"table": 1, "definitions": again.to_json(), "lower": (-3,), "upper": (20,)}))
+    found = plan.amended([value])
+    assert found.tables == (tables[0], schema) and found.chunks[:2] == chunks_[:2]
+    assert [(c.lower, c.upper, c.last) for c in found.chunks[2:]] == [
+        ((-3,), (5,), False),
+        ((5,), (7,), False),
+        ((7,), (20,), True),
+    ]
+    assert [(c.no, c.group) for c in found.chunks] == [(c.no, c.group) for c in chunks_]
+    assert found.start_seq(0) == plan.p0_seq and found.start_seq(1) == lineage.seq(later)
+    # A table of one chunk, and one of none.
+    one = replace(plan, chunks=(chunks_[0], replace(chunks_[1], table=1, last=True)))
+    assert [(c.lower, c.upper) for c in one.amended([value]).chunks] == [((1,), (5,)), ((-3,), (20,))]
+    none = replace(plan, chunks=chunks_[:2]).amended([{**value, "lower": None, "upper": None}])
+    assert none.chunks == chunks_[:2] and none.tables[1] == schema
+    # As they were written before: the place and the revision in the definition. The newest one counts.
+    before = {**value, "schema": {**schema.to_json(), "since": later.to_json(), "revision": 1}}
+    del before["definitions"]
+    assert plan.amended([before]) == found
+    newer = {**value, "definitions": again.planned_again(later, tables[1]).to_json()}
+    assert plan.amended([newer, value]).tables == tables and plan.amended([value, newer]).tables == tables
+    # A setting is no part of the definition.
+    assert schema.with_zero_dates("null").fingerprint() == schema.fingerprint()
+    assert schema.fingerprint() != tables[1].fingerprint()
+
+
+def test_ddl_that_was_followed() -> None:
+    """Which definition holds where: between two DDL, behind a failover, and when a table was planned again."""
+    column = Column("k", "int", "int", False)
+    tables = tuple(TableSchema("d", name, (column,), ("k",)) for name in "ab")
+    added = [Column(f"w{i}", "int", "int", True) for i in range(3)]
+    wider = [replace(tables[1], columns=(column, *added[:n])) for n in (1, 2, 3)]
+    old = Lineage("server", "binlog.000003")
+    new = old.then("other", "log.000001", old.seq(Position("binlog.000009", 0)))
+    places = [Position("binlog.000003", 500), Position("binlog.000004", 7), Position("log.000001", 90)]
+    seqs = [old.seq(places[0]), old.seq(places[1]), new.seq(places[2])]
+    offset = Offset("server", Position("binlog.000003", 77), "")
+    plan = Plan("p", 1, offset, old, (("d.*",), ()), tuple(map(Definitions.of, tables)), ())
+    written = [Followed(1, 0, seq, schema).to_json() for seq, schema in zip(seqs, wider, strict=True)]
+    values = json.loads(json.dumps(written[::-1]))
+    found = plan.amended(values)
+    assert [f.seq for f in found.steps] == seqs and found.tables == (tables[0], wider[2])
+    assert found.tables[1].fingerprint() == wider[2].fingerprint()
+    first = plan.amended(values[1:]).definitions_of(old)[1]
+    assert first.steps == ((None, tables[1]), (places[0], wider[0]), (places[1], wider[1]))
+    assert [first.at(Position("binlog.000003", n)) for n in (499, 500)] == [tables[1], wider[0]]
+    assert first.begins_at(places[0]) and not first.begins_at(Position("binlog.000003", 501))
+    assert found.definitions_of(new)[1].steps == ((None, wider[1]), (places[2], wider[2]))
+    assert found.definitions_of(new)[0].steps == ((None, tables[0]),)
+    # A share of the plan has them, and they do not count twice. Settings reach them, too.
+    assert Plan.from_json(json.loads(json.dumps(found.to_json()))) == found == found.amended(values)
+    assert found.with_zero_dates("null").tables[1].zero_dates == "null"
+    assert found.with_whole_rows(lambda table: table.name == "b").tables[1].whole_rows
+    # Planned again behind the first: what was followed before does not count.
+    again = plan.definitions[1].planned_again(places[1], tables[1])
+    amendment = {"table": 1, "definitions": again.to_json(), "lower": None, "upper": None}
+    assert plan.amended([*values[1:], amendment]).definitions_of(old)[1] == again

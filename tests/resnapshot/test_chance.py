@@ -1,0 +1,291 @@
+"""Everything at once, as chance wants it: odd keys, partitions, deleted rows that stay, crashes, compaction, groups
+that are read again, both merges."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_cdc.apply import applier as apply
+from airflow_provider_cdc.apply.applier import epoch_fence
+from airflow_provider_cdc.apply.task import together
+from airflow_provider_cdc.chunk_groups.groups import targets
+from airflow_provider_cdc.chunk_groups.task import run_in_threads
+from airflow_provider_cdc.model.offset import Offset
+from airflow_provider_cdc.resnapshot import staged_reads as reread
+from airflow_provider_cdc.sinks.delta import compaction
+from airflow_provider_cdc.sinks.delta.merge import edit, key_index
+from airflow_provider_cdc.sinks.delta.table import DeltaTarget
+from airflow_provider_cdc.sinks.delta.upkeep import sweep
+from airflow_provider_cdc.snapshot.run import run_group
+from airflow_provider_cdc.stream import run as stream
+from airflow_provider_cdc.stream.epoch import Epoch
+from airflow_provider_cdc.stream.resume import find_place
+from tests.support.cli import Cli, asked_by
+from tests.support.delta import as_delta
+from tests.support.gone import Gone
+from tests.support.oracle import Kept, compare_all
+from tests.support.servers import MySQLServer
+
+#: Tables: the columns that tell their rows apart, the key, and values of these columns. All have three more columns.
+_TABLES: dict[str, tuple[dict[str, str], str, list[tuple[str, ...]]]] = {
+    "whole": ({"k": "INT"}, "k", [("-3",), ("0",), ("1",), ("70",), ("-2147483648",), ("2147483647",)]),
+    "huge": ({"k": "BIGINT UNSIGNED"}, "k", [("0",), ("5",), ("9223372036854775808",), ("18446744073709551615",)]),
+    "folded": (
+        {"k": "VARCHAR(20) CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci"},
+        "k",
+        [("'a'",), ("'A'",), ("'á'",), ("'a '",), ("'b'",), ("''",), ("' '",), ("'ß'",), ("'S'",)],
+    ),
+    "padded": (
+        {"k": "CHAR(9)", "n": "DECIMAL(12,3)"},
+        "n, k",
+        [("'a'", "1"), ("'a'", "-1"), ("'A'", "1"), ("'b'", "0"), ("''", "99999999.999"), ("'a'", "-0.001")],
+    ),
+    "raw": (
+        {"k": "VARBINARY(9)"},
+        "k",
+        [("x'00'",), ("x'0000'",), ("''",), ("x'ff'",), ("'a'",), ("'A'",), ("x'ff00'",)],
+    ),
+    "dated": (
+        {"d": "DATE", "t": "DATETIME(6)"},
+        "d, t",
+        [
+            ("'2020-01-01'", "'2020-01-01 00:00:00.000001'"),
+            ("'2020-01-01'", "'1969-12-31'"),
+            ("'9999-01-01'", "'2020-01-01'"),
+        ],
+    ),
+    "loose": (
+        {"k": "FLOAT", "n": "VARCHAR(9)"},
+        "",
+        [("1.5", "'a'"), ("NULL", "NULL"), ("NULL", "'a'"), ("0", "'A'"), ("-0e0", "'A'"), ("1.5", "NULL")],
+    ),
+}
+
+
+class Crash(Exception):
+    """A process that is killed, as far as that can be had without one."""
+
+
+#: By what they may be partitioned.
+_PARTITIONS: dict[str, list[list[str | dict[str, str]]]] = {
+    "whole": [["k"], ["p", {"month": "at"}]],
+    "huge": [["k"], [{"hour": "at"}]],
+    "folded": [["p"], [{"year": "at"}, "p"]],
+    "padded": [["n"], ["p"]],
+    "raw": [["p"], [{"day": "at"}]],
+    "dated": [["d"], [{"year": "t"}], ["p"]],
+    "loose": [["p"], ["p", {"month": "at"}]],
+}
+_PARTS = ("NULL", "'x'", "'y/ z'")
+_MOMENTS = ("NULL", "'2024-02-29 23:59:59.999999'", "'1969-12-31 23:00:00'")
+
+
+class World:
+    """A pipeline, its source, and what has not been committed yet."""
+
+    def __init__(self, cli: Cli, server: MySQLServer, database: str, gone: Gone, chance: random.Random) -> None:
+        self.cli, self.server, self.database, self.gone, self.chance = cli, server, database, gone, chance
+        self.waiting: list[tuple[int, Any, Any]] = []
+        self.places: list[Offset] = []
+        self.count = 0
+
+    def tables(self) -> list[DeltaTarget]:
+        return [as_delta(table) for table in targets(self.cli.context, self.cli.context.need_plan())]
+
+    def write(self) -> None:
+        """Some transactions; some are rolled back."""
+        chance = self.chance
+        with closing(self.server.connect(database=self.database)) as connection, connection.cursor() as cursor:
+            cursor.execute("SET sql_mode = ''")
+            for _ in range(chance.randrange(5, 40)):
+                if chance.random() < 0.03:
+                    self.gone.truncate(connection, chance.choice([*_TABLES]))
+                cursor.execute("START TRANSACTION")
+                for _ in range(chance.randrange(1, 5)):
+                    cursor.execute(self._statement())
+                cursor.execute("ROLLBACK" if chance.random() < 0.1 else "COMMIT")
+
+    def _statement(self) -> str:
+        name, self.count = self.chance.choice([*_TABLES]), self.count + 1
+        columns, _, values = _TABLES[name]
+        row, part, at = self.chance.choice(values), self.chance.choice(_PARTS), self.chance.choice(_MOMENTS)
+        where = " AND ".join(f"{c} <=> {v}" for c, v in zip(columns, row, strict=True))
+        change = ", ".join(f"{c} = VALUES({c})" for c in columns)
+        first, new = next(iter(columns)), f"VALUES ({', '.join(row)}, {part}, {at}, {self.count})"
+        return self.chance.choice(
+            [
+                f"INSERT INTO {name} {new} ON DUPLICATE KEY UPDATE {change}, p = VALUES(p), v = VALUES(v)",
+                f"REPLACE INTO {name} {new}",
+                f"UPDATE {name} SET v = {self.count} WHERE {where}",
+                f"UPDATE {name} SET p = {part}, at = {at} WHERE {where}",
+                f"DELETE FROM {name} WHERE {where}",
+                f"DELETE FROM {name} WHERE {where} LIMIT 1",
+                f"UPDATE IGNORE {name} SET {first} = {row[0]} ORDER BY {first} LIMIT {self.chance.randrange(1, 3)}",
+            ]
+        )
+
+    def stream(self, die: int | None) -> None:
+        """One epoch, in batches of any size; it may die."""
+        seen = 0
+
+        def failpoint(name: str) -> None:
+            nonlocal seen
+            seen += 1
+            if seen == die:
+                raise Crash(name)
+
+        with pytest.MonkeyPatch.context() as patch, suppress(Crash):
+            for module in (apply, reread):
+                patch.setattr(module, "failpoint", failpoint)
+            with self.cli.epoch() as epoch, closing(epoch.job.make_planner()) as planner:
+                at, chance = epoch.start, self.chance
+                self.places.append(at)
+                epoch.publish()
+                while not epoch.over():
+                    sizes = chance.choice([1, 2000, 1 << 28]), chance.choice([1, 1500, 1 << 20])
+                    ends = planner.pieces(at, sizes[0], 1 << 20, len(epoch.job.readers), sizes[1])
+                    if not ends:
+                        break
+                    pieces = [*pairwise([at, *ends])]
+                    for n in range(chance.choice([1, 1, 2])):  # Spark may run a task twice
+                        manifests = [epoch.job.stage(*piece, f"{n}", i) for i, piece in enumerate(pieces)]
+                    if chance.random() < 0.3:
+                        self.plan()
+                    epoch.apply(together(manifests))
+                    at = ends[-1]
+                    if chance.random() < 0.3:
+                        self.commit()
+                    if chance.random() < 0.5:
+                        epoch.publish()
+                epoch.publish()
+
+    def plan(self) -> None:
+        for index, table in enumerate(self.tables()):
+            self.waiting += [(index, work, work.run()) for work in table.compactions()]
+
+    def commit(self) -> None:
+        tables = self.tables()
+        self.chance.shuffle(self.waiting)
+        while self.waiting and self.chance.random() < 0.8:
+            index, *done = self.waiting.pop()
+            tables[index].compacted([tuple(done)])
+
+    def again(self) -> None:
+        """A group is read again."""
+        with self.cli.opened() as (context, store):
+            plan = context.need_plan()
+            group = self.chance.choice([*plan.groups()])
+            for _ in range(2):
+                run_group(context, store, plan, group, run_in_threads, holder="t", requested_by=asked_by(f"t{group}"))
+
+    def back(self) -> None:
+        """The resume point is that of an earlier time: whatever has come since comes again, in other batches."""
+        with self.cli.epoch() as epoch:
+            earlier = [place for place in self.places if place.at < epoch.start.at]
+            if earlier:
+                fence = epoch_fence(self.cli.context.pipeline.name, epoch.number)
+                self.cli.context.sink.resume_point().write(self.chance.choice(earlier), epoch.plan.lineage, fence)
+
+    def sweep(self) -> None:
+        for table in self.tables():
+            sweep(table.load(), 0)
+
+    def merge(self) -> None:
+        """From now on other tables are merged by copies."""
+        copies = [name for name in _TABLES if self.chance.random() < 0.5]
+        self.cli.value["sink"]["merge"] = {"copy_on_write": [f"{self.database}[.]{name}" for name in copies]}
+        self.cli.write()
+
+    def differences(self) -> str:
+        soft = self.cli.value["sink"]["deletes"]["soft"]
+        kept = {
+            name: Kept(self.gone.database, "1970-01-01", f"{self.database}[.]{name}" in soft)
+            for name in self.gone.tables
+        }
+        with closing(self.server.connect()) as connection:
+            return "\n".join(map(str, compare_all(connection, self.database, self.cli.sink, kept=kept)))
+
+
+@pytest.fixture
+def world(
+    mysql_server: MySQLServer, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> Iterator[World]:
+    monkeypatch.setattr(compaction, "FANOUT", 3)
+    monkeypatch.setattr(compaction, "FEWEST", 2)
+    monkeypatch.setattr(compaction, "DEAD", 0.1)
+    monkeypatch.setattr(key_index, "_MERGED", 2)
+    chance = random.Random(seed)
+    monkeypatch.setattr(edit, "SMALL_FILE", chance.choice([edit.SMALL_FILE, 2000]))
+    for name, (columns, key, _) in _TABLES.items():
+        filled = " NOT NULL" if key else ""
+        listed = [f"{c} {kind}{filled}" for c, kind in columns.items()]
+        listed += ["p VARCHAR(9)", "at DATETIME(6)", "v INT", *([f"PRIMARY KEY ({key})"] if key else [])]
+        mysql_server.session(database, "SET sql_mode = ''", f"CREATE TABLE {name} ({', '.join(listed)})")
+    how = {name: chance.choice(["soft", "ignore", "hard"]) for name, (_, key, _) in _TABLES.items() if key}
+    sink: dict[str, Any] = {
+        "deletes": {mode: [f"{database}[.]{n}" for n in how if how[n] == mode] for mode in ("soft", "ignore")},
+        "partition_by": {
+            f"{database}[.]{n}": chance.choice(by) for n, by in _PARTITIONS.items() if chance.random() < 0.6
+        },
+    }
+    cli = Cli(tmp_path, mysql_server, rf"{database}\..*", name=database, snapshot={"chunk_rows": 2}, sink=sink)
+    kept = [name for name, mode in how.items() if mode != "hard"]
+    with Gone(mysql_server.connect_args(), database, kept) as gone:
+        yield World(cli, mysql_server, database, gone, chance)
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.long) for n in range(1, 12))])
+def test_everything_at_once(world: World, seed: int) -> None:
+    chance = world.chance
+    world.write()
+    world.cli.snapshot()
+    steps = [
+        step
+        for _ in range(8)
+        for step in ("write", *chance.sample(["stream", "die", "plan", "commit", "again", "sweep", "merge", "back"], 4))
+    ]
+    for step in steps:
+        if step == "die":
+            world.stream(chance.randrange(1, 30))
+        elif step == "stream":
+            world.stream(None)
+        else:
+            getattr(world, step)()
+    world.stream(None)
+    assert not (found := world.differences()), (steps, found)
+
+
+def test_an_epoch_that_is_overtaken_while_it_begins(
+    mysql_server: MySQLServer, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stands still behind its fences, and goes on when the later one is about to commit what was staged."""
+    mysql_server.session(database, "CREATE TABLE a (id INT PRIMARY KEY)", "CREATE TABLE b (id INT)")
+    cli = Cli(tmp_path, mysql_server, rf"{database}\..*", name=database)
+    cli.snapshot()
+    mysql_server.session(database, "INSERT INTO a VALUES (1), (2)", "INSERT INTO b VALUES (1), (1)")
+    with cli.opened() as (context, store), cli.opened() as (other, others):
+
+        def find(*args: Any) -> Any:
+            monkeypatch.setattr(stream, "find_place", find_place)
+            others.end_stream(database, 1, "lost")  # as whoever has watched its heartbeat says
+            later.append(stream.begin(other, others, catch_up=True))
+            with closing(later[0].job.make_planner()) as planner:
+                ends = [later[0].start, *later[0].job.pieces(planner, later[0].start)]
+            staged.append(together([later[0].job.stage(*piece, "0") for piece in pairwise(ends)]))
+            return find_place(*args)
+
+        later: list[Epoch] = []
+        staged: list[dict[str, Any]] = []
+        monkeypatch.setattr(stream, "find_place", find)
+        older = stream.begin(context, store, catch_up=True)
+        assert (older.number, later[0].number) == (1, 2)
+        later[0].apply(staged[0])
+    with closing(mysql_server.connect()) as connection:
+        assert not compare_all(connection, database, cli.sink)

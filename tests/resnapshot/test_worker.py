@@ -1,0 +1,117 @@
+"""How often a stream reads a table again: as often as that goes well, and not without end where it fails."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_cdc.model.errors import NotReadyError, TableSuspendedError, TransientError
+from airflow_provider_cdc.resnapshot import table as resnapshot
+from airflow_provider_cdc.resnapshot import worker as rereading
+from airflow_provider_cdc.runtime.run_context import Quiet
+from airflow_provider_cdc.state.models import EventRow
+from airflow_provider_cdc.stream import epoch
+from airflow_provider_cdc.stream.run import begin, run_in_process
+from airflow_provider_cdc.verify.run import verify
+from tests.support.cli import Cli
+from tests.support.servers import MySQLServer
+from tests.support.three_tables import run, three_tables
+
+ALTER = "ALTER TABLE keyed ORDER BY id"  # which is not followed
+
+
+@pytest.fixture
+def cli(mysql_server: MySQLServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cli]:
+    monkeypatch.setattr(rereading, "_TRIES", 3)
+    monkeypatch.setattr(rereading, "_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(rereading, "_LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(epoch, "_LOOK_SECONDS", 0.1)
+    with three_tables(mysql_server):
+        cli = Cli(tmp_path, mysql_server, r"d\..*", stream={"on_table_error": "suspend", "trigger_seconds": 0.1})
+        cli.snapshot()
+        run(mysql_server, "UPDATE quiet SET v = 'on' WHERE id = 1")
+        cli.catch_up()
+        yield cli
+
+
+def events(cli: Cli, kind: str) -> list[EventRow]:
+    with closing(cli.context.store()) as store:
+        return store.events("p", 100, (kind,))
+
+
+def until(seen: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not seen():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, fails: Callable[[], Exception | None]) -> None:
+    """Let the reading of a table fail while the function says so."""
+    real = resnapshot.read_table
+
+    def read_table(*args: Any, **kwargs: Any) -> Any:
+        if (error := fails()) is not None:
+            raise error
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(rereading, "read_table", read_table)
+
+
+def test_what_goes_well_is_not_counted(cli: Cli, mysql_server: MySQLServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One run reads a table again as often as it has to; failures that are over do not count either."""
+    left: list[Exception] = []
+    failing(monkeypatch, lambda: left.pop() if left else None)
+    with cli.streaming():
+        for times in range(1, 6):
+            left += [TransientError("the server is away")] * 2
+            run(mysql_server, ALTER, f"UPDATE keyed SET v = '{times}' WHERE id = 3")
+            until(lambda times=times: len(events(cli, "table_rejoined")) == times)  # type: ignore[misc]
+    cli.catch_up()
+    assert all(found.equal for found in verify(cli.context)) and not events(cli, "reread_given_up")
+
+
+def test_what_fails_again_and_again_is_left_to_people(
+    cli: Cli, mysql_server: MySQLServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are told, once; the other tables go on; and the table is read again when somebody wants that."""
+    tried: list[str] = []
+
+    def fails() -> Exception:
+        tried.append("keyed")
+        return TransientError("the server is away")
+
+    failing(monkeypatch, fails)
+    run(mysql_server, ALTER, "UPDATE plain SET v = 'behind' WHERE n = 5")
+    lines: list[str] = []
+    with cli.opened() as (context, store):
+        context.reporter = Quiet()
+        context.reporter.line = lines.append  # type: ignore[assignment,method-assign]
+        with pytest.raises(TableSuspendedError, match=r"without table d\.keyed"):
+            run_in_process(begin(context, store, catch_up=True))
+    assert len(tried) == 3
+    (told,) = events(cli, "reread_given_up")
+    assert told.table == "d.keyed" and "failed 3 times in a row" in told.detail and "server is away" in told.detail
+    assert told.remedy == "Read it again: airflow-cdc resnapshot --table d.keyed"
+    assert told.detail in lines
+    assert [found.table for found in verify(cli.context) if not found.equal] == ["d.keyed"]
+    monkeypatch.undo()
+    cli.catch_up()
+    assert all(found.equal for found in verify(cli.context))
+
+
+def test_what_cannot_be_read_is_told_once(cli: Cli, mysql_server: MySQLServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch, lambda: NotReadyError("it cannot be copied"))
+    run(mysql_server, ALTER)
+    with pytest.raises(TableSuspendedError), cli.opened() as (context, store):
+        found = begin(context, store, catch_up=True)
+        for _ in range(2):
+            found.rereading.wanted(found.plan)
+        run_in_process(found)
+    (told,) = events(cli, "reread_given_up")
+    assert "it cannot be copied" in told.detail and told.table == "d.keyed"

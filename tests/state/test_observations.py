@@ -1,0 +1,106 @@
+"""Samples, states of tables and acknowledged events, on each kind of database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy import URL, event
+
+from airflow_provider_cdc.state import Store, TableStanding, now
+from airflow_provider_cdc.state.models import SampleRow
+from airflow_provider_cdc.state.pruning import KEPT_SAMPLES
+from airflow_provider_cdc.state.values import Compacted
+
+P = "shop"
+SIZE = {"files": 3, "bytes": 900, "rows": 7, "dead_rows": 1, "compactions": 6}
+STATE = TableStanding("d", "T", "streaming", "binlog.000001:4", definitions=[{"since": None, "columns": {"id": "int"}}])
+
+
+@pytest.fixture
+def store(url: URL) -> Iterator[Store]:
+    with closing(Store.open(url, migrate=True)) as opened:
+        yield opened
+
+
+def test_samples_go_after_a_week(store: Store) -> None:
+    def sample(lag: float | None) -> None:
+        store.sample(P, 1, lag_seconds=lag, lag_bytes=10, purge_hours=None, changes=5, batches=2, unknown="a\0b")
+
+    assert store.last_sample(P) is None
+    sample(1.5)
+    sample(None)
+    old = now() - KEPT_SAMPLES
+    with store._write() as session:
+        session.add_all(
+            [
+                SampleRow(pipeline=P, at=old - timedelta(seconds=1), lag_seconds=9.0),
+                SampleRow(pipeline=P, at=old + timedelta(hours=1), lag_seconds=8.0),
+                SampleRow(pipeline="other", at=old - timedelta(days=1), lag_seconds=7.0),
+            ]
+        )
+    sample(2.5)
+    found = store.samples(P, datetime(2000, 1, 1, tzinfo=UTC))
+    assert [row.lag_seconds for row in found] == [8.0, 1.5, None, 2.5]
+    assert [row.lag_seconds for row in store.samples(P, now() - timedelta(hours=1))] == [1.5, None, 2.5]
+    assert len(store.samples("other", datetime(2000, 1, 1, tzinfo=UTC))) == 1
+    last = store.last_sample(P)
+    assert last is not None and (last.changes, last.batches, last.unknown) == (5, 2, "ab")
+
+
+def test_states_of_tables(store: Store) -> None:
+    store.write_table_states(P, [STATE, STATE._replace(name="t")], sizes={("d", "T"): SIZE}, all_of_them=True)
+    first, second = store.table_states(P)
+    assert (first.name, second.name) == ("T", "t"), "case counts"
+    assert (first.rows, first.dead_rows, second.rows) == (7, 1, None)
+    moment = datetime(2026, 2, 28, tzinfo=UTC)
+    store.write_table_states(P, [STATE], compacted={("d", "T"): Compacted(moment, 2.5)})
+    writes: list[str] = []
+    event.listen(store._engine, "before_cursor_execute", lambda *args: writes.append(args[2]))
+    # A place alone is no change.
+    store.write_table_states(P, [STATE._replace(position="binlog.000001:99")], sizes={("d", "T"): SIZE})
+    assert writes and not [sql for sql in writes if sql.startswith(("UPDATE", "INSERT", "DELETE"))]
+    store.write_table_states(P, [STATE._replace(position="binlog.000001:99")], applied={("d", "T"): [3, 2, 0]})
+    store.write_table_states(P, [STATE._replace(position="binlog.000002:4")], applied={("d", "T"): [1, 0, 4]})
+    again, other = store.table_states(P)
+    assert (again.inserts, again.updates, again.deletes) == (4, 2, 4)
+    assert (again.position, again.since, again.files) == ("binlog.000002:4", first.since, 3)
+    assert (again.compactions, again.compacted_at, again.compaction_seconds) == (6, moment, 2.5)
+    assert again.updated_at > first.updated_at and other.updated_at == second.updated_at
+
+    since = datetime(2024, 2, 29, 12, tzinfo=UTC)
+    gone = STATE._replace(state="suspended", since=since, kind="E" * 80, reason="why \0", remedy="what to do")
+    store.write_table_states(P, [gone])
+    row = store.table_states(P)[0]
+    assert (row.state, row.since, row.kind, row.reason) == ("suspended", since, "E" * 64, "why ")
+    store.write_table_states(P, [STATE])
+    row = store.table_states(P)[0]
+    assert row.state == "streaming" and row.since > since and row.reason is None and row.inserts == 4
+
+    store.verified(P, {("d", "T"): {"equal": True}, ("d", "nobody"): {"equal": False}})
+    row = store.table_states(P)[0]
+    assert row.last_verified == {"equal": True} and row.last_verified_at is not None
+    store.write_table_states(P, [STATE], all_of_them=True)
+    assert [row.name for row in store.table_states(P)] == ["T"]
+    assert store.table_states("other") == []
+
+
+def test_who_has_taken_care(store: Store) -> None:
+    store.event(P, "kind", "what", table="d.t", remedy="do it", by="somebody")
+    store.event(P, "kind", "more")
+    more, found = store.events(P, 2)
+    assert (found.table, found.remedy, found.by, found.acknowledged_by) == ("d.t", "do it", "somebody", None)
+    assert (more.table, more.remedy, more.by) == (None, None, None)
+    assert not store.acknowledge("other", found.id, "ann")
+    assert store.acknowledge(P, found.id, "ann")
+    assert not store.acknowledge(P, found.id, "bob"), "the first one stays"
+    found = store.events(P, 2)[1]
+    assert found.acknowledged_by == "ann" and found.acknowledged_at is not None
+
+
+def test_names_of_pipelines(store: Store) -> None:
+    for name in ("b", "a"):
+        store.register(name, "server")
+    assert store.pipelines() == ["a", "b"]

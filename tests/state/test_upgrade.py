@@ -1,0 +1,117 @@
+"""A newer version migrates the bookkeeping while a stream of an older one writes to it."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from sqlalchemy import URL, MetaData, create_engine, insert, make_url, select, update
+
+from airflow_provider_cdc.airflow.triggers.bookkeeping import Bookkeeping
+from airflow_provider_cdc.model.errors import NotReadyError
+from airflow_provider_cdc.state import Store
+from airflow_provider_cdc.state.engine import make_engine
+from airflow_provider_cdc.state.migrate import revisions, upgrade
+from tests.state.conftest import server_url
+
+OLDEST_WITH_STREAMS = "0006"
+
+
+@pytest.fixture(params=["sqlite", "postgres", "mysql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> URL:
+    """A bookkeeping as an older version has made it."""
+    made = (
+        make_url(f"sqlite:///{tmp_path}/books.db") if request.param == "sqlite" else server_url(request, request.param)
+    )
+    engine = make_engine(made)
+    with engine.execution_options(cdc_write=True).begin() as connection:
+        upgrade(connection, OLDEST_WITH_STREAMS)
+    engine.dispose()
+    return made
+
+
+@contextmanager
+def older_driver(url: URL) -> Iterator[Callable[[], int]]:
+    """Heartbeats and batches of a stream that knows the tables only as they were; how many batches it has written."""
+    engine = make_engine(url)
+    writer = engine.execution_options(cdc_write=True)
+    tables = MetaData()
+    tables.reflect(engine)
+    pipelines, streams, batches = (tables.tables[name] for name in ("pipelines", "streams", "batches"))
+    now, over, wrong, number = datetime.now(UTC).replace(tzinfo=None), threading.Event(), [], 0
+    run = {"pipeline": "p", "epoch": 1, "host": "h", "pid": 1, "pid_started": 1.0, "state": "running"}
+    run |= {"desired_state": "run", "started_at": now, "heartbeat_at": now}
+    with writer.begin() as connection:
+        connection.execute(insert(pipelines).values(name="p", server_uuid="s", created_at=now, epoch=1))
+        connection.execute(insert(streams).values(run))
+
+    def write() -> None:
+        nonlocal number
+        mine = streams.c.pipeline == "p", streams.c.epoch == 1
+        while not over.wait(0.01):
+            try:
+                with writer.begin() as connection:
+                    beat = datetime.now(UTC).replace(tzinfo=None)
+                    connection.execute(update(streams).where(*mine).values(heartbeat_at=beat))
+                    assert connection.execute(select(streams).where(*mine)).one().desired_state == "run"
+                    values = {"pipeline": "p", "epoch": 1, "batch_id": number, "changes": 1, "bytes": 1, "seconds": 1.0}
+                    values |= {"start_offset": json.dumps(None), "committed_at": beat}
+                    connection.execute(insert(batches).values(values))
+                number += 1
+            except Exception as error:
+                wrong.append(error)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield lambda: number
+    finally:
+        over.set()
+        thread.join()
+        engine.dispose()
+    assert not wrong, wrong
+
+
+def test_a_migration_beside_a_stream_of_an_older_version(url: URL) -> None:
+    with older_driver(url) as written:
+        _until(lambda: written() > 20)
+        with closing(Store.open(url, migrate=True)) as store:
+            before = written()
+            _until(lambda: written() > before + 20)  # it goes on behind the migration
+            run = store.supervise("p", 1, "a task")
+            assert run is not None and (run.state, run.settings) == ("running", None)
+            assert store.recent_batches("p", 1)[0].batch_id >= before
+    with closing(Store.open(url, migrate=False)) as store:
+        assert len(store.recent_batches("p", 10_000)) == written()  # none was lost
+
+
+def test_a_triggerer_that_is_the_first_to_look(tmp_path: Path) -> None:
+    """It brings the bookkeeping up to date, and makes none that is not there."""
+    url = f"sqlite:///{tmp_path}/books.db"
+    books = Bookkeeping(None, f"{tmp_path}/books.db")
+    with pytest.raises(NotReadyError, match="there is no bookkeeping file"):
+        books._answer(lambda store: store.pipelines())
+    create_engine(url).connect().close()  # an empty one
+    with pytest.raises(NotReadyError, match="is not set up"):
+        books._answer(lambda store: store.pipelines())
+    engine = make_engine(make_url(url))
+    with engine.execution_options(cdc_write=True).begin() as connection:
+        upgrade(connection, OLDEST_WITH_STREAMS)
+    with pytest.raises(NotReadyError, match=rf"is of an older version \({OLDEST_WITH_STREAMS}\)"):
+        Store.open(url, migrate=False)
+    assert books._answer(lambda store: store.pipelines()) == []
+    Store.open(url, migrate=False).close()
+    assert revisions()[0] != OLDEST_WITH_STREAMS
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
