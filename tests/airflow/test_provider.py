@@ -69,7 +69,7 @@ def test_everything_that_is_named_is_there() -> None:
     ]
     names = defaultdict[str, set[str]](set)
     for module in modules:
-        names[module.split(".")[1]] |= set(vars(importlib.import_module(module)))
+        names[module.split(".")[2]] |= set(vars(importlib.import_module(module)))
     assert "CdcMySqlHook" in names["hooks"]
     assert {
         "CdcPreflightOperator",

@@ -67,7 +67,7 @@ def test_a_driver_that_crashes_says_where(tmp_path: Path) -> None:
         time.sleep(0.02)
     process.send_signal(signal.SIGSEGV)
     said = process.communicate()[1]
-    assert "Segmentation fault" in said and "Current thread" in said and "driver.py" in said
+    assert "Segmentation fault" in said and "Current thread" in said and "driver/main.py" in said
     with pytest.raises(UnexpectedError, match=r"ended by signal 11 \(Segmentation fault\).*its last lines say where"):
         outcome_of(tmp_path / "result.json", process.returncode)
     with pytest.raises(UnexpectedError, match=r"ended by signal 9 \(Killed\).*memory of the host"):

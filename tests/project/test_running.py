@@ -138,7 +138,7 @@ def test_a_turn_is_taken(run: Run, tmp_path: Path) -> None:
 
 def test_files_share_an_airflow() -> None:
     """One that is forgotten would start an Airflow of its own."""
-    folders = (ROOT / "tests" / name for name in ("in_airflow", "page"))
+    folders = (ROOT / "tests" / name for name in ("in_airflow", "ui"))
     found = {str(file.relative_to(ROOT)) for folder in folders for file in folder.glob("test_*.py")}
     assert found == TOGETHER.keys()
 
