@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from itertools import chain
@@ -104,6 +104,8 @@ def settle(group: Group, store: Store, staged: Staged) -> bool:
     """Publish a staged attempt where no stream has begun; elsewhere wait while a stream runs that will do it.
 
     :returns: whether it is published in all tables; if not, the next stream does it.
+    :raises TransientError: if the stream could not publish it, and another try may do better.
+    :raises TerminalError: if an older re-snapshot of a whole table has taken its place.
     """
     manifests = group.manifest(staged.attempt)
     for index in group.tables:
@@ -112,7 +114,11 @@ def settle(group: Group, store: Store, staged: Staged) -> bool:
     def outcome() -> Outcome | None:
         asked = any(found.group == staged.group for found in waiting(group.context, group.plan))
         done = (group.published() or 0) >= staged.attempt  # looked at behind that: the request goes last
-        return None if asked and not done else Outcome(done, "what was published stays")
+        if asked and not done:
+            return None
+        if older := overwritten_by_older(group.context.newest(group.plan), staged, {m["table"] for m in manifests}):
+            raise TerminalError(f"{_said(staged)}, {_lost(older)}", _whole(older))
+        return Outcome(done, "what was published stays")
 
     return is_taken(group, store, staged, outcome, _said(staged))
 
@@ -182,6 +188,7 @@ def publish_staged(
     group = Group(context, plan, staged.group)
     if staged.group not in plan.groups():
         _drop(group, store, staged, "its tables were read again as a whole, or are suspended")
+        _note_older(group, store, staged)
         return
     if not is_ripe(staged, applier):
         return
@@ -202,6 +209,7 @@ def publish_staged(
         return
     if behind:
         context.reporter.line(f"{_said(staged)}: published at {applier.at.at}")
+    _note_older(group, store, staged)
     with suppress(CdcError, SQLAlchemyError):  # during an outage the request stays, and is only recorded later
         group.adopt(store, store.group(plan.pipeline, plan.generation, staged.group).attempt)
         forget(context, plan, staged.group, staged.attempt)
@@ -217,6 +225,41 @@ def is_ripe(staged: Staged, applier: Applier) -> bool:
 def reason_of(error: Exception) -> str:
     """Why rows that were read again are of no use, for people."""
     return error.message if isinstance(error, TerminalError) else str(error)
+
+
+def overwritten_by_older(plan: Plan, staged: Staged, read: Collection[int]) -> list[str]:
+    """The tables of a chunk group that a re-snapshot has overwritten which began before the group was read again: the
+    copy may lack what was read.
+
+    :param plan: as it is now.
+    :param read: indexes of the tables whose rows were read.
+    """
+    tables = sorted({chunk.table for chunk in plan.left if chunk.group == staged.group and chunk.table in read})
+    steps = {index: plan.rejoined_of(index) for index in tables}
+    return [plan.tables[i].label for i, step in steps.items() if step is not None and (step.group or 0) < staged.number]
+
+
+def _lost(tables: Sequence[str]) -> str:
+    return f"but a re-snapshot that began earlier has overwritten {', '.join(tables)} since"
+
+
+def _whole(tables: Sequence[str]) -> str:
+    return " and ".join(f"airflow-cdc resnapshot --table {label}" for label in tables)
+
+
+def _note_older(group: Group, store: Store, staged: Staged) -> None:
+    """Report the tables whose rows, as they were read, are not in the copy."""
+    if all(chunk.group != staged.group for chunk in group.plan.left):
+        return
+    try:
+        read = {m["table"] for m in group.manifest(staged.attempt)}
+    except UNUSABLE:
+        return
+    if older := overwritten_by_older(group.plan, staged, read):
+        detail = f"{_said(staged)}, {_lost(older)}"
+        with suppress(CdcError, SQLAlchemyError):  # the line says it, too
+            store.event(group.plan.pipeline, "reread_dropped", detail, remedy=_whole(older))
+        group.context.reporter.line(f"{detail}. {_whole(older)}")
 
 
 def _drop(group: Group, store: Store, staged: Staged, why: str) -> None:

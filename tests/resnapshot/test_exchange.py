@@ -183,6 +183,47 @@ def test_a_reading_that_is_staged_when_a_later_one_is_in(server: MySQLServer, cl
     assert not differences(server, cli, *TABLES)
 
 
+@pytest.mark.parametrize("waits", [False, True], ids=["staged", "waited-for"])
+def test_a_group_that_an_older_reading_of_the_whole_table_overwrites(
+    server: MySQLServer, cli: Cli, waits: bool
+) -> None:
+    """It belongs to the plan, and has no place any more: what it had read is lost, and nobody is told otherwise."""
+    whole(cli)
+    in_no_binlog(server, "UPDATE keyed SET v = 'lost' WHERE id = 3")
+    if waits:
+        with pytest.raises(TerminalError, match="re-snapshot that began earlier has overwritten d.keyed") as caught:
+            in_the_meantime(cli)
+        assert "airflow-cdc resnapshot --table d.keyed" in str(caught.value)
+    else:
+        group(cli)
+        cli.catch_up()
+    (event,) = [e for e in events(cli, "reread_dropped") if "began earlier" in e]
+    assert "d.keyed" in event and differences(server, cli, "keyed")
+    group(cli, "taken_over")
+    assert len([e for e in events(cli, "reread_dropped") if "began earlier" in e]) == 1, "a later try has read nothing"
+    whole(cli)
+    cli.catch_up()
+    assert not differences(server, cli, *TABLES)
+
+
+def in_the_meantime(cli: Cli) -> None:
+    """Clear the task that has read the first rows; a stream takes the whole table in before they are staged."""
+    with contextlib.ExitStack() as stream, cli.opened() as (context, store):
+
+        def slowly(job: SnapshotJob) -> list[dict[str, Any]]:
+            manifests = list(run_in_threads(job))
+            stream.enter_context(cli.streaming())
+            end = time.monotonic() + 60
+            while context.need_plan().revision(0) == 0 and time.monotonic() < end:
+                time.sleep(0.1)
+            return manifests
+
+        task = TaskRequest("a task", time.monotonic_ns())
+        run_group(context, store, context.need_plan(), 0, slowly, holder="a test", requested_by=task)
+        again = TaskRequest("a task", task.number + 1)
+        run_group(context, store, context.need_plan(), 0, slowly, holder="a test", requested_by=again)
+
+
 def test_the_thousandth_reading_of_a_table(server: MySQLServer, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing about a reading is computed from its number: it says itself which table it is of."""
     context = cli.context
