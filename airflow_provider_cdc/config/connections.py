@@ -71,10 +71,10 @@ class Connection:
     @property
     def secrets(self) -> tuple[str, ...]:
         """Every text of the connection that :func:`scrub` must take out."""
-        found = [self.password, self.extra.get("ssl_key_password"), *secrets_of(self.extra)]
+        values = [self.password, self.extra.get("ssl_key_password"), *secrets_of(self.extra)]
         if isinstance(ssl := self.extra.get("ssl"), Mapping):
-            found.append(ssl.get("password"))
-        return tuple(str(secret) for secret in found if secret)
+            values.append(ssl.get("password"))
+        return tuple(str(secret) for secret in values if secret)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, **with the secrets**: to hand to another process on its standard input, never to keep."""
@@ -226,18 +226,18 @@ def _mysql_extra(conn: Connection) -> dict[str, str]:
     return {**socket, **Tls.of(f"connection {conn.conn_id}", {**conn.extra, "host": conn.host}).settings()}
 
 
-def unsafe(place: Mapping[str, Any] | URL) -> str | None:
+def unsafe(args_or_url: Mapping[str, Any] | URL) -> str | None:
     """What is unsafe about a connection to a server; ``None`` for nothing.
 
-    :param place: arguments that :func:`mysql_args` has made, or an address that :func:`database_url` has.
+    :param args_or_url: arguments that :func:`mysql_args` has made, or an address that :func:`database_url` has.
     """
-    if isinstance(place, Mapping):
-        return Tls.of("the connection", place).risk
-    if place.get_backend_name() == "postgresql":
-        return postgres_risk(place.host, place.query)
-    if place.get_backend_name() == "sqlite":
+    if isinstance(args_or_url, Mapping):
+        return Tls.of("the connection", args_or_url).risk
+    if args_or_url.get_backend_name() == "postgresql":
+        return postgres_risk(args_or_url.host, args_or_url.query)
+    if args_or_url.get_backend_name() == "sqlite":
         return None
-    return Tls.of("the connection", {**place.query, "host": place.host}).risk
+    return Tls.of("the connection", {**args_or_url.query, "host": args_or_url.host}).risk
 
 
 def _refuse_unknown(conn: Connection, known: Iterable[str]) -> None:
@@ -286,8 +286,8 @@ def database_url(conn: Connection) -> URL:
 
 def _postgres_extra(conn: Connection, driver: str) -> dict[str, str]:
     _refuse_unknown(conn, _POSTGRES_EXTRA)
-    given = {key: str(value) for key, value in conn.extra.items() if value not in (None, "")}
-    query = postgres_settings(f"connection {conn.conn_id}", conn.host, given)
+    parameters = {key: str(value) for key, value in conn.extra.items() if value not in (None, "")}
+    query = postgres_settings(f"connection {conn.conn_id}", conn.host, parameters)
     if "require_auth" in query or query.get("sslrootcert") == "system":
         pq: Any = importlib.import_module("psycopg.pq" if driver == "psycopg" else "psycopg2.extensions")
         version = pq.version() if driver == "psycopg" else pq.libpq_version()

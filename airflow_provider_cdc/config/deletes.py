@@ -32,15 +32,15 @@ class Deletes:
 
         :raises NotReadyError: if the table fits two of them, or has no key and should keep deleted rows.
         """
-        found = [how for how in (SOFT, IGNORE) if matches(getattr(self, how), *table.id)]
-        if len(found) > 1:
+        modes = [how for how in (SOFT, IGNORE) if matches(getattr(self, how), *table.id)]
+        if len(modes) > 1:
             raise NotReadyError(f"table {table.label} matches sink.deletes.soft and sink.deletes.ignore", "Choose one")
-        if found and not table.key:
+        if modes and not table.key:
             raise NotReadyError(
-                f"table {table.label} has no usable key, and sink.deletes is {found[0]} for it",
+                f"table {table.label} has no usable key, and sink.deletes is {modes[0]} for it",
                 "Nothing tells which of its rows was deleted or updated: use hard for it, by patterns, or add a key",
             )
-        return found[0] if found else HARD
+        return modes[0] if modes else HARD
 
     def keeps(self, table: TableSchema) -> bool:
         """Whether deleted rows stay."""

@@ -50,9 +50,9 @@ def _compile(pattern: str, count: int) -> tuple[re.Pattern[str], ...]:
     also take table ``x`` of a database ``shop1order_``. The dot therefore becomes NUL, which no name can hold.
     """
     re.compile(pattern)
-    found = []
+    compiled = []
     for dots in itertools.combinations([m.span() for m in _PARTS.finditer(pattern) if m["dot"]], count):
         starts, ends = [0, *(end for _, end in dots)], [*(start for start, _ in dots), len(pattern)]
         parts = (pattern[start:end] for start, end in zip(starts, ends, strict=True))
-        found.append(re.compile("\0".join(parts), re.DOTALL))
-    return tuple(found)
+        compiled.append(re.compile("\0".join(parts), re.DOTALL))
+    return tuple(compiled)

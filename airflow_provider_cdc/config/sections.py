@@ -194,20 +194,20 @@ class Stream:
         return self.schema_changes != EXCEPTION
 
 
-def _kinds(key: str, listed: object, mode: str) -> tuple[str, ...]:
+def _kinds(key: str, kinds: object, mode: str) -> tuple[str, ...]:
     """A list of kinds of changes.
 
     :raises NotReadyError: if it is not one, or there is nothing to choose from.
     """
-    if not isinstance(listed, list | tuple) or not all(isinstance(kind, str) for kind in listed):
-        raise refused(key, listed, f"a list of {', '.join(KINDS)}")
-    for kind in listed:
+    if not isinstance(kinds, list | tuple) or not all(isinstance(kind, str) for kind in kinds):
+        raise refused(key, kinds, f"a list of {', '.join(KINDS)}")
+    for kind in kinds:
         if kind in _ELSEWHERE:
             raise NotReadyError(f"{key}: {kind!r} is not chosen here", _ELSEWHERE[kind])
         check_choice(key, kind, KINDS, (), "")
-    if listed and mode not in (EVOLVE, LENIENT):
+    if kinds and mode not in (EVOLVE, LENIENT):
         raise NotReadyError(f"{key} is set, and stream.schema_changes is {mode}", f"Use {EVOLVE} or {LENIENT} with it")
-    return tuple(listed)
+    return tuple(kinds)
 
 
 @dataclass(frozen=True)

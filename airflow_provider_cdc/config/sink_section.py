@@ -96,7 +96,7 @@ class Sink:
         if not value or not {*value} <= {*modes[1:]}:
             forms = ", ".join(f"{mode}: [patterns of tables]" for mode in modes[1:])
             raise refused(f"sink.{name}", value, f"{' or '.join(modes)}, or {{{forms}}}")
-        patterns = {mode: check_patterns(f"sink.{name}.{mode}", listed) for mode, listed in value.items()}
+        patterns = {mode: check_patterns(f"sink.{name}.{mode}", mode_patterns) for mode, mode_patterns in value.items()}
         object.__setattr__(self, name, patterns)
 
     def _patterns(self, name: str, mode: str) -> tuple[str, ...]:
@@ -124,36 +124,36 @@ class Sink:
         value: object = {} if self.partition_by is None else self.partition_by
         if not isinstance(value, Mapping):
             raise refused("sink.partition_by", value, "a mapping of patterns of tables to lists of columns")
-        found: dict[str, list[str | dict[str, str]]] = {}
+        partitions: dict[str, list[str | dict[str, str]]] = {}
         for pattern in check_patterns("sink.partition_by", list(value)):
-            key, listed = f"sink.partition_by.{pattern}", value[pattern]
-            if not isinstance(listed, list | tuple) or not listed:
-                raise refused(key, listed, "a list such as [country, {month: created_at}]")
-            found[pattern] = [_part(key, part) for part in listed]
-        object.__setattr__(self, "partition_by", found)
+            key, parts = f"sink.partition_by.{pattern}", value[pattern]
+            if not isinstance(parts, list | tuple) or not parts:
+                raise refused(key, parts, "a list such as [country, {month: created_at}]")
+            partitions[pattern] = [_part(key, part) for part in parts]
+        object.__setattr__(self, "partition_by", partitions)
 
     @property
     def settings(self) -> dict[str, Any]:
         """What the class of the sink takes beside path and pipeline, as far as it is not the default."""
-        found: dict[str, Any] = {}
+        arguments: dict[str, Any] = {}
         if copies := self._patterns("merge", "copy_on_write"):
-            found["copies"] = copies
+            arguments["copies"] = copies
         if self.deletions != ALL_HARD:
-            found["deletes"] = self.deletions
+            arguments["deletes"] = self.deletions
         if self.table_paths != DEFAULT:
-            found["table_path"] = self.table_paths
+            arguments["table_path"] = self.table_paths
         if self.adopt:
-            found["adopt"] = True
+            arguments["adopt"] = True
         if self.table_properties:
-            found["table_properties"] = TableProperties.parse(self.table_properties)
+            arguments["table_properties"] = TableProperties.parse(self.table_properties)
         if self.index_bytes != type(self).index_bytes:
-            found["index_bytes"] = self.index_bytes
+            arguments["index_bytes"] = self.index_bytes
         if self.partition_by:
-            found["partition_by"] = tuple(
+            arguments["partition_by"] = tuple(
                 (pattern, tuple((part, None) if isinstance(part, str) else _column_and_unit(part) for part in parts))
                 for pattern, parts in self.partition_by.items()
             )
-        return found
+        return arguments
 
 
 def _part(key: str, part: object) -> str | dict[str, str]:

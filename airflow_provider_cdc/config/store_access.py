@@ -106,8 +106,8 @@ class StoreAccess:
     def secrets(self) -> tuple[str, ...]:
         """Texts that no message may hold."""
         names = ("account_key", "sas_key", "client_secret", "service_account_key")
-        found = [str(value) for name, value in self.config if name in names]
-        return tuple(filter(None, (*found, *(self.keys or ())[1:])))
+        config_secrets = [str(value) for name, value in self.config if name in names]
+        return tuple(filter(None, (*config_secrets, *(self.keys or ())[1:])))
 
     @property
     def unsafe(self) -> str | None:
@@ -134,19 +134,19 @@ class StoreAccess:
 
 def secrets_of(extra: Mapping[str, Any]) -> list[str]:
     """Texts in a connection's extra that no message may hold."""
-    found: list[str] = []
+    secrets: list[str] = []
     for prefixed, value in extra.items():
         name = _PREFIX.sub("", prefixed)
         if name == "keyfile_dict":
             with suppress(ValueError):
                 inner = json.loads(value) if isinstance(value, str) else value
-                found += [str(value), *(secrets_of(inner) if isinstance(inner, Mapping) else [])]
+                secrets += [str(value), *(secrets_of(inner) if isinstance(inner, Mapping) else [])]
         elif name in _SECRETS and value:
-            found.append(str(value))
+            secrets.append(str(value))
             if name == "connection_string":
                 parts = (part.partition("=") for part in str(value).split(";"))
-                found += [text for key, _, text in parts if key in ("AccountKey", "SharedAccessSignature")]
-    return found
+                secrets += [text for key, _, text in parts if key in ("AccountKey", "SharedAccessSignature")]
+    return secrets
 
 
 def access_of(conn: _Fields) -> StoreAccess:
@@ -185,10 +185,10 @@ def _table(what: str, name: str, value: Any) -> dict[str, Any]:
 
 def _flag(what: str, extra: Mapping[str, Any], name: str) -> bool:
     value = extra.get(name, False)
-    found = {"true": True, "false": False}.get(str(value).lower())
-    if found is None:
+    flag = {"true": True, "false": False}.get(str(value).lower())
+    if flag is None:
         raise NotReadyError(f"{what}: extra {name!r} is neither true nor false", "Correct it")
-    return found
+    return flag
 
 
 def _endpoint(what: str, url: Any) -> tuple[str, dict[str, Any]]:
@@ -244,19 +244,19 @@ def _aws(what: str, conn: _Fields, extra: Mapping[str, Any]) -> StoreAccess:
 
 def _of_s3(what: str, value: Any) -> dict[str, Any]:
     """``service_config``, of which only the part of S3 is of use, and of that the endpoint."""
-    found = _table(what, "service_config.s3", _table(what, "service_config", value).get("s3", {}))
-    if other := sorted(found.keys() - {"endpoint_url", "bucket_name"}):
+    s3_config = _table(what, "service_config.s3", _table(what, "service_config", value).get("s3", {}))
+    if other := sorted(s3_config.keys() - {"endpoint_url", "bucket_name"}):
         raise NotReadyError(f"{what}: extra 'service_config.s3.{other[0]}' is not supported", "Use endpoint_url only")
-    return found
+    return s3_config
 
 
 def _config_kwargs(what: str, extra: Mapping[str, Any]) -> tuple[str | None, bool]:
     """Style of addresses, and whether requests are not signed."""
-    found = _table(what, "config_kwargs", extra.get("config_kwargs", {}))
-    s3 = _table(what, "config_kwargs.s3", found.pop("s3", {}))
-    unsigned = found.pop("signature_version", "s3v4")
+    kwargs = _table(what, "config_kwargs", extra.get("config_kwargs", {}))
+    s3 = _table(what, "config_kwargs.s3", kwargs.pop("s3", {}))
+    unsigned = kwargs.pop("signature_version", "s3v4")
     style = s3.pop("addressing_style", "auto")
-    for prefix, rest in (("", found), ("s3.", s3)):
+    for prefix, rest in (("", kwargs), ("s3.", s3)):
         for name in rest:
             raise NotReadyError(
                 f"{what}: extra 'config_kwargs.{prefix}{name}' is not supported",
@@ -277,17 +277,17 @@ def _role(what: str, extra: Mapping[str, Any]) -> _Pairs:
             f"{what}: extra 'assume_role_method' is not assume_role",
             "For a web identity, leave out sink.conn_id: AWS_ROLE_ARN and AWS_WEB_IDENTITY_TOKEN_FILE say it",
         )
-    arn, found = extra.get("role_arn"), _table(what, "assume_role_kwargs", extra.get("assume_role_kwargs", {}))
-    if found and not arn:
+    arn, kwargs = extra.get("role_arn"), _table(what, "assume_role_kwargs", extra.get("assume_role_kwargs", {}))
+    if kwargs and not arn:
         raise NotReadyError(f"{what}: extra 'assume_role_kwargs' has no role_arn beside it", "Add it")
-    for name in found:
+    for name in kwargs:
         if name not in _ROLE_KWARGS:
             raise NotReadyError(
                 f"{what}: extra 'assume_role_kwargs.{name}' is not supported", f"Use only {', '.join(_ROLE_KWARGS)}"
             )
     if not arn:
         return ()
-    return (("RoleArn", str(arn)), *{"RoleSessionName": "airflow-cdc", **found}.items())
+    return (("RoleArn", str(arn)), *{"RoleSessionName": "airflow-cdc", **kwargs}.items())
 
 
 # ---------------------------------------------------------------- Google and Azure
@@ -316,25 +316,25 @@ def _gcp(what: str, conn: _Fields, extra: Mapping[str, Any]) -> StoreAccess:
 
 def _azure(what: str, conn: _Fields, extra: Mapping[str, Any]) -> StoreAccess:
     _known(what, extra, _AZURE_EXTRA)
-    named = _connection_string(what, str(extra.get("connection_string", "")))
+    connection_string = _connection_string(what, str(extra.get("connection_string", "")))
     tenant = extra.get("tenant_id")
     host = str(extra.get("account_url") or conn.host or "")
-    account = extra.get("account_name") or named.get("AccountName") or _account(host)
+    account = extra.get("account_name") or connection_string.get("AccountName") or _account(host)
     if not account and not tenant:
         account = conn.login
-    url = extra.get("endpoint_url") or named.get("BlobEndpoint")
+    url = extra.get("endpoint_url") or connection_string.get("BlobEndpoint")
     config: dict[str, Any] = {"account_name": str(account)} if account else {}
     client: dict[str, Any] = {}
     if url:
         config["endpoint"], client = _endpoint(what, url)
-    found: list[dict[str, Any]] = []
-    key = extra.get("account_key") or extra.get("shared_access_key") or named.get("AccountKey")
+    credentials: list[dict[str, Any]] = []
+    key = extra.get("account_key") or extra.get("shared_access_key") or connection_string.get("AccountKey")
     if not tenant:
         key = key or conn.password
     if key:
-        found.append({"credential_type": "access_key", "account_key": str(key)})
-    if sas := extra.get("sas_token") or named.get("SharedAccessSignature"):
-        found.append({"credential_type": "sas_token", "sas_key": str(sas).lstrip("?")})
+        credentials.append({"credential_type": "access_key", "account_key": str(key)})
+    if sas := extra.get("sas_token") or connection_string.get("SharedAccessSignature"):
+        credentials.append({"credential_type": "sas_token", "sas_key": str(sas).lstrip("?")})
     if tenant:
         secret = conn.password or extra.get("client_secret")
         if not conn.login or not secret:
@@ -342,18 +342,18 @@ def _azure(what: str, conn: _Fields, extra: Mapping[str, Any]) -> StoreAccess:
                 f"{what} has a tenant_id, but no login (client id) or no password (client secret)", "Give all three"
             )
         ids = {"tenant_id": str(tenant), "client_id": conn.login, "client_secret": str(secret)}
-        found.append({"credential_type": "client_secret", **ids})
+        credentials.append({"credential_type": "client_secret", **ids})
     if identity := extra.get("managed_identity_client_id"):
-        found.append({"credential_type": "managed_identity", "client_id": str(identity)})
+        credentials.append({"credential_type": "managed_identity", "client_id": str(identity)})
     if _flag(what, extra, "anonymous"):
-        found.append({"skip_signature": True})
-    if len(found) > 1:
+        credentials.append({"skip_signature": True})
+    if len(credentials) > 1:
         raise NotReadyError(
             f"{what} says in several ways who asks",
             "Give one of an account key, sas_token, tenant_id with client id and secret, managed_identity_client_id "
             "and anonymous",
         )
-    config |= found[0] if found else {}
+    config |= credentials[0] if credentials else {}
     return StoreAccess(AZURE, what, tuple(config.items()), tuple(client.items()))
 
 

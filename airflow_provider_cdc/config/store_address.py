@@ -44,31 +44,31 @@ class StoreAddress:
 
         :raises NotReadyError: if it is neither. The address is not shown: people write keys into addresses.
         """
-        found = _SCHEME.match(path)
-        if found is None or found[1].lower() == "file":
+        match = _SCHEME.match(path)
+        if match is None or match[1].lower() == "file":
             folder_of(path)
             return None
-        store = _SCHEMES.get(found[1])
+        store = _SCHEMES.get(match[1])
         if store is None:
-            raise NotReadyError(f"sink.path: {found[1]}:// is not supported", f"Use {_FOLDER}: {_FORMS}")
-        place, _, root = path.partition("://")[2].partition("/")
+            raise NotReadyError(f"sink.path: {match[1]}:// is not supported", f"Use {_FOLDER}: {_FORMS}")
+        bucket, _, root = path.partition("://")[2].partition("/")
         account, cloud = None, _PUBLIC
-        if "@" in place and store == AZURE:
-            place, _, host = place.partition("@")
+        if "@" in bucket and store == AZURE:
+            bucket, _, host = bucket.partition("@")
             matched = _ACCOUNT.fullmatch(host)
             if matched is None:
                 raise _refused("the account's host is not like account.dfs.core.windows.net")
             account, cloud = matched[1], matched[2]
-        elif found[1] in ("abfss", "abfs"):
+        elif match[1] in ("abfss", "abfs"):
             raise _refused("it names no account")
         root = root.rstrip("/")
-        if not _BUCKET.fullmatch(place):
+        if not _BUCKET.fullmatch(bucket):
             raise _refused("what stands before the first slash is not the name of a bucket or container")
         if not root.isprintable() or any(part in ("", ".", "..") for part in root.split("/") if root):
             raise _refused("the prefix has empty, dotted or unprintable parts")
         if re.search(r"[?#%\\]", root):
             raise _refused(r"the prefix has one of ? # % \ in it")
-        return cls(store, place, root, account, cloud)
+        return cls(store, bucket, root, account, cloud)
 
     def text(self, name: str = "") -> str:
         """The address of a file, a folder or the root, for people."""
@@ -96,10 +96,10 @@ def folder_of(path: str) -> str | None:
 
     :raises NotReadyError: if it is an address of a file that is none.
     """
-    found = _SCHEME.match(path)
-    if found is not None and found[1].lower() != "file":
+    match = _SCHEME.match(path)
+    if match is not None and match[1].lower() != "file":
         return None
-    if found is not None:
+    if match is not None:
         if not path.startswith("file:///"):
             raise NotReadyError("sink.path: an address of a file has no host", "Write it as file:///data/lake")
         path = unquote(path[len("file://") :])

@@ -77,9 +77,9 @@ class TablePaths:
         :param tables: database and name of each.
         :raises NotReadyError: naming two of them.
         """
-        found: dict[str, tuple[str, str]] = {}
+        table_by_path: dict[str, tuple[str, str]] = {}
         for table in tables:
-            other = found.setdefault(self.of(*table), table)
+            other = table_by_path.setdefault(self.of(*table), table)
             if other != table:
                 raise NotReadyError(
                     f"tables {'.'.join(other)} and {'.'.join(table)} would both be copied to {self.of(*table)}",

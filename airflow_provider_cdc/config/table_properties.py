@@ -36,7 +36,7 @@ _EVERY = ".*[.].*"
 class TableProperties:
     """``sink.table_properties``.
 
-    :param listed: properties, each with a value and the patterns of the tables that have it.
+    :param patterns_by_value: properties, each with a value and the patterns of the tables that have it.
     """
 
     listed: tuple[tuple[str, str, tuple[str, ...]], ...] = ()
@@ -49,34 +49,34 @@ class TableProperties:
         """
         if not isinstance(value, Mapping):
             raise refused("sink.table_properties", value, "a mapping of properties to values")
-        found = []
+        entries = []
         for name, wanted in value.items():
             if not isinstance(name, str) or not name or not name.isprintable():
                 raise refused("sink.table_properties", name, "a mapping whose keys are names of properties")
             _check_name(name)
-            listed = wanted if isinstance(wanted, Mapping) else {wanted: [_EVERY]}
-            if not listed:
+            patterns_by_value = wanted if isinstance(wanted, Mapping) else {wanted: [_EVERY]}
+            if not patterns_by_value:
                 raise refused(f"sink.table_properties.{name}", wanted, "a value, or {value: [patterns of tables]}")
-            for one, patterns in listed.items():
+            for one, patterns in patterns_by_value.items():
                 text = _checked(name, one)
-                found.append((name, text, check_patterns(f"sink.table_properties.{name}.{text}", patterns)))
-        return cls(tuple(found))
+                entries.append((name, text, check_patterns(f"sink.table_properties.{name}.{text}", patterns)))
+        return cls(tuple(entries))
 
     def of(self, database: str, table: str) -> dict[str, str]:
         """Those of a table.
 
         :raises NotReadyError: if it would have two values of one.
         """
-        found: dict[str, str] = {}
+        properties: dict[str, str] = {}
         for name, value, patterns in self.listed:
-            if matches(patterns, database, table) and found.setdefault(name, value) != value:
+            if matches(patterns, database, table) and properties.setdefault(name, value) != value:
                 raise NotReadyError(
-                    f"sink.table_properties.{name} is {found[name]} and {value} for table {database}.{table}",
+                    f"sink.table_properties.{name} is {properties[name]} and {value} for table {database}.{table}",
                     "Let each table match the patterns of one value",
                 )
-        if found.get(FEED) == "true":
-            return {**_OF_FEED, **found}
-        return found
+        if properties.get(FEED) == "true":
+            return {**_OF_FEED, **properties}
+        return properties
 
 
 def _check_name(name: str) -> None:

@@ -81,24 +81,24 @@ class Tls:
         :param what: what they belong to, for the message.
         :raises NotReadyError: if two of them contradict each other, or one would have no effect.
         """
-        given = _given(what, settings)
-        texts = {name: str(given[name]) for name in _TEXTS if name in given}
+        settings_given = _given(what, settings)
+        texts = {name: str(settings_given[name]) for name in _TEXTS if name in settings_given}
         here = is_here(settings.get("host"), settings.get("unix_socket"))
-        said = str(given["ssl_mode"]).upper() if "ssl_mode" in given else ""
-        if said and said not in MODES:
+        explicit_mode = str(settings_given["ssl_mode"]).upper() if "ssl_mode" in settings_given else ""
+        if explicit_mode and explicit_mode not in MODES:
             raise NotReadyError(f"{what}: its ssl_mode is not known", f"It must be one of {', '.join(MODES)}")
-        mode = said or _mode(given, here)
+        mode = explicit_mode or _mode(settings_given, here)
         verifies, has_ca = mode in (VERIFY_CA, VERIFY_IDENTITY), bool({"ssl_ca", "ssl_capath"} & texts.keys())
-        means = {"ssl_disabled": mode == DISABLED, "ssl_verify_cert": verifies}
-        means["ssl_verify_identity"] = mode == VERIFY_IDENTITY
-        for name, meant in means.items():
-            if given.get(name, meant) != meant:
+        implied_flags = {"ssl_disabled": mode == DISABLED, "ssl_verify_cert": verifies}
+        implied_flags["ssl_verify_identity"] = mode == VERIFY_IDENTITY
+        for name, meant in implied_flags.items():
+            if settings_given.get(name, meant) != meant:
                 raise NotReadyError(
-                    f"{what}: {name} is {str(given[name]).lower()}, which contradicts {_name(given, said, mode)}",
+                    f"{what}: {name} is {str(settings_given[name]).lower()}, which contradicts {_name(settings_given, explicit_mode, mode)}",
                     "Leave one of them out; ssl_mode says it all",
                 )
         unused = [*texts] if mode == DISABLED else [] if verifies else [*({"ssl_ca", "ssl_capath"} & texts.keys())]
-        if said and unused:
+        if explicit_mode and unused:
             raise NotReadyError(f"{what}: {min(unused)} has no effect with ssl_mode {mode}", "Leave one of them out")
         if mode == VERIFY_CA and not has_ca and not here:
             raise NotReadyError(
@@ -126,11 +126,11 @@ class Tls:
 
 def _given(what: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """What is said at all, with flags as such, and the mapping ``ssl`` as single settings."""
-    found = {name: settings[name] for name in SETTINGS if settings.get(name) not in (None, "")}
+    settings_given = {name: settings[name] for name in SETTINGS if settings.get(name) not in (None, "")}
     for name in FLAGS:
-        if name in found:
-            found[name] = _flag(what, name, found[name], _WORDS)
-    mapping = found.pop("ssl", None)
+        if name in settings_given:
+            settings_given[name] = _flag(what, name, settings_given[name], _WORDS)
+    mapping = settings_given.pop("ssl", None)
     if isinstance(mapping, str):
         try:
             mapping = json.loads(mapping)
@@ -146,82 +146,82 @@ def _given(what: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         name = _MAPPING[key]
         if name in FLAGS:
             value = _flag(what, f"ssl.{key}", value, _VERIFY_MODES)
-        if found.setdefault(name, value) != value:
+        if settings_given.setdefault(name, value) != value:
             raise NotReadyError(f"{what}: ssl.{key} and {name} contradict each other", "Leave one of them out")
-    return found
+    return settings_given
 
 
 def _flag(what: str, name: str, value: Any, words: Mapping[str, bool]) -> bool:
-    found = words.get(str(value).lower())
-    if found is None:  # taken for "no", a mistyped word would switch a check off
+    flag = words.get(str(value).lower())
+    if flag is None:  # taken for "no", a mistyped word would switch a check off
         raise NotReadyError(f"{what}: {name} is neither true nor false", f"Write one of {', '.join(words)}")
-    return found
+    return flag
 
 
-def _mode(given: Mapping[str, Any], here: bool) -> str:
+def _mode(settings_given: Mapping[str, Any], here: bool) -> str:
     """The mode of settings that do not name it."""
-    if given.get("ssl_disabled"):
+    if settings_given.get("ssl_disabled"):
         return DISABLED
-    if given.get("ssl_verify_identity"):
+    if settings_given.get("ssl_verify_identity"):
         return VERIFY_IDENTITY
-    if given.get("ssl_verify_cert") is False:
+    if settings_given.get("ssl_verify_cert") is False:
         return REQUIRED
     if not here:
-        return VERIFY_IDENTITY if given.get("ssl_verify_identity") is None else VERIFY_CA
-    if given.get("ssl_verify_cert") or "ssl_ca" in given or "ssl_capath" in given:
+        return VERIFY_IDENTITY if settings_given.get("ssl_verify_identity") is None else VERIFY_CA
+    if settings_given.get("ssl_verify_cert") or "ssl_ca" in settings_given or "ssl_capath" in settings_given:
         return VERIFY_CA  # as behind a tunnel: the name that is dialled is not the server's
-    return REQUIRED if "ssl_cert" in given else PREFERRED
+    return REQUIRED if "ssl_cert" in settings_given else PREFERRED
 
 
-def _name(given: Mapping[str, Any], said: str, mode: str) -> str:
-    if said:
+def _name(settings_given: Mapping[str, Any], explicit_mode: str, mode: str) -> str:
+    if explicit_mode:
         return f"ssl_mode {mode}"
     return next(
-        f"{name}={str(given[name]).lower()}"
+        f"{name}={str(settings_given[name]).lower()}"
         for name in ("ssl_disabled", "ssl_verify_identity", "ssl_verify_cert")
-        if name in given
+        if name in settings_given
     )
 
 
 # ---------------------------------------------------------------- PostgreSQL, by the names of libpq
 
 
-def postgres_settings(what: str, host: str | None, given: Mapping[str, str]) -> dict[str, str]:
+def postgres_settings(what: str, host: str | None, parameters: Mapping[str, str]) -> dict[str, str]:
     """What libpq is told: what is given, and what is demanded of a server elsewhere.
 
     :param what: what they belong to, for the message.
-    :param given: libpq's parameters, as text.
+    :param parameters: libpq's parameters, as text.
     :raises NotReadyError: if a server that has not proved itself could ask for the password as it is.
     """
     if is_here(host):
-        return dict(given)
-    found = {"gssencmode": "disable", **given}  # else a Kerberos ticket would take the place of TLS
-    if "sslmode" not in found:
-        found = {"sslrootcert": "system", **found, "sslmode": "verify-full"}
-    if not _postgres_verifies(found):
-        found.setdefault("require_auth", "scram-sha-256")
-        methods = [method.strip() for method in found["require_auth"].split(",")]
+        return dict(parameters)
+    secured = {"gssencmode": "disable", **parameters}  # else a Kerberos ticket would take the place of TLS
+    if "sslmode" not in secured:
+        secured = {"sslrootcert": "system", **secured, "sslmode": "verify-full"}
+    if not _postgres_verifies(secured):
+        secured.setdefault("require_auth", "scram-sha-256")
+        methods = [method.strip() for method in secured["require_auth"].split(",")]
         if "!password" not in methods and (methods[0].startswith("!") or "password" in methods):
             raise NotReadyError(
                 f"{what}: its require_auth gives the password to any server that answers",
                 "Leave it out (scram-sha-256), or let the server prove its identity: sslmode=verify-full",
             )
-    return found
+    return secured
 
 
-def _postgres_verifies(found: Mapping[str, str]) -> bool:
-    mode = found["sslmode"]
-    return mode in ("verify-ca", "verify-full") or (mode == "require" and "sslrootcert" in found)
+def _postgres_verifies(parameters: Mapping[str, str]) -> bool:
+    mode = parameters["sslmode"]
+    return mode in ("verify-ca", "verify-full") or (mode == "require" and "sslrootcert" in parameters)
 
 
-def postgres_risk(host: str | None, found: Mapping[str, Any]) -> str | None:
+def postgres_risk(host: str | None, parameters: Mapping[str, Any]) -> str | None:
     """What is unsafe about libpq's parameters; ``None`` for nothing.
 
     Channel binding proves to both sides that nobody is between them: who cannot check the password cannot have it.
     """
-    if is_here(host) or found.get("channel_binding") == "require":
+    if is_here(host) or parameters.get("channel_binding") == "require":
         return None
-    mode = str(found.get("sslmode", "prefer"))
-    if mode == "require" and "sslrootcert" in found:
+    mode = str(parameters.get("sslmode", "prefer"))
+    if mode == "require" and "sslrootcert" in parameters:
         mode = "verify-ca"
     return _RISKS[_POSTGRES_RISKS[mode]] if mode in _POSTGRES_RISKS else None

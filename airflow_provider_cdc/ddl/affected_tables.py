@@ -130,10 +130,10 @@ def classify(sql: str, default_database: str, quoting: Quoting = DEFAULT_QUOTING
     :param quoting: how the session quotes.
     :returns: see :class:`Statement`; names are as :func:`fold` writes them.
     """
-    words = list(words_of(sql, quoting))
-    while [word.key for word in words[:2]] == ["SET", "STATEMENT"]:
-        words = _set_for(words)
-    keys = [word.key for word in words[:40]]
+    tokens = list(words_of(sql, quoting))
+    while [word.key for word in tokens[:2]] == ["SET", "STATEMENT"]:
+        tokens = _set_for(tokens)
+    keys = [word.key for word in tokens[:40]]
     verb = keys[0] if keys else ""
     second = keys[1] if len(keys) > 1 else ""
     default = fold(default_database)
@@ -147,53 +147,53 @@ def classify(sql: str, default_database: str, quoting: Quoting = DEFAULT_QUOTING
     if verb == "SAVEPOINT":
         return Statement("savepoint", what=verb)
     if verb == "XA":
-        return _xa(second, words[2:])
-    if not words or verb in _HARMLESS or (verb == "ANALYZE" and second in _ANALYZED):
+        return _xa(second, tokens[2:])
+    if not tokens or verb in _HARMLESS or (verb == "ANALYZE" and second in _ANALYZED):
         return Statement("harmless", what=verb)
     if verb in {"CREATE", "ALTER", "DROP"}:
-        return _ddl(verb, sql, words, keys, default_database, quoting)
+        return _ddl(verb, sql, tokens, keys, default_database, quoting)
     if verb == "RENAME":
         if second == "USER":
             return Statement("harmless", what="RENAME USER")
-        return Statement("ddl", frozenset(_listed(words[2:], default)), what="RENAME TABLE")
+        return Statement("ddl", frozenset(_listed(tokens[2:], default)), what="RENAME TABLE")
     if verb == "TRUNCATE":
-        rest = words[2:] if second == "TABLE" and len(words) > 2 else words[1:]
+        rest = tokens[2:] if second == "TABLE" and len(tokens) > 2 else tokens[1:]
         emptied = _spelled(rest, default_database)
         return Statement("ddl", frozenset(_listed(rest, default)), what="TRUNCATE TABLE", emptied=emptied)
     if verb in {"INSERT", "REPLACE"}:
-        at = next((i for i, word in enumerate(words[1:], 1) if word.key not in _INSERT_MODIFIERS), len(words))
-        named = frozenset(_mentioned(words, default))
-        return Statement("dml", frozenset(_first(words[at:], default)), mentioned=named, what=verb)
+        at = next((i for i, word in enumerate(tokens[1:], 1) if word.key not in _INSERT_MODIFIERS), len(tokens))
+        named = frozenset(_mentioned(tokens, default))
+        return Statement("dml", frozenset(_first(tokens[at:], default)), mentioned=named, what=verb)
     if verb in {"UPDATE", "DELETE", "LOAD", "WITH", "IMPORT", "ANALYZE", "EXPLAIN", "DESCRIBE", "DESC"}:
         # MariaDB's ANALYZE and MySQL's EXPLAIN ANALYZE execute what they explain.
-        named = frozenset(_mentioned(words, default))
+        named = frozenset(_mentioned(tokens, default))
         sure = not any(version_comments(sql, quoting))
-        return Statement("dml", frozenset(_written(words, default, sure)), mentioned=named, what=verb)
+        return Statement("dml", frozenset(_written(tokens, default, sure)), mentioned=named, what=verb)
     if verb in {"SELECT", "DO", "CALL", "VALUES", "TABLE"} or verb == "(":
         # By statement a stored function that writes is logged as the SELECT or DO that called it.
-        named = frozenset(_mentioned(words, default))
+        named = frozenset(_mentioned(tokens, default))
         return Statement("dml", named, anything=True, mentioned=named, what=verb)
-    return Statement("ddl", frozenset(_mentioned(words, default)), what=verb if verb.isalpha() else "unknown statement")
+    return Statement("ddl", frozenset(_mentioned(tokens, default)), what=verb if verb.isalpha() else "unknown statement")
 
 
-def _written(words: list[Word], default: str, sure: bool) -> Iterator[Table]:
+def _written(tokens: list[Word], default: str, is_fully_executed: bool) -> Iterator[Table]:
     """Tables that a LOAD DATA, an UPDATE or a DELETE may write to; of another change, everything that it mentions.
 
     The first names its table behind ``INTO TABLE``, the others name theirs before ``SET`` or ``WHERE``. What follows is
     only read, and a column there may have the name of a captured table.
 
-    :param sure: whether all words are executed. Otherwise everything counts that is mentioned.
+    :param is_fully_executed: whether all words are executed. Otherwise everything counts that is mentioned.
     """
-    keys = [word.key for word in words] if sure else [""]
+    keys = [word.key for word in tokens] if is_fully_executed else [""]
     if keys[0] == "LOAD":
         into = next((i for i, pair in enumerate(pairwise(keys)) if pair == ("INTO", "TABLE")), None)
-        return _mentioned(words, default) if into is None else _first(words[into + 2 :], default)
+        return _mentioned(tokens, default) if into is None else _first(tokens[into + 2 :], default)
     end, depth = {"UPDATE": "SET", "DELETE": "WHERE"}.get(keys[0]), 0
     for i, key in enumerate(keys):
         depth += (key == "(") - (key == ")")
         if key == end and depth == 0:
-            return _mentioned(words[:i], default)
-    return _mentioned(words, default)
+            return _mentioned(tokens[:i], default)
+    return _mentioned(tokens, default)
 
 
 def mentions(sql: str, default_database: str, quoting: Quoting = DEFAULT_QUOTING) -> frozenset[Table]:
@@ -201,13 +201,13 @@ def mentions(sql: str, default_database: str, quoting: Quoting = DEFAULT_QUOTING
     return frozenset(_mentioned(list(words_of(sql, quoting)), fold(default_database)))
 
 
-def _set_for(words: list[Word]) -> list[Word]:
+def _set_for(tokens: list[Word]) -> list[Word]:
     """MariaDB's SET STATEMENT variable = value, ... FOR what is executed: the latter."""
     depth = 0
-    for i, word in enumerate(words):
+    for i, word in enumerate(tokens):
         depth += (word.key == "(") - (word.key == ")")
         if word.key == "FOR" and depth <= 0:
-            return words[i + 1 :]
+            return tokens[i + 1 :]
     return []
 
 
@@ -242,18 +242,18 @@ def _xa(verb: str, rest: Sequence[Word]) -> Statement:
     return Statement(kinds[verb], xid=xid_text(format_id, gtrid, bqual), what=f"XA {verb}")
 
 
-def _ddl(verb: str, sql: str, words: list[Word], keys: list[str], default_database: str, quoting: Quoting) -> Statement:
+def _ddl(verb: str, sql: str, tokens: list[Word], keys: list[str], default_database: str, quoting: Quoting) -> Statement:
     default = fold(default_database)
     at = next((i for i, key in enumerate(keys) if key in _OBJECTS), None)
     if at is None:
-        return Statement("ddl", frozenset(_mentioned(words, default)), what=verb)
+        return Statement("ddl", frozenset(_mentioned(tokens, default)), what=verb)
     what = f"{verb} {keys[at].removesuffix('S') if keys[at] == 'TABLES' else keys[at]}"
     if keys[at] in {"DATABASE", "SCHEMA"}:
         if verb != "DROP" and "REPLACE" not in keys[:at]:
             return Statement("harmless", what=what)
-        names = [word for word in words[at + 1 :] if word.is_name and word.key not in {"IF", "EXISTS"}]
+        names = [word for word in tokens[at + 1 :] if word.is_name and word.key not in {"IF", "EXISTS"}]
         return Statement("ddl", databases=frozenset(fold(name.text) for name in names[:1]), what=what)
-    rest = words[at + 1 :]
+    rest = tokens[at + 1 :]
     if keys[at] == "INDEX" and (verb == "DROP" or "REPLACE" in keys[:at]):
         return _drop_index(rest, default, what)
     # MariaDB's sequences are tables: what CREATE OR REPLACE SEQUENCE drops may be any table.
@@ -269,7 +269,7 @@ def _ddl(verb: str, sql: str, words: list[Word], keys: list[str], default_databa
             rest = rest[3:]
         # Without OR REPLACE it says that there was no such table: the reading began before, or the DROP was not logged.
         emptied = None if filled or "REPLACE" in keys[:at] else _spelled(rest, default_database)
-        named = frozenset(_mentioned(words, default)) if filled else frozenset[Table]()
+        named = frozenset(_mentioned(tokens, default)) if filled else frozenset[Table]()
         return Statement("ddl", frozenset(_first(rest, default)), mentioned=named, what=what, emptied=emptied)
     if verb == "DROP":
         rest = rest[2:] if [word.key for word in rest[:2]] == ["IF", "EXISTS"] else rest
@@ -277,7 +277,7 @@ def _ddl(verb: str, sql: str, words: list[Word], keys: list[str], default_databa
     if "IGNORE" not in keys[:at] and keeps_rows(_after_name(rest)):
         return Statement("harmless", what=f"{what} ... PARTITION")
     others = _altered(sql, default, quoting)
-    tables = set(_mentioned(words, default)) if others is None else {*_first(rest, default), *others}
+    tables = set(_mentioned(tokens, default)) if others is None else {*_first(rest, default), *others}
     return Statement("ddl", frozenset(tables), what=what)
 
 
@@ -334,17 +334,17 @@ def _altered(sql: str, default: str, quoting: Quoting) -> set[Table] | None:
         logger.disabled = disabled
 
 
-def _chains(words: Sequence[Word]) -> Iterator[tuple[int, list[str]]]:
+def _chains(tokens: Sequence[Word]) -> Iterator[tuple[int, list[str]]]:
     """Names joined by dots, with the index of the word behind each."""
     at = 0
-    while at < len(words):
-        if not words[at].is_name:
+    while at < len(tokens):
+        if not tokens[at].is_name:
             at += 1
             continue
-        chain = [words[at].text]
+        chain = [tokens[at].text]
         at += 1
-        while at + 1 < len(words) and words[at].text == "." and not words[at].quote and words[at + 1].is_name:
-            chain.append(words[at + 1].text)
+        while at + 1 < len(tokens) and tokens[at].text == "." and not tokens[at].quote and tokens[at + 1].is_name:
+            chain.append(tokens[at + 1].text)
             at += 2
         yield at, chain
 
@@ -353,27 +353,27 @@ def _table(chain: list[str], default: str) -> Table:
     return (fold(chain[0]), fold(chain[1])) if len(chain) > 1 else (default, fold(chain[0]))
 
 
-def _spelled(words: Sequence[Word], default_database: str) -> Table:
+def _spelled(tokens: Sequence[Word], default_database: str) -> Table:
     """The table that the words begin with, spelled as there."""
-    chain = next((chain for _, chain in _chains(words)), [""])
+    chain = next((chain for _, chain in _chains(tokens)), [""])
     return (chain[0], chain[1]) if len(chain) > 1 else (default_database, chain[0])
 
 
-def _first(words: Sequence[Word], default: str) -> Iterator[Table]:
+def _first(tokens: Sequence[Word], default: str) -> Iterator[Table]:
     """The table that the words begin with."""
-    for _, chain in _chains(words):
+    for _, chain in _chains(tokens):
         yield _table(chain, default)
         return
 
 
-def _listed(words: Sequence[Word], default: str) -> Iterator[Table]:
+def _listed(tokens: Sequence[Word], default: str) -> Iterator[Table]:
     """Every name of a list of tables (keywords between them do no harm)."""
-    for _, chain in _chains(words):
+    for _, chain in _chains(tokens):
         yield _table(chain, default)
 
 
-def _mentioned(words: Sequence[Word], default: str) -> Iterator[Table]:
+def _mentioned(tokens: Sequence[Word], default: str) -> Iterator[Table]:
     """Every table that the words could name: of ``a.b`` both table b of a, and table a with a column b."""
-    for _, chain in _chains(words):
+    for _, chain in _chains(tokens):
         yield _table(chain, default)
         yield default, fold(chain[0])

@@ -74,87 +74,87 @@ class Work:
             )
         comments = tuple((c.name, self.comments[c.name]) for c in self.columns if self.comments.get(c.name))
         left_out = tuple(c.name for c in self.columns if c.name in self.before.left_out)
-        made = replace(self.before, columns=tuple(self.columns), left_out=left_out)
-        return replace(made, comments=comments, collation=collation)
+        definition = replace(self.before, columns=tuple(self.columns), left_out=left_out)
+        return replace(definition, comments=comments, collation=collation)
 
     # ---------------------------------------------------------------- clauses
 
     def clauses(self) -> None:
         """Read all clauses of an ALTER TABLE."""
-        behind: bool | None = None  # which kind of clause stood before: none, a table option or another one
+        after_option: bool | None = None  # which kind of clause stood before: none, a table option or another one
         while not self.words.over:
-            apart = behind is None or self.words.take(",") or (behind and self.words.peek() in _OPTIONS)
-            if not apart:
+            is_separated = after_option is None or self.words.take(",") or (after_option and self.words.peek() in _OPTIONS)
+            if not is_separated:
                 self.words.refuse("between two clauses")
-            behind = self._clause()
+            after_option = self._clause()
 
     def _clause(self) -> bool:
         """Read one; whether it is a table option, behind which no comma must stand."""
-        words, first = self.words, self.words.at
-        if neutral(words):
+        cursor, first = self.words, self.words.at
+        if neutral(cursor):
             return False
-        if words.peek() in _OPTIONS:
+        if cursor.peek() in _OPTIONS:
             self._option()
             self._note(first, "table options", "")
             return True
-        for keys in (f"{words.peek()} {words.peek(1)}", words.peek()):
-            if keys in _NAMED and not renames_index(words):
+        for keys in (f"{cursor.peek()} {cursor.peek(1)}", cursor.peek()):
+            if keys in _NAMED and not renames_index(cursor):
                 raise NotFollowed(f"{_NAMED[keys]} is not followed")
-        if words.take("FORCE"):
+        if cursor.take("FORCE"):
             self._note(first, "FORCE", "ForceProperty")
-        elif words.take("ADD"):
+        elif cursor.take("ADD"):
             self._add(first)
-        elif words.take("DROP"):
+        elif cursor.take("DROP"):
             self._drop(first)
-        elif words.take("MODIFY"):
-            words.take("COLUMN")
-            self._modify(first, words.take("IF", "EXISTS"), "MODIFY")
-        elif words.take("CHANGE"):
-            words.take("COLUMN")
-            self._modify(first, words.take("IF", "EXISTS"), "CHANGE")
-        elif words.take("ALTER"):
+        elif cursor.take("MODIFY"):
+            cursor.take("COLUMN")
+            self._modify(first, cursor.take("IF", "EXISTS"), "MODIFY")
+        elif cursor.take("CHANGE"):
+            cursor.take("COLUMN")
+            self._modify(first, cursor.take("IF", "EXISTS"), "CHANGE")
+        elif cursor.take("ALTER"):
             self._alter(first)
-        elif words.take("RENAME"):
+        elif cursor.take("RENAME"):
             self._rename_index(first)
         else:
-            words.refuse("a clause")
+            cursor.refuse("a clause")
         return False
 
     def _note(
-        self, first: int, where: str, action: str, column: str | None = None, prefix: str = "", free: bool = False
+        self, first: int, label: str, sqlglot_name: str, column: str | None = None, prefix: str = "", has_expression: bool = False
     ) -> None:
         text = f"ALTER TABLE `t` {prefix}{self.words.text(first)}"
-        self.read.append(Clause(text, where, action, column, free))
+        self.read.append(Clause(text, label, sqlglot_name, column, has_expression))
 
     def _option(self) -> None:
-        words = self.words
-        word = words.any_of(*_NEUTRAL_OPTIONS, "COMMENT", "ENGINE")
+        cursor = self.words
+        word = cursor.any_of(*_NEUTRAL_OPTIONS, "COMMENT", "ENGINE")
         if word:
-            words.take("=")
+            cursor.take("=")
             if word == "ENGINE":
-                if (words.string(word) if words.at_string else words.name(word)).upper() != "INNODB":
+                if (cursor.string(word) if cursor.at_string else cursor.name(word)).upper() != "INNODB":
                     raise NotFollowed("ENGINE: another one than InnoDB is not followed")
-            elif word == "COMMENT" or words.at_string:
-                words.string(word)
-            elif words.peek().isdigit():
-                words.number(word)
+            elif word == "COMMENT" or cursor.at_string:
+                cursor.string(word)
+            elif cursor.peek().isdigit():
+                cursor.number(word)
             else:
-                words.name(word)
+                cursor.name(word)
             return
-        words.take("DEFAULT")
+        cursor.take("DEFAULT")
         self.collated = True
-        is_charset = words.take("CHARSET") or words.take("CHARACTER", "SET")
+        is_charset = cursor.take("CHARSET") or cursor.take("CHARACTER", "SET")
         if not is_charset:
-            words.expect("COLLATE", "table options")
-        words.take("=")
+            cursor.expect("COLLATE", "table options")
+        cursor.take("=")
         where = "the default character set"
-        said = (words.string(where) if words.at_string else words.name(where)).lower()
+        value = (cursor.string(where) if cursor.at_string else cursor.name(where)).lower()
         if (self.charset if is_charset else self.collation) is not None:
             raise NotFollowed(f"{where} is said twice")
         if is_charset:
-            self.charset = said
+            self.charset = value
         else:
-            self.collation = said
+            self.collation = value
 
     # ---------------------------------------------------------------- columns
 
@@ -168,36 +168,36 @@ class Work:
         return None
 
     def _add(self, first: int) -> None:
-        words = self.words
-        is_column = words.take("COLUMN")
-        if words.peek() == "(":
-            words.take("(")
+        cursor = self.words
+        is_column = cursor.take("COLUMN")
+        if cursor.peek() == "(":
+            cursor.take("(")
             while True:
-                self._add_column(words.at, False, "ADD COLUMN ")
-                if not words.take(","):
+                self._add_column(cursor.at, False, "ADD COLUMN ")
+                if not cursor.take(","):
                     break
-            words.expect(")", "ADD")
-        elif not is_column and words.peek() in {"INDEX", "KEY", "FULLTEXT", "SPATIAL"}:
-            kind = index_kind(words)
-            _ = words.take("IF", "NOT", "EXISTS")
-            if words.peek() not in {"(", "USING"}:
-                words.name(f"ADD {kind}")
-            index_parts(words, f"ADD {kind}")
+            cursor.expect(")", "ADD")
+        elif not is_column and cursor.peek() in {"INDEX", "KEY", "FULLTEXT", "SPATIAL"}:
+            kind = index_kind(cursor)
+            _ = cursor.take("IF", "NOT", "EXISTS")
+            if cursor.peek() not in {"(", "USING"}:
+                cursor.name(f"ADD {kind}")
+            index_parts(cursor, f"ADD {kind}")
             self._note(first, f"ADD {kind}", "AddConstraint")
-        elif not is_column and words.peek() in {"CONSTRAINT", "FOREIGN", "CHECK"}:
+        elif not is_column and cursor.peek() in {"CONSTRAINT", "FOREIGN", "CHECK"}:
             self._add_constraint(first)
         else:
-            self._add_column(first, words.take("IF", "NOT", "EXISTS"), "")
+            self._add_column(first, cursor.take("IF", "NOT", "EXISTS"), "")
 
     def _add_column(self, first: int, unless_there: bool, prefix: str) -> None:
-        words = self.words
-        if prefix and words.peek() in {"INDEX", "KEY", "UNIQUE", "PRIMARY", "FOREIGN", "CHECK", "CONSTRAINT", "IF"}:
-            words.refuse("ADD")
-        if prefix and words.peek() in {"FULLTEXT", "SPATIAL", "PERIOD", "VECTOR"}:
-            words.refuse("ADD")
-        name = words.name("ADD COLUMN")
+        cursor = self.words
+        if prefix and cursor.peek() in {"INDEX", "KEY", "UNIQUE", "PRIMARY", "FOREIGN", "CHECK", "CONSTRAINT", "IF"}:
+            cursor.refuse("ADD")
+        if prefix and cursor.peek() in {"FULLTEXT", "SPATIAL", "PERIOD", "VECTOR"}:
+            cursor.refuse("ADD")
+        name = cursor.name("ADD COLUMN")
         where = f"ADD COLUMN {name}"
-        found = read_column(words, name, where, self.session, self.server, self.before.collation)
+        column_definition = read_column(cursor, name, where, self.session, self.server, self.before.collation)
         at = self._place(where)
         self._note(first, where, "ColumnDef", name, prefix)
         if fold(name) in self.removed:
@@ -208,40 +208,40 @@ class Work:
             raise NotFollowed(f"{where}: the table has it already")
         if fold(name).startswith("db_row_hash_"):
             raise NotFollowed(f"{where}: MariaDB may have a hidden column with this name")
-        if found.null is False:
+        if column_definition.null is False:
             raise NotFollowed(f"{where}: rows that were there get a value where it is NOT NULL")
-        if found.default:
+        if column_definition.default:
             raise NotFollowed(f"{where}: rows that were there get its DEFAULT")
-        known_null(found, where)
-        self._defines(found)
-        self.columns.insert(at, found.column)
-        self.comments[name] = found.comment
+        known_null(column_definition, where)
+        self._defines(column_definition)
+        self.columns.insert(at, column_definition.column)
+        self.comments[name] = column_definition.comment
         self.added.append(name)
 
-    def _defines(self, found: Defined) -> None:
-        self.textual |= found.column.data_type in TEXT_TYPES | {"enum", "set"}
+    def _defines(self, column_definition: Defined) -> None:
+        self.textual |= column_definition.column.data_type in TEXT_TYPES | {"enum", "set"}
 
     def _place(self, where: str) -> int:
-        words = self.words
-        if words.take("FIRST"):
+        cursor = self.words
+        if cursor.take("FIRST"):
             if self.columns[0].name == "my_row_id":
                 raise NotFollowed(f"{where}: FIRST in a table with a generated key is not followed")
             return 0
-        if words.take("AFTER"):
-            at = self._find(words.name(f"{where}, AFTER"), where)
+        if cursor.take("AFTER"):
+            at = self._find(cursor.name(f"{where}, AFTER"), where)
             if at is None:
                 raise NotFollowed(f"{where}: the column behind which it stands is not known")
             return at + 1
         return next((i for i, c in enumerate(self.columns) if c.hidden), len(self.columns))
 
     def _modify(self, first: int, if_there: bool, clause: str) -> None:
-        words = self.words
-        name = words.name(clause)
+        cursor = self.words
+        name = cursor.name(clause)
         where = f"{clause} {name}"
-        if clause == "CHANGE" and words.name(clause) != name:
+        if clause == "CHANGE" and cursor.name(clause) != name:
             raise NotFollowed(f"{where}: another name is not followed")
-        found = read_column(words, name, where, self.session, self.server, self.before.collation)
-        if words.peek() in {"FIRST", "AFTER"}:
+        column_definition = read_column(cursor, name, where, self.session, self.server, self.before.collation)
+        if cursor.peek() in {"FIRST", "AFTER"}:
             raise NotFollowed(f"{where}: another place of a column is not followed")
         self._note(first, where, "ModifyColumn", name)
         at = self._find(name, where)
@@ -254,95 +254,95 @@ class Work:
         if name in self.changed or name in self.added:
             raise NotFollowed(f"{where}: it is changed twice")
         self.changed.add(name)
-        self._defines(found)
-        check_null(self.before, self.columns[at], found, where)
-        check_type(self.before, self.columns, at, found.column, self.server, where)
-        self.columns[at] = found.column
-        self.comments[name] = found.comment
+        self._defines(column_definition)
+        check_null(self.before, self.columns[at], column_definition, where)
+        check_type(self.before, self.columns, at, column_definition.column, self.server, where)
+        self.columns[at] = column_definition.column
+        self.comments[name] = column_definition.comment
 
     def _alter(self, first: int) -> None:
-        words = self.words
-        if words.take("INDEX"):
-            words.name("ALTER INDEX")
-            if not (words.take("VISIBLE") or words.take("INVISIBLE")):
-                words.refuse("ALTER INDEX")
+        cursor = self.words
+        if cursor.take("INDEX"):
+            cursor.name("ALTER INDEX")
+            if not (cursor.take("VISIBLE") or cursor.take("INVISIBLE")):
+                cursor.refuse("ALTER INDEX")
             if self.before.key_index != "PRIMARY":
                 raise NotFollowed("ALTER INDEX: a table without a primary key may get another key by it")
             self._note(first, "ALTER INDEX", "AlterIndex")
             return
-        if words.any_of("CHECK", "CONSTRAINT"):
-            words.name("ALTER CHECK")
-            words.take("NOT")
-            words.expect("ENFORCED", "ALTER CHECK")
+        if cursor.any_of("CHECK", "CONSTRAINT"):
+            cursor.name("ALTER CHECK")
+            cursor.take("NOT")
+            cursor.expect("ENFORCED", "ALTER CHECK")
             self._note(first, "ALTER CHECK", "AlterColumn")
             return
-        words.take("COLUMN")
-        name = words.name("ALTER COLUMN")
+        cursor.take("COLUMN")
+        name = cursor.name("ALTER COLUMN")
         where = f"ALTER COLUMN {name}"
         if self._find(name, where) is None:
             raise NotFollowed(f"{where}: the table does not have it")
         free = False
-        if words.take("SET", "DEFAULT"):
-            free = words.peek() == "("
-            read_default(words, where)
-        elif words.take("SET"):
-            if not (words.take("VISIBLE") or words.take("INVISIBLE")):
-                words.refuse(where)
-        elif not words.take("DROP", "DEFAULT"):
-            words.refuse(where)
+        if cursor.take("SET", "DEFAULT"):
+            free = cursor.peek() == "("
+            read_default(cursor, where)
+        elif cursor.take("SET"):
+            if not (cursor.take("VISIBLE") or cursor.take("INVISIBLE")):
+                cursor.refuse(where)
+        elif not cursor.take("DROP", "DEFAULT"):
+            cursor.refuse(where)
         self._note(first, where, "AlterColumn", free=free)
 
     # ---------------------------------------------------------------- indexes and constraints
 
     def _add_constraint(self, first: int) -> None:
-        words = self.words
-        if words.take("CONSTRAINT") and words.peek() not in {"FOREIGN", "CHECK", "UNIQUE", "PRIMARY"}:
-            _ = words.take("IF", "NOT", "EXISTS")
-            words.name("ADD CONSTRAINT")
-        if words.take("CHECK"):
-            words.balanced("ADD CHECK")
-            _ = words.take("NOT", "ENFORCED") or words.take("ENFORCED")
+        cursor = self.words
+        if cursor.take("CONSTRAINT") and cursor.peek() not in {"FOREIGN", "CHECK", "UNIQUE", "PRIMARY"}:
+            _ = cursor.take("IF", "NOT", "EXISTS")
+            cursor.name("ADD CONSTRAINT")
+        if cursor.take("CHECK"):
+            cursor.balanced("ADD CHECK")
+            _ = cursor.take("NOT", "ENFORCED") or cursor.take("ENFORCED")
             self._note(first, "ADD CHECK", "AddConstraint", free=True)
             return
         where = "ADD FOREIGN KEY"
-        if not words.take("FOREIGN", "KEY"):
-            words.refuse("ADD CONSTRAINT")
-        if words.peek() != "(":
-            words.name(where)
-        names(words, where)
-        words.expect("REFERENCES", where)
-        words.name(where)
-        if words.take("."):
-            words.name(where)
-        names(words, where)
-        while words.take("ON"):
-            if not words.any_of("DELETE", "UPDATE"):
-                words.refuse(where)
-            if not words.take("RESTRICT") and not words.take("NO", "ACTION"):
+        if not cursor.take("FOREIGN", "KEY"):
+            cursor.refuse("ADD CONSTRAINT")
+        if cursor.peek() != "(":
+            cursor.name(where)
+        names(cursor, where)
+        cursor.expect("REFERENCES", where)
+        cursor.name(where)
+        if cursor.take("."):
+            cursor.name(where)
+        names(cursor, where)
+        while cursor.take("ON"):
+            if not cursor.any_of("DELETE", "UPDATE"):
+                cursor.refuse(where)
+            if not cursor.take("RESTRICT") and not cursor.take("NO", "ACTION"):
                 raise NotFollowed(f"{where}: rows that it changes by CASCADE or SET NULL are not in the binlog")
         self._note(first, where, "AddConstraint")
 
     def _drop(self, first: int) -> None:
-        words = self.words
-        kind = words.any_of("INDEX", "KEY", "FOREIGN", "CHECK", "CONSTRAINT")
+        cursor = self.words
+        kind = cursor.any_of("INDEX", "KEY", "FOREIGN", "CHECK", "CONSTRAINT")
         if not kind:
             self._drop_column(first)
             return
         if kind == "FOREIGN":
-            words.expect("KEY", "DROP FOREIGN KEY")
-        words.take("IF", "EXISTS")
-        name = words.name(f"DROP {kind}")
+            cursor.expect("KEY", "DROP FOREIGN KEY")
+        cursor.take("IF", "EXISTS")
+        name = cursor.name(f"DROP {kind}")
         if kind in ("INDEX", "KEY", "CONSTRAINT"):
             self.check_drop(name, f"DROP {kind}")
         self._note(first, f"DROP {kind}", "Drop")
 
     def _drop_column(self, first: int) -> None:
-        words = self.words
-        words.take("COLUMN")
-        if_there = words.take("IF", "EXISTS")
-        name = words.name("DROP COLUMN")
+        cursor = self.words
+        cursor.take("COLUMN")
+        if_there = cursor.take("IF", "EXISTS")
+        name = cursor.name("DROP COLUMN")
         where = f"DROP COLUMN {name}"
-        words.any_of("RESTRICT", "CASCADE")
+        cursor.any_of("RESTRICT", "CASCADE")
         self._note(first, where, "Drop")
         at = self._find(name, where)
         if at is None:
@@ -367,12 +367,12 @@ class Work:
             raise NotFollowed(f"{where}: a unique index of hashes has a column in row events")
 
     def _rename_index(self, first: int) -> None:
-        words = self.words
-        if not words.any_of("INDEX", "KEY"):
-            words.refuse("RENAME")
-        words.name("RENAME INDEX")
-        words.expect("TO", "RENAME INDEX")
-        words.name("RENAME INDEX")
+        cursor = self.words
+        if not cursor.any_of("INDEX", "KEY"):
+            cursor.refuse("RENAME")
+        cursor.name("RENAME INDEX")
+        cursor.expect("TO", "RENAME INDEX")
+        cursor.name("RENAME INDEX")
         if self.before.key and self.before.key_index != "PRIMARY":
             raise NotFollowed("RENAME INDEX: a table without a primary key may get another key by it")
         self._note(first, "RENAME INDEX", "RenameIndex")

@@ -164,18 +164,18 @@ class Cursor:
 
     def text(self, first: int) -> str:
         """The words from one on up to here, as a session with the usual quoting would write them."""
-        found = []
+        parts = []
         for word in self._words[first : self.at]:
             if word.quote == "`" or (word.quote == '"' and self._quoting.ansi):
-                found.append("`{}`".format(word.text.replace("`", "``")))
+                parts.append("`{}`".format(word.text.replace("`", "``")))
             elif word.quote:
                 text = word.text
                 if self._quoting.backslash:
                     text = _ESCAPE.sub(lambda m: _ESCAPED.get(m[1], m[1]), text)
-                found.append("'{}'".format(text.replace("\\", "\\\\").replace("'", "''")))
+                parts.append("'{}'".format(text.replace("\\", "\\\\").replace("'", "''")))
             else:
-                found.append(word.text)
-        return " ".join(found)
+                parts.append(word.text)
+        return " ".join(parts)
 
 
 def _set(words: str) -> frozenset[str]:
@@ -256,13 +256,13 @@ def read_again(clauses: Sequence[Clause]) -> None:
             except Exception:  # whatever it stumbles over
                 raise NotFollowed(f"{clause.where}: it is not understood by both parsers") from None
             tree = trees[0] if len(trees) == 1 else None
-            found = None
+            name = None
             if isinstance(tree, exp.Alter):
                 actions = tree.args.get("actions") or []
-                found = type(actions[0]).__name__ if len(actions) == 1 else "" if not actions else None
+                name = type(actions[0]).__name__ if len(actions) == 1 else "" if not actions else None
             elif isinstance(tree, exp.Create | exp.Drop):
-                found = type(tree).__name__
-            if tree is None or found != clause.action:
+                name = type(tree).__name__
+            if tree is None or name != clause.action:
                 raise NotFollowed(f"{clause.where}: it is not understood by both parsers")
             if not clause.free and not {type(node).__name__ for node in tree.walk()} <= _KNOWN:
                 raise NotFollowed(f"{clause.where}: a part of it is not followed")

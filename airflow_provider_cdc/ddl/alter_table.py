@@ -47,73 +47,73 @@ def alter(before: TableSchema, sql: str, default_database: str, session: Session
     """
     if any(c.old_format for c in before.columns):
         raise NotFollowed("the table has a date or time of the old format, which any change may turn into another one")
-    words = Cursor(sql, session, server)
-    work = Work(before, words, session, server)
-    if words.take("ALTER"):
-        words.take("ONLINE")
-        words.expect("TABLE", "ALTER TABLE")
-        words.take("IF", "EXISTS")
-        table = _table(words, before, default_database)
-        if not words.take("NOWAIT") and words.take("WAIT"):
-            words.number("WAIT")
-        work.clauses()
-    elif words.peek() == "CREATE" and words.peek(1) != "TABLE":
-        words.take("CREATE")
-        table = _create_index(work, default_database)
-    elif words.take("DROP", "INDEX"):
-        table = _drop_index(work, default_database)
+    cursor = Cursor(sql, session, server)
+    parser = Work(before, cursor, session, server)
+    if cursor.take("ALTER"):
+        cursor.take("ONLINE")
+        cursor.expect("TABLE", "ALTER TABLE")
+        cursor.take("IF", "EXISTS")
+        table = _table(cursor, before, default_database)
+        if not cursor.take("NOWAIT") and cursor.take("WAIT"):
+            cursor.number("WAIT")
+        parser.clauses()
+    elif cursor.peek() == "CREATE" and cursor.peek(1) != "TABLE":
+        cursor.take("CREATE")
+        table = _create_index(parser, default_database)
+    elif cursor.take("DROP", "INDEX"):
+        table = _drop_index(parser, default_database)
     else:
         raise NotFollowed("it is neither an ALTER TABLE nor a change of an index")
-    if not words.over:
-        words.refuse("its end")
-    read_again(work.read)
-    return Alteration(table, work.definition(), tuple(work.added), tuple(sorted(work.changed)))
+    if not cursor.over:
+        cursor.refuse("its end")
+    read_again(parser.read)
+    return Alteration(table, parser.definition(), tuple(parser.added), tuple(sorted(parser.changed)))
 
 
-def _table(words: Cursor, before: TableSchema, default_database: str) -> tuple[str, str]:
-    name = words.name("its table")
-    found = (name, words.name("its table")) if words.take(".") else (default_database, name)
-    if (fold(found[0]), fold(found[1])) != (fold(before.database), fold(before.name)):
+def _table(cursor: Cursor, before: TableSchema, default_database: str) -> tuple[str, str]:
+    name = cursor.name("its table")
+    table = (name, cursor.name("its table")) if cursor.take(".") else (default_database, name)
+    if (fold(table[0]), fold(table[1])) != (fold(before.database), fold(before.name)):
         raise NotFollowed("it is about another table")
-    return found
-
-
-def _create_index(work: Work, default_database: str) -> tuple[str, str]:
-    words = work.words
-    replaces = words.take("OR", "REPLACE")
-    kind = words.any_of("FULLTEXT", "SPATIAL")
-    if words.peek() == "UNIQUE":
-        raise NotFollowed("CREATE UNIQUE INDEX is not followed")
-    where = "CREATE INDEX"
-    words.expect("INDEX", where)
-    _ = words.take("IF", "NOT", "EXISTS")
-    name_at = words.at
-    index = words.name(where)
-    if replaces:
-        work.check_drop(index, where)
-    name = words.text(name_at)
-    using = words.take("USING")
-    if using:
-        words.expect("BTREE", where)
-    words.expect("ON", where)
-    table = _table(words, work.before, default_database)
-    parts_at = words.at
-    index_parts(words, where)
-    text = f"ALTER TABLE `t` ADD {kind} INDEX {name} {words.text(parts_at)}"
-    work.read.append(Clause(text, where, "AddConstraint"))
-    ending(words)
     return table
 
 
-def _drop_index(work: Work, default_database: str) -> tuple[str, str]:
-    words = work.words
-    words.take("IF", "EXISTS")
-    first = words.at
-    index = words.name("DROP INDEX")
-    name = words.text(first)
-    words.expect("ON", "DROP INDEX")
-    table = _table(words, work.before, default_database)
-    work.check_drop(index, "DROP INDEX")
-    work.read.append(Clause(f"DROP INDEX {name} ON `t`", "DROP INDEX", "Drop"))
-    ending(words)
+def _create_index(parser: Work, default_database: str) -> tuple[str, str]:
+    cursor = parser.words
+    replaces = cursor.take("OR", "REPLACE")
+    kind = cursor.any_of("FULLTEXT", "SPATIAL")
+    if cursor.peek() == "UNIQUE":
+        raise NotFollowed("CREATE UNIQUE INDEX is not followed")
+    where = "CREATE INDEX"
+    cursor.expect("INDEX", where)
+    _ = cursor.take("IF", "NOT", "EXISTS")
+    name_at = cursor.at
+    index = cursor.name(where)
+    if replaces:
+        parser.check_drop(index, where)
+    name = cursor.text(name_at)
+    using = cursor.take("USING")
+    if using:
+        cursor.expect("BTREE", where)
+    cursor.expect("ON", where)
+    table = _table(cursor, parser.before, default_database)
+    parts_at = cursor.at
+    index_parts(cursor, where)
+    text = f"ALTER TABLE `t` ADD {kind} INDEX {name} {cursor.text(parts_at)}"
+    parser.read.append(Clause(text, where, "AddConstraint"))
+    ending(cursor)
+    return table
+
+
+def _drop_index(parser: Work, default_database: str) -> tuple[str, str]:
+    cursor = parser.words
+    cursor.take("IF", "EXISTS")
+    first = cursor.at
+    index = cursor.name("DROP INDEX")
+    name = cursor.text(first)
+    cursor.expect("ON", "DROP INDEX")
+    table = _table(cursor, parser.before, default_database)
+    parser.check_drop(index, "DROP INDEX")
+    parser.read.append(Clause(f"DROP INDEX {name} ON `t`", "DROP INDEX", "Drop"))
+    ending(cursor)
     return table

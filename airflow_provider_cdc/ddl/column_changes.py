@@ -13,28 +13,28 @@ from airflow_provider_cdc.model.schema import Column, TableSchema
 _LONGEST_KEY, _LONGEST_INDEX = 767, 3072
 
 
-def known_null(found: Defined, where: str) -> None:
+def known_null(column_definition: Defined, where: str) -> None:
     """Make sure that a statement says whether its column may be NULL.
 
     :raises NotFollowed: if a setting of the server decides.
     """
-    if found.column.data_type == "timestamp" and found.null is None:
+    if column_definition.column.data_type == "timestamp" and column_definition.null is None:
         raise NotFollowed(f"{where}: whether it may be NULL depends on explicit_defaults_for_timestamp")
 
 
-def check_null(before: TableSchema, old: Column, found: Defined, where: str) -> None:
+def check_null(before: TableSchema, old: Column, column_definition: Defined, where: str) -> None:
     """Make sure that no row changes with what a statement says of NULL, and write that down.
 
     :param before: the table before the statement.
     :param old: its column.
-    :param found: the column as the statement defines it.
+    :param column_definition: the column as the statement defines it.
     :raises NotFollowed: if that is not certain.
     """
-    known_null(found, where)
-    if found.null is False:
+    known_null(column_definition, where)
+    if column_definition.null is False:
         if old.nullable:
             raise NotFollowed(f"{where}: NULL gets another value where it becomes NOT NULL")
-        found.column = replace(found.column, nullable=False)
+        column_definition.column = replace(column_definition.column, nullable=False)
     elif old.name in before.key:
         raise NotFollowed(f"{where}: a column of the key that may be NULL is not followed")
     elif not old.nullable and before.key_index != "PRIMARY":
@@ -43,17 +43,17 @@ def check_null(before: TableSchema, old: Column, found: Defined, where: str) -> 
 
 
 def check_type(
-    before: TableSchema, columns: Sequence[Column], at: int, new: Column, server: Server, where: str
+    before: TableSchema, columns: Sequence[Column], index: int, new: Column, server: Server, where: str
 ) -> None:
     """Make sure that each value stays what it is.
 
     :param before: the table before the statement.
     :param columns: the columns as the clauses before have made them.
-    :param at: which of them.
+    :param index: which of them.
     :param new: what becomes of it.
     :raises NotFollowed: if that is not certain.
     """
-    old = columns[at]
+    old = columns[index]
     if replace(old, nullable=new.nullable) == new:
         return
     if (old.data_type, old.charset, old.collation) != (new.data_type, new.charset, new.collation) or (

@@ -57,7 +57,7 @@ class _Type:
 
 
 def read_column(
-    words: Cursor, name: str, where: str, session: Session, server: Server, collation: str | None
+    cursor: Cursor, name: str, where: str, session: Session, server: Server, collation: str | None
 ) -> Defined:
     """Read a column's type and attributes, up to its place or the clause's end.
 
@@ -66,75 +66,75 @@ def read_column(
     :param collation: the table's.
     :raises NotFollowed: for whatever is not sure.
     """
-    found = _type(words, where, session, server)
-    textual = found.kind in TEXT_TYPES or found.kind in ("enum", "set")
+    parsed_type = _type(cursor, where, session, server)
+    textual = parsed_type.kind in TEXT_TYPES or parsed_type.kind in ("enum", "set")
     charset = collate = None
-    if found.charset is not None:  # of JSON on MariaDB, whatever the table has
+    if parsed_type.charset is not None:  # of JSON on MariaDB, whatever the table has
         textual = False
-    defined = Defined(Column(name, found.kind, found.shown, True))
-    if textual and (words.take("CHARSET") or words.take("CHARACTER", "SET")):
-        charset = words.name(where).lower()
-    while not words.over and words.peek() not in {",", ")", "FIRST", "AFTER"}:
-        if words.take("NOT", "NULL"):
+    definition = Defined(Column(name, parsed_type.kind, parsed_type.shown, True))
+    if textual and (cursor.take("CHARSET") or cursor.take("CHARACTER", "SET")):
+        charset = cursor.name(where).lower()
+    while not cursor.over and cursor.peek() not in {",", ")", "FIRST", "AFTER"}:
+        if cursor.take("NOT", "NULL"):
             null: bool | None = False
-        elif words.take("NULL"):
+        elif cursor.take("NULL"):
             null = True
         else:
             null = None
         if null is not None:
-            if defined.null is not None:
+            if definition.null is not None:
                 raise NotFollowed(f"{where}: NULL is said twice")
-            defined.null = null
-        elif words.take("DEFAULT"):
-            defined.default = read_default(words, where)
-        elif words.take("ON", "UPDATE"):
-            if not _now(words):
-                words.refuse(f"{where}, ON UPDATE")
-        elif words.take("COMMENT"):
-            defined.comment = read_comment(words, where)
-        elif textual and words.take("COLLATE"):
-            collate = words.name(where).lower()
-        elif words.take("INVISIBLE") or (not server.mariadb and words.take("VISIBLE")):
+            definition.null = null
+        elif cursor.take("DEFAULT"):
+            definition.default = read_default(cursor, where)
+        elif cursor.take("ON", "UPDATE"):
+            if not _now(cursor):
+                cursor.refuse(f"{where}, ON UPDATE")
+        elif cursor.take("COMMENT"):
+            definition.comment = read_comment(cursor, where)
+        elif textual and cursor.take("COLLATE"):
+            collate = cursor.name(where).lower()
+        elif cursor.take("INVISIBLE") or (not server.mariadb and cursor.take("VISIBLE")):
             pass
         else:
-            words.refuse(where)
+            cursor.refuse(where)
     if textual:
-        found.charset, found.collation = text_collation(where, session, server, collation, charset, collate)
-    defined.column = _column(name, found, where, server)
-    if (reason := defined.column.refusal()) is not None:
+        parsed_type.charset, parsed_type.collation = text_collation(where, session, server, collation, charset, collate)
+    definition.column = _column(name, parsed_type, where, server)
+    if (reason := definition.column.refusal()) is not None:
         raise NotFollowed(f"{where}: {reason}")
-    return defined
+    return definition
 
 
-def read_comment(words: Cursor, where: str) -> str:
+def read_comment(cursor: Cursor, where: str) -> str:
     """A comment, if the catalog shows it as it stands."""
-    text = words.string(f"{where}, COMMENT")
+    text = cursor.string(f"{where}, COMMENT")
     if len(text) > _TOO_LONG or any(c < " " and c not in "\t\n\r" for c in text):
         raise NotFollowed(f"{where}: its comment may be kept in another form")
     return text
 
 
-def read_default(words: Cursor, where: str) -> bool:
+def read_default(cursor: Cursor, where: str) -> bool:
     """Go past a default; whether it is another one than NULL."""
-    if words.take("NULL"):
+    if cursor.take("NULL"):
         return False
-    if words.at_string:
-        words.string(where)
-    elif words.peek() == "(":
-        words.balanced(where)
-    elif not (words.take("TRUE") or words.take("FALSE") or _now(words)):
-        _ = words.take("-") or words.take("+")
-        words.number(f"{where}, DEFAULT")
-        if words.take("."):
-            words.number(f"{where}, DEFAULT")
+    if cursor.at_string:
+        cursor.string(where)
+    elif cursor.peek() == "(":
+        cursor.balanced(where)
+    elif not (cursor.take("TRUE") or cursor.take("FALSE") or _now(cursor)):
+        _ = cursor.take("-") or cursor.take("+")
+        cursor.number(f"{where}, DEFAULT")
+        if cursor.take("."):
+            cursor.number(f"{where}, DEFAULT")
     return True
 
 
-def _now(words: Cursor) -> bool:
-    if not words.any_of("CURRENT_TIMESTAMP", "NOW", "LOCALTIME", "LOCALTIMESTAMP"):
+def _now(cursor: Cursor) -> bool:
+    if not cursor.any_of("CURRENT_TIMESTAMP", "NOW", "LOCALTIME", "LOCALTIMESTAMP"):
         return False
-    if words.peek() == "(":
-        words.balanced("a default")
+    if cursor.peek() == "(":
+        cursor.balanced("a default")
     return True
 
 
@@ -178,51 +178,51 @@ def _default_collation(charset: str, where: str, session: Session, server: Serve
     return server.collations[charset]
 
 
-def _type(words: Cursor, where: str, session: Session, server: Server) -> _Type:
+def _type(cursor: Cursor, where: str, session: Session, server: Server) -> _Type:
     if not session.plain:
         raise NotFollowed(f"{where}: types have another meaning under its sql_mode")
-    word = words.peek()
-    words.at += 1
+    word = cursor.peek()
+    cursor.at += 1
     lower = word.lower()
     if word in _INTEGERS:
-        return _integer(words, _INTEGERS[word], where, server)
+        return _integer(cursor, _INTEGERS[word], where, server)
     if word in ("BOOL", "BOOLEAN"):
         return _Type("tinyint", "tinyint(1)")
     if word in _DECIMALS:
-        digits = _brackets(words, where, 2)
+        digits = _brackets(cursor, where, 2)
         precision, scale = (*digits, 0)[:2] if digits else (10, 0)
         if not 1 <= precision <= 65 or scale > min(30, precision):
             raise NotFollowed(f"{where}: its digits are not understood")
-        return _Type("decimal", f"decimal({precision},{scale}){_sign(words)}", precision=precision, scale=scale)
+        return _Type("decimal", f"decimal({precision},{scale}){_sign(cursor)}", precision=precision, scale=scale)
     if word in ("FLOAT", "DOUBLE", "REAL"):
-        return _floating(words, word, where, session)
+        return _floating(cursor, word, where, session)
     if word in ("CHAR", "VARCHAR", "BINARY", "VARBINARY"):
-        sizes = _brackets(words, where, 1)
+        sizes = _brackets(cursor, where, 1)
         if not sizes and word.startswith("VAR"):
             raise NotFollowed(f"{where}: its length is not understood")
         length = sizes[0] if sizes else 1
         return _Type(lower, f"{lower}({length})", length)
     for suffix in ("text", "blob"):
         if lower.endswith(suffix) and lower.removesuffix(suffix) in _SIZES:
-            if words.peek() == "(":
+            if cursor.peek() == "(":
                 raise NotFollowed(f"{where}: a length of {word} is not followed")
             return _Type(lower, lower)
     if word in ("ENUM", "SET"):
-        return _members(words, lower, where)
+        return _members(cursor, lower, where)
     if word in ("DATETIME", "TIMESTAMP", "TIME"):
         if server.old_dates:
             raise NotFollowed(f"{where}: dates and times get an old format under mysql56_temporal_format=OFF")
-        digits = _brackets(words, where, 1)
+        digits = _brackets(cursor, where, 1)
         fsp = digits[0] if digits else 0
         if fsp > 6:
             raise NotFollowed(f"{where}: its digits are not understood")
         return _Type(lower, f"{lower}({fsp})" if fsp else lower, fsp=fsp)
     if word == "YEAR":
-        if _brackets(words, where, 1) not in ([], [4]):
+        if _brackets(cursor, where, 1) not in ([], [4]):
             raise NotFollowed(f"{where}: a YEAR without its century is not followed")
         return _Type(lower, "year(4)" if server.mariadb else "year")
     if word == "BIT":
-        digits = _brackets(words, where, 1)
+        digits = _brackets(cursor, where, 1)
         bits = digits[0] if digits else 1
         if not 1 <= bits <= 64:
             raise NotFollowed(f"{where}: its bits are not understood")
@@ -235,34 +235,34 @@ def _type(words: Cursor, where: str, session: Session, server: Server) -> _Type:
         return _Type(lower, lower)
     if lower in GEOMETRY_TYPES and lower not in ("geomcollection", "geometrycollection"):
         return _Type(lower, lower)
-    words.at -= 1
+    cursor.at -= 1
     raise NotFollowed(f"{where}: {word if word in ('SERIAL', 'LONG', 'NATIONAL') else 'its'} type is not followed")
 
 
-def _brackets(words: Cursor, where: str, most: int) -> list[int]:
+def _brackets(cursor: Cursor, where: str, most: int) -> list[int]:
     """Numbers in brackets, if there are any."""
-    if not words.take("("):
+    if not cursor.take("("):
         return []
-    found = [words.number(where)]
-    while len(found) < most and words.take(","):
-        found.append(words.number(where))
-    words.expect(")", where)
-    return found
+    numbers = [cursor.number(where)]
+    while len(numbers) < most and cursor.take(","):
+        numbers.append(cursor.number(where))
+    cursor.expect(")", where)
+    return numbers
 
 
-def _sign(words: Cursor) -> str:
+def _sign(cursor: Cursor) -> str:
     """UNSIGNED and ZEROFILL as the catalog shows them: the latter comes with the former."""
-    said = set[str]()
-    while word := words.any_of("SIGNED", "UNSIGNED", "ZEROFILL"):
-        said.add(word)
-    if "ZEROFILL" in said:
+    keywords = set[str]()
+    while word := cursor.any_of("SIGNED", "UNSIGNED", "ZEROFILL"):
+        keywords.add(word)
+    if "ZEROFILL" in keywords:
         return " unsigned zerofill"
-    return " unsigned" if "UNSIGNED" in said else ""
+    return " unsigned" if "UNSIGNED" in keywords else ""
 
 
-def _integer(words: Cursor, kind: str, where: str, server: Server) -> _Type:
-    digits = _brackets(words, where, 1)
-    sign = _sign(words)
+def _integer(cursor: Cursor, kind: str, where: str, server: Server) -> _Type:
+    digits = _brackets(cursor, where, 1)
+    sign = _sign(cursor)
     if digits and not 1 <= digits[0] <= 255:
         raise NotFollowed(f"{where}: its digits are not understood")
     width = digits[0] if digits else _DIGITS[kind][bool(sign)]
@@ -271,11 +271,11 @@ def _integer(words: Cursor, kind: str, where: str, server: Server) -> _Type:
     return _Type(kind, f"{kind}({width}){sign}" if shows else f"{kind}{sign}")
 
 
-def _floating(words: Cursor, word: str, where: str, session: Session) -> _Type:
+def _floating(cursor: Cursor, word: str, where: str, session: Session) -> _Type:
     if word == "DOUBLE":
-        words.take("PRECISION")
+        cursor.take("PRECISION")
     kind = "float" if word == "FLOAT" or (word == "REAL" and session.real_as_float) else "double"
-    digits, shown = _brackets(words, where, 2), ""
+    digits, shown = _brackets(cursor, where, 2), ""
     if len(digits) == 1:
         if word != "FLOAT" or digits[0] > 53:
             raise NotFollowed(f"{where}: its digits are not understood")
@@ -284,15 +284,15 @@ def _floating(words: Cursor, word: str, where: str, session: Session) -> _Type:
         if not 1 <= digits[0] <= 255 or digits[1] > min(30, digits[0]):
             raise NotFollowed(f"{where}: its digits are not understood")
         shown = f"({digits[0]},{digits[1]})"
-    return _Type(kind, f"{kind}{shown}{_sign(words)}")
+    return _Type(kind, f"{kind}{shown}{_sign(cursor)}")
 
 
-def _members(words: Cursor, kind: str, where: str) -> _Type:
-    words.expect("(", where)
-    members = [words.string(where)]
-    while words.take(","):
-        members.append(words.string(where))
-    words.expect(")", where)
+def _members(cursor: Cursor, kind: str, where: str) -> _Type:
+    cursor.expect("(", where)
+    members = [cursor.string(where)]
+    while cursor.take(","):
+        members.append(cursor.string(where))
+    cursor.expect(")", where)
     members = [m.rstrip(" ") for m in members]
     if len({m.casefold() for m in members}) < len(members):
         raise NotFollowed(f"{where}: two of its members are alike")
@@ -305,35 +305,35 @@ def _members(words: Cursor, kind: str, where: str) -> _Type:
     return _Type(kind, f"{kind}({shown})", longest, members=tuple(members))
 
 
-def _column(name: str, found: _Type, where: str, server: Server) -> Column:
+def _column(name: str, parsed_type: _Type, where: str, server: Server) -> Column:
     """What the catalog says of it."""
-    length = octets = found.length
-    if found.charset is not None:
-        width = server.widths[found.charset]
-        if found.kind in ("char", "varchar", "enum", "set"):
+    length = octets = parsed_type.length
+    if parsed_type.charset is not None:
+        width = server.widths[parsed_type.charset]
+        if parsed_type.kind in ("char", "varchar", "enum", "set"):
             octets = (length or 0) * width
-        elif found.kind in TEXT_TYPES:
-            octets = _SIZES[found.kind.removesuffix("text")]
-            length = octets // _WIDE.get(found.charset, 1)
-    elif found.kind in BINARY_TYPES and found.kind.endswith("blob"):
-        length = octets = _SIZES[found.kind.removesuffix("blob")]
-    if (found.kind in ("char", "binary") and (length or 0) > 255) or (
-        found.kind in ("varchar", "varbinary") and (octets or 0) > _LONGEST
+        elif parsed_type.kind in TEXT_TYPES:
+            octets = _SIZES[parsed_type.kind.removesuffix("text")]
+            length = octets // _WIDE.get(parsed_type.charset, 1)
+    elif parsed_type.kind in BINARY_TYPES and parsed_type.kind.endswith("blob"):
+        length = octets = _SIZES[parsed_type.kind.removesuffix("blob")]
+    if (parsed_type.kind in ("char", "binary") and (length or 0) > 255) or (
+        parsed_type.kind in ("varchar", "varbinary") and (octets or 0) > _LONGEST
     ):
         raise NotFollowed(f"{where}: it is too long for its type")
-    if found.charset not in _ANY_TEXT and not all(m.isascii() for m in found.members):
+    if parsed_type.charset not in _ANY_TEXT and not all(m.isascii() for m in parsed_type.members):
         raise NotFollowed(f"{where}: a member has a character that its character set may not have")
     return Column(
         name=name,
-        data_type=found.kind,
-        column_type=found.shown,
+        data_type=parsed_type.kind,
+        column_type=parsed_type.shown,
         nullable=True,
         length=length,
         octets=octets,
-        charset=found.charset,
-        collation=found.collation,
-        precision=found.precision,
-        scale=found.scale,
-        fsp=found.fsp,
-        members=found.members,
+        charset=parsed_type.charset,
+        collation=parsed_type.collation,
+        precision=parsed_type.precision,
+        scale=parsed_type.scale,
+        fsp=parsed_type.fsp,
+        members=parsed_type.members,
     )

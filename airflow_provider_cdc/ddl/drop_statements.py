@@ -24,38 +24,38 @@ def drops(table: Table, sql: str, default_database: str, session: Session, serve
     :param exact: whether names that differ in case are those of different tables.
     """
     try:
-        named = _named(Cursor(sql, session, server), default_database, table[1])
+        dropped = _named(Cursor(sql, session, server), default_database, table[1])
     except NotFollowed:
         return False
-    return table in named if exact else folded(table) in {folded(found) for found in named}
+    return table in dropped if exact else folded(table) in {folded(name) for name in dropped}
 
 
-def _named(words: Cursor, default_database: str, of_database: str) -> list[Table]:
+def _named(cursor: Cursor, default_database: str, of_database: str) -> list[Table]:
     """The tables that a statement drops.
 
     :param of_database: which table of a database that is dropped as a whole is of concern.
     :raises NotFollowed: if it does something else, or a word of it is not known.
     """
-    if not words.take("DROP"):
-        words.refuse("its beginning")
-    if words.any_of("DATABASE", "SCHEMA"):
-        words.take("IF", "EXISTS")
-        found = [(words.name("DROP DATABASE"), of_database)]
-    elif words.any_of("TABLE", "TABLES"):
-        words.take("IF", "EXISTS")
-        found = [_table(words, default_database)]
-        while words.take(","):
-            found.append(_table(words, default_database))
-        words.any_of("RESTRICT", "CASCADE")
-        if not words.take("NOWAIT") and words.take("WAIT"):
-            words.number("WAIT")
+    if not cursor.take("DROP"):
+        cursor.refuse("its beginning")
+    if cursor.any_of("DATABASE", "SCHEMA"):
+        cursor.take("IF", "EXISTS")
+        tables = [(cursor.name("DROP DATABASE"), of_database)]
+    elif cursor.any_of("TABLE", "TABLES"):
+        cursor.take("IF", "EXISTS")
+        tables = [_table(cursor, default_database)]
+        while cursor.take(","):
+            tables.append(_table(cursor, default_database))
+        cursor.any_of("RESTRICT", "CASCADE")
+        if not cursor.take("NOWAIT") and cursor.take("WAIT"):
+            cursor.number("WAIT")
     else:
-        words.refuse("DROP")
-    if not words.over:
-        words.refuse("its end")
-    return found
+        cursor.refuse("DROP")
+    if not cursor.over:
+        cursor.refuse("its end")
+    return tables
 
 
-def _table(words: Cursor, default_database: str) -> Table:
-    name = words.name("DROP TABLE")
-    return (name, words.name("DROP TABLE")) if words.take(".") else (default_database, name)
+def _table(cursor: Cursor, default_database: str) -> Table:
+    name = cursor.name("DROP TABLE")
+    return (name, cursor.name("DROP TABLE")) if cursor.take(".") else (default_database, name)

@@ -59,15 +59,15 @@ class Detours:
 
 
 def find_detours(
-    captured: Iterable[Table], stored: Iterable[Stored], cascades: Iterable[tuple[Table, Table]]
+    captured: Iterable[Table], stored_objects: Iterable[Stored], cascades: Iterable[tuple[Table, Table]]
 ) -> Detours:
     """Find out what leads to captured tables, in as many steps as it takes. What only reads from one counts, too.
 
-    :param stored: all views, triggers and routines that are not the server's own.
+    :param stored_objects: all views, triggers and routines that are not the server's own.
     :param cascades: (parent, child) of the foreign keys by which a change of the one changes the other.
     """
-    stored, cascades = tuple(stored), tuple(cascades)
-    edges = [((fold(s.name[0]), fold(s.name[1])), s, mentions(s.text, s.name[0]) if s.text else None) for s in stored]
+    stored_objects, cascades = tuple(stored_objects), tuple(cascades)
+    edges = [((fold(s.name[0]), fold(s.name[1])), s, mentions(s.text, s.name[0]) if s.text else None) for s in stored_objects]
     parents = [((fold(p[0]), fold(p[1])), (fold(c[0]), fold(c[1]))) for p, c in cascades]
     start = {(fold(database), fold(table)) for database, table in captured}
     written, called, size = set(start), set[Table](), -1
@@ -79,4 +79,4 @@ def find_detours(
             if words is not None and not one.routine and not called.isdisjoint(words):
                 called.add(name)
         written |= {parent for parent, child in parents if child in written}
-    return Detours(frozenset(written - start), frozenset(called), stored, cascades)
+    return Detours(frozenset(written - start), frozenset(called), stored_objects, cascades)

@@ -56,18 +56,18 @@ def parse(text: str, key: Sequence[str]) -> list[Written]:
     :param key: the key's columns.
     :raises BadPredicate: if it is not understood, or is not a range of the key.
     """
-    said: dict[str, _Column] = {}
+    conditions: dict[str, _Column] = {}
     names = {name.lower(): name for name in key}
     for name, operator, values in _terms(text):
         if name.lower() not in names:
             raise BadPredicate(f"{name} is not a column of the key ({', '.join(key)})")
-        column = said.setdefault(names[name.lower()], _Column())
+        column = conditions.setdefault(names[name.lower()], _Column())
         _note(column, names[name.lower()], operator, values)
     prefix: tuple[Value, ...] = ()
     for name in key:
-        column = said.pop(name, _Column())
-        if column.equal is None and said:
-            after = next(iter(said))
+        column = conditions.pop(name, _Column())
+        if column.equal is None and conditions:
+            after = next(iter(conditions))
             raise BadPredicate(f"a condition on {after} needs one value of {name}, which stands before it in the key")
         if column.equal is None:
             return list(_ranges(prefix, column))
@@ -153,37 +153,37 @@ def _terms(text: str) -> Iterator[tuple[str, str, list[Value]]]:
             raise BadPredicate(f"{_shown(term)} is not a comparison of a key's column with a value. {_EXAMPLES}")
 
 
-def _name(found: object) -> str:
+def _name(expression: object) -> str:
     from sqlglot import exp
 
-    found = found.unnest() if isinstance(found, exp.Expression) else found
-    if not isinstance(found, exp.Column):
-        raise BadPredicate(f"{_shown(found)} is not the name of a column. {_EXAMPLES}")
-    return str(found.name)
+    expression = expression.unnest() if isinstance(expression, exp.Expression) else expression
+    if not isinstance(expression, exp.Column):
+        raise BadPredicate(f"{_shown(expression)} is not the name of a column. {_EXAMPLES}")
+    return str(expression.name)
 
 
-def _value(found: object) -> Value:
+def _value(expression: object) -> Value:
     """A literal: text and numbers as text, x'..' as bytes."""
     from sqlglot import exp
 
-    found = found.unnest() if isinstance(found, exp.Expression) else found
-    if isinstance(found, exp.Cast) and isinstance(found.this, exp.Literal):  # DATE '2024-01-01'
-        found = found.this
-    if isinstance(found, exp.Literal):
-        return str(found.this)
-    if isinstance(found, exp.Neg) and isinstance(found.this, exp.Literal) and not found.this.is_string:
-        return f"-{found.this.this}"
-    if isinstance(found, exp.HexString):
+    expression = expression.unnest() if isinstance(expression, exp.Expression) else expression
+    if isinstance(expression, exp.Cast) and isinstance(expression.this, exp.Literal):  # DATE '2024-01-01'
+        expression = expression.this
+    if isinstance(expression, exp.Literal):
+        return str(expression.this)
+    if isinstance(expression, exp.Neg) and isinstance(expression.this, exp.Literal) and not expression.this.is_string:
+        return f"-{expression.this.this}"
+    if isinstance(expression, exp.HexString):
         # sqlglot keeps the digits as they stand, or as a number.
-        digits = str(found.this)
+        digits = str(expression.this)
         try:
             return bytes.fromhex(digits)
         except ValueError:
             raise BadPredicate(f"x'{digits}' has half a byte") from None
-    raise BadPredicate(f"{_shown(found)} is not a value. {_EXAMPLES}")
+    raise BadPredicate(f"{_shown(expression)} is not a value. {_EXAMPLES}")
 
 
-def _shown(found: object) -> str:
+def _shown(expression: object) -> str:
     from sqlglot import exp
 
-    return found.sql(dialect="mysql") if isinstance(found, exp.Expression) else str(found)
+    return expression.sql(dialect="mysql") if isinstance(expression, exp.Expression) else str(expression)

@@ -35,54 +35,54 @@ class SchemaPolicy:
         """
         if mode == IGNORE:
             return cls(mode, adds=False, drops=False, types="none")
-        taken = (set(include) or {*KINDS}) - set(exclude)
+        followed_kinds = (set(include) or {*KINDS}) - set(exclude)
         lenient = mode == LENIENT
-        types = "none" if ALTER_TYPE not in taken else "wider" if lenient else "all"
-        return cls(mode, adds=ADD_COLUMN in taken, drops=DROP_COLUMN in taken and not lenient, types=types)
+        types = "none" if ALTER_TYPE not in followed_kinds else "wider" if lenient else "all"
+        return cls(mode, adds=ADD_COLUMN in followed_kinds, drops=DROP_COLUMN in followed_kinds and not lenient, types=types)
 
     def shaped(
-        self, before: TableSchema, after: TableSchema, *, read_again: bool = False, asked: bool = False
+        self, before: TableSchema, after: TableSchema, *, overwrites_rows: bool = False, is_requested: bool = False
     ) -> TableSchema:
         """The definition behind a change as this policy has it.
 
         :param before: the definition before it.
         :param after: what the source makes of it, with the columns left out that the pipeline does not copy.
-        :param read_again: whether all rows are exchanged; else they stay as they are.
-        :param asked: whether somebody has asked for that: then what the copy has to take over is taken over, such as
+        :param overwrites_rows: whether all rows are exchanged; else they stay as they are.
+        :param is_requested: whether somebody has asked for that: then what the copy has to take over is taken over, such as
             another type.
         :raises NotFollowed: if the copy would have to take over what it is not to, and nobody has asked for it.
         """
         known = {column.name.lower() for column in (*before.copied, *before.kept)}
         new = () if self.adds else tuple(c for c in after.copied if c.name.lower() not in known)
         in_key = [column.name for column in new if column.name in after.key]
-        if in_key and not asked:
+        if in_key and not is_requested:
             raise NotFollowed(f"new column {in_key[0]} is part of the key, and {self._says} leaves new columns out")
         new = tuple(column for column in new if column.name not in in_key)
         if new and len(new) == len(after.copied):
-            if not asked:
+            if not is_requested:
                 raise NotFollowed(f"all of its columns are new, and {self._says} leaves new columns out")
             new = ()
-        ignored = ({*before.ignored} & {*after.left_out}) | {column.name for column in new}
-        made = replace(
+        auto_excluded = ({*before.ignored} & {*after.left_out}) | {column.name for column in new}
+        decided = replace(
             after,
-            left_out=tuple(c.name for c in after.columns if c.name in {*after.left_out, *ignored}),
-            ignored=tuple(c.name for c in after.columns if c.name in ignored),
+            left_out=tuple(c.name for c in after.columns if c.name in {*after.left_out, *auto_excluded}),
+            ignored=tuple(c.name for c in after.columns if c.name in auto_excluded),
         )
-        if not asked:
-            self._check_types(before, made)
-        there, copied = ({c.name.lower() for c in columns} for columns in (made.columns, made.copied))
-        lost = [c for c in before.copied if c.name.lower() not in there]
+        if not is_requested:
+            self._check_types(before, decided)
+        source_names, copied = ({c.name.lower() for c in columns} for columns in (decided.columns, decided.copied))
+        missing_columns = [c for c in before.copied if c.name.lower() not in source_names]
         if self.drops:
-            kept = [] if read_again else [*before.kept]
-        elif not made.key and (stay := [*before.kept, *lost]) and not asked:  # its rows are told apart by all values
-            raise NotFollowed(f"column {stay[0].name} is gone, which a table without a usable key cannot keep")
+            retained = [] if overwrites_rows else [*before.kept]
+        elif not decided.key and (unretainable := [*before.kept, *missing_columns]) and not is_requested:  # its rows are told apart by all values
+            raise NotFollowed(f"column {unretainable[0].name} is gone, which a table without a usable key cannot keep")
         else:
-            kept = [*before.kept, *(replace(column, nullable=True) for column in lost)] if made.key else []
-        dropped = () if read_again else (*before.dropped, *(c.name for c in lost if self.drops))
-        kept = [column for column in kept if column.name.lower() not in copied]
-        names = {column.name for column in kept}
-        comments = (*made.comments, *(pair for pair in before.comments if pair[0] in names))
-        return replace(made, kept=tuple(kept), dropped=dropped, comments=comments)
+            retained = [*before.kept, *(replace(column, nullable=True) for column in missing_columns)] if decided.key else []
+        removed = () if overwrites_rows else (*before.dropped, *(c.name for c in missing_columns if self.drops))
+        retained = [column for column in retained if column.name.lower() not in copied]
+        names = {column.name for column in retained}
+        comments = (*decided.comments, *(pair for pair in before.comments if pair[0] in names))
+        return replace(decided, kept=tuple(retained), dropped=removed, comments=comments)
 
     def _check_types(self, before: TableSchema, after: TableSchema) -> None:
         old = {column.name.lower(): column for column in before.in_copy}
@@ -106,11 +106,11 @@ def describe_change(before: TableSchema, after: TableSchema) -> str:
     """What becomes of a copy's columns with another definition, for people; nothing if they stay as they are."""
     old, new = ({c.name for c in table.in_copy} for table in (before, after))
     there, known = ({c.name for c in table.columns} for table in (after, before))
-    kept = [c.name for c in after.kept if c not in before.kept]
+    retained = [c.name for c in after.kept if c not in before.kept]
     parts = {
         "new columns": [c.name for c in after.copied if c.name not in old],
         "left out": [name for name in after.left_out if name not in known],
-        "no more in the source, and NULL from here on": kept,
+        "no more in the source, and NULL from here on": retained,
         "dropped": [c.name for c in before.in_copy if c.name not in new and c.name not in there],
     }
     return "".join(f"; {what}: {', '.join(names)}" for what, names in parts.items() if names)
@@ -124,8 +124,8 @@ def check_names(before: TableSchema, definition: TableSchema, added: Iterable[st
     :param added: names of the new columns.
     :raises NotFollowed: if one may have.
     """
-    taken = {*(name.lower() for name in before.dropped), *(column.name.lower() for column in before.kept)}
+    former_names = {*(name.lower() for name in before.dropped), *(column.name.lower() for column in before.kept)}
     copied = {column.name for column in definition.copied}
     for name in added:
-        if name in copied and name.lower() in taken:
+        if name in copied and name.lower() in former_names:
             raise NotFollowed(f"the copy had a column {name} before, whose values its files still have")

@@ -45,8 +45,8 @@ def matched_rows(rows: pa.Table, changes: pa.Table, key: Sequence[str]) -> pa.Ar
     if len(key) == 1:
         return pc.is_in(rows[key[0]], value_set=changes[key[0]].combine_chunks())
     keys = _keys(rows, key).append_column(_ROW, pa.array(np.arange(rows.num_rows)))
-    found = keys.join(_keys(changes, key), [str(i) for i in range(len(key))], join_type="left semi")[_ROW]
-    return pc.is_in(pa.array(np.arange(rows.num_rows)), value_set=found.combine_chunks())
+    matching_rows = keys.join(_keys(changes, key), [str(i) for i in range(len(key))], join_type="left semi")[_ROW]
+    return pc.is_in(pa.array(np.arange(rows.num_rows)), value_set=matching_rows.combine_chunks())
 
 
 def apply_changes(rows: pa.Table, changes: pa.Table, key: Sequence[str]) -> pa.Table:
@@ -58,8 +58,8 @@ def apply_changes(rows: pa.Table, changes: pa.Table, key: Sequence[str]) -> pa.T
     if changes.num_rows == 0:
         return rows
     last = last_changes(changes, key)
-    kept = rows.filter(pc.invert(matched_rows(rows, last, key))) if rows.num_rows else rows
-    return pa.concat_tables([kept, upserts(last).select(rows.column_names)])
+    unchanged = rows.filter(pc.invert(matched_rows(rows, last, key))) if rows.num_rows else rows
+    return pa.concat_tables([unchanged, upserts(last).select(rows.column_names)])
 
 
 def upserts(changes: pa.Table) -> pa.Table:
@@ -92,11 +92,11 @@ def in_order(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     """
     if len(batches) == 1:
         return batches[0]
-    numbers = [pc.unique(batch[SEQ]) for batch in batches]
-    every = pa.concat_arrays(numbers)
-    if pc.count_distinct(every).as_py() < len(every):
-        span = pc.min_max(every).as_py()
-        raise ValueError(f"{SEQ} {span['min']} to {span['max']}")
+    seqs_by_batch = [pc.unique(batch[SEQ]) for batch in batches]
+    all_seqs = pa.concat_arrays(seqs_by_batch)
+    if pc.count_distinct(all_seqs).as_py() < len(all_seqs):
+        seq_range = pc.min_max(all_seqs).as_py()
+        raise ValueError(f"{SEQ} {seq_range['min']} to {seq_range['max']}")
     changes = pa.Table.from_batches(batches)
     return changes.take(pc.sort_indices(changes[SEQ])).combine_chunks().to_batches()[0]
 

@@ -39,7 +39,7 @@ class Difference:
     :param kind: one of :data:`KINDS`.
     :param key: the key, as :mod:`~airflow_provider_cdc.model.plan` writes it: a value of the source.
     :param columns: names of the columns that differ, if both sides have the row.
-    :param touched: the last change of the row, as far as the binlog tells.
+    :param last_change: the last change of the row, as far as the binlog tells.
     """
 
     kind: str
@@ -55,9 +55,9 @@ class Difference:
 
     def to_json(self, *, show_values: bool) -> dict[str, Any]:
         """Plain JSON value."""
-        touched = {"at": str(self.touched.at), "time": self.touched.time} if self.touched else None
+        last_change = {"at": str(self.touched.at), "time": self.touched.time} if self.touched else None
         key = {"key": list(self.key)} if show_values else {}
-        return {"kind": self.kind, **key, "columns": list(self.columns), "last_change": touched}
+        return {"kind": self.kind, **key, "columns": list(self.columns), "last_change": last_change}
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class TableComparison:
     :param different: keys whose rows differ.
     :param at: the common position; ``None`` if the table was not compared.
     :param examples: a few of the keys (or rows), for people who asked for them.
-    :param kept: keys that only the sink has, as it may: rows that the source has deleted (``sink.deletes: ignore``).
+    :param retained: keys that only the sink has, as it may: rows that the source has deleted (``sink.deletes: ignore``).
     :param refusal: why it cannot be compared; ``None`` if it was.
     :param at_least: whether there are more differences than were counted: after some thousands nobody looks on.
     :param differences: the first thousand of the differing keys; none of a table without a key.
@@ -161,9 +161,9 @@ class TableComparison:
         counts = f"{self.missing} missing, {self.extra} extra, {self.different} different"
         counts = f"at least {counts}" if self.at_least else counts
         examples = f" ({', '.join(self.examples)})" if self.examples else ""
-        kept = f", {self.kept} more that the source has deleted" if self.kept else ""
+        retained = f", {self.kept} more that the source has deleted" if self.kept else ""
         repaired = f", after {self.repaired:,} keys were read again" if self.repaired else ""
-        return f"{self.table}: {self.rows} rows, " + ("equal" if self.equal else counts + examples) + kept + repaired
+        return f"{self.table}: {self.rows} rows, " + ("equal" if self.equal else counts + examples) + retained + repaired
 
     def details(self, *, show_values: bool) -> Iterator[str]:
         """Lines for people: in which columns rows differ, and since when.
@@ -172,11 +172,11 @@ class TableComparison:
         """
         if self.columns:
             yield f"{self.table}: columns that differ: " + ", ".join(f"{c} ({n})" for c, n in self.columns.items())
-        told = Counter(difference.text(show_values=show_values) for difference in self.differences)
-        for text, count in list(told.items())[:10]:
+        counts = Counter(difference.text(show_values=show_values) for difference in self.differences)
+        for text, count in list(counts.items())[:10]:
             yield f"{self.table}: {text}" + (f" ({count} times)" if count > 1 else "")
-        if len(told) > 10:
-            yield f"{self.table}: and {sum(told.values()) - sum(list(told.values())[:10])} more"
+        if len(counts) > 10:
+            yield f"{self.table}: and {sum(counts.values()) - sum(list(counts.values())[:10])} more"
         if self.searched is not None:
             yield f"{self.table}: the binlog was searched from {self.searched} on"
 
@@ -185,12 +185,12 @@ class TableComparison:
 
         :param show_values: whether keys may be shown.
         """
-        found = {**self.__dict__, "verdict": self.verdict, "equal": self.equal, "examples": list(self.examples)}
-        found["at"] = None if self.at is None else str(self.at)
-        refusal = found.pop("refusal") or Refusal("")
-        found |= {"reason": refusal.reason, "remedy": refusal.remedy, "retry": refusal.retry}
-        found["copy"] = None if self.copy is None else self.copy.to_json()
-        found["differences"] = [d.to_json(show_values=show_values) for d in self.differences]
-        found["searched"] = None if self.searched is None else str(self.searched)
-        found["ranges"] = [[list(c.lower), list(c.upper), c.last] for c in self.ranges] if show_values else []
-        return found
+        value = {**self.__dict__, "verdict": self.verdict, "equal": self.equal, "examples": list(self.examples)}
+        value["at"] = None if self.at is None else str(self.at)
+        refusal = value.pop("refusal") or Refusal("")
+        value |= {"reason": refusal.reason, "remedy": refusal.remedy, "retry": refusal.retry}
+        value["copy"] = None if self.copy is None else self.copy.to_json()
+        value["differences"] = [d.to_json(show_values=show_values) for d in self.differences]
+        value["searched"] = None if self.searched is None else str(self.searched)
+        value["ranges"] = [[list(c.lower), list(c.upper), c.last] for c in self.ranges] if show_values else []
+        return value

@@ -44,42 +44,42 @@ class Definitions:
         """Where the first definition begins to hold; ``None`` for the beginning."""
         return self.steps[0][0]
 
-    def at(self, where: Position) -> TableSchema | None:
+    def at(self, position: Position) -> TableSchema | None:
         """The definition by which a row event or a statement is read that begins at a place; ``None``: by none, what
         happens there is of no concern.
         """
-        if self.ended and (self.end is None or self.end <= where):
+        if self.ended and (self.end is None or self.end <= position):
             return None
-        held = (definition for since, definition in reversed(self.steps) if since is None or since <= where)
-        return next(held, None)
+        candidates = (definition for since, definition in reversed(self.steps) if since is None or since <= position)
+        return next(candidates, None)
 
-    def begins_at(self, where: Position) -> bool:
+    def begins_at(self, position: Position) -> bool:
         """Whether a definition begins to hold exactly at a place: a DDL that ends there has been followed."""
-        return any(since == where for since, _ in self.steps)
+        return any(since == position for since, _ in self.steps)
 
-    def then(self, where: Position, definition: TableSchema) -> Definitions:
+    def then(self, position: Position, definition: TableSchema) -> Definitions:
         """These definitions, and another one that holds from a place on: the end of the DDL.
 
         :raises ValueError: if a definition begins to hold there or behind that already.
         """
         last = self.steps[-1][0]
-        if last is not None and where <= last:
-            raise ValueError(f"a definition of {definition.label} from {where} on cannot follow one from {last} on")
-        return Definitions((*self.steps, (where, definition)), self.revision)
+        if last is not None and position <= last:
+            raise ValueError(f"a definition of {definition.label} from {position} on cannot follow one from {last} on")
+        return Definitions((*self.steps, (position, definition)), self.revision)
 
-    def until(self, where: Position | None) -> Definitions:
+    def until(self, position: Position | None) -> Definitions:
         """These definitions, of which none holds from a place on: the table is suspended there.
 
-        :param where: ``None`` for the beginning.
+        :param position: ``None`` for the beginning.
         """
-        return replace(self, end=where, ended=True)
+        return replace(self, end=position, ended=True)
 
-    def planned_again(self, where: Position, definition: TableSchema) -> Definitions:
+    def planned_again(self, position: Position, definition: TableSchema) -> Definitions:
         """What takes their place when the table is planned again: nothing before a place is of concern any more.
 
-        :param where: the low watermark behind which it is read.
+        :param position: the low watermark behind which it is read.
         """
-        return Definitions(((where, definition),), self.revision + 1)
+        return Definitions(((position, definition),), self.revision + 1)
 
     def elsewhere(self) -> Definitions:
         """What holds at another server than that of the places, once all of them have been passed."""
@@ -123,4 +123,4 @@ Captured = Mapping[tuple[str, str], Definitions]
 
 def by_table(definitions: Iterable[Definitions]) -> dict[tuple[str, str], Definitions]:
     """Definitions by the tables that they are of."""
-    return {found.newest.id: found for found in definitions}
+    return {history.newest.id: history for history in definitions}

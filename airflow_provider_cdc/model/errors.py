@@ -235,8 +235,8 @@ def error_of(kind: str | None, message: str, remedy: str = "", **facts: Any) -> 
 
     :param facts: its fields; those that the class does not have, as of a newer version, are left out.
     """
-    found = KINDS.get(kind or "", UnexpectedError)
-    return found(message, remedy, **{name: fact for name, fact in facts.items() if name in found.fields})
+    error_class = KINDS.get(kind or "", UnexpectedError)
+    return error_class(message, remedy, **{name: fact for name, fact in facts.items() if name in error_class.fields})
 
 
 _MARK = re.compile(r"<<cdc (\{.*?\}) cdc>>", re.DOTALL)

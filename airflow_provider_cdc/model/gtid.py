@@ -45,7 +45,7 @@ class GtidSet:
         :param text: such as ``uuid:1-5:8,\nuuid2:1-3:tag:1-2``; line ends and blanks anywhere are ignored.
         :raises ValueError: if it is not a GTID set.
         """
-        found: dict[Source, list[tuple[int, int]]] = {}
+        intervals: dict[Source, list[tuple[int, int]]] = {}
         for part in filter(None, "".join(text.split()).split(",")):
             uuid, *items = part.split(":")
             source = (_uuid(uuid), "")
@@ -56,10 +56,10 @@ class GtidSet:
                     first, last = int(match[1]), int(match[2] or match[1])
                     if first < 1 or last < first:
                         raise ValueError(f"not a GTID set: bad interval {item!r}")
-                    found.setdefault(source, []).append((first, last))
+                    intervals.setdefault(source, []).append((first, last))
                 else:
                     source = (source[0], _tag(item))
-        return cls(found)
+        return cls(intervals)
 
     def __str__(self) -> str:
         texts: dict[str, str] = {}
@@ -116,8 +116,8 @@ class GtidSet:
 
     def again(self, more: GtidSet) -> GtidSet:
         """The GTIDs of both sets, of this one and of what a binlog has behind it: in one binlog there are none."""
-        both = {source: _common(parts, self._intervals.get(source, ())) for source, parts in more._intervals.items()}
-        return _of({source: parts for source, parts in both.items() if parts})
+        common = {source: _common(parts, self._intervals.get(source, ())) for source, parts in more._intervals.items()}
+        return _of({source: parts for source, parts in common.items() if parts})
 
     def issubset(self, other: GtidSet) -> bool:
         """Whether every GTID of this set is in the other."""
@@ -162,8 +162,8 @@ class MariadbPosition:
 
     def without(self, gtids: Iterable[str]) -> MariadbPosition:
         """The position without the domains in which it is reached with more GTIDs, in their order."""
-        come = self.parse(",".join(gtids))
-        return MariadbPosition({d: own for d, own in self.newest.items() if own[1] > come.newest.get(d, (0, 0))[1]})
+        reached = self.parse(",".join(gtids))
+        return MariadbPosition({d: gtid for d, gtid in self.newest.items() if gtid[1] > reached.newest.get(d, (0, 0))[1]})
 
     def again(self, more: MariadbPosition) -> MariadbPosition:
         """Nothing: in a binlog of MariaDB the numbers of a domain need not grow (``gtid_strict_mode=OFF``)."""
@@ -243,30 +243,30 @@ def _merge(parts: Iterable[tuple[int, int]]) -> Intervals:
 
 
 def _common(parts: Intervals, others: Intervals) -> Intervals:
-    found, i, j = [], 0, 0
+    common, i, j = [], 0, 0
     while i < len(parts) and j < len(others):
         first, last = max(parts[i][0], others[j][0]), min(parts[i][1], others[j][1])
         if first <= last:
-            found.append((first, last))
+            common.append((first, last))
         if parts[i][1] < others[j][1]:
             i += 1
         else:
             j += 1
-    return tuple(found)
+    return tuple(common)
 
 
-def _subtract(parts: Intervals, holes: Intervals) -> Intervals:
-    left = []
+def _subtract(parts: Intervals, removed: Intervals) -> Intervals:
+    remaining = []
     for first, last in parts:
-        for a, b in holes:
+        for a, b in removed:
             if b < first or a > last:
                 continue
             if a > first:
-                left.append((first, a - 1))
+                remaining.append((first, a - 1))
             first = b + 1
         if first <= last:
-            left.append((first, last))
-    return tuple(left)
+            remaining.append((first, last))
+    return tuple(remaining)
 
 
 def _uuid(text: str) -> str:

@@ -47,10 +47,10 @@ def cannot_keep(old: pa.Schema, old_key: Sequence[str], new: pa.Schema, new_key:
         place = old.get_field_index(field.name)
         if place >= 0 and not holds_all(field.type, was := old.field(place).type):
             return f"column {field.name} was {was}, and is {field.type}"
-    gone = [name for name in old.names if name not in new.names]
-    come = [name for name in new.names if name not in old.names]
-    if gone and come:
-        return f"column {gone[0]} is gone and column {come[0]} is new, which may be another name for the same values"
+    removed = [name for name in old.names if name not in new.names]
+    added = [name for name in new.names if name not in old.names]
+    if removed and added:
+        return f"column {removed[0]} is gone and column {added[0]} is new, which may be another name for the same values"
     return None
 
 

@@ -59,17 +59,17 @@ def images(rows: pa.Table, names: Sequence[str]) -> pa.Table:
     return pa.table(columns, names=[str(i) for i in range(len(columns))])
 
 
-def numbers(of: pa.Table) -> Any:
+def numbers(images: pa.Table) -> Any:
     """A number for each row of :func:`images`, counted from 0: equal images have the same one, others do not.
 
     :returns: array of int64.
     """
-    keyed = of.append_column(_ROW, pa.array(np.arange(of.num_rows), pa.int64()))
-    listed = keyed.group_by(of.column_names, use_threads=False).aggregate([(_ROW, "list")])[f"{_ROW}_list"]
-    found = np.empty(of.num_rows, np.int64)
-    sizes = pc.list_value_length(listed).to_numpy()
-    found[pc.list_flatten(listed).to_numpy()] = np.repeat(np.arange(len(sizes)), sizes)
-    return found
+    keyed = images.append_column(_ROW, pa.array(np.arange(images.num_rows), pa.int64()))
+    rows_by_image = keyed.group_by(images.column_names, use_threads=False).aggregate([(_ROW, "list")])[f"{_ROW}_list"]
+    image_numbers = np.empty(images.num_rows, np.int64)
+    sizes = pc.list_value_length(rows_by_image).to_numpy()
+    image_numbers[pc.list_flatten(rows_by_image).to_numpy()] = np.repeat(np.arange(len(sizes)), sizes)
+    return image_numbers
 
 
 def weights(changes: pa.Table) -> Any:
@@ -103,40 +103,40 @@ def first(rows: Any, number: Any, wanted: Any) -> Any:
     return rows[rank < wanted[number[rows]]]
 
 
-def search(files: Iterable[tuple[str, Iterable[pa.Table]]], change: Net, since: int = 0) -> Lost:
+def search(files: Iterable[tuple[str, Iterable[pa.Table]]], change: Net, ignore_below_seq: int = 0) -> Lost:
     """Where the rows are that a change takes away. Files are read one after the other, and no further than needed.
 
     :param files: name and row groups of each.
-    :param since: rows with a lower ``_cdc_seq`` go in any case, and do not count; all files are read then.
+    :param ignore_below_seq: rows with a lower ``_cdc_seq`` go in any case, and do not count; all files are read then.
     :raises MissingRowsError: if there are fewer rows than are taken away.
     """
     names = [name for name in change.removed.column_names if name not in META_COLUMNS]
-    wanted, left, lost = images(change.removed, names), change.counts.copy(), Lost()
+    wanted, missing_counts, removed_rows = images(change.removed, names), change.counts.copy(), Lost()
     for path, groups in files:
-        if not left.any() and not since:
+        if not missing_counts.any() and not ignore_below_seq:
             break
         for number, rows in enumerate(groups):
-            old = pc.less(rows[SEQ], since).to_numpy()
-            found = np.flatnonzero(old)
-            if left.any():
-                found = np.concatenate((found, _take(images(rows, names), wanted, left, ~old)))
-            if len(found):
-                lost.setdefault(path, {})[number] = found
-    if left.any():
-        missing = int(np.flatnonzero(left)[0])
-        raise MissingRowsError(change.removed.slice(missing, 1), int(left[missing]))
-    return lost
+            old = pc.less(rows[SEQ], ignore_below_seq).to_numpy()
+            indices = np.flatnonzero(old)
+            if missing_counts.any():
+                indices = np.concatenate((indices, _take(images(rows, names), wanted, missing_counts, ~old)))
+            if len(indices):
+                removed_rows.setdefault(path, {})[number] = indices
+    if missing_counts.any():
+        missing = int(np.flatnonzero(missing_counts)[0])
+        raise MissingRowsError(change.removed.slice(missing, 1), int(missing_counts[missing]))
+    return removed_rows
 
 
-def remaining(groups: Iterable[pa.Table], gone: dict[int, Any]) -> Iterator[pa.Table]:
+def remaining(groups: Iterable[pa.Table], removed: dict[int, Any]) -> Iterator[pa.Table]:
     """What is left of a file.
 
     :param groups: its row groups.
-    :param gone: rows that it loses, as in :data:`Lost`.
+    :param removed: rows that it loses, as in :data:`Lost`.
     """
     for number, rows in enumerate(groups):
         mask = np.ones(rows.num_rows, dtype=bool)
-        mask[gone.get(number, [])] = False
+        mask[removed.get(number, [])] = False
         yield rows.filter(pa.array(mask))
 
 
@@ -154,9 +154,9 @@ def _take(rows: pa.Table, wanted: pa.Table, left: Any, mask: Any) -> Any:
     row_of = np.full(len(number), -1)
     row_of[number[: wanted.num_rows]] = np.arange(wanted.num_rows)
     equal = row_of[number[wanted.num_rows :]]
-    taken = first(np.flatnonzero(equal >= 0), equal, left)
-    left -= np.bincount(equal[taken], minlength=len(left))
-    return candidates[taken]
+    matched = first(np.flatnonzero(equal >= 0), equal, left)
+    left -= np.bincount(equal[matched], minlength=len(left))
+    return candidates[matched]
 
 
 def _comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -124,7 +124,7 @@ class Lineage:
     :param server: ``server_uuid`` of the segment.
     :param start_file: first binlog file of the segment.
     :param base: ordinal of that file; ordinals of one pipeline never go back.
-    :param before: the segments before this one.
+    :param previous: the segments before this one.
     """
 
     server: str
@@ -142,13 +142,13 @@ class Lineage:
         """The newest segment by itself. No two segments of a pipeline are equal, of the same server either."""
         return replace(self, before=None)
 
-    def then(self, server: str, start_file: str, used: int) -> Lineage:
+    def then(self, server: str, start_file: str, highest_seq: int) -> Lineage:
         """The lineage with one more segment.
 
         :param server: its server, and ``start_file`` its first file.
-        :param used: the highest ``_cdc_seq`` that anything has: all of the segment are above it.
+        :param highest_seq: the highest ``_cdc_seq`` that anything has: all of the segment are above it.
         """
-        return Lineage(server, start_file, (used >> POSITION_BITS) + 1, self)
+        return Lineage(server, start_file, (highest_seq >> POSITION_BITS) + 1, self)
 
     def seq(self, at: Position) -> int:
         """``_cdc_seq`` of a transaction that ends at ``at``: file ordinal in the high bits, position in the low 41.
@@ -186,12 +186,12 @@ class Lineage:
         return {"server": self.server, "start_file": self.start_file, "base": self.base}
 
     @classmethod
-    def from_json(cls, value: dict[str, Any], before: Lineage | None = None) -> Lineage:
+    def from_json(cls, value: dict[str, Any], previous: Lineage | None = None) -> Lineage:
         """Inverse of :meth:`to_json`.
 
-        :param before: the segments before it.
+        :param previous: the segments before it.
         """
-        return cls(str(value["server"]), str(value["start_file"]), int(value["base"]), before)
+        return cls(str(value["server"]), str(value["start_file"]), int(value["base"]), previous)
 
     def segments_to_json(self) -> list[dict[str, Any]]:
         """All segments as a plain JSON value; :meth:`from_segments` turns it back."""
@@ -203,5 +203,5 @@ class Lineage:
 
         :param values: at least one.
         """
-        *before, newest = values
-        return cls.from_json(newest, cls.from_segments(before) if before else None)
+        *previous, newest = values
+        return cls.from_json(newest, cls.from_segments(previous) if previous else None)

@@ -87,13 +87,13 @@ class Plan:
     :param pipeline: name of the pipeline.
     :param generation: number of the snapshot, from 1.
     :param p0: where the stream will begin.
-    :param lineage: how positions become ``_cdc_seq``.
+    :param timeline: how positions become ``_cdc_seq``.
     :param patterns: the patterns of the pipeline's source that it was made with.
     :param definitions: captured tables, each with its definitions as it was planned; then those that were added since.
-    :param steps: what has happened to them in the stream since, in order of ``_cdc_seq``.
+    :param all_amendments: what has happened to them in the stream since, in order of ``_cdc_seq``.
     :param chunks: chunks in key order, table by table. A table without chunks was empty, or is not what the snapshot
         has read any more.
-    :param left: chunks as they were planned of tables that are not what the snapshot has read any more: they were read
+    :param superseded: chunks as they were planned of tables that are not what the snapshot has read any more: they were read
         again as a whole, or are suspended.
     :param costs: what planning each table cost; empty in a plan that was made before.
     :param start: what P0 is: ``snapshot``, or the place in the binlog where a stream without a snapshot begins. Such a
@@ -136,23 +136,23 @@ class Plan:
     @property
     def suspended(self) -> tuple[Suspended, ...]:
         """What has suspended those that are, in the plan's order."""
-        found = map(self.suspended_of, range(len(self.definitions)))
-        return tuple(step for step in found if step is not None)
+        suspensions = map(self.suspended_of, range(len(self.definitions)))
+        return tuple(step for step in suspensions if step is not None)
 
     def revision(self, table: int) -> int:
         """How often a table was planned or read again."""
-        found = self.rejoined_of(table)
-        return self.definitions[table].revision if found is None else found.revision
+        rejoin = self.rejoined_of(table)
+        return self.definitions[table].revision if rejoin is None else rejoin.revision
 
     def rejoined_of(self, table: int) -> Rejoined | None:
         """How a table has rejoined the last time that it was read again as a whole."""
-        found = (step for step in self.steps if isinstance(step, Rejoined) and step.table == table)
-        return max(found, key=lambda step: step.revision, default=None)
+        rejoins = (step for step in self.steps if isinstance(step, Rejoined) and step.table == table)
+        return max(rejoins, key=lambda step: step.revision, default=None)
 
     def first_of(self, table: int) -> TableSchema:
         """The definition with which a table was planned, or read again, the last time."""
-        found = self.rejoined_of(table)
-        return self.definitions[table].newest if found is None else found.schema
+        rejoin = self.rejoined_of(table)
+        return self.definitions[table].newest if rejoin is None else rejoin.schema
 
     def followed_of(self, table: int) -> list[Followed]:
         """The DDL of a table that has been followed since then, the oldest first."""
@@ -162,52 +162,52 @@ class Plan:
     def suspended_of(self, table: int) -> Suspended | None:
         """What has suspended a table; ``None`` if it is not."""
         revision = self.revision(table)
-        found = (s for s in self.steps if isinstance(s, Suspended) and (s.table, s.revision) == (table, revision))
-        return next(found, None)
+        suspensions = (s for s in self.steps if isinstance(s, Suspended) and (s.table, s.revision) == (table, revision))
+        return next(suspensions, None)
 
     @staticmethod
-    def is_addition(step: Step) -> bool:
+    def is_addition(amendment: Step) -> bool:
         """Whether a step adds a table to the plan."""
-        return isinstance(step, Suspended) and step.schema is not None
+        return isinstance(amendment, Suspended) and amendment.schema is not None
 
-    def definitions_of(self, lineage: Lineage) -> tuple[Definitions, ...]:
+    def definitions_of(self, timeline: Lineage) -> tuple[Definitions, ...]:
         """The definitions over time, for those who read the binlog of a lineage's newest segment.
 
         Places of another segment mean nothing there. A stream goes on in a new segment only when it has passed all
         places of those before it, so what holds last of these holds from its beginning.
         """
-        here = lineage.newest == self.lineage.newest
+        is_same_segment = timeline.newest == self.lineage.newest
         return tuple(
-            self._over_time(index, found if here else found.elsewhere(), lineage)
-            for index, found in enumerate(self.definitions)
+            self._over_time(index, history if is_same_segment else history.elsewhere(), timeline)
+            for index, history in enumerate(self.definitions)
         )
 
-    def _over_time(self, index: int, planned: Definitions, lineage: Lineage) -> Definitions:
+    def _over_time(self, index: int, planned: Definitions, timeline: Lineage) -> Definitions:
         def place(step: Step) -> Position | None:
-            return None if step.seq >> POSITION_BITS < lineage.base else lineage.position(step.seq)
+            return None if step.seq >> POSITION_BITS < timeline.base else timeline.position(step.seq)
 
-        if (again := self.rejoined_of(index)) is not None:
-            planned = Definitions(((place(again), again.schema),), again.revision)
-        found = planned
-        for step in self.followed_of(index):
-            if (at := place(step)) is None:
-                found = replace(planned, steps=((None, step.schema),))
+        if (rejoin := self.rejoined_of(index)) is not None:
+            planned = Definitions(((place(rejoin), rejoin.schema),), rejoin.revision)
+        history = planned
+        for ddl in self.followed_of(index):
+            if (at := place(ddl)) is None:
+                history = replace(planned, steps=((None, ddl.schema),))
             else:
-                found = found.then(at, step.schema)
-        if (ended := self.suspended_of(index)) is not None:
-            found = found.until(place(ended))
-        return found
+                history = history.then(at, ddl.schema)
+        if (suspension := self.suspended_of(index)) is not None:
+            history = history.until(place(suspension))
+        return history
 
-    def captured(self, lineage: Lineage) -> Captured:
+    def captured(self, timeline: Lineage) -> Captured:
         """The same by table."""
-        return by_table(self.definitions_of(lineage))
+        return by_table(self.definitions_of(timeline))
 
     def start_seq(self, table: int) -> int:
         """``_cdc_seq`` up to which nothing outside of a table's chunks is in the binlog's changes: P0, or where the
         table was planned again, or has rejoined.
         """
-        if (again := self.rejoined_of(table)) is not None:
-            return again.seq
+        if (rejoin := self.rejoined_of(table)) is not None:
+            return rejoin.seq
         since = self.definitions[table].since
         return self.p0_seq if since is None else self.lineage.seq(since)
 
@@ -218,45 +218,45 @@ class Plan:
             bounds ``lower`` and ``upper`` (``None`` for a table without chunks), of which the newest one of a table
             counts; or what a step's ``to_json`` returned.
         """
-        found = [(amendment, step_of(amendment)) for amendment in amendments]
-        steps = in_order([*self.steps, *(step for _, step in found if step is not None)])
-        plan = replace(self, steps=steps, definitions=(*self.definitions, *self._added(steps)))
-        again = [amendment for amendment, step in found if step is None]
-        read = [(a["table"], Definitions.from_json(a.get("definitions") or a["schema"]), a) for a in again]
-        for index, definitions, amendment in sorted(read, key=lambda found: (found[0], found[1].revision)):
+        parsed = [(amendment, step_of(amendment)) for amendment in amendments]
+        all_amendments = in_order([*self.steps, *(step for _, step in parsed if step is not None)])
+        plan = replace(self, steps=all_amendments, definitions=(*self.definitions, *self._added(all_amendments)))
+        replans = [amendment for amendment, step in parsed if step is None]
+        replanned = [(a["table"], Definitions.from_json(a.get("definitions") or a["schema"]), a) for a in replans]
+        for index, definitions, amendment in sorted(replanned, key=lambda found: (found[0], found[1].revision)):
             plan = plan._amended(index, definitions, amendment["lower"], amendment["upper"])
         return plan._without_left()
 
-    def _added(self, steps: Iterable[Step]) -> list[Definitions]:
+    def _added(self, amendments: Iterable[Step]) -> list[Definitions]:
         """Tables that steps add to the plan, in their order.
 
         :raises ValueError: if one is missing.
         """
-        new = {s.table: s.schema for s in steps if isinstance(s, Suspended) and s.schema is not None}
-        indexes = sorted(index for index in new if index >= len(self.definitions))
+        added = {s.table: s.schema for s in amendments if isinstance(s, Suspended) and s.schema is not None}
+        indexes = sorted(index for index in added if index >= len(self.definitions))
         if indexes != [len(self.definitions) + n for n in range(len(indexes))]:
             raise ValueError(f"tables {indexes} were added to a plan of {len(self.definitions)}")
-        return [Definitions.of(found) for index in indexes if (found := new[index]) is not None]
+        return [Definitions.of(definition) for index in indexes if (definition := added[index]) is not None]
 
     def _without_left(self) -> Plan:
         """The plan without the chunks of tables whose rows are not what those hold any more."""
-        left = {i for i in range(len(self.definitions)) if self.rejoined_of(i) or self.suspended_of(i)}
-        if not left:
+        superseded = {i for i in range(len(self.definitions)) if self.rejoined_of(i) or self.suspended_of(i)}
+        if not superseded:
             return self
-        found: tuple[list[Chunk], list[Chunk]] = [], []
+        current_and_superseded: tuple[list[Chunk], list[Chunk]] = [], []
         for chunk in self.chunks:
-            found[chunk.table in left].append(chunk)
-        return replace(self, chunks=tuple(found[False]), left=(*self.left, *found[True]))
+            current_and_superseded[chunk.table in superseded].append(chunk)
+        return replace(self, chunks=tuple(current_and_superseded[False]), left=(*self.left, *current_and_superseded[True]))
 
     def _amended(self, index: int, definitions: Definitions, lower: Sequence[Any], upper: Sequence[Any]) -> Plan:
-        mine = [c for c in self.chunks if c.table == index]
-        moved = {}
-        if mine:
-            moved[mine[0].no] = replace(mine[0], lower=tuple(lower))
-            last = moved.get(mine[-1].no, mine[-1])
-            moved[last.no] = replace(last, upper=tuple(upper))
-        found = tuple(definitions if i == index else d for i, d in enumerate(self.definitions))
-        return replace(self, definitions=found, chunks=tuple(moved.get(c.no, c) for c in self.chunks))
+        table_chunks = [c for c in self.chunks if c.table == index]
+        changed_chunks = {}
+        if table_chunks:
+            changed_chunks[table_chunks[0].no] = replace(table_chunks[0], lower=tuple(lower))
+            last = changed_chunks.get(table_chunks[-1].no, table_chunks[-1])
+            changed_chunks[last.no] = replace(last, upper=tuple(upper))
+        histories = tuple(definitions if i == index else d for i, d in enumerate(self.definitions))
+        return replace(self, definitions=histories, chunks=tuple(changed_chunks.get(c.no, c) for c in self.chunks))
 
     def with_zero_dates(self, policy: str) -> Plan:
         """The plan with the pipeline's ``source.zero_dates``, which is not written down with it."""
@@ -295,24 +295,24 @@ class Plan:
 
     @cached_property
     def _groups(self) -> dict[int, list[Chunk]]:
-        found: dict[int, list[Chunk]] = {}
+        groups: dict[int, list[Chunk]] = {}
         for chunk in self.chunks:
-            found.setdefault(chunk.group, []).append(chunk)
-        return found
+            groups.setdefault(chunk.group, []).append(chunk)
+        return groups
 
     @cached_property
     def _left(self) -> dict[int, list[Chunk]]:
-        found: dict[int, list[Chunk]] = {}
+        groups: dict[int, list[Chunk]] = {}
         for chunk in self.left:
-            found.setdefault(chunk.group, []).append(chunk)
-        return found
+            groups.setdefault(chunk.group, []).append(chunk)
+        return groups
 
     @cached_property
     def _groups_of(self) -> dict[int, set[int]]:
-        found: dict[int, set[int]] = {}
+        groups: dict[int, set[int]] = {}
         for chunk in self.chunks:
-            found.setdefault(chunk.table, set()).add(chunk.group)
-        return found
+            groups.setdefault(chunk.table, set()).add(chunk.group)
+        return groups
 
     def label(self, chunks: Sequence[Chunk]) -> str:
         """A group for people: its number and its tables.
@@ -323,19 +323,19 @@ class Plan:
         more = f" and {len(tables) - 1} more" if len(tables) > 1 else ""
         return f"{chunks[0].group}: {self.tables[tables[0]].label}{more}"
 
-    def summaries(self, chunk_rows: int, *, left: bool = False) -> list[dict[str, Any]]:
+    def summaries(self, chunk_rows: int, *, include_superseded: bool = False) -> list[dict[str, Any]]:
         """The groups for people and schedulers: ``group``, ``label``, ``tables``, ``chunks``, ``rows`` (about).
 
         :param chunk_rows: expected rows a chunk.
-        :param left: whether groups are among them of which there is nothing left to read: all that were planned.
+        :param include_superseded: whether groups are among them of which there is nothing left to read: all that were planned.
         """
-        found = []
-        groups = self.groups() | (self.groups_left() if left else {})
+        summaries = []
+        groups = self.groups() | (self.groups_left() if include_superseded else {})
         for number, chunks in sorted(groups.items()):
             tables, label = [self.tables[i].label for i in sorted({c.table for c in chunks})], self.label(chunks)
             rows = len(chunks) * chunk_rows
-            found.append({"group": number, "label": label, "tables": tables, "chunks": len(chunks), "rows": rows})
-        return found
+            summaries.append({"group": number, "label": label, "tables": tables, "chunks": len(chunks), "rows": rows})
+        return summaries
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON value; :meth:`from_json` turns it back."""
@@ -407,17 +407,17 @@ def number_and_group(chunks: Iterable[Chunk], group_rows: int, chunk_rows: int) 
     :param group_rows: wanted rows a group.
     :param chunk_rows: expected rows a chunk.
     """
-    found = list(chunks)
-    size = max(1, group_rows // chunk_rows, math.ceil(len(found) / MAX_GROUPS))
-    return tuple(replace(chunk, no=i, group=i // size) for i, chunk in enumerate(found))
+    listed_chunks = list(chunks)
+    size = max(1, group_rows // chunk_rows, math.ceil(len(listed_chunks) / MAX_GROUPS))
+    return tuple(replace(chunk, no=i, group=i // size) for i, chunk in enumerate(listed_chunks))
 
 
 def slices(chunks: Sequence[Chunk], per_file: int = CHUNKS_PER_FILE) -> list[tuple[Chunk, ...]]:
     """Cut the chunks of a group into runs that become one file each; a run never crosses a table."""
-    found: list[list[Chunk]] = []
+    slices_so_far: list[list[Chunk]] = []
     for chunk in chunks:
-        if found and found[-1][0].table == chunk.table and len(found[-1]) < per_file:
-            found[-1].append(chunk)
+        if slices_so_far and slices_so_far[-1][0].table == chunk.table and len(slices_so_far[-1]) < per_file:
+            slices_so_far[-1].append(chunk)
         else:
-            found.append([chunk])
-    return [tuple(run) for run in found]
+            slices_so_far.append([chunk])
+    return [tuple(run) for run in slices_so_far]

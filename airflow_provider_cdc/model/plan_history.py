@@ -68,10 +68,10 @@ class Suspended:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON value; :meth:`from_json` turns it back."""
-        told = {name: getattr(self, name) for name in ("at", "since", "kind", "message", "remedy")}
-        told |= {"dropped": True} if self.dropped else {}
-        told |= {"first": self.first} if self.first else {}
-        value = {"table": self.table, "revision": self.revision, "seq": self.seq, "suspended": told}
+        suspension = {name: getattr(self, name) for name in ("at", "since", "kind", "message", "remedy")}
+        suspension |= {"dropped": True} if self.dropped else {}
+        suspension |= {"first": self.first} if self.first else {}
+        value = {"table": self.table, "revision": self.revision, "seq": self.seq, "suspended": suspension}
         return value if self.schema is None else {**value, "added": self.schema.to_json()}
 
     @classmethod
@@ -131,12 +131,12 @@ def step_of(value: Mapping[str, Any]) -> Step | None:
     return next((kind.from_json(value) for name, kind in _KINDS.items() if name in value), None)
 
 
-def in_order(steps: Iterable[Step]) -> tuple[Step, ...]:
+def in_order(amendments: Iterable[Step]) -> tuple[Step, ...]:
     """Each step once, by ``_cdc_seq``: a share of the plan has some of them already."""
-    once = {(type(step), step.table, step.revision, step.seq): step for step in steps}
-    return tuple(sorted(once.values(), key=lambda step: (step.seq, step.table, step.revision)))
+    unique = {(type(step), step.table, step.revision, step.seq): step for step in amendments}
+    return tuple(sorted(unique.values(), key=lambda step: (step.seq, step.table, step.revision)))
 
 
-def with_schema(step: Step, change: Callable[[TableSchema], TableSchema]) -> Step:
+def with_schema(amendment: Step, change: Callable[[TableSchema], TableSchema]) -> Step:
     """A step with another definition, if it has one."""
-    return step if step.schema is None else replace(step, schema=change(step.schema))
+    return amendment if amendment.schema is None else replace(amendment, schema=change(amendment.schema))

@@ -44,10 +44,10 @@ class ChunkProgress:
 
         Chunks are counted, not rows: how many rows the others have is known when they are read.
         """
-        left = self.chunks_total - self.chunks_done
-        if left <= 0:
+        remaining = self.chunks_total - self.chunks_done
+        if remaining <= 0:
             return 0.0
-        return left * self.seconds / self.fresh_chunks if self.fresh_chunks and self.seconds > 0 else None
+        return remaining * self.seconds / self.fresh_chunks if self.fresh_chunks and self.seconds > 0 else None
 
     def ahead(self, chunks: int) -> ChunkProgress:
         """The same, had so many more chunks been read in the same time."""
@@ -67,11 +67,11 @@ class ChunkProgress:
 
     def __str__(self) -> str:
         rate, eta = self.rows_per_second, self.eta_seconds
-        said = [f"{self.chunks_done}/{self.chunks_total} chunks", f"{self.rows:,} rows"]
-        said += [] if rate is None else [f"{rate:,} rows/s"]
-        said.append(f"{self.corrected:,} corrected")
-        said += [f"{duration(eta)} left"] if eta else []
-        return ", ".join(said) + (f"; paused: {self.paused}" if self.paused else "")
+        parts = [f"{self.chunks_done}/{self.chunks_total} chunks", f"{self.rows:,} rows"]
+        parts += [] if rate is None else [f"{rate:,} rows/s"]
+        parts.append(f"{self.corrected:,} corrected")
+        parts += [f"{duration(eta)} left"] if eta else []
+        return ", ".join(parts) + (f"; paused: {self.paused}" if self.paused else "")
 
 
 def active_seconds(intervals: Iterable[tuple[float, float]]) -> float:

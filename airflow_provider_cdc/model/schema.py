@@ -211,7 +211,7 @@ class TableSchema:
         those that only row events know.
     :param key: names of the columns of the primary key (or of the NOT NULL unique key that stands in), in key order;
         empty for a table without a usable key, whose rows are then told apart by all their values, and counted.
-    :param left_out: names of the columns that the pipeline does not copy; never one of the key.
+    :param excluded: names of the columns that the pipeline does not copy; never one of the key.
     :param zero_dates: what becomes of an invalid date such as 0000-00-00: ``error`` or ``null``; a setting of the
         pipeline, and no part of the definition.
     :param whole_rows: whether the old rows of updates and deletes are wanted whole; else their key is enough, if there
@@ -221,11 +221,11 @@ class TableSchema:
     :param comments: what the columns' comments say, by name, as far as they have one. No part of the definition.
     :param collation: collation of the columns that are added without one; ``None`` where that was not written down. No
         part of the definition.
-    :param ignored: those of the columns that are left out which came when ``stream.schema_changes`` said so. No part of
+    :param auto_excluded: those of the columns that are left out which came when ``stream.schema_changes`` said so. No part of
         the definition.
-    :param kept: columns that the source has no more and the copy still has: NULL in each row that is written. No part
+    :param retained: columns that the source has no more and the copy still has: NULL in each row that is written. No part
         of the definition.
-    :param dropped: names of columns that neither has any more, and that files of the copy may still have. No part of
+    :param removed: names of columns that neither has any more, and that files of the copy may still have. No part of
         the definition.
     """
 
@@ -317,11 +317,11 @@ class TableSchema:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON value; :meth:`from_json` turns it back."""
-        beside: dict[str, Any] = {"key_index": self.key_index, "collation": self.collation}
+        extras: dict[str, Any] = {"key_index": self.key_index, "collation": self.collation}
         if self.kept:
-            beside["kept"] = [asdict(c) for c in self.kept]
-        beside |= {name: list(found) for name in ("ignored", "dropped") if (found := getattr(self, name))}
-        return {**self._definition(), **beside, "comments": [list(pair) for pair in self.comments]}
+            extras["kept"] = [asdict(c) for c in self.kept]
+        extras |= {name: list(names) for name in ("ignored", "dropped") if (names := getattr(self, name))}
+        return {**self._definition(), **extras, "comments": [list(pair) for pair in self.comments]}
 
     def _definition(self) -> dict[str, Any]:
         columns = [asdict(c) for c in self.columns]
@@ -331,16 +331,16 @@ class TableSchema:
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> TableSchema:
         """Inverse of :meth:`to_json`."""
-        columns, kept = (
+        columns, retained = (
             tuple(Column(**{**c, "members": tuple(c["members"])}) for c in value.get(name, ()))
             for name in ("columns", "kept")
         )
-        key, left_out = tuple(value["key"]), tuple(value.get("left_out", ()))
+        key, excluded = tuple(value["key"]), tuple(value.get("left_out", ()))
         index = value.get("key_index")
         comments = tuple((name, text) for name, text in value.get("comments", ()))
-        found = cls(value["database"], value["name"], columns, key, left_out, key_index=index, comments=comments)
-        ignored, dropped = tuple(value.get("ignored", ())), tuple(value.get("dropped", ()))
-        return replace(found, collation=value.get("collation"), ignored=ignored, kept=kept, dropped=dropped)
+        schema = cls(value["database"], value["name"], columns, key, excluded, key_index=index, comments=comments)
+        auto_excluded, removed = tuple(value.get("ignored", ())), tuple(value.get("dropped", ()))
+        return replace(schema, collation=value.get("collation"), ignored=auto_excluded, kept=retained, dropped=removed)
 
     def fingerprint(self) -> str:
         """Hash of everything that decides how rows are read; equal fingerprints read alike."""

@@ -74,11 +74,11 @@ def workers(group: int, attempt: int, parallelism: int) -> list[list[int]]:
     ]
 
 
-def reading_workers(place: int, parallelism: int) -> list[list[int]]:
+def reading_workers(earlier_reads: int, parallelism: int) -> list[list[int]]:
     """The same of a table, or of ranges, that is read again. They count from the other end, so that the first ones
     share none with the first groups.
 
-    :param place: how many readings were begun before it.
+    :param earlier_reads: how many readings were begun before it.
     :param parallelism: workers of each.
     """
-    return workers(-1 - place, 0, parallelism)
+    return workers(-1 - earlier_reads, 0, parallelism)

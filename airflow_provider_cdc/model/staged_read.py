@@ -72,10 +72,10 @@ class Staged:
         }
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any], first: Lineage) -> Staged:
+    def from_json(cls, value: Mapping[str, Any], default_timeline: Lineage) -> Staged:
         """Inverse of :meth:`to_json`.
 
-        :param first: the segment of a value that names none.
+        :param default_timeline: the segment of a value that names none.
         """
         # An older version has named neither the table nor the scope.
         scope = GROUP if value.get("revision") is None else RANGES if value.get("ranges") else TABLE
@@ -87,7 +87,7 @@ class Staged:
             value["attempt"],
             Position.from_json(value["high"]),
             Offset.from_json(value["since"]),
-            Lineage.from_json(value["lineage"]) if "lineage" in value else first,
+            Lineage.from_json(value["lineage"]) if "lineage" in value else default_timeline,
             value.get("revision") or 0,
             tuple((kind, revision, seq) for kind, revision, seq in value.get("steps", ())),
             value.get("request"),
@@ -125,83 +125,83 @@ def step_ids(plan: Plan, table: int) -> tuple[StepId, ...]:
     return tuple(_id(step) for step in plan.steps if step.table == table and step.revision == revision)
 
 
-def in_turn(asked: Iterable[Staged], is_ripe: Callable[[Staged], bool]) -> list[Staged]:
+def in_turn(staged_reads: Iterable[Staged], can_publish: Callable[[Staged], bool]) -> list[Staged]:
     """What waits, in the order in which it is looked at: the one that began first comes first.
 
     Of whole readings of one table that the stream may publish the last one comes first: the others need not get in
     before it.
 
-    :param is_ripe: whether the stream is far enough to publish one.
+    :param can_publish: whether the stream is far enough to publish one.
     """
-    waiting = sorted(asked, key=lambda staged: staged.number)
-    last = {staged.table: staged.number for staged in waiting if staged.scope == TABLE and is_ripe(staged)}
+    waiting = sorted(staged_reads, key=lambda staged: staged.number)
+    newest_table_read = {staged.table: staged.number for staged in waiting if staged.scope == TABLE and can_publish(staged)}
 
     def turn(staged: Staged) -> tuple[int, int]:
-        is_whole = staged.scope == TABLE and staged.number <= last.get(staged.table, 0)
-        return (last[staged.table] if is_whole else staged.number), -staged.number
+        is_whole = staged.scope == TABLE and staged.number <= newest_table_read.get(staged.table, 0)
+        return (newest_table_read[staged.table] if is_whole else staged.number), -staged.number
 
     return sorted(waiting, key=turn)
 
 
 def refusal(
-    staged: Staged, table: int, plan: Plan, lineage: Lineage, numbers: ReadNumbers, *, captured: bool
+    staged: Staged, table: int, plan: Plan, timeline: Lineage, published: ReadNumbers, *, captured: bool
 ) -> Refusal | None:
     """Why rows may not be published in a table any more; ``None`` if they may. It takes no look at any server.
 
     :param table: index of the table in the plan.
-    :param plan: the plan as it is now, and ``lineage`` that of the resume point.
-    :param numbers: what the copy has.
+    :param plan: the plan as it is now, and ``timeline`` that of the resume point.
+    :param published: what the copy has.
     :param captured: whether the pipeline copies the table.
     """
     if staged.scope != GROUP and staged.table is None:
         return Refusal("an older version has read it")
-    if staged.lineage != lineage.newest:
+    if staged.lineage != timeline.newest:
         return Refusal(f"it was read at server {staged.lineage.server}, before the stream went on at another")
     if not captured:
         return Refusal("the pipeline does not copy it any more")
-    again = plan.rejoined_of(table)
-    if again is not None and (again.group or 0) > staged.number:
+    rejoin = plan.rejoined_of(table)
+    if rejoin is not None and (rejoin.group or 0) > staged.number:
         return Refusal("it was read again as a whole by a reading that began later", superseded=True)
     # Chunk groups have no keys in common.
-    if max(numbers.ranges, 0 if staged.scope == GROUP else numbers.groups) > staged.number:
+    if max(published.ranges, 0 if staged.scope == GROUP else published.groups) > staged.number:
         return Refusal("a part of it was read again by a reading that began later")
     if staged.scope == GROUP:  # which has no place of its own: it belongs to the plan, or not
         return None
-    came = [
+    later_amendments = [
         step
         for step in plan.steps
         if step.table == table and step.revision >= staged.revision and _id(step) not in staged.steps
     ]
     if staged.scope == RANGES:
-        return _refused_part(came, plan.suspended_of(table))
-    since = lineage.seq(staged.since.at)
-    return next(filter(None, (_refused_whole(step, since) for step in came)), None)
+        return _refused_part(later_amendments, plan.suspended_of(table))
+    since = timeline.seq(staged.since.at)
+    return next(filter(None, (_refused_whole(step, since) for step in later_amendments)), None)
 
 
-def _id(step: Step) -> StepId:
-    return type(step).__name__.lower(), step.revision, step.seq
+def _id(amendment: Step) -> StepId:
+    return type(amendment).__name__.lower(), amendment.revision, amendment.seq
 
 
-def _refused_part(came: Iterable[Step], suspended: Suspended | None) -> Refusal | None:
+def _refused_part(later_amendments: Iterable[Step], suspended: Suspended | None) -> Refusal | None:
     """Ranges need the table that they were read for, as it was: they take the place of a part of it."""
     if suspended is not None:
         return Refusal("it is suspended")
-    if any(isinstance(step, Rejoined) for step in came):
+    if any(isinstance(step, Rejoined) for step in later_amendments):
         return Refusal("it was read again as a whole since")
-    return Refusal("it was altered since") if any(True for _ in came) else None
+    return Refusal("it was altered since") if any(True for _ in later_amendments) else None
 
 
-def _refused_whole(step: Step, since: int) -> Refusal | None:
+def _refused_whole(amendment: Step, since: int) -> Refusal | None:
     """A step that came since the reading began, if it keeps the rows out.
 
     That an older reading has rejoined does not: this one takes its place. Nor does what the binlog has done at or
     before the start position, where the stream may not have been yet: the rows and their definition have it in them.
     But what a person has done to a table is of the moment, wherever the stream stood then.
     """
-    if isinstance(step, Rejoined):
+    if isinstance(amendment, Rejoined):
         return None
-    if isinstance(step, Suspended) and step.kind == ASKED:
+    if isinstance(amendment, Suspended) and amendment.kind == ASKED:
         return Refusal("it was suspended on request since")
-    if isinstance(step, Suspended) and step.kind in (ADDED, REMOVED):
+    if isinstance(amendment, Suspended) and amendment.kind in (ADDED, REMOVED):
         return Refusal("it was removed from the pipeline since")
-    return Refusal("it was altered, or suspended, since") if step.seq > since else None
+    return Refusal("it was altered, or suspended, since") if amendment.seq > since else None

@@ -75,9 +75,9 @@ def _position(key: str, value: object) -> int:
 
 def _timestamp(key: str, value: object) -> str:
     try:
-        found = value if isinstance(value, datetime) else datetime.fromisoformat(str(value))
+        moment = value if isinstance(value, datetime) else datetime.fromisoformat(str(value))
     except ValueError:
-        found = None
-    if found is None or found.tzinfo is None:
+        moment = None
+    if moment is None or moment.tzinfo is None:
         raise refused(key, value, "a date and time with its zone, such as 2026-11-21T08:30:00Z")
-    return found.astimezone(UTC).isoformat()
+    return moment.astimezone(UTC).isoformat()

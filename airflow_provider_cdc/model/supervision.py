@@ -19,13 +19,13 @@ FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS = 1, 60
 LOSSES, LOSS_SECONDS = 5, 600.0
 
 
-def later_try(mine: str, newest: str | None) -> TypeGuard[str]:
+def later_try(own_try: str, newest: str | None) -> TypeGuard[str]:
     """Whether a later try of the same task supervises the stream now.
 
-    :param mine: a try, as the bookkeeping names supervisors: ``<task>, try <number>``.
+    :param own_try: a try, as the bookkeeping names supervisors: ``<task>, try <number>``.
     :param newest: who looked last.
     """
-    task, _, number = mine.rpartition(", try ")
+    task, _, number = own_try.rpartition(", try ")
     other, _, newer = (newest or "").rpartition(", try ")
     return other == task and number.isdecimal() and newer.isdecimal() and int(newer) > int(number)
 
@@ -68,17 +68,17 @@ class Pulse:
     _since: float = 0.0
     _moved: bool = False
 
-    def see(self, beat: object, at: float) -> bool | None:
+    def see(self, heartbeat: object, now: float) -> bool | None:
         """Look once.
 
-        :param beat: whose it is, and when the last one was by a clock that need not be right. Not ``None``.
-        :param at: seconds on the watcher's own monotonic clock.
+        :param heartbeat: whose it is, and when the last one was by a clock that need not be right. Not ``None``.
+        :param now: seconds on the watcher's own monotonic clock.
         :returns: ``True`` if it moved while it was looked at, ``False`` if it stood still for too long, ``None`` before
             either can be said.
         """
-        if beat != self._beat:
-            self._moved, self._beat, self._since = self._beat is not None, beat, at
-        if at - self._since > self.patience:
+        if heartbeat != self._beat:
+            self._moved, self._beat, self._since = self._beat is not None, heartbeat, now
+        if now - self._since > self.patience:
             return False
         return True if self._moved else None
 
@@ -95,11 +95,11 @@ class Watch:
     patience: float = LOST_SECONDS
     _pulse: Pulse | None = None
 
-    def see(self, newest: Run | None, at: float) -> Verdict | None:
+    def see(self, newest: Run | None, now: float) -> Verdict | None:
         """Look at the newest run of the stream.
 
         :param newest: its row; ``None`` when the bookkeeping could not be asked, or has lost it.
-        :param at: seconds on the watcher's own monotonic clock.
+        :param now: seconds on the watcher's own monotonic clock.
         :returns: ``None`` while the stream goes on.
         """
         if newest is None or newest.epoch < self.epoch:
@@ -110,7 +110,7 @@ class Watch:
         if newest.state != "running":
             return Verdict(newest.state)
         self._pulse = self._pulse or Pulse(self.patience)
-        return Verdict.LOST if self._pulse.see(newest.heartbeat_at, at) is False else None
+        return Verdict.LOST if self._pulse.see(newest.heartbeat_at, now) is False else None
 
 
 @dataclass(frozen=True)
@@ -129,14 +129,14 @@ class Restarts:
     seconds: float = 0.0
     losses: tuple[float, ...] = ()
 
-    def failed(self, lived: float, *, moved: bool, lost: bool) -> Restarts:
+    def failed(self, lived: float, *, made_progress: bool, lost: bool) -> Restarts:
         """Count one more end that nobody wanted.
 
         :param lived: seconds for which the stream, or the try to start it, lasted.
-        :param moved: whether it has got further. One that has run for long has, too: its source may be idle.
+        :param made_progress: whether it has got further. One that has run for long has, too: its source may be idle.
         :param lost: whether the driver ended without saying why, as one does that is killed for its memory.
         """
-        renewed = moved or lived >= LOSS_SECONDS
+        renewed = made_progress or lived >= LOSS_SECONDS
         return Restarts(
             1 if renewed else self.failures + 1,
             0.0 if renewed else self.seconds + lived,

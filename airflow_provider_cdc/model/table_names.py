@@ -25,23 +25,23 @@ def folded(table: Table) -> Table:
 
 
 def _fold(character: str) -> str:
-    folded = character.casefold()
-    return folded if len(folded) == 1 else character.lower()[0]
+    lowered = character.casefold()
+    return lowered if len(lowered) == 1 else character.lower()[0]
 
 
-def may_name(found: Collection[Table], table: Table) -> bool:
+def may_name(names: Collection[Table], table: Table) -> bool:
     """Whether one of the names in a statement may be that of a table.
 
     A name that could not be decoded has lone surrogates, and may be any name that is not ASCII.
 
     :param table: as :func:`fold` writes it.
     """
-    if table in found:
+    if table in names:
         return True
     if all(part.isascii() for part in table):
         return False
     return any(
-        all(a == b or (_is_unknown(a) and not b.isascii()) for a, b in zip(f, table, strict=True)) for f in found
+        all(a == b or (_is_unknown(a) and not b.isascii()) for a, b in zip(f, table, strict=True)) for f in names
     )
 
 

@@ -36,25 +36,25 @@ class UnfitValue(Exception):
 
     :param column: number of the column.
     :param reason: what is wrong with it.
-    :param what: the same in words.
+    :param description: the same in words.
     :param seq: ``_cdc_seq`` of its row, if it has one.
     """
 
-    def __init__(self, column: int, reason: Reason, what: str, seq: int = 0) -> None:
-        super().__init__(what)
-        self.column, self.reason, self.what, self.seq = column, reason, what, seq
+    def __init__(self, column: int, reason: Reason, description: str, seq: int = 0) -> None:
+        super().__init__(description)
+        self.column, self.reason, self.what, self.seq = column, reason, description, seq
 
 
-def in_binlog(table: TableSchema, column: Column | None, reason: Reason, what: str, place: str) -> UnfitError:
+def in_binlog(table: TableSchema, column: Column | None, reason: Reason, description: str, place: str) -> UnfitError:
     """The error for a value in the binlog.
 
     :param column: its column; ``None`` if that cannot be told.
-    :param what: what is wrong with it, in words.
+    :param description: what is wrong with it, in words.
     :param place: where it is.
     """
     name = "a row" if column is None else f"column {column.name}"
     return UnfitError.of_table(
-        f"{what} in {name} of {table.label}, at {place}{', cannot be carried' if reason == 'date' else ''}",
+        f"{description} in {name} of {table.label}, at {place}{', cannot be carried' if reason == 'date' else ''}",
         table.label,
         place=place,
         first=_IN_BINLOG[reason],

@@ -32,18 +32,18 @@ def check_whole(key: str, value: object, low: int, high: int | None = None) -> N
         raise refused(key, value, allowed)
 
 
-def check_choice(key: str, value: object, built: tuple[str, ...], contract: tuple[str, ...], remedy: str) -> None:
+def check_choice(key: str, value: object, supported: tuple[str, ...], planned: tuple[str, ...], remedy: str) -> None:
     """Refuse what is not one of some words.
 
-    :param built: the words that this version knows.
-    :param contract: those that a later one may know.
+    :param supported: the words that this version knows.
+    :param planned: those that a later one may know.
     :param remedy: what to do instead of one of these.
     """
-    if value in built:
+    if value in supported:
         return
-    if value in contract:
+    if value in planned:
         raise unbuilt(key, value, remedy)
-    raise refused(key, value, f"one of {', '.join(built)}" if len(built) > 1 else built[0])
+    raise refused(key, value, f"one of {', '.join(supported)}" if len(supported) > 1 else supported[0])
 
 
 def check_conn_id(key: str, value: object) -> None:

@@ -40,8 +40,8 @@ def compiled(signature: str, *sources: str) -> Callable[[Callable[..., Any]], Ca
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         folder = cache_folder(*map(Path, sources))
         with _lock, _numba_cache(folder):
-            made: Callable[..., Any] = numba.njit(signature, nogil=True, cache=folder is not None, **BORROWED)(function)
-        return made
+            machine_code: Callable[..., Any] = numba.njit(signature, nogil=True, cache=folder is not None, **BORROWED)(function)
+        return machine_code
 
     return decorate
 
@@ -83,8 +83,8 @@ def _parents() -> Iterator[Path]:
 
 
 def _ours(folder: Path) -> bool:
-    found = folder.lstat()
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
+    status = folder.lstat()
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o022
 
 
 @contextlib.contextmanager

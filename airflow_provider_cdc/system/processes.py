@@ -34,29 +34,29 @@ def machine() -> str:
         return ""
 
 
-def is_here(host: str, where: str | None) -> bool:
+def is_here(host: str, other_machine: str | None) -> bool:
     """Whether the process ids of a host and :func:`machine` mean here what they mean there."""
-    return host == socket.gethostname() and where == machine() != ""
+    return host == socket.gethostname() and other_machine == machine() != ""
 
 
-def died_here(host: str, where: str | None, pid: int, started: float) -> bool:
+def died_here(host: str, machine: str | None, pid: int, started: float) -> bool:
     """Whether a process of this host is gone; ``False`` for those of other hosts, of which nothing is known.
 
-    :param where: its :func:`machine`.
+    :param machine: its :func:`machine`.
     :param started: its :func:`start_time`.
     """
-    return is_here(host, where) and start_time(pid) != started
+    return is_here(host, machine) and start_time(pid) != started
 
 
 def members(session: int) -> list[int]:
     """Ids of the living processes of a session."""
-    found = []
+    pids = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             fields = _fields(int(entry.name))
             if fields and fields[0] != "Z" and int(fields[3]) == session:
-                found.append(int(entry.name))
-    return found
+                pids.append(int(entry.name))
+    return pids
 
 
 def end_session(session: int, patience: float) -> None:
@@ -75,9 +75,9 @@ def end_session(session: int, patience: float) -> None:
 
 def kill_session(session: int) -> None:
     """Send SIGKILL to all processes of a session; to the calling one, if it is among them, at the end."""
-    mine = os.getpid()
+    own_pid = os.getpid()
     pids = members(session)
-    for pid in [p for p in pids if p != mine] + [p for p in pids if p == mine]:
+    for pid in [p for p in pids if p != own_pid] + [p for p in pids if p == own_pid]:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
@@ -105,15 +105,15 @@ def keep_small(log: Path, limit: int) -> None:
 
 def tail(log: str | Path | None, lines: int) -> list[str]:
     """The last lines of a log file and of its :func:`older_part`; empty if they cannot be read from here."""
-    found: list[str] = []
+    collected: list[str] = []
     for path in (Path(log), older_part(Path(log))) if log else ():
         with suppress(OSError), open(path, "rb") as file:
             file.seek(0, os.SEEK_END)
             file.seek(max(0, file.tell() - 400 * lines))
-            found = file.read().decode(errors="replace").splitlines() + found
-        if len(found) >= lines:
+            collected = file.read().decode(errors="replace").splitlines() + collected
+        if len(collected) >= lines:
             break
-    return found[-lines:]
+    return collected[-lines:]
 
 
 def _fields(pid: int) -> list[str]:

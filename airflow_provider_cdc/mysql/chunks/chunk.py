@@ -70,19 +70,19 @@ def read_chunk(
     reader: WindowReader,
     table: TableSchema,
     chunk: Chunk,
-    lineage: Lineage,
-    marks: Watermarks,
+    timeline: Lineage,
+    watermarks: Watermarks,
 ) -> ChunkRead:
     """Low watermark, SELECT, high watermark, then the binlog between the two.
 
     :param connection: autocommit connection; the SELECT opens its own read view, after LW.
     :param reader: reads the binlog of the same server for ``table``.
-    :param marks: takes the watermarks on ``connection``.
+    :param watermarks: takes the watermarks on ``connection``.
     """
     started = time.monotonic()
     for attempt in range(_ATTEMPTS):
         failpoint("chunk.before_lw")
-        low = marks.low(fresh=attempt > 0)
+        low = watermarks.low(fresh=attempt > 0)
         failpoint("chunk.after_lw")
         try:
             columns = select(connection, table, in_chunk(table, chunk))
@@ -96,16 +96,16 @@ def read_chunk(
                 same_definition(connection, table, low)
             raise
         failpoint("chunk.after_select")
-        high, clock = marks.high()
+        high, clock = watermarks.high()
         failpoint("chunk.after_hw")
         window = _window(connection, reader, low, high, chunk)
         if window is None:
             continue
         changes = window.changes
-        seq = lineage.seq(high)
-        added = stamps(seq, clock, len(columns[0])).values()
-        kept = table.nulls(len(columns[0]))
-        rows = pa.Table.from_arrays([*columns, *kept, *added], schema=table.sink_schema)
+        seq = timeline.seq(high)
+        meta_arrays = stamps(seq, clock, len(columns[0])).values()
+        retained = table.nulls(len(columns[0]))
+        rows = pa.Table.from_arrays([*columns, *retained, *meta_arrays], schema=table.sink_schema)
         if window.emptied:
             rows = rows.slice(0, 0)
         corrected = 0
@@ -131,12 +131,12 @@ def select(connection: Connection[Any], table: TableSchema, condition: str) -> l
     wanted = ", ".join(copied_value(table, column) for column in table.copied)
     sql = f"SELECT {wanted} FROM {table_name(table)} WHERE {condition} ORDER BY {key_list(table)}"
     try:
-        found = list(resultset.read(connection, sql, table.arrow_schema, table.may_be_null).columns)
+        arrays = list(resultset.read(connection, sql, table.arrow_schema, table.may_be_null).columns)
         for column in table.key_columns:
-            if found[i := table.copied.index(column)].null_count:
+            if arrays[i := table.copied.index(column)].null_count:
                 error = _one_way(connection, table, column, condition)
                 raise UnfitValue(i, "key", str(error))
-        return found
+        return arrays
     except UnfitValue as error:
         raise in_table(table, table.copied[error.column], error) from None
 
@@ -180,12 +180,12 @@ def _of_chunk(
     if table.integer_key is not None:
         return last_changes(changes.filter(_in_range(changes[table.integer_key], chunk)), table.key)
     changes = last_changes(changes, table.key)
-    concerns = pc.or_(pc.equal(changes[OP], "d"), matched_rows(changes, rows, table.key))
-    open_keys = changes.filter(pc.invert(concerns))
+    is_concerned = pc.or_(pc.equal(changes[OP], "d"), matched_rows(changes, rows, table.key))
+    open_keys = changes.filter(pc.invert(is_concerned))
     if open_keys.num_rows == 0:
-        return changes.filter(concerns)
+        return changes.filter(is_concerned)
     inside = iter(i == 0 for i in owners(connection, table, [chunk], keys_of(table, open_keys)))
-    return changes.filter(pa.array([c or next(inside) for c in concerns.to_pylist()], pa.bool_()))
+    return changes.filter(pa.array([c or next(inside) for c in is_concerned.to_pylist()], pa.bool_()))
 
 
 def _in_range(keys: Any, chunk: Chunk) -> Any:

@@ -49,42 +49,42 @@ def pieces(
     reader: WindowReader,
     table: TableSchema,
     chunk: Chunk,
-    lineage: Lineage,
-    marks: Watermarks,
+    timeline: Lineage,
+    watermarks: Watermarks,
 ) -> Generator[ChunkRead, None, None]:
     """A chunk, or in several pieces a table that has no key; parameters and errors as of the two functions."""
     if table.key:
-        yield read_chunk(connection, reader, table, chunk, lineage, marks)
+        yield read_chunk(connection, reader, table, chunk, timeline, watermarks)
     else:
-        yield from read_keyless(connection, reader, table, lineage, marks)
+        yield from read_keyless(connection, reader, table, timeline, watermarks)
 
 
 def read_keyless(
-    connection: Connection[Any], reader: WindowReader, table: TableSchema, lineage: Lineage, marks: Watermarks
+    connection: Connection[Any], reader: WindowReader, table: TableSchema, timeline: Lineage, watermarks: Watermarks
 ) -> Generator[ChunkRead, None, None]:
     """All rows of a table exactly as of one high watermark, in pieces, at least one. The connection is busy until then.
 
     :param connection: autocommit connection.
     :param reader: reads the binlog of the same server for ``table``.
-    :param marks: takes the watermarks on ``connection``.
+    :param watermarks: takes the watermarks on ``connection``.
     :raises TransientError: if the table was written to in every view, with the figures.
     :raises TableAlteredError: if it is not what it was planned as.
     """
-    started, busy, window = time.monotonic(), 0, 0.0
+    started, change_count, window_seconds = time.monotonic(), 0, 0.0
     for attempt in range(_TRIES):
         failpoint("chunk.before_lw")
-        low, opened = marks.low(fresh=attempt > 0), time.monotonic()
+        low, opened = watermarks.low(fresh=attempt > 0), time.monotonic()
         failpoint("chunk.after_lw")
         try:
-            marks.hold()
+            watermarks.hold()
             # The table is opened in the view's transaction, so what follows is the same table: a DDL waits, or is done.
             rows(connection, f"SELECT 1 FROM {table_name(table)} LIMIT 0")
-            high, clock = marks.bound()
-            window += time.monotonic() - opened
+            high, clock = watermarks.bound()
+            window_seconds += time.monotonic() - opened
             failpoint("chunk.after_hw")
             changes = _changes(reader, low, high)
             if not changes:
-                yield from _read(connection, table, low, high, clock, lineage.seq(high), started)
+                yield from _read(connection, table, low, high, clock, timeline.seq(high), started)
                 return
         except TableChangedError:
             changes = max(1, _changes(reader, low, binlog_end(connection)))  # says so if it was not a TRUNCATE
@@ -96,14 +96,14 @@ def read_keyless(
             raise
         finally:
             if connection.open:
-                marks.release()
-        busy += changes
+                watermarks.release()
+        change_count += changes
         time.sleep(min(_LONGEST_WAIT, 0.02 * 1.25**attempt) * random.uniform(0.5, 1.5))
     raise TransientError(
         f"table {table.label}, which has no usable key, was written to in each of the {_TRIES} moments in which its "
-        f"reading was begun ({1000 * window / _TRIES:.1f} ms long, {busy / _TRIES:.1f} changes each; "
+        f"reading was begun ({1000 * window_seconds / _TRIES:.1f} ms long, {change_count / _TRIES:.1f} changes each; "
         f"{time.monotonic() - started:.0f} s in all)",
-        marks.doubt or _PAUSE,
+        watermarks.doubt or _PAUSE,
     )
 
 
@@ -117,23 +117,23 @@ def _changes(reader: WindowReader, low: Position, high: Position) -> int:
 
 
 def _read(
-    connection: Connection[Any], table: TableSchema, low: Position, high: Position, clock: int, seq: int, began: float
+    connection: Connection[Any], table: TableSchema, low: Position, high: Position, clock: int, seq: int, started: float
 ) -> Generator[ChunkRead, None, None]:
     sql = f"SELECT {', '.join(quote(column.name) for column in table.copied)} FROM {table_name(table)}"
     batches = resultset.read_in_pieces(connection, sql, table.arrow_schema, table.may_be_null, _PIECE_BYTES)
-    begun = False
+    has_yielded = False
     try:
         with closing(batches):
             for piece in batches:
-                kept = table.nulls(piece.num_rows)
-                arrays = [*piece.columns, *kept, *stamps(seq, clock, piece.num_rows).values()]
-                found = pa.Table.from_arrays(arrays, schema=table.sink_schema)
+                retained = table.nulls(piece.num_rows)
+                arrays = [*piece.columns, *retained, *stamps(seq, clock, piece.num_rows).values()]
+                part_rows = pa.Table.from_arrays(arrays, schema=table.sink_schema)
                 del piece, arrays
-                begun = True
-                yield ChunkRead(found, low, high, 0, time.monotonic() - began)
-                del found
+                has_yielded = True
+                yield ChunkRead(part_rows, low, high, 0, time.monotonic() - started)
+                del part_rows
     except TableChangedError as error:
-        if begun:  # what has been handed on cannot be taken back
+        if has_yielded:  # what has been handed on cannot be taken back
             raise TransientError(error.message, error.remedy) from None
         raise
     except OtherColumnsError as error:

@@ -53,19 +53,19 @@ def make_plan(
     :raises NotReadyError: if no table matches or one cannot be copied exactly.
     :raises TransientError: if tables are altered all the time.
     """
-    (p0, left), tables = _as_of(lambda: p0_now(connection), lambda: capture(connection, captures, keeps))
+    (p0, open_xa), tables = _as_of(lambda: p0_now(connection), lambda: capture(connection, captures, keeps))
     p0 = with_exact_gtids(connection, p0, open_at)
-    p0 = with_open_xa(connection, p0, left, tables, open_at)
+    p0 = with_open_xa(connection, p0, open_xa, tables, open_at)
     chunks: list[Chunk] = []
-    meter = [_meter(connection)]
+    session_costs = [_meter(connection)]
     for index, table in enumerate(tables):
         chunks += plan_table(connection, index, table, chunk_rows)
-        meter.append(_meter(connection))
+        session_costs.append(_meter(connection))
     # Each look at the counters is a statement too.
-    costs = [PlanCost(b.statements - a.statements - 1, b.rows - a.rows) for a, b in itertools.pairwise(meter)]
-    lineage = Lineage(p0.server, p0.at.file)
+    costs = [PlanCost(b.statements - a.statements - 1, b.rows - a.rows) for a, b in itertools.pairwise(session_costs)]
+    timeline = Lineage(p0.server, p0.at.file)
     grouped = number_and_group(chunks, group_rows, chunk_rows)
-    return Plan(pipeline, generation, p0, lineage, patterns, tuple(map(Definitions.of, tables)), grouped, tuple(costs))
+    return Plan(pipeline, generation, p0, timeline, patterns, tuple(map(Definitions.of, tables)), grouped, tuple(costs))
 
 
 def make_amendment(
@@ -73,14 +73,14 @@ def make_amendment(
     plan: Plan,
     index: int,
     keeps: Callable[[str, str, str], bool],
-    shaped: Callable[[TableSchema], TableSchema],
+    decide_definition: Callable[[TableSchema], TableSchema],
 ) -> dict[str, Any]:
     """Plan one table again after it was altered: a low watermark behind the DDL, then its definition and its bounds.
 
     Its chunks stay what they are but for the outermost bounds, which move outwards to the smallest and largest key.
 
     :param keeps: which (database, table, column) is copied.
-    :param shaped: makes of the definition what the copy takes over of it.
+    :param decide_definition: makes of the definition what the copy takes over of it.
     :returns: an amendment, see :meth:`Plan.amended`.
     :raises NotReadyError: if the table is gone, or cannot be copied any more.
     :raises TerminalError: if its chunks cannot hold it any more.
@@ -89,13 +89,13 @@ def make_amendment(
     old, chunks = plan.tables[index], [c for c in plan.chunks if c.table == index]
 
     def read() -> TableSchema:
-        listed = find_tables(connection, lambda database, table: (database, table) == old.id)
-        return shaped(read_schema(connection, *old.id, engine=listed[0][2] if listed else "InnoDB", keeps=keeps))
+        tables = find_tables(connection, lambda database, table: (database, table) == old.id)
+        return decide_definition(read_schema(connection, *old.id, engine=tables[0][2] if tables else "InnoDB", keeps=keeps))
 
-    since, found = _as_of(lambda: p0_now(connection, plan.p0.server)[0].at, read)
-    if found.key_columns != old.key_columns:
+    since, definition = _as_of(lambda: p0_now(connection, plan.p0.server)[0].at, read)
+    if definition.key_columns != old.key_columns:
         raise TerminalError(f"the key of {old.label} was altered while it was read, before {since}", ALTERED)
-    bounds = _bounds(connection, found) if found.key else None
+    bounds = _bounds(connection, definition) if definition.key else None
     low, high = (bounds.edge(), bounds.edge(" DESC")) if bounds else (None, None)
     lower, upper = (chunks[0].lower, chunks[-1].upper) if chunks else (None, None)
     if low is not None and high is not None:
@@ -104,11 +104,11 @@ def make_amendment(
                 f"{old.label} was empty when it was planned, and was altered before {since} while it was read", ALTERED
             )
         keys = [lower, upper, low, high]
-        ranks = rows(connection, passed(found, keys, [(key, False) for key in keys]))
+        ranks = rows(connection, passed(definition, keys, [(key, False) for key in keys]))
         order = sorted((int(str(rank)), int(str(number))) for number, rank in ranks)
         lower, upper = keys[order[0][1]], keys[order[-1][1]]
-    again = plan.definitions[index].planned_again(since, found)
-    return {"table": index, "definitions": again.to_json(), "lower": lower, "upper": upper}
+    replanned = plan.definitions[index].planned_again(since, definition)
+    return {"table": index, "definitions": replanned.to_json(), "lower": lower, "upper": upper}
 
 
 def plan_again(
@@ -118,7 +118,7 @@ def plan_again(
     server: str,
     *,
     keeps: Callable[[str, str, str], bool],
-    cut: Callable[[Connection[Any], TableSchema], list[Chunk]],
+    cut_chunks: Callable[[Connection[Any], TableSchema], list[Chunk]],
     open_at: OpenAt,
 ) -> tuple[Offset, TableSchema, list[Chunk]]:
     """Plan one table by itself, as it is now: a low watermark, its definition behind that, and chunks.
@@ -127,25 +127,25 @@ def plan_again(
     :param index: index of the table in the plan.
     :param server: the server that it must be.
     :param keeps: which (database, table, column) is copied.
-    :param cut: cuts it, or what of it is to be read, into chunks.
+    :param cut_chunks: cuts it, or what of it is to be read, into chunks.
     :param open_at: opens a binlog stream at a position.
     :raises NotReadyError: if the table is gone, or cannot be copied any more.
     :raises TransientError: if it is altered all the time, or was while its keys were looked up.
     """
 
     def read() -> TableSchema:
-        listed = find_tables(connection, lambda database, table: (database, table) == old.id)
-        return read_schema(connection, *old.id, engine=listed[0][2] if listed else "InnoDB", keeps=keeps)
+        tables = find_tables(connection, lambda database, table: (database, table) == old.id)
+        return read_schema(connection, *old.id, engine=tables[0][2] if tables else "InnoDB", keeps=keeps)
 
-    (since, left), found = _as_of(lambda: p0_now(connection, server), read)
-    since = with_open_xa(connection, with_exact_gtids(connection, since, open_at), left, [found], open_at)
+    (since, open_xa), definition = _as_of(lambda: p0_now(connection, server), read)
+    since = with_open_xa(connection, with_exact_gtids(connection, since, open_at), open_xa, [definition], open_at)
     try:
-        chunks = cut(connection, found)
+        chunks = cut_chunks(connection, definition)
     except CdcError:
-        if read() == found:
+        if read() == definition:
             raise
-        raise TableChangedError(f"table {found.label} was altered while it was planned", "Run again") from None
-    return with_beginning(since, open_at), found, chunks
+        raise TableChangedError(f"table {definition.label} was altered while it was planned", "Run again") from None
+    return with_beginning(since, open_at), definition, chunks
 
 
 def _as_of(place: Callable[[], P], read: Callable[[], D]) -> tuple[P, D]:
@@ -153,11 +153,11 @@ def _as_of(place: Callable[[], P], read: Callable[[], D]) -> tuple[P, D]:
 
     Else a DDL may stand behind the place that the definitions have in them, and the stream would follow it once more.
     """
-    found = read()
+    definitions = read()
     for _ in range(_TRIES):
-        before, at, found = found, place(), read()
-        if found == before:
-            return at, found
+        before, at, definitions = definitions, place(), read()
+        if definitions == before:
+            return at, definitions
     raise TransientError("tables were altered each time that they were planned", "Run again when that has stopped")
 
 
@@ -185,20 +185,20 @@ def plan_ranges(
 
     :param ranges: in the order of the key; none overlap.
     """
-    bounds, found = _bounds(connection, table), list[Chunk]()
+    bounds, chunks = _bounds(connection, table), list[Chunk]()
     chunk_rows = min(chunk_rows, max(1, CHUNK_BYTES // max(1, estimates(connection, table)[1])))
     for span in ranges:
         if span.lower == span.upper and len(span.lower) == len(table.key):  # a single key
-            found.append(span)
+            chunks.append(span)
             continue
         low, high = (bounds.edge(direction, in_chunk(table, span)) for direction in ("", " DESC"))
         if low is None or high is None:
-            found.append(span)
+            chunks.append(span)
             continue
         _, *inner = bounds.lowers(low, high, bounds.estimate(low, high), chunk_rows)
         *first, last = chunks_of(span.table, [span.lower, *inner], span.upper)
-        found += [*first, replace(last, last=span.last)]
-    return found
+        chunks += [*first, replace(last, last=span.last)]
+    return chunks
 
 
 def _bounds(connection: Connection[Any], table: TableSchema) -> Bounds:
@@ -207,12 +207,12 @@ def _bounds(connection: Connection[Any], table: TableSchema) -> Bounds:
 
 def estimates(connection: Connection[Any], table: TableSchema) -> tuple[int, int]:
     """Estimated rows of a table and bytes a row, from the server's statistics."""
-    found = rows(
+    statistics = rows(
         connection,
         "SELECT table_rows, avg_row_length FROM information_schema.tables "
         f"WHERE table_schema = {text_literal(table.database)} AND table_name = {text_literal(table.name)}",
     )
-    return (int(found[0][0] or 0), int(found[0][1] or 0)) if found else (0, 0)
+    return (int(statistics[0][0] or 0), int(statistics[0][1] or 0)) if statistics else (0, 0)
 
 
 def _meter(connection: Connection[Any]) -> PlanCost:

@@ -48,46 +48,46 @@ class WindowReader:
 
     :param open_at: opens a blocking binlog stream at a position.
     :param definitions: the table's definitions; its rows are those of the newest one.
-    :param lineage: numbers the transactions.
+    :param timeline: numbers the transactions.
     :param look_back: finds XA transactions of the table that are prepared at a place.
-    :param texts: how its text is decoded.
-    :param both: whether updates give their old image, too, as ``b``; the definitions then want old rows whole.
+    :param decoders: how its text is decoded.
+    :param with_before_images: whether updates give their old image, too, as ``b``; the definitions then want old rows whole.
     """
 
     def __init__(
         self,
         open_at: Callable[[Position], BinlogStream],
         definitions: Definitions,
-        lineage: Lineage,
+        timeline: Lineage,
         look_back: Callable[[Position], LookBack],
-        texts: Decoders = UNICODE,
+        decoders: Decoders = UNICODE,
         *,
-        both: bool = False,
+        with_before_images: bool = False,
     ) -> None:
-        self.table, self._lineage, self._look_back = definitions.newest, lineage, look_back
+        self.table, self._lineage, self._look_back = definitions.newest, timeline, look_back
         self._captured = by_table([definitions])
         self._before: LookBack | None = None
         self._prepared: Prepared
-        self._binlog = BinlogReader(open_at, self._captured, lineage, texts, tell_ddl=True, both=both)
+        self._binlog = BinlogReader(open_at, self._captured, timeline, decoders, tell_ddl=True, both=with_before_images)
 
     def window(
         self,
         low: Position,
         high: Position,
-        prepared: Mapping[str, tuple[RowsEvent, ...]] | None = None,
-        only: Only | None = None,
+        prepared_rows: Mapping[str, tuple[RowsEvent, ...]] | None = None,
+        key_filter: Only | None = None,
     ) -> Window:
         """What happened after ``low`` and at or before ``high``, which are ends of transactions.
 
-        :param prepared: rows of XA transactions that are open at ``low``, as far as they are known.
-        :param only: changes may be left out if there are none for which this is true.
+        :param prepared_rows: rows of XA transactions that are open at ``low``, as far as they are known.
+        :param key_filter: changes may be left out if there are none for which this is true.
         :raises UnknownPrepareError: if an XA transaction is committed whose rows are not in the binlog.
         :raises TableAlteredError: if another DDL than TRUNCATE changes the table.
         :raises TransientError: if the log does not get to ``high``.
         :raises OtherHistoryError: if ``high``, though it was looked at after ``low``, lies before it.
         """
         parts, emptied = list[pa.Table](), 0
-        for part in self.pieces(low, high, prepared, only):
+        for part in self.pieces(low, high, prepared_rows, key_filter):
             if part.emptied:
                 parts, emptied = [], part.emptied
             parts.append(part.changes)
@@ -97,8 +97,8 @@ class WindowReader:
         self,
         low: Position,
         high: Position,
-        prepared: Mapping[str, tuple[RowsEvent, ...]] | None = None,
-        only: Only | None = None,
+        prepared_rows: Mapping[str, tuple[RowsEvent, ...]] | None = None,
+        key_filter: Only | None = None,
     ) -> Iterator[Window]:
         """The same piece by piece, so that few changes are held; to be walked to its end.
 
@@ -107,7 +107,7 @@ class WindowReader:
         if high < low:
             raise OtherHistoryError(f"the binlog of the server ends at {high}, and had reached {low} before")
         try:
-            yield from self._pieces(low, high, prepared or {}, only)
+            yield from self._pieces(low, high, prepared_rows or {}, key_filter)
         except BaseException:
             self.close()  # what has been decoded is not asked for again
             raise
@@ -117,7 +117,7 @@ class WindowReader:
         self._binlog.close()
 
     def _pieces(
-        self, low: Position, high: Position, known: Mapping[str, tuple[RowsEvent, ...]], only: Only | None
+        self, low: Position, high: Position, prepared_rows: Mapping[str, tuple[RowsEvent, ...]], key_filter: Only | None
     ) -> Iterator[Window]:
         binlog, table = self._binlog, self.table
         if binlog.at is not None and self._near(binlog.at, low):
@@ -128,7 +128,7 @@ class WindowReader:
         if binlog.at != low:
             if self._before is None or self._before.at != low:
                 self._before = self._look_back(low)
-            self._prepared = Prepared(known, self._before.rows, self._captured)
+            self._prepared = Prepared(prepared_rows, self._before.rows, self._captured)
         for step in binlog.steps(low, high) if low < high else ():
             if (item := step.item) is not None:
                 seq = self._lineage.seq(Position(step.file, step.position))
@@ -139,16 +139,16 @@ class WindowReader:
                     binlog.take()
                     yield Window(table.sink_schema.empty_table(), seq)
                 for _ in binlog.add(self._prepared.visible(item), seq, item.commit_us):
-                    yield from self._taken(high, only)
+                    yield from self._taken(high, key_filter)
             if binlog.held >= _FLUSH_BYTES:
-                yield from self._taken(high, only)
-        yield from self._taken(high, only)
+                yield from self._taken(high, key_filter)
+        yield from self._taken(high, key_filter)
         if low < high and binlog.at != high:
             self.close()
 
-    def _taken(self, high: Position, only: Only | None) -> Iterator[Window]:
+    def _taken(self, high: Position, key_filter: Only | None) -> Iterator[Window]:
         """Changes up to a position that have been read; what stands behind it has been read in vain."""
-        for _, batch in self._binlog.take(only=only):
+        for _, batch in self._binlog.take(only=key_filter):
             changes = shaped(batch, self.table.sink_schema)
             newest = self._lineage.seq(high)
             if changes.num_rows and pc.max(changes[SEQ]).as_py() > newest:

@@ -78,12 +78,12 @@ def settled(connection: Connection[Any], file: str) -> SettledFile | None:
     :returns: ``None`` while there is no such event.
     """
     at, transactions = FIRST_POSITION, 0
-    listed: list[Any] = [None] * _EVENTS
-    while len(listed) == _EVENTS:
-        listed = rows(connection, f"SHOW BINLOG EVENTS IN '{file}' FROM {at} LIMIT {_EVENTS}")
-        for _, _, kind, _, end, text in listed:
+    events: list[Any] = [None] * _EVENTS
+    while len(events) == _EVENTS:
+        events = rows(connection, f"SHOW BINLOG EVENTS IN '{file}' FROM {at} LIMIT {_EVENTS}")
+        for _, _, kind, _, end, text in events:
             transactions += kind == "Gtid"
             if kind == "Binlog_checkpoint" and text == file:
                 return SettledFile(Position(file, FIRST_POSITION), Position(file, int(end or 0) + (transactions > 0)))
-        at = int(listed[-1][1] or 0) if listed else at
+        at = int(events[-1][1] or 0) if events else at
     return None

@@ -37,13 +37,13 @@ def capture(
 
     :raises NotReadyError: if no table matches or one cannot be copied exactly.
     """
-    found = find_tables(connection, captures)
-    if not found:
+    tables = find_tables(connection, captures)
+    if not tables:
         raise NotReadyError(
             "no table matches source.tables",
             "Check the patterns (anchored, database.table, dots between) and that the user has SELECT on the tables",
         )
-    return [read_schema(connection, database, table, engine, keeps) for database, table, engine in found]
+    return [read_schema(connection, database, table, engine, keeps) for database, table, engine in tables]
 
 
 def find_tables(connection: Connection[Any], captures: Callable[[str, str], bool]) -> list[tuple[str, str, str]]:
@@ -51,14 +51,14 @@ def find_tables(connection: Connection[Any], captures: Callable[[str, str], bool
 
     :param captures: the pipeline's patterns, see :meth:`Pipeline.captures`.
     """
-    listed = rows(
+    tables = rows(
         connection,
         # Of a system-versioned table (MariaDB) row events hold more than SELECT shows: refused by this "engine".
         "SELECT table_schema, table_name, IF(table_type = 'BASE TABLE', engine, 'system versioning') "
         f"FROM information_schema.tables WHERE table_type IN ('BASE TABLE', 'SYSTEM VERSIONED') "
         f"AND table_schema NOT IN {_SYSTEM} ORDER BY table_schema, table_name",
     )
-    return [(str(d), str(t), str(e)) for d, t, e in listed if captures(str(d), str(t))]
+    return [(str(d), str(t), str(e)) for d, t, e in tables if captures(str(d), str(t))]
 
 
 def definition(connection: Connection[Any], table: TableSchema) -> str:
@@ -112,10 +112,10 @@ def read_schema(
                 "Leave it out with source.exclude_columns, make it STORED, or name the zone: CAST(... AT TIME ZONE "
                 "'+00:00' AS DATETIME)",
             )
-    found = TableSchema(database, table, columns, key, left_out, key_index=index, comments=comments)
-    if wrong := misnamed(found):
+    schema = TableSchema(database, table, columns, key, left_out, key_index=index, comments=comments)
+    if wrong := misnamed(schema):
         raise NotReadyError(f"table {label}, {wrong[0]}", wrong[1])
-    return replace(found, collation=_collation(connection, database, table))
+    return replace(schema, collation=_collation(connection, database, table))
 
 
 def _collation(connection: Connection[Any], database: str, table: str) -> str | None:
@@ -136,12 +136,12 @@ def same_definition(connection: Connection[Any], table: TableSchema, at: Positio
         raise altered(table, f"at or before {at}", at)
 
 
-def altered(table: TableSchema, seen: str, at: Position) -> TableAlteredError:
+def altered(table: TableSchema, where_seen: str, at: Position) -> TableAlteredError:
     """The error for a table that is no longer what it was planned as.
 
-    :param seen: where that was seen, and how.
+    :param where_seen: where that was seen, and how.
     """
-    message = f"table {table.label} was altered while it was read, {seen}"
+    message = f"table {table.label} was altered while it was read, {where_seen}"
     return TableAlteredError(message, ALTERED, table=table.label, place=str(at))
 
 
@@ -149,7 +149,7 @@ def _columns(
     connection: Connection[Any], database: str, table: str
 ) -> tuple[tuple[Column, ...], tuple[tuple[str, str], ...]]:
     """The columns of a table, and their comments by name."""
-    listed = rows(
+    catalog_rows = rows(
         connection,
         "SELECT column_name, data_type, column_type, is_nullable, character_maximum_length, character_octet_length, "
         "character_set_name, collation_name, numeric_precision, numeric_scale, datetime_precision, column_comment "
@@ -157,14 +157,14 @@ def _columns(
         f"WHERE table_schema = {text_literal(database)} AND table_name = {text_literal(table)} "
         "ORDER BY ordinal_position",
     )
-    found, comments = [], []
-    for name, kind, full, nullable, length, octets, charset, collation, precision, scale, fsp, comment in listed:
+    columns, comments = [], []
+    for name, kind, full, nullable, length, octets, charset, collation, precision, scale, fsp, comment in catalog_rows:
         if comment:
             comments.append((str(name), str(comment)))
         data_type = str(kind).lower()
         # Only digits and members matter below; ZEROFILL and display widths change nothing about a value.
         members = tuple(_unescape(m) for m in _MEMBER.findall(str(full))) if data_type in MEMBER_TYPES else ()
-        found.append(
+        columns.append(
             Column(
                 name=str(name),
                 data_type=data_type,
@@ -180,7 +180,7 @@ def _columns(
                 members=members,
             )
         )
-    return tuple(found), tuple(comments)
+    return tuple(columns), tuple(comments)
 
 
 def _zoned(connection: Connection[Any], database: str, table: str, columns: tuple[Column, ...]) -> frozenset[str]:
@@ -188,22 +188,22 @@ def _zoned(connection: Connection[Any], database: str, table: str, columns: tupl
 
     Those that are stored do not: they are what the session that wrote them has computed, for everybody.
     """
-    listed = rows(
+    catalog_rows = rows(
         connection,
         "SELECT column_name, generation_expression FROM information_schema.columns "
         f"WHERE table_schema = {text_literal(database)} AND table_name = {text_literal(table)} "
         "AND extra LIKE '%VIRTUAL GENERATED%' ORDER BY ordinal_position",
     )
-    moments, found = {c.name for c in columns if c.data_type == "timestamp"}, set[str]()
-    for name, expression in listed:  # one that is computed from another one stands behind it
+    moments, dependent = {c.name for c in columns if c.data_type == "timestamp"}, set[str]()
+    for name, expression in catalog_rows:  # one that is computed from another one stands behind it
         text = str(expression).lower()
-        for moment in moments - found:  # UNIX_TIMESTAMP(column) and column AT TIME ZONE are the same everywhere
+        for moment in moments - dependent:  # UNIX_TIMESTAMP(column) and column AT TIME ZONE are the same everywhere
             quoted = re.escape(_quoted(moment))
             text = re.sub(rf"unix_timestamp\({quoted}\)|{quoted} at time zone", "", text)
         calls = re.search(r"\b(from_unixtime|unix_timestamp)\(", text)
-        if name in moments or calls or any(_quoted(n) in text for n in moments | found):
-            found.add(str(name))
-    return frozenset(found)
+        if name in moments or calls or any(_quoted(n) in text for n in moments | dependent):
+            dependent.add(str(name))
+    return frozenset(dependent)
 
 
 def _quoted(name: str) -> str:
@@ -229,22 +229,22 @@ def _unique_indexes(connection: Connection[Any], database: str, table: str) -> d
     """Parts of each unique index. The primary key comes first."""
     visible = "IF(ignored = 'YES', 'NO', 'YES')" if is_mariadb(connection) else "is_visible"
     hashed = "index_type = 'HASH' AND index_name <> 'PRIMARY'"  # which only says that it was declared so
-    listed = rows(
+    catalog_rows = rows(
         connection,
         f"SELECT index_name, column_name, sub_part, {visible}, {hashed} FROM information_schema.statistics "
         f"WHERE table_schema = {text_literal(database)} AND table_name = {text_literal(table)} AND non_unique = 0 "
         "ORDER BY index_name <> 'PRIMARY', index_name, seq_in_index",
     )
     indexes: dict[str, _Parts] = {}
-    for index, *part in listed:
+    for index, *part in catalog_rows:
         indexes.setdefault(str(index), []).append(tuple(part))
     return indexes
 
 
 def _hidden(indexes: dict[str, _Parts], columns: tuple[Column, ...]) -> tuple[Column, ...]:
     """The columns that MariaDB adds for unique indexes of any length, one each: row events have them, nothing else."""
-    taken, numbers = {c.name.lower() for c in columns}, count(1)
-    names = (name for n in numbers if (name := f"DB_ROW_HASH_{n}").lower() not in taken)
+    used_names, numbers = {c.name.lower() for c in columns}, count(1)
+    names = (name for n in numbers if (name := f"DB_ROW_HASH_{n}").lower() not in used_names)
     hashes = sum(1 for parts in indexes.values() if parts[0][-1] == "1")
     return tuple(Column(name, "bigint", f"bigint unsigned {HIDDEN}", True) for name in islice(names, hashes))
 

@@ -99,22 +99,22 @@ _known: dict[tuple[str, str], tuple[Decode, Decode]] = {}
 _made: dict[tuple[str, frozenset[str]], Decoders] = {}
 
 
-def decoders(opened: Callable[[], AbstractContextManager[Connection[Any]]], tables: Iterable[TableSchema]) -> Decoders:
+def decoders(open_connection: Callable[[], AbstractContextManager[Connection[Any]]], tables: Iterable[TableSchema]) -> Decoders:
     """Decoders of all character sets that tables have.
 
-    :param opened: opens a connection to the server, or hands out one that is open; called only where a table has a
+    :param open_connection: opens a connection to the server, or hands out one that is open; called only where a table has a
         character set that is not a form of Unicode.
     :raises TerminalError: for a character set that is not known here.
     """
-    having = {str(c.charset): table.label for table in tables for c in table.columns if c.charset}
-    wanted = frozenset(having.keys() - UNICODE.keys())
+    table_by_charset = {str(c.charset): table.label for table in tables for c in table.columns if c.charset}
+    wanted = frozenset(table_by_charset.keys() - UNICODE.keys())
     if not wanted:
         return UNICODE
-    with opened() as connection:
+    with open_connection() as connection:
         version = str(value(connection, "SELECT VERSION()"))
         for charset in wanted:
             if (version, charset) not in _known:
-                _known[version, charset] = _ask(connection, charset, having[charset])
+                _known[version, charset] = _ask(connection, charset, table_by_charset[charset])
     texts, keys = ({charset: _known[version, charset][i] for charset in wanted} for i in (0, 1))
     return _made.setdefault((version, wanted), Decoders({**UNICODE, **texts}, keys))
 
@@ -149,8 +149,8 @@ def _ask(connection: Connection[Any], charset: str, table: str) -> tuple[Decode,
         )
     known = dict(single)
     for places in _PLACES[charset]:
-        found, lost = _characters(connection, charset, places)
-        known, one_way = {**known, **found}, one_way | lost
+        characters, new_one_way = _characters(connection, charset, places)
+        known, one_way = {**known, **characters}, one_way | new_one_way
     is_ascii = all(known.get(bytes([byte])) == chr(byte) for byte in range(0x80))
 
     def decode(data: bytes) -> str:
@@ -185,12 +185,12 @@ def _characters(
 ) -> tuple[dict[bytes, str], frozenset[bytes]]:
     """Characters of a charset with what the server makes of them, and those that it does not make of that again."""
     names = "abcd"[: len(places)]
-    listed = [
+    byte_tables = [
         f"(SELECT {' UNION ALL SELECT '.join(f'{byte} AS {name}' for byte in place)}) AS t{name}"
         for name, place in zip(names, ([f"x'{byte:02x}'" for byte in place] for place in places), strict=True)
     ]
-    joined, whole = ", ".join(listed), f"CONCAT({', '.join(names)})"
-    found = raw(
+    joined, whole = ", ".join(byte_tables), f"CONCAT({', '.join(names)})"
+    mapped = raw(
         connection,
         f"SELECT code, HEX(CONVERT(text USING utf8mb4)), "
         f"HEX(CONVERT(CONVERT(text USING utf8mb4) USING {charset})) = code "
@@ -199,7 +199,7 @@ def _characters(
         "WHERE CHAR_LENGTH(text) = 1 AND HEX(text) = code",
     )
     known, one_way = dict[bytes, str](), set[bytes]()
-    for digits, text, comes_back in found:
+    for digits, text, comes_back in mapped:
         code = bytes.fromhex((digits or b"").decode())
         known[code] = bytes.fromhex((text or b"").decode()).decode()
         if comes_back != b"1":

@@ -54,14 +54,14 @@ def collations_of(connection: Connection[Any], server: str) -> Collations:
 
 
 def _ask(connection: Connection[Any]) -> dict[int, str]:
-    found = rows(connection, "SELECT id, character_set_name FROM information_schema.collations WHERE id IS NOT NULL")
+    collations = rows(connection, "SELECT id, character_set_name FROM information_schema.collations WHERE id IS NOT NULL")
     if is_mariadb(connection):
         try:  # one name stands for a collation of each of several character sets there
-            found += rows(
+            collations += rows(
                 connection,
                 "SELECT id, character_set_name FROM information_schema.collation_character_set_applicability",
             )
         except TerminalError as error:
             if error.code != _NO_SUCH_COLUMN:  # before 10.10 there are no such collations
                 raise
-    return {int(number): canonical(charset) for number, charset in found if number and charset}
+    return {int(number): canonical(charset) for number, charset in collations if number and charset}

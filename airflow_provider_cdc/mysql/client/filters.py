@@ -39,9 +39,9 @@ def filters(connection: Connection[Any]) -> list[dict[str, str]]:
     mariadb = is_mariadb(connection)
     grant = "REPLICA MONITOR ON *.*" if mariadb else "REPLICATION CLIENT ON *.*"
     channels = _allowed(lambda: replica_channels(connection), grant)
-    found = [{name: text for name in NAMES if (text := channel.get(name))} for channel in channels]
-    found += [_of_mariadb(connection)] if mariadb else _of_mysql(connection)
-    return [one for number, one in enumerate(found) if one and one not in found[:number]]
+    all_filters = [{name: text for name in NAMES if (text := channel.get(name))} for channel in channels]
+    all_filters += [_of_mariadb(connection)] if mariadb else _of_mysql(connection)
+    return [one for number, one in enumerate(all_filters) if one and one not in all_filters[:number]]
 
 
 def _of_mariadb(connection: Connection[Any]) -> dict[str, str]:
@@ -56,7 +56,7 @@ def _of_mysql(connection: Connection[Any]) -> list[dict[str, str]]:
             "performance_schema is OFF, so the server does not tell which replication filters are set",
             "Start it with performance_schema = ON",
         )
-    found: dict[tuple[str, str | None], dict[str, str]] = {}
+    by_channel: dict[tuple[str, str | None], dict[str, str]] = {}
     for table in _TABLES:
         place, before = f"performance_schema.{table}", ""
         for row in _allowed(lambda: named(connection, f"SELECT * FROM {place}"), f"SELECT ON {place}"):  # noqa: B023
@@ -65,8 +65,8 @@ def _of_mysql(connection: Connection[Any]) -> list[dict[str, str]]:
             # take, it would leave out everything else; in the others it names what the row before does.
             stale, before = rule == before and name in _DOES, rule
             if name and rule and not stale:
-                found.setdefault((table, row.get("CHANNEL_NAME")), {})[name] = rule
-    return [*found.values()]
+                by_channel.setdefault((table, row.get("CHANNEL_NAME")), {})[name] = rule
+    return [*by_channel.values()]
 
 
 def _allowed(look: Callable[[], T], grant: str) -> T:
@@ -81,18 +81,18 @@ def _allowed(look: Callable[[], T], grant: str) -> T:
         ) from None
 
 
-def left_out(found: Mapping[str, str], database: str, table: str) -> str | None:
+def left_out(channel_filters: Mapping[str, str], database: str, table: str) -> str | None:
     """The filter by which row changes of a table are left out, or go to another database; ``None`` if they are taken.
 
     The server's own order for row format: databases first, then tables, then patterns; the first that matches decides,
     and where there are lists of what to take, what is in none of them is left out.
 
-    :param found: filters of one channel.
+    :param channel_filters: filters of one channel.
     """
-    if any(database in pair and pair[0] != pair[1] for pair in _rewritten(found.get(_REWRITE, ""))):
+    if any(database in pair and pair[0] != pair[1] for pair in _rewritten(channel_filters.get(_REWRITE, ""))):
         return _REWRITE
-    parts = {name: found.get(name, "").replace("`", "").split(",") for name in _LISTS}
-    lists = {name: [part.strip() for part in listed if part] for name, listed in parts.items()}
+    parts = {name: channel_filters.get(name, "").replace("`", "").split(",") for name in _LISTS}
+    lists = {name: [part.strip() for part in names if part] for name, names in parts.items()}
     name = f"{database}.{table}"
     if lists[_DO_DB]:
         if database not in lists[_DO_DB]:
@@ -112,8 +112,8 @@ def left_out(found: Mapping[str, str], database: str, table: str) -> str | None:
 
 def _rewritten(text: str) -> list[tuple[str, str]]:
     """Databases, and what they are called instead."""
-    found = re.findall(r"\(([^,()]+),([^,()]+)\)|([^,()]+)->([^,()]+)", text.replace("`", ""))
-    return [(one.strip(), other.strip()) for one, other in (filter(None, pair) for pair in found)]
+    rewrites = re.findall(r"\(([^,()]+),([^,()]+)\)|([^,()]+)->([^,()]+)", text.replace("`", ""))
+    return [(one.strip(), other.strip()) for one, other in (filter(None, pair) for pair in rewrites)]
 
 
 def _matches(patterns: Iterable[str], name: str) -> bool:

@@ -38,8 +38,8 @@ def identity(connection: Connection[Any]) -> str:
     if not is_mariadb(connection):
         return str(rows(connection, "SELECT @@server_uuid")[0][0])
     names = "('server_id', 'server_uid', 'hostname', 'port')"
-    found = pairs(connection, f"SHOW GLOBAL VARIABLES WHERE Variable_name IN {names}")
-    return f"mariadb:{found['server_id']}:{found.get('server_uid') or '{hostname}:{port}'.format(**found)}"
+    variables = pairs(connection, f"SHOW GLOBAL VARIABLES WHERE Variable_name IN {names}")
+    return f"mariadb:{variables['server_id']}:{variables.get('server_uid') or '{hostname}:{port}'.format(**variables)}"
 
 
 def is_numbered(connection: Connection[Any]) -> bool:
@@ -47,14 +47,14 @@ def is_numbered(connection: Connection[Any]) -> bool:
     return not is_mariadb(connection) and rows(connection, "SELECT @@global.gtid_mode")[0][0] == "ON"
 
 
-def same_server(found: str, expected: str | None) -> None:
+def same_server(actual: str, expected: str | None) -> None:
     """Refuse to go on with another server than the one the pipeline began with.
 
     :raises OtherServerError: if they differ.
     """
-    if expected is not None and found != expected:
+    if expected is not None and actual != expected:
         raise OtherServerError(
-            f"the connection reaches server {found}, but this pipeline began on {expected}",
+            f"the connection reaches server {actual}, but this pipeline began on {expected}",
             "Point the connection to the original server (no load balancer), or start with a fresh sink.path",
         )
 
@@ -66,10 +66,10 @@ def binlog_status(connection: Connection[Any]) -> tuple[Position, str, str]:
 
     :raises NotReadyError: if the server writes no binlog.
     """
-    found = rows(connection, product_of(connection).binlog_status)
-    if not found:
+    status = rows(connection, product_of(connection).binlog_status)
+    if not status:
         raise NotReadyError("the server writes no binary log", "Start it with --log-bin and binlog_format=ROW")
-    file, position, do, ignore = found[0][:4]
+    file, position, do, ignore = status[0][:4]
     return Position(str(file), int(position or 0)), do or "", ignore or ""
 
 
@@ -84,12 +84,12 @@ def open_xa(connection: Connection[Any]) -> frozenset[str]:
     :raises NotReadyError: if the user may not look (MySQL only).
     """
     try:
-        listed = raw(connection, "XA RECOVER")
+        recovered = raw(connection, "XA RECOVER")
     except TerminalError as error:
         if error.code != _XAER_RMERR:
             raise
         raise NotReadyError(
             "the user may not list XA transactions", "GRANT XA_RECOVER_ADMIN ON *.* TO the user of the connection"
         ) from None
-    found = ((int(row[0] or 0), int(row[1] or 0), bytes(row[3] or b"")) for row in listed)
-    return frozenset(xid_text(format_id, name[:size], name[size:]) for format_id, size, name in found)
+    transactions = ((int(row[0] or 0), int(row[1] or 0), bytes(row[3] or b"")) for row in recovered)
+    return frozenset(xid_text(format_id, name[:size], name[size:]) for format_id, size, name in transactions)

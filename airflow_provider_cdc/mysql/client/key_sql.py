@@ -105,10 +105,10 @@ def canonical(column: Column) -> str:
         return f"LOWER(HEX({name}))"
     if column.data_type in TEXT_TYPES:
         utf8 = name if column.charset in UTF8_CHARSETS else f"CONVERT({_shown(column)} USING utf8mb4)"
-        found = f"LOWER(HEX({utf8}))"
+        expression = f"LOWER(HEX({utf8}))"
     else:
-        found = f"CAST({name}{' + 0' if column.data_type == 'enum' else ''} AS CHAR)"
-    return found if condition is None else f"IF({condition}, {found}, CONCAT('!', HEX({name})))"
+        expression = f"CAST({name}{' + 0' if column.data_type == 'enum' else ''} AS CHAR)"
+    return expression if condition is None else f"IF({condition}, {expression}, CONCAT('!', HEX({name})))"
 
 
 def parse(column: Column, text: str) -> KeyValue:
@@ -230,13 +230,13 @@ def passed(table: TableSchema, keys: Iterable[Key], bounds: Iterable[tuple[Key, 
     condition = "NOT b.past"
     for name in reversed(names):
         condition = f"b.{name} < k.{name} OR ((b.{name} = k.{name} OR b.{name} IS NULL) AND ({condition}))"
-    listed = (
+    value_rows = (
         ", ".join(row_literal(", ".join([*_literals(table, key), str(int(number))])) for key, number in of)
         for of in (((key, n) for n, key in enumerate(keys)), bounds)
     )
     columns = ", ".join(names)
     return (
-        f"WITH k ({columns}, no) AS (VALUES {next(listed)}), b ({columns}, past) AS (VALUES {next(listed)}) "
+        f"WITH k ({columns}, no) AS (VALUES {next(value_rows)}), b ({columns}, past) AS (VALUES {next(value_rows)}) "
         f"SELECT no, COALESCE(SUM({condition}), 0) FROM k CROSS JOIN b GROUP BY no"
     )
 

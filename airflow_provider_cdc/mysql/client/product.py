@@ -27,8 +27,8 @@ class Product:
     def of(cls, version: str) -> Product:
         """Read what ``SELECT VERSION()`` or the greeting says. Some greetings of MariaDB begin with ``5.5.5-``."""
         mariadb = "mariadb" in version.lower()
-        found = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", version.removeprefix("5.5.5-") if mariadb else version)
-        numbers = found.groups() if found else ()
+        match = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", version.removeprefix("5.5.5-") if mariadb else version)
+        numbers = match.groups() if match else ()
         return cls("MariaDB" if mariadb else "MySQL", tuple(int(number) for number in numbers if number is not None))
 
     @property

@@ -134,15 +134,15 @@ def raw(connection: Connection[Any], sql: str) -> tuple[tuple[bytes | None, ...]
 def rows(connection: Connection[Any], sql: str) -> list[tuple[str | None, ...]]:
     """Run one statement and return its rows as text (NULL is ``None``)."""
     # The connection of a binlog stream converts values already: the library that opens it needs that.
-    found: Iterable[tuple[Any, ...]] = raw(connection, sql)
-    return [tuple(v.decode() if isinstance(v, bytes) else v if v is None else str(v) for v in row) for row in found]
+    byte_rows: Iterable[tuple[Any, ...]] = raw(connection, sql)
+    return [tuple(v.decode() if isinstance(v, bytes) else v if v is None else str(v) for v in row) for row in byte_rows]
 
 
 def named(connection: Connection[Any], sql: str) -> list[dict[str, str | None]]:
     """Run one statement and return its rows as text by the names of their columns."""
-    found = rows(connection, sql)
+    text_rows = rows(connection, sql)
     result = connection._result  # type: ignore[attr-defined]
-    return [{str(c[0]): v for c, v in zip(result.description or (), row, strict=True)} for row in found]
+    return [{str(c[0]): v for c, v in zip(result.description or (), row, strict=True)} for row in text_rows]
 
 
 def pairs(connection: Connection[Any], sql: str) -> dict[str, str]:
@@ -152,15 +152,15 @@ def pairs(connection: Connection[Any], sql: str) -> dict[str, str]:
 
 def value(connection: Connection[Any], sql: str) -> str | None:
     """First column of the first row of a statement, ``None`` if there is no row."""
-    found = rows(connection, sql)
-    return found[0][0] if found else None
+    text_rows = rows(connection, sql)
+    return text_rows[0][0] if text_rows else None
 
 
 @contextmanager
-def errors(doing: str, garbled: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+def errors(action: str, garbled: tuple[type[Exception], ...] = ()) -> Iterator[None]:
     """Turn driver errors into the project's: what was denied, what is worth a retry, what needs a decision.
 
-    :param doing: what was going on, for the message.
+    :param action: what was going on, for the message.
     :param garbled: what is raised only if the server's words cannot be understood.
     """
     try:
@@ -172,29 +172,29 @@ def errors(doing: str, garbled: tuple[type[Exception], ...] = ()) -> Iterator[No
         text = str(error.args[1]) if len(error.args) > 1 else str(error)
         if code in DENIED:
             raise NotReadyError(
-                f"{doing}: access denied ({code}: {text})",
+                f"{action}: access denied ({code}: {text})",
                 "Check user, password and grants of the connection: REPLICATION SLAVE, REPLICATION CLIENT, SELECT",
                 code=code,
             ) from None
         if not code and isinstance(error, pymysql.err.InternalError | pymysql.err.InterfaceError):
             # The driver's own: packets out of order, or a connection that it has closed because of them.
-            raise DamageError(f"{doing}: {text}") from None
+            raise DamageError(f"{action}: {text}") from None
         if code == _UNLISTED:
-            raise UnlistedError(f"{doing}: {code}: {text}", "Look at the server's error log", code=code) from None
+            raise UnlistedError(f"{action}: {code}: {text}", "Look at the server's error log", code=code) from None
         if code in _CHANGED:
-            raise TableChangedError(f"{doing}: {code}: {text}", "Run again", code=code) from None
+            raise TableChangedError(f"{action}: {code}: {text}", "Run again", code=code) from None
         if code in _LOST:
             raise TransientError(
-                f"{doing}: the server cannot be reached, or refused ({code}: {text})",
+                f"{action}: the server cannot be reached, or refused ({code}: {text})",
                 "Check host, port, that the server runs, and its limits, then run the command again",
                 code=code,
             ) from None
         remedy = "If a table was altered, start with a fresh sink.path; else look at the server's error log"
-        raise TerminalError(f"{doing}: {code}: {text}", remedy, code=code) from None
+        raise TerminalError(f"{action}: {code}: {text}", remedy, code=code) from None
     except garbled as error:
         what = f"{type(error).__name__} {error}".strip()
-        raise DamageError(f"{doing}: the server's answer cannot be understood ({what})") from None
+        raise DamageError(f"{action}: the server's answer cannot be understood ({what})") from None
     except OSError as error:
         raise TransientError(
-            f"{doing}: {error}", "Check the network to the server, then run the command again"
+            f"{action}: {error}", "Check the network to the server, then run the command again"
         ) from None

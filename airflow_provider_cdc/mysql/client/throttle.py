@@ -25,13 +25,13 @@ class Throttle:
 
     :param connection: the reader's connection, used between chunks.
     :param limits: this reader's share.
-    :param told: hears why the reader waits for others, and ``None`` when it goes on.
+    :param on_pause: hears why the reader waits for others, and ``None`` when it goes on.
     """
 
     def __init__(
-        self, connection: Connection[Any], limits: Limits, told: Callable[[str | None], None] = lambda _: None
+        self, connection: Connection[Any], limits: Limits, on_pause: Callable[[str | None], None] = lambda _: None
     ) -> None:
-        self._connection, self._limits, self._told = connection, limits, told
+        self._connection, self._limits, self._told = connection, limits, on_pause
         self._rows, self._bytes = RateLimiter(limits.rows_per_second), RateLimiter(limits.bytes_per_second)
         self._looked = float("-inf")
 
@@ -42,9 +42,9 @@ class Throttle:
         """
         self.pace(check)
         paused = False
-        while (why := self._look()) is not None:
+        while (reason := self._look()) is not None:
             if not paused:
-                self._told(why)
+                self._told(reason)
             paused = True
             time.sleep(LOOK_SECONDS)
             check()

@@ -128,9 +128,9 @@ class _Sealed(bytes):
     _place: str
 
     def __new__(cls, value: bytes, place: str) -> _Sealed:
-        made = super().__new__(cls, value)
-        made._place = place
-        return made
+        sealed = super().__new__(cls, value)
+        sealed._place = place
+        return sealed
 
     def _refuse(self, *_: object) -> NoReturn:
         raise NotReadyError(

@@ -102,7 +102,7 @@ class Bounds:
             ranges = list(self._walk(whole, chunk_rows))
         if ranges is None:
             return _merged(self._bisect(whole, chunk_rows), estimate, chunk_rows)
-        return [found.first for found in ranges]
+        return [key_range.first for key_range in ranges]
 
     def _bisect(self, whole: _Range, chunk_rows: int) -> list[_Range]:
         ranges = [whole]
@@ -111,8 +111,8 @@ class Bounds:
             ranges = [part for r in ranges for part in ([r] if self._fits(r, chunk_rows) else next(parts))]
         return ranges
 
-    def _fits(self, found: _Range, chunk_rows: int) -> bool:
-        return found.done or found.first == found.last or found.rows <= _CUT_ABOVE * chunk_rows
+    def _fits(self, key_range: _Range, chunk_rows: int) -> bool:
+        return key_range.done or key_range.first == key_range.last or key_range.rows <= _CUT_ABOVE * chunk_rows
 
     def _cut(self, ranges: Sequence[_Range], chunk_rows: int) -> list[list[_Range]]:
         """The parts of each range."""
@@ -134,48 +134,48 @@ class Bounds:
             parts[i] = [*(parts[i] or []), _Range(half.first, half.last, estimate, misses=misses)]
         return [part or [] for part in parts]
 
-    def _evenly(self, found: _Range, chunk_rows: int, trusted: int = _TRUSTED) -> list[_Range] | None:
+    def _evenly(self, key_range: _Range, chunk_rows: int, trusted: int = _TRUSTED) -> list[_Range] | None:
         """Parts of equal width, if keys differ in an integer that comes last and no part can be far too large.
 
         :param trusted: for how many chunks the estimate is trusted.
         """
         *shared, column = self._table.key_columns
-        if column.data_type not in INTEGER_TYPES or found.first[: len(shared)] != found.last[: len(shared)]:
+        if column.data_type not in INTEGER_TYPES or key_range.first[: len(shared)] != key_range.last[: len(shared)]:
             return None
-        first, last = int(found.first[-1]), int(found.last[-1])
-        if trusted and found.rows <= trusted * chunk_rows:
-            step: int | None = math.ceil((last - first + 1) * chunk_rows / max(found.rows, chunk_rows))
+        first, last = int(key_range.first[-1]), int(key_range.last[-1])
+        if trusted and key_range.rows <= trusted * chunk_rows:
+            step: int | None = math.ceil((last - first + 1) * chunk_rows / max(key_range.rows, chunk_rows))
         else:
-            step = even_step(first, last, round(found.rows), chunk_rows)
+            step = even_step(first, last, round(key_range.rows), chunk_rows)
         if step is None:
             return None
-        prefix, rows_a_part = found.first[:-1], min(chunk_rows, found.rows)
+        prefix, rows_a_part = key_range.first[:-1], min(chunk_rows, key_range.rows)
         ends = [*range(first + step, last + 1, step), last]
         return [
             _Range((*prefix, value), (*prefix, end), rows_a_part, done=True)
             for value, end in zip(range(first, last + 1, step), ends, strict=True)
         ]
 
-    def _walk(self, found: _Range, chunk_rows: int) -> Iterator[_Range]:
+    def _walk(self, key_range: _Range, chunk_rows: int) -> Iterator[_Range]:
         """Step through the index: each bound is the key that stands ``chunk_rows`` entries behind the one before."""
-        current: Key | None = found.first
-        end = compare(self._table, found.last, "<=")
+        current: Key | None = key_range.first
+        end = compare(self._table, key_range.last, "<=")
         while current is not None:
             start, condition = current, f"{compare(self._table, current, '>=')} AND {end}"
             current = self._key(condition, "", f"{chunk_rows}, 1")
-            yield _Range(start, found.last, chunk_rows, done=True)
+            yield _Range(start, key_range.last, chunk_rows, done=True)
 
     def _key(self, condition: str, direction: str, limit: str) -> Key | None:
-        found = rows(self._connection, self._dive(self._canonical, condition, direction, limit))
-        return self._parse(found[0]) if found else None
+        key_rows = rows(self._connection, self._dive(self._canonical, condition, direction, limit))
+        return self._parse(key_rows[0]) if key_rows else None
 
     def _around(self, cuts: Sequence[tuple[_Range, Key]]) -> Iterator[tuple[Key | None, Key | None]]:
         """For each cut the last key before it and the first one at or after it, of its range."""
         for start in range(0, len(cuts), _BATCH):
             batch, dives = cuts[start : start + _BATCH], []
-            for n, (found, cut) in enumerate(batch):
+            for n, (key_range, cut) in enumerate(batch):
                 for side, operator, direction in ((0, "<", " DESC"), (1, ">=", "")):
-                    condition = f"{self._within(found)} AND {compare(self._table, cut, operator)}"
+                    condition = f"{self._within(key_range)} AND {compare(self._table, cut, operator)}"
                     dives.append(f"({self._dive(f'{2 * n + side}, {self._canonical}', condition, direction, '1')})")
             keys = {int(str(no)): self._parse(key) for no, *key in rows(self._connection, " UNION ALL ".join(dives))}
             yield from ((keys.get(2 * n), keys.get(2 * n + 1)) for n in range(len(batch)))
@@ -188,12 +188,12 @@ class Bounds:
                 f"SELECT {key_list(self._table)} {self._from} {self._used} WHERE {self._within(r)}" for r in batch
             )
             sql = f"EXPLAIN FORMAT=TRADITIONAL {' UNION ALL '.join(selects)}"
-            told = [row for row in named(self._connection, sql) if row["select_type"] != "UNION RESULT"]
+            plan_rows = [row for row in named(self._connection, sql) if row["select_type"] != "UNION RESULT"]
             # No number of rows: the server has looked and found none.
-            yield from (float(row["rows"] or 0) for row, _ in zip(told, batch, strict=True))
+            yield from (float(row["rows"] or 0) for row, _ in zip(plan_rows, batch, strict=True))
 
-    def _within(self, found: _Range) -> str:
-        return f"{compare(self._table, found.first, '>=')} AND {compare(self._table, found.last, '<=')}"
+    def _within(self, key_range: _Range) -> str:
+        return f"{compare(self._table, key_range.first, '>=')} AND {compare(self._table, key_range.last, '<=')}"
 
     def _dive(self, wanted: str, condition: str, direction: str, limit: str) -> str:
         order = key_list(self._table, direction)
@@ -225,9 +225,9 @@ def _merged(ranges: Sequence[_Range], estimate: int, chunk_rows: int) -> list[Ke
     doubled = min(1.0, max(0.5, estimate / max(1.0, sum(found.rows for found in ranges))))
     lowers: list[Key] = []
     held = 0.0
-    for found in ranges:
-        if not lowers or held + found.rows * doubled > chunk_rows:
-            lowers.append(found.first)
+    for key_range in ranges:
+        if not lowers or held + key_range.rows * doubled > chunk_rows:
+            lowers.append(key_range.first)
             held = 0
-        held += found.rows * doubled
+        held += key_range.rows * doubled
     return lowers

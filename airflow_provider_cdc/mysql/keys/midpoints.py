@@ -114,17 +114,17 @@ class _Alphabet:
 
     def learn(self, pairs: Iterable[tuple[str, str]]) -> None:
         """Get to know all characters of these texts, and some between: one statement, if there are new ones."""
-        found = {"", *_PRINTABLE}
+        needed = {"", *_PRINTABLE}
         for low, high in pairs:
-            found.update(low, high, *(_between_letters(a, b) for a, b in zip(low, high, strict=False)))
-        if found <= self._ranks.keys():
+            needed.update(low, high, *(_between_letters(a, b) for a, b in zip(low, high, strict=False)))
+        if needed <= self._ranks.keys():
             return
-        letters = sorted(found | self._ranks.keys())
-        listed = ", ".join(
+        letters = sorted(needed | self._ranks.keys())
+        value_rows = ", ".join(
             row_literal(f"{i}, {literal(self._column, c.encode().hex())}") for i, c in enumerate(letters)
         )
         ranked = rows(
-            self._connection, f"WITH a (n, c) AS (VALUES {listed}) SELECT n, DENSE_RANK() OVER (ORDER BY c) FROM a"
+            self._connection, f"WITH a (n, c) AS (VALUES {value_rows}) SELECT n, DENSE_RANK() OVER (ORDER BY c) FROM a"
         )
         self._ranks = {letters[int(str(n))]: int(str(rank)) for n, rank in ranked}
         self._by_rank = {rank: letter for letter, rank in sorted(self._ranks.items(), reverse=True)}
@@ -179,9 +179,9 @@ def _halfway(low: Sequence[int], high: Sequence[int], end: int, base: int) -> li
         digits.insert(0, digit)
     # 0 is the digit of no character, and nothing follows the end.
     stop = next((i for i, digit in enumerate(digits) if digit in (0, end)), _DIGITS)
-    found = digits[:stop]
+    leading_digits = digits[:stop]
     # Nothing that can be written lies between: the higher one itself is where to cut.
-    return found if _number_of(found, end, base) > a else list(high[:_DIGITS])
+    return leading_digits if _number_of(leading_digits, end, base) > a else list(high[:_DIGITS])
 
 
 def _number_of(digits: Sequence[int], end: int, base: int) -> int:

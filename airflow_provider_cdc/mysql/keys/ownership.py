@@ -34,10 +34,10 @@ def owners(connection: Connection[Any], table: TableSchema, chunks: Sequence[Chu
     if table.integer_key is not None:
         lowers = [int(c.lower[0]) for c in chunks]
         ends = [int(c.upper[0]) + c.last for c in chunks]
-        found = [bisect_right(lowers, int(key[0])) - 1 for key in keys]
-        return [i if i >= 0 and int(key[0]) < ends[i] else -1 for i, key in zip(found, keys, strict=True)]
-    asked = (keys[start : start + _KEYS_A_QUERY] for start in range(0, len(keys), _KEYS_A_QUERY))
-    return [i for some in asked for i in _narrowed(connection, table, chunks, some)]
+        chunk_indexes = [bisect_right(lowers, int(key[0])) - 1 for key in keys]
+        return [i if i >= 0 and int(key[0]) < ends[i] else -1 for i, key in zip(chunk_indexes, keys, strict=True)]
+    key_batches = (keys[start : start + _KEYS_A_QUERY] for start in range(0, len(keys), _KEYS_A_QUERY))
+    return [i for some in key_batches for i in _narrowed(connection, table, chunks, some)]
 
 
 def owned(connection: Connection[Any], table: TableSchema, chunks: Sequence[Chunk], rows: pa.Table) -> pa.Array:
@@ -69,20 +69,20 @@ def _narrowed(
     size = -(-len(chunks) // _BOUNDS_A_QUERY)
     runs = [chunks[i : i + size] for i in range(0, len(chunks), size)]
     spans = [replace(run[0], upper=run[-1].upper, last=run[-1].last) for run in runs]
-    held: dict[int, list[int]] = {}
+    keys_by_run: dict[int, list[int]] = {}
     for i, run in enumerate(_narrowed(connection, table, spans, keys)):
-        held.setdefault(run, []).append(i)
-    found = [-1] * len(keys)
-    wanted = sorted(held.keys() - {-1})
+        keys_by_run.setdefault(run, []).append(i)
+    owner_indexes = [-1] * len(keys)
+    wanted = sorted(keys_by_run.keys() - {-1})
     for start in range(0, len(wanted), max(1, _BOUNDS_A_QUERY // size)):
         together = wanted[start : start + max(1, _BOUNDS_A_QUERY // size)]
         numbers = [run * size + i for run in together for i in range(len(runs[run]))]
-        asked = [i for run in together for i in held[run]]
+        key_numbers = [i for run in together for i in keys_by_run[run]]
         # Runs between these hold none of the keys, so what counts is how many of the bounds a key has passed.
-        ranks = _ranked(connection, table, [chunks[n] for n in numbers], [keys[i] for i in asked])
-        for i, rank in zip(asked, ranks, strict=True):
-            found[i] = numbers[rank] if rank >= 0 else -1
-    return found
+        ranks = _ranked(connection, table, [chunks[n] for n in numbers], [keys[i] for i in key_numbers])
+        for i, rank in zip(key_numbers, ranks, strict=True):
+            owner_indexes[i] = numbers[rank] if rank >= 0 else -1
+    return owner_indexes
 
 
 def _ranked(connection: Connection[Any], table: TableSchema, chunks: Sequence[Chunk], keys: Sequence[Key]) -> list[int]:
@@ -93,10 +93,10 @@ def _ranked(connection: Connection[Any], table: TableSchema, chunks: Sequence[Ch
         if chunk.last or i + 1 == len(chunks) or chunks[i + 1].lower != chunk.upper:  # nobody's keys are behind it
             bounds.append((chunk.upper, chunk.last))
             owner.append(-1)
-    found = [-1] * len(keys)
+    owner_indexes = [-1] * len(keys)
     for number, count in rows(connection, passed(table, keys, bounds)):
-        found[int(str(number))] = owner[int(str(count))]
-    return found
+        owner_indexes[int(str(number))] = owner[int(str(count))]
+    return owner_indexes
 
 
 def uncovered(
@@ -118,6 +118,6 @@ def uncovered(
     if changes.num_rows == 0 or pc.min(changes[SEQ]).as_py() > newest:
         return changes
     marks = [*high_watermarks, p0]  # index -1 is the virtual chunks'
-    owned = owners(connection, table, chunks, keys_of(table, changes))
-    held = pa.array([marks[i] for i in owned], pa.int64())
-    return changes.filter(pc.greater(changes[SEQ], held))
+    chunk_indexes = owners(connection, table, chunks, keys_of(table, changes))
+    watermark_by_row = pa.array([marks[i] for i in chunk_indexes], pa.int64())
+    return changes.filter(pc.greater(changes[SEQ], watermark_by_row))

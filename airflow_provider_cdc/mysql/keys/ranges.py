@@ -43,13 +43,13 @@ def key_ranges(connection: Connection[Any], table: TableSchema, index: int, text
     :returns: chunks whose bounds may be the first values of a key, or none: then they have no end there.
     :raises BadPredicate: if the condition is no range of the key.
     """
-    found = []
+    chunks = []
     for written in parse(text, table.key):
         lower, upper = (_canonical(connection, table, end) for end in (written.lower, written.upper))
-        found.append(_chunk(table, index, written, lower, upper))
-    if len(found) > _MOST:
-        raise BadPredicate(f"a list may have {_MOST:,} values, and this one has {len(found):,}")
-    return _in_order(connection, table, found)
+        chunks.append(_chunk(table, index, written, lower, upper))
+    if len(chunks) > _MOST:
+        raise BadPredicate(f"a list may have {_MOST:,} values, and this one has {len(chunks):,}")
+    return _in_order(connection, table, chunks)
 
 
 def keys_as_ranges(connection: Connection[Any], table: TableSchema, index: int, keys: Sequence[Key]) -> list[Chunk]:
@@ -61,16 +61,16 @@ def keys_as_ranges(connection: Connection[Any], table: TableSchema, index: int, 
     if not keys:
         return []
     if table.integer_key is not None:
-        found = list[Chunk]()
+        chunks = list[Chunk]()
         for number in sorted({int(key[0]) for key in keys}):
-            if found and int(found[-1].upper[0]) == number - 1:
-                found[-1] = replace(found[-1], upper=(number,))
+            if chunks and int(chunks[-1].upper[0]) == number - 1:
+                chunks[-1] = replace(chunks[-1], upper=(number,))
             else:
-                found.append(Chunk(0, index, 0, (number,), (number,), True))
-        return found
+                chunks.append(Chunk(0, index, 0, (number,), (number,), True))
+        return chunks
     ranked = rows(connection, passed(table, keys, [(key, False) for key in keys]))
-    once = {int(str(rank)): keys[int(str(number))] for number, rank in ranked}
-    return [Chunk(0, index, 0, once[rank], once[rank], True) for rank in sorted(once)]
+    key_by_rank = {int(str(rank)): keys[int(str(number))] for number, rank in ranked}
+    return [Chunk(0, index, 0, key_by_rank[rank], key_by_rank[rank], True) for rank in sorted(key_by_rank)]
 
 
 def key_of(connection: Connection[Any], table: TableSchema, values: Sequence[str]) -> Key:
@@ -79,11 +79,11 @@ def key_of(connection: Connection[Any], table: TableSchema, values: Sequence[str
     :param values: the values of the key's columns.
     :raises BadPredicate: if a column cannot have its value.
     """
-    found = list[Value]()
+    parsed = list[Value]()
     for column, text in zip(table.key_columns, values, strict=True):
         digits = _HEX.fullmatch(text) if column.data_type in BINARY_TYPES else None
-        found.append(text if digits is None else bytes.fromhex(digits[1]))
-    return _canonical(connection, table, Bound(tuple(found)))
+        parsed.append(text if digits is None else bytes.fromhex(digits[1]))
+    return _canonical(connection, table, Bound(tuple(parsed)))
 
 
 def _canonical(connection: Connection[Any], table: TableSchema, bound: Bound) -> tuple[KeyValue, ...]:
@@ -117,23 +117,23 @@ def _extremes(column: Column) -> tuple[int, int]:
     return (0, 2**bits - 1) if column.unsigned else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
 
 
-def _in_order(connection: Connection[Any], table: TableSchema, found: Sequence[Chunk]) -> list[Chunk]:
+def _in_order(connection: Connection[Any], table: TableSchema, chunks: Sequence[Chunk]) -> list[Chunk]:
     """Ranges in the order of the key, each once. They differ in one column only.
 
     :raises BadPredicate: if no key can lie in one.
     """
-    ends = [end for chunk in found for end in (chunk.lower, chunk.upper)]
+    ends = [end for chunk in chunks for end in (chunk.lower, chunk.upper)]
     at = max(map(len, ends)) - 1
     if at < 0:
-        return list(found)
+        return list(chunks)
     column, values = table.key_columns[at], [end[at] for end in ends if len(end) > at]
     ranks = iter(_ranks(connection, column, values))
-    ranked = [tuple(next(ranks) if len(end) > at else None for end in (c.lower, c.upper)) for c in found]
-    for chunk, (low, high) in zip(found, ranked, strict=True):
+    ranked = [tuple(next(ranks) if len(end) > at else None for end in (c.lower, c.upper)) for c in chunks]
+    for chunk, (low, high) in zip(chunks, ranked, strict=True):
         if low is not None and high is not None and (low > high or (low == high and not chunk.last)):
             raise BadPredicate(f"no value of {column.name} lies in the range")
-    once = dict(zip(ranked, found, strict=True))
-    return [once[rank] for rank in sorted(once, key=lambda rank: rank[0] if rank[0] is not None else -1)]
+    chunk_by_ranks = dict(zip(ranked, chunks, strict=True))
+    return [chunk_by_ranks[rank] for rank in sorted(chunk_by_ranks, key=lambda rank: rank[0] if rank[0] is not None else -1)]
 
 
 def _ranks(connection: Connection[Any], column: Column, values: Sequence[KeyValue]) -> list[int]:
@@ -141,32 +141,32 @@ def _ranks(connection: Connection[Any], column: Column, values: Sequence[KeyValu
     if all(isinstance(one, int) for one in values):
         order = {one: rank for rank, one in enumerate(sorted({int(one) for one in values}))}
         return [order[int(one)] for one in values]
-    listed = ", ".join(row_literal(f"{literal(column, one)}, {number}") for number, one in enumerate(values))
-    sql = f"WITH v (c, no) AS (VALUES {listed}) SELECT a.no, SUM(b.c < a.c) FROM v a CROSS JOIN v b GROUP BY a.no"
+    value_rows = ", ".join(row_literal(f"{literal(column, one)}, {number}") for number, one in enumerate(values))
+    sql = f"WITH v (c, no) AS (VALUES {value_rows}) SELECT a.no, SUM(b.c < a.c) FROM v a CROSS JOIN v b GROUP BY a.no"
     ranks = {int(str(number)): int(str(rank)) for number, rank in rows(connection, sql)}
     return [ranks[number] for number in range(len(values))]
 
 
-def _value(connection: Connection[Any], column: Column, found: Value) -> KeyValue:
+def _value(connection: Connection[Any], column: Column, written: Value) -> KeyValue:
     """A canonical value of a key's column (see :mod:`airflow_provider_cdc.model.plan`).
 
     :raises BadPredicate: if the column cannot have it.
     """
     kind = column.data_type
-    code = found if isinstance(found, bytes) else found.encode()
+    code = written if isinstance(written, bytes) else written.encode()
     if kind in BINARY_TYPES:
         return code.hex()
     if kind in TEXT_TYPES:
         back = f"CAST(CONVERT(CONVERT(_utf8mb4 x'{code.hex()}' USING {column.charset}) USING utf8mb4) AS BINARY)"
         if not _is_utf8(code) or (code and value(connection, f"SELECT {back} = x'{code.hex()}'") != "1"):
-            raise BadPredicate(f"{column.name} cannot have {found!r}: its character set is {column.charset}")
+            raise BadPredicate(f"{column.name} cannot have {written!r}: its character set is {column.charset}")
         return code.hex()
     try:
-        if isinstance(found, bytes):
+        if isinstance(written, bytes):
             raise ValueError
-        return value_of(column, found.strip())
+        return value_of(column, written.strip())
     except (ValueError, InvalidOperation):
-        raise BadPredicate(f"{found!r} is not a value of {column.name}, which is {column.column_type}") from None
+        raise BadPredicate(f"{written!r} is not a value of {column.name}, which is {column.column_type}") from None
 
 
 def value_of(column: Column, text: str) -> KeyValue:

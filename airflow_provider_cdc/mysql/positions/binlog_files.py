@@ -35,15 +35,15 @@ def binlog_sizes(connection: Connection[Any]) -> dict[str, int]:
 
 def are_renamed(connection: Connection[Any], at: Position) -> bool:
     """Whether the server has binlog files, and all have another name than that of a position, but for the number."""
-    series, listed = split_file(at.file)[0], binlog_files(connection)
-    return bool(listed) and all(split_file(file)[0] != series for file in listed)
+    series, files = split_file(at.file)[0], binlog_files(connection)
+    return bool(files) and all(split_file(file)[0] != series for file in files)
 
 
 def expire_seconds(connection: Connection[Any]) -> float | None:
     """Seconds that the server's settings keep a binlog file after its end; ``None`` for ever."""
-    found = pairs(connection, "SHOW GLOBAL VARIABLES LIKE 'binlog_expire_logs%'")
-    seconds = float(found.get("binlog_expire_logs_seconds", 0))
-    return seconds if seconds > 0 and found.get("binlog_expire_logs_auto_purge", "ON") == "ON" else None
+    variables = pairs(connection, "SHOW GLOBAL VARIABLES LIKE 'binlog_expire_logs%'")
+    seconds = float(variables.get("binlog_expire_logs_seconds", 0))
+    return seconds if seconds > 0 and variables.get("binlog_expire_logs_auto_purge", "ON") == "ON" else None
 
 
 def table_sizes(connection: Connection[Any], tables: Iterable[tuple[str, str]]) -> list[tuple[int, int]]:
@@ -52,12 +52,12 @@ def table_sizes(connection: Connection[Any], tables: Iterable[tuple[str, str]]) 
     :param tables: (database, name) of each.
     """
     wanted = set(tables)
-    listed = rows(
+    catalog_rows = rows(
         connection,
         "SELECT table_schema, table_name, table_rows, data_length FROM information_schema.tables "
         f"WHERE table_schema IN ({', '.join(text_literal(d) for d in sorted({d for d, _ in wanted})) or 'NULL'})",
     )
-    return [(int(r or 0), int(b or 0)) for d, t, r, b in listed if (d, t) in wanted]
+    return [(int(r or 0), int(b or 0)) for d, t, r, b in catalog_rows if (d, t) in wanted]
 
 
 def server_time(connection: Connection[Any]) -> float:
@@ -100,14 +100,14 @@ def with_exact_gtids(connection: Connection[Any], offset: Offset, open_at: OpenA
     """An offset whose GTIDs were asked for after its position, without those that stand behind it (MySQL)."""
     if not offset.gtid_set or is_mariadb(connection):
         return offset
-    end, behind = binlog_end(connection), list[str]()
+    end, later_gtids = binlog_end(connection), list[str]()
     if end <= offset.at:
         return offset
     with closing(open_at(offset.at)) as stream:
         for event in stream:
             if event.type in BEGINS:
-                behind.append(read_gtid(event).gtid)
+                later_gtids.append(read_gtid(event).gtid)
             if end <= Position(event.file, event.position):
                 break
-    exact = GtidSet.parse(offset.gtid_set).subtract(GtidSet().with_all(filter(None, behind)))
+    exact = GtidSet.parse(offset.gtid_set).subtract(GtidSet().with_all(filter(None, later_gtids)))
     return replace(offset, gtid_set=str(exact))

@@ -68,12 +68,12 @@ def _taken_over(connection: Connection[Any], server: str, open_at: OpenAt, offse
                 f"XA transaction {xid} is open, and only the binlog of server {offset.server} has its rows, at {at}",
                 f"Point the connection to that server until it has ended, or {_FRESH}",
             )
-    place, held = (_in_domains if is_mariadb(connection) else _in_sets)(connection, server, open_at, offset)
+    place, already_applied = (_in_domains if is_mariadb(connection) else _in_sets)(connection, server, open_at, offset)
     # Those without captured rows may have been prepared in a file before the one that was read.
     xa = {parse_entry(text)[0]: text for text in offset.xa} | place.xa
     xas, numbered = tuple(sorted(xa.values())), not is_mariadb(connection)
-    found = Offset(server, place.at, str(place.gtids), xas, str(held), numbered=numbered)
-    return with_beginning(found, open_at)
+    new_offset = Offset(server, place.at, str(place.gtids), xas, str(already_applied), numbered=numbered)
+    return with_beginning(new_offset, open_at)
 
 
 def _has_gtids(connection: Connection[Any]) -> bool:
@@ -150,16 +150,16 @@ def _in_domains(
             f"{wanted}, and what lies in between was never read",
             f"Point the connection to a server that still has it in its binlog, or {_FRESH}",
         )
-    found: Place | None = None
-    met = set[int]()
+    first_missing: Place | None = None
+    reached_domains = set[int]()
 
     def meet(place: Place) -> None:
         assert isinstance(place.gtids, MariadbPosition)
         for domain, newest in wanted.newest.items():
             reached = place.gtids.newest.get(domain, (0, 0))
             if reached == newest:
-                met.add(domain)
-            elif reached[1] >= newest[1] and domain not in met:
+                reached_domains.add(domain)
+            elif reached[1] >= newest[1] and domain not in reached_domains:
                 raise TerminalError(
                     f"the connection reaches server {server} now, which ran {_gtid(domain, reached)}, and never "
                     f"{_gtid(domain, newest)}, which the copy holds",
@@ -167,7 +167,7 @@ def _in_domains(
                 )
 
     def is_over(place: Place, item: Transaction | Reached) -> bool:
-        nonlocal found
+        nonlocal first_missing
         meet(place)
         if isinstance(item, Transaction):
             if item.gtid in place.gtids:
@@ -176,14 +176,14 @@ def _in_domains(
                     f"{item.file}:{item.start_position}",
                     f"Its binlog has no order that GTIDs show: {_FRESH}",
                 )
-            if found is None and item.gtid not in wanted:
-                found = replace(place, xa=dict(place.xa))
-        return found is not None and len(met) == len(wanted.newest)
+            if first_missing is None and item.gtid not in wanted:
+                first_missing = replace(place, xa=dict(place.xa))
+        return first_missing is not None and len(reached_domains) == len(wanted.newest)
 
     end = finder.search(file, is_over)
     meet(end)
-    assert len(met) == len(wanted.newest)  # it has them all, and each was met where it is
-    place = found or end
+    assert len(reached_domains) == len(wanted.newest)  # it has them all, and each was met where it is
+    place = first_missing or end
     assert isinstance(place.gtids, MariadbPosition)
     return place, MariadbPosition({d: at for d, at in wanted.newest.items() if _gtid(d, at) not in place.gtids})
 

@@ -48,17 +48,17 @@ class LookBack:
         self.at, self._files, self._open_at, self._captured, self._remedy = at, files, open_at, captured, remedy
         self._walked: dict[str, dict[str, Position | None]] = {}
 
-    def rows(self, end: Transaction) -> tuple[RowsEvent, ...]:
+    def rows(self, xa_commit: Transaction) -> tuple[RowsEvent, ...]:
         """The rows of captured tables of an XA transaction that is prepared at the place and ends behind it.
 
-        :param end: its XA COMMIT.
+        :param xa_commit: its XA COMMIT.
         :raises UnknownPrepareError: if they are not in the binlog.
         """
-        xid = str(end.xa_finished)
+        xid = str(xa_commit.xa_finished)
         place = self.place(xid)
         if place is None:
             raise UnknownPrepareError(
-                f"XA transaction {xid} is committed at {Position(end.file, end.start_position)}, and what it changed "
+                f"XA transaction {xid} is committed at {Position(xa_commit.file, xa_commit.start_position)}, and what it changed "
                 "is no longer in the binlog (or was prepared with sql_log_bin=0)",
                 self._remedy,
             )
@@ -74,10 +74,10 @@ class LookBack:
 
     def place(self, xid: str) -> Position | None:
         """Where an XA transaction begins that is prepared at the place."""
-        logs = self._files()
-        for file in reversed([f for f in logs if Position(f, 0) <= self.at]):
+        file_sizes = self._files()
+        for file in reversed([f for f in file_sizes if Position(f, 0) <= self.at]):
             if file not in self._walked:
-                self._walked[file] = self._walk(file, min(self.at, Position(file, logs[file])))
+                self._walked[file] = self._walk(file, min(self.at, Position(file, file_sizes[file])))
             if xid in self._walked[file]:
                 return self._walked[file][xid]
         return None
@@ -88,16 +88,16 @@ class LookBack:
             BinlogReader,  # compiled: not for drivers, see SnapshotJob.read
         )
 
-        found, ended = dict[str, Position | None](), dict[str, Position | None]()
+        prepared, ended = dict[str, Position | None](), dict[str, Position | None]()
         with closing(BinlogReader(self._open_at, {}, Lineage("", file), count_only=True)) as binlog:
             for step in binlog.steps(Position(file, _HEAD), high):
                 if (item := step.item) is None:
                     continue
                 if item.xa_prepared is not None:
-                    found[item.xa_prepared] = Position(item.file, item.start_position)
-                elif item.xa_finished is not None and found.pop(item.xa_finished, None) is None:
+                    prepared[item.xa_prepared] = Position(item.file, item.start_position)
+                elif item.xa_finished is not None and prepared.pop(item.xa_finished, None) is None:
                     ended[item.xa_finished] = None  # most end in the file in which they were prepared: those may go
-        return ended | found
+        return ended | prepared
 
 
 def look_back(connect_args: Mapping[str, Any], server: str, captured: Captured, at: Position) -> LookBack:

@@ -30,10 +30,10 @@ def p0_now(connection: Connection[Any], server: str | None = None) -> tuple[Offs
     the wait these are ones that were prepared a moment ago, and those whose names are returned. Without the
     privilege to look they may be any.
     """
-    left: frozenset[str] = frozenset()
+    still_open: frozenset[str] = frozenset()
     with suppress(NotReadyError):
-        left = wait_for(open_xa(connection), lambda: open_xa(connection), time.monotonic() + _XA_SECONDS)
-    return low_watermark(connection, server), left
+        still_open = wait_for(open_xa(connection), lambda: open_xa(connection), time.monotonic() + _XA_SECONDS)
+    return low_watermark(connection, server), still_open
 
 
 def with_open_xa(
@@ -48,12 +48,12 @@ def with_open_xa(
     """
     if not xids:
         return p0
-    before = LookBack(p0.at, lambda: binlog_sizes(connection), open_at, by_table(map(Definitions.of, tables)))
-    found = {xid: before.entry(xid) for xid in sorted(xids)}
-    if lost := [xid for xid, text in found.items() if text is None and xid in open_xa(connection)]:
+    lookback = LookBack(p0.at, lambda: binlog_sizes(connection), open_at, by_table(map(Definitions.of, tables)))
+    entries = {xid: lookback.entry(xid) for xid in sorted(xids)}
+    if missing := [xid for xid, text in entries.items() if text is None and xid in open_xa(connection)]:
         raise TransientError(
-            f"{len(lost)} XA transactions are prepared, and what they changed is not in the binlog any more "
-            f"({', '.join(lost[:3])})",
+            f"{len(missing)} XA transactions are prepared, and what they changed is not in the binlog any more "
+            f"({', '.join(missing[:3])})",
             "Commit or roll them back (XA RECOVER lists them), then run again",
         )
-    return replace(p0, xa=tuple(sorted(text for text in found.values() if text is not None)))
+    return replace(p0, xa=tuple(sorted(text for text in entries.values() if text is not None)))

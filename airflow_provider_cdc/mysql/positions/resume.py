@@ -89,10 +89,10 @@ def _same_sets(connection: Connection[Any], offset: Offset) -> None:
 def _same_domains(connection: Connection[Any], offset: Offset) -> None:
     """MariaDB says which GTIDs its binlog has up to the position: the same ones as when it was read."""
     text = binlog_gtid_pos(connection, offset.at)
-    found, read = (MariadbPosition.parse(gtids).newest for gtids in (text, offset.gtid_set))
+    on_server, read = (MariadbPosition.parse(gtids).newest for gtids in (text, offset.gtid_set))
     if offset.began:  # the file is the same: a domain that is missing was taken out by FLUSH ... DELETE_DOMAIN_ID
-        read = {domain: newest for domain, newest in read.items() if domain in found}
-    if found != read:
+        read = {domain: newest for domain, newest in read.items() if domain in on_server}
+    if on_server != read:
         raise OtherHistoryError(
             f"binlog position {offset.at} of the server stands for {text!r}, and was read as {offset.gtid_set!r}"
         )
@@ -103,15 +103,15 @@ def _behind_purged(connection: Connection[Any], offset: Offset, oldest: str, ope
     head, gap = before(connection, oldest), ""
     first = replace(offset, at=Position(oldest, FIRST_POSITION), gtid_set=str(head), began=0)
     if isinstance(head, MariadbPosition):
-        proved = bool(head) and not offset.held and head == MariadbPosition.parse(offset.gtid_set)
+        is_proved = bool(head) and not offset.held and head == MariadbPosition.parse(offset.gtid_set)
     else:
-        read, held = GtidSet.parse(offset.gtid_set), GtidSet.parse(offset.held)
+        read, already_applied = GtidSet.parse(offset.gtid_set), GtidSet.parse(offset.held)
         _has_executed(connection, offset, read)
-        more, held = head.subtract(read.union(held)), held.subtract(head)
+        more, already_applied = head.subtract(read.union(already_applied)), already_applied.subtract(head)
         # Of transactions without a GTID nobody can tell, neither now nor when the position was the end of the binlog.
-        proved = offset.numbered and is_numbered(connection) and read.issubset(head) and not more
-        first, gap = replace(first, held=str(held)), f"; purged and never read: {more}" if more else ""
-    if not proved:
+        is_proved = offset.numbered and is_numbered(connection) and read.issubset(head) and not more
+        first, gap = replace(first, held=str(already_applied)), f"; purged and never read: {more}" if more else ""
+    if not is_proved:
         raise PurgedError(f"the binlog position {offset.at} is no longer on the server{gap}", _FRESH)
     return with_beginning(first, open_at)
 

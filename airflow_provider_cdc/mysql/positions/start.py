@@ -100,8 +100,8 @@ def plan_from(
             "Give it a key, leave it out with source.exclude, or begin with a snapshot",
         )
     p0 = with_open_xa(connection, p0, left, tables, open_at)
-    over_time, lineage = tuple(map(Definitions.of, tables)), Lineage(p0.server, p0.at.file)
-    return Plan(pipeline, generation, p0, lineage, patterns, over_time, (), start=start)
+    over_time, timeline = tuple(map(Definitions.of, tables)), Lineage(p0.server, p0.at.file)
+    return Plan(pipeline, generation, p0, timeline, patterns, over_time, (), start=start)
 
 
 def start_offset(connection: Connection[Any], start: Start, open_at: OpenAt) -> Offset:
@@ -231,14 +231,14 @@ class PlaceFinder:
                 )
             time.sleep(0.2)
 
-    def search(self, file: str, found: Found) -> Place:
+    def search(self, file: str, is_found: Found) -> Place:
         """Read on from the beginning of a file; the place before the item at which the search ends, or the end."""
         place = self.beginning(file)
         while True:
             try:
                 with closing(self.open_at(place.at)) as stream:
                     for item in read_transactions(stream, {}):
-                        if found(place, item):
+                        if is_found(place, item):
                             break
                         place.take(item)
                 return place

@@ -71,11 +71,11 @@ class Watermarks(ABC):
         self._server = server
 
     @abstractmethod
-    def low(self, timeout: float = BARRIER_SECONDS, *, fresh: bool = False) -> Position:
+    def low(self, timeout: float = BARRIER_SECONDS, *, force_new: bool = False) -> Position:
         """A position such that every transaction at or before it is visible to the SELECT that follows.
 
         :param timeout: seconds to wait for transactions between binlog and engine.
-        :param fresh: not one that was taken for an earlier read, though that would do.
+        :param force_new: not one that was taken for an earlier read, though that would do.
         :raises TransientError: if one does not end in time; there is no low watermark then.
         :raises NotReadyError: if the user lacks the grants for every way that the server has.
         """
@@ -141,13 +141,13 @@ class _MySQL(Watermarks):
         self._seen: _Seen | None = None
         self._may_status = True
 
-    def low(self, timeout: float = BARRIER_SECONDS, *, fresh: bool = False) -> Position:
+    def low(self, timeout: float = BARRIER_SECONDS, *, force_new: bool = False) -> Position:
         """See :meth:`Watermarks.low`."""
         end = time.monotonic() + timeout
-        if fresh:
+        if force_new:
             self._flushed = None
         seen, self._seen = self._seen, None
-        if fresh or seen is None or time.monotonic() - seen.when > _NEXT_SECONDS:
+        if force_new or seen is None or time.monotonic() - seen.when > _NEXT_SECONDS:
             seen = self._look()[0]
         position, mode = seen.at, seen.mode
         if mode != "ON":
@@ -159,15 +159,15 @@ class _MySQL(Watermarks):
             self._wait_for_xa(open_xa(self.connection), end)
             return at
         noted = frozenset(parse_owned(seen.owned))
-        left = noted and (noted & self._stuck or wait_for(noted, self._owned, end))
-        if not left:
+        still_owned = noted and (noted & self._stuck or wait_for(noted, self._owned, end))
+        if not still_owned:
             return position
-        self._stuck |= left
-        instead = self._locked()
-        if instead is None:
-            raise self._timed_out(left, position, timeout)
+        self._stuck |= still_owned
+        locked_position = self._locked()
+        if locked_position is None:
+            raise self._timed_out(still_owned, position, timeout)
         self._wait_for_xa(open_xa(self.connection), time.monotonic() + timeout)
-        return instead
+        return locked_position
 
     def hold(self) -> None:
         """See :meth:`Watermarks.hold`."""
@@ -185,8 +185,8 @@ class _MySQL(Watermarks):
         GTIDs are on then, nothing without one has been on its way since.
         """
         when, at = time.monotonic(), binlog_end(self.connection)
-        asked = f"SELECT @@server_uuid, @@global.gtid_mode, @@global.gtid_owned, {_CLOCK}"
-        server, mode, owned, clock = rows(self.connection, asked)[0]
+        sql = f"SELECT @@server_uuid, @@global.gtid_mode, @@global.gtid_owned, {_CLOCK}"
+        server, mode, owned, clock = rows(self.connection, sql)[0]
         same_server(str(server), self._server)
         return _Seen(at, mode or "", owned or "", when), int(clock or 0)
 
@@ -209,12 +209,12 @@ class _MySQL(Watermarks):
         """A position behind which nothing but ends of XA transactions can be invisible; ``None`` without the grants."""
         if self._may_status:
             try:
-                found = rows(
+                log_status = rows(
                     self.connection,
                     "SELECT JSON_UNQUOTE(local->'$.binary_log_file'), local->'$.binary_log_position' "
                     "FROM performance_schema.log_status",
                 )
-                return Position(str(found[0][0]), int(found[0][1] or 0))
+                return Position(str(log_status[0][0]), int(log_status[0][1] or 0))
             except NotReadyError:
                 self._may_status = False
         now = binlog_end(self.connection)
@@ -243,27 +243,27 @@ class _MariaDB(Watermarks):
     _file: SettledFile | None = None
     _flushed = False
 
-    def low(self, timeout: float = BARRIER_SECONDS, *, fresh: bool = False) -> Position:
+    def low(self, timeout: float = BARRIER_SECONDS, *, force_new: bool = False) -> Position:
         """See :meth:`Watermarks.low`."""
         same_server(identity(self.connection), self._server)
         end = time.monotonic() + timeout
-        at, moved = self._open()
+        at, xa_committed = self._open()
         if not (self._file and self._file.tells(at)):
             # The view ends here; what the next one may be told of its position is known before it is opened.
             self._file = self._settled(end)
-            at, moved = self._open()
-        if fresh and not self._file.tells(at) and not self._flushed and _flush(self.connection):
+            at, xa_committed = self._open()
+        if force_new and not self._file.tells(at) and not self._flushed and _flush(self.connection):
             self._flushed = True  # once: behind a new file of a server that is written to, the next transaction helps
             self._file = self._settled(end)
-            at, moved = self._open()
-        told = self._file.tells(at)
-        self.doubt = "" if told else _UNTOLD.format(at=at)
+            at, xa_committed = self._open()
+        is_exact = self._file.tells(at)
+        self.doubt = "" if is_exact else _UNTOLD.format(at=at)
         self._exact = at
-        if moved or not told:
+        if xa_committed or not is_exact:
             self._exact = None
             self._wait_for_xa(open_xa(self.connection), end)
             self._view()
-        return at if told else self._file.head
+        return at if is_exact else self._file.head
 
     def _open(self) -> tuple[Position, bool]:
         """Open a view; the position that the server tells, and whether an XA COMMIT may have been going on."""
@@ -280,7 +280,7 @@ class _MariaDB(Watermarks):
                 "Start the server with binlog_optimize_thread_scheduling=ON, its default",
             )
         rows(self.connection, "COMMIT")
-        while (found := self._look_for_settled()) is None:
+        while (checkpointed := self._look_for_settled()) is None:
             if time.monotonic() > end:
                 raise TransientError(
                     "the server has not recorded in its newest binlog file that the transactions of the files before "
@@ -289,7 +289,7 @@ class _MariaDB(Watermarks):
                     "Look for a stalled commit (semi-sync, disk), and set max_binlog_size to more, then run again",
                 )
             time.sleep(0.05)
-        return found
+        return checkpointed
 
     def _look_for_settled(self) -> SettledFile | None:
         file = binlog_end(self.connection).file
@@ -309,9 +309,9 @@ class _MariaDB(Watermarks):
 
     def high(self) -> tuple[Position, int]:
         """See :meth:`Watermarks.high`."""
-        found = self.bound()
+        high = self.bound()
         self.release()
-        return found
+        return high
 
     def hold(self) -> None:
         """See :meth:`Watermarks.hold`: the view has been open since :meth:`low`."""
@@ -329,8 +329,8 @@ class _MariaDB(Watermarks):
 
     def _view(self) -> Position:
         rows(self.connection, "START TRANSACTION WITH CONSISTENT SNAPSHOT")
-        found = pairs(self.connection, "SHOW STATUS LIKE 'binlog\\_snapshot\\_%'")
-        return Position(found["Binlog_snapshot_file"], int(found["Binlog_snapshot_position"]))
+        status = pairs(self.connection, "SHOW STATUS LIKE 'binlog\\_snapshot\\_%'")
+        return Position(status["Binlog_snapshot_file"], int(status["Binlog_snapshot_position"]))
 
 
 def watermarks(connection: Connection[Any], server: str | None = None) -> Watermarks:

@@ -69,22 +69,22 @@ _WIDTHS = {
 _FIRST_ROWS, _FIRST_BYTES = 1024, 1024
 
 
-def how_to_read(code: int, flags: int, charset: int, scale: int, wanted: pa.DataType) -> tuple[int, int] | None:
+def how_to_read(type_code: int, flags: int, charset: int, scale: int, wanted: pa.DataType) -> tuple[int, int] | None:
     """(kind, scale) for the kernel; ``None`` if the column does not hold what is wanted.
 
-    :param code: type, ``flags``, ``charset`` and ``scale``: from the server's definition of the column.
+    :param type_code: type, ``flags``, ``charset`` and ``scale``: from the server's definition of the column.
     :param wanted: Arrow type of the column.
     """
-    if code == FIELD_TYPE.NEWDECIMAL:
+    if type_code == FIELD_TYPE.NEWDECIMAL:
         if pa.types.is_decimal128(wanted):
             return (kernel.DECIMAL, scale) if wanted.scale == scale else None
         return (kernel.BYTES, 0) if wanted == pa.string() else None
-    if code in _STRINGS:
+    if type_code in _STRINGS:
         # MariaDB sends vectors as bytes.
         right = wanted in (pa.binary(), _VECTORS) if charset == _BINARY else wanted == pa.string()
         return (kernel.BYTES, 0) if right else None
-    found = _NUMBERS.get((code, bool(flags & _UNSIGNED))) or _OTHERS.get(code)
-    return (found[1], 0) if found is not None and found[0] == wanted else None
+    type_and_kind = _NUMBERS.get((type_code, bool(flags & _UNSIGNED))) or _OTHERS.get(type_code)
+    return (type_and_kind[1], 0) if type_and_kind is not None and type_and_kind[0] == wanted else None
 
 
 class Columns:

@@ -95,23 +95,23 @@ class _Reader:
         """Read the definitions of so many columns, the second to last packets of an answer."""
         # Past the driver's buffer: with the end of an answer in that, its readinto1 would wait for more.
         self._receive, self._at, self._end, self._number = wire._rfile.raw.readinto, 0, 0, 2
-        held = wire._rfile.read(len(wire._rfile.peek()))  # what the driver has received of it
-        self._make_room(len(held))
-        self._data[: len(held)] = np.frombuffer(held, np.uint8)
-        self._end = len(held)
-        found = [self._packet() for _ in range(count)]
+        buffered = wire._rfile.read(len(wire._rfile.peek()))  # what the driver has received of it
+        self._make_room(len(buffered))
+        self._data[: len(buffered)] = np.frombuffer(buffered, np.uint8)
+        self._end = len(buffered)
+        definitions = [self._packet() for _ in range(count)]
         if not wire.client_flag & wire.server_capabilities & CLIENT.DEPRECATE_EOF:
             self._packet()
-        return found
+        return definitions
 
-    def prepare(self, definitions: list[bytes], schema: pa.Schema, nulls: Set[str], piece: int | None) -> None:
+    def prepare(self, definitions: list[bytes], schema: pa.Schema, nulls: Set[str], batch_bytes: int | None) -> None:
         """Get ready for rows of columns that are defined like this.
 
-        :param piece: bytes of space after which what there is is handed on.
+        :param batch_bytes: bytes of space after which what there is is handed on.
         """
-        self._piece = piece
+        self._piece = batch_bytes
         space = self._columns
-        known = space is not None and schema.equals(space.schema) and (piece is None or space.size < piece)
+        known = space is not None and schema.equals(space.schema) and (batch_bytes is None or space.size < batch_bytes)
         if known and definitions == self._known and nulls == self._nulls:
             return
         if len(definitions) != len(schema):
@@ -131,15 +131,15 @@ class _Reader:
 
     def rows(self) -> Iterator[pa.RecordBatch]:
         """Read the rows, to the end of the answer."""
-        space, state = self._columns, self._state
-        assert space is not None
+        buffers_of_columns, state = self._columns, self._state
+        assert buffers_of_columns is not None
         batches: list[pa.RecordBatch] = []
         state[:] = 0
         while True:
             yield from batches
             batches.clear()
             state[kernel.AT], state[kernel.NUMBER] = self._at, self._number
-            why = kernel.read_rows(self._data, self._end, space.lines, space.rows, state)
+            why = kernel.read_rows(self._data, self._end, buffers_of_columns.lines, buffers_of_columns.rows, state)
             self._at, self._number = int(state[kernel.AT]), int(state[kernel.NUMBER])
             if why == kernel.LARGE:
                 why = self._large_row(batches)
@@ -154,8 +154,8 @@ class _Reader:
             raise_mysql_exception(last)  # the server gave up in the middle
         if last[0] != 0xFE:
             raise _nonsense("a packet that is neither a row nor an end")
-        yield space.take(int(state[kernel.ROW]))
-        if space.size > _KEPT_BYTES:
+        yield buffers_of_columns.take(int(state[kernel.ROW]))
+        if buffers_of_columns.size > _KEPT_BYTES:
             self._columns = None
 
     def _large_row(self, batches: list[pa.RecordBatch]) -> int:

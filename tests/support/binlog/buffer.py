@@ -19,7 +19,7 @@ from airflow_provider_cdc.native.primitives import SLACK
 _CHANGES = {"insert": kernel.INSERT, "update": kernel.UPDATE, "delete": kernel.DELETE}
 
 
-class ChangeBuffer:
+class CountedChanges:
     """Collects the changes of one table in binlog order; see :mod:`airflow_provider_cdc.model.changes`.
 
     :param table: the table.

@@ -25,7 +25,7 @@ def seq_of(file: str) -> int:
 
 
 class PlainBuffer:
-    """As :class:`~tests.support.binlog.buffer.ChangeBuffer`, in plain Python."""
+    """As :class:`~tests.support.binlog.buffer.CountedChanges`, in plain Python."""
 
     def __init__(self, table: TableSchema, both: bool = False) -> None:
         self.table, self._both = table, both

@@ -22,7 +22,7 @@ from airflow_provider_cdc.mysql.client.catalog import read_schema
 from airflow_provider_cdc.mysql.client.charsets import UNICODE, Decoders
 from airflow_provider_cdc.mysql.client.collations import NO_COLLATIONS, Collations
 from airflow_provider_cdc.mysql.client.session import connect
-from tests.support.binlog.buffer import ChangeBuffer, counted
+from tests.support.binlog.buffer import CountedChanges, counted
 from tests.support.servers import MySQLServer
 
 Captured = Mapping[tuple[str, str], TableSchema]
@@ -99,7 +99,7 @@ def agree(event: RowsEvent, texts: Decoders = UNICODE) -> None:
     except TerminalError as error:
         plain = error.message
     try:
-        buffer = ChangeBuffer(event.schema, texts, both=True)
+        buffer = CountedChanges(event.schema, texts, both=True)
         buffer.add(event, 7, 9)
         made = buffer.take()
         made.validate(full=True)

@@ -70,7 +70,7 @@ class BinlogStream:
     :raises NotReadyError: if the user may not read the binlog.
     :raises TerminalError: if a start above 4 GiB does not exist; any other wrong one shows with the first event.
 
-    ``begun`` tells when the files were begun that have been read, by name, in seconds by the server's clock, and
+    ``start_times`` tells when the files were begun that have been read, by name, in seconds by the server's clock, and
     ``collations`` what table maps mean by the numbers of collations.
     """
 
@@ -271,21 +271,21 @@ class BinlogStream:
         with contextlib.closing(connect(self._args)) as connection:
             return behind_torn_end(connection, at)
 
-    def expect(self, begun: dict[str, int]) -> None:
+    def expect(self, start_times: dict[str, int]) -> None:
         """Stop at a file that was begun at another time than one of its name that was read before.
 
-        :param begun: when files were begun; those that are read are added.
+        :param start_times: when files were begun; those that are read are added.
         """
-        found, self.begun = self.begun, begun
+        found, self.begun = self.begun, start_times
         for file, began in found.items():
             self._same_file(file, began)
 
-    def _same_file(self, file: str, began: int) -> None:
+    def _same_file(self, file: str, start_time: int) -> None:
         """A file's format event, which each reader of it gets first, says when the file was begun."""
-        known = self.begun.setdefault(file, began)
-        if known != began:
+        known = self.begun.setdefault(file, start_time)
+        if known != start_time:
             raise OtherHistoryError(
-                f"binlog file {file} of the server was begun at {_moment(began)}, and the one that was read, of the "
+                f"binlog file {file} of the server was begun at {_moment(start_time)}, and the one that was read, of the "
                 f"same name, at {_moment(known)}"
             )
 

@@ -28,8 +28,8 @@ def open_session(server: str | None, **settings: Any) -> tuple[pymysql.Connectio
     """
     connection = GuardedConnection(**settings, init_command=SESSION)
     try:
-        same_server(found := identity(connection), server)
-        collations = collations_of(connection, found)
+        same_server(actual_server := identity(connection), server)
+        collations = collations_of(connection, actual_server)
     except CdcError:
         connection.close()
         raise

@@ -88,7 +88,7 @@ def _tagged(body: memoryview) -> tuple[str, int]:
     wanted, at = _number(body, at)
     if version != 1 or size != len(body) or wanted > _LAST + 1:
         raise ValueError("of another version")
-    found: dict[int, int] = {}
+    fields: dict[int, int] = {}
     uuid = tag = b""
     last = -1
     while at < len(body):
@@ -108,8 +108,8 @@ def _tagged(body: memoryview) -> tuple[str, int]:
             length, at = _number(body, at)
             tag, at = bytes(body[at : at + length]), at + length
         else:
-            found[field], at = _number(body, at)
-    number, commit_us = found.get(_GNO, 0), found.get(_COMMIT, 0)
+            fields[field], at = _number(body, at)
+    number, commit_us = fields.get(_GNO, 0), fields.get(_COMMIT, 0)
     # The lowest bit of the number is its sign.
     if at > len(body) or not _TAG_FORM.fullmatch(tag) or number & 1 or not number or commit_us >= 1 << 55:
         raise ValueError("without a GTID")

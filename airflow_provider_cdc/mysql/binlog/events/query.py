@@ -67,15 +67,15 @@ def inflate(data: memoryview, event: Event) -> bytes:
             raise zlib.error
         # The length is a claim: nothing beyond it is unpacked.
         unpacker = zlib.decompressobj()
-        found = unpacker.decompress(data[1 + width :], expected + 1)
-        if len(found) != expected or not unpacker.eof:
+        content = unpacker.decompress(data[1 + width :], expected + 1)
+        if len(content) != expected or not unpacker.eof:
             raise zlib.error
     except zlib.error:
         raise TerminalError(
             f"damaged compressed event at {event.where}",
             "run again; if it stays, set log_bin_compress=OFF and start with a fresh sink.path",
         ) from None
-    return found
+    return content
 
 
 def read_query(event: Event, extra: int = 0, compressed: bool = False) -> Query:
@@ -114,8 +114,8 @@ def _decode(text: bytes, charset: str) -> str:
     if text.isascii():
         return text.decode("ascii")
     if charset in _BORDERS:
-        found = text.decode(_BORDERS[charset], "surrogateescape")
-        return "".join(c if c.isascii() else "\udcff" for c in found)
+        text_found = text.decode(_BORDERS[charset], "surrogateescape")
+        return "".join(c if c.isascii() else "\udcff" for c in text_found)
     return text.decode(_CODECS.get(charset, "ascii"), "surrogateescape")
 
 
@@ -129,12 +129,12 @@ def _charset(collation: int | None) -> str:
 
 def _status(variables: memoryview) -> dict[int, int]:
     """Status variables as numbers, up to the first one whose size is not known."""
-    found, at = dict[int, int](), 0
+    status, at = dict[int, int](), 0
     while at < len(variables):
         kind = variables[at]
         at += 1
         if kind in _FIXED_SIZES:
-            found[kind] = int.from_bytes(variables[at : at + _FIXED_SIZES[kind]], "little")
+            status[kind] = int.from_bytes(variables[at : at + _FIXED_SIZES[kind]], "little")
             at += _FIXED_SIZES[kind]
         elif kind in (_CATALOG, _ZONE, _INVOKER):
             for _ in range(2 if kind == _INVOKER else 1):
@@ -145,4 +145,4 @@ def _status(variables: memoryview) -> dict[int, int]:
                 at += len(bytes(variables[at:]).partition(b"\0")[0]) + 1
         else:
             break
-    return found
+    return status

@@ -57,7 +57,7 @@ class RowsEvent:
         return self.table.schema
 
 
-def read_rows_event(event: Event, kind: RowsKind, table: TableMap) -> RowsEvent:
+def read_rows_event(event: Event, operation: RowsKind, table: TableMap) -> RowsEvent:
     """Read what stands in front of the row images.
 
     :raises TerminalError: if the event is cut off, or its images lack columns that are needed.
@@ -72,7 +72,7 @@ def read_rows_event(event: Event, kind: RowsKind, table: TableMap) -> RowsEvent:
     if count != len(table.columns):
         stop_table(event, label, f"rows of {label} with {count} columns, {len(table.columns)} expected")
     size, all_columns = (count + 7) // 8, (1 << count) - 1
-    needs = {"insert": "a", "update": "ba", "delete": "b"}[kind]
+    needs = {"insert": "a", "update": "ba", "delete": "b"}[operation]
     present = bytes(body[at : at + size * len(needs)])
     bitmaps = [int.from_bytes(present[i * size : (i + 1) * size], "little") for i in range(len(needs))]
     for need, bitmap in zip(needs, bitmaps, strict=True):
@@ -86,12 +86,12 @@ def read_rows_event(event: Event, kind: RowsKind, table: TableMap) -> RowsEvent:
             data = memoryview(inflate(data, event))
         except TerminalError as error:
             raise TerminalError.of_table(f"{error.message} of {label}", label, place=event.where) from None
-    return RowsEvent(table, kind, data, event.where, present)
+    return RowsEvent(table, operation, data, event.where, present)
 
 
-def _complete(event: Event, schema: TableSchema, found: Sequence[str], needed: frozenset[str]) -> None:
+def _complete(event: Event, schema: TableSchema, present_names: Sequence[str], needed: frozenset[str]) -> None:
     """Stop unless images have all columns that are needed."""
-    missing = [c.name for c in schema.columns if c.name in needed.difference(found)]
+    missing = [c.name for c in schema.columns if c.name in needed.difference(present_names)]
     if missing:
         stop_table(
             event,

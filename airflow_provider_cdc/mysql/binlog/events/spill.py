@@ -26,8 +26,8 @@ def spill(parts: Sequence[memoryview]) -> list[memoryview]:
             f"the rows of a prepared XA transaction cannot be kept in {tempfile.gettempdir()}: {error.strerror}",
             "Make room there, or let TMPDIR name a larger folder",
         ) from None
-    found, at = [], 0
+    views, at = [], 0
     for part in parts:
-        found.append(area[at : at + len(part)])
+        views.append(area[at : at + len(part)])
         at += len(part)
-    return found
+    return views

@@ -27,51 +27,51 @@ class Judge:
     """Judges the statements of a binlog, one after the other.
 
     :param captured: the definitions of captured tables.
-    :param detours: looks up what leads to them. Without it a change by statement is judged by its own words alone: for
+    :param lookup: looks up what leads to them. Without it a change by statement is judged by its own words alone: for
         those who read behind one that has judged.
     """
 
-    def __init__(self, captured: Captured, detours: LookUp | None) -> None:
+    def __init__(self, captured: Captured, lookup: LookUp | None) -> None:
         # Where names that differ in case are those of several tables, a folded one may be that of each of them.
-        self._captured = [((fold(database), fold(table)), found) for (database, table), found in captured.items()]
-        self._look_up = detours
+        self._captured = [((fold(database), fold(table)), history) for (database, table), history in captured.items()]
+        self._look_up = lookup
         self._seen: Detours | None = None
 
-    def altered(self, event: Event, found: Statement) -> list[TableSchema]:
+    def altered(self, event: Event, statement: Statement) -> list[TableSchema]:
         """Captured tables that a DDL changes, and not to what their definitions say already.
 
         :raises DdlError: if their rows may be changed by a statement. Its text stays unsaid: it may hold secrets.
         """
         here, end = Position(event.file, event.start), Position(event.file, event.position)
         live = [(name, schema) for name, over_time in self._captured if (schema := over_time.at(here)) is not None]
-        dropped = {(database, table) for database in found.databases for (_, table), _ in live}
-        hit = [
+        dropped = {(database, table) for database in statement.databases for (_, table), _ in live}
+        changed = [
             schema
             for name, schema in live
-            if may_name(found.tables | dropped, name) and not _keeps_key(schema, found.index)
+            if may_name(statement.tables | dropped, name) and not _keeps_key(schema, statement.index)
         ]
-        if found.anything and not hit and self._look_up is None:
-            hit = [schema for _, schema in live[:1]]
-        if hit and found.kind == "dml":
+        if statement.anything and not changed and self._look_up is None:
+            changed = [schema for _, schema in live[:1]]
+        if changed and statement.kind == "dml":
             # Of the first of them: each of the others has its turn when that one is suspended.
-            message = f"{found.what} logged by statement may change captured table {hit[0].label}, at {event.where}"
+            message = f"{statement.what} logged by statement may change captured table {changed[0].label}, at {event.where}"
             raise DdlError.of_table(
-                f"{message}: its rows are not in the binlog", hit[0].label, place=event.where, first=_BY_ROW
+                f"{message}: its rows are not in the binlog", changed[0].label, place=event.where, first=_BY_ROW
             )
-        if live and not hit and self._look_up is not None:
-            self._check_detours(event, found, self._look_up, live)
+        if live and not changed and self._look_up is not None:
+            self._check_detours(event, statement, self._look_up, live)
         followed = {name for name, over_time in self._captured if over_time.begins_at(end)}
-        return sorted((schema for schema in hit if folded(schema.id) not in followed), key=lambda schema: schema.label)
+        return sorted((schema for schema in changed if folded(schema.id) not in followed), key=lambda schema: schema.label)
 
-    def check_emptied(self, event: Event, found: Statement) -> None:
+    def check_emptied(self, event: Event, statement: Statement) -> None:
         """Make sure that what is emptied is not a temporary table that hides the captured one.
 
         :raises DdlError: if it may be one.
         """
         if event.flags & THREAD_SPECIFIC:
-            label = ".".join(found.emptied or ())
+            label = ".".join(statement.emptied or ())
             raise DdlError.of_table(
-                f"{found.what} by a session that uses temporary tables, at {event.where}: whether of captured table "
+                f"{statement.what} by a session that uses temporary tables, at {event.where}: whether of captured table "
                 f"{label} or of a temporary one with its name, the binlog does not tell",
                 label,
                 place=event.where,
@@ -79,27 +79,27 @@ class Judge:
             )
 
     def _check_detours(
-        self, event: Event, found: Statement, look_up: LookUp, live: list[tuple[Table, TableSchema]]
+        self, event: Event, statement: Statement, lookup: LookUp, live: list[tuple[Table, TableSchema]]
     ) -> None:
-        if found.kind in ("ddl", "harmless"):
+        if statement.kind in ("ddl", "harmless"):
             self._seen = None  # the catalog may not be what it was
-        if not found.mentioned or stays_inside(found):
+        if not statement.mentioned or stays_inside(statement):
             return
         if self._seen is None:
-            self._seen = look_up()
+            self._seen = lookup()
         if self._seen is None:
             raise DdlError(
-                f"{found.what} logged by statement, at {event.where}: whether a view, a trigger or a function leads "
+                f"{statement.what} logged by statement, at {event.where}: whether a view, a trigger or a function leads "
                 "from what it names to a captured table may not be seen",
                 f"{_SEE}; if one does, let writers use binlog_format=ROW, then start with a fresh sink.path",
             )
-        if taken := self._seen.taken(found):
+        if paths := self._seen.taken(statement):
             # Of the first of the tables to which it leads: each of the others has its turn when that one is suspended.
-            led = (schema.label for name, schema in live if self._seen.leads(found, name))
+            labels = (schema.label for name, schema in live if self._seen.leads(statement, name))
             raise DdlError.of_table(
-                f"{found.what} logged by statement may change captured tables through {'.'.join(taken[0])} (a view, "
+                f"{statement.what} logged by statement may change captured tables through {'.'.join(paths[0])} (a view, "
                 f"trigger, function or foreign key), at {event.where}: the rows are not in the binlog",
-                next(led, live[0][1].label),
+                next(labels, live[0][1].label),
                 place=event.where,
                 first=_BY_ROW,
             )

@@ -223,9 +223,9 @@ def _compare_layout(column: Column, wire: WireColumn, schema: TableSchema, where
     if wire.type == NEWDATE:
         wire = wire._replace(type=DATE)
     if wire.type != expected.type:
-        found = _TYPE_NAMES.get(wire.type, f"type {wire.type}")
+        type_name = _TYPE_NAMES.get(wire.type, f"type {wire.type}")
         _differs(
-            schema, f"has column {column.name} as {found} in the binlog and {column.column_type} in the catalog", where
+            schema, f"has column {column.name} as {type_name} in the binlog and {column.column_type} in the catalog", where
         )
     if wire != expected:
         text = f"{wire.precision},{wire.scale}" if wire.type == NEWDECIMAL else str(wire.size)
@@ -241,14 +241,14 @@ def _as_catalog(member: str) -> str:
     return "".join(c if c <= "\uffff" else "?" for c in member)
 
 
-def with_members(column: Column, table: TableMap, texts: Decoders) -> Column:
+def with_members(column: Column, table: TableMap, decoders: Decoders) -> Column:
     """An ENUM or SET column with the members of the event, which are exact, in place of the catalog's.
 
-    :param texts: how text is decoded.
+    :param decoders: how text is decoded.
     :raises TerminalError: if the members differ, or if the catalog's may be inexact and there are no others.
     """
-    schema, kind, told = table.schema, column.data_type.upper(), table.members.get(column.name)
-    if told is None:
+    schema, kind, member_bytes = table.schema, column.data_type.upper(), table.members.get(column.name)
+    if member_bytes is None:
         if any("?" in m for m in column.members):
             raise TerminalError.of_table(
                 f"a member of {kind} column {column.name} of {schema.label} has a question mark in the catalog, which "
@@ -259,17 +259,17 @@ def with_members(column: Column, table: TableMap, texts: Decoders) -> Column:
                 first="SET PERSIST binlog_row_metadata = 'FULL' on the server",
             )
         return column
-    decode = texts[column.charset or "utf8mb4"]
+    decode = decoders[column.charset or "utf8mb4"]
     try:
-        members = tuple(decode(member) for member in told)
+        members = tuple(decode(member) for member in member_bytes)
     except UnicodeDecodeError:
         members = ()
     if tuple(_as_catalog(m) for m in members) != column.members:
-        found = ", ".join(member.decode("utf-8", "backslashreplace") for member in told)
+        binlog_members = ", ".join(member.decode("utf-8", "backslashreplace") for member in member_bytes)
         known = ", ".join(column.members)
         _differs(
             schema,
-            f"has other {kind} members in the binlog for column {column.name}: ({found}), and ({known}) in the catalog",
+            f"has other {kind} members in the binlog for column {column.name}: ({binlog_members}), and ({known}) in the catalog",
             table.where,
         )
     return replace(column, members=members)

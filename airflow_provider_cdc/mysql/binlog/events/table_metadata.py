@@ -82,13 +82,13 @@ def compare_metadata(
     def of(types: frozenset[int]) -> list[Column]:
         return [column for column, wire in zip(schema.columns, columns, strict=True) if wire.type in types]
 
-    found = dict(_fields(rest))
-    for kind, value in found.items():
+    fields = dict(_fields(rest))
+    for kind, value in fields.items():
         if kind == _SIGNS:
             _compare_signs(value, of(_HAS_SIGN))
         elif kind in (_CHARSET, _CHARSETS):
-            listed = of(_HAS_COLLATION_ON_MARIADB if collations.mariadb else _HAS_COLLATION)
-            _compare_charsets(value, kind == _CHARSET, listed, collations)
+            text_columns = of(_HAS_COLLATION_ON_MARIADB if collations.mariadb else _HAS_COLLATION)
+            _compare_charsets(value, kind == _CHARSET, text_columns, collations)
         elif kind in (_MEMBERS_CHARSET, _MEMBERS_CHARSETS):
             _compare_charsets(value, kind == _MEMBERS_CHARSET, of(_HAS_MEMBERS), collations)
         elif kind == _NAMES:
@@ -101,19 +101,19 @@ def compare_metadata(
         elif kind == _DIMENSIONS:
             for column, number in zip(of(frozenset({VECTOR})), _numbers(value), strict=True):
                 _compare(column, f"vector({number})", column.column_type)
-    if _NAMES in found and schema.key_index == "PRIMARY":  # else which index the server takes for the key may differ
-        _compare_key(found.get(_KEY), found.get(_KEY_OF_PREFIXES), schema)
+    if _NAMES in fields and schema.key_index == "PRIMARY":  # else which index the server takes for the key may differ
+        _compare_key(fields.get(_KEY), fields.get(_KEY_OF_PREFIXES), schema)
     members = dict[str, tuple[bytes, ...]]()
     for kind, wanted in ((_ENUM_MEMBERS, ENUM), (_SET_MEMBERS, SET)):
-        if kind in found:
-            lists = zip(of(frozenset({wanted})), _members(found[kind]), strict=True)
+        if kind in fields:
+            lists = zip(of(frozenset({wanted})), _members(fields[kind]), strict=True)
             members |= {column.name: texts for column, texts in lists}
     return members
 
 
-def _compare(column: Column, found: str, known: str) -> None:
-    if found != known:
-        raise DifferenceError(f"has column {column.name} as {found} in the binlog and {known} in the catalog")
+def _compare(column: Column, in_binlog: str, in_catalog: str) -> None:
+    if in_binlog != in_catalog:
+        raise DifferenceError(f"has column {column.name} as {in_binlog} in the binlog and {in_catalog} in the catalog")
 
 
 def _compare_signs(value: memoryview, columns: Sequence[Column]) -> None:
@@ -136,9 +136,9 @@ def _compare_charsets(value: memoryview, is_default: bool, columns: Sequence[Col
     for column, number in zip(columns, numbers, strict=True):
         has_text = column.data_type in TEXT_TYPES | MEMBER_TYPES
         known = canonical(str(column.charset)) if has_text else "binary"
-        if (found := collations.charset(number)) != known:
+        if (charset := collations.charset(number)) != known:
             raise DifferenceError(
-                f"has column {column.name} in character set {found} in the binlog and {known} in the catalog"
+                f"has column {column.name} in character set {charset} in the binlog and {known} in the catalog"
             )
 
 
@@ -148,10 +148,10 @@ def _compare_key(whole: memoryview | None, prefixes: memoryview | None, schema: 
     if prefixes is not None:
         numbers = list(_numbers(prefixes))
         parts = list(zip(numbers[::2], numbers[1::2], strict=True))
-    found = [schema.columns[number].name + (f"({size})" if size else "") for number, size in parts]
-    if found != [*schema.key]:
+    key_in_binlog = [schema.columns[number].name + (f"({size})" if size else "") for number, size in parts]
+    if key_in_binlog != [*schema.key]:
         raise DifferenceError(
-            f"has the primary key ({', '.join(found)}) in the binlog and ({', '.join(schema.key)}) in the catalog"
+            f"has the primary key ({', '.join(key_in_binlog)}) in the binlog and ({', '.join(schema.key)}) in the catalog"
         )
 
 

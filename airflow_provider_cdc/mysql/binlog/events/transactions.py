@@ -96,19 +96,19 @@ class Reached:
 
 
 def read_transactions(
-    events: Iterable[Event], captured: Captured, collations: Collations = NO_COLLATIONS, *, tell_ddl: bool = False
+    events: Iterable[Event], captured: Captured, collations: Collations = NO_COLLATIONS, *, yield_ddl: bool = False
 ) -> Iterator[Transaction | Reached]:
     """Assemble events into whole transactions.
 
     :param events: events from the start of a transaction on.
     :param captured: the definitions of captured tables.
     :param collations: those of the server; readers of no captured table need none.
-    :param tell_ddl: say in ``Transaction.altered`` that a definition changed, instead of stopping.
+    :param yield_ddl: say in ``Transaction.altered`` that a definition changed, instead of stopping.
     :returns: every transaction, also those without captured rows, and every place reached between them.
     :raises TerminalError: for anything that cannot be understood or followed.
     :raises DdlError: for a statement that changes a captured table.
     """
-    assembler = Assembler(captured, collations, tell_ddl)
+    assembler = Assembler(captured, collations, yield_ddl)
     for event in events:
         if event.type == TRANSACTION_PAYLOAD:
             for inner in inner_events(event):
@@ -157,19 +157,19 @@ class Assembler:
 
     :param captured: tables whose rows are wanted.
     :param collations: those of the server.
-    :param tell_ddl: see :func:`read_transactions`.
-    :param detours: see :class:`~airflow_provider_cdc.mysql.binlog.events.statement_guard.Judge`.
+    :param yield_ddl: see :func:`read_transactions`.
+    :param indirect_writes: see :class:`~airflow_provider_cdc.mysql.binlog.events.statement_guard.Judge`.
     """
 
     def __init__(
         self,
         captured: Captured,
         collations: Collations,
-        tell_ddl: bool = False,
-        detours: LookUp | None = None,
+        yield_ddl: bool = False,
+        indirect_writes: LookUp | None = None,
     ) -> None:
-        self.captured, self._collations, self.tell_ddl = captured, collations, tell_ddl
-        self._judge = Judge(captured, detours)
+        self.captured, self._collations, self.tell_ddl = captured, collations, yield_ddl
+        self._judge = Judge(captured, indirect_writes)
         self.open: OpenTransaction | None = None
         # Table maps repeat without end: those that have been checked are known by the definition and their bytes.
         self.checked: dict[tuple[str, tuple[Column, ...], bytes], TableMap] = {}
@@ -288,13 +288,13 @@ class Assembler:
         return self._end(event, prepared=xid_text(format_id, name[:gtrid_size], name[gtrid_size:]))
 
     def _statement(self, event: Event, query: Query) -> Iterator[Transaction]:
-        found = classify(query.text, query.database, query.quoting)
+        statement = classify(query.text, query.database, query.quoting)
         tx = self._transaction(event)
         if not tx.idle:
-            self._check(event, found, query)
-        if found.kind in ("begin", "xa_start"):
-            tx.begun, tx.xa = True, found.kind == "xa_start"
-        elif found.kind == "commit":
+            self._check(event, statement, query)
+        if statement.kind in ("begin", "xa_start"):
+            tx.begun, tx.xa = True, statement.kind == "xa_start"
+        elif statement.kind == "commit":
             if tx.rows:  # of the first of its tables: each of the others has its turn when that one is suspended
                 stop_table(
                     event,
@@ -305,11 +305,11 @@ class Assembler:
                     "Make the other table ENGINE=InnoDB (or Aria with TRANSACTIONAL=0)",
                 )
             yield self._end(event)
-        elif found.kind == "rollback":
+        elif statement.kind == "rollback":
             yield self._end(event, keep=False)
-        elif found.kind in ("xa_commit", "xa_rollback"):
-            yield self._end(event, finished=found.xid, committed=found.kind == "xa_commit")
-        elif found.kind == "rollback_to":
+        elif statement.kind in ("xa_commit", "xa_rollback"):
+            yield self._end(event, finished=statement.xid, committed=statement.kind == "xa_commit")
+        elif statement.kind == "rollback_to":
             if tx.rows:
                 stop_table(
                     event,
@@ -321,25 +321,25 @@ class Assembler:
         elif not tx.begun:
             yield self._end(event)  # a statement of its own: DDL
 
-    def _check(self, event: Event, found: Statement, query: Query) -> None:
+    def _check(self, event: Event, statement: Statement, query: Query) -> None:
         """Stop at a statement that changes a captured table."""
-        altered = self._judge.altered(event, found)
-        if not altered:
+        changed = self._judge.altered(event, statement)
+        if not changed:
             return
         tx = self._transaction(event)
-        emptied = self.captured.get(found.emptied) if found.emptied is not None else None
-        if emptied is not None and len({folded(schema.id) for schema in altered}) == 1 and not tx.begun:
-            if emptied.at(Position(event.file, event.start)) is None:
+        emptied_history = self.captured.get(statement.emptied) if statement.emptied is not None else None
+        if emptied_history is not None and len({folded(schema.id) for schema in changed}) == 1 and not tx.begun:
+            if emptied_history.at(Position(event.file, event.start)) is None:
                 return  # it is not of concern here; what is altered is another table, whose name differs in case
-            self._judge.check_emptied(event, found)
-            tx.emptied = found.emptied
+            self._judge.check_emptied(event, statement)
+            tx.emptied = statement.emptied
         elif self.tell_ddl:
-            tx.altered |= {schema.id for schema in altered}
+            tx.altered |= {schema.id for schema in changed}
             tx.ddl = None if tx.begun else query
             tx.temporary = bool(event.flags & THREAD_SPECIFIC)
         else:
-            message = f"{found.what} on captured table {altered[0].label}, at {event.where}"
-            raise DdlError(message, FRESH, table=altered[0].label, place=event.where)
+            message = f"{statement.what} on captured table {changed[0].label}, at {event.where}"
+            raise DdlError(message, FRESH, table=changed[0].label, place=event.where)
 
     def _table_map(self, event: Event) -> None:
         tx = self._transaction(event)
@@ -347,11 +347,11 @@ class Assembler:
             table_id, name, at = table_of(event.body)
         except IndexError:
             stop(event, "a cut off table map")
-        schema, over = None, False
-        if found := self.captured.get(name):
-            schema = found.at(Position(event.file, event.start))
+        schema, is_suspended = None, False
+        if history := self.captured.get(name):
+            schema = history.at(Position(event.file, event.start))
             if schema is None and tx.xa:  # it may become visible where the table is of concern
-                schema, over = found.steps[0][1], True
+                schema, is_suspended = history.steps[0][1], True
         if schema is None:
             tx.tables[table_id] = None
             return
@@ -360,7 +360,7 @@ class Assembler:
             try:
                 self.checked[known] = read_table_map(event.body, at, schema, event.where, self._collations)
             except TerminalError:
-                if over:  # from before the DDL, which has waited for the end of the XA transaction
+                if is_suspended:  # from before the DDL, which has waited for the end of the XA transaction
                     tx.tables[table_id] = None
                     return
                 if not self.tell_ddl:

@@ -16,18 +16,18 @@ from airflow_provider_cdc.mysql.binlog.events.transactions import Transaction, r
 class Prepared:
     """Holds the rows of XA transactions from XA PREPARE to their end.
 
-    :param known: rows of those that are prepared where the reading begins, by name.
+    :param known_rows: rows of those that are prepared where the reading begins, by name.
     :param look_back: finds the rows of one that is committed and was prepared before the reading began.
     :param captured: the definitions of captured tables.
     """
 
     def __init__(
         self,
-        known: Mapping[str, tuple[RowsEvent, ...]],
+        known_rows: Mapping[str, tuple[RowsEvent, ...]],
         look_back: Callable[[Transaction], tuple[RowsEvent, ...]],
         captured: Captured,
     ) -> None:
-        self._rows, self._look_back, self._captured = dict(known), look_back, captured
+        self._rows, self._look_back, self._captured = dict(known_rows), look_back, captured
 
     def visible(self, transaction: Transaction) -> tuple[RowsEvent, ...]:
         """The row events that become visible with a transaction, to be read in the order of the binlog."""
@@ -74,16 +74,16 @@ def read_prepared(
     :param open_at: opens a binlog stream at a position.
     :param captured: captured tables.
     """
-    known: dict[str, tuple[RowsEvent, ...]] = {}
+    rows_by_xid: dict[str, tuple[RowsEvent, ...]] = {}
     for text in entries:
         xid, at = parse_entry(text)
-        known[xid] = ()
+        rows_by_xid[xid] = ()
         if at is not None:
             with closing(open_at(at)) as stream:
-                found = next(
+                transaction = next(
                     t for t in read_transactions(stream, captured, stream.collations) if isinstance(t, Transaction)
                 )
-            if found.xa_prepared != xid:
+            if transaction.xa_prepared != xid:
                 raise TransientError(f"there is no XA PREPARE of {xid} at {at}", "Run again")
-            known[xid] = found.prepared
-    return known
+            rows_by_xid[xid] = transaction.prepared
+    return rows_by_xid

@@ -29,11 +29,11 @@ def crc_tables() -> Any:
 @inlined  # type: ignore[untyped-decorator]
 def _half(tables: Any, word: Any, first: Any) -> Any:
     """What eight bytes contribute; the lowest one stands first."""
-    found = np.uint32(0)
+    crc = np.uint32(0)
     for i in range(8):
         byte = np.int64((word >> np.uint64(8 * i)) & np.uint64(0xFF))
-        found ^= tables[np.uint64(256 * (first - i) + byte)]
-    return found
+        crc ^= tables[np.uint64(256 * (first - i) + byte)]
+    return crc
 
 
 @inlined  # type: ignore[untyped-decorator]

@@ -38,10 +38,10 @@ _NEEDED = 1 << _UUID | 1 << _GNO | 1 << _TAG
 
 @inlined  # type: ignore[untyped-decorator]
 def _big64(data: Any, at: Any) -> Any:
-    found = np.uint64(0)
+    word = np.uint64(0)
     for i in range(8):
-        found = (found << np.uint64(8)) | np.uint64(data[at + i])
-    return np.int64(found)
+        word = (word << np.uint64(8)) | np.uint64(data[at + i])
+    return np.int64(word)
 
 
 @called  # type: ignore[untyped-decorator]

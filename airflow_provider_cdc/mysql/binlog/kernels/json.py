@@ -265,9 +265,9 @@ def _documents(data: Any, begins: Any, valid: Any, out: Any, ends: Any, left: An
             out[o], out[o + 1], out[o + 2], out[o + 3] = 110, 117, 108, 108
             o += 4
             continue
-        found = _document(data, at, end, out, o, o + _GROWTH * (end - at) + _LEAST + 32, stack)
-        left[row] = found < 0
-        o = o if found < 0 else found
+        text_end = _document(data, at, end, out, o, o + _GROWTH * (end - at) + _LEAST + 32, stack)
+        left[row] = text_end < 0
+        o = o if text_end < 0 else text_end
     ends[valid.shape[0]] = o
 
 

@@ -27,18 +27,18 @@ _OLD_SHIFT = 838 * 3600 + 59 * 60 + 60  # as in values
 @inlined  # type: ignore[untyped-decorator]
 def _big(data: Any, at: Any, size: Any) -> Any:
     """A number of so many bytes, most significant first."""
-    found = np.int64(0)
+    number = np.int64(0)
     for i in range(size):
-        found = (found << 8) | np.int64(data[at + i])
-    return found
+        number = (number << 8) | np.int64(data[at + i])
+    return number
 
 
 @inlined  # type: ignore[untyped-decorator]
 def _power(digits: Any) -> Any:
-    found = np.int64(1)
+    power = np.int64(1)
     for _ in range(digits):
-        found *= 10
-    return found
+        power *= 10
+    return power
 
 
 @inlined  # type: ignore[untyped-decorator]
@@ -161,13 +161,13 @@ def _digit_bytes(digits: Any) -> Any:
 @inlined  # type: ignore[untyped-decorator]
 def _group(data: Any, at: Any, size: Any, is_first: Any, flip: Any) -> Any:
     """The digits of a group as a number. The top bit of all is the sign; all bits of a negative number are inverted."""
-    found = np.int64(0)
+    number = np.int64(0)
     for i in range(size):
         byte = np.int64(data[at + i]) ^ flip
         if is_first and i == 0:
             byte ^= 0x80
-        found = (found << 8) | byte
-    return found
+        number = (number << 8) | byte
+    return number
 
 
 @inlined  # type: ignore[untyped-decorator]

@@ -70,8 +70,8 @@ def _frame(data: Any, at: Any, end: Any) -> Any:
         at += length
     if at < 0 or compression != _ZSTD:
         return np.int64(0), np.int64(0)
-    own = _content_size(data, at, end)
-    return at, size if own == size or own == _UNKNOWN else np.int64(0)
+    claimed_size = _content_size(data, at, end)
+    return at, size if claimed_size == size or claimed_size == _UNKNOWN else np.int64(0)
 
 
 @inlined  # type: ignore[untyped-decorator]
@@ -103,19 +103,19 @@ def _content_size(data: Any, at: Any, end: Any) -> Any:
     event_types.__file__,
     primitives.__file__,
 )
-def find_payloads(data: Any, end: Any, state: Any, most: Any, found: Any) -> Any:
+def find_payloads(data: Any, end: Any, state: Any, max_unpacked: Any, lines: Any) -> Any:
     """List the payloads among the whole packets that stand in a byte array before ``end``, from ``state[AT]`` on.
 
     The packets are taken as they are: who walks them checks them.
 
-    :param most: bytes that all of them together may unpack to.
-    :param found: a line for each.
+    :param max_unpacked: bytes that all of them together may unpack to.
+    :param lines: a line for each.
     :returns: how many lines were written; none if the first packet is not a payload that is for us.
     """
     packet, total, count = state[AT], np.int64(0), np.int64(0)
     if packet < 0 or end + SLACK > data.shape[0]:
         return count
-    while count < found.shape[0] and end - packet >= 4:
+    while count < lines.shape[0] and end - packet >= 4:
         size = np.int64(take32(data, packet) & np.uint32(0xFF_FFFF))
         if size == 0xFF_FFFF or end - packet - 4 < size:
             break
@@ -123,10 +123,10 @@ def find_payloads(data: Any, end: Any, state: Any, most: Any, found: Any) -> Any
         at = packet + 5 + _HEADER
         if stop - at > 0 and data[packet + 9] == TRANSACTION_PAYLOAD:
             frame, unpacked = _frame(data, at, stop)
-            if unpacked == 0 or unpacked > most - total:
+            if unpacked == 0 or unpacked > max_unpacked - total:
                 break
-            found[count, WHERE], found[count, FRAME], found[count, FRAME_END] = packet, frame, stop
-            found[count, UNPACKED_FROM], found[count, UNPACKED_END] = total, total + unpacked
+            lines[count, WHERE], lines[count, FRAME], lines[count, FRAME_END] = packet, frame, stop
+            lines[count, UNPACKED_FROM], lines[count, UNPACKED_END] = total, total + unpacked
             count += 1
             total += unpacked
         elif count == 0:

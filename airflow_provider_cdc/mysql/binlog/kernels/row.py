@@ -141,22 +141,22 @@ def _blank(kind: Any, lines: Any, i: Any, row: Any) -> Any:
 def _temporal(data: Any, at: Any, kind: Any, size: Any, fraction: Any, target: Any) -> Any:
     """Store a date or time; DONE or what is wrong."""
     if kind == DATE:
-        found, why = read_date(data, at)
-        store32(target, np.uint32(found))
+        stored, why = read_date(data, at)
+        store32(target, np.uint32(stored))
         return why
     if kind == DATETIME:
-        found, why = read_datetime(data, at, fraction)
+        stored, why = read_datetime(data, at, fraction)
     elif kind == TIMESTAMP:
-        found, why = read_timestamp(data, at, fraction)
+        stored, why = read_timestamp(data, at, fraction)
     elif kind == TIME:
-        found, why = read_time(data, at, fraction)
+        stored, why = read_time(data, at, fraction)
     elif kind == OLD_DATETIME:
-        found, why = read_old_datetime(data, at, size, fraction)
+        stored, why = read_old_datetime(data, at, size, fraction)
     elif kind == OLD_TIMESTAMP:
-        found, why = read_old_timestamp(data, at, size, fraction)
+        stored, why = read_old_timestamp(data, at, size, fraction)
     else:
-        found, why = read_old_time(data, at, size, fraction)
-    store64(target, np.uint64(found))
+        stored, why = read_old_time(data, at, size, fraction)
+    store64(target, np.uint64(stored))
     return why
 
 
@@ -252,16 +252,16 @@ def _image(data: Any, at: Any, end: Any, lines: Any, first: Any, count: Any, pre
                     return -DAMAGED
             else:
                 length = size
-            kept = lines[i, SCALE] if kind == PADDED else (_LONGEST_DECIMAL if kind == LONG_DECIMAL else length)
+            stored_size = lines[i, SCALE] if kind == PADDED else (_LONGEST_DECIMAL if kind == LONG_DECIMAL else length)
             offsets = lines[i, OFFSETS] + 4 * row
             used = np.int64(load32(offsets))
-            if used + kept > lines[i, CAPACITY]:
-                state[WANTED] = used + kept
+            if used + stored_size > lines[i, CAPACITY]:
+                state[WANTED] = used + stored_size
                 return -ROOM
             target = lines[i, VALUES] + used
             if kind == LONG_DECIMAL:
-                kept = read_long_decimal(data, at, lines[i, LIMIT], lines[i, SCALE], lines[i, RULES] & ZEROFILL, target)
-                if kept < 0:
+                stored_size = read_long_decimal(data, at, lines[i, LIMIT], lines[i, SCALE], lines[i, RULES] & ZEROFILL, target)
+                if stored_size < 0:
                     return -DAMAGED
             elif length <= 16:
                 store64(target, take64(data, at))
@@ -269,9 +269,9 @@ def _image(data: Any, at: Any, end: Any, lines: Any, first: Any, count: Any, pre
             else:
                 copy(target, data, at, length)
             if kind == PADDED:
-                for n in range(length, kept):
+                for n in range(length, stored_size):
                     store8(target + n, np.uint8(0))
-            store32(offsets + 4, np.uint32(used + kept))
+            store32(offsets + 4, np.uint32(used + stored_size))
             at += length
         elif kind >= DATE and kind <= OLD_TIME:
             target = lines[i, VALUES] + (4 if kind == DATE else 8) * row
@@ -390,13 +390,13 @@ def read_images(
     data: Any,
     at: Any,
     end: Any,
-    number: Any,
-    change: Any,
+    table_number: Any,
+    operation: Any,
     before: Any,
     after: Any,
-    both: Any,
+    with_before_images: Any,
     seq: Any,
-    stamp: Any,
+    commit_us: Any,
     tables: Any,
     lines: Any,
     state: Any,
@@ -406,9 +406,9 @@ def read_images(
     :param before: where it stands which columns the first image of an update has; ``None`` if all images have all.
     :param after: the same of the second one, and of every image that is not an update's.
     """
-    table = tables[number]
+    table = tables[table_number]
     if table[SPACE] < 0:
-        return _count(data, at, end, change, table, lines, before, after, state)
+        return _count(data, at, end, operation, table, lines, before, after, state)
     first, count, row = table[FIRST], table[COUNT], table[ROW]
     why = DONE
     while at < end:
@@ -416,30 +416,30 @@ def read_images(
             why = ROWS
             break
         start, op, last = at, _C, row
-        if change == UPDATE:
+        if operation == UPDATE:
             op, start = _U, _skip(data, at, end, lines, first, count, before)
             if start < 0 or start >= end:
                 why = DAMAGED
                 state[COLUMN] = -1
                 break
-            if both or not _same_key(data, at, start, end, lines, first, count, table[KEYS], before, after):
-                found = _image(data, at, start, lines, first, count, before, row, state)
-                if found < 0:
-                    why = -found
+            if with_before_images or not _same_key(data, at, start, end, lines, first, count, table[KEYS], before, after):
+                image_end = _image(data, at, start, lines, first, count, before, row, state)
+                if image_end < 0:
+                    why = -image_end
                     break
-                store8(table[OPS] + row, np.uint8(_BEFORE if both else _D))
+                store8(table[OPS] + row, np.uint8(_BEFORE if with_before_images else _D))
                 last = row + 1
-        elif change == DELETE:
+        elif operation == DELETE:
             op = _D
-        found = _image(data, start, end, lines, first, count, after, last, state)
-        if found < 0:
-            why = -found
+        image_end = _image(data, start, end, lines, first, count, after, last, state)
+        if image_end < 0:
+            why = -image_end
             break
         store8(table[OPS] + last, np.uint8(op))
         for i in range(row, last + 1):
             store64(table[SEQS] + 8 * i, np.uint64(seq))
-            store64(table[STAMPS] + 8 * i, np.uint64(stamp))
-        row, at = last + 1, found
+            store64(table[STAMPS] + 8 * i, np.uint64(commit_us))
+        row, at = last + 1, image_end
     table[ROW], state[AT] = row, at
     return why
 
@@ -455,12 +455,12 @@ def read_rows(
     data: Any,
     at: Any,
     end: Any,
-    number: Any,
-    change: Any,
+    table_number: Any,
+    operation: Any,
     present: Any,
-    both: Any,
+    with_before_images: Any,
     seq: Any,
-    stamp: Any,
+    commit_us: Any,
     tables: Any,
     lines: Any,
     state: Any,
@@ -471,22 +471,22 @@ def read_rows(
     the new image; if the key changed, ``d`` with the old image comes before it. Where rows are only counted, an update
     is one.
 
-    :param number: line of the table in ``tables``.
-    :param change: INSERT, UPDATE or DELETE.
+    :param table_number: line of the table in ``tables``.
+    :param operation: INSERT, UPDATE or DELETE.
     :param present: where, in front of the images, it stands which columns they have: a bitmap, of an update one for
         the old images and one for the new ones. Negative if they have all.
-    :param both: whether every update gives its old image, as ``b``.
+    :param with_before_images: whether every update gives its old image, as ``b``.
     :param seq: ``_cdc_seq`` of the rows.
-    :param stamp: ``_cdc_ts`` of the rows.
+    :param commit_us: ``_cdc_ts`` of the rows.
     :param state: tells where it ended, for the next call.
     :returns: why it ended.
     """
-    if at < 0 or at > end or end + primitives.SLACK > data.shape[0] or number < 0 or number >= tables.shape[0]:
+    if at < 0 or at > end or end + primitives.SLACK > data.shape[0] or table_number < 0 or table_number >= tables.shape[0]:
         return DAMAGED
     if present < 0:
-        return read_images(data, at, end, number, change, None, None, both, seq, stamp, tables, lines, state)
-    size = (tables[number, COUNT] + 7) >> 3
-    after = present + size if change == UPDATE else present
+        return read_images(data, at, end, table_number, operation, None, None, with_before_images, seq, commit_us, tables, lines, state)
+    size = (tables[table_number, COUNT] + 7) >> 3
+    after = present + size if operation == UPDATE else present
     if after + size > at:
         return DAMAGED
-    return read_images(data, at, end, number, change, present, after, both, seq, stamp, tables, lines, state)
+    return read_images(data, at, end, table_number, operation, present, after, with_before_images, seq, commit_us, tables, lines, state)

@@ -277,8 +277,8 @@ def _end(position: Any, state: Any, tables: Any, touched: Any, runs: Any) -> Any
                 store64(tables[slot, SEQS] + 8 * row, np.uint64(state[BASE] + position))
     if state[KIND] != ANONYMOUS:
         n = state[RUNS] - 1
-        own = state[BASE] + position if state[NAMED] and state[TOUCHED] > 0 else 0
-        follows = n >= 0 and own == 0 and runs[n, RUN_END] == 0 and runs[n, RUN_LAST] + 1 == state[GNO]
+        own_seq = state[BASE] + position if state[NAMED] and state[TOUCHED] > 0 else 0
+        follows = n >= 0 and own_seq == 0 and runs[n, RUN_END] == 0 and runs[n, RUN_LAST] + 1 == state[GNO]
         if follows:
             for i in range(SOURCE_FIELDS):
                 follows = follows and runs[n, i] == state[KIND + i]
@@ -286,7 +286,7 @@ def _end(position: Any, state: Any, tables: Any, touched: Any, runs: Any) -> Any
             n += 1
             for i in range(SOURCE_FIELDS):
                 runs[n, i] = state[KIND + i]
-            runs[n, RUN_FIRST], runs[n, RUN_END] = state[GNO], own
+            runs[n, RUN_FIRST], runs[n, RUN_END] = state[GNO], own_seq
             state[RUNS] = n + 1
         runs[n, RUN_LAST] = state[GNO]
     state[OPEN], state[TOUCHED], state[SAFE] = 0, 0, position

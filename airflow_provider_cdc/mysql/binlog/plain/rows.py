@@ -59,11 +59,11 @@ class _NoValue(Exception):
     """A stored date that is invalid; the text says which."""
 
 
-def decode_rows(event: RowsEvent, texts: Decoders = UNICODE) -> list[tuple[Image | None, Image | None]]:
+def decode_rows(event: RowsEvent, decoders: Decoders = UNICODE) -> list[tuple[Image | None, Image | None]]:
     """Decode the rows of an event.
 
     :param event: a rows event of a captured table.
-    :param texts: how text is decoded.
+    :param decoders: how text is decoded.
     :returns: (before, after) of each row, each a tuple of values in the order of the schema's columns; an insert has
         no before, a delete no after. Integers and YEAR are int, DECIMAL is Decimal (str above 38 digits), FLOAT and
         DOUBLE are float, text, ENUM, SET and JSON are str, binary, BIT and geometry are bytes, VECTOR is a list of
@@ -74,7 +74,7 @@ def decode_rows(event: RowsEvent, texts: Decoders = UNICODE) -> list[tuple[Image
         column and place.
     """
     data = bytes(event.data)
-    readers = _readers(event.table, texts)
+    readers = _readers(event.table, decoders)
     every = range(len(readers))
     size = (len(readers) + 7) // 8
     parts = [event.present[i : i + size] for i in range(0, len(event.present), size)]
@@ -140,15 +140,15 @@ def _reason(error: Exception) -> tuple[Reason, str]:
 
 
 @lru_cache(maxsize=1024)
-def _readers(table: TableMap, texts: Decoders) -> tuple[Reader, ...]:
+def _readers(table: TableMap, decoders: Decoders) -> tuple[Reader, ...]:
     # Table maps and decoders are kept and compared as objects, one for each table that is read.
     nulls = table.schema.may_be_null
-    found = []
+    readers = []
     for known, wire in zip(table.schema.columns, table.columns, strict=True):
-        column = with_members(known, table, texts) if known.data_type in MEMBER_TYPES else known
-        read = _reader(column, wire, texts.of_keys if column.name in table.schema.key else texts)
-        found.append(_or_null(read, wire, column) if column.name in nulls and column.data_type in _DATES else read)
-    return tuple(found)
+        column = with_members(known, table, decoders) if known.data_type in MEMBER_TYPES else known
+        read = _reader(column, wire, decoders.of_keys if column.name in table.schema.key else decoders)
+        readers.append(_or_null(read, wire, column) if column.name in nulls and column.data_type in _DATES else read)
+    return tuple(readers)
 
 
 def _or_null(read: Reader, wire: WireColumn, column: Column) -> Reader:

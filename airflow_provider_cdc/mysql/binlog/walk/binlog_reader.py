@@ -33,35 +33,35 @@ class BinlogReader:
 
     :param open_at: opens a blocking binlog stream at a position.
     :param captured: the definitions of captured tables.
-    :param lineage: numbers the transactions.
-    :param texts: see :class:`~airflow_provider_cdc.mysql.binlog.walk.space.Space`.
+    :param timeline: numbers the transactions.
+    :param decoders: see :class:`~airflow_provider_cdc.mysql.binlog.walk.space.Space`.
     :param count_only: whether rows are only counted.
-    :param both: whether updates give their old image, too, as ``b``.
-    :param named: whether :meth:`names` tells the GTIDs of transactions with rows.
-    :param tell_ddl: whether a change of a definition is told in a step's item, instead of an error.
-    :param detours: see :class:`~airflow_provider_cdc.mysql.binlog.events.statement_guard.Judge`.
+    :param with_before_images: whether updates give their old image, too, as ``b``.
+    :param with_gtids: whether :meth:`names` tells the GTIDs of transactions with rows.
+    :param yield_ddl: whether a change of a definition is told in a step's item, instead of an error.
+    :param indirect_writes: see :class:`~airflow_provider_cdc.mysql.binlog.events.statement_guard.Judge`.
     """
 
     def __init__(
         self,
         open_at: Callable[[Position], BinlogStream],
         captured: Captured,
-        lineage: Lineage,
-        texts: Decoders = UNICODE,
+        timeline: Lineage,
+        decoders: Decoders = UNICODE,
         *,
         count_only: bool = False,
-        both: bool = False,
-        named: bool = False,
-        tell_ddl: bool = False,
-        detours: LookUp | None = None,
+        with_before_images: bool = False,
+        with_gtids: bool = False,
+        yield_ddl: bool = False,
+        indirect_writes: LookUp | None = None,
     ) -> None:
-        self._open_at, self._captured, self._lineage, self._texts = open_at, captured, lineage, texts
+        self._open_at, self._captured, self._lineage, self._texts = open_at, captured, timeline, decoders
         self._how: dict[str, Any] = {
             "count_only": count_only,
-            "both": both,
-            "named": named,
-            "tell_ddl": tell_ddl,
-            "detours": detours,
+            "both": with_before_images,
+            "named": with_gtids,
+            "tell_ddl": yield_ddl,
+            "detours": indirect_writes,
         }
         self._stream: BinlogStream | None = None
         self._walker: Walker | None = None
@@ -92,13 +92,13 @@ class BinlogReader:
         elif low < high:
             self._steps = self._walker.steps(high, rows)
         self._left = rows
-        alive, moved = time.monotonic(), -1
+        alive, last_reached = time.monotonic(), -1
         while self._at < high and self._left > 0:
             step = self._next(high)
             self._left -= step.rows
             at = Position(step.file, step.position)
-            if self._at < at or step.reached != moved:
-                self._at, alive, moved = max(self._at, at), time.monotonic(), step.reached
+            if self._at < at or step.reached != last_reached:
+                self._at, alive, last_reached = max(self._at, at), time.monotonic(), step.reached
             elif time.monotonic() - alive > _STALL_SECONDS:
                 raise TransientError(f"the binlog did not reach {high}, it stands at {self._at}", "Run again")
             yield step
@@ -113,20 +113,20 @@ class BinlogReader:
         """Bytes of rows whose changes have not been taken."""
         return self._walker.held if self._walker else 0
 
-    def take(self, end: Position | None = None, only: Only | None = None) -> list[tuple[TableSchema, pa.RecordBatch]]:
+    def take(self, end: Position | None = None, key_filter: Only | None = None) -> list[tuple[TableSchema, pa.RecordBatch]]:
         """The changes since the last time: of whole transactions, and of an open one whose end is known.
 
         :param end: where the transaction ends that is open, for servers that do not tell.
-        :param only: changes may be left out if there are none for which this is true.
+        :param key_filter: changes may be left out if there are none for which this is true.
         """
-        walker, kept, self._kept = self._walker, self._kept, []
+        walker, rescued, self._kept = self._walker, self._kept, []
         if walker is None:
-            return kept
+            return rescued
         if not walker.can_take:
             if end is None:
-                return kept
+                return rescued
             walker.expect_end(end)
-        return kept + walker.take(only)
+        return rescued + walker.take(key_filter)
 
     def names(self) -> dict[int, str]:
         """GTIDs by ``_cdc_seq`` of the transactions whose changes have been taken since the last time."""
@@ -175,10 +175,10 @@ class BinlogReader:
                 if pause is None or at is None or (self._walker is not None and self._walker.is_split):
                     self.close()
                     raise
-                kept = [*self._kept, *(self._walker.rescue() if self._walker else ())]
+                rescued = [*self._kept, *(self._walker.rescue() if self._walker else ())]
                 names = self.names()
                 self.close()
-                self._kept, self._names, self._at = kept, names, at
+                self._kept, self._names, self._at = rescued, names, at
                 time.sleep(pause)
         raise AssertionError("unreachable")
 

@@ -64,18 +64,18 @@ class ColumnPlan(NamedTuple):
     finish: Callable[[pa.Array], pa.Array] | None = None
 
 
-def plan_column(column: Column, wire: WireColumn, table: TableMap, decoders: Decoders, left_out: bool) -> ColumnPlan:
+def plan_column(column: Column, wire: WireColumn, table: TableMap, decoders: Decoders, is_excluded: bool) -> ColumnPlan:
     """How a column of row events is read.
 
     :param wire: how the binlog lays it out.
     :param table: the table, and the members of its ENUM and SET columns.
-    :param left_out: whether its values are passed over.
+    :param is_excluded: whether its values are passed over.
     :raises TerminalError: for a type that is not known here.
     """
     kind, arrow, in_key = column.data_type, column.arrow_type, column.name in table.schema.key
     texts = decoders.of_keys if in_key else decoders
     size, has_length = _size(column, wire)
-    if left_out:
+    if is_excluded:
         return ColumnPlan(kernel.BYTES if has_length else kernel.FIXED, size, NOTHING)
     if kind in MEMBER_TYPES:
         column = with_members(column, table, decoders)
@@ -157,8 +157,8 @@ def each(convert: Callable[[bytes], Any], to: pa.DataType | None = None) -> Call
 
     def finish(values: pa.Array) -> pa.Array:
         known = values.dictionary_encode()
-        found = [convert(value) for value in known.dictionary.to_pylist()]
-        return pa.array(found, to or pa.string()).take(known.indices)
+        converted = [convert(value) for value in known.dictionary.to_pylist()]
+        return pa.array(converted, to or pa.string()).take(known.indices)
 
     return finish
 

@@ -39,8 +39,8 @@ class Gtids:
     def take(self) -> tuple[str, ...]:
         """The GTIDs since the last time."""
         self._drain()
-        found, self._texts = tuple(self._texts), []
-        return found
+        texts, self._texts = tuple(self._texts), []
+        return texts
 
     def take_names(self) -> dict[int, str]:
         """GTIDs by ``_cdc_seq`` of the transactions with rows since the last time."""

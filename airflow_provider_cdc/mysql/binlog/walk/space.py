@@ -42,14 +42,14 @@ class Space:
     """Space for changes of a table that grows as they come; it is used again after they have been taken.
 
     :param table: the table and its layout.
-    :param texts: how its text is decoded.
+    :param decoders: how its text is decoded.
     :param count_only: whether rows are only counted.
     """
 
-    def __init__(self, table: TableMap, texts: Decoders, *, count_only: bool = False) -> None:
+    def __init__(self, table: TableMap, decoders: Decoders, *, count_only: bool = False) -> None:
         self.table, columns = table, table.schema.columns
         self._plans = [
-            plan_column(c, wire, table, texts, count_only or c.name in table.schema.left_out)
+            plan_column(c, wire, table, decoders, count_only or c.name in table.schema.left_out)
             for c, wire in zip(columns, table.columns, strict=True)
         ]
         count = len(columns)
@@ -89,8 +89,8 @@ class Space:
 
     def fits(self, table: TableMap) -> bool:
         """Whether rows of another table map of the same table read alike."""
-        mine = self.table
-        return (table.schema, table.columns, table.members) == (mine.schema, mine.columns, mine.members)
+        own_map = self.table
+        return (table.schema, table.columns, table.members) == (own_map.schema, own_map.columns, own_map.members)
 
     def why(self, column: int, data: Any, at: int) -> str:
         """What is wrong with the date that stands at a place of the data."""

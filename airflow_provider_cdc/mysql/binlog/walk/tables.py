@@ -30,14 +30,14 @@ class Tables:
     """Space for the changes of each table, by its *slot*, and the table maps that announce them, by table id.
 
     :param state: what the machine code that walks shares, see :mod:`~airflow_provider_cdc.mysql.binlog.kernels`.
-    :param texts: see :class:`~airflow_provider_cdc.mysql.binlog.walk.space.Space`.
+    :param decoders: see :class:`~airflow_provider_cdc.mysql.binlog.walk.space.Space`.
     :param count_only: whether rows are only counted, not decoded.
 
     ``records``, ``columns``, ``maps``, ``touched`` and ``inner`` are what the machine code takes.
     """
 
-    def __init__(self, state: Any, texts: Decoders, count_only: bool) -> None:
-        self._state, self._texts, self._count_only = state, texts, count_only
+    def __init__(self, state: Any, decoders: Decoders, count_only: bool) -> None:
+        self._state, self._texts, self._count_only = state, decoders, count_only
         self._spaces: list[Space] = []
         # Not by id(): table maps of other readings go, and another table's may get the memory of one.
         self._slots: WeakKeyDictionary[TableMap, int] = WeakKeyDictionary()
@@ -77,20 +77,20 @@ class Tables:
         """Lay the table maps out anew, with room for as many more. A server never gives a table id twice: of too many
         only those of this statement stay, and others that are still in use will be told again.
         """
-        said = {int(line[walk_state.ID]): int(line[walk_state.SAID]) for line in self.maps}
+        statements = {int(line[walk_state.ID]): int(line[walk_state.SAID]) for line in self.maps}
         if len(self._told) > _MOST_IDS:
             now = int(self._state[walk_state.STATEMENT])
-            self._told = {known: told for known, told in self._told.items() if said.get(known) == now}
+            self._told = {known: announcement for known, announcement in self._told.items() if statements.get(known) == now}
         lines = max(64, 1 << (2 * len(self._told) + 2).bit_length())
         self.maps = np.full((lines, walk_state.MAP_FIELDS), -1, np.int64)
         for known, (other, its_slot) in self._told.items():
-            self._put(known, other, its_slot, said.get(known, -1))
+            self._put(known, other, its_slot, statements.get(known, -1))
 
     def announced(self) -> dict[int, TableMap | None]:
         """What the machine code knows to have been announced in this statement."""
-        said = self.maps[self.maps[:, walk_state.SAID] == self._state[walk_state.STATEMENT]]
+        announced_lines = self.maps[self.maps[:, walk_state.SAID] == self._state[walk_state.STATEMENT]]
         tables = {slot: space.table for slot, space in enumerate(self._spaces)}
-        return {int(m[walk_state.ID]): tables.get(int(m[walk_state.SLOT])) for m in said}
+        return {int(m[walk_state.ID]): tables.get(int(m[walk_state.SLOT])) for m in announced_lines}
 
     def changed(self) -> Iterator[Space]:
         """The tables that the open transaction has changed."""
@@ -117,10 +117,10 @@ class Tables:
         end = at + len(event.data)
         data: Any = np.empty(end + SLACK, np.uint8)
         data[:at], data[at:end] = np.frombuffer(event.present, np.uint8), event.data
-        change, both = _CHANGES[event.kind], state[walk_state.BOTH]
+        change, with_before_images = _CHANGES[event.kind], state[walk_state.BOTH]
         while True:
             why = row_kernel.read_rows(
-                data, at, end, slot, change, present, both, seq, commit_us, self.records, self.columns, self.inner
+                data, at, end, slot, change, present, with_before_images, seq, commit_us, self.records, self.columns, self.inner
             )
             if why == row_kernel.DONE:
                 return
@@ -146,24 +146,24 @@ class Tables:
                 f"an event of {schema.label} with more than 2 GiB in one column", schema.label, place=place
             )
         else:
-            found = schema.columns[column] if self.inner[row_kernel.COLUMN] >= 0 else None
+            failed_column = schema.columns[column] if self.inner[row_kernel.COLUMN] >= 0 else None
             if why == row_kernel.VALUE:
-                raise in_binlog(schema, found, "date", space.why(column, data, wanted), place)
-            raise in_binlog(schema, found, "damaged", "damaged value", place)
+                raise in_binlog(schema, failed_column, "date", space.why(column, data, wanted), place)
+            raise in_binlog(schema, failed_column, "damaged", "damaged value", place)
 
-    def take(self, only: Only | None) -> list[tuple[TableSchema, pa.RecordBatch]]:
+    def take(self, key_filter: Only | None) -> list[tuple[TableSchema, pa.RecordBatch]]:
         """The changes since the last time, a batch a table, in binlog order.
 
-        :param only: changes may be left out if there are none for which this is true.
+        :param key_filter: changes may be left out if there are none for which this is true.
         """
-        found: dict[tuple[str, str], tuple[TableSchema, list[pa.RecordBatch]]] = {}
+        by_table: dict[tuple[str, str], tuple[TableSchema, list[pa.RecordBatch]]] = {}
         for space in self._spaces:
-            if space.rows and only is not None and not space.has(*only):
+            if space.rows and key_filter is not None and not space.has(*key_filter):
                 space.forget()
             elif space.rows:
                 schema = space.table.schema
-                found.setdefault(schema.id, (schema, []))[1].append(_batch(space))
-        return [(schema, _together(schema, batches)) for schema, batches in found.values()]
+                by_table.setdefault(schema.id, (schema, []))[1].append(_batch(space))
+        return [(schema, _together(schema, batches)) for schema, batches in by_table.values()]
 
     def _lay_out(self) -> None:
         """One array for the lines of all tables, and one for the lines of all their columns."""
@@ -178,12 +178,12 @@ class Tables:
         touched[: len(self.touched)] = self.touched
         self.records, self.columns, self.touched = tables, lines, touched
 
-    def _put(self, table_id: int, body: Any, slot: int, said: int) -> None:
+    def _put(self, table_id: int, body: Any, slot: int, statement: int) -> None:
         mask = len(self.maps) - 1
         at = (table_id * 0x9E37_79B1) & mask
         while self.maps[at, walk_state.ID] not in (-1, table_id):
             at = (at + 1) & mask
-        self.maps[at] = (table_id, slot, body.ctypes.data, len(body) - SLACK, said)
+        self.maps[at] = (table_id, slot, body.ctypes.data, len(body) - SLACK, statement)
 
 
 def _batch(space: Space) -> pa.RecordBatch:

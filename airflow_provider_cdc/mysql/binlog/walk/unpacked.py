@@ -50,17 +50,17 @@ class Unpacked:
         """
         state, blocks = self._state, self._blocks
         count = find_payloads(blocks.data, blocks.end, state, _AHEAD, self.ahead)
-        block, decompress, found = memoryview(blocks.data), self._decompressor.decompress, list[bytes]()
+        block, decompress, contents = memoryview(blocks.data), self._decompressor.decompress, list[bytes]()
         with contextlib.suppress(ZstdError):
             for _, frame, frame_end, first, end in self.ahead[:count].tolist():
                 data = decompress(block[frame:frame_end], end - first, allow_extra_data=False)
                 if len(data) != end - first:
                     break
-                found.append(data)
-        if found:
-            self.data = np.frombuffer(bytearray().join((*found, bytes(SLACK))), np.uint8)
-        state[walk_state.UNPACKED], state[walk_state.USED] = len(found), 0
-        return bool(found)
+                contents.append(data)
+        if contents:
+            self.data = np.frombuffer(bytearray().join((*contents, bytes(SLACK))), np.uint8)
+        state[walk_state.UNPACKED], state[walk_state.USED] = len(contents), 0
+        return bool(contents)
 
     def enter(self, event: Event) -> None:
         """Unpack one transaction bit by bit from now on.

@@ -48,13 +48,13 @@ class Walker:
     :param stream: an open stream, from the start of a transaction on; nothing else may read from it.
     :param captured: the definitions of captured tables.
     :param seq_of: ``_cdc_seq`` of position 0 of a binlog file.
-    :param texts: see :class:`~airflow_provider_cdc.mysql.binlog.walk.space.Space`.
-    :param budget: bytes of rows after which a step is made, also inside of a transaction.
-    :param both: whether updates give their old image, too, as ``b``.
+    :param decoders: see :class:`~airflow_provider_cdc.mysql.binlog.walk.space.Space`.
+    :param byte_budget: bytes of rows after which a step is made, also inside of a transaction.
+    :param with_before_images: whether updates give their old image, too, as ``b``.
     :param count_only: whether rows are only counted, not decoded.
-    :param named: whether :meth:`names` tells the GTIDs of transactions with rows.
-    :param tell_ddl: see :func:`~airflow_provider_cdc.mysql.binlog.events.transactions.read_transactions`.
-    :param detours: see :class:`~airflow_provider_cdc.mysql.binlog.events.statement_guard.Judge`.
+    :param with_gtids: whether :meth:`names` tells the GTIDs of transactions with rows.
+    :param yield_ddl: see :func:`~airflow_provider_cdc.mysql.binlog.events.transactions.read_transactions`.
+    :param indirect_writes: see :class:`~airflow_provider_cdc.mysql.binlog.events.statement_guard.Judge`.
     """
 
     def __init__(
@@ -62,20 +62,20 @@ class Walker:
         stream: BinlogStream,
         captured: Captured,
         seq_of: Callable[[str], int],
-        texts: Decoders = UNICODE,
+        decoders: Decoders = UNICODE,
         *,
-        budget: int = 16 << 20,
-        both: bool = False,
+        byte_budget: int = 16 << 20,
+        with_before_images: bool = False,
         count_only: bool = False,
-        named: bool = False,
-        tell_ddl: bool = False,
-        detours: LookUp | None = None,
+        with_gtids: bool = False,
+        yield_ddl: bool = False,
+        indirect_writes: LookUp | None = None,
     ) -> None:
         self._stream, self._seq_of = stream, seq_of
-        self._assembler = Assembler(captured, stream.collations, tell_ddl, detours)
+        self._assembler = Assembler(captured, stream.collations, yield_ddl, indirect_writes)
         self._state: Any = np.zeros(walk_state.STATE, np.int64)
         self._blocks, self._gtids = Blocks(stream, self._state), Gtids(self._state)
-        self._tables = Tables(self._state, texts, count_only)
+        self._tables = Tables(self._state, decoders, count_only)
         self._tx: OpenTransaction | None = None
         self._tx_number, self._held = -1, 0
         self._unpacked = Unpacked(self._blocks, self._state)
@@ -83,8 +83,8 @@ class Walker:
         self._set_aside: dict[int, tuple[int, TableMap | None]] = {}
         self._failure: TransientError | TornFileError | None = None
         state = self._state
-        state[walk_state.BOTH], state[walk_state.COUNT_ONLY], state[walk_state.NAMED] = both, count_only, named
-        state[walk_state.BUDGET] = budget
+        state[walk_state.BOTH], state[walk_state.COUNT_ONLY], state[walk_state.NAMED] = with_before_images, count_only, with_gtids
+        state[walk_state.BUDGET] = byte_budget
         state[walk_state.MARIADB] = stream.is_mariadb
         state[walk_state.SAFE] = stream.position
         self._safe_file = stream.file
@@ -149,18 +149,18 @@ class Walker:
         """Bytes of rows that have been decoded since changes were last taken."""
         return self._held + int(self._state[walk_state.BYTES])
 
-    def take(self, only: Only | None = None) -> list[tuple[TableSchema, pa.RecordBatch]]:
+    def take(self, key_filter: Only | None = None) -> list[tuple[TableSchema, pa.RecordBatch]]:
         """The changes since the last time, a batch a table, in binlog order.
 
         Inside of a transaction they may be taken if the server told how long it is (``can_take``).
 
-        :param only: changes may be left out if there are none for which this is true.
+        :param key_filter: changes may be left out if there are none for which this is true.
         :raises TerminalError: for bytes that are not text, and damaged documents.
         """
         self._held = self._state[walk_state.BYTES] = 0
         if self._state[walk_state.COUNT_ONLY]:
             return []
-        return self._tables.take(only)
+        return self._tables.take(key_filter)
 
     def names(self) -> dict[int, str]:
         """GTIDs by ``_cdc_seq`` of the transactions with rows since the last time, that of the open one included."""
@@ -273,36 +273,36 @@ class Walker:
 
     def _assemble(self, event: Event) -> Transaction | None:
         assembler, state = self._assembler, self._state
-        was, known = assembler.open, len(assembler.open.rows) if assembler.open else 0
-        found = None
+        open_before, known = assembler.open, len(assembler.open.rows) if assembler.open else 0
+        transaction = None
         for result in assembler.take(event):
             if isinstance(result, Reached):
                 state[walk_state.SAFE], self._safe_file = result.position, result.file
             else:
-                found = result
-        now = assembler.open
-        if now is not None:
-            if now is not was:
+                transaction = result
+        open_now = assembler.open
+        if open_now is not None:
+            if open_now is not open_before:
                 state[walk_state.STATEMENT] += 1
                 state[walk_state.TRANSACTION] += 1
                 state[walk_state.TOUCHED], state[walk_state.EXPECTED] = 0, 0
                 known = 0
             # Rows of XA transactions that are to be decoded are kept as they are: they may never become visible.
-            if not now.xa or state[walk_state.COUNT_ONLY]:
+            if not open_now.xa or state[walk_state.COUNT_ONLY]:
                 seq = int(state[walk_state.BASE] + state[walk_state.EXPECTED])
-                for rows in now.rows[known:]:
+                for rows in open_now.rows[known:]:
                     self._tables.touch(self._tables.slot(rows.table))
-                    self._tables.decode(rows, seq, now.commit_us, self._place())
-                now.rows[known:] = [replace(r, data=memoryview(b"")) for r in now.rows[known:]]
+                    self._tables.decode(rows, seq, open_now.commit_us, self._place())
+                open_now.rows[known:] = [replace(r, data=memoryview(b"")) for r in open_now.rows[known:]]
             if event.type == TABLE_MAP:
-                self._announce(event, now)
-            elif not now.tables:
+                self._announce(event, open_now)
+            elif not open_now.tables:
                 state[walk_state.STATEMENT] += 1  # its end: what was announced counts no more
-        if found is None:
+        if transaction is None:
             return None
-        self._ended(found)
-        late = was is not None and was.xa and found.rows
-        return found if late or found.xa_prepared or found.xa_finished or found.emptied or found.altered else None
+        self._ended(transaction)
+        late = open_before is not None and open_before.xa and transaction.rows
+        return transaction if late or transaction.xa_prepared or transaction.xa_finished or transaction.emptied or transaction.altered else None
 
     def _announce(self, event: Event, now: OpenTransaction) -> None:
         """Let the machine code know a table map."""
@@ -321,19 +321,19 @@ class Walker:
     def _place(self) -> str:
         return f"{self._stream.file}:{int(self._state[walk_state.POSITION])}"
 
-    def _ended(self, found: Transaction) -> None:
+    def _ended(self, transaction: Transaction) -> None:
         """A transaction has ended by the plain code: number its rows, or forget them if they were taken back."""
         state = self._state
-        seq = self._seq_of(found.file) + found.position
-        if found.xa_prepared is not None and state[walk_state.TOUCHED] and not state[walk_state.COUNT_ONLY]:
+        seq = self._seq_of(transaction.file) + transaction.position
+        if transaction.xa_prepared is not None and state[walk_state.TOUCHED] and not state[walk_state.COUNT_ONLY]:
             # Its rows would have to wait for XA COMMIT, and they have not been kept.
-            raise TerminalError(f"an XA PREPARE of what did not begin as XA, at {found.file}:{found.position}", REPORT)
+            raise TerminalError(f"an XA PREPARE of what did not begin as XA, at {transaction.file}:{transaction.position}", REPORT)
         for space in self._tables.changed():
             first, is_gone = int(space.line[row_kernel.OPEN_ROW]), bool(space.line[row_kernel.TAKEN])
-            wrong = state[walk_state.EXPECTED] != found.position or not found.rows
+            wrong = state[walk_state.EXPECTED] != transaction.position or not transaction.rows
             if is_gone and wrong:
                 self._resolve(walk_state.SPLIT)
-            if not found.rows:
+            if not transaction.rows:
                 space.cut(first)
             elif state[walk_state.COUNT_ONLY]:
                 state[walk_state.COUNTED] += space.rows - first
@@ -341,8 +341,8 @@ class Walker:
                 space.stamp(first, seq)
         state[walk_state.TOUCHED] = 0
         state[walk_state.ENDED] += 1
-        state[walk_state.SAFE], self._safe_file = found.position, found.file
-        self._gtids.add(found.gtid, seq)
+        state[walk_state.SAFE], self._safe_file = transaction.position, transaction.file
+        self._gtids.add(transaction.gtid, seq)
 
     def _from_kernel(self) -> None:
         """Give the plain code what the machine code knows."""
