@@ -37,22 +37,22 @@ def cdc_asset(pipeline: PipelineLike, table: str, *, watch: bool | None = None, 
     :param min_seconds: seconds between two such events.
     :raises NotReadyError: if the pipeline is not usable, or does not copy the table.
     """
-    known = pipeline_of(plain(pipeline))
-    database, name = table_of(known, table)
+    pipeline_config = pipeline_of(plain(pipeline))
+    database, name = table_of(pipeline_config, table)
     watchers = []
-    if known.stream.mode != "catch_up" if watch is None else watch:
+    if pipeline_config.stream.mode != "catch_up" if watch is None else watch:
         from airflow_provider_cdc.airflow.triggers.windows import CdcTableTrigger
 
         trigger = CdcTableTrigger(
-            pipeline=known.name,
+            pipeline=pipeline_config.name,
             database=database,
             table=name,
-            state_conn_id=known.state.conn_id,
-            sink_path=known.sink.path,
+            state_conn_id=pipeline_config.state.conn_id,
+            sink_path=pipeline_config.sink.path,
             min_seconds=min_seconds,
         )
-        watchers = [AssetWatcher(name=f"cdc {known.name} {table}", trigger=trigger)]
-    return Asset(uri=uri_of(known, database, name), watchers=watchers)
+        watchers = [AssetWatcher(name=f"cdc {pipeline_config.name} {table}", trigger=trigger)]
+    return Asset(uri=uri_of(pipeline_config, database, name), watchers=watchers)
 
 
 def cdc_assets(pipeline: PipelineLike) -> AssetAlias:
@@ -70,10 +70,10 @@ def alias_of(name: str) -> AssetAlias:
 
 def uri_of(pipeline: Pipeline, database: str, table: str) -> str:
     """URI of a table's copy. It has ASCII characters only: Airflow on MySQL takes no others."""
-    place, path = pipeline.sink.table_paths.of(database, table), pipeline.sink.path
+    folder, path = pipeline.sink.table_paths.of(database, table), pipeline.sink.path
     if (address := StoreAddress.of(path)) is not None:
-        return address.uri(place)
-    return "file://" + quote(f"{(folder_of(path) or '').rstrip('/')}/{place}", safe="/=")
+        return address.uri(folder)
+    return "file://" + quote(f"{(folder_of(path) or '').rstrip('/')}/{folder}", safe="/=")
 
 
 def table_of(pipeline: Pipeline, label: str) -> tuple[str, str]:
@@ -92,15 +92,15 @@ def table_of(pipeline: Pipeline, label: str) -> tuple[str, str]:
     )
 
 
-def declare(operator: Any, wanted: bool) -> None:
+def declare(operator: Any, enabled: bool) -> None:
     """Let a task emit, and let Airflow know that when it reads the DAG.
 
     :param operator: with ``pipeline`` and ``outlets``.
-    :param wanted: whether it is to.
+    :param enabled: whether it is to.
     """
-    operator.assets = wanted
+    operator.assets = enabled
     name = operator.pipeline.get("name") if isinstance(operator.pipeline, Mapping) else None
-    if wanted and isinstance(name, str) and "{{" not in name:
+    if enabled and isinstance(name, str) and "{{" not in name:
         operator.outlets = [*operator.outlets, alias_of(name)]
 
 
@@ -125,5 +125,5 @@ def emit(operator: Any, context: Context, pipeline: Pipeline, events: Mapping[tu
     for table, extra in events.items():
         if in_partition(context) and extra["kind"] != CHANGES:
             continue
-        known = {"pipeline": pipeline.name, "table": ".".join(table)}
-        context["outlet_events"][alias].add(Asset(uri=uri_of(pipeline, *table)), extra={**known, **extra})
+        event_extra = {"pipeline": pipeline.name, "table": ".".join(table)}
+        context["outlet_events"][alias].add(Asset(uri=uri_of(pipeline, *table)), extra={**event_extra, **extra})

@@ -45,18 +45,18 @@ class CopiesTables:
         """Tables, where the pipeline stands now, and what the task returned."""
         return self._facets(self.ended or {})
 
-    def _facets(self, ended: Mapping[str, Any]) -> Any:
+    def _facets(self, task_result: Mapping[str, Any]) -> Any:
         from airflow.providers.openlineage.extractors import OperatorLineage
 
-        work = context_of(self.pipeline, self.log)
-        plan = work.load_plan()
+        run_context = context_of(self.pipeline, self.log)
+        plan = run_context.load_plan()
         if plan is None:
             return OperatorLineage()
         tables = [plan.tables[index] for index in sorted(self.tables_of(plan))]
-        sources, copies = [_source(work, table) for table in tables], [_copy(work, table) for table in tables]
-        offset = work.stand(plan)[0]
+        sources, copies = [_source(run_context, table) for table in tables], [_copy(run_context, table) for table in tables]
+        offset = run_context.stand(plan)[0]
         position = {"file": offset.at.file, "position": offset.at.position, "gtid_set": offset.gtid_set}
-        facet = _facet()(pipeline=plan.pipeline, generation=plan.generation, position=position, result=dict(ended))
+        facet = _facet()(pipeline=plan.pipeline, generation=plan.generation, position=position, result=dict(task_result))
         inputs, outputs = (sources, copies) if self.writes else ([*sources, *copies], [])
         return OperatorLineage(inputs=inputs, outputs=outputs, run_facets={FACET: facet})
 
@@ -66,24 +66,24 @@ def place_of(pipeline: Any, table: tuple[str, str]) -> tuple[str, str]:
     folder, path = pipeline.sink.table_paths.of(*table), pipeline.sink.path
     if (address := StoreAddress.of(path)) is None:
         return "file", f"{(folder_of(path) or '').rstrip('/')}/{folder}"
-    place = urlsplit(address.text())
-    return f"{place.scheme}://{place.netloc}", f"{address.root}/{folder}".lstrip("/")
+    store_url = urlsplit(address.text())
+    return f"{store_url.scheme}://{store_url.netloc}", f"{address.root}/{folder}".lstrip("/")
 
 
-def source_of(work: Context, table: TableSchema) -> tuple[str, str]:
+def source_of(run_context: Context, table: TableSchema) -> tuple[str, str]:
     """Namespace and name of a table of the source, as OpenLineage names those of MySQL."""
-    return f"mysql://{work.connect_args['host']}:{work.connect_args['port']}", table.label
+    return f"mysql://{run_context.connect_args['host']}:{run_context.connect_args['port']}", table.label
 
 
-def _source(work: Context, table: TableSchema) -> Any:
+def _source(run_context: Context, table: TableSchema) -> Any:
     from airflow.providers.common.compat.openlineage.facet import Dataset
 
-    namespace, name = source_of(work, table)
+    namespace, name = source_of(run_context, table)
     columns = ((column.name, column.column_type) for column in table.copied)
     return Dataset(namespace=namespace, name=name, facets={"schema": _schema(columns)})
 
 
-def _copy(work: Context, table: TableSchema) -> Any:
+def _copy(run_context: Context, table: TableSchema) -> Any:
     from airflow.providers.common.compat.openlineage.facet import (
         ColumnLineageDatasetFacet,
         Dataset,
@@ -91,15 +91,15 @@ def _copy(work: Context, table: TableSchema) -> Any:
         InputField,
     )
 
-    namespace, name = source_of(work, table)
-    same = {"transformationDescription": "", "transformationType": "IDENTITY"}
+    namespace, name = source_of(run_context, table)
+    identity_transformation = {"transformationDescription": "", "transformationType": "IDENTITY"}
     fields = {
-        column.name: Fields(inputFields=[InputField(namespace=namespace, name=name, field=column.name)], **same)
+        column.name: Fields(inputFields=[InputField(namespace=namespace, name=name, field=column.name)], **identity_transformation)
         for column in table.copied
     }
     columns = ((field.name, str(field.type)) for field in table.sink_schema)
     facets = {"schema": _schema(columns), "columnLineage": ColumnLineageDatasetFacet(fields=fields)}
-    place, folder = place_of(work.pipeline, table.id)
+    place, folder = place_of(run_context.pipeline, table.id)
     return Dataset(namespace=place, name=folder, facets=facets)
 
 

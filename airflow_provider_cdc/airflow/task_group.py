@@ -108,16 +108,16 @@ def cdc_pipeline(
         plan = CdcPlanChunksOperator(
             **args.of("plan", task_id="plan_chunks", pipeline=pipeline, map_published=map_published)
         )
-        own = {"task_id": "snapshot", "pipeline": plain(pipeline), "max_active_tis_per_dag": max_active_groups}
-        given = args.of("snapshot", **own, group=None)
-        given.pop("group")  # it is what the tasks are mapped over
-        snapshot = CdcSnapshotOperator.partial(**{"map_index_template": MAP_INDEX_TEMPLATE, **given}).expand(
+        snapshot_base = {"task_id": "snapshot", "pipeline": plain(pipeline), "max_active_tis_per_dag": max_active_groups}
+        task_args = args.of("snapshot", **snapshot_base, group=None)
+        task_args.pop("group")  # it is what the tasks are mapped over
+        snapshot = CdcSnapshotOperator.partial(**{"map_index_template": MAP_INDEX_TEMPLATE, **task_args}).expand(
             group=plan.output
         )
-        given = args.of("sensor", task_id="snapshot_complete", pipeline=pipeline)
-        complete = CdcSnapshotSensor(**{"deferrable": deferrable, "assets": assets, **given})
+        task_args = args.of("sensor", task_id="snapshot_complete", pipeline=pipeline)
+        complete = CdcSnapshotSensor(**{"deferrable": deferrable, "assets": assets, **task_args})
         preflight >> plan >> [snapshot, complete]
-        last: Any = complete
+        upstream: Any = complete
         if stream:
             hooks = {
                 "on_suspended": on_suspended,
@@ -126,46 +126,46 @@ def cdc_pipeline(
                 "on_failed": on_failed,
                 "on_recovered": on_recovered,
             }
-            given = args.of("stream", task_id="stream", pipeline=pipeline, catch_up=catch_up, **hooks)
-            last = CdcStreamOperator(**{"deferrable": deferrable, "assets": assets, **given})
-            complete >> last
+            task_args = args.of("stream", task_id="stream", pipeline=pipeline, catch_up=catch_up, **hooks)
+            upstream = CdcStreamOperator(**{"deferrable": deferrable, "assets": assets, **task_args})
+            complete >> upstream
         if verify:
-            last >> CdcVerifyOperator(**{"assets": assets, **args.of("verify", task_id="verify", pipeline=pipeline)})
+            upstream >> CdcVerifyOperator(**{"assets": assets, **args.of("verify", task_id="verify", pipeline=pipeline)})
     return group
 
 
 class _Arguments:
     """What a DAG's author gives to the tasks of the group.
 
-    :param given: arguments by the name of the task, without ``_args``.
+    :param task_args: arguments by the name of the task, without ``_args``.
     :raises TypeError: if one is no mapping.
     """
 
-    def __init__(self, **given: Mapping[str, Any] | None) -> None:
-        for name, value in given.items():
+    def __init__(self, **args_by_task: Mapping[str, Any] | None) -> None:
+        for name, value in args_by_task.items():
             if value is not None and not isinstance(value, Mapping):
                 raise TypeError(f"{name}_args is {value!r}: give a mapping of arguments to values")
-        self._given = given
+        self._given = args_by_task
 
-    def of(self, name: str, **own: Any) -> dict[str, Any]:
+    def of(self, name: str, **group_args: Any) -> dict[str, Any]:
         """All arguments of a task.
 
-        :param own: those that the group decides.
+        :param group_args: those that the group decides.
         :raises TypeError: if these are given, too.
         """
-        given = self._given[name] or {}
-        for key in given:
-            if key in own:
+        task_args = self._given[name] or {}
+        for key in task_args:
+            if key in group_args:
                 remedy = f"give {_ELSEWHERE[key]} of cdc_pipeline" if key in _ELSEWHERE else "leave it out"
                 raise TypeError(f"{name}_args has {key}, which cdc_pipeline sets itself: {remedy}")
-        return {**own, **given}
+        return {**group_args, **task_args}
 
-    def refuse_without(self, name: str, made: bool) -> None:
+    def refuse_without(self, name: str, included: bool) -> None:
         """Refuse arguments of a task that is not part of the group.
 
         :raises TypeError: if there are any.
         """
-        if self._given[name] and not made:
+        if self._given[name] and not included:
             raise TypeError(f"{name}_args is set, and {name}=False: the group has no task {name}")
 
 

@@ -87,7 +87,7 @@ def highest_epoch(pipeline: str, markers: Iterable[Markers]) -> int:
 
     :param markers: of each table, and of the resume point.
     """
-    return max((found.get(epoch_fence(pipeline, 0).name) or 0 for found in markers), default=0)
+    return max((table_markers.get(epoch_fence(pipeline, 0).name) or 0 for table_markers in markers), default=0)
 
 
 def stream_marker(pipeline: str) -> str:
@@ -96,7 +96,7 @@ def stream_marker(pipeline: str) -> str:
 
 
 @contextmanager
-def found_rows(table: TableSchema, lineage: Lineage) -> Iterator[None]:
+def found_rows(table: TableSchema, timeline: Lineage) -> Iterator[None]:
     """Say of rows that are to be deleted and are not there what that means.
 
     :raises TerminalError: in place of :class:`MissingRowsError`.
@@ -104,7 +104,7 @@ def found_rows(table: TableSchema, lineage: Lineage) -> Iterator[None]:
     try:
         yield
     except MissingRowsError as error:
-        at = lineage.position(error.row[SEQ][0].as_py())
+        at = timeline.position(error.row[SEQ][0].as_py())
         raise TerminalError.of_table(
             f"table {table.label}, which has no usable key: of the rows that were deleted or updated up to {at}, "
             f"{error.count} with the same values are not in its copy, so the copy is not what the source was",
@@ -121,11 +121,11 @@ class Applier:
     :param plan: the snapshot's plan.
     :param tables: sink tables in the plan's order.
     :param coverage: what the snapshot holds, in the plan's order.
-    :param progress: the resume point.
+    :param resume_point: the resume point.
     :param epoch: epoch of this stream.
-    :param changed: hears the index of each table that was written to.
+    :param on_table_commit: hears the index of each table that was written to.
 
-    ``lineage`` numbers the transactions of the server that the resume point is of.
+    ``timeline`` numbers the transactions of the server that the resume point is of.
     """
 
     def __init__(
@@ -134,19 +134,19 @@ class Applier:
         plan: Plan,
         tables: Sequence[SinkTable],
         coverage: Sequence[Coverage],
-        progress: ResumePoint,
+        resume_point: ResumePoint,
         epoch: int,
-        changed: Callable[[int], None] = lambda _: None,
+        on_table_commit: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._context, self._plan, self._coverage = context, plan, coverage
         self.tables = list(tables)
-        self._progress = progress
+        self._progress = resume_point
         self._staging = context.sink.staging()
         self.fence = epoch_fence(plan.pipeline, epoch)
         self._marker = stream_marker(plan.pipeline)
         self._at, self.lineage = context.stand(plan)
         self._said: dict[str, Any] = read_json(context.storage, context.layout.batch) or {"seq": 0}
-        self._changed = changed
+        self._changed = on_table_commit
 
     @property
     def at(self) -> Offset:
@@ -156,8 +156,8 @@ class Applier:
     @property
     def index(self) -> tuple[int, int] | None:
         """Bytes that the tables take for finding rows, in memory and on disk; ``None`` if they do not tell."""
-        found = [table.index for table in self.tables if isinstance(table, Measured)]
-        return (sum(memory for memory, _ in found), sum(disk for _, disk in found)) if found else None
+        sizes = [table.index for table in self.tables if isinstance(table, Measured)]
+        return (sum(memory for memory, _ in sizes), sum(disk for _, disk in sizes)) if sizes else None
 
     def confirm(self) -> None:
         """Make sure that no newer epoch has taken over.
@@ -217,27 +217,27 @@ class Applier:
         """Tables that can go on at this server only, and why, by index: they are further than the resume point in a way
         that nobody can tell at another one.
         """
-        reached, found = self.lineage.seq(self._at.at), dict[int, TerminalError]()
+        resume_seq, reasons = self.lineage.seq(self._at.at), dict[int, TerminalError]()
         for index in self._plan.active:
             table = self._plan.tables[index]
-            if any(step.seq > reached for step in self._plan.followed_of(index)):
+            if any(step.seq > resume_seq for step in self._plan.followed_of(index)):
                 message = f"the stream had begun to follow an ALTER of {table.label} there"
-                found[index] = NotFollowedError(message, self._back, table=table.label)
-            elif (marker := self._held(index)) > reached and not table.key:
+                reasons[index] = NotFollowedError(message, self._back, table=table.label)
+            elif (marker := self._held(index)) > resume_seq and not table.key:
                 message = f"{table.label} has no usable key, and is ahead of the resume point"
-                found[index] = TerminalError(message, self._back, table=table.label)
-            elif marker > reached and marker > self._said["seq"]:
+                reasons[index] = TerminalError(message, self._back, table=table.label)
+            elif marker > resume_seq and marker > self._said["seq"]:
                 message = f"{table.label} is ahead of the resume point, and nothing says which transactions it holds"
-                found[index] = TerminalError(message, self._back, table=table.label)
-        return found
+                reasons[index] = TerminalError(message, self._back, table=table.label)
+        return reasons
 
     def ahead(self) -> Offset | None:
         """What the copy holds at most where a killed run has left a table ahead of the resume point;
         ``None`` if none is.
         """
-        reached = self.lineage.seq(self._at.at)
-        further = any(self._held(index) > reached for index in self._plan.active)
-        return Offset.from_json(self._said["end"]) if further else None
+        resume_seq = self.lineage.seq(self._at.at)
+        any_ahead = any(self._held(index) > resume_seq for index in self._plan.active)
+        return Offset.from_json(self._said["end"]) if any_ahead else None
 
     def _held(self, index: int) -> int:
         return self.tables[index].markers().get(self._marker) or 0
@@ -260,9 +260,9 @@ class Applier:
         reached = self.lineage.seq(self._at.at)
         # Above the end of the last batch that was begun, which no marker is behind (see :meth:`ahead`): what comes next
         # must not be taken for what a table has already, nor for that batch.
-        lineage = self.lineage.then(offset.server, offset.at.file, max(reached, self._said["seq"]))
-        self._progress.write(offset, lineage, self.fence)
-        self._at, self.lineage = offset, lineage
+        timeline = self.lineage.then(offset.server, offset.at.file, max(reached, self._said["seq"]))
+        self._progress.write(offset, timeline, self.fence)
+        self._at, self.lineage = offset, timeline
 
     @property
     def _back(self) -> str:
@@ -280,10 +280,10 @@ class Applier:
                 f"a batch begins at {start.at}, but the sink stands at {self._at.at}",
                 "Run the stream again: it starts from the sink's own resume point",
             )
-        done: list[_Done] = []
+        applied: list[_Done] = []
         if self._at.at < end.at:
             end_seq = self.lineage.seq(end.at)
-            done = self._apply_tables(manifest["tables"], end, end_seq)
+            applied = self._apply_tables(manifest["tables"], end, end_seq)
             failpoint("progress.before_commit")
             self._progress.write(end, self.lineage, self.fence)
             failpoint("progress.after_commit")
@@ -291,11 +291,11 @@ class Applier:
         self._clean(manifest)
         # Not below 0: the clocks of two machines differ.
         lags = np.empty(0)
-        if done:
-            lags = np.maximum(time.time() * 1000 - np.concatenate([one.stamps for one in done]) / 1000, 0)
+        if applied:
+            lags = np.maximum(time.time() * 1000 - np.concatenate([one.stamps for one in applied]) / 1000, 0)
         operations: dict[int, Counter[str]] = {}
-        for one in done:
-            operations.setdefault(one.table, Counter()).update(one.operations)
+        for table_applied in applied:
+            operations.setdefault(table_applied.table, Counter()).update(table_applied.operations)
         return Applied(len(lags), lags, operations)
 
     def _apply_tables(self, entries: Sequence[dict[str, Any]], end: Offset, end_seq: int) -> list[_Done]:
@@ -304,38 +304,38 @@ class Applier:
         Requests to an object store are slow, and many can be made at a time: there the tables are committed at the same
         time. All of them are done, or have failed, when this ends.
         """
-        tables = [list(found) for _, found in groupby(entries, lambda entry: entry["table"])]
+        tables = [list(table_entries) for _, table_entries in groupby(entries, lambda entry: entry["table"])]
         if not tables:
             return []
-        if astray := {entry["table"] for entry in entries} - {*self._plan.active}:
-            labels = ", ".join(sorted(self._plan.tables[index].label for index in astray))
+        if suspended := {entry["table"] for entry in entries} - {*self._plan.active}:
+            labels = ", ".join(sorted(self._plan.tables[index].label for index in suspended))
             raise TerminalError(f"a batch up to {end.at} has changes of {labels}, which are suspended", REPORT)
         if not self._context.storage.remote:
             self._say(end, end_seq)
-            return [done for found in tables for done in self._apply_entries(found, end_seq)]
+            return [done for table_entries in tables for done in self._apply_entries(table_entries, end_seq)]
         with ThreadPoolExecutor(_AT_ONCE, "table") as pool:
-            said = pool.submit(carried(self._say), end, end_seq)
-            work = [pool.submit(carried(self._apply_entries), found, end_seq, said.result) for found in tables]
-        return [done for one in work for done in one.result()]
+            recorded = pool.submit(carried(self._say), end, end_seq)
+            commits = [pool.submit(carried(self._apply_entries), table_entries, end_seq, recorded.result) for table_entries in tables]
+        return [done for one in commits for done in one.result()]
 
     def _say(self, end: Offset, end_seq: int) -> None:
         """Write down where a batch ends: so it is known, whatever happens, which transactions a table may hold."""
         if end_seq > self._said["seq"]:
-            said = {"seq": end_seq, "end": end.to_json()}
-            write_json(self._context.storage, self._context.layout.batch, said)
-            self._said = said
+            batch = {"seq": end_seq, "end": end.to_json()}
+            write_json(self._context.storage, self._context.layout.batch, batch)
+            self._said = batch
 
     def _apply_entries(
-        self, entries: Sequence[dict[str, Any]], end_seq: int, ready: Callable[[], None] = lambda: None
+        self, entries: Sequence[dict[str, Any]], end_seq: int, wait_until_recorded: Callable[[], None] = lambda: None
     ) -> list[_Done]:
         """Apply what a batch has for one table.
 
-        :param ready: returns when something may be committed.
+        :param wait_until_recorded: returns when something may be committed.
         """
         done = []
         for number, entry in enumerate(entries, 1):
             changes = self._staging.changes(self._plan.tables[entry["table"]], entry["staged"])
-            ready()
+            wait_until_recorded()
             # Where a TRUNCATE of the same table follows, the table is not at the end of the batch yet.
             reached = end_seq if number == len(entries) else pc.max(changes[SEQ]).as_py() or 0
             emptied = None if entry["emptied"] is None else Emptied(entry["emptied"], entry["emptied_at"])
@@ -353,7 +353,7 @@ class Applier:
             clean(self._plan.tables[index], [name])
 
     def _apply_table(self, index: int, changes: pa.Table, end_seq: int, emptied: Emptied | None) -> None:
-        table, held = self._plan.tables[index], self._coverage[index]
+        table, coverage = self._plan.tables[index], self._coverage[index]
         if not table.key:
             self._count(index, changes, end_seq, emptied.seq if emptied else None)
             return
@@ -361,16 +361,16 @@ class Applier:
             # Only rows from before the TRUNCATE go: a chunk with a later high watermark was read after it.
             self._commit(index, lambda _: emptied, emptied.seq)
         start = self._plan.start_seq(index)
-        newest = max([start, *held.high_watermarks])
+        newest = max([start, *coverage.high_watermarks])
 
         def decide(markers: Markers) -> Upserted | None:
             marker = markers.get(self._marker)
-            left = changes if marker is None else after(changes, marker)
-            last = last_changes(left, table.key)
+            unapplied = changes if marker is None else after(changes, marker)
+            final_changes = last_changes(unapplied, table.key)
             if marker is None or marker < newest:  # still in handover; afterwards no key is looked up
                 with closing(connect(self._context.connect_args)) as connection:
-                    last = uncovered(connection, table, held.chunks, held.high_watermarks, start, last)
-            return Upserted(last) if last.num_rows else None
+                    final_changes = uncovered(connection, table, coverage.chunks, coverage.high_watermarks, start, final_changes)
+            return Upserted(final_changes) if final_changes.num_rows else None
 
         self._commit(index, decide, end_seq)
 
@@ -380,9 +380,9 @@ class Applier:
         covered = max([self._plan.start_seq(index), *self._coverage[index].high_watermarks])
 
         def decide(markers: Markers) -> Counted | None:
-            standing = max(covered, markers.get(self._marker) or 0)
-            since = emptied if emptied is not None and emptied > standing else 0
-            change = net(after(changes, standing), [c.name for c in table.copied])
+            applied_seq = max(covered, markers.get(self._marker) or 0)
+            since = emptied if emptied is not None and emptied > applied_seq else 0
+            change = net(after(changes, applied_seq), [c.name for c in table.copied])
             return Counted(change, since) if change or since else None
 
         with found_rows(table, self.lineage):

@@ -34,8 +34,8 @@ class BatchPlanner:
     :param connection: connection to the source.
     :param open_at: opens a binlog stream at a position.
     :param captured: captured tables; what may not happen to them stops the scan.
-    :param lineage: numbers the transactions.
-    :param tell_ddl: whether a batch ends before what changes the definition of a captured table, instead of an error.
+    :param timeline: numbers the transactions.
+    :param stop_at_ddl: whether a batch ends before what changes the definition of a captured table, instead of an error.
 
     ``full`` says whether the last batch ended because it was full: there is more behind it.
     """
@@ -47,19 +47,19 @@ class BatchPlanner:
         connection: Connection[Any],
         open_at: Callable[[Position], BinlogStream],
         captured: Captured,
-        lineage: Lineage,
+        timeline: Lineage,
         *,
-        tell_ddl: bool = False,
+        stop_at_ddl: bool = False,
     ) -> None:
         self._connection = connection
         self._binlog = BinlogReader(
             open_at,
             captured,
-            lineage,
+            timeline,
             count_only=True,
-            tell_ddl=tell_ddl,
+            tell_ddl=stop_at_ddl,
             # What leads to a suspended table is of no concern, until it was read again.
-            detours=lambda: look_up(connection, [name for name, found in captured.items() if not found.ended]),
+            detours=lambda: look_up(connection, [name for name, definitions in captured.items() if not definitions.ended]),
         )
 
     def wait(self, start: Offset, seconds: float) -> bool:
@@ -83,7 +83,7 @@ class BatchPlanner:
         :param max_rows: changed rows of captured tables after which it does so, too.
         """
         same_server(identity(self._connection), start.server)
-        on = is_numbered(self._connection)  # looked at before the end: what comes behind that has GTIDs then
+        gtids_on = is_numbered(self._connection)  # looked at before the end: what comes behind that has GTIDs then
         target = binlog_end(self._connection)
         if target.file != start.at.file and are_renamed(self._connection, start.at):
             raise TransientError(
@@ -96,23 +96,23 @@ class BatchPlanner:
         if target == start.at or start.before_ddl:
             return start
         self._binlog.expect(start)
-        found = self._walk(start, target, on, max_bytes, max_rows)
-        if isinstance(found, Offset):
-            return found
+        batch_end = self._walk(start, target, gtids_on, max_bytes, max_rows)
+        if isinstance(batch_end, Offset):
+            return batch_end
         # The DDL has been walked over, so what is before it is walked once more.
-        before = self._walk(start, found, on, max_bytes, max_rows) if start.at < found else start
-        assert isinstance(before, Offset)
-        return replace(before, before_ddl=True)
+        end_before_ddl = self._walk(start, batch_end, gtids_on, max_bytes, max_rows) if start.at < batch_end else start
+        assert isinstance(end_before_ddl, Offset)
+        return replace(end_before_ddl, before_ddl=True)
 
-    def _walk(self, start: Offset, target: Position, on: bool, max_bytes: int, max_rows: int) -> Offset | Position:
+    def _walk(self, start: Offset, target: Position, gtids_on: bool, max_bytes: int, max_rows: int) -> Offset | Position:
         """Walk to the end of a batch, to a target at most.
 
-        :param on: whether all that is behind the target has GTIDs.
+        :param gtids_on: whether all that is behind the target has GTIDs.
         :returns: the end; or where a DDL begins that has to be followed.
         """
         kind: Any = kind_of(start.server)
-        gtids, held, at, size, rows = kind.parse(start.gtid_set), kind.parse(start.held), start.at, 0, 0
-        xa = {parse_entry(text)[0]: text for text in start.xa}
+        gtids, applied_gtids, at, size, rows = kind.parse(start.gtid_set), kind.parse(start.held), start.at, 0, 0
+        open_xa = {parse_entry(text)[0]: text for text in start.xa}
         while at < target and size < max_bytes and rows < max_rows:
             # The budget in the present file; behind its end it is looked at again.
             end = min(target, Position(at.file, at.position + max_bytes - size))
@@ -125,37 +125,37 @@ class BatchPlanner:
                 at = here
                 # The first offset of an older version may hold a few GTIDs from just behind its position.
                 if step.gtids:
-                    more = kind.parse(",".join(step.gtids))
-                    if start.began and (again := gtids.again(more)):
+                    new_gtids = kind.parse(",".join(step.gtids))
+                    if start.began and (repeated := gtids.again(new_gtids)):
                         raise OtherHistoryError(
-                            f"{again} is in the binlog of the server before {at}, and was read before"
+                            f"{repeated} is in the binlog of the server before {at}, and was read before"
                         )
-                    gtids = gtids.union(more)
+                    gtids = gtids.union(new_gtids)
                 if step.item is not None:
-                    follow_xa(step.item, xa)
-                if held:
-                    held = held.without(step.gtids)
+                    follow_xa(step.item, open_xa)
+                if applied_gtids:
+                    applied_gtids = applied_gtids.without(step.gtids)
         # Of an offset without it, the file's beginning is not taken for granted either.
-        began = self._binlog.begun.get(at.file, 0) if start.began or at.file != start.at.file else 0
-        numbered = on and (start.numbered or target <= at)
-        return Offset(start.server, at, str(gtids), tuple(sorted(xa.values())), str(held), began, numbered)
+        file_began = self._binlog.begun.get(at.file, 0) if start.began or at.file != start.at.file else 0
+        numbered = gtids_on and (start.numbered or target <= at)
+        return Offset(start.server, at, str(gtids), tuple(sorted(open_xa.values())), str(applied_gtids), file_began, numbered)
 
-    def pieces(self, start: Offset, max_bytes: int, max_rows: int, most: int, least_bytes: int) -> list[Offset]:
+    def pieces(self, start: Offset, max_bytes: int, max_rows: int, reader_count: int, min_range_bytes: int) -> list[Offset]:
         """Ends of the pieces of the batch that begins at ``start``, one behind the other; none if nothing is new.
 
         :param max_bytes: as for :meth:`advance`, of the whole batch.
         :param max_rows: likewise.
-        :param most: number of readers that they are for.
-        :param least_bytes: bytes of binlog that are worth a reader of their own.
+        :param reader_count: number of readers that they are for.
+        :param min_range_bytes: bytes of binlog that are worth a reader of their own.
         """
-        found, target, at = list[Offset](), binlog_end(self._connection), start
-        there = target.position - start.at.position if target.file == start.at.file else max_bytes
-        size, rows = min(max_bytes, max(least_bytes, -(-min(there, max_bytes) // most))), -(-max_rows // most)
-        while len(found) < most and len(found) * size < max_bytes and (end := self.advance(at, size, rows)) != at:
-            found.append(end)
+        ends, target, at = list[Offset](), binlog_end(self._connection), start
+        available_bytes = target.position - start.at.position if target.file == start.at.file else max_bytes
+        size, rows = min(max_bytes, max(min_range_bytes, -(-min(available_bytes, max_bytes) // reader_count))), -(-max_rows // reader_count)
+        while len(ends) < reader_count and len(ends) * size < max_bytes and (end := self.advance(at, size, rows)) != at:
+            ends.append(end)
             at = end
         self.full = at.at < target and not at.before_ddl
-        return found
+        return ends
 
     def close(self) -> None:
         """Close the binlog stream and the connection."""
@@ -163,13 +163,13 @@ class BatchPlanner:
         self._connection.close()
 
 
-def follow_xa(transaction: Transaction, xa: dict[str, str]) -> None:
+def follow_xa(transaction: Transaction, open_xa: dict[str, str]) -> None:
     """Keep a list of open XA transactions up to date: entries by name.
 
     One that ends and is not in the list was prepared before the list was begun: who reads its rows looks back.
     """
     if transaction.xa_prepared is not None:
         start = Position(transaction.file, transaction.start_position) if transaction.prepared else None
-        xa[transaction.xa_prepared] = entry(transaction.xa_prepared, start)
+        open_xa[transaction.xa_prepared] = entry(transaction.xa_prepared, start)
     if transaction.xa_finished is not None:
-        xa.pop(transaction.xa_finished, None)
+        open_xa.pop(transaction.xa_finished, None)

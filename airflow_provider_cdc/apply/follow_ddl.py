@@ -64,29 +64,29 @@ def follow(context: Context, store: Store, plan: Plan, applier: Applier) -> tupl
     :raises TerminalError: for rows of another layout than the definition says, which no DDL explains.
     :raises FencedError: if a newer epoch has taken over.
     """
-    found = _read(context, plan, applier, tell_ddl=True)
-    if found.ddl is None:  # not one by itself: the reader says what it is
+    transaction = _read(context, plan, applier, tell_ddl=True)
+    if transaction.ddl is None:  # not one by itself: the reader says what it is
         try:
             _read(context, plan, applier, tell_ddl=False)
         except DdlError as error:  # with rows behind it, such as MariaDB's CREATE OR REPLACE TABLE ... SELECT
-            label = plan.tables[_first(plan, found)].label
-            place = f"{found.file}:{found.start_position}"
+            label = plan.tables[_first(plan, transaction)].label
+            place = f"{transaction.file}:{transaction.start_position}"
             raise NotFollowedError(error.message, error.remedy, table=label, place=place) from None
         raise TransientError(f"the binlog behind {applier.at.at} has changed", "Run again")
-    end = Position(found.file, found.position)
+    end = Position(transaction.file, transaction.position)
     applier.confirm()  # what is written down is not fenced
-    index, change = _change(context, plan, applier, found, found.ddl)
-    step = Followed(index, plan.revision(index), applier.lineage.seq(end), change.definition)
+    index, change = _change(context, plan, applier, transaction, transaction.ddl)
+    amendment = Followed(index, plan.revision(index), applier.lineage.seq(end), change.definition)
     failpoint("definition.before_write")
-    write_json_once(context.storage, context.layout.definition(plan.generation, index, step.seq), step.to_json())
+    write_json_once(context.storage, context.layout.definition(plan.generation, index, amendment.seq), amendment.to_json())
     failpoint("definition.after_write")
     renewed = context.need_plan()
     finish_table(context, renewed, index, applier.fence)
-    said = f"{_what(found.ddl)} on {plan.tables[index].label}, at {end}: followed"
-    said += describe_change(plan.tables[index], change.definition)
+    message = f"{_what(transaction.ddl)} on {plan.tables[index].label}, at {end}: followed"
+    message += describe_change(plan.tables[index], change.definition)
     with suppress(CdcError, SQLAlchemyError):  # this is for people
-        store.event(plan.pipeline, "schema_change", said, table=plan.tables[index].label)
-    context.reporter.line(said)
+        store.event(plan.pipeline, "schema_change", message, table=plan.tables[index].label)
+    context.reporter.line(message)
     return renewed, index
 
 
@@ -104,15 +104,15 @@ def finish(context: Context, plan: Plan, fence: Fence) -> dict[int, TerminalErro
     :returns: why not, by index of the table, of those where that is not possible.
     :raises FencedError: if a newer epoch has taken over.
     """
-    refused = {}
+    errors = {}
     for index in plan.active:
         try:
             finish_table(context, plan, index, fence)
         except FencedError:
             raise
         except TerminalError as error:
-            refused[index] = error
-    return refused
+            errors[index] = error
+    return errors
 
 
 def finish_table(context: Context, plan: Plan, index: int, fence: Fence) -> None:
@@ -122,28 +122,28 @@ def finish_table(context: Context, plan: Plan, index: int, fence: Fence) -> None
     """
     marker = definition_marker(plan.pipeline)
     with of_table(plan.tables[index]):
-        if (begun := _awaited(context, plan, index)) is not None:
-            files = [DataFile(**file) for file in begun.slices]
-            own = generation_fence(plan, index)
-            markers = {rejoined_marker(plan): begun.revision, stream_marker(plan.pipeline): begun.seq}
+        if (rejoin := _awaited(context, plan, index)) is not None:
+            files = [DataFile(**file) for file in rejoin.slices]
+            table_fence = generation_fence(plan, index)
+            markers = {rejoined_marker(plan): rejoin.revision, stream_marker(plan.pipeline): rejoin.seq}
             failpoint("rejoin.before_exchange")
-            context.sink.table(begun.schema).exchange(
-                files, {**markers, own.name: own.value}, fence, kept_to=begun.seq if begun.keeps else None
+            context.sink.table(rejoin.schema).exchange(
+                files, {**markers, table_fence.name: table_fence.value}, fence, kept_to=rejoin.seq if rejoin.keeps else None
             )
             failpoint("rejoin.after_exchange")
-        for old, step in _due(context, plan, index):
+        for old, amendment in _due(context, plan, index):
             failpoint("definition.before_alter")
-            context.sink.table(step.schema).alter(old, {marker: step.seq}, fence)
+            context.sink.table(amendment.schema).alter(old, {marker: amendment.seq}, fence)
             failpoint("definition.after_alter")
 
 
 def _awaited(context: Context, plan: Plan, index: int) -> Rejoined | None:
     """How a table rejoins, if its copy does not have the rows of that yet."""
-    step = plan.rejoined_of(index)
-    if step is None:
+    rejoin = plan.rejoined_of(index)
+    if rejoin is None:
         return None
-    held = context.sink.table(step.schema).markers().get(rejoined_marker(plan)) or 0
-    return step if held < step.revision else None
+    applied_revision = context.sink.table(rejoin.schema).markers().get(rejoined_marker(plan)) or 0
+    return rejoin if applied_revision < rejoin.revision else None
 
 
 def lagging(context: Context, plan: Plan, tables: Iterable[int]) -> dict[int, TableSchema]:
@@ -152,10 +152,10 @@ def lagging(context: Context, plan: Plan, tables: Iterable[int]) -> dict[int, Ta
     :param tables: indexes of the tables that are looked at.
     :returns: index, and the definition whose columns the copy has.
     """
-    listed = list(tables)
-    found = ((index, _due(context, plan, index)) for index in listed)
-    late = {index: due[0][0] for index, due in found if due}
-    return late | {i: step.schema for i in listed if (step := _awaited(context, plan, i)) is not None}
+    indexes = list(tables)
+    pending = ((index, _due(context, plan, index)) for index in indexes)
+    outdated = {index: due[0][0] for index, due in pending if due}
+    return outdated | {i: step.schema for i in indexes if (step := _awaited(context, plan, i)) is not None}
 
 
 @contextmanager
@@ -174,12 +174,12 @@ def beside_a_stream(context: Context, plan: Plan) -> Iterator[None]:
 
 def _due(context: Context, plan: Plan, index: int) -> list[tuple[TableSchema, Followed]]:
     """Changes that the copy of a table lacks, each with the definition before it."""
-    steps = plan.followed_of(index)
-    before = [plan.first_of(index), *(step.schema for step in steps)]
-    found = [(old, step) for old, step in zip(before, steps, strict=False) if _columns(old) != _columns(step.schema)]
-    target = context.sink.table(plan.tables[index]) if found else None
-    held = (target.markers().get(definition_marker(plan.pipeline)) or 0) if target is not None else 0
-    return [(old, step) for old, step in found if held < step.seq]
+    amendments = plan.followed_of(index)
+    before = [plan.first_of(index), *(step.schema for step in amendments)]
+    pending = [(old, step) for old, step in zip(before, amendments, strict=False) if _columns(old) != _columns(step.schema)]
+    target = context.sink.table(plan.tables[index]) if pending else None
+    applied_seq = (target.markers().get(definition_marker(plan.pipeline)) or 0) if target is not None else 0
+    return [(old, step) for old, step in pending if applied_seq < step.seq]
 
 
 def _columns(table: TableSchema) -> tuple[object, ...]:
@@ -187,40 +187,40 @@ def _columns(table: TableSchema) -> tuple[object, ...]:
     return table.sink_schema, table.comments, [column.column_type for column in table.in_copy]
 
 
-def _read(context: Context, plan: Plan, applier: Applier, *, tell_ddl: bool) -> Transaction:
+def _read(context: Context, plan: Plan, applier: Applier, *, yield_ddl: bool) -> Transaction:
     """The transaction that begins at the resume point."""
     at = applier.at.at
     with moved(), closing(context.opener(slots.DDL)(at)) as stream:
         captured = plan.captured(applier.lineage)
-        for found in read_transactions(stream, captured, stream.collations, tell_ddl=tell_ddl):
-            if isinstance(found, Transaction):
-                return found
+        for transaction in read_transactions(stream, captured, stream.collations, tell_ddl=yield_ddl):
+            if isinstance(transaction, Transaction):
+                return transaction
     raise TransientError(f"the binlog ends at {at}, where a DDL was", "Run again")
 
 
-def _change(context: Context, plan: Plan, applier: Applier, found: Transaction, query: Query) -> tuple[int, Alteration]:
+def _change(context: Context, plan: Plan, applier: Applier, transaction: Transaction, query: Query) -> tuple[int, Alteration]:
     """The table that a DDL changes, and how.
 
     :raises NotFollowedError: if that cannot be followed.
     """
-    index = _first(plan, found)
+    index = _first(plan, transaction)
     table = plan.tables[index]
     with closing(connect(context.connect_args)) as connection:
-        server, exact = flavour(connection), value(connection, "SELECT @@global.lower_case_table_names") == "0"
+        server_flavour, case_sensitive = flavour(connection), value(connection, "SELECT @@global.lower_case_table_names") == "0"
     try:
-        if len({folded(name) for name in found.altered}) > 1:
+        if len({folded(name) for name in transaction.altered}) > 1:
             raise NotFollowed("it changes several captured tables")
-        if found.temporary:
+        if transaction.temporary:
             raise NotFollowed("its session uses temporary tables, and may mean one of this name")
-        change = alter(table, query.text, query.database, query.session, server)
+        change = alter(table, query.text, query.database, query.session, server_flavour)
         if folded(change.table) != folded(table.id):
             raise NotFollowed("it names the table in a way that is not understood")
-        if exact and change.table != table.id:  # case makes it another table
-            if change.table not in found.altered:
+        if case_sensitive and change.table != table.id:  # case makes it another table
+            if change.table not in transaction.altered:
                 return index, Alteration(change.table, table)
             index = [one.id for one in plan.tables].index(change.table)
             table = plan.tables[index]
-            change = alter(table, query.text, query.database, query.session, server)
+            change = alter(table, query.text, query.database, query.session, server_flavour)
         change = as_copied(context, table, change)
         _check_known(plan, index, change)
         if table.fingerprint() != change.definition.fingerprint() and not applier.has_passed_snapshot(index):
@@ -229,19 +229,19 @@ def _change(context: Context, plan: Plan, applier: Applier, found: Transaction, 
             raise NotFollowed(f"a sink of kind {context.pipeline.sink.kind} does not support {Feature.ALTER}")
         _check_sink(context, change.definition)
     except NotFollowed as error:
-        place = f"{found.file}:{found.start_position}"
+        place = f"{transaction.file}:{transaction.start_position}"
         # A temporary table of its name is none: servers write DROP TEMPORARY TABLE for it, whatever the session has
         # said. (And MySQL marks each DROP TABLE as one of a session that has such.)
-        dropped = drops(table.id, query.text, query.database, query.session, server, exact=exact)
+        dropped = drops(table.id, query.text, query.database, query.session, server_flavour, exact=case_sensitive)
         reason = "it drops the table" if dropped else error
         message = f"{_what(query)} on captured table {table.label}, at {place}: {reason}"
         raise NotFollowedError(message, FRESH, table=table.label, place=place, dropped=dropped) from None
     return index, change
 
 
-def _first(plan: Plan, found: Transaction) -> int:
+def _first(plan: Plan, transaction: Transaction) -> int:
     """Index of the first table that a transaction alters; the others have their turn when that one is suspended."""
-    return min(index for index, table in enumerate(plan.tables) if table.id in found.altered)
+    return min(index for index, table in enumerate(plan.tables) if table.id in transaction.altered)
 
 
 def _check_sink(context: Context, definition: TableSchema) -> None:

@@ -90,10 +90,10 @@ class StreamJob:
         elif key in _PLANS:
             plan = _PLANS[key]
         else:
-            found = read_plan(self.storage, Layout(self.pipeline))
-            assert found is not None  # no phase begins without one
+            stored = read_plan(self.storage, Layout(self.pipeline))
+            assert stored is not None  # no phase begins without one
             _PLANS.clear()
-            _PLANS[key] = plan = found
+            _PLANS[key] = plan = stored
         # Where the deleted row is kept as the delete's old image has it, that must have all of it.
         return plan.with_zero_dates(self.zero_dates).with_whole_rows(lambda table: self.deletes.of(table) == SOFT)
 
@@ -117,13 +117,13 @@ class StreamJob:
         )
 
     def _captured(self, plan: Plan) -> Captured:
-        found = plan.definitions_of(self.lineage)
-        return by_table(found if self.only is None else [found[self.only]])
+        definitions = plan.definitions_of(self.lineage)
+        return by_table(definitions if self.only is None else [definitions[self.only]])
 
     def open_planner(self) -> tuple[BatchPlanner, dict[str, int]]:
         """The same, and the requests to an object store that this took."""
-        with counting(Traffic()) as asked:
-            return self.make_planner(), asked.to_json()
+        with counting(Traffic()) as requests:
+            return self.make_planner(), requests.to_json()
 
     def pieces(self, planner: BatchPlanner, start: Offset) -> list[Offset]:
         """Ends of the pieces in which the next batch is read; none if nothing is new.
@@ -134,27 +134,27 @@ class StreamJob:
             return planner.pieces(start, self.max_batch_bytes, self.max_batch_rows, len(self.readers), self.piece_bytes)
 
     def stage(
-        self, start: Offset, end: Offset, attempt: str, reader: int = 0, before: Sequence[dict[str, int]] = ()
+        self, start: Offset, end: Offset, attempt: str, reader_index: int = 0, earlier_requests: Sequence[dict[str, int]] = ()
     ) -> dict[str, Any]:
         """Decode the transactions in (start, end].
 
         The same range gives the same changes, however often it is read.
 
         :param attempt: makes what this attempt stages differ from what others do.
-        :param reader: which of the ``readers`` this is.
-        :param before: requests to an object store that nobody has told of yet.
+        :param reader_index: which of the ``readers`` this is.
+        :param earlier_requests: requests to an object store that nobody has told of yet.
         :returns: manifest: start, end, and for each table with changes its index, the names of what was staged, the
             number of rows, and the ``_cdc_seq`` and time of the TRUNCATE after which they come; and all that was
             staged, as index and name. A table has one such entry, unless its rows stay when it is truncated. And
-            ``asked``: the requests to an object store that this took.
+            ``requests``: the requests to an object store that this took.
         :raises UnknownPrepareError: if an XA transaction is committed whose rows are not in the binlog any more.
         :raises TransientError: if the connection reaches another server now, or the file was purged.
         """
-        with moved(), counting(Traffic()) as asked:
-            manifest = self._stage(start, end, attempt, reader)
-        return {**manifest, "asked": summed([*before, asked.to_json()])}
+        with moved(), counting(Traffic()) as requests:
+            manifest = self._stage(start, end, attempt, reader_index)
+        return {**manifest, "asked": summed([*earlier_requests, requests.to_json()])}
 
-    def _stage(self, start: Offset, end: Offset, attempt: str, reader: int) -> dict[str, Any]:
+    def _stage(self, start: Offset, end: Offset, attempt: str, reader_index: int) -> dict[str, Any]:
         # Compiled: not for drivers, as in slices.py.
         from airflow_provider_cdc.mysql.binlog.walk.binlog_reader import BinlogReader
         from airflow_provider_cdc.mysql.positions.lookback import look_back
@@ -166,7 +166,7 @@ class StreamJob:
 
         def write(changes: list[tuple[TableSchema, pa.RecordBatch]]) -> None:
             # What the sink holds already, since the server before this one had committed it earlier.
-            done = [seq for seq, gtid in binlog.names().items() if gtid and gtid in held] if held else []
+            applied_seqs = [seq for seq, gtid in binlog.names().items() if gtid and gtid in applied_gtids] if applied_gtids else []
             for table, batch in changes:
                 if table.fingerprint() != tables[table.id].newest.fingerprint():
                     at = self.lineage.position(batch[SEQ][0].as_py())
@@ -176,28 +176,28 @@ class StreamJob:
                         table.label,
                         place=str(at),
                     )
-                rest = batch.filter(pc.invert(pc.is_in(batch[SEQ], pa.array(done, pa.int64())))) if done else batch
-                if rest.num_rows:
-                    outputs.of(table).add(rest)
+                unapplied = batch.filter(pc.invert(pc.is_in(batch[SEQ], pa.array(applied_seqs, pa.int64())))) if applied_seqs else batch
+                if unapplied.num_rows:
+                    outputs.of(table).add(unapplied)
 
         def open_at(at: Position) -> BinlogStream:
-            return self._open(at, self.readers[reader])
+            return self._open(at, self.readers[reader_index])
 
         tables = self._captured(plan)
-        read = [found.newest for found in tables.values() if not found.ended]
-        texts = decoders(lambda: closing(connect(self.connect_args)), read)
+        newest_definitions = [definitions.newest for definitions in tables.values() if not definitions.ended]
+        text_decoders = decoders(lambda: closing(connect(self.connect_args)), newest_definitions)
         # One without rows may end here and be prepared again under its name: both offsets list it, and look the same.
         ending = sorted(text for text in start.xa if text not in end.xa or parse_entry(text)[1] is None)
-        before = look_back(self.connect_args, start.server, tables, start.at)
-        prepared = Prepared(read_prepared(ending, open_at, tables), before.rows, tables)
-        held = kind_of(start.server).parse(start.held)
+        lookback = look_back(self.connect_args, start.server, tables, start.at)
+        prepared = Prepared(read_prepared(ending, open_at, tables), lookback.rows, tables)
+        applied_gtids = kind_of(start.server).parse(start.held)
         # What leads to captured tables the planner has looked up, which has walked here before.
-        detours = Detours if self.share is None else partial(_looked_up, self.connect_args, tables)
-        binlog = BinlogReader(open_at, tables, self.lineage, texts, named=bool(held), detours=detours)
+        indirect_writes = Detours if self.share is None else partial(_looked_up, self.connect_args, tables)
+        binlog = BinlogReader(open_at, tables, self.lineage, text_decoders, named=bool(applied_gtids), detours=indirect_writes)
         try:
             binlog.expect(start)
             for step in binlog.steps(start.at, end.at):
-                if step.item is not None and held and step.item.gtid in held:
+                if step.item is not None and applied_gtids and step.item.gtid in applied_gtids:
                     prepared.follow(step.item)
                 elif step.item is not None:
                     seq = self.lineage.seq(Position(step.file, step.position))
@@ -253,15 +253,15 @@ def together(manifests: Sequence[dict[str, Any]]) -> dict[str, Any]:
             )
         end = manifest["end"]
         for entry in manifest["tables"]:
-            before = tables.setdefault(entry["table"], [])
-            if before and entry["emptied"] is None:
-                last = before[-1]
-                added = {"staged": last["staged"] + entry["staged"], "rows": last["rows"] + entry["rows"]}
-                before[-1] = last | added
+            table_entries = tables.setdefault(entry["table"], [])
+            if table_entries and entry["emptied"] is None:
+                previous = table_entries[-1]
+                merged = {"staged": previous["staged"] + entry["staged"], "rows": previous["rows"] + entry["rows"]}
+                table_entries[-1] = previous | merged
                 continue
             if not entry["kept"]:
-                before.clear()
-            before.append(entry)
+                table_entries.clear()
+            table_entries.append(entry)
     return {
         "start": manifests[0]["start"],
         "end": end,
@@ -275,7 +275,7 @@ class _Output:
     """What a piece has of one table.
 
     :param truncated: ``_cdc_seq`` and time of the TRUNCATE after which it comes, if there is one.
-    :param kept: whether what was before that stays.
+    :param keeps_rows: whether what was before that stays.
     """
 
     def __init__(
@@ -285,10 +285,10 @@ class _Output:
         writer: ChangeWriter,
         truncated: tuple[int, int] | None = None,
         *,
-        kept: bool = False,
+        keeps_rows: bool = False,
     ) -> None:
         self._table, self.name, self._writer = table, name, writer
-        self.truncated, self.kept = truncated, kept
+        self.truncated, self.kept = truncated, keeps_rows
         self.rows = 0
 
     def add(self, changes: pa.RecordBatch) -> None:
@@ -344,20 +344,20 @@ class _Outputs:
         :param seq: ``_cdc_seq`` of the TRUNCATE.
         :param at: its commit time, in microseconds.
         """
-        how = self._deletes.of(table)
-        if how == HARD:
+        delete_mode = self._deletes.of(table)
+        if delete_mode == HARD:
             self.of(table).empty((seq, at))
-        elif how != IGNORE:  # what was before must be applied first: it stays
+        elif delete_mode != IGNORE:  # what was before must be applied first: it stays
             self._begin(self._numbers[table.id], (seq, at), kept=True)
 
-    def _begin(self, index: int, truncated: tuple[int, int] | None = None, *, kept: bool = False) -> _Output:
-        before = self._found.setdefault(index, [])
-        name = f"{self._name}-{index}" + (f"-{len(before)}" if before else "")
+    def _begin(self, index: int, truncated: tuple[int, int] | None = None, *, keeps_rows: bool = False) -> _Output:
+        earlier_outputs = self._found.setdefault(index, [])
+        name = f"{self._name}-{index}" + (f"-{len(earlier_outputs)}" if earlier_outputs else "")
         table = self._plan.tables[index]
         with of_table(table):
             writer = self._staging.writer(table, name)
-        before.append(_Output(table, name, writer, truncated, kept=kept))
-        return before[-1]
+        earlier_outputs.append(_Output(table, name, writer, truncated, kept=keeps_rows))
+        return earlier_outputs[-1]
 
     def close(self) -> None:
         """Write what is left."""
@@ -367,8 +367,8 @@ class _Outputs:
 
     def manifest(self) -> dict[str, Any]:
         """Its part of the manifest."""
-        found = [(i, output) for i in sorted(self._found) for output in self._found[i]]
+        outputs = [(i, output) for i in sorted(self._found) for output in self._found[i]]
         return {
-            "tables": [o.manifest(i) for i, o in found if o.rows or o.truncated],
-            "staged": [[i, o.name] for i, o in found],
+            "tables": [o.manifest(i) for i, o in outputs if o.rows or o.truncated],
+            "staged": [[i, o.name] for i, o in outputs],
         }

@@ -90,20 +90,20 @@ def coverage(context: Context, plan: Plan, tables: Sequence[SinkTable]) -> list[
 
     :raises TerminalError: if the manifest of a published attempt is missing.
     """
-    won = published_attempts(plan, tables)
-    if won is None:
+    published = published_attempts(plan, tables)
+    if published is None:
         return None
     marks: dict[int, int] = {}
     rows = [0] * len(tables)
     files: list[set[tuple[int, str, int]]] = [set() for _ in tables]
-    for group, attempts in won.items():
-        for attempt, concerned in attempts.items():
+    for group, attempts in published.items():
+        for attempt, table_indexes in attempts.items():
             for manifest in Group(context, plan, group).manifest(attempt):
-                if manifest["table"] in concerned:
+                if manifest["table"] in table_indexes:
                     rows[manifest["table"]] += manifest["file"]["rows"]
                     segment = numbering(plan, manifest)
                     files[manifest["table"]] |= {
-                        (segment.base, *known) for known in manifest.get("binlogs", {}).items()
+                        (segment.base, *binlog_files) for binlog_files in manifest.get("binlogs", {}).items()
                     }
                     for chunk in manifest["chunks"]:
                         marks[chunk["no"]] = segment.seq(Position.from_json(chunk["hw"]))
@@ -111,34 +111,34 @@ def coverage(context: Context, plan: Plan, tables: Sequence[SinkTable]) -> list[
     for planned in plan.chunks:
         chunks[planned.table].append(planned)
     return [
-        Coverage(tuple(mine), tuple(marks[c.no] for c in mine), count, frozenset(known))
-        for mine, count, known in zip(chunks, rows, files, strict=True)
+        Coverage(tuple(table_chunks), tuple(marks[c.no] for c in table_chunks), count, frozenset(binlog_files))
+        for table_chunks, count, binlog_files in zip(chunks, rows, files, strict=True)
     ]
 
 
 def published_attempts(plan: Plan, tables: Sequence[SinkTable]) -> dict[int, dict[int, set[int]]] | None:
     """Tables by the attempt that is published in them, a group each; ``None`` if the snapshot is not complete."""
-    won: dict[int, dict[int, set[int]]] = {}
+    published: dict[int, dict[int, set[int]]] = {}
     for index in plan.active:
-        found = published_in(plan, index, tables[index])
-        if found is None:
+        attempts = published_in(plan, index, tables[index])
+        if attempts is None:
             return None
-        for group, attempt in found.items():
-            won.setdefault(group, {}).setdefault(attempt, set()).add(index)
-    return won
+        for group, attempt in attempts.items():
+            published.setdefault(group, {}).setdefault(attempt, set()).add(index)
+    return published
 
 
-def published_in(plan: Plan, index: int, target: SinkTable) -> dict[int, int] | None:
+def published_in(plan: Plan, index: int, sink_table: SinkTable) -> dict[int, int] | None:
     """The attempt of each of its groups that is published in a table; ``None`` if one lacks, or the table does.
 
-    :param index: index of the table, and ``target``: its copy.
+    :param index: index of the table, and ``sink_table``: its copy.
     """
-    if not target.exists():
+    if not sink_table.exists():
         return None
-    markers = target.markers()
-    found = {group: markers.get(group_marker(plan, group)) for group in plan.groups_of(index)}
-    known = {group: attempt for group, attempt in found.items() if attempt is not None}
-    return known if len(known) == len(found) else None
+    markers = sink_table.markers()
+    attempts = {group: markers.get(group_marker(plan, group)) for group in plan.groups_of(index)}
+    published = {group: attempt for group, attempt in attempts.items() if attempt is not None}
+    return published if len(published) == len(attempts) else None
 
 
 def numbering(plan: Plan, entry: Mapping[str, Any]) -> Lineage:
@@ -210,13 +210,13 @@ class Group:
 
     def markers(self) -> dict[int, int]:
         """The published attempt of each table that has one."""
-        found = {index: target.markers().get(self.marker) for index, target in self.tables.items()}
-        return {index: attempt for index, attempt in found.items() if attempt is not None}
+        attempts = {index: target.markers().get(self.marker) for index, target in self.tables.items()}
+        return {index: attempt for index, attempt in attempts.items() if attempt is not None}
 
     def published(self) -> int | None:
         """The lowest attempt that is published in a table; ``None`` while a table has none."""
-        found = self.markers()
-        return min(found.values()) if len(found) == len(self.tables) else None
+        attempts = self.markers()
+        return min(attempts.values()) if len(attempts) == len(self.tables) else None
 
     def newest_attempt(self) -> int:
         """Highest attempt that left anything: a lost bookkeeping database must not count from 1 again."""
@@ -234,8 +234,8 @@ class Group:
         """Attempts that have a manifest."""
         folder = self.context.layout.group(self.plan.generation, self.number)
         for name, _ in self.context.storage.list(folder):
-            if found := _ATTEMPT.fullmatch(name.removeprefix(f"{folder}/")):
-                yield int(found[1])
+            if match := _ATTEMPT.fullmatch(name.removeprefix(f"{folder}/")):
+                yield int(match[1])
 
     def _left(self) -> Iterator[tuple[int, str]]:
         """What attempts have left in the folders of tables: attempt and name of each file."""
@@ -296,8 +296,8 @@ class Group:
 
         :returns: ``None`` if it was never finished for the task.
         """
-        found = read_whole_json(self.context.storage, self._request(request))
-        return None if found is None else found["request"] == request.number
+        record = read_whole_json(self.context.storage, self._request(request))
+        return None if record is None else record["request"] == request.number
 
     def note_finished(self, request: TaskRequest | None) -> None:
         """Write down that the group is finished for a request: in the sink, since the bookkeeping may be lost."""
@@ -307,25 +307,25 @@ class Group:
     def _request(self, request: TaskRequest) -> str:
         return self.context.layout.request(self.plan.generation, self.number, request.task)
 
-    def finished_slices(self, above: int = 0) -> list[tuple[int, str]]:
+    def finished_slices(self, above_attempt: int = 0) -> list[tuple[int, str]]:
         """Attempt and name of the manifest of each finished slice.
 
-        :param above: only of attempts above this one.
+        :param above_attempt: only of attempts above this one.
         """
-        return sorted((attempt, name) for attempt, name in self._left() if attempt > above and _SLICE.search(name))
+        return sorted((attempt, name) for attempt, name in self._left() if attempt > above_attempt and _SLICE.search(name))
 
-    def finished(self, above: int = 0) -> dict[int, tuple[int, dict[str, Any]]]:
+    def finished(self, above_attempt: int = 0) -> dict[int, tuple[int, dict[str, Any]]]:
         """Attempt and manifest of finished slices by number; a later attempt's stands before an earlier one's.
 
-        :param above: only of attempts above this one.
+        :param above_attempt: only of attempts above this one.
         """
-        found: dict[int, tuple[int, dict[str, Any]]] = {}
-        for attempt, name in self.finished_slices(above):
+        by_number: dict[int, tuple[int, dict[str, Any]]] = {}
+        for attempt, name in self.finished_slices(above_attempt):
             manifest = read_whole_json(self.context.storage, name)
             no = manifest["slice"] if manifest and self._is_whole(manifest) else None
-            if no is not None and attempt >= found.get(no, (0, {}))[0]:
-                found[no] = attempt, manifest
-        return found
+            if no is not None and attempt >= by_number.get(no, (0, {}))[0]:
+                by_number[no] = attempt, manifest
+        return by_number
 
     def _is_whole(self, manifest: Mapping[str, Any]) -> bool:
         """Whether a slice is what its manifest says, and that is what the plan asks for."""
@@ -356,27 +356,27 @@ class Group:
         ]
         chunks = tuple(row for attempt, entry in listed for row in chunk_rows(attempt, entry))
         marks = [
-            (numbering(self.plan, entry).seq(at), at)
+            (numbering(self.plan, entry).seq(position), position)
             for _, entry in listed
             for chunk in entry["chunks"]
-            for at in watermarks_of(chunk)
+            for position in watermarks_of(chunk)
         ]
         (_, low), (_, high) = (pick(marks, default=(0, self.plan.p0.at)) for pick in (min, max))
         return Totals(
             tuple(entry for _, entry in listed), chunks, sum(entry["file"]["rows"] for _, entry in listed), low, high
         )
 
-    def adopt(self, store: Store, seen: int) -> None:
+    def adopt(self, state_database: Store, expected_attempt: int) -> None:
         """Bring the bookkeeping up to what the sink says of a published group.
 
-        :param seen: attempt that the caller has read in the bookkeeping.
+        :param expected_attempt: attempt that the caller has read in the bookkeeping.
         """
         plan, published = self.plan, self.markers()
-        held, attempt = self.totals(published), max(published.values())
-        store.chunks_done(plan.pipeline, plan.generation, results(held.chunks))
+        totals, attempt = self.totals(published), max(published.values())
+        state_database.chunks_done(plan.pipeline, plan.generation, results(totals.chunks))
         failpoint("books.after_chunks")
-        low, high = held.min_lw.to_json(), held.max_hw.to_json()
-        store.adopt_group(plan.pipeline, plan.generation, self.number, seen, attempt, held.rows, low, high)
+        low, high = totals.min_lw.to_json(), totals.max_hw.to_json()
+        state_database.adopt_group(plan.pipeline, plan.generation, self.number, expected_attempt, attempt, totals.rows, low, high)
 
 
 def watermarks_of(chunk: Mapping[str, Any]) -> tuple[Position, Position]:

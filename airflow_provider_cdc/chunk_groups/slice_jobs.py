@@ -15,41 +15,41 @@ from airflow_provider_cdc.runtime.run_context import Context
 
 
 def job_of(
-    work: Group, attempt: int, missing: Sequence[int], since: Offset, lineage: Lineage, reading: int = 0
+    group: Group, attempt: int, slice_numbers: Sequence[int], resume_point: Offset, timeline: Lineage, resnapshot_number: int = 0
 ) -> SnapshotJob:
     """The job that reads slices of a group.
 
-    :param missing: numbers of the slices.
-    :param since: the resume point, and ``lineage``: by which its server's transactions are numbered.
-    :param reading: number of the reading, if the group was read before.
+    :param slice_numbers: numbers of the slices.
+    :param resume_point: the resume point, and ``timeline``: by which its server's transactions are numbered.
+    :param resnapshot_number: number of the reading, if the group was read before.
     """
-    context = work.context
+    context = group.context
     return SnapshotJob(
         connect_args=dict(context.connect_args),
-        replicas=replicas(context, work.number, attempt, len(missing)),
+        replicas=replicas(context, group.number, attempt, len(slice_numbers)),
         sink=context.sink,
         storage=context.storage,
         layout=context.layout,
-        generation=work.plan.generation,
-        group=work.number,
+        generation=group.plan.generation,
+        group=group.number,
         attempt=attempt,
-        missing=tuple(missing),
+        missing=tuple(slice_numbers),
         limits=context.pipeline.snapshot.limits,
         zero_dates=context.pipeline.source.zero_dates,
-        lineage=lineage.newest,
-        since=since,
-        reading=reading,
+        lineage=timeline.newest,
+        since=resume_point,
+        reading=resnapshot_number,
     )
 
 
-def replicas(context: Context, group: int, attempt: int, missing: int) -> tuple[tuple[tuple[int, str], ...], ...]:
+def replicas(context: Context, group: int, attempt: int, slice_count: int) -> tuple[tuple[tuple[int, str], ...], ...]:
     """Replication server id and uuid of each copy of each worker of an attempt."""
     parallelism = context.pipeline.snapshot.parallelism
     if group < FIRST_READING:
         workers = slots.workers(group, attempt, parallelism)
     else:
         workers = slots.reading_workers(group - FIRST_READING, parallelism)
-    return tuple(tuple(map(context.pipeline.replica, copies)) for copies in workers[: max(1, missing)])
+    return tuple(tuple(map(context.pipeline.replica, copies)) for copies in workers[: max(1, slice_count)])
 
 
 def opener(context: Context, group: int, attempt: int) -> OpenAt:

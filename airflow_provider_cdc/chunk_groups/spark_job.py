@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def run_on_spark(spark: SparkSession, tell: Callable[[str], None]) -> Runner:
+def run_on_spark(spark: SparkSession, report_line: Callable[[str], None]) -> Runner:
     """Runner that makes one Spark job of a group, one task a worker.
 
-    :param tell: gets a line if Spark waits for executors.
+    :param report_line: gets a line if Spark waits for executors.
     """
 
     def run(job: SnapshotJob) -> list[dict[str, Any]]:
@@ -38,7 +38,7 @@ def run_on_spark(spark: SparkSession, tell: Callable[[str], None]) -> Runner:
 
         workers = len(job.replicas)
         frame = spark.range(0, workers, 1, workers).mapInArrow(task, "manifest string")
-        with spark_errors(), told_of_waiting(spark, tell):
+        with spark_errors(), told_of_waiting(spark, report_line):
             return [json.loads(row["manifest"]) for row in frame.collect()]
 
     return run

@@ -81,44 +81,44 @@ class SnapshotJob:
     since: Offset
     reading: int
 
-    def read(self, worker: int, copy: int = 0) -> Iterator[dict[str, Any]]:
+    def read(self, worker: int, task_copy: int = 0) -> Iterator[dict[str, Any]]:
         """Read a worker's share of the slices, one after the other. Those that another copy has finished are not read.
 
         :param worker: number of the worker, from 0.
-        :param copy: how many copies of this worker were started before.
-        :returns: the manifests of the finished slices, each with ``asked``: the requests to an object store since the
+        :param task_copy: how many copies of this worker were started before.
+        :returns: the manifests of the finished slices, each with ``request_counts``: the requests to an object store since the
             one before.
         """
-        with counting(Traffic()) as asked:
-            reader = _Worker(self, worker, copy)
+        with counting(Traffic()) as request_counts:
+            reader = _Worker(self, worker, task_copy)
         with closing(reader):
             for no in self.missing[worker :: len(self.replicas)]:
-                with counting(asked):
+                with counting(request_counts):
                     manifest = reader.slice(no)
-                yield manifest | {"asked": asked.to_json()}
-                asked = Traffic()
+                yield manifest | {"asked": request_counts.to_json()}
+                request_counts = Traffic()
 
-    def manifest(self, table: TableSchema, no: int) -> str:
+    def manifest(self, table: TableSchema, number: int) -> str:
         """Name of the manifest of a slice, which is there when the slice is finished."""
-        return self.layout.slice(table, self.generation, self.group, self.attempt, no)
+        return self.layout.slice(table, self.generation, self.group, self.attempt, number)
 
 
 class _Worker:
     """Reads slices with one connection and one replication server id, with which only one stream of binlog may be open.
 
-    :param job: the job; ``worker`` and ``copy`` as in :meth:`SnapshotJob.read`.
+    :param job: the job; ``worker`` and ``task_copy`` as in :meth:`SnapshotJob.read`.
     """
 
-    def __init__(self, job: SnapshotJob, worker: int, copy: int) -> None:
+    def __init__(self, job: SnapshotJob, worker: int, task_copy: int) -> None:
         # Compiled, and so 100 MB of memory, which the driver does not need.
         from airflow_provider_cdc.mysql.chunks.keyless import pieces
 
-        self._pieces = pieces
+        self._pieces = read_chunk_parts
         layout, storage = job.layout, job.storage
         copies = job.replicas[worker]
-        self._job, self._replica = job, copies[copy % len(copies)]
-        share = read_json(storage, layout.share(job.generation, job.group))
-        self._plan = Plan.from_json(share).with_zero_dates(job.zero_dates)
+        self._job, self._replica = job, copies[task_copy % len(copies)]
+        group_plan = read_json(storage, layout.share(job.generation, job.group))
+        self._plan = Plan.from_json(group_plan).with_zero_dates(job.zero_dates)
         self._slices = slices(self._plan.chunks)
         notes = Notes(storage, layout.notes(job.generation, job.group, job.attempt))
         self._stopped = notes.check
@@ -139,22 +139,22 @@ class _Worker:
         chunks = self._slices[no]
         table = self._plan.tables[chunks[0].table]
         name = self._job.manifest(table, no)
-        found: dict[str, Any] | None = read_json(self._job.storage, name)
-        if found is None:
-            found = self._read(table, no, chunks, name)
-        return found
+        manifest: dict[str, Any] | None = read_json(self._job.storage, name)
+        if manifest is None:
+            manifest = self._read(table, no, chunks, name)
+        return manifest
 
     def _read(self, table: TableSchema, no: int, chunks: Sequence[Chunk], name: str) -> dict[str, Any]:
         job, target = self._job, self._job.sink.table(table)
-        done: list[dict[str, Any]] = []
+        chunk_entries: list[dict[str, Any]] = []
         started = time.time()
         failpoint("file.before_write")
         place = f"{job.generation}/{job.group}/{job.attempt}/slice-{no:05d}-{uuid.uuid4().hex[:12]}"
-        file = target.stage(place, self._rows(table, chunks, done))
+        file = target.stage(place, self._rows(table, chunks, chunk_entries))
         try:
             failpoint("file.after_write")
-            same_definition(self._connection, table, Position.from_json(done[-1]["hw"]))
-            manifest = self._manifest(table, no, file, done) | {"began": round(started, 3)}
+            same_definition(self._connection, table, Position.from_json(chunk_entries[-1]["hw"]))
+            manifest = self._manifest(table, no, file, chunk_entries) | {"began": round(started, 3)}
         except BaseException:
             target.discard(file)
             raise
@@ -164,7 +164,7 @@ class _Worker:
         failpoint("manifest.after_write")
         return manifest
 
-    def _manifest(self, table: TableSchema, no: int, file: DataFile, done: list[dict[str, Any]]) -> dict[str, Any]:
+    def _manifest(self, table: TableSchema, no: int, file: DataFile, chunk_entries: list[dict[str, Any]]) -> dict[str, Any]:
         return {
             "slice": no,
             "table": self._slices[no][0].table,
@@ -174,27 +174,27 @@ class _Worker:
             "reading": self._job.reading,
             "file": file.to_json(),
             "ended": round(time.time(), 3),
-            "chunks": done,
-            "binlogs": {name: self._when_begun(name) for name in {entry["hw"][0] for entry in done}},
+            "chunks": chunk_entries,
+            "binlogs": {name: self._when_begun(name) for name in {entry["hw"][0] for entry in chunk_entries}},
         }
 
-    def _rows(self, table: TableSchema, chunks: Sequence[Chunk], done: list[dict[str, Any]]) -> Iterator[pa.Table]:
+    def _rows(self, table: TableSchema, chunks: Sequence[Chunk], chunk_entries: list[dict[str, Any]]) -> Iterator[pa.Table]:
         """Rows of chunks as they are read, so that few are held.
 
-        :param done: gets what the manifest says of each chunk.
+        :param chunk_entries: gets what the manifest says of each chunk.
         """
         for chunk in chunks:
             self._throttle.wait(self._stopped)
-            yield from self._chunk(table, chunk, done)
+            yield from self._chunk(table, chunk, chunk_entries)
 
-    def _chunk(self, table: TableSchema, chunk: Chunk, done: list[dict[str, Any]]) -> Iterator[pa.Table]:
-        count, began = 0, time.monotonic()
+    def _chunk(self, table: TableSchema, chunk: Chunk, chunk_entries: list[dict[str, Any]]) -> Iterator[pa.Table]:
+        count, started = 0, time.monotonic()
         parts = self._pieces(
             self._connection, self._windows_of(chunk.table), table, chunk, self._job.lineage, self._marks
         )
         with closing(parts):
             for part in parts:
-                self._throttle.used(began, part.rows.num_rows, part.rows.nbytes)
+                self._throttle.used(started, part.rows.num_rows, part.rows.nbytes)
                 count += part.rows.num_rows
                 entry = {
                     "no": chunk.no,
@@ -208,17 +208,17 @@ class _Worker:
                 del part  # not held while the next one is read
                 if not table.key:
                     self._throttle.pace(self._stopped)
-                began = time.monotonic()
-        done.append(entry)
+                started = time.monotonic()
+        chunk_entries.append(entry)
 
-    def _open(self, at: Position) -> BinlogStream:
+    def _open(self, position: Position) -> BinlogStream:
         server_id, replica_uuid = self._replica
         return BinlogStream(
             self._job.connect_args,
             server_id=server_id,
             replica_uuid=replica_uuid,
-            file=at.file,
-            position=at.position,
+            file=position.file,
+            position=position.position,
             server=self._job.lineage.server,
         )
 
@@ -232,8 +232,8 @@ class _Worker:
             lineage = self._job.lineage
             definitions = self._plan.definitions_of(lineage)[index]
             texts = decoders(lambda: nullcontext(self._connection), [table])
-            before = partial(look_back, self._job.connect_args, lineage.server, by_table([definitions]))
-            self._windows = WindowReader(self._open, definitions, lineage, before, texts)
+            find_definition = partial(look_back, self._job.connect_args, lineage.server, by_table([definitions]))
+            self._windows = WindowReader(self._open, definitions, lineage, find_definition, texts)
         return self._windows
 
     def _close_windows(self) -> None:
@@ -244,8 +244,8 @@ class _Worker:
         """When the server began a binlog file."""
         if file not in self._begun:
             self._close_windows()
-            at = Offset(self._job.lineage.server, Position(file, 0), "")
-            self._begun[file] = with_beginning(at, self._open).began
+            offset = Offset(self._job.lineage.server, Position(file, 0), "")
+            self._begun[file] = with_beginning(offset, self._open).began
         return self._begun[file]
 
 

@@ -47,27 +47,27 @@ def opened(path: str, quiet: bool = False) -> Iterator[Context]:
     if quiet:
         yield context
         return
-    with reporter() as shown:
-        context.reporter = shown
+    with reporter() as shown_reporter:
+        context.reporter = shown_reporter
         yield context
 
 
 @contextmanager
 def working(
-    path: str, need_snapshot: bool = False, beside: bool = False
+    path: str, need_snapshot: bool = False, allow_stream: bool = False
 ) -> Iterator[tuple[Context, Store, SparkSession]]:
-    """Preflight, bookkeeping and Spark for the commands that change something; ``beside``: while a stream may run."""
+    """Preflight, bookkeeping and Spark for the commands that change something; ``allow_stream``: while a stream may run."""
     from airflow_provider_cdc.preflight.run import require
     from airflow_provider_cdc.spark.session import start
 
     with opened(path) as context:
-        for finding in require(context):
-            context.reporter.line(f"{finding.level}: {finding}")
+        for result in require(context):
+            context.reporter.line(f"{result.level}: {result}")
         if need_snapshot:
             context.need_plan()
         store = context.store()
         try:
-            if not beside:
+            if not allow_stream:
                 context.watcher.refuse(store, context.pipeline.name)
             spark = start(context.pipeline.name, *context.spark)
             try:

@@ -40,8 +40,8 @@ def _epoch(context: Context, store: Store) -> str:
 def stop(path: str, by: str | None) -> None:
     """Ask the running stream to end at a transaction boundary."""
     with asking(path, by) as (context, store, name):
-        asked = store.stop(context.pipeline.name, name)
-        click.echo(f"{_epoch(context, store)} was asked to stop" if asked else "no stream is running")
+        accepted = store.stop(context.pipeline.name, name)
+        click.echo(f"{_epoch(context, store)} was asked to stop" if accepted else "no stream is running")
 
 
 @cli.command()
@@ -50,8 +50,8 @@ def stop(path: str, by: str | None) -> None:
 def pause(path: str, by: str | None) -> None:
     """Let the running stream read nothing until it is resumed."""
     with asking(path, by) as (context, store, name):
-        asked = store.pause(context.pipeline.name, name)
-        click.echo(f"{_epoch(context, store)} was asked to pause" if asked else "no stream is running")
+        accepted = store.pause(context.pipeline.name, name)
+        click.echo(f"{_epoch(context, store)} was asked to pause" if accepted else "no stream is running")
 
 
 @cli.command()
@@ -66,10 +66,10 @@ def resume(path: str, table: str | None, by: str | None) -> None:
         if table is not None:
             click.echo(ask(context, store, "reread", table, name))
             return
-        asked = store.resume(context.pipeline.name, name)
-        run, lives = context.watcher.watch(store, context.pipeline.name)
-        said = f"epoch {run.epoch} goes on" if run and lives else "the stream goes on when it is started again"
-        click.echo(said if asked else "no stream is running, and none is paused")
+        accepted = store.resume(context.pipeline.name, name)
+        run, is_alive = context.watcher.watch(store, context.pipeline.name)
+        message = f"epoch {run.epoch} goes on" if run and is_alive else "the stream goes on when it is started again"
+        click.echo(message if accepted else "no stream is running, and none is paused")
 
 
 @cli.command()
@@ -93,11 +93,11 @@ def reload(path: str) -> None:
     with opened(path) as context:
         store = context.store()
         try:
-            found = take_in(context, store)
+            changes = take_in(context, store)
         finally:
             store.close()
-        if found is None:
+        if changes is None:
             click.echo("no stream is running: the next one copies the tables of the file")
             return
-        added, removed = found
+        added, removed = changes
         click.echo(f"added: {', '.join(added) or 'none'}; removed: {', '.join(removed) or 'none'}")

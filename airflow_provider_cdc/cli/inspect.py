@@ -32,8 +32,8 @@ def check(path: str, as_json: bool) -> None:
         if as_json:
             click.echo(json.dumps([f.to_json() for f in findings], indent=2))
         else:
-            for finding in findings:
-                click.echo(f"{finding.level:8}{finding}")
+            for result in findings:
+                click.echo(f"{result.level:8}{result}")
         if errors := [f for f in findings if f.level == "error"]:
             transient = all(f.transient for f in errors)
             raise click.exceptions.Exit((TransientError if transient else NotReadyError).exit_code)
@@ -50,31 +50,31 @@ def plan(path: str, as_json: bool) -> None:
     from airflow_provider_cdc.snapshot.binlog_guard import forecast
 
     with opened(path) as context:
-        for finding in require(context, spark=False):
-            context.reporter.line(f"{finding.level}: {finding}")
-        standing = context.load_plan()
-        made = standing or context.new_plan(1)
+        for result in require(context, spark=False):
+            context.reporter.line(f"{result.level}: {result}")
+        recorded_plan = context.load_plan()
+        shown_plan = recorded_plan or context.new_plan(1)
         with closing(connect(context.connect_args)) as connection:
-            ahead = forecast(context, connection, [t.id for t in made.tables], None)
+            snapshot_forecast = forecast(context, connection, [t.id for t in shown_plan.tables], None)
         if as_json:
-            click.echo(json.dumps(_plan_json(context, made, standing is not None, ahead), indent=2))
+            click.echo(json.dumps(_plan_json(context, shown_plan, recorded_plan is not None, snapshot_forecast), indent=2))
             return
-        state = "planned before, kept" if standing else "not written"
-        click.echo(f"pipeline {made.pipeline}, snapshot {made.generation} ({state}), P0 at {made.p0.at}")
+        state = "planned before, kept" if recorded_plan else "not written"
+        click.echo(f"pipeline {shown_plan.pipeline}, snapshot {shown_plan.generation} ({state}), P0 at {shown_plan.p0.at}")
         rows_a_chunk = context.pipeline.snapshot.chunk_rows
-        costs = [f"; planned with {c.statements} statements, {c.rows} rows read" for c in made.costs]
-        for index, table in enumerate(made.tables):
-            chunks = sum(c.table == index for c in made.chunks)
-            groups = len(made.groups_of(index))
+        costs = [f"; planned with {c.statements} statements, {c.rows} rows read" for c in shown_plan.costs]
+        for index, table in enumerate(shown_plan.tables):
+            chunks = sum(c.table == index for c in shown_plan.chunks)
+            groups = len(shown_plan.groups_of(index))
             how = f"{chunks} chunks of up to about {rows_a_chunk} rows in {groups} groups, key ({', '.join(table.key)})"
             if not table.key:
                 how = "no usable key, so read whole as 1 chunk"
             click.echo(f"  {table.label}: {how}" + (costs[index] if costs else ""))
-        if made.start != SNAPSHOT:
-            click.echo(f"no snapshot: the stream begins at P0, which is {start_text(made.start)}; no rows are read")
+        if shown_plan.start != SNAPSHOT:
+            click.echo(f"no snapshot: the stream begins at P0, which is {start_text(shown_plan.start)}; no rows are read")
             return
-        click.echo(f"a snapshot of {ahead}")
-        click.echo(f"{len(made.chunks)} chunks in {len(made.groups())} groups, at least 4 statements a chunk")
+        click.echo(f"a snapshot of {snapshot_forecast}")
+        click.echo(f"{len(shown_plan.chunks)} chunks in {len(shown_plan.groups())} groups, at least 4 statements a chunk")
 
 
 @cli.command()
@@ -101,8 +101,8 @@ def verify(path: str, as_json: bool, show_values: bool, repair: bool, **chosen: 
         check_equal(verdicts, repair="--repair", show_values="--show-values" * (not show_values), repaired=repair)
         if not as_json:
             places = ", ".join(sorted({str(v.copy.at) for v in verdicts if v.copy is not None}))
-            said = f"all {len(verdicts)} tables are equal as of {places}"
-            click.echo(said if verdicts else "no table was to be compared")
+            message = f"all {len(verdicts)} tables are equal as of {places}"
+            click.echo(message if verdicts else "no table was to be compared")
 
 
 @cli.command()
@@ -117,13 +117,13 @@ def explain(path: str, as_json: bool, table: str, keys: tuple[str, ...]) -> None
     from airflow_provider_cdc.explain.run import explain as look
 
     with opened(path, quiet=as_json) as context:
-        found = look(context, table, keys)
+        explanation = look(context, table, keys)
         if as_json:
-            click.echo(json.dumps(found.to_json(), indent=2))
+            click.echo(json.dumps(explanation.to_json(), indent=2))
         else:
-            for line in found.lines():
+            for line in explanation.lines():
                 click.echo(line)
-        if found.equal is False:
+        if explanation.equal is False:
             raise TerminalError(
                 f"source and copy of a row of {table} differ",
                 f"Read it again: airflow-cdc resnapshot --table {table} --where-key CONDITION; and {REPORT}",
@@ -140,11 +140,11 @@ def status(path: str, as_json: bool) -> None:
     from airflow_provider_cdc.observe.status_text import status_lines
 
     with opened(path) as context:
-        found = look(context)
+        report = look(context)
         if as_json:
-            click.echo(json.dumps(found, indent=2))
+            click.echo(json.dumps(report, indent=2))
             return
-        for line in status_lines(found):
+        for line in status_lines(report):
             click.echo(line)
 
 
@@ -165,17 +165,17 @@ def metrics(path: str, every: bool, output: str | None, listen: str | None) -> N
         def text() -> str:
             with closing(context.store(migrate=False)) as store:
                 names = store.pipelines() if every else [context.pipeline.name]
-                return prometheus_text(one for name in names for one in measure(store, name))
+                return prometheus_text(measurement for name in names for measurement in measure(store, name))
 
         if listen:
-            serve(listen, text, context.reporter.line)
+            serve(listen, render, context.reporter.line)
         elif output:
-            write_file(text(), Path(output))
+            write_file(render(), Path(output))
         else:
-            click.echo(text(), nl=False)
+            click.echo(render(), nl=False)
 
 
-def _plan_json(context: Context, plan: Plan, written: bool, ahead: Forecast) -> dict[str, Any]:
+def _plan_json(context: Context, plan: Plan, written: bool, snapshot_forecast: Forecast) -> dict[str, Any]:
     return {
         "pipeline": plan.pipeline,
         "generation": plan.generation,
@@ -195,8 +195,8 @@ def _plan_json(context: Context, plan: Plan, written: bool, ahead: Forecast) -> 
         ],
         "chunks": len(plan.chunks),
         "groups": len(plan.groups()),
-        "rows": ahead.rows,
-        "bytes": ahead.size,
-        "seconds": round(ahead.seconds, 1) if plan.start == "snapshot" else 0.0,
-        "binlog_kept_seconds": ahead.purge_in,
+        "rows": snapshot_forecast.rows,
+        "bytes": snapshot_forecast.size,
+        "seconds": round(snapshot_forecast.seconds, 1) if plan.start == "snapshot" else 0.0,
+        "binlog_kept_seconds": snapshot_forecast.purge_in,
     }

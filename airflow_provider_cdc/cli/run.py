@@ -61,9 +61,9 @@ def maintain(path: str, as_json: bool, purge: bool) -> None:
     from airflow_provider_cdc.driver.main import kept_up
 
     with opened(path, quiet=as_json) as context:
-        found = kept_up(context, purge=purge)
+        report = kept_up(context, purge=purge)
         if as_json:
-            click.echo(json.dumps(found, indent=2))
+            click.echo(json.dumps(report, indent=2))
 
 
 @cli.command()
@@ -99,15 +99,15 @@ def _stream(context: Context, store: Store, spark: SparkSession, catch_up: bool)
     catch_up = catch_up or context.pipeline.stream.mode == "catch_up"
     restarts, stop = Restarts(), threading.Event()
     while not stop.is_set():
-        began, before = time.monotonic(), _newest_epoch(context, store)
+        started_at, before = time.monotonic(), _newest_epoch(context, store)
         try:
             follow(context, store, spark, catch_up=catch_up, stop=stop)
             return
         except UnexpectedError:  # Spark itself may be gone
             raise
         except TransientError as error:
-            moved = _newest_epoch(context, store, with_batches=True) > before
-            restarts = restarts.failed(time.monotonic() - began, moved=moved, lost=False)
+            made_progress = _newest_epoch(context, store, with_batches=True) > before
+            restarts = restarts.failed(time.monotonic() - started_at, moved=made_progress, lost=False)
             if catch_up or restarts.seconds + restarts.delay > _RESTART_SECONDS:
                 raise
             context.reporter.line(f"{error}. The stream starts again in {restarts.delay:g} s")

@@ -26,25 +26,25 @@ def forget(path: str, tables: bool, yes: bool) -> None:
     with opened(path) as context:
         store = bookkeeping(context)
         with nullcontext() if store is None else closing(store):
-            found = belongings(context, store)
-            if not (found.rows or found.own):
+            data = belongings(context, store)
+            if not (data.rows or data.own):
                 click.echo(f"nothing is left of {context.pipeline.name} at {context.storage.location()}")
                 return
-            _show(found, context.pipeline.name, tables=tables, yes=yes)
+            _show(data, context.pipeline.name, tables=tables, yes=yes)
             if not yes:
                 raise NotReadyError("nothing was deleted", "Run this again with --yes to delete it")
-            delete(context, store, found, tables=tables)
+            delete(context, store, data, tables=tables)
         click.echo(f"{context.pipeline.name} is forgotten")
 
 
-def _show(found: Belongings, name: str, *, tables: bool, yes: bool) -> None:
+def _show(data: Belongings, name: str, *, tables: bool, yes: bool) -> None:
     click.echo(f"of {name} {'is' if yes else 'would be'} deleted:")
-    for folder in [*found.own, *(found.tables if tables else ())]:
+    for folder in [*data.own, *(data.tables if tables else ())]:
         what = f"table {folder.table}, " if folder.table else ""
         click.echo(f"  {what}{folder.place}: {folder.files:,} files, {folder.size:,} bytes")
-    if found.rows:
-        click.echo(f"  bookkeeping: {', '.join(f'{count:,} of {table}' for table, count in found.rows.items())}")
-    if found.tables and not tables:
+    if data.rows:
+        click.echo(f"  bookkeeping: {', '.join(f'{count:,} of {table}' for table, count in data.rows.items())}")
+    if data.tables and not tables:
         click.echo("of its tables these stay as they are; nothing will write to them any more:")
-        for folder in found.tables:
+        for folder in data.tables:
             click.echo(f"  table {folder.table}, {folder.place}")

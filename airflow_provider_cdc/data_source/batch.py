@@ -19,26 +19,26 @@ class Range(InputPartition):
     """The transactions in (start, end], read by one task.
 
     :param slot: number of the task's first reader.
-    :param piece_bytes: with which it was made.
+    :param range_bytes: with which it was made.
     """
 
-    def __init__(self, start: Offset, end: Offset, slot: int, piece_bytes: int) -> None:
+    def __init__(self, start: Offset, end: Offset, slot: int, range_bytes: int) -> None:
         super().__init__(None)
-        self.start, self.end, self.slot, self.piece_bytes = start, end, slot, piece_bytes
+        self.start, self.end, self.slot, self.piece_bytes = start, end, slot, range_bytes
 
 
-def ranges(start: Offset, ends: Sequence[Offset], piece_bytes: int) -> list[InputPartition]:
+def ranges(start: Offset, ends: Sequence[Offset], range_bytes: int) -> list[InputPartition]:
     """A partition for each piece of (start, the last of the ends]."""
     pairs = enumerate(zip([start, *ends], ends, strict=False))
-    return [Range(a, b, LOOKING + TASKS * i, piece_bytes) for i, (a, b) in pairs]
+    return [Range(a, b, LOOKING + TASKS * i, range_bytes) for i, (a, b) in pairs]
 
 
-def read_range(log: TableChanges, schema: pa.Schema, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+def read_range(table_changes: TableChanges, schema: pa.Schema, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     """Read the changes of one piece, as Spark wants them."""
     if not isinstance(partition, Range):  # what Spark makes of no partitions at all
         return
     with reader_errors():
-        for batch in log.read(partition.start, partition.end, partition.slot, partition.piece_bytes):
+        for batch in table_changes.read(partition.start, partition.end, partition.slot, partition.piece_bytes):
             columns = [a.cast(field.type) for a, field in zip(batch.columns, schema, strict=True)]
             yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
@@ -46,13 +46,13 @@ def read_range(log: TableChanges, schema: pa.Schema, partition: InputPartition) 
 class RangeReader(DataSourceReader):
     """Reads a range of the binlog.
 
-    :param log: what is read.
+    :param table_changes: what is read.
     :param options: where it begins and ends.
     :param schema: Arrow schema, as Spark wants it.
     """
 
-    def __init__(self, log: TableChanges, options: Options, schema: pa.Schema) -> None:
-        self._log, self._options, self._schema = log, options, schema
+    def __init__(self, table_changes: TableChanges, options: Options, schema: pa.Schema) -> None:
+        self._log, self._options, self._schema = table_changes, options, schema
 
     def partitions(self) -> list[InputPartition]:
         """Pieces of the range; each ends with a transaction."""
@@ -62,9 +62,9 @@ class RangeReader(DataSourceReader):
             if end.at < start.at:
                 raise NotReadyError(f"the range ends at {end.at} and begins at {start.at}", "See start and end")
             planner.check(start)
-            ends, altered = planner.pieces(start, end.at)
-            if altered is not None:
-                raise planner.altered(altered)
+            ends, altering = planner.pieces(start, end.at)
+            if altering is not None:
+                raise planner.altered(altering)
             return ranges(start, ends, self._log.piece_bytes)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -32,25 +32,25 @@ _FAR, _CLOSER = 64 << 20, 16
 class ChangesPlanner:
     """Finds places in the log and walks ahead.
 
-    :param log: what is read.
+    :param table_changes: what is read.
     """
 
-    def __init__(self, log: TableChanges) -> None:
-        self._log, args = log, log.login()
+    def __init__(self, table_changes: TableChanges) -> None:
+        self._log, args = table_changes, table_changes.login()
         self._connection = connect(args)
         self._server = server = identity(self._connection)
         self._kind: Any = kind_of(server)
-        lineage = Lineage(server, f"{split_file(self.end().file)[0]}0")
+        timeline = Lineage(server, f"{split_file(self.end().file)[0]}0")
         self._ahead, self._blind = (
             BinlogReader(
                 open_at,
                 captured,
-                lineage,
+                timeline,
                 count_only=True,
                 tell_ddl=True,
-                detours=lambda: look_up(self._connection, [log.table.id]),
+                detours=lambda: look_up(self._connection, [table_changes.table.id]),
             )
-            for open_at, captured in ((self._opener(0), log.captured), (self._opener(1), {}))
+            for open_at, captured in ((self._opener(0), table_changes.captured), (self._opener(1), {}))
         )
 
     def _opener(self, slot: int) -> OpenAt:
@@ -113,15 +113,15 @@ class ChangesPlanner:
         :param size: bytes of binlog after which to stop with the next piece; ``None`` for no limit.
         :returns: the ends, and the transaction behind the last one that alters the table, if that was why.
         """
-        found: list[Offset] = []
-        while start.at < target and (size is None or len(found) * self._log.piece_bytes < size):
+        ends: list[Offset] = []
+        while start.at < target and (size is None or len(ends) * self._log.piece_bytes < size):
             reached, item = self.walk(start, target, self._log.piece_bytes)
             if reached.at != start.at:
-                found.append(reached)
+                ends.append(reached)
             if item is not None:
-                return found, item
+                return ends, item
             start = reached
-        return found, None
+        return ends, None
 
     def altered(self, item: Transaction) -> TerminalError:
         """The error for a transaction that alters the table."""
@@ -135,19 +135,19 @@ class ChangesPlanner:
 
     def _at(self, at: Position) -> Offset:
         """A position, if it is the end of a transaction."""
-        logs = binlog_sizes(self._connection)
-        if not HEAD <= at.position <= logs.get(at.file, -1):
-            first, last = next(iter(logs)), list(logs.items())[-1]
+        file_sizes = binlog_sizes(self._connection)
+        if not HEAD <= at.position <= file_sizes.get(at.file, -1):
+            first_file, last_file = next(iter(file_sizes)), list(file_sizes.items())[-1]
             raise NotReadyError(
                 f"there is no position {at} in the binlog of this server",
-                f"It has {first}:{HEAD} to {last[0]}:{last[1]}",
+                f"It has {first_file}:{HEAD} to {last_file[0]}:{last_file[1]}",
             )
-        found = self._to(self._head(at.file), at)
-        if found.at != at:
+        reached = self._to(self._head(at.file), at)
+        if reached.at != at:
             raise NotReadyError(
-                f"binlog position {at} is inside a transaction", f"Give the end of one, such as {found.at}"
+                f"binlog position {at} is inside a transaction", f"Give the end of one, such as {reached.at}"
             )
-        return found
+        return reached
 
     def _to(self, start: Offset, at: Position) -> Offset:
         # Whose rows XA transactions hold was not looked at: those that are open are looked up when they end.
@@ -185,12 +185,12 @@ class ChangesPlanner:
                 at = reached
                 if size == 1 and wanted.issubset(GtidSet.parse(at.gtid_set)):
                     break
-        found = GtidSet.parse(at.gtid_set)
-        if found != wanted:
-            more, less = found.subtract(wanted), wanted.subtract(found)
-            told = f"{more} comes before its last one" if more else f"{less} is not there yet"
+        gtids = GtidSet.parse(at.gtid_set)
+        if gtids != wanted:
+            more, less = gtids.subtract(wanted), wanted.subtract(gtids)
+            difference = f"{more} comes before its last one" if more else f"{less} is not there yet"
             raise NotReadyError(
-                f"the GTID set {wanted} is not a place in the binlog of this server: {told}",
+                f"the GTID set {wanted} is not a place in the binlog of this server: {difference}",
                 "Give file:position, or a set such as @@global.gtid_executed of this server",
             )
         return at
@@ -202,26 +202,26 @@ class ChangesPlanner:
         self, binlog: BinlogReader, start: Offset, target: Position, size: int | None = None
     ) -> tuple[Offset, Transaction | None]:
         gtids, at, walked = self._kind.parse(start.gtid_set), start.at, 0
-        xa = {parse_entry(text)[0]: text for text in start.xa}
-        first: Transaction | None = None  # rows of another layout: the DDL that explains them comes behind them
+        open_xa = {parse_entry(text)[0]: text for text in start.xa}
+        first_altering: Transaction | None = None  # rows of another layout: the DDL that explains them comes behind them
         binlog.expect(start)
         while at < target and (size is None or walked < size):
             # The budget in the present file; behind its end it is looked at again.
             end = target if size is None else min(target, Position(at.file, at.position + size - walked))
             for step in binlog.steps(at, end):
                 if step.item is not None and step.item.altered:
-                    first = first or step.item
+                    first_altering = first_altering or step.item
                     if step.item.ddl is not None:
-                        return self._before(binlog, start, first), step.item
+                        return self._before(binlog, start, first_altering), step.item
                 here = Position(step.file, step.position)
                 walked += here.position - at.position if here.file == at.file else here.position
                 at, gtids = here, gtids.with_all(step.gtids)
                 if step.item is not None:
-                    follow_xa(step.item, xa)
-        if first is not None:
-            return self._before(binlog, start, first), first
-        began = binlog.begun.get(at.file, 0)
-        return Offset(start.server, at, str(gtids), tuple(sorted(xa.values())), began=began), None
+                    follow_xa(step.item, open_xa)
+        if first_altering is not None:
+            return self._before(binlog, start, first_altering), first_altering
+        file_began = binlog.begun.get(at.file, 0)
+        return Offset(start.server, at, str(gtids), tuple(sorted(open_xa.values())), began=file_began), None
 
     def _before(self, binlog: BinlogReader, start: Offset, item: Transaction) -> Offset:
         binlog.close()

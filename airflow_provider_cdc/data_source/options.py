@@ -90,24 +90,24 @@ class Options:
             if name.lower() not in _DEFAULTS:  # its value is not shown: it may be a password
                 hint = "A login is never an option: see conn_id and conn_file. " if _is_login(name) else ""
                 raise NotReadyError(f"option {name} is not known", f"{hint}Known options: {', '.join(_DEFAULTS)}")
-        found = _DEFAULTS | {name.lower(): value.strip() for name, value in options.items()}
-        if bool(found["conn_id"]) == bool(found["conn_file"]):
+        values = _DEFAULTS | {name.lower(): value.strip() for name, value in options.items()}
+        if bool(values["conn_id"]) == bool(values["conn_file"]):
             raise NotReadyError("give exactly one of conn_id and conn_file", "It names the connection to the server")
-        database, _, table = found["table"].partition(".")
+        database, _, table = values["table"].partition(".")
         if not table:
-            raise NotReadyError(f"option table is {found['table']!r}", "Give database.table")
-        batch = _number(found, "max_bytes_per_batch", 1, _LARGEST)
-        server_id = _number(found, "server_id", 1, (1 << 32) - 1 - (1 << 20)) if found["server_id"] else None
+            raise NotReadyError(f"option table is {values['table']!r}", "Give database.table")
+        batch = _number(values, "max_bytes_per_batch", 1, _LARGEST)
+        server_id = _number(values, "server_id", 1, (1 << 32) - 1 - (1 << 20)) if values["server_id"] else None
         return cls(
-            Login(found["conn_id"] or None, found["conn_file"] or None),
+            Login(values["conn_id"] or None, values["conn_file"] or None),
             (database, table),
-            found["start"] or None,
-            found["end"],
+            values["start"] or None,
+            values["end"],
             batch,
-            min(batch, _number(found, "max_bytes_per_partition", 1, _LARGEST)),
-            _choice(found, "before_images", ("true", "false")) == "true",
-            _choice(found, "zero_dates", ("error", "null")),
-            tuple(name for part in found["exclude_columns"].split(",") if (name := part.strip())),
+            min(batch, _number(values, "max_bytes_per_partition", 1, _LARGEST)),
+            _choice(values, "before_images", ("true", "false")) == "true",
+            _choice(values, "zero_dates", ("error", "null")),
+            tuple(name for part in values["exclude_columns"].split(",") if (name := part.strip())),
             server_id,
         )
 
@@ -128,17 +128,17 @@ def _is_login(name: str) -> bool:
     return name.lower() in ("password", "user", "username", "login", "host", "port", "url", "uri")
 
 
-def _number(found: Mapping[str, str], name: str, low: int, high: int) -> int:
-    text = found[name]
+def _number(option_values: Mapping[str, str], name: str, low: int, high: int) -> int:
+    text = option_values[name]
     if not text.isascii() or not text.isdigit() or not low <= int(text) <= high:
         raise NotReadyError(f"option {name} is {text!r}", f"Give a whole number from {low} to {high}")
     return int(text)
 
 
-def _choice(found: Mapping[str, str], name: str, values: Sequence[str]) -> str:
-    if found[name].lower() not in values:
-        raise NotReadyError(f"option {name} is {found[name]!r}", f"Give {' or '.join(values)}")
-    return found[name].lower()
+def _choice(option_values: Mapping[str, str], name: str, choices: Sequence[str]) -> str:
+    if option_values[name].lower() not in choices:
+        raise NotReadyError(f"option {name} is {option_values[name]!r}", f"Give {' or '.join(choices)}")
+    return option_values[name].lower()
 
 
 @contextmanager

@@ -18,14 +18,14 @@ from airflow_provider_cdc.model.errors import NotReadyError, TransientError
 from airflow_provider_cdc.model.offset import Offset, Position
 
 
-def _encode(offset: Offset, parts: Sequence[Offset] = (), piece_bytes: int = 0) -> dict[str, Any]:
+def _encode(offset: Offset, range_ends: Sequence[Offset] = (), range_bytes: int = 0) -> dict[str, Any]:
     """An offset as Spark keeps it: a dictionary of simple values.
 
-    :param parts: ends of the pieces of the batch that ends there.
-    :param piece_bytes: with which they were made.
+    :param range_ends: ends of the pieces of the batch that ends there.
+    :param range_bytes: with which they were made.
     """
     value: dict[str, Any] = {"version": 1, **offset.to_json(), "xa": json.dumps(list(offset.xa))}
-    return value | {"parts": json.dumps([part.to_json() for part in parts]), "piece_bytes": piece_bytes}
+    return value | {"parts": json.dumps([part.to_json() for part in range_ends]), "piece_bytes": range_bytes}
 
 
 def _decode(value: dict[str, Any]) -> Offset:
@@ -37,13 +37,13 @@ def _decode(value: dict[str, Any]) -> Offset:
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Follows the binlog.
 
-    :param log: what is read.
+    :param table_changes: what is read.
     :param options: where it begins, and how much makes a batch.
     :param schema: Arrow schema, as Spark wants it.
     """
 
-    def __init__(self, log: TableChanges, options: Options, schema: pa.Schema) -> None:
-        self._log, self._options, self._schema = log, options, schema
+    def __init__(self, table_changes: TableChanges, options: Options, schema: pa.Schema) -> None:
+        self._log, self._options, self._schema = table_changes, options, schema
         self._planner: ChangesPlanner | None = None
         self._checked = False
         self._target: Position | None = None
@@ -76,9 +76,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         at = self._check(start)
         planner = self._open_planner()
         target = planner.end() if self._target is None else self._target
-        ends, altered = planner.pieces(at, target, size)
-        if not ends and altered is not None:
-            raise planner.altered(altered)
+        ends, altering = planner.pieces(at, target, size)
+        if not ends and altering is not None:
+            raise planner.altered(altering)
         return _encode(ends[-1], ends, self._log.piece_bytes) if ends else start
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:

@@ -49,9 +49,9 @@ _LOWEST_ID, _HIGHEST_ID = 1 << 20, (1 << 32) - 1
 class TableChanges:
     """How the changes of one table are read.
 
-    :param login: gives the arguments of ``pymysql.connect``; it is pickled, so it holds no secret itself.
+    :param look_up_connection: gives the arguments of ``pymysql.connect``; it is pickled, so it holds no secret itself.
     :param table: the table, as it is now.
-    :param piece_bytes: about how many bytes of binlog are read at a time.
+    :param range_bytes: about how many bytes of binlog are read at a time.
     :param before_images: whether an update gives its old image, too, as ``b``.
     :param server_id: replication server id of the first reader, the others' follow; ``None`` for one by chance.
     """
@@ -65,7 +65,7 @@ class TableChanges:
     @classmethod
     def of(
         cls,
-        login: Callable[[], dict[str, Any]],
+        look_up_connection: Callable[[], dict[str, Any]],
         database: str,
         name: str,
         zero_dates: str,
@@ -77,16 +77,16 @@ class TableChanges:
         :param exclude: names of columns that are not wanted.
         :raises NotReadyError: if there is none, or it cannot be carried exactly.
         """
-        with closing(connect(login())) as connection:
-            found = find_tables(connection, lambda *listed: listed == (database, name))
-            if not found:
+        with closing(connect(look_up_connection())) as connection:
+            listed_tables = find_tables(connection, lambda *listed: listed == (database, name))
+            if not listed_tables:
                 raise NotReadyError(f"there is no table {database}.{name}", "See `table`, and the grants of the user")
-            table = read_schema(connection, *found[0], keeps=lambda *column: column[-1] not in exclude)
+            table = read_schema(connection, *listed_tables[0], keeps=lambda *column: column[-1] not in exclude)
         if unknown := sorted(set(exclude) - set(table.left_out)):
             raise NotReadyError(
                 f"column {unknown[0]} of {table.label} cannot be left out", "It is part of the key, or there is none"
             )
-        return cls(login, replace(table, zero_dates=zero_dates, whole_rows=True), **how)
+        return cls(look_up_connection, replace(table, zero_dates=zero_dates, whole_rows=True), **how)
 
     @property
     def captured(self) -> Captured:
@@ -104,8 +104,8 @@ class TableChanges:
         :param args: what ``login`` gives.
         :param slot: number of the reader, which no other one has at the same time.
         """
-        by_chance = _LOWEST_ID + secrets.randbelow(_HIGHEST_ID - _LOWEST_ID)
-        number = by_chance if self.server_id is None else self.server_id + slot
+        random_id = _LOWEST_ID + secrets.randbelow(_HIGHEST_ID - _LOWEST_ID)
+        number = random_id if self.server_id is None else self.server_id + slot
         return BinlogStream(
             args,
             server_id=number,
@@ -115,16 +115,16 @@ class TableChanges:
             server=server,
         )
 
-    def read(self, start: Offset, end: Offset, slot: int, piece_bytes: int | None = None) -> Iterator[pa.RecordBatch]:
+    def read(self, start: Offset, end: Offset, slot: int, range_bytes: int | None = None) -> Iterator[pa.RecordBatch]:
         """Changes of the transactions in (start, end], in binlog order; the same ones however often they are read.
 
         :param slot: number of the reader; the one behind it is used, too.
-        :param piece_bytes: with which the piece was made, if it was another size.
+        :param range_bytes: with which the piece was made, if it was another size.
         :raises TerminalError: for what cannot be understood or followed.
         """
         args, captured = self.login(), self.captured
-        lineage = Lineage(start.server, start.at.file)
-        shape = _Shape(self, lineage)
+        timeline = Lineage(start.server, start.at.file)
+        formatter = _Shape(self, timeline)
 
         def open_at(at: Position) -> BinlogStream:
             return self.open(args, at, start.server, slot)
@@ -136,39 +136,39 @@ class TableChanges:
             with closing(connect(args)) as connection:
                 return binlog_sizes(connection)
 
-        texts = decoders(lambda: closing(connect(args)), [self.table])
+        text_decoders = decoders(lambda: closing(connect(args)), [self.table])
         # One without a position has no rows of the table, and costs nothing.
         ending = sorted(text for text in start.xa if text not in end.xa or parse_entry(text)[1] is None)
-        before = LookBack(start.at, sizes, open_beside, captured, "Start behind it")
-        prepared = Prepared(read_prepared(ending, open_at, captured), before.rows, captured)
+        lookback = LookBack(start.at, sizes, open_beside, captured, "Start behind it")
+        prepared = Prepared(read_prepared(ending, open_at, captured), lookback.rows, captured)
         # What leads to the table the planner has looked up, which has walked here before.
-        how: dict[str, Any] = {"both": self.before_images, "named": True, "detours": Detours}
-        with closing(BinlogReader(open_at, captured, lineage, texts, **how)) as binlog:
+        reader_options: dict[str, Any] = {"both": self.before_images, "named": True, "detours": Detours}
+        with closing(BinlogReader(open_at, captured, timeline, text_decoders, **reader_options)) as binlog:
             binlog.expect(start)
             for step in binlog.steps(start.at, end.at):
                 if (item := step.item) is not None:
-                    seq = lineage.seq(Position(step.file, step.position))
+                    seq = timeline.seq(Position(step.file, step.position))
                     if item.emptied is not None:
-                        yield from shape.changes(binlog)
-                        yield shape.emptied(item, seq)
+                        yield from formatter.changes(binlog)
+                        yield formatter.emptied(item, seq)
                     for _ in binlog.add(prepared.visible(item), seq, item.commit_us):
-                        yield from shape.changes(binlog)
+                        yield from formatter.changes(binlog)
                 if binlog.held >= FLUSH_BYTES:
-                    large = step.is_beyond(start.at, piece_bytes or self.piece_bytes)
+                    large = step.is_beyond(start.at, range_bytes or self.piece_bytes)
                     is_last = large and step.file == end.at.file
-                    yield from shape.changes(binlog, end.at if is_last else None)
-            yield from shape.changes(binlog)
+                    yield from formatter.changes(binlog, end.at if is_last else None)
+            yield from formatter.changes(binlog)
 
 
 class _Shape:
     """Makes of changes what is handed out.
 
-    :param log: what is read.
-    :param lineage: numbers the transactions.
+    :param table_changes: what is read.
+    :param timeline: numbers the transactions.
     """
 
-    def __init__(self, log: TableChanges, lineage: Lineage) -> None:
-        self._table, self._schema, self._lineage = log.table, log.schema, lineage
+    def __init__(self, table_changes: TableChanges, timeline: Lineage) -> None:
+        self._table, self._schema, self._lineage = table_changes.table, table_changes.schema, timeline
         self._last, self._count, self._gtid = -1, 0, ""
 
     def changes(self, binlog: BinlogReader, end: Position | None = None) -> Iterator[pa.RecordBatch]:
@@ -187,17 +187,17 @@ class _Shape:
 
     def _shaped(self, batch: pa.RecordBatch, names: dict[int, str]) -> pa.RecordBatch:
         seqs = batch[SEQ].to_numpy()
-        found, first, which = np.unique(seqs, return_index=True, return_inverse=True)
-        numbers = np.arange(len(seqs)) - first[which]
-        if found[0] == self._last:  # a transaction that goes on
-            numbers[which == 0] += self._count
+        unique_seqs, first, seq_indexes = np.unique(seqs, return_index=True, return_inverse=True)
+        numbers = np.arange(len(seqs)) - first[seq_indexes]
+        if unique_seqs[0] == self._last:  # a transaction that goes on
+            numbers[seq_indexes == 0] += self._count
             names.setdefault(self._last, self._gtid)
         self._last, self._count = int(seqs[-1]), int(numbers[-1]) + 1
         self._gtid = names.get(self._last, "")
-        files = [self._lineage.position(int(seq)).file for seq in found]
-        gtids = [names.get(int(seq)) or None for seq in found]
+        files = [self._lineage.position(int(seq)).file for seq in unique_seqs]
+        gtids = [names.get(int(seq)) or None for seq in unique_seqs]
         columns = [batch[name] for name in self._table.arrow_schema.names]
         columns += [batch[OP], batch[TS]]
-        columns += [pa.array(values, pa.string()).take(pa.array(which)) for values in (gtids, files)]
+        columns += [pa.array(values, pa.string()).take(pa.array(seq_indexes)) for values in (gtids, files)]
         columns += [pa.array(seqs & ((1 << POSITION_BITS) - 1)), pa.array(numbers, pa.int64())]
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)

@@ -146,8 +146,8 @@ def outcome_of(result: Path, code: int) -> dict[str, Any]:
     from airflow_provider_cdc.sinks.storage.local import LocalStorage
     from airflow_provider_cdc.sinks.storage.storage import read_json
 
-    found = read_json(LocalStorage(result.parent), result.name)
-    if found is None:
+    stored = read_json(LocalStorage(result.parent), result.name)
+    if stored is None:
         how, remedy = f"with exit code {code}", "look at its last lines and at the memory of the host"
         if code < 0:
             how = f"by signal {-code} ({signal.strsignal(-code) or 'unknown'})"
@@ -156,7 +156,7 @@ def outcome_of(result: Path, code: int) -> dict[str, Any]:
         raise UnexpectedError(
             f"the Spark driver ended {how} and left no result", f"Run it again; if that recurs, {remedy}"
         )
-    if "error" in found:
-        raise error_of(**found["error"])
-    outcome: dict[str, Any] = found["outcome"]
+    if "error" in stored:
+        raise error_of(**stored["error"])
+    outcome: dict[str, Any] = stored["outcome"]
     return outcome

@@ -132,7 +132,7 @@ def follow(
         epoch.stop.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, end)
+        signal.signal(number, stop_epoch)
     if stop.is_set():
         epoch.stop.set()
     context.reporter.line(f"stream epoch {epoch.number} begins at {epoch.start.at}")
@@ -148,15 +148,15 @@ def main() -> int:
     faulthandler.enable()  # what crashes in machine code says where, in the log
     request = Request.from_line(sys.stdin.readline())
     strip_environment()
-    known = {conn_id: Connection.from_json(value) for conn_id, value in request.connections.items()}
-    secrets = [secret for connection in known.values() for secret in connection.secrets]
+    connections = {conn_id: Connection.from_json(value) for conn_id, value in request.connections.items()}
+    secrets = [secret for connection in connections.values() for secret in connection.secrets]
     threading.Thread(target=_end_with_the_task, name="lifeline", daemon=True).start()
     if request.log is not None:
         log = Path(request.log), request.log_bytes
         keep_small(*log)
         threading.Thread(target=_keep_small, args=log, name="log", daemon=True).start()
     try:
-        context = Context.of(Pipeline.from_dict(request.pipeline), Lines(), _finder(known))
+        context = Context.of(Pipeline.from_dict(request.pipeline), Lines(), _finder(connections))
         with room_errors():
             outcome = _outcome(context, request)
         _write_result(request, {"outcome": outcome})

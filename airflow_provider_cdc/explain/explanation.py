@@ -72,15 +72,15 @@ class Read:
         if self.chunk is None:
             where = "of the snapshot" if self.how == SNAPSHOT else "that was read again"
             return f"in no chunk {where}: there was no key so low or so high. Rows come from the binlog alone"
-        said = _HOW[self.how].format(**self.__dict__)
+        text = _HOW[self.how].format(**self.__dict__)
         if self.low is not None:
-            said += (
+            text += (
                 f", attempt {self.attempt}, between {self.low} and {self.high} (rows: {self.rows:,}, "
                 f"corrected keys: {self.corrected:,}, {self.seconds:.2f} s)"
             )
         if self.attempts > 1:
-            said += f"; the group was read to its end {self.attempts} times"
-        return said + _STATES[self.state]
+            text += f"; the group was read to its end {self.attempts} times"
+        return text + _STATES[self.state]
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON value."""
@@ -107,9 +107,9 @@ class RowChange:
     row: Row | None = None
 
     def __str__(self) -> str:
-        named = f", GTID {self.gtid}" if self.gtid else ""
+        gtid_text = f", GTID {self.gtid}" if self.gtid else ""
         row = "" if self.row is None else f": {row_text(self.row)}"
-        return f"{self.operation} at {self.at} ({self.time}{named}){row}"
+        return f"{self.operation} at {self.at} ({self.time}{gtid_text}){row}"
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON value."""
@@ -215,14 +215,14 @@ class Explanation:
         yield from _told("equal", [self.verdict])
 
     def _corrected(self) -> Iterator[str]:
-        found = self.corrections
-        if found.unknown:
-            yield f"unknown: {found.unknown}"
+        corrections = self.corrections
+        if corrections.unknown:
+            yield f"unknown: {corrections.unknown}"
             return
-        yield f"by {_counted(found.count)} between the watermarks" if found.count else "by no change"
-        if found.count > len(found.last):
-            yield f"the last {len(found.last)} of them:"
-        yield from map(str, found.last)
+        yield f"by {_counted(corrections.count)} between the watermarks" if corrections.count else "by no change"
+        if corrections.count > len(corrections.last):
+            yield f"the last {len(corrections.last)} of them:"
+        yield from map(str, corrections.last)
 
     def _last(self) -> Iterator[str]:
         if self.last is not None:
@@ -271,16 +271,16 @@ def key_values(texts: Sequence[str], key: Sequence[str]) -> list[str]:
     """
     names = {name.lower(): name for name in key}
     named = [(names.get(name.lower()), value) for name, mark, value in (t.partition("=") for t in texts) if mark]
-    said = [name for name, _ in named if name is not None]
-    wanted = f"the key is ({', '.join(key)}): give {len(key)} values in this order, or each as column=value"
-    if not said:
+    known_names = [name for name, _ in named if name is not None]
+    usage = f"the key is ({', '.join(key)}): give {len(key)} values in this order, or each as column=value"
+    if not known_names:
         if len(texts) != len(key):
-            raise BadPredicate(f"{wanted}; there are {len(texts)}")
+            raise BadPredicate(f"{usage}; there are {len(texts)}")
         return list(texts)
-    if sorted(said) != sorted(key) or len(texts) != len(key):
-        raise BadPredicate(f"{wanted}; there are {', '.join(said)}, and {len(texts) - len(said)} without a name")
-    given = dict(named)
-    return [given[name] for name in key]
+    if sorted(known_names) != sorted(key) or len(texts) != len(key):
+        raise BadPredicate(f"{usage}; there are {', '.join(known_names)}, and {len(texts) - len(known_names)} without a name")
+    value_by_name = dict(named)
+    return [value_by_name[name] for name in key]
 
 
 def row_text(row: Row) -> str:
@@ -315,7 +315,7 @@ def _text(at: Position | None) -> str | None:
     return None if at is None else str(at)
 
 
-def _told(what: str, lines: Any) -> Iterator[str]:
+def _told(title: str, lines: Any) -> Iterator[str]:
     """Lines with a word before the first one."""
     for number, line in enumerate(lines):
-        yield f"  {what if number == 0 else '':12}{line}"
+        yield f"  {title if number == 0 else '':12}{line}"

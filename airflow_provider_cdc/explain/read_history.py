@@ -66,30 +66,30 @@ class Reads:
 
     def find(self) -> list[Found]:
         """All that count, in order of their high watermarks; what was not read or published yet comes last."""
-        found = [self._whole(), *self._ranges()]
+        reads = [self._whole(), *self._ranges()]
 
-        def order(one: Found) -> tuple[bool, int]:
-            high = one.read.high
-            seq = one.lineage.seq(high) if one.lineage is not None and high is not None else 0
-            return one.read.state != PUBLISHED, seq
+        def order(historical_read: Found) -> tuple[bool, int]:
+            high = historical_read.read.high
+            seq = historical_read.lineage.seq(high) if historical_read.lineage is not None and high is not None else 0
+            return historical_read.read.state != PUBLISHED, seq
 
-        return sorted(found, key=order)
+        return sorted(reads, key=order)
 
     def _whole(self) -> Found:
         """The snapshot; or what has taken its place."""
-        again = self.plan.rejoined_of(self.index)
-        step = self.plan.suspended_of(self.index)
+        rejoin = self.plan.rejoined_of(self.index)
+        suspension = self.plan.suspended_of(self.index)
         if self.plan.start != BEGIN:
             return Found(Read(NOTHING, PUBLISHED), self.plan)
-        if again is None and step is not None and step.schema is not None:
+        if rejoin is None and suspension is not None and suspension.schema is not None:
             return Found(Read(TABLE, WAITING), self.plan)
-        if again is None:
+        if rejoin is None:
             plan = self._with_chunks()
             chunk = self._owner(plan)
             return Found(Read(SNAPSHOT, PUBLISHED), plan) if chunk is None else self._in_snapshot(plan, chunk)
-        if again.group is None:  # an older version has not written it down
+        if rejoin.group is None:  # an older version has not written it down
             return Found(Read(TABLE, PUBLISHED), self.plan)
-        plan = self._share(again.group)
+        plan = self._share(rejoin.group)
         chunk = self._owner(plan)
         if chunk is None:
             return Found(Read(TABLE, PUBLISHED), plan)
@@ -97,18 +97,18 @@ class Reads:
 
     def _ranges(self) -> Iterator[Found]:
         """Ranges of keys that were read again since, and that or the table as far as it waits for the stream."""
-        again = self.plan.rejoined_of(self.index)
-        last, since = (0, 0) if again is None else (again.group or 0, again.seq)
+        rejoin = self.plan.rejoined_of(self.index)
+        last_number, since_seq = (0, 0) if rejoin is None else (rejoin.group or 0, rejoin.seq)
         staged = {one.number: one.scope for one in waiting(self.context, self.plan) if one.table == self.index}
-        for number in sorted(self._parts(last) | {*staged}):
+        for number in sorted(self._parts(last_number) | {*staged}):
             plan = self._share(number)
             if (chunk := self._owner(plan)) is None:
                 continue
             how = TABLE if staged.get(number, RANGES) != RANGES else KEYS
-            found = self._aside(how, plan, chunk, STAGED if number in staged else PUBLISHED)
-            assert found.lineage is not None and found.read.high is not None
-            if found.lineage.seq(found.read.high) > since:
-                yield found
+            historical_read = self._aside(how, plan, chunk, STAGED if number in staged else PUBLISHED)
+            assert historical_read.lineage is not None and historical_read.read.high is not None
+            if historical_read.lineage.seq(historical_read.read.high) > since_seq:
+                yield historical_read
 
     def _with_chunks(self) -> Plan:
         """The plan with the chunks of the table, which it has no more if that is suspended."""
@@ -127,9 +127,9 @@ class Reads:
         return plan.with_zero_dates(context.pipeline.source.zero_dates)
 
     def _owner(self, plan: Plan) -> Chunk | None:
-        mine = [chunk for chunk in plan.chunks if chunk.table == self.index]
-        (owner,) = owners(self.connection, plan.tables[self.index], mine, [self.key])
-        return mine[owner] if owner >= 0 else None
+        table_chunks = [chunk for chunk in plan.chunks if chunk.table == self.index]
+        (owner,) = owners(self.connection, plan.tables[self.index], table_chunks, [self.key])
+        return table_chunks[owner] if owner >= 0 else None
 
     def _in_snapshot(self, plan: Plan, chunk: Chunk) -> Found:
         group = Group(self.context, plan, chunk.group)
@@ -151,36 +151,36 @@ class Reads:
 
     def _share(self, number: int) -> Plan:
         name = self.context.layout.share(self.plan.generation, number)
-        if (found := read_json(self.context.storage, name)) is None:
+        if (stored := read_json(self.context.storage, name)) is None:
             label = self.plan.tables[self.index].label
             raise TerminalError(
                 f"the plan {self.context.storage.location(name)} of what was read again is missing",
                 f"Restore it, or read the table again: airflow-cdc resnapshot --table {label}",
             )
-        return Plan.from_json(found).with_zero_dates(self.context.pipeline.source.zero_dates)
+        return Plan.from_json(stored).with_zero_dates(self.context.pipeline.source.zero_dates)
 
-    def _parts(self, last: int) -> set[int]:
+    def _parts(self, last_number: int) -> set[int]:
         """Numbers of the readings of ranges of the table whose rows were exchanged.
 
-        :param last: number of the reading with which the table has rejoined; others count only if they began later.
+        :param last_number: number of the reading with which the table has rejoined; others count only if they began later.
         """
         layout, generation, storage = self.context.layout, self.plan.generation, self.context.storage
-        found = set()
+        numbers = set()
         for number in drawn_numbers(self.context, generation):
-            if number > last:
-                read = read_json(storage, layout.reading(generation, number))
+            if number > last_number:
+                record = read_json(storage, layout.reading(generation, number))
                 outcome = outcome_of(self.context, generation, number)
-                is_part = read is not None and (read["scope"], read["table"]) == (RANGES, self.index)
+                is_part = record is not None and (record["scope"], record["table"]) == (RANGES, self.index)
                 if is_part and outcome is not None and outcome.done:
-                    found.add(number)
-        return found
+                    numbers.add(number)
+        return numbers
 
 
 def _of(how: str, state: str, plan: Plan, chunk: Chunk, attempt: int, attempts: int, entry: Mapping[str, Any]) -> Found:
     """A chunk as the manifest of its file has it."""
-    listed = next(c for c in entry["chunks"] if c["no"] == chunk.no)
-    low, high = watermarks_of(listed)
-    lineage = numbering(plan, entry)
-    told = listed["rows"], listed["corrected"], listed["seconds"]
-    read = Read(how, state, chunk.group, chunk.no, attempt, attempts, low, high, *told, lineage.server)
-    return Found(read, plan, lineage, entry.get("binlogs", {}))
+    chunk_entry = next(c for c in entry["chunks"] if c["no"] == chunk.no)
+    low, high = watermarks_of(chunk_entry)
+    timeline = numbering(plan, entry)
+    counts = chunk_entry["rows"], chunk_entry["corrected"], chunk_entry["seconds"]
+    read = Read(how, state, chunk.group, chunk.no, attempt, attempts, low, high, *counts, timeline.server)
+    return Found(read, plan, timeline, entry.get("binlogs", {}))

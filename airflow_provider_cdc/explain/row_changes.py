@@ -77,52 +77,52 @@ class RowChanges:
         """Schema of the changes."""
         return self.definitions.newest.sink_schema
 
-    def read(self, low: Position, high: Position, begun: Mapping[str, int] | None = None) -> Iterator[Piece]:
+    def read(self, low: Position, high: Position, binlog_begun: Mapping[str, int] | None = None) -> Iterator[Piece]:
         """What happened in (low, high], which are ends of transactions.
 
-        :param begun: when binlog files were begun, as far as that is known: others of their names are refused.
+        :param binlog_begun: when binlog files were begun, as far as that is known: others of their names are refused.
         """
         captured, table = by_table([self.definitions]), self.definitions.newest
-        lineage, prepared = numbering(high), Prepared({}, self.look_back(low).rows, captured)
-        names = dict[int, str]()
+        timeline, prepared = numbering(high), Prepared({}, self.look_back(low).rows, captured)
+        gtids = dict[int, str]()
         # Whoever copies the table has judged what leads to it.
-        binlog = BinlogReader(self.open_at, captured, lineage, self.texts, named=True, tell_ddl=True, detours=Detours)
-        binlog.begun.update(begun or {})
+        binlog = BinlogReader(self.open_at, captured, timeline, self.texts, named=True, tell_ddl=True, detours=Detours)
+        binlog.begun.update(binlog_begun or {})
         with closing(binlog):
             for step in binlog.steps(low, high) if low < high else ():
                 if (item := step.item) is not None:
-                    seq = lineage.seq(Position(step.file, step.position))
+                    seq = timeline.seq(Position(step.file, step.position))
                     if table.id in item.altered:
-                        yield from self._taken(binlog, high, names)
-                        yield Piece(lineage, self.schema.empty_table(), altered=Position(item.file, item.position))
+                        yield from self._taken(binlog, high, gtids)
+                        yield Piece(timeline, self.schema.empty_table(), altered=Position(item.file, item.position))
                     if item.emptied is not None:
-                        yield from self._taken(binlog, high, names)
-                        yield Piece(lineage, self.schema.empty_table(), {seq: item.gtid}, (seq, item.commit_us))
-                    names |= {seq: item.gtid} if item.xa_committed else {}
+                        yield from self._taken(binlog, high, gtids)
+                        yield Piece(timeline, self.schema.empty_table(), {seq: item.gtid}, (seq, item.commit_us))
+                    gtids |= {seq: item.gtid} if item.xa_committed else {}
                     for _ in binlog.add(prepared.visible(item), seq, item.commit_us):
-                        yield from self._taken(binlog, high, names)
+                        yield from self._taken(binlog, high, gtids)
                 if binlog.held >= _FLUSH_BYTES:
-                    yield from self._taken(binlog, high, names)
-            yield from self._taken(binlog, high, names)
+                    yield from self._taken(binlog, high, gtids)
+            yield from self._taken(binlog, high, gtids)
 
-    def _taken(self, binlog: BinlogReader, high: Position, names: dict[int, str]) -> Iterator[Piece]:
+    def _taken(self, binlog: BinlogReader, high: Position, gtids: dict[int, str]) -> Iterator[Piece]:
         """Changes up to a place that have been read; what stands behind it has been read in vain.
 
-        :param names: GTIDs that are known, and may be asked for again: of a transaction that goes on.
+        :param gtids: GTIDs that are known, and may be asked for again: of a transaction that goes on.
         """
-        taken = [shaped(batch, self.schema) for _, batch in binlog.take(only=self.only)]
-        names |= binlog.names()
-        lineage, last = numbering(high), None
-        for changes in taken:
-            changes = changes.filter(pc.less_equal(changes[SEQ], lineage.seq(high)))
+        batches = [shaped(batch, self.schema) for _, batch in binlog.take(only=self.only)]
+        gtids |= binlog.names()
+        timeline, last_seq = numbering(high), None
+        for changes in batches:
+            changes = changes.filter(pc.less_equal(changes[SEQ], timeline.seq(high)))
             if changes.num_rows:
-                last = changes[SEQ][-1].as_py()
+                last_seq = changes[SEQ][-1].as_py()
                 changes = changes.filter(self.mine(changes))
             if changes.num_rows:
-                yield Piece(lineage, changes, dict(names))
-        if last is not None:
-            for seq in names.keys() - {last}:
-                del names[seq]
+                yield Piece(timeline, changes, dict(gtids))
+        if last_seq is not None:
+            for seq in gtids.keys() - {last_seq}:
+                del gtids[seq]
 
 
 def numbering(at: Position) -> Lineage:

@@ -62,8 +62,8 @@ class OneRow:
         if self.table.integer_key is not None:
             return owned(self.connection, self.table, [self.chunk], rows)
         keys = rows.select(list(self.table.key))
-        once = keys.group_by(list(self.table.key), use_threads=False).aggregate([])
-        return matched_rows(keys, once.filter(owned(self.connection, self.table, [self.chunk], once)), self.table.key)
+        distinct_keys = keys.group_by(list(self.table.key), use_threads=False).aggregate([])
+        return matched_rows(keys, distinct_keys.filter(owned(self.connection, self.table, [self.chunk], distinct_keys)), self.table.key)
 
     def in_source(self) -> tuple[Side, pa.Table | None, TableSchema | None]:
         """The row in the source, as of a high watermark; and the table's definition as it is now."""
@@ -72,73 +72,73 @@ class OneRow:
             return Side(unknown="the source has no such table any more"), None, None
         left_out = self.table.left_out
         try:
-            now = read_schema(self.connection, *listed[0], keeps=lambda *name: name[-1] not in left_out)
+            current = read_schema(self.connection, *listed[0], keeps=lambda *name: name[-1] not in left_out)
         except NotReadyError as error:
             return Side(unknown=error.message), None, None
-        now = now.with_zero_dates(self.context.pipeline.source.zero_dates)
-        if now.fingerprint() == self.table.fingerprint():
-            now = self.table
-        elif now.key_columns != self.table.key_columns:
-            return Side(unknown=f"its key is another one now ({', '.join(now.key) or 'none'})"), None, now
-        lineage = replace(numbering(binlog_end(self.connection)), server=self.server)
-        reader = Source(self.context, now, Definitions.of(now), lineage, Limits())
+        current = current.with_zero_dates(self.context.pipeline.source.zero_dates)
+        if current.fingerprint() == self.table.fingerprint():
+            current = self.table
+        elif current.key_columns != self.table.key_columns:
+            return Side(unknown=f"its key is another one now ({', '.join(current.key) or 'none'})"), None, current
+        timeline = replace(numbering(binlog_end(self.connection)), server=self.server)
+        reader = Source(self.context, current, Definitions.of(current), timeline, Limits())
         with closing(reader.windows(self.connection, slots.EXPLAIN)) as log:
-            marks = watermarks(self.connection, self.server)
+            take_watermark = watermarks(self.connection, self.server)
             try:
-                found = read_chunk(self.connection, log, now, self.chunk, lineage, marks)
+                chunk_read = read_chunk(self.connection, log, current, self.chunk, timeline, take_watermark)
             except CdcError as error:  # no watermark, a value that cannot be carried; the rest is known all the same
-                return Side(unknown=f"{error.message}. {error.remedy}"), None, now
-        return Side(found.high, values(found.rows, now)), found.rows, now
+                return Side(unknown=f"{error.message}. {error.remedy}"), None, current
+        return Side(chunk_read.high, values(chunk_read.rows, current)), chunk_read.rows, current
 
-    def among(self, listed: Sequence[Portion], spelt: pa.Table | None) -> pa.Table:
+    def among(self, portions: Sequence[Portion], source_row: pa.Table | None) -> pa.Table:
         """The row in the copy; none, or by mistake more than one.
 
-        :param listed: portions of the copy.
-        :param spelt: the row in the source: to the server, its key may be the same in another spelling.
+        :param portions: portions of the copy.
+        :param source_row: the row in the source: to the server, its key may be the same in another spelling.
         """
-        found = self.table.sink_schema.empty_table()
-        for mine in self._looks(spelt):
-            for portion in listed:
-                if keys := self._hits(portion, mine):
-                    for rows in portion.rows(found.column_names):
-                        hit = rows.filter(matched_rows(rows, pa.concat_tables(keys), self.table.key))
-                        found = pa.concat_tables([found, hit])
-            if found.num_rows:
+        copy_rows = self.table.sink_schema.empty_table()
+        for is_match in self._looks(source_row):
+            for portion in portions:
+                if keys := self._hits(portion, is_match):
+                    for rows in portion.rows(copy_rows.column_names):
+                        matching = rows.filter(matched_rows(rows, pa.concat_tables(keys), self.table.key))
+                        copy_rows = pa.concat_tables([copy_rows, matching])
+            if copy_rows.num_rows:
                 break
-        return found
+        return copy_rows
 
-    def _hits(self, portion: Portion, mine: Mine) -> list[pa.Table]:
+    def _hits(self, portion: Portion, is_match: Mine) -> list[pa.Table]:
         """The keys in a portion that are the row's."""
-        found = []
+        matching_keys = []
         for rows in portion.rows(list(self.table.key)):
-            hit = rows.filter(mine(rows)) if rows.num_rows else rows
-            if hit.num_rows:
-                found.append(hit)
-        return found
+            matching = rows.filter(is_match(rows)) if rows.num_rows else rows
+            if matching.num_rows:
+                matching_keys.append(matching)
+        return matching_keys
 
-    def _looks(self, spelt: pa.Table | None) -> Iterator[Mine]:
+    def _looks(self, source_row: pa.Table | None) -> Iterator[Mine]:
         """How the copy is searched: first for the spelling that the source has, else the one that was asked for; then
         for all that the server takes for the same, which takes longer.
         """
         if self.table.integer_key is None:
-            keys = self._asked() if spelt is None or not spelt.num_rows else spelt.select(list(self.table.key))
+            keys = self._asked() if source_row is None or not source_row.num_rows else source_row.select(list(self.table.key))
             if keys is not None:
                 yield lambda rows: matched_rows(rows, keys, self.table.key)
         yield self.mine
 
     def _asked(self) -> pa.Table | None:
         """The key as it was asked for; ``None`` for types that only the server can write."""
-        found = {}
+        columns = {}
         for column, value in zip(self.table.key_columns, self.key, strict=True):
             if column.data_type in TEXT_TYPES:
                 value = bytes.fromhex(str(value)).decode()
             elif column.data_type not in INTEGER_TYPES or column.arrow_type not in (pa.int32(), pa.int64()):
                 return None
-            found[column.name] = pa.array([value], column.arrow_type)
-        return pa.table(found)
+            columns[column.name] = pa.array([value], column.arrow_type)
+        return pa.table(columns)
 
 
-def values(found: pa.Table, table: TableSchema) -> tuple[Mapping[str, Any], ...]:
+def values(rows: pa.Table, table: TableSchema) -> tuple[Mapping[str, Any], ...]:
     """Rows without the columns of the project."""
-    names = [column.name for column in table.in_copy if column.name in found.column_names]
-    return tuple(found.select(names).to_pylist())
+    names = [column.name for column in table.in_copy if column.name in rows.column_names]
+    return tuple(rows.select(names).to_pylist())

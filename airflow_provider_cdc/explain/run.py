@@ -82,14 +82,14 @@ def explain(context: Context, label: str, texts: Sequence[str]) -> Explanation:
         )
     with closing(connect(context.connect_args)) as connection:
         try:
-            given = key_values(texts, table.key)
-            key = key_of(connection, table, given)
+            key_texts = key_values(texts, table.key)
+            key = key_of(connection, table, key_texts)
         except BadPredicate as error:
             raise NotReadyError(
                 f"the key of {label}: {error}", f"Name a key: ({', '.join(table.key)})", table=label
             ) from None
         row = OneRow(context, connection, table, key)
-        return _Explaining(context, connection, plan, index, row).explain(dict(zip(table.key, given, strict=True)))
+        return _Explaining(context, connection, plan, index, row).explain(dict(zip(table.key, key_texts, strict=True)))
 
 
 class _UnknownError(Exception):
@@ -119,30 +119,30 @@ class _Explaining:
 
         :param shown: the key, as it was asked for.
         """
-        step = self.plan.suspended_of(self.index)
+        suspension = self.plan.suspended_of(self.index)
         reads = Reads(self.context, self.connection, self.plan, self.index, self.row.key).find()
-        counted = [found for found in reads if found.read.state == PUBLISHED]
-        corrections = self._corrections(counted[-1]) if counted else Changes(unknown="it is not read yet")
-        source, rows, now = self.row.in_source()
-        copy, copied = self._copy(counted, rows)
-        found = Explanation(
+        published = [found for found in reads if found.read.state == PUBLISHED]
+        corrections = self._corrections(published[-1]) if published else Changes(unknown="it is not read yet")
+        source, rows, current = self.row.in_source()
+        copy, copied = self._copy(published, rows)
+        explanation = Explanation(
             self.table.label,
             shown,
             tuple(found.read for found in reads),
             corrections,
             source,
             copy,
-            suspended="" if step is None else f"since {step.since}, at {step.at}: {step.message}",
+            suspended="" if suspension is None else f"since {suspension.since}, at {suspension.at}: {suspension.message}",
         )
-        found = self._with_last(found, now)
+        explanation = self._with_last(explanation, current)
         try:
-            return self._compared(found, now, rows, copied, counted)
+            return self._compared(explanation, current, rows, copied, published)
         except _UnknownError as error:
-            return replace(found, why=str(error))
+            return replace(explanation, why=str(error))
 
     # ------------------------------------------------------------ the two sides
 
-    def _copy(self, counted: Sequence[Found], spelt: pa.Table | None) -> tuple[Side, pa.Table | None]:
+    def _copy(self, published: Sequence[Found], source_row: pa.Table | None) -> tuple[Side, pa.Table | None]:
         """The row in the sink.
 
         It has everything of the row up to where the stream is, or up to the high watermark with which it was read.
@@ -153,130 +153,130 @@ class _Explaining:
         if not isinstance(target, Readable):
             return Side(unknown=f"the {target.name} cannot be read back"), None
         listed, markers = portions(target)
-        found = self.row.among(listed, spelt)
-        step = self.plan.suspended_of(self.index)
+        copy_rows = self.row.among(listed, source_row)
+        suspension = self.plan.suspended_of(self.index)
         seqs = [self.lineage.seq(self.progress.at), markers.get(stream_marker(self.plan.pipeline)) or 0]
-        seqs = [step.seq] if step is not None else seqs
-        if counted and (high := counted[-1].read.high) is not None and counted[-1].lineage is not None:
-            seqs.append(counted[-1].lineage.seq(high))
-        written = None
-        if found.num_rows:
-            seq, operation = found[SEQ][0].as_py(), found[OP][0].as_py()
-            written = OPERATIONS.get(operation, str(operation)), self.lineage.position(seq)
-        return Side(self.lineage.position(max(seqs)), values(found, self.table), written=written), found
+        seqs = [suspension.seq] if suspension is not None else seqs
+        if published and (high := published[-1].read.high) is not None and published[-1].lineage is not None:
+            seqs.append(published[-1].lineage.seq(high))
+        written_by = None
+        if copy_rows.num_rows:
+            seq, operation = copy_rows[SEQ][0].as_py(), copy_rows[OP][0].as_py()
+            written_by = OPERATIONS.get(operation, str(operation)), self.lineage.position(seq)
+        return Side(self.lineage.position(max(seqs)), values(copy_rows, self.table), written=written_by), copy_rows
 
     # ------------------------------------------------------------ the binlog
 
     def _log(self, definitions: Definitions) -> RowChanges:
         table, args = definitions.newest, self.context.connect_args
         source = Source(self.context, table, definitions, Lineage(self.row.server, ""), Limits())
-        only = None
+        key_filter = None
         if (name := table.integer_key) is not None:
-            only = name, lambda keys: owned(self.connection, table, [self.row.chunk], pa.table({name: keys}))
+            key_filter = name, lambda keys: owned(self.connection, table, [self.row.chunk], pa.table({name: keys}))
         return RowChanges(
             partial(source.open_at, slots.EXPLAIN),
             definitions,
             partial(look_back, args, self.row.server, by_table([definitions])),
             self.row.mine,
-            only,
+            key_filter,
             decoders(lambda: nullcontext(self.connection), [table]),
         )
 
-    def _over_time(self, plan: Plan, lineage: Lineage) -> Definitions:
+    def _over_time(self, plan: Plan, timeline: Lineage) -> Definitions:
         """The definitions by which the binlog is read, also before and behind where the stream goes by them."""
-        found = plan.definitions_of(lineage)[self.index]
-        return Definitions(((None, found.steps[0][1]), *found.steps[1:]), found.revision)
+        definitions = plan.definitions_of(timeline)[self.index]
+        return Definitions(((None, definitions.steps[0][1]), *definitions.steps[1:]), definitions.revision)
 
-    def _corrections(self, found: Found) -> Changes:
+    def _corrections(self, historical_read: Found) -> Changes:
         """What has changed the row between the watermarks of what was read."""
-        low, high = found.read.low, found.read.high
-        if low is None or high is None or found.lineage is None:
+        low, high = historical_read.read.low, historical_read.read.high
+        if low is None or high is None or historical_read.lineage is None:
             return Changes()
         try:
-            if found.lineage.newest != self.lineage.newest or self.row.server != found.read.server:
-                raise _UnknownError(f"it was read from server {found.read.server}, whose binlog is not at hand")
+            if historical_read.lineage.newest != self.lineage.newest or self.row.server != historical_read.read.server:
+                raise _UnknownError(f"it was read from server {historical_read.read.server}, whose binlog is not at hand")
             (oldest, *_) = binlog_sizes(self.connection)
             if low < Position(oldest, 0):
                 raise _UnknownError(f"the server has removed the binlog before {oldest}")
-            log, count, last = self._log(self._over_time(found.plan, found.lineage)), 0, deque[RowChange](maxlen=SHOWN)
-            for piece in log.read(low, high, found.begun):
-                if piece.altered is not None:
-                    raise _UnknownError(f"the table was altered at {piece.altered}")
-                count += piece.count
-                last.extend(_told(piece, self.table))
+            change_reader, count, latest = self._log(self._over_time(historical_read.plan, historical_read.lineage)), 0, deque[RowChange](maxlen=SHOWN)
+            for segment in change_reader.read(low, high, historical_read.begun):
+                if segment.altered is not None:
+                    raise _UnknownError(f"the table was altered at {segment.altered}")
+                count += segment.count
+                latest.extend(_told(segment, self.table))
         except (_UnknownError, CdcError) as error:
             return Changes(unknown=_words(error))
-        return Changes(count, tuple(last))
+        return Changes(count, tuple(latest))
 
-    def _with_last(self, found: Explanation, now: TableSchema | None) -> Explanation:
+    def _with_last(self, explanation: Explanation, current: TableSchema | None) -> Explanation:
         """With the last change of the row, searched from the newest binlog file back."""
-        if now is not None and now.key_columns != self.table.key_columns:
-            return replace(found, unsearched="the table has another key now")
-        follows = now is None or now is self.table
-        log = self._log(self._over_time(self.plan, self.lineage) if follows else Definitions.of(now or self.table))
-        end, why = binlog_end(self.connection), "the server has no older binlog"
-        searched: Position | None = None
+        if current is not None and current.key_columns != self.table.key_columns:
+            return replace(explanation, unsearched="the table has another key now")
+        is_followed = current is None or current is self.table
+        change_reader = self._log(self._over_time(self.plan, self.lineage) if is_followed else Definitions.of(current or self.table))
+        end, end_reason = binlog_end(self.connection), "the server has no older binlog"
+        searched_from: Position | None = None
         sizes = binlog_sizes(self.connection)
         for low, high in newest_first(sizes, end):
-            last: RowChange | None = None
-            altered: Position | None = None
+            last_change: RowChange | None = None
+            altered_at: Position | None = None
             try:
-                for piece in log.read(low, high):
-                    if piece.altered is not None:
-                        last, altered = None, piece.altered
-                    if told := _told(piece, log.definitions.newest):
-                        last = told[-1]
+                for segment in change_reader.read(low, high):
+                    if segment.altered is not None:
+                        last_change, altered_at = None, segment.altered
+                    if row_changes := _told(segment, change_reader.definitions.newest):
+                        last_change = row_changes[-1]
             except CdcError as error:
-                why = error.message
+                end_reason = error.message
                 break
-            if last is not None:
-                return replace(found, last=last, searched=low)
-            searched = altered or low
-            if altered is not None:
-                why = f"the table was altered at {altered}"
+            if last_change is not None:
+                return replace(explanation, last=last_change, searched=low)
+            searched_from = altered_at or low
+            if altered_at is not None:
+                end_reason = f"the table was altered at {altered_at}"
                 break
         else:
-            if searched is not None and searched.file != next(iter(sizes)):
-                why = f"no more than {SEARCHED_BYTES >> 30} GiB are searched"
-        return replace(found, searched=searched, unsearched=why)
+            if searched_from is not None and searched_from.file != next(iter(sizes)):
+                end_reason = f"no more than {SEARCHED_BYTES >> 30} GiB are searched"
+        return replace(explanation, searched=searched_from, unsearched=end_reason)
 
     # ------------------------------------------------------------ whether they agree
 
     def _compared(
         self,
-        found: Explanation,
-        now: TableSchema | None,
+        explanation: Explanation,
+        current: TableSchema | None,
         source: pa.Table | None,
         copy: pa.Table | None,
-        counted: Sequence[Found],
+        published: Sequence[Found],
     ) -> Explanation:
         """With the verdict: both sides are brought to one place.
 
         :raises _UnknownError: if they cannot be.
         """
-        there, here = found.source.at, found.copy.at
-        if source is None or copy is None or there is None or here is None:
-            raise _UnknownError(found.source.unknown or found.copy.unknown)
-        if found.suspended:
+        source_at, copy_at = explanation.source.at, explanation.copy.at
+        if source is None or copy is None or source_at is None or copy_at is None:
+            raise _UnknownError(explanation.source.unknown or explanation.copy.unknown)
+        if explanation.suspended:
             raise _UnknownError("the stream goes on without the table")
-        if now is not self.table:
+        if current is not self.table:
             raise _UnknownError("the table was altered, and the stream has not followed that yet")
-        if not counted:
+        if not published:
             raise _UnknownError("it is not published yet")
         if self.progress.held:
             raise _UnknownError("the stream has moved to another server, and has not passed all that it had applied")
         pending = 0
-        if here < there:
-            copy, pending = self._brought(copy, here, there)
+        if copy_at < source_at:
+            copy, pending = self._brought(copy, copy_at, source_at)
         else:
-            source, _ = self._brought(source, there, here)
-        unequal = by_key(self.table, source, copy, most=1, keeps=self._keeps)
-        if unequal.kept:
+            source, _ = self._brought(source, source_at, copy_at)
+        diff = by_key(self.table, source, copy, most=1, keeps=self._keeps)
+        if diff.kept:
             raise _UnknownError("only the copy has it, as it may: the source has deleted it (sink.deletes: ignore)")
-        if unequal.total and self.plan.start != SNAPSHOT and not copy.num_rows:
+        if diff.total and self.plan.start != SNAPSHOT and not copy.num_rows:
             raise _UnknownError("the pipeline began without a snapshot: the copy has only rows that were changed since")
-        columns = tuple(unequal.columns) if unequal.counts[DIFFERENT] else ()
-        return replace(found, equal=not unequal.total, columns=columns, pending=pending)
+        columns = tuple(diff.columns) if diff.counts[DIFFERENT] else ()
+        return replace(explanation, equal=not diff.total, columns=columns, pending=pending)
 
     @property
     def _keeps(self) -> bool:
@@ -295,33 +295,33 @@ class _Explaining:
             if sum(between) > SEARCHED_BYTES:
                 limit = f"more than {SEARCHED_BYTES >> 30} GiB of the binlog are behind that"
                 raise _UnknownError(f"the copy stands at {low}, and {limit}")
-            count, log = 0, self._log(self._over_time(self.plan, self.lineage))
-            for piece in log.read(low, high):
-                if piece.altered is not None:
-                    raise _UnknownError(f"the table was altered at {piece.altered}")
-                if piece.emptied is not None and not self._keeps:
+            count, change_reader = 0, self._log(self._over_time(self.plan, self.lineage))
+            for segment in change_reader.read(low, high):
+                if segment.altered is not None:
+                    raise _UnknownError(f"the table was altered at {segment.altered}")
+                if segment.emptied is not None and not self._keeps:
                     rows = rows.slice(0, 0)
-                changes = upserts(piece.changes) if self._keeps else piece.changes
+                changes = upserts(segment.changes) if self._keeps else segment.changes
                 rows = apply_changes(rows, changes.select(rows.column_names), self.table.key)
-                count += piece.count
+                count += segment.count
         except CdcError as error:
             raise _UnknownError(error.message) from error
         return rows, count
 
 
-def _told(piece: Piece, table: TableSchema) -> list[RowChange]:
+def _told(segment: Piece, table: TableSchema) -> list[RowChange]:
     """The last changes of the row in a piece."""
-    found = []
-    tail = piece.changes.slice(max(0, piece.changes.num_rows - SHOWN))
+    changes = []
+    tail = segment.changes.slice(max(0, segment.changes.num_rows - SHOWN))
     for row, image in zip(tail.select([SEQ, OP, TS]).to_pylist(), values(tail, table), strict=True):
         time = row[TS].isoformat(timespec="seconds")
-        gtid = piece.gtids.get(row[SEQ], "")
-        found.append(RowChange(piece.place(row[SEQ]), OPERATIONS[row[OP]], time, gtid, image))
-    if piece.emptied is not None:
-        seq, when = piece.emptied
-        time = datetime.fromtimestamp(when / 1_000_000, UTC).isoformat(timespec="seconds")
-        found.append(RowChange(piece.place(seq), OPERATIONS["t"], time, piece.gtids.get(seq, "")))
-    return found
+        gtid = segment.gtids.get(row[SEQ], "")
+        changes.append(RowChange(segment.place(row[SEQ]), OPERATIONS[row[OP]], time, gtid, image))
+    if segment.emptied is not None:
+        seq, microseconds = segment.emptied
+        time = datetime.fromtimestamp(microseconds / 1_000_000, UTC).isoformat(timespec="seconds")
+        changes.append(RowChange(segment.place(seq), OPERATIONS["t"], time, segment.gtids.get(seq, "")))
+    return changes
 
 
 def _words(error: Exception) -> str:

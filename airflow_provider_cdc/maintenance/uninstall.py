@@ -71,42 +71,42 @@ def belongings(context: Context, store: Store | None) -> Belongings:
     plan = context.load_plan()
     if store is not None:
         context.watcher.refuse(store, name)
-        if plan is not None and (row := reader(store, plan)) is not None:
+        if plan is not None and (active_group := reader(store, plan)) is not None:
             raise AlreadyRunningError(
-                f"chunk group {row.group_no} of {name} is being read by {row.holder}", "Wait for its end, or end it"
+                f"chunk group {active_group.group_no} of {name} is being read by {active_group.holder}", "Wait for its end, or end it"
             )
-    own = [_folder(storage, layout.progress), _folder(storage, layout.private)]
+    internal_folders = [_folder(storage, layout.progress), _folder(storage, layout.private)]
     local = context.local.folder
     if storage.remote and local.is_dir():
         sizes = [path.stat().st_size for path in local.rglob("*") if path.is_file()]
-        own.append(Folder("", f"{local} on this host", len(sizes), sum(sizes)))
-    tables = []
+        internal_folders.append(Folder("", f"{local} on this host", len(sizes), sum(sizes)))
+    table_folders = []
     for table in plan.tables if plan is not None else ():
         target = context.sink.table(table)
         if target.exists() and isinstance(target, Owned) and target.owner() == name:
-            tables.append(_folder(storage, layout.table(table), table.label))
+            table_folders.append(_folder(storage, layout.table(table), table.label))
     rows = store.held(name) if store is not None else {}
-    return Belongings(plan, rows, [folder for folder in own if folder.files], tables)
+    return Belongings(plan, rows, [folder for folder in internal_folders if folder.files], table_folders)
 
 
-def forget(context: Context, store: Store | None, found: Belongings, *, tables: bool) -> None:
+def forget(context: Context, store: Store | None, data: Belongings, *, delete_tables: bool) -> None:
     """Delete it. The bookkeeping is closed.
 
-    :param found: as :func:`belongings` has it.
-    :param tables: whether the copies go, too.
+    :param data: as :func:`belongings` has it.
+    :param delete_tables: whether the copies go, too.
     :raises TransientError: if something is still there afterwards.
     """
-    storage, layout, plan = context.storage, context.layout, found.plan
-    if tables:
-        for folder in found.tables:
+    storage, layout, plan = context.storage, context.layout, data.plan
+    if delete_tables:
+        for folder in data.tables:
             _clear(storage, folder.name)
             failpoint("forget.after_table")
     elif plan is not None:
         context.sink.staging().clear(plan.tables, _ALL_EPOCHS)
     _clear(storage, layout.progress)
-    books = f"{layout.private}/{context.local.bookkeeping.name}"
+    state_file = f"{layout.private}/{context.local.bookkeeping.name}"
     for name, _ in [*storage.list(layout.private)]:
-        if name != layout.plan and not name.startswith(books):
+        if name != layout.plan and not name.startswith(state_file):
             storage.delete(name)
     failpoint("forget.before_plan")
     storage.delete(layout.plan)

@@ -34,71 +34,71 @@ _MEASURE_SECONDS = 60.0
 _END_SECONDS = 60.0
 
 
-def compact(table: SinkTable, run: Runner, over: Callable[[], bool] = lambda: False, *, purge: bool = False) -> int:
+def compact(table: SinkTable, runner: Runner, should_stop: Callable[[], bool] = lambda: False, *, purge: bool = False) -> int:
     """Compact a table until there is nothing to do.
 
-    :param over: whether to leave the rest.
+    :param should_stop: whether to leave the rest.
     :param purge: whether to write anew, once, all files that have dead rows, and to put all small ones together.
     :returns: how many compactions stand.
     """
     count = 0
-    while isinstance(table, Compactable) and not over() and (work := table.compactions(purge=purge)):
+    while isinstance(table, Compactable) and not should_stop() and (compactions := table.compactions(purge=purge)):
         if not purge:  # what is small comes first, and beside a stream there is more of it by then
-            work = work[:_TOGETHER]
-        stood, purge = 0, False  # rows go on dying beside a stream: that has no end
-        for at in range(0, len(work), _TOGETHER):
-            if over():
+            compactions = compactions[:_TOGETHER]
+        committed, purge = 0, False  # rows go on dying beside a stream: that has no end
+        for at in range(0, len(compactions), _TOGETHER):
+            if should_stop():
                 return count
-            portion = work[at : at + _TOGETHER]
-            stood += table.compacted(list(zip(portion, run(portion), strict=True)))
-        count += stood
-        if not stood:
+            batch = compactions[at : at + _TOGETHER]
+            committed += table.compacted(list(zip(batch, runner(batch), strict=True)))
+        count += committed
+        if not committed:
             break  # others are writing the same files anew
     return count
 
 
-def maintain(context: Context, run: Runner, *, purge: bool = False) -> dict[str, Any]:
+def maintain(context: Context, runner: Runner, *, purge: bool = False) -> dict[str, Any]:
     """Compact and tidy all tables of a pipeline, once; beside a stream, or without one. The source is not asked.
 
     :param purge: as for :func:`compact`.
     :returns: JSON value: ``tables``, each with ``table`` and ``compactions``.
     :raises CdcError: of the first table that it cannot be done to, after it was done to the others.
     """
-    plan, found = context.need_plan(), []
-    opened, failed = targets(context, plan), list[CdcError]()
+    plan, results = context.need_plan(), []
+    open_tables, errors = targets(context, plan), list[CdcError]()
     # A suspended one may be what nobody understands; one that was emptied has files that are to go.
     for index in sorted([*plan.active, *emptied(context, plan)]):
-        schema, newest = plan.tables[index], opened[index]
+        schema, open_table = plan.tables[index], open_tables[index]
         try:
             with beside_a_stream(context, plan):
-                late = lagging(context, plan, [index]) if index in plan.active else {}
-                table = context.sink.table(late[index]) if late else newest
-                count = compact(table, run, purge=purge)
+                outdated = lagging(context, plan, [index]) if index in plan.active else {}
+                table = context.sink.table(outdated[index]) if outdated else open_table
+                count = compact(table, runner, purge=purge)
                 table.tidy()
         except CdcError as error:
             context.reporter.line(f"{schema.label} is not compacted: {error}")
-            failed.append(error)
+            errors.append(error)
             continue
         context.reporter.line(f"{schema.label}: {count or 'no'} compaction{'' if count == 1 else 's'}")
-        found.append({"table": schema.label, "compactions": count})
-    progress = context.sink.resume_point()
-    if progress.exists():
-        progress.tidy()
-    if failed:
-        raise failed[0]
-    return {"tables": found}
+        results.append({"table": schema.label, "compactions": count})
+    resume_point = context.sink.resume_point()
+    if resume_point.exists():
+        resume_point.tidy()
+    if errors:
+        raise errors[0]
+    return {"tables": results}
 
 
 class Upkeep:
     """Looks after the tables of a stream in a thread of its own.
 
     :param tables: objects that nobody else uses.
-    :param run: runs compactions; ``None`` for no compaction.
-    :param tell: gets a line for each problem.
+    :param runner: runs compactions; ``None`` for no compaction.
+    :param log_line: gets a line for each problem.
     """
 
-    def __init__(self, tables: Sequence[SinkTable], run: Runner | None, tell: Callable[[str], None]) -> None:
-        self._tables, self.run, self._tell = list(tables), run, tell
+    def __init__(self, tables: Sequence[SinkTable], runner: Runner | None, log_line: Callable[[str], None]) -> None:
+        self._tables, self.run, self._tell = list(tables), runner, log_line
         self._changed: set[int] = set()
         self._lock = threading.Lock()
         self._since_tidied: set[int] = set()
@@ -118,14 +118,14 @@ class Upkeep:
     def sizes(self) -> dict[int, Size]:
         """What tables take, by index: those that were looked at since the last call."""
         with self._lock:
-            found, self._sizes = self._sizes, {}
-        return found
+            sizes, self._sizes = self._sizes, {}
+        return sizes
 
     def compacted(self) -> dict[int, Compacted]:
         """The last compaction of each table that was compacted since the last call, by index."""
         with self._lock:
-            found, self._compacted = self._compacted, {}
-        return found
+            compactions, self._compacted = self._compacted, {}
+        return compactions
 
     def grow(self, table: SinkTable) -> None:
         """Look after one table more.
@@ -205,11 +205,11 @@ class Upkeep:
             with self._lock:
                 self._sizes[index] = size
 
-    def _do(self, index: int, work: Callable[[SinkTable], None]) -> None:
+    def _do(self, index: int, action: Callable[[SinkTable], None]) -> None:
         """What fails is done the next time: the stream needs none of it to be right."""
         table = self._tables[index]
         try:
-            work(table)
+            action(table)
         except Exception as error:  # whatever it is: it must not end the thread, and Spark may be ending
             if self._over.is_set() or self._tables[index] is not table:
                 return

@@ -43,21 +43,21 @@ class Observed:
     well: int | None
 
 
-def standing(limits: Limits, seen: Observed, known: Collection[Subject]) -> dict[Subject, str]:
+def standing(limits: Limits, observed: Observed, active_before: Collection[Subject]) -> dict[Subject, str]:
     """The troubles that stand, each with a line about it. A failure begins elsewhere, and only ends here.
 
-    :param known: those that stood before: they are over only well within their limits. What is not known changes
+    :param active_before: those that stood before: they are over only well within their limits. What is not known changes
         nothing.
     """
-    found = {(SUSPENDED, table): f"table {table} is suspended: {why}" for table, why in seen.suspended.items()}
-    lag, most, late = seen.lag_seconds, limits.lag_seconds, (LAG, "") in known
-    if most is not None and (late if lag is None else lag > (most * OVER_BELOW if late else most)):
-        found[LAG, ""] = f"the oldest commit that was not read is {lag or 0:,.0f} s old (limit: {most:g} s)"
-    hours, least = seen.hours_to_purge, limits.hours_to_purge
-    risk = (PURGE_RISK, "") in known
-    if least is not None and (risk if hours is None else hours < (least * OVER_ABOVE if risk else least)):
-        found[PURGE_RISK, ""] = f"the source may purge what is needed in {hours or 0:.1f} hours (limit: {least:g})"
-    for kind, subject in known:
-        if kind == FAILED and (seen.well is None or seen.well <= int(subject)):
-            found[FAILED, subject] = "the stream has failed"
-    return found
+    active = {(SUSPENDED, table): f"table {table} is suspended: {why}" for table, why in observed.suspended.items()}
+    lag, max_lag, was_lagging = observed.lag_seconds, limits.lag_seconds, (LAG, "") in active_before
+    if max_lag is not None and (was_lagging if lag is None else lag > (max_lag * OVER_BELOW if was_lagging else max_lag)):
+        active[LAG, ""] = f"the oldest commit that was not read is {lag or 0:,.0f} s old (limit: {max_lag:g} s)"
+    hours, min_hours = observed.hours_to_purge, limits.hours_to_purge
+    was_at_risk = (PURGE_RISK, "") in active_before
+    if min_hours is not None and (was_at_risk if hours is None else hours < (min_hours * OVER_ABOVE if was_at_risk else min_hours)):
+        active[PURGE_RISK, ""] = f"the source may purge what is needed in {hours or 0:.1f} hours (limit: {min_hours:g})"
+    for kind, subject in active_before:
+        if kind == FAILED and (observed.well is None or observed.well <= int(subject)):
+            active[FAILED, subject] = "the stream has failed"
+    return active

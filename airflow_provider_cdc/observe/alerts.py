@@ -51,17 +51,17 @@ def news(store: Store, pipeline: str, limits: Limits, kinds: Collection[str]) ->
     """
     from airflow_provider_cdc.state import now
 
-    known = {(row.kind, row.subject): row for row in store.alerts(pipeline)}
-    found = standing(limits, _observed(store, pipeline), known.keys())
+    recorded = {(row.kind, row.subject): row for row in store.alerts(pipeline)}
+    active = standing(limits, _observed(store, pipeline), recorded.keys())
     alerts = []
-    for (kind, subject), detail in found.items():
-        row = known.get((kind, subject))
+    for (kind, subject), detail in active.items():
+        row = recorded.get((kind, subject))
         if kind in kinds and (row is None or row.told_at is None):
             since = now() if row is None else row.since
-            said = row.detail if row is not None and kind == FAILED else detail
-            alerts.append(Alert(pipeline, kind, subject, said, since, over=False))
-    over = [row for key, row in known.items() if key not in found]
-    alerts += [Alert(pipeline, row.kind, row.subject, row.detail, row.since, over=True) for row in over]
+            text = row.detail if row is not None and kind == FAILED else detail
+            alerts.append(Alert(pipeline, kind, subject, text, since, over=False))
+    resolved = [row for key, row in recorded.items() if key not in active]
+    alerts += [Alert(pipeline, row.kind, row.subject, row.detail, row.since, over=True) for row in resolved]
     return alerts
 
 
@@ -88,16 +88,16 @@ def begin_failure(store: Store, pipeline: str, error: str) -> None:
 
 def told(store: Store, alert: Alert) -> None:
     """Note that somebody was told."""
-    note = store.clear_alert if alert.over else store.alert_told
-    note(alert.pipeline, alert.kind, alert.subject)
+    record = store.clear_alert if alert.over else store.alert_told
+    record(alert.pipeline, alert.kind, alert.subject)
 
 
 def _observed(store: Store, pipeline: str) -> Observed:
     from airflow_provider_cdc.state import now
 
-    moment, run, sample = now(), store.current_stream(pipeline), store.last_sample(pipeline)
+    current_time, run, sample = now(), store.current_stream(pipeline), store.last_sample(pipeline)
     epoch = None if run is None else run.epoch
-    if sample is not None and (sample.epoch != epoch or (moment - sample.at).total_seconds() > FRESH_SECONDS):
+    if sample is not None and (sample.epoch != epoch or (current_time - sample.at).total_seconds() > FRESH_SECONDS):
         sample = None
     lag = hours = None
     if sample is not None:
@@ -105,9 +105,9 @@ def _observed(store: Store, pipeline: str) -> Observed:
         if hours is None and sample.unknown is None:
             hours = float("inf")
     tables = [row for row in store.table_states(pipeline) if is_suspended(row)]
-    well = run is not None and (
+    is_healthy = run is not None and (
         run.state in ("caught_up", "stopped")
         or (run.state == "running" and (run.heartbeat_at - run.started_at).total_seconds() > SETTLED_SECONDS)
     )
     suspended = {f"{row.database}.{row.name}": row.reason or "" for row in tables}
-    return Observed(lag, hours, suspended, epoch if well else None)
+    return Observed(lag, hours, suspended, epoch if is_healthy else None)

@@ -22,8 +22,8 @@ CATCH_UPS, WATCHER, SNAPSHOTS = "catch_ups", "watcher", "snapshots"
 
 def mark_of(counts: TableCounts) -> dict[str, Any]:
     """Where a window ends, as JSON."""
-    known = {name: getattr(counts, name) for name in (*_COUNTS, "position", "reread")}
-    return {**known, "time": counts.updated_at.isoformat(timespec="seconds")}
+    values = {name: getattr(counts, name) for name in (*_COUNTS, "position", "reread")}
+    return {**values, "time": counts.updated_at.isoformat(timespec="seconds")}
 
 
 def window(before: Mapping[str, Any] | None, after: Mapping[str, Any]) -> dict[str, Any]:
@@ -46,9 +46,9 @@ def window(before: Mapping[str, Any] | None, after: Mapping[str, Any]) -> dict[s
     }
 
 
-def is_empty(one: Mapping[str, Any]) -> bool:
+def is_empty(asset_window: Mapping[str, Any]) -> bool:
     """Whether nothing has happened in a window."""
-    return not (one["reread"] or any(one[name] for name in _COUNTS))
+    return not (asset_window["reread"] or any(asset_window[name] for name in _COUNTS))
 
 
 def caught_up(store: Store, pipeline: str, by: str) -> dict[TableId, dict[str, Any]]:
@@ -57,12 +57,12 @@ def caught_up(store: Store, pipeline: str, by: str) -> dict[TableId, dict[str, A
     :param by: the task that tells of them: if it is run again, they begin where they began.
     """
     marks = {(one.database, one.name): mark_of(one) for one in store.counts(pipeline)}
-    before = store.tell(pipeline, CATCH_UPS, marks, by)
-    return {table: window(before[table], mark) for table, mark in marks.items()}
+    last_marks = store.tell(pipeline, CATCH_UPS, marks, by)
+    return {table: window(last_marks[table], mark) for table, mark in marks.items()}
 
 
 def new_snapshots(store: Store, pipeline: str, generation: int, tables: Iterable[TableId], by: str) -> list[TableId]:
     """Tables of whose snapshot no other task has told."""
     mark = {"generation": generation}
-    before = store.tell(pipeline, SNAPSHOTS, dict.fromkeys(tables, mark), by)
-    return [table for table, told in before.items() if told != mark]
+    last_marks = store.tell(pipeline, SNAPSHOTS, dict.fromkeys(tables, mark), by)
+    return [table for table, last_mark in last_marks.items() if last_mark != mark]

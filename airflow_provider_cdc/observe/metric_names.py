@@ -82,10 +82,10 @@ class Measurement:
         return {"pipeline": self.pipeline} | ({"table": self.table} if self.table is not None else {})
 
 
-def prometheus_text(measured: Iterable[Measurement]) -> str:
+def prometheus_text(measurements: Iterable[Measurement]) -> str:
     """The numbers in Prometheus' text format, version 0.0.4: all of a metric in one place."""
     by_name: dict[str, list[Measurement]] = {}
-    for one in measured:
+    for one in measurements:
         by_name.setdefault(one.name, []).append(one)
     lines = []
     for name, metric in METRICS.items():

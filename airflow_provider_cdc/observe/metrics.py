@@ -108,23 +108,23 @@ def write_file(text: str, path: Path) -> None:
 
     :raises NotReadyError: if it cannot be written.
     """
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         try:
-            beside.write_text(text, encoding="utf-8")
-            beside.replace(path)
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(path)
         finally:
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
     except OSError as error:
         raise NotReadyError(f"{path} cannot be written: {error.strerror}", "Name a file in a writable folder") from None
 
 
-def serve(address: str, text: Callable[[], str], say: Callable[[str], None]) -> None:
+def serve(address: str, render: Callable[[], str], log_line: Callable[[str], None]) -> None:
     """Answer ``GET /metrics`` until SIGTERM or SIGINT.
 
     :param address: ``host:port``.
-    :param text: gives the answer; called for each request.
-    :param say: gets a line when it begins, and one when something fails.
+    :param render: gives the answer; called for each request.
+    :param log_line: gets a line when it begins, and one when something fails.
     :raises NotReadyError: if nobody can listen there.
     """
     host, _, port = address.rpartition(":")
@@ -136,10 +136,10 @@ def serve(address: str, text: Callable[[], str], say: Callable[[str], None]) -> 
             code, body = 404, "see /metrics\n"
             if self.path.partition("?")[0] == "/metrics":
                 try:
-                    code, body = 200, text()
+                    code, body = 200, render()
                 except CdcError as error:
                     code, body = 503, "the bookkeeping cannot be read\n"
-                    say(str(error))
+                    log_line(str(error))
             self.send_response(code)
             self.send_header("Content-Type", _CONTENT_TYPE)
             self.send_header("Content-Length", str(len(body.encode())))
@@ -156,6 +156,6 @@ def serve(address: str, text: Callable[[], str], say: Callable[[str], None]) -> 
     server.daemon_threads = True
     with server:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-        say(f"http://{host}:{server.server_address[1]}/metrics")
+        log_line(f"http://{host}:{server.server_address[1]}/metrics")
         with suppress(KeyboardInterrupt):
             server.serve_forever()

@@ -65,7 +65,7 @@ class Seen:
 class Observer:
     """Writes down what there is to see while a driver works. A context manager.
 
-    :param see: what the driver knows now; ``None`` if another one sees to it.
+    :param get_view: what the driver knows now; ``None`` if another one sees to it.
     :param sizes: what tables take, by index: those that were looked at since the last call.
     :param compacted: the last compaction of tables, by index: of those that were compacted since the last call.
     """
@@ -74,11 +74,11 @@ class Observer:
         self,
         context: Context,
         store: Store,
-        see: Callable[[], Seen | None],
+        get_view: Callable[[], Seen | None],
         sizes: Callable[[], Mapping[int, Size]] = dict,
         compacted: Callable[[], Mapping[int, Compacted]] = dict,
     ) -> None:
-        self._context, self._store, self._see, self._look_at = context, store, see, sizes
+        self._context, self._store, self._see, self._look_at = context, store, get_view, sizes
         self._last_compacted = compacted
         self._lock, self._writing = threading.Lock(), threading.Lock()
         self._applied: dict[int, Counter[str]] = {}
@@ -110,17 +110,17 @@ class Observer:
             for index, counts in operations.items():
                 self._applied.setdefault(index, Counter()).update(counts)
 
-    def write(self, only: Mapping[int, SinkTable] | None = None) -> None:
+    def write(self, tables: Mapping[int, SinkTable] | None = None) -> None:
         """Write down how the tables stand, now.
 
-        :param only: these tables, and what they take.
+        :param tables: these tables, and what they take.
         """
         if self._over and self._writing.locked():
             return  # it waits for a database that does not answer: the end of the driver does not, too
         with self._not_in_vain("how the tables stand"), self._writing:
-            seen = self._see()
-            if seen is not None:
-                self._write(seen, only)
+            view = self._see()
+            if view is not None:
+                self._write(view, tables)
 
     def _go(self) -> None:
         due = time.monotonic() + _FIRST_SECONDS
@@ -133,35 +133,35 @@ class Observer:
                     self._sample()
             if not self._over:
                 with self._not_in_vain("which tables are gone from the source"):
-                    if (seen := self._see()) is not None:
-                        self._gone = known_to_be_gone(self._context, seen.plan)
+                    if (view := self._see()) is not None:
+                        self._gone = known_to_be_gone(self._context, view.plan)
                 self.write()
 
     def _sample(self) -> None:
-        seen = self._see()
-        if seen is None or (seen.epoch is None and self._is_fresh(seen.plan.pipeline)):
+        view = self._see()
+        if view is None or (view.epoch is None and self._is_fresh(view.plan.pipeline)):
             return
-        lag = lag_of(self._context, seen.offset, slots.SAMPLE)
+        lag = lag_of(self._context, view.offset, slots.SAMPLE)
         self._store.sample(
-            seen.plan.pipeline,
-            seen.epoch,
+            view.plan.pipeline,
+            view.epoch,
             lag_seconds=lag.seconds,
             lag_bytes=lag.bytes,
             purge_hours=None if lag.purge_in is None else lag.purge_in / 3600,
-            changes=seen.changes,
-            batches=seen.batches,
+            changes=view.changes,
+            batches=view.batches,
             unknown=lag.unknown,
         )
 
     def _is_fresh(self, pipeline: str) -> bool:
-        last = self._store.last_sample(pipeline)
-        return last is not None and 0 <= (now() - last.at).total_seconds() < _FRESH_SECONDS
+        sample = self._store.last_sample(pipeline)
+        return sample is not None and 0 <= (now() - sample.at).total_seconds() < _FRESH_SECONDS
 
-    def _write(self, seen: Seen, only: Mapping[int, SinkTable] | None) -> None:
-        plan, every = seen.plan, only is None and not self._written
-        if seen.epoch is None:
+    def _write(self, view: Seen, tables: Mapping[int, SinkTable] | None) -> None:
+        plan, is_first = view.plan, tables is None and not self._written
+        if view.epoch is None:
             self._chunks = None  # of a stream they stay as they are
-        measured = {index: table.size() for index, table in (only or {}).items() if isinstance(table, Measured)}
+        measured = {index: table.size() for index, table in (tables or {}).items() if isinstance(table, Measured)}
         with self._lock:
             self._sizes |= {**self._look_at(), **measured}
             sizes, self._sizes = self._sizes, {}
@@ -169,19 +169,19 @@ class Observer:
             compacted, self._compacted = self._compacted, {}
             applied, self._applied = self._applied, {}
         try:
-            found = {index: self._standing(seen, index) for index in (only or range(len(plan.tables)))}
+            states = {index: self._standing(view, index) for index in (tables or range(len(plan.tables)))}
             # Where the stream stands moves all the time: that alone is not worth a row.
-            told = applied.keys() | sizes.keys() | compacted.keys()
-            due = {i: s for i, s in found.items() if i in told or _still(s) != self._written.get(i)}
-            if not due and not every:
+            changed = applied.keys() | sizes.keys() | compacted.keys()
+            due = {i: s for i, s in states.items() if i in changed or _still(s) != self._written.get(i)}
+            if not due and not is_first:
                 return
             self._store.write_table_states(
                 plan.pipeline,
                 list(due.values()),
                 sizes={plan.tables[index].id: size.to_json() for index, size in sizes.items()},
-                compacted={plan.tables[index].id: last for index, last in compacted.items()},
+                compacted={plan.tables[index].id: compaction for index, compaction in compacted.items()},
                 applied={plan.tables[i].id: [counts[op] for op in "cud"] for i, counts in applied.items()},
-                all_of_them=every,
+                all_of_them=is_first,
             )
         except BaseException:
             with self._lock:
@@ -190,25 +190,25 @@ class Observer:
                 for index, counts in applied.items():
                     self._applied.setdefault(index, Counter()).update(counts)
             raise
-        if only is None:
+        if tables is None:
             self._written |= {index: _still(standing) for index, standing in due.items()}
 
-    def _standing(self, seen: Seen, index: int) -> TableStanding:
-        plan, table = seen.plan, seen.plan.tables[index]
-        step, read = plan.suspended_of(index), self._progress(plan).get(table.id)
-        standing = replace(seen.standing, gone=self._gone)
-        added = step is not None and step.kind == ADDED
+    def _standing(self, view: Seen, index: int) -> TableStanding:
+        plan, table = view.plan, view.plan.tables[index]
+        suspension, progress = plan.suspended_of(index), self._progress(plan).get(table.id)
+        state = replace(view.standing, gone=self._gone)
+        was_added = suspension is not None and suspension.kind == ADDED
         return TableStanding(
             *table.id,
-            table_state(self._context, plan, index, standing),
-            position=standing.at if step is None else None if added else step.at,
-            since=None if step is None else datetime.fromisoformat(step.since),
-            kind=step.kind if step else None,
-            reason=step.message if step else None,
-            remedy=(remedy_of(plan, step) if step else "") or None,
-            chunks_done=read.done if read else 0,
-            chunks_total=read.chunks if read else 0,
-            definitions=self._definitions(seen)[index],
+            table_state(self._context, plan, index, state),
+            position=state.at if suspension is None else None if was_added else suspension.at,
+            since=None if suspension is None else datetime.fromisoformat(suspension.since),
+            kind=suspension.kind if suspension else None,
+            reason=suspension.message if suspension else None,
+            remedy=(remedy_of(plan, suspension) if suspension else "") or None,
+            chunks_done=progress.done if progress else 0,
+            chunks_total=progress.chunks if progress else 0,
+            definitions=self._definitions(view)[index],
         )
 
     def _progress(self, plan: Plan) -> Mapping[tuple[str, str], TableProgress]:
@@ -217,14 +217,14 @@ class Observer:
             self._chunks = {(row.database, row.table): row for row in rows}
         return self._chunks
 
-    def _definitions(self, seen: Seen) -> list[list[Any]]:
-        if self._known is None or self._known[0] is not seen.plan:
-            found = []
-            for definitions in seen.plan.definitions_of(seen.lineage):
-                steps, before = [], None
+    def _definitions(self, view: Seen) -> list[list[Any]]:
+        if self._known is None or self._known[0] is not view.plan:
+            by_table_index = []
+            for definitions in view.plan.definitions_of(view.lineage):
+                versions, before = [], None
                 for since, schema in definitions.steps:
                     changed = describe_change(before, schema).removeprefix("; ") if before else ""
-                    steps.append(
+                    versions.append(
                         {
                             "since": None if since is None else str(since),
                             "columns": {column.name: column.column_type for column in schema.copied},
@@ -233,8 +233,8 @@ class Observer:
                         }
                     )
                     before = schema
-                found.append(steps)
-            self._known = seen.plan, found
+                by_table_index.append(versions)
+            self._known = view.plan, by_table_index
         return self._known[1]
 
     @contextmanager
@@ -262,13 +262,13 @@ def _seen(context: Context, store: Store, plan: Plan) -> Seen | None:
     plan = context.newest(plan)
     groups = {row.group_no: row.state for row in store.groups(plan.pipeline, plan.generation)}
     snapshot = store.snapshot(plan.pipeline, plan.generation)
-    complete, begun = snapshot is not None and snapshot.state == "done", context.sink.resume_point().stand()
-    offset, lineage = begun or (plan.p0, plan.lineage)
-    at = str(offset.at) if begun else None
-    again = tables_waiting(context, plan)
-    standing = Standing(groups, complete, None if stream is None else False, at, None, again, ())
-    return Seen(plan, offset, lineage, standing)
+    complete, resume_point = snapshot is not None and snapshot.state == "done", context.sink.resume_point().stand()
+    offset, timeline = resume_point or (plan.p0, plan.lineage)
+    at = str(offset.at) if resume_point else None
+    pending_resnapshots = tables_waiting(context, plan)
+    state = Standing(groups, complete, None if stream is None else False, at, None, pending_resnapshots, ())
+    return Seen(plan, offset, timeline, state)
 
 
-def _still(standing: TableStanding) -> TableStanding:
-    return standing._replace(position=None)
+def _still(state: TableStanding) -> TableStanding:
+    return state._replace(position=None)

@@ -29,10 +29,10 @@ class Sparingly:
         """Whether enough has happened since the last line about the same thing; it then counts as told."""
         at, before = self._told.get(progress.label, (float("-inf"), 0))
         done = progress.chunks_done
-        worth = done != before and (done == progress.chunks_total or time.monotonic() - at > _PAUSE)
-        if worth:
+        is_worth_showing = done != before and (done == progress.chunks_total or time.monotonic() - at > _PAUSE)
+        if is_worth_showing:
             self._told[progress.label] = time.monotonic(), done
-        return worth
+        return is_worth_showing
 
 
 class Lines:

@@ -41,8 +41,8 @@ def status(context: Context) -> dict[str, Any]:
     plan = context.need_plan()
     store = context.store()
     try:
-        opened = targets(context, plan)
-        complete = adopt_published(context, store, plan) and all(opened[i].exists() for i in plan.active)
+        open_tables = targets(context, plan)
+        complete = adopt_published(context, store, plan) and all(open_tables[i].exists() for i in plan.active)
         rows = store.progress(plan.pipeline, plan.generation)
         snapshot = store.snapshot(plan.pipeline, plan.generation)
         seconds = None
@@ -52,18 +52,18 @@ def status(context: Context) -> dict[str, Any]:
                 seconds = None  # the bookkeeping was rebuilt from the sink: nobody knows how long it took
         total = sum(r.rows for r in rows)
         groups = group_progress(context, store, plan)
-        whole = snapshot_progress(groups)
+        progress_of_all = snapshot_progress(groups)
         offset = context.sink.resume_point().read()
-        stream, going = _look(context, store)
+        stream, is_running = _look(context, store)
         totals = store.batch_totals(plan.pipeline)
         recent = store.recent_batches(plan.pipeline, 1000)
-        standing = "stopped" if stream else "snapshot_complete"
-        phase = "streaming" if going else standing if complete else "snapshot"
+        idle_phase = "stopped" if stream else "snapshot_complete"
+        phase = "streaming" if is_running else idle_phase if complete else "snapshot"
         lag = lag_of(context, offset or plan.p0)
-        now = Standing(
+        state = Standing(
             groups={group.group_no: group.state for group, _ in groups},
             complete=complete,
-            streams=None if stream is None else going,
+            streams=None if stream is None else is_running,
             at=None if offset is None else str(offset.at),
             lag_seconds=lag.to_json()["lag_seconds"],
             read_again=tables_waiting(context, plan),
@@ -76,24 +76,24 @@ def status(context: Context) -> dict[str, Any]:
             "generation": plan.generation,
             "start": plan.start,
             "tables": table_status(
-                context, plan, context.stand(plan)[1], {(row.database, row.table): row for row in rows}, now
+                context, plan, context.stand(plan)[1], {(row.database, row.table): row for row in rows}, state
             ),
             "suspended": [
                 {
-                    "table": plan.tables[step.table].label,
-                    **{name: getattr(step, name) for name in ("at", "since", "kind", "message")},
-                    "remedy": remedy_of(plan, step),
+                    "table": plan.tables[suspension.table].label,
+                    **{name: getattr(suspension, name) for name in ("at", "since", "kind", "message")},
+                    "remedy": remedy_of(plan, suspension),
                 }
-                for step in missed(context, plan)
-                if step.table not in now.gone
+                for suspension in missed(context, plan)
+                if suspension.table not in state.gone
             ],
             "snapshot": {
                 "complete": complete,
-                "traffic": summed(asked) if (asked := [g.traffic for g, _ in groups if g.traffic]) else None,
-                **whole.to_json(),
-                "rows_per_second": round(total / seconds) if seconds else None if complete else whole.rows_per_second,
+                "traffic": summed(request_counts) if (request_counts := [g.traffic for g, _ in groups if g.traffic]) else None,
+                **progress_of_all.to_json(),
+                "rows_per_second": round(total / seconds) if seconds else None if complete else progress_of_all.rows_per_second,
                 "seconds": seconds,
-                "paused": whole.paused,
+                "paused": progress_of_all.paused,
             },
             "groups": [
                 {
@@ -107,7 +107,7 @@ def status(context: Context) -> dict[str, Any]:
             ],
             "sink": [
                 {"table": schema.label, **table.size().to_json()}
-                for schema, table in ((plan.tables[i], opened[i]) for i in plan.active)
+                for schema, table in ((plan.tables[i], open_tables[i]) for i in plan.active)
                 if isinstance(table, Measured) and table.exists()
             ],
             "offset": None if offset is None else offset.to_json(),
@@ -116,7 +116,7 @@ def status(context: Context) -> dict[str, Any]:
             if stream is None
             else {
                 "epoch": stream.epoch,
-                "state": stream.state if going or stream.state != "running" else "lost",
+                "state": stream.state if is_running or stream.state != "running" else "lost",
                 "mode": stream.mode,
                 "paused_by": stream.paused_by,
                 "host": stream.host,
@@ -133,7 +133,7 @@ def status(context: Context) -> dict[str, Any]:
                 "index_disk_bytes": stream.index_disk_bytes,
                 "index_bytes_per_table": context.pipeline.sink.index_bytes,
                 "traffic": stream.traffic and {"last_batch": _last_asked(stream, recent), "run": stream.traffic},
-                "changes_per_second": _rate(stream, recent, going),
+                "changes_per_second": _rate(stream, recent, is_running),
                 "lag_p50_seconds": _weighted(recent, "lag_p50_ms", 0.5),
                 "lag_p95_seconds": _weighted(recent, "lag_p95_ms", 0.95),
             },
@@ -151,9 +151,9 @@ def _look(context: Context, store: Store) -> tuple[StreamRow | None, bool]:
         return run, run is not None and run.state == "running"
 
 
-def _rate(stream: StreamRow, recent: list[BatchRow], going: bool) -> float:
-    mine = [b for b in recent if b.epoch == stream.epoch]
-    return changes_per_second(mine, stream.started_at, datetime.now(UTC) if going or not mine else mine[0].committed_at)
+def _rate(stream: StreamRow, recent: list[BatchRow], is_running: bool) -> float:
+    run_batches = [b for b in recent if b.epoch == stream.epoch]
+    return changes_per_second(run_batches, stream.started_at, datetime.now(UTC) if is_running or not run_batches else run_batches[0].committed_at)
 
 
 def _last_asked(stream: StreamRow, recent: list[BatchRow]) -> Any:

@@ -10,76 +10,76 @@ from airflow_provider_cdc.model.start_mode import SNAPSHOT, start_text
 from airflow_provider_cdc.sinks.storage.request_counts import text_of
 
 
-def status_lines(found: dict[str, Any]) -> Iterator[str]:
+def status_lines(status: dict[str, Any]) -> Iterator[str]:
     """Lines that say how a pipeline stands.
 
-    :param found: what :func:`airflow_provider_cdc.observe.status.status` returned.
+    :param status: what :func:`airflow_provider_cdc.observe.status.status` returned.
     """
-    snap, flow, offset = found["snapshot"], found["stream"], found["offset"]
-    yield f"pipeline {found['pipeline']}: {found['phase']}"
-    start = found["start"]
-    yield f"  snapshot: {_progress(snap)}" if start == SNAPSHOT else f"  no snapshot: {start_text(start)}"
-    if snap["traffic"]:
-        yield f"    object store: {text_of(snap['traffic'])}"
-    for row in found["groups"]:
+    snapshot, stream, offset = status["snapshot"], status["stream"], status["offset"]
+    yield f"pipeline {status['pipeline']}: {status['phase']}"
+    start = status["start"]
+    yield f"  snapshot: {_progress(snapshot)}" if start == SNAPSHOT else f"  no snapshot: {start_text(start)}"
+    if snapshot["traffic"]:
+        yield f"    object store: {text_of(snapshot['traffic'])}"
+    for row in status["groups"]:
         if row["state"] in ("running", "rereading"):
             yield f"    group {row['group']}: {_progress(row)}"
     yield "  tables:"
-    for row in found["tables"]:
+    for row in status["tables"]:
         yield f"    {_table(row)}"
-    if found["sink"]:
+    if status["sink"]:
         yield "  sink:"
-    for row in found["sink"]:
+    for row in status["sink"]:
         yield f"    {_size(row)}"
-    if flow:
+    if stream:
         yield (
-            f"  stream: epoch {flow['epoch']} {flow['state']}, {flow['batches']} batches, "
-            f"{flow['changes']} changes, {flow['changes_per_second']:,} changes/s{_applied(flow)}"
+            f"  stream: epoch {stream['epoch']} {stream['state']}, {stream['batches']} batches, "
+            f"{stream['changes']} changes, {stream['changes_per_second']:,} changes/s{_applied(stream)}"
         )
-        if flow["paused_by"] is not None:
-            yield f"    paused: {flow['paused_by']} asked for it. To let it go on: airflow-cdc resume"
-        if flow["index_bytes"]:
-            spilled = f", {flow['index_disk_bytes']:,} more on disk" if flow["index_disk_bytes"] else ""
-            most = f"at most {flow['index_bytes_per_table']:,} in memory for a table"
-            yield f"    index of keys: {flow['index_bytes']:,} bytes{spilled}; {most}"
-        for what, asked in (flow["traffic"] or {}).items():
-            if asked:
-                yield f"    object store, {what.replace('_', ' ')}: {text_of(asked)}"
-        if flow["supervisor"]:
-            yield f"    supervised by {flow['supervisor']}, {flow['supervised_seconds_ago']} s ago"
-        elif flow["log"] and flow["state"] == "running":
+        if stream["paused_by"] is not None:
+            yield f"    paused: {stream['paused_by']} asked for it. To let it go on: airflow-cdc resume"
+        if stream["index_bytes"]:
+            spilled = f", {stream['index_disk_bytes']:,} more on disk" if stream["index_disk_bytes"] else ""
+            limit_text = f"at most {stream['index_bytes_per_table']:,} in memory for a table"
+            yield f"    index of keys: {stream['index_bytes']:,} bytes{spilled}; {limit_text}"
+        for what, requests in (stream["traffic"] or {}).items():
+            if requests:
+                yield f"    object store, {what.replace('_', ' ')}: {text_of(requests)}"
+        if stream["supervisor"]:
+            yield f"    supervised by {stream['supervisor']}, {stream['supervised_seconds_ago']} s ago"
+        elif stream["log"] and stream["state"] == "running":
             yield "    no task supervises it"
-        if flow["error"]:
-            yield f"    {flow['error']}"
-        if flow["state"] in ("failed", "lost"):
-            for line in flow["log_tail"]:
+        if stream["error"]:
+            yield f"    {stream['error']}"
+        if stream["state"] in ("failed", "lost"):
+            for line in stream["log_tail"]:
                 yield f"    | {line}"
-    for row in found["suspended"]:
+    for row in status["suspended"]:
         yield f"  suspended: {row['table']} since {row['since']}, at {row['at']}: {row['message']}"
         if row["remedy"]:
             yield f"    {row['remedy']}"
     if offset:
         yield f"  offset: {offset['file']}:{offset['position']} on {offset['server']}"
-    yield f"  lag: {_lag(found)}"
+    yield f"  lag: {_lag(status)}"
 
 
 def _progress(row: dict[str, Any]) -> str:
-    said = f"{row['chunks_done']}/{row['chunks_total']} chunks, {row['rows']} rows"
-    said += f", {row['rows_per_second']} rows/s" if row["rows_per_second"] else ""
-    said += f", {row['corrected']} corrected"
-    said += f", {duration(row['eta_seconds'])} left" if row["eta_seconds"] else ""
-    return said + (f"; paused: {row['paused']}" if row["paused"] else "")
+    text = f"{row['chunks_done']}/{row['chunks_total']} chunks, {row['rows']} rows"
+    text += f", {row['rows_per_second']} rows/s" if row["rows_per_second"] else ""
+    text += f", {row['corrected']} corrected"
+    text += f", {duration(row['eta_seconds'])} left" if row["eta_seconds"] else ""
+    return text + (f"; paused: {row['paused']}" if row["paused"] else "")
 
 
 def _table(row: dict[str, Any]) -> str:
-    said = f"{row['table']}: {row['state']}" + (f" at {row['at']}" if row["at"] else "")
-    said += ", its copy was emptied" if row["emptied"] else ""
+    text = f"{row['table']}: {row['state']}" + (f" at {row['at']}" if row["at"] else "")
+    text += ", its copy was emptied" if row["emptied"] else ""
     if row["chunks_total"]:
-        said += f", {row['chunks_done']}/{row['chunks_total']} chunks, {row['rows']} rows, {row['corrected']} corrected"
+        text += f", {row['chunks_done']}/{row['chunks_total']} chunks, {row['rows']} rows, {row['corrected']} corrected"
     if row["revision"]:
-        said += f", read again {_times(row['revision'])}"
-    more = len(row["definitions"]) - 1
-    return f"{said}, altered {_times(more)}" if more else said
+        text += f", read again {_times(row['revision'])}"
+    alterations = len(row["definitions"]) - 1
+    return f"{text}, altered {_times(alterations)}" if alterations else text
 
 
 def _times(number: int) -> str:
@@ -89,25 +89,25 @@ def _times(number: int) -> str:
 def _size(row: dict[str, Any]) -> str:
     """What a table of the sink takes."""
     rows = "" if row["rows"] is None else f"{row['rows']:,} rows in "
-    said = f"{row['table']}: {rows}{row['files']:,} files, {row['bytes']:,} bytes"
-    said += f", {row['dead_rows']:,} dead rows in {row['files_with_vectors']:,} of them" if row["dead_rows"] else ""
-    return said + (f", compacted {row['compactions']:,} times" if row["compactions"] else "")
+    text = f"{row['table']}: {rows}{row['files']:,} files, {row['bytes']:,} bytes"
+    text += f", {row['dead_rows']:,} dead rows in {row['files_with_vectors']:,} of them" if row["dead_rows"] else ""
+    return text + (f", compacted {row['compactions']:,} times" if row["compactions"] else "")
 
 
-def _applied(flow: dict[str, Any]) -> str:
+def _applied(stream: dict[str, Any]) -> str:
     """How late changes were applied; nothing where there were none."""
-    half, most = flow["lag_p50_seconds"], flow["lag_p95_seconds"]
-    return "" if half is None else f", lag p50 {half} s, p95 {most} s"
+    median, p95 = stream["lag_p50_seconds"], stream["lag_p95_seconds"]
+    return "" if median is None else f", lag p50 {median} s, p95 {p95} s"
 
 
-def _lag(found: dict[str, Any]) -> str:
+def _lag(status: dict[str, Any]) -> str:
     """How far the source is ahead of the resume point, or of P0 before there is one."""
-    seconds, size, hours = found["lag_seconds"], found["lag_bytes"], found["purge_in_hours"]
-    said = [
+    seconds, size, hours = status["lag_seconds"], status["lag_bytes"], status["purge_in_hours"]
+    parts = [
         *([] if seconds is None else [f"{seconds:,} s"]),
         *([] if size is None else [f"{size:,} bytes to read"]),
-        *([f"unknown: {found['lag_unknown']}"] if found["lag_unknown"] else []),
+        *([f"unknown: {status['lag_unknown']}"] if status["lag_unknown"] else []),
     ]
-    if not found["lag_unknown"]:
-        said.append("the source keeps them " + ("for ever" if hours is None else f"for {hours:,} h more"))
-    return ", ".join(said)
+    if not status["lag_unknown"]:
+        parts.append("the source keeps them " + ("for ever" if hours is None else f"for {hours:,} h more"))
+    return ", ".join(parts)

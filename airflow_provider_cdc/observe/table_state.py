@@ -40,30 +40,30 @@ class Standing:
 
 
 def table_status(
-    context: Context, plan: Plan, lineage: Lineage, rows: Mapping[tuple[str, str], TableProgress], now: Standing
+    context: Context, plan: Plan, timeline: Lineage, rows: Mapping[tuple[str, str], TableProgress], pipeline_state: Standing
 ) -> list[dict[str, Any]]:
     """The tables of the plan, those that were removed from it as well, as JSON values.
 
-    :param lineage: that of the resume point.
+    :param timeline: that of the resume point.
     :param rows: what the snapshot has read, by table.
     """
-    definitions = plan.definitions_of(lineage)
-    found = []
+    definitions = plan.definitions_of(timeline)
+    statuses = []
     for index, table in enumerate(plan.tables):
-        step, read = plan.suspended_of(index), rows.get(table.id)
-        state = table_state(context, plan, index, now)
-        added = step is not None and step.kind == ADDED
-        found.append(
+        suspension, snapshot_progress = plan.suspended_of(index), rows.get(table.id)
+        state = table_state(context, plan, index, pipeline_state)
+        was_added = suspension is not None and suspension.kind == ADDED
+        statuses.append(
             {
                 "table": table.label,
                 "state": state,
-                "chunks_done": read.done if read else 0,
-                "chunks_total": read.chunks if read else 0,
-                "rows": read.rows if read else 0,
-                "corrected": read.corrected if read else 0,
-                "at": now.at if step is None else None if added else step.at,
-                "lag_seconds": now.lag_seconds if step is None and now.at is not None else None,
-                "emptied": index in now.emptied,
+                "chunks_done": snapshot_progress.done if snapshot_progress else 0,
+                "chunks_total": snapshot_progress.chunks if snapshot_progress else 0,
+                "rows": snapshot_progress.rows if snapshot_progress else 0,
+                "corrected": snapshot_progress.corrected if snapshot_progress else 0,
+                "at": pipeline_state.at if suspension is None else None if was_added else suspension.at,
+                "lag_seconds": pipeline_state.lag_seconds if suspension is None and pipeline_state.at is not None else None,
+                "emptied": index in pipeline_state.emptied,
                 "revision": plan.revision(index),
                 "definitions": [
                     {
@@ -76,23 +76,23 @@ def table_status(
                 ],
             }
         )
-    return found
+    return statuses
 
 
-def table_state(context: Context, plan: Plan, index: int, now: Standing) -> State:
+def table_state(context: Context, plan: Plan, index: int, pipeline_state: Standing) -> State:
     """How one table stands, in one word."""
-    step = plan.suspended_of(index)
-    if step is not None and not context.pipeline.captures(*plan.tables[index].id):
+    suspension = plan.suspended_of(index)
+    if suspension is not None and not context.pipeline.captures(*plan.tables[index].id):
         return "removed"
-    if index in now.read_again:
+    if index in pipeline_state.read_again:
         return "rereading"
-    if index in now.gone:
+    if index in pipeline_state.gone:
         return "dropped"
-    if step is not None:
-        return "waiting" if step.kind in (ADDED, REMOVED) else "suspended"
-    if now.complete:
-        return "copied" if now.streams is None else "streaming" if now.streams else "stopped"
-    states = {now.groups.get(number, "pending") for number in plan.groups_of(index)}
+    if suspension is not None:
+        return "waiting" if suspension.kind in (ADDED, REMOVED) else "suspended"
+    if pipeline_state.complete:
+        return "copied" if pipeline_state.streams is None else "streaming" if pipeline_state.streams else "stopped"
+    states = {pipeline_state.groups.get(number, "pending") for number in plan.groups_of(index)}
     if states <= {"done"}:
         return "copied"
     return "waiting" if states == {"pending"} else "snapshot"

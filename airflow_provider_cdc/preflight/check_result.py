@@ -41,15 +41,15 @@ class Finding:
         return {"level": self.level, "what": self.what, "remedy": self.remedy}
 
 
-def findings(look: Callable[[], Iterator[Finding]]) -> list[Finding]:
+def findings(check: Callable[[], Iterator[Finding]]) -> list[Finding]:
     """What a check finds; an error that ends it is its last finding."""
-    found: list[Finding] = []
+    results: list[Finding] = []
     try:
-        for finding in look():
-            found.append(finding)
+        for result in check():
+            results.append(result)
     except CdcError as error:
-        found.append(Finding.of(error))
-    return found
+        results.append(Finding.of(error))
+    return results
 
 
 def granted(read: Callable[[], Any], grant: str, scope: str = "*.*") -> Any:

@@ -31,21 +31,21 @@ def preflight(context: Context, *, spark: bool = True) -> list[Finding]:
 
     :param spark: also look at pyspark and Java.
     """
-    found: list[Finding] = []
-    found += findings(lambda: _sink(context))
-    found += findings(lambda: _supported(context))
-    found += findings(lambda: _safety(context))
+    results: list[Finding] = []
+    results += findings(lambda: _sink(context))
+    results += findings(lambda: _supported(context))
+    results += findings(lambda: _safety(context))
     if spark:
-        found += findings(_runtime)
+        results += findings(_runtime)
     try:
         connection = connect(context.connect_args)
     except CdcError as error:
-        return [*found, Finding.of(error)]
+        return [*results, Finding.of(error)]
     with closing(connection):
-        found += findings(lambda: check_server(context, connection))
-        found += findings(lambda: check_server_ids(context, connection))
-        found += check_tables(context, connection)
-    return found
+        results += findings(lambda: check_server(context, connection))
+        results += findings(lambda: check_server_ids(context, connection))
+        results += check_tables(context, connection)
+    return results
 
 
 def require(context: Context, *, spark: bool = True) -> list[Finding]:
@@ -55,19 +55,19 @@ def require(context: Context, *, spark: bool = True) -> list[Finding]:
     :raises NotReadyError: with the first error found.
     :raises TransientError: if that may go away by itself: the server cannot be reached.
     """
-    found = preflight(context, spark=spark)
-    for finding in found:
-        if finding.level == "error":
-            raise finding.error()
-    return [f for f in found if f.level == "warning"]
+    results = preflight(context, spark=spark)
+    for result in results:
+        if result.level == "error":
+            raise result.error()
+    return [f for f in results if f.level == "warning"]
 
 
 def _sink(context: Context) -> Iterator[Finding]:
     folder = folder_of(context.pipeline.sink.path)
     if folder is None:
         check_store(context.storage, context.layout.private)
-        books = "in a database" if context.store_url is not None else f"in {context.local.bookkeeping} of this host"
-        yield Finding("ok", f"sink {context.storage.location()} can be written; bookkeeping {books}")
+        state_location = "in a database" if context.store_url is not None else f"in {context.local.bookkeeping} of this host"
+        yield Finding("ok", f"sink {context.storage.location()} can be written; bookkeeping {state_location}")
         if context.store_url is None:
             yield from _room("the bookkeeping", _existing(context.local.bookkeeping))
         return
@@ -82,8 +82,8 @@ def _sink(context: Context) -> Iterator[Finding]:
     free = shutil.disk_usage(existing).free
     yield Finding("ok", f"sink {path} is writable, {free / 1e9:.1f} GB free")
     yield from _room(f"sink {path}", existing)
-    if strange := escaped_in(folder):
-        yield Finding("warning", f"sink.path {path} has {strange!r} in it", READERS)
+    if odd_characters := escaped_in(folder):
+        yield Finding("warning", f"sink.path {path} has {odd_characters!r} in it", READERS)
 
 
 def _existing(path: Path) -> Path:
@@ -93,13 +93,13 @@ def _existing(path: Path) -> Path:
     return path
 
 
-def _room(what: str, existing: Path) -> Iterator[Finding]:
+def _room(subject: str, existing: Path) -> Iterator[Finding]:
     """A warning if the disk of a folder is nearly full."""
     free = shutil.disk_usage(existing).free
     if free < _ROOM:
         yield Finding(
             "warning",
-            f"the disk of {what} has only {free:,} bytes left (at {existing})",
+            f"the disk of {subject} has only {free:,} bytes left (at {existing})",
             "Make room on that disk, or use a larger one: a snapshot needs about the size of the tables there",
         )
 
@@ -117,28 +117,28 @@ def _supported(context: Context) -> Iterator[Finding]:
 def _safety(context: Context) -> Iterator[Finding]:
     """What the settings of the connections leave open; nothing is connected to."""
     pipeline, url = context.pipeline, context.store_url
-    places: dict[str, tuple[Any, Mapping[str, Any]]] = {
+    connections: dict[str, tuple[Any, Mapping[str, Any]]] = {
         f"source.conn_id {pipeline.source.conn_id}": (context.connect_args, context.connect_args)
     }
     if url is not None:
-        places[f"state.conn_id {pipeline.state.conn_id}"] = url, url.query
+        connections[f"state.conn_id {pipeline.state.conn_id}"] = url, url.query
     if context.access is not None and (risk := context.access.unsafe):
         yield Finding(
             "warning",
             f"sink.conn_id {pipeline.sink.conn_id}: {risk}",
             "Name an endpoint with https, and in verify the file of the authority that signed its certificate",
         )
-    for what, (place, settings) in places.items():
-        if risk := unsafe(place):
+    for subject, (settings_source, settings) in connections.items():
+        if risk := unsafe(settings_source):
             yield Finding(
                 "warning",
-                f"{what}: {risk}",
+                f"{subject}: {risk}",
                 f"Leave out {'sslmode' if 'sslmode' in settings else 'ssl_mode'} in its extra, and name there the "
                 "authority that signed the server's certificate, unless the system knows it",
             )
         key = str(settings.get("ssl_key") or settings.get("sslkey") or "")
         if key and os.path.exists(key) and os.stat(key).st_mode & 0o077:
-            yield Finding("warning", f"{what}: the key {key} can be read by others", f"chmod 600 {key}")
+            yield Finding("warning", f"{subject}: the key {key} can be read by others", f"chmod 600 {key}")
 
 
 def _runtime() -> Iterator[Finding]:

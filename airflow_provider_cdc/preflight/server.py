@@ -21,24 +21,24 @@ from airflow_provider_cdc.runtime.run_context import Context
 def check_server(context: Context, connection: Connection[Any]) -> Iterator[Finding]:
     """Version and settings of the server, and whether its binlog has what is needed."""
     version = str(value(connection, "SELECT @@version"))
-    product, place = Product.of(version), where(context.connect_args)
+    product, address = Product.of(version), where(context.connect_args)
     mariadb = product.mariadb
     if not product.readable:
         yield Finding(
             "error",
-            f"server {place} is {product.name} {version}",
+            f"server {address} is {product.name} {version}",
             "MySQL 8.0.22, MariaDB 10.6 and newer are read",
         )
         return
-    found = pairs(connection, "SHOW GLOBAL VARIABLES")
-    service = service_of(found)
+    variables = pairs(connection, "SHOW GLOBAL VARIABLES")
+    service = service_of(variables)
     at_service = f" of {service.name}" if service else ""
     if product.tried and service is None:
-        yield Finding("ok", f"server {place} is {product.name} {version}")
+        yield Finding("ok", f"server {address} is {product.name} {version}")
     else:
         yield Finding(
             "warning",
-            f"server {place} is {product.name} {version}{at_service}: not tried with this version",
+            f"server {address} is {product.name} {version}{at_service}: not tried with this version",
             "It is read as its documentation says (docs/versions.md): `airflow-cdc verify` proves the copy",
         )
 
@@ -52,17 +52,17 @@ def check_server(context: Context, connection: Connection[Any]) -> Iterator[Find
         ("binlog_row_value_options", "", change("binlog_row_value_options = ''")),
     )
     for name, wanted, remedy in checks:
-        if found.get(name, wanted) != wanted:
-            yield Finding("error", f"{name} is {found[name]!r}, {wanted!r} is needed", remedy)
-    if found["log_bin"] != "ON":
+        if variables.get(name, wanted) != wanted:
+            yield Finding("error", f"{name} is {variables[name]!r}, {wanted!r} is needed", remedy)
+    if variables["log_bin"] != "ON":
         return
-    if weak := [f"{name} is {found[name]}" for name in DURABLE if found[name] != "1"]:
+    if not_durable := [f"{name} is {variables[name]}" for name in DURABLE if variables[name] != "1"]:
         yield Finding(
             "warning",
-            f"{' and '.join(weak)}: a server that crashes may lose commits that the copy holds already",
+            f"{' and '.join(not_durable)}: a server that crashes may lose commits that the copy holds already",
             f"{change(', '.join(f'{name} = 1' for name in DURABLE))}; or run `airflow-cdc verify` after a crash",
         )
-    expire = int(found.get("binlog_expire_logs_seconds", "0"))
+    expire = int(variables.get("binlog_expire_logs_seconds", "0"))
     if service and service.keeps:
         yield Finding(
             "warning",
@@ -76,23 +76,23 @@ def check_server(context: Context, connection: Connection[Any]) -> Iterator[Find
             f"binlogs are kept for {expire / 3600:.1f} h only",
             "Raise binlog_expire_logs_seconds: a stream that stands still for longer loses its position",
         )
-    if (metadata := found.get("binlog_row_metadata")) != "FULL":
-        lacks = "names, members of ENUM and SET columns and primary keys"
-        lacks = lacks if metadata == "MINIMAL" else f"signs, character sets, types of geometry, {lacks}"
+    if (metadata := variables.get("binlog_row_metadata")) != "FULL":
+        missing_facts = "names, members of ENUM and SET columns and primary keys"
+        missing_facts = missing_facts if metadata == "MINIMAL" else f"signs, character sets, types of geometry, {missing_facts}"
         yield Finding(
             "warning",
-            f"binlog_row_metadata is {metadata!r}: the binary log does not say the {lacks} of tables, so a change of "
+            f"binlog_row_metadata is {metadata!r}: the binary log does not say the {missing_facts} of tables, so a change of "
             "these that it leaves out (sql_log_bin=0) would not be noticed",
             change("binlog_row_metadata = 'FULL'"),
         )
     at, do, ignore = granted(lambda: binlog_status(connection), "REPLICATION CLIENT")
     gtids = "gtid_strict_mode" if mariadb else "gtid_mode"
-    yield Finding("ok", f"binary log at {at}, {gtids} {found[gtids]}")
-    if not mariadb and found["gtid_mode"] != "ON":
+    yield Finding("ok", f"binary log at {at}, {gtids} {variables[gtids]}")
+    if not mariadb and variables["gtid_mode"] != "ON":
         # Without GTIDs watermarks need grants; the error names them.
         low_watermark(connection)
         yield Finding("ok", "low watermarks can be taken without GTIDs")
-    yield from _updates(connection, found, mariadb)
+    yield from _updates(connection, variables, mariadb)
     if do or ignore:
         yield Finding(
             "error",
@@ -101,8 +101,8 @@ def check_server(context: Context, connection: Connection[Any]) -> Iterator[Find
         )
 
 
-def _updates(connection: Connection[Any], found: dict[str, str], mariadb: bool) -> Iterator[Finding]:
-    if found.get("log_replica_updates", found.get("log_slave_updates")) == "ON":
+def _updates(connection: Connection[Any], variables: dict[str, str], mariadb: bool) -> Iterator[Finding]:
+    if variables.get("log_replica_updates", variables.get("log_slave_updates")) == "ON":
         return
     try:
         if not rows(connection, product_of(connection).replica_status):
@@ -124,7 +124,7 @@ def _updates(connection: Connection[Any], found: dict[str, str], mariadb: bool) 
 def check_server_ids(context: Context, connection: Connection[Any]) -> Iterator[Finding]:
     """Whether the replication server ids of the pipeline are free."""
     pipeline = context.pipeline
-    mine = {pipeline.server_id(slot): pipeline.replica_uuid(slot) for slot in range(slots.LAST + 1)}
+    pipeline_ids = {pipeline.server_id(slot): pipeline.replica_uuid(slot) for slot in range(slots.LAST + 1)}
     try:
         listed = rows(connection, product_of(connection).replicas)
     except NotReadyError:
@@ -132,19 +132,19 @@ def check_server_ids(context: Context, connection: Connection[Any]) -> Iterator[
             raise NotReadyError(*lacks("REPLICATION SLAVE")) from None
         yield Finding(
             "warning",
-            f"whether the replication server ids {min(mine)} to {max(mine)} are free cannot be seen",
+            f"whether the replication server ids {min(pipeline_ids)} to {max(pipeline_ids)} are free cannot be seen",
             "GRANT REPLICATION MASTER ADMIN ON *.* TO the user of the connection allows this check",
         )
         return
-    taken = {int(str(row[0])): str(row[-1]) for row in listed}
-    own = int(value(connection, "SELECT @@server_id") or 0)
-    for number, uuid in mine.items():
+    ids_in_use = {int(str(row[0])): str(row[-1]) for row in listed}
+    own_server_id = int(value(connection, "SELECT @@server_id") or 0)
+    for number, uuid in pipeline_ids.items():
         # The same uuid is this pipeline itself: a connection that the server has not noticed to be dead.
-        if number == own or (number in taken and taken[number] != uuid):
+        if number == own_server_id or (number in ids_in_use and ids_in_use[number] != uuid):
             yield Finding(
                 "error",
                 f"replication server id {number} is in use",
-                f"Set source.server_id to the first of {len(mine)} free ids (SHOW REPLICAS lists those in use)",
+                f"Set source.server_id to the first of {len(pipeline_ids)} free ids (SHOW REPLICAS lists those in use)",
             )
             return
-    yield Finding("ok", f"replication server ids {min(mine)} to {max(mine)} are free")
+    yield Finding("ok", f"replication server ids {min(pipeline_ids)} to {max(pipeline_ids)} are free")

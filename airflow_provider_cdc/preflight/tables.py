@@ -29,7 +29,7 @@ from airflow_provider_cdc.snapshot.binlog_guard import forecast
 
 def check_tables(context: Context, connection: Connection[Any]) -> list[Finding]:
     """Which tables are captured, and what stands in the way of an exact copy of them."""
-    found: list[Finding] = []
+    results: list[Finding] = []
     try:
         matched = find_tables(connection, context.pipeline.captures)
     except CdcError as error:
@@ -43,20 +43,20 @@ def check_tables(context: Context, connection: Connection[Any]) -> list[Finding]
                 "Check the patterns (anchored, database.table) and that the user has SELECT on the tables",
             )
         ]
-    found += findings(lambda: _together(context, matched))
-    found += findings(lambda: _cascades(connection, matched))
-    found += findings(lambda: _out_of_order(connection))
-    found += findings(lambda: _changed_since(context, matched))
-    found += findings(lambda: _replica(context, connection, matched))
-    found += findings(lambda: _retention(context, connection, matched))
+    results += findings(lambda: _together(context, matched))
+    results += findings(lambda: _cascades(connection, matched))
+    results += findings(lambda: _out_of_order(connection))
+    results += findings(lambda: _changed_since(context, matched))
+    results += findings(lambda: _replica(context, connection, matched))
+    results += findings(lambda: _retention(context, connection, matched))
     suspended = _suspended(context)
     for database, table, engine in matched:
-        about = findings(lambda d=database, t=table, e=engine: _table(context, connection, d, t, e))  # type: ignore[misc]
+        table_results = findings(lambda d=database, t=table, e=engine: _table(context, connection, d, t, e))  # type: ignore[misc]
         # What stands in the way of a suspended table does not hold up the others.
         if (database, table) in suspended:
-            about = [replace(f, level="warning") if f.level == "error" else f for f in about]
-        found += about
-    return found
+            table_results = [replace(f, level="warning") if f.level == "error" else f for f in table_results]
+        results += table_results
+    return results
 
 
 def _suspended(context: Context) -> set[tuple[str, str]]:
@@ -68,12 +68,12 @@ def _suspended(context: Context) -> set[tuple[str, str]]:
 
 def _together(context: Context, matched: list[tuple[str, str, str]]) -> Iterator[Finding]:
     """Tables that would be copied to one place, also where case does not count in the names of folders."""
-    paths, folded = context.pipeline.sink.table_paths, dict[str, tuple[str, str]]()
+    paths, tables_by_folder = context.pipeline.sink.table_paths, dict[str, tuple[str, str]]()
     paths.check((database, table) for database, table, _ in matched)
     for database, table, _ in matched:
-        if strange := escaped_in(paths.of(database, table)):
-            yield Finding("warning", f"table {database}.{table}: its folder has {strange!r} in its name", READERS)
-        other = folded.setdefault(paths.of(database, table).casefold(), (database, table))
+        if odd_characters := escaped_in(paths.of(database, table)):
+            yield Finding("warning", f"table {database}.{table}: its folder has {odd_characters!r} in its name", READERS)
+        other = tables_by_folder.setdefault(paths.of(database, table).casefold(), (database, table))
         if other != (database, table):
             yield Finding(
                 "warning",
@@ -107,15 +107,15 @@ def _cascades(connection: Connection[Any], matched: list[tuple[str, str, str]]) 
 
 def _out_of_order(connection: Connection[Any]) -> Iterator[Finding]:
     """MariaDB commits a transaction that also changes such a table in an order of its own."""
-    found = rows(
+    aria_tables = rows(
         connection,
         f"SELECT table_schema, table_name FROM information_schema.tables WHERE table_schema NOT IN {SYSTEM} "
         "AND engine = 'Aria' AND table_type = 'BASE TABLE' AND create_options NOT LIKE '%transactional=0%'",
     )
-    if found:
+    if aria_tables:
         yield Finding(
             "warning",
-            f"there are transactional Aria tables, such as {'.'.join(map(str, found[0]))} ({len(found)} in all): a "
+            f"there are transactional Aria tables, such as {'.'.join(map(str, aria_tables[0]))} ({len(aria_tables)} in all): a "
             "transaction that changes one of them together with a captured table stops the copy",
             "Unless that never happens: ALTER TABLE ... TRANSACTIONAL=0, or ENGINE=InnoDB",
         )
@@ -146,10 +146,10 @@ def _replica(context: Context, connection: Connection[Any], matched: list[tuple[
             "Leave it out: a snapshot writes nothing, so replicas of its source have nothing more to do",
         )
     for database, table, _ in matched:
-        if found := sorted({name for channel in channels if (name := left_out(channel, database, table))}):
+        if filter_names := sorted({name for channel in channels if (name := left_out(channel, database, table))}):
             yield Finding(
                 "warning",
-                f"table {database}.{table}: this server leaves out its changes as a replica ({', '.join(found)})",
+                f"table {database}.{table}: this server leaves out its changes as a replica ({', '.join(filter_names)})",
                 "What is copied is what this server has: read its source, or change the filter",
             )
 
@@ -167,17 +167,17 @@ def _retention(context: Context, connection: Connection[Any], matched: list[tupl
     if plan is not None and identity(connection) != plan.p0.server:
         return
     try:
-        found = forecast(context, connection, [(database, table) for database, table, _ in matched], plan)
+        snapshot_forecast = forecast(context, connection, [(database, table) for database, table, _ in matched], plan)
     except TerminalError as error:
         if plan is None or context.pipeline.stream.on_purged != "reread":
             raise
         yield Finding("warning", error.message, "The snapshot starts over, because stream.on_purged is reread")
         return
     yield Finding(
-        "ok" if found.verdict == "fine" else "warning",
-        f"a snapshot of {found}",
+        "ok" if snapshot_forecast.verdict == "fine" else "warning",
+        f"a snapshot of {snapshot_forecast}",
         ""
-        if found.verdict == "fine"
+        if snapshot_forecast.verdict == "fine"
         else "Raise binlog_expire_logs_seconds first: a snapshot whose stream could not begin is ended early",
     )
 
@@ -197,10 +197,10 @@ def _changed_since(context: Context, matched: list[tuple[str, str, str]]) -> Ite
                 f"table {database}.{table} is not part of the plan yet: the next run of the stream adds it",
                 "Exclude it in source.exclude if it is not to be copied",
             )
-    does = "reads the table again" if context.pipeline.stream.on_table_error == SUSPEND else "stops at that"
-    for why in context.other_columns(plan).values():
+    reaction = "reads the table again" if context.pipeline.stream.on_table_error == SUSPEND else "stops at that"
+    for reason in context.other_columns(plan).values():
         yield Finding(
-            "warning", f"{why}: the next run of the stream {does}", "Undo the change if that is not what you want"
+            "warning", f"{reason}: the next run of the stream {reaction}", "Undo the change if that is not what you want"
         )
 
 
@@ -220,7 +220,7 @@ def _table(context: Context, connection: Connection[Any], database: str, table: 
                 target.markers()  # a table that cannot be written any more says why
     # Every column: with a right on some of them the others would not even be listed.
     granted(lambda: rows(connection, f"SELECT * FROM {table_name(schema)} LIMIT 0"), "SELECT", table_name(schema))
-    more = sum(1 for c in schema.columns if c.name in schema.left_out and not c.hidden)
+    left_out_count = sum(1 for c in schema.columns if c.name in schema.left_out and not c.hidden)
     if generated := _generated(connection, schema):
         yield Finding(
             "warning",
@@ -228,15 +228,15 @@ def _table(context: Context, connection: Connection[Any], database: str, table: 
             "updates from 11.8 on, whatever binlog_row_image is: the first update stops the stream",
             "Leave them out with source.exclude_columns; a table without updates can be copied with them",
         )
-    left_out = f" ({more} more are left out)" if more else ""
-    said = f"table {schema.label}: {len(schema.copied)} columns{left_out}"
+    left_out = f" ({left_out_count} more are left out)" if left_out_count else ""
+    summary = f"table {schema.label}: {len(schema.copied)} columns{left_out}"
     if schema.key:
-        yield Finding("ok", f"{said}, key ({', '.join(schema.key)})")
+        yield Finding("ok", f"{summary}, key ({', '.join(schema.key)})")
         return
     context.need(Feature.KEYLESS, f"table {schema.label} has no usable key")
     yield Finding(
         "warning",
-        f"{said}, no usable key{why_no_key(connection, schema)}: it is read whole, in one go that cannot be resumed "
+        f"{summary}, no usable key{why_no_key(connection, schema)}: it is read whole, in one go that cannot be resumed "
         "inside and needs a moment without a write to the table, and every delete and update searches its whole copy",
         "Add a primary key (or a NOT NULL unique key) of integers, decimals, strings, binaries or dates",
     )

@@ -23,36 +23,36 @@ from airflow_provider_cdc.state import RequestRow, Store
 def read_aside(
     context: Context,
     plan: Plan,
-    made: Plan,
+    reading_plan: Plan,
     scope: str,
     index: int,
     chunks: Sequence[Chunk],
     since: Offset,
-    lineage: Lineage,
+    timeline: Lineage,
     run: Runner,
     by_request: RequestRow | None,
 ) -> tuple[Group, Staged]:
     """Read chunks of one table into staged slices, write their manifest, and ask for the rows to be exchanged.
 
     :param plan: the plan as it was before anything was looked up.
-    :param made: the plan by whose definitions the chunks are read.
+    :param reading_plan: the plan by whose definitions the chunks are read.
     :param scope: what they are: :data:`~airflow_provider_cdc.model.staged_read.TABLE` or ``RANGES``.
     :param index: index of the table in the plan.
-    :param since: low watermark of the whole, and ``lineage``: numbers the transactions of its server.
+    :param since: low watermark of the whole, and ``timeline``: numbers the transactions of its server.
     :param run: runs the slices.
     :param by_request: the request by which somebody wants that, if it was by one.
     :returns: what was read, and what asks for it.
     :raises TransientError: if not all of it was read.
     """
-    number = draw_number(context, plan, scope, index)
-    grouped = tuple(replace(chunk, no=no, group=number) for no, chunk in enumerate(chunks))
-    group = Group(context, replace(made, chunks=grouped), number)
-    write_json(context.storage, context.layout.share(plan.generation, number), group.plan.to_json())
+    read_number = draw_number(context, plan, scope, index)
+    grouped = tuple(replace(chunk, no=no, group=read_number) for no, chunk in enumerate(chunks))
+    group = Group(context, replace(reading_plan, chunks=grouped), read_number)
+    write_json(context.storage, context.layout.share(plan.generation, read_number), group.plan.to_json())
     manifests: list[dict[str, Any]] = []
     if chunks:
         missing, label = range(len(slices(grouped))), plan.tables[index].label
         context.reporter.line(f"{label} is read again: {len(chunks)} chunks, from {since.at} on")
-        for manifest in run(job_of(group, 1, missing, since, lineage, number)):
+        for manifest in run(job_of(group, 1, missing, since, timeline, read_number)):
             manifest.pop("asked", None)
             manifests.append(manifest)
         if {manifest["slice"] for manifest in manifests} != set(missing):
@@ -60,14 +60,14 @@ def read_aside(
     manifests = group.write_manifest(1, sorted(manifests, key=lambda manifest: int(manifest["slice"])))
     high = max([since.at, *(watermarks_of(chunk)[1] for entry in manifests for chunk in entry["chunks"])])
     staged = Staged(
-        number,
+        read_number,
         scope,
         index,
-        number,
+        read_number,
         1,
         high,
         since,
-        lineage.newest,
+        timeline.newest,
         plan.revision(index),
         step_ids(plan, index),
         None if by_request is None else by_request.id,
@@ -77,7 +77,7 @@ def read_aside(
     return group, staged
 
 
-def is_published(group: Group, store: Store, staged: Staged, said: str) -> bool:
+def is_published(group: Group, store: Store, staged: Staged, description: str) -> bool:
     """Wait while a stream runs that will publish a table, or ranges of its keys.
 
     :returns: and raises what :func:`~airflow_provider_cdc.resnapshot.staged_reads.is_taken` does, which has these
@@ -86,8 +86,8 @@ def is_published(group: Group, store: Store, staged: Staged, said: str) -> bool:
 
     def outcome() -> Outcome | None:
         context, plan = group.context, group.plan
-        asked = any(one.number == staged.number for one in waiting(context, plan))
-        found = outcome_of(context, plan.generation, staged.number)  # looked at behind that: the request goes last
-        return found if asked or found is not None else Outcome(False, "nothing asks for that any more")
+        is_pending = any(pending_read.number == staged.number for pending_read in waiting(context, plan))
+        result = outcome_of(context, plan.generation, staged.number)  # looked at behind that: the request goes last
+        return result if is_pending or result is not None else Outcome(False, "nothing asks for that any more")
 
-    return is_taken(group, store, staged, outcome, said)
+    return is_taken(group, store, staged, outcome, description)

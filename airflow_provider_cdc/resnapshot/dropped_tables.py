@@ -29,9 +29,9 @@ def dropped_marker(plan: Plan) -> str:
     return f"cdc/{plan.pipeline}/{plan.generation}/dropped"
 
 
-def is_to_go(context: Context, plan: Plan, step: Suspended | None) -> bool:
+def is_to_go(context: Context, plan: Plan, suspension: Suspended | None) -> bool:
     """Whether the rows of a suspended table go, if the source does not have the table any more."""
-    return step is not None and step.dropped and context.pipeline.sink.drops(*plan.tables[step.table].id)
+    return suspension is not None and suspension.dropped and context.pipeline.sink.drops(*plan.tables[suspension.table].id)
 
 
 def is_emptied(context: Context, plan: Plan, index: int) -> bool:
@@ -39,20 +39,20 @@ def is_emptied(context: Context, plan: Plan, index: int) -> bool:
 
     :raises TerminalError: if there is another table in its place.
     """
-    step = plan.suspended_of(index)
-    if step is None or not step.dropped:
+    suspension = plan.suspended_of(index)
+    if suspension is None or not suspension.dropped:
         return False
-    return (context.sink.table(plan.tables[index]).markers().get(dropped_marker(plan)) or 0) > step.revision
+    return (context.sink.table(plan.tables[index]).markers().get(dropped_marker(plan)) or 0) > suspension.revision
 
 
 def emptied(context: Context, plan: Plan) -> list[int]:
     """Tables whose copies were emptied, without those that have another table in their place."""
-    found = []
-    for step in plan.suspended:
+    indexes = []
+    for suspension in plan.suspended:
         with suppress(TerminalError, NotReadyError):
-            if is_emptied(context, plan, step.table):
-                found.append(step.table)
-    return found
+            if is_emptied(context, plan, suspension.table):
+                indexes.append(suspension.table)
+    return indexes
 
 
 def empty_copy(context: Context, store: Store, plan: Plan, applier: Applier, index: int) -> bool:
@@ -64,8 +64,8 @@ def empty_copy(context: Context, store: Store, plan: Plan, applier: Applier, ind
     :returns: whether the copy is empty.
     :raises FencedError: if a newer epoch has taken over.
     """
-    step, table = plan.suspended_of(index), plan.tables[index]
-    if step is None or not is_to_go(context, plan, step):
+    suspension, table = plan.suspended_of(index), plan.tables[index]
+    if suspension is None or not is_to_go(context, plan, suspension):
         return False  # it was read again meanwhile
     try:
         for feature in (Feature.REREAD, Feature.ALTER):
@@ -75,17 +75,17 @@ def empty_copy(context: Context, store: Store, plan: Plan, applier: Applier, ind
             if target.exists() and target.markers().get(generation_fence(plan, index).name) is None:
                 raise TerminalError(f"the {target.name} is not the one that was written before")
             failpoint("drop.before_commit")
-            done = target.exchange([], {dropped_marker(plan): step.revision + 1}, applier.fence)
+            done = target.exchange([], {dropped_marker(plan): suspension.revision + 1}, applier.fence)
             failpoint("drop.after_commit")
     except FencedError:
         raise
     except (TerminalError, NotReadyError) as error:
-        said = f"table {table.label} was dropped in the source, and its copy cannot be emptied: {error.message}"
-        _tell(context, store, plan, "table_refused", said, table.label, error.remedy)
+        message = f"table {table.label} was dropped in the source, and its copy cannot be emptied: {error.message}"
+        _tell(context, store, plan, "table_refused", message, table.label, error.remedy)
         return False
     if done:
-        said = f"table {table.label} was dropped in the source, behind {step.at}: its copy was emptied"
-        _tell(context, store, plan, "table_emptied", said, table.label)
+        message = f"table {table.label} was dropped in the source, behind {suspension.at}: its copy was emptied"
+        _tell(context, store, plan, "table_emptied", message, table.label)
     return True
 
 

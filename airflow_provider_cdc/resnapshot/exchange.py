@@ -81,26 +81,26 @@ def exchange(
     if not is_ripe(staged, applier):
         return None
     index = staged.table
-    if (known := outcome_of(context, plan.generation, staged.group)) is not None:
-        end(context, plan, staged, known)  # a run died when it had written it down
-        return Exchange(*known, plan)
+    if (earlier_outcome := outcome_of(context, plan.generation, staged.group)) is not None:
+        end(context, plan, staged, earlier_outcome)  # a run died when it had written it down
+        return Exchange(*earlier_outcome, plan)
     if index is None:
         return _refused(context, store, plan, staged, Refusal("an older version has read it"), "a table")
     label = plan.tables[index].label
-    if (said := _is_in(context, plan, applier, staged, index)) is not None:
-        return _done(context, store, plan, staged, said, again=True)
+    if (message := _is_in(context, plan, applier, staged, index)) is not None:
+        return _done(context, store, plan, staged, message, again=True)
     try:
-        refused = _look(context, plan, applier, staged, index)
-        if refused is None and staged.scope == RANGES and not applier.has_passed_snapshot(index):
+        rejection = _look(context, plan, applier, staged, index)
+        if rejection is None and staged.scope == RANGES and not applier.has_passed_snapshot(index):
             return None
-        if refused is None:
-            take_in = _rejoin if staged.scope == TABLE else _exchange_ranges
-            return take_in(context, store, plan, applier, job, staged, index)
+        if rejection is None:
+            publish = _rejoin if staged.scope == TABLE else _exchange_ranges
+            return publish(context, store, plan, applier, job, staged, index)
     except FencedError:
         raise
     except _Unusable as error:  # the stream itself has lost nothing
-        refused = Refusal(error.args[0])
-    return _refused(context, store, plan, staged, refused, label)
+        rejection = Refusal(error.args[0])
+    return _refused(context, store, plan, staged, rejection, label)
 
 
 class _Unusable(Exception):
@@ -128,9 +128,9 @@ def _share(context: Context, plan: Plan, staged: Staged) -> tuple[str, Plan]:
     :raises TerminalError: if it is missing.
     """
     name = context.layout.share(plan.generation, staged.group)
-    if (found := read_json(context.storage, name)) is None:
+    if (stored := read_json(context.storage, name)) is None:
         raise TerminalError(f"the plan {context.storage.location(name)} of what was read again is missing")
-    return name, Plan.from_json(found).with_zero_dates(context.pipeline.source.zero_dates)
+    return name, Plan.from_json(stored).with_zero_dates(context.pipeline.source.zero_dates)
 
 
 def _look(context: Context, plan: Plan, applier: Applier, staged: Staged, index: int) -> Refusal | None:
@@ -138,12 +138,12 @@ def _look(context: Context, plan: Plan, applier: Applier, staged: Staged, index:
     target, captured = context.sink.table(plan.tables[index]), context.pipeline.captures(*plan.tables[index].id)
     with _usable():
         numbers = read_numbers(plan, index, target.markers() if target.exists() else {})
-        refused = refusal(staged, index, plan, applier.lineage, numbers, captured=captured)
-        if refused is not None:
-            return refused
+        rejection = refusal(staged, index, plan, applier.lineage, numbers, captured=captured)
+        if rejection is not None:
+            return rejection
         with closing(connect(context.connect_args)) as connection:
-            why = gone(connection, staged.since, context.opener(slots.REPLAY))
-    return None if why is None else Refusal(why)
+            reason = gone(connection, staged.since, context.opener(slots.REPLAY))
+    return None if reason is None else Refusal(reason)
 
 
 def _is_in(context: Context, plan: Plan, applier: Applier, staged: Staged, index: int) -> str | None:
@@ -151,16 +151,16 @@ def _is_in(context: Context, plan: Plan, applier: Applier, staged: Staged, index
     label = plan.tables[index].label
     if staged.scope == TABLE:
         steps = (step for step in plan.steps if isinstance(step, Rejoined) and step.table == index)
-        step = next((step for step in steps if step.group == staged.group), None)
-        return None if step is None else _rejoined(label, applier, step)
+        rejoin = next((step for step in steps if step.group == staged.group), None)
+        return None if rejoin is None else _rejoined(label, applier, rejoin)
     with suppress(*UNUSABLE):
         if applier.tables[index].markers().get(ranges_marker(plan)) == staged.number:
             return _replaced(label, applier)
     return None
 
 
-def _rejoined(label: str, applier: Applier, step: Rejoined) -> str:
-    return f"{label} was read again, and is part of the stream from {applier.lineage.position(step.seq)} on"
+def _rejoined(label: str, applier: Applier, rejoin: Rejoined) -> str:
+    return f"{label} was read again, and is part of the stream from {applier.lineage.position(rejoin.seq)} on"
 
 
 def _replaced(label: str, applier: Applier) -> str:
@@ -172,8 +172,8 @@ def _exchange_ranges(
 ) -> Exchange:
     """Exchange the rows of ranges, as of the resume point."""
     with _usable():
-        _, made = _share(context, plan, staged)
-        group = Group(context, replace(plan, chunks=made.chunks), staged.group)
+        _, reading_plan = _share(context, plan, staged)
+        group = Group(context, replace(plan, chunks=reading_plan.chunks), staged.group)
         publish_table(group, staged, index, applier, job, {ranges_marker(plan): staged.number})
     return _done(context, store, plan, staged, _replaced(plan.tables[index].label, applier))
 
@@ -185,34 +185,34 @@ def _rejoin(
     revision = plan.revision(index) + 1
     with _usable():
         generation_fence(plan, index, revision)  # there is such a revision
-        share, made = _share(context, plan, staged)
-        files = _brought(Group(context, made, staged.group), staged, index, applier, replace(job, share=share))
-        lost = loss_of(context, plan, index, made.tables[index], files)
-    if lost is not None:
-        refused, label = Refusal(lost.message), plan.tables[index].label
-        return _refused(context, store, plan, staged, refused, label, lost.remedy)._replace(again=False)
+        plan_file, reading_plan = _share(context, plan, staged)
+        files = _brought(Group(context, reading_plan, staged.group), staged, index, applier, replace(job, share=plan_file))
+        loss = loss_of(context, plan, index, reading_plan.tables[index], files)
+    if loss is not None:
+        rejection, label = Refusal(loss.message), plan.tables[index].label
+        return _refused(context, store, plan, staged, rejection, label, loss.remedy)._replace(again=False)
     # When it is written down that the table rejoins, nothing else will do.
     applier.confirm()  # what is written down is not fenced
-    known = [text for text in applier.at.xa if parse_entry(text)[1] is not None]
+    known_xa = [text for text in applier.at.xa if parse_entry(text)[1] is not None]
     # Of the others nobody knows whether they have rows of this table: when they end, that is looked up.
-    applier.go_on(replace(applier.at, xa=tuple(known)))
-    target = context.sink.table(made.tables[index])
+    applier.go_on(replace(applier.at, xa=tuple(known_xa)))
+    target = context.sink.table(reading_plan.tables[index])
     if not target.exists() or _is_adopted(target, plan):  # it was added, or somebody has removed it
         target.create(plan.pipeline)
         target.raise_fence(generation_fence(plan, index))
     seq = applier.lineage.seq(applier.at.at)
     slices = tuple(file.to_json() for file in files)
-    keeps = can_stay(context, plan, index, made.tables[index])
-    step = Rejoined(index, revision, seq, made.tables[index], slices, staged.group, keeps)
+    keeps = can_stay(context, plan, index, reading_plan.tables[index])
+    rejoin = Rejoined(index, revision, seq, reading_plan.tables[index], slices, staged.group, keeps)
     failpoint("rejoin.before_write")
     name = context.layout.amendment(plan.generation, index, revision)
-    if not write_json_once(context.storage, name, step.to_json()):
+    if not write_json_once(context.storage, name, rejoin.to_json()):
         raise TransientError(f"another process lets table {plan.tables[index].label} rejoin", "Run again")
     failpoint("rejoin.after_write")
     renewed = context.need_plan()
     finish_table(context, renewed, index, applier.fence)
-    said = _rejoined(plan.tables[index].label, applier, step)
-    return _done(context, store, renewed, staged, said, describe_change(plan.tables[index], step.schema))
+    message = _rejoined(plan.tables[index].label, applier, rejoin)
+    return _done(context, store, renewed, staged, message, describe_change(plan.tables[index], rejoin.schema))
 
 
 def _is_adopted(target: SinkTable, plan: Plan) -> bool:
@@ -220,77 +220,77 @@ def _is_adopted(target: SinkTable, plan: Plan) -> bool:
 
 
 def _done(
-    context: Context, store: Store, plan: Plan, staged: Staged, said: str, change: str = "", *, again: bool = False
+    context: Context, store: Store, plan: Plan, staged: Staged, message: str, column_changes: str = "", *, maybe_recorded: bool = False
 ) -> Exchange:
     """Tell people that rows were exchanged, and end the reading.
 
     :param plan: the plan behind that.
-    :param change: how its columns have changed.
-    :param again: whether a run that has died may have told them already.
+    :param column_changes: how its columns have changed.
+    :param maybe_recorded: whether a run that has died may have told them already.
     """
     assert staged.table is not None
     label, kind = plan.tables[staged.table].label, "table_rejoined" if staged.scope == TABLE else "part_reread"
     with suppress(CdcError, SQLAlchemyError):  # this is for people
-        before = store.events(plan.pipeline, 100, [kind]) if again else []
-        if not any(event.table == label and event.detail.startswith(said) for event in before):
-            store.event(plan.pipeline, kind, said + change, table=label, by=staged.by)
-    context.reporter.line(said + change)
-    end(context, plan, staged, Outcome(True, said + change))
-    return Exchange(True, said + change, plan)
+        before = store.events(plan.pipeline, 100, [kind]) if maybe_recorded else []
+        if not any(event.table == label and event.detail.startswith(message) for event in before):
+            store.event(plan.pipeline, kind, message + column_changes, table=label, by=staged.by)
+    context.reporter.line(message + column_changes)
+    end(context, plan, staged, Outcome(True, message + column_changes))
+    return Exchange(True, message + column_changes, plan)
 
 
 def _refused(
-    context: Context, store: Store, plan: Plan, staged: Staged, refused: Refusal, label: str, remedy: str = _AGAIN
+    context: Context, store: Store, plan: Plan, staged: Staged, rejection: Refusal, label: str, remedy: str = _AGAIN
 ) -> Exchange:
     """Tell people that rows do not get in, and end the reading. Where a later reading of the whole table is in, that is
     all that was wanted.
     """
     part = " in part" if staged.scope == RANGES else ""
-    if refused.superseded:
-        said = f"{label} was read again{part}, and then as a whole by a reading that began later, which was taken"
-        context.reporter.line(said)
-        end(context, plan, staged, Outcome(True, said))
-        return Exchange(True, said, plan)
-    detail = f"{label} was read again{part}, and the rows cannot be exchanged: {refused.why}"
+    if rejection.superseded:
+        message = f"{label} was read again{part}, and then as a whole by a reading that began later, which was taken"
+        context.reporter.line(message)
+        end(context, plan, staged, Outcome(True, message))
+        return Exchange(True, message, plan)
+    detail = f"{label} was read again{part}, and the rows cannot be exchanged: {rejection.why}"
     with suppress(CdcError, SQLAlchemyError):  # the line says it, too
         table = None if staged.table is None else label
         store.event(plan.pipeline, "reread_dropped", detail, table=table, remedy=remedy, by=staged.by)
-    said = f"{detail}. {remedy}"
-    context.reporter.line(said)
-    end(context, plan, staged, Outcome(False, said))
-    return Exchange(False, said, plan)
+    message = f"{detail}. {remedy}"
+    context.reporter.line(message)
+    end(context, plan, staged, Outcome(False, message))
+    return Exchange(False, message, plan)
 
 
 def _brought(group: Group, staged: Staged, index: int, applier: Applier, job: StreamJob) -> list[DataFile]:
     """The slices as of the resume point. Those that nothing has changed since stay as they are."""
-    table, target, lineage = group.plan.tables[index], group.context.sink.table(group.plan.tables[index]), job.lineage
+    table, target, timeline = group.plan.tables[index], group.context.sink.table(group.plan.tables[index]), job.lineage
     entries = group.manifest(staged.attempt)
     staged_files = [DataFile(**entry["file"]) for entry in entries]
     for file in staged_files:
         if not target.staged(file):
             raise TerminalError(f"the file {file.path} of the {target.name} is missing or damaged")
     chunks = group.plan.chunks
-    marks = [0] * len(chunks)
+    high_seqs = [0] * len(chunks)
     for entry in entries:
         for chunk in entry["chunks"]:
-            marks[chunk["no"]] = lineage.seq(watermarks_of(chunk)[1])
+            high_seqs[chunk["no"]] = timeline.seq(watermarks_of(chunk)[1])
     changes, emptied = changes_since(group, staged, index, applier.at, job)
     if not table.key:
-        with found_rows(table, lineage):
-            return recounted(group, staged, index, staged_files[0], marks[0], changes, emptied)
+        with found_rows(table, timeline):
+            return recounted(group, staged, index, staged_files[0], high_seqs[0], changes, emptied)
     with closing(connect(group.context.connect_args)) as connection:
-        start = lineage.seq(staged.since.at)
-        changes = uncovered(connection, table, chunks, marks, start, last_changes(changes, table.key))
-        owned = owners(connection, table, chunks, keys_of(table, changes))
-    found = []
-    outside = changes.filter(pa.array([i < 0 for i in owned], pa.bool_()))
+        start = timeline.seq(staged.since.at)
+        changes = uncovered(connection, table, chunks, high_seqs, start, last_changes(changes, table.key))
+        owner_numbers = owners(connection, table, chunks, keys_of(table, changes))
+    files = []
+    changes_outside = changes.filter(pa.array([i < 0 for i in owner_numbers], pa.bool_()))
     for file, entry in zip(staged_files, entries, strict=True):
-        mine = {chunk["no"] for chunk in entry["chunks"]}
-        late = changes.filter(pa.array([i in mine for i in owned], pa.bool_()))
-        if late.num_rows or any(marks[no] < emptied for no in mine):
+        chunk_numbers = {chunk["no"] for chunk in entry["chunks"]}
+        newer_changes = changes.filter(pa.array([i in chunk_numbers for i in owner_numbers], pa.bool_()))
+        if newer_changes.num_rows or any(high_seqs[no] < emptied for no in chunk_numbers):
             rows = pa.concat_tables([table.sink_schema.empty_table(), *target.read_staged(file)])
-            rows = apply_changes(rows.filter(pc.greater_equal(rows[SEQ], emptied)), late, table.key)
+            rows = apply_changes(rows.filter(pc.greater_equal(rows[SEQ], emptied)), newer_changes, table.key)
             file = target.stage(place_of(group, staged), [rows])
-        found.append(file)
-    added = apply_changes(table.sink_schema.empty_table(), outside, table.key)
-    return [*found, *([target.stage(place_of(group, staged), [added])] if added.num_rows else [])]
+        files.append(file)
+    added = apply_changes(table.sink_schema.empty_table(), changes_outside, table.key)
+    return [*files, *([target.stage(place_of(group, staged), [added])] if added.num_rows else [])]

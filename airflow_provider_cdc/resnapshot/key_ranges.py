@@ -91,10 +91,10 @@ def read_ranges(context: Context, store: Store, index: int, ranges: Ranges, run:
     """
     label = context.need_plan().tables[index].label
     group, staged = _read(context, index, ranges, run)
-    said = f"{label} was read again in part"
-    if is_published(group, store, staged, said):
+    description = f"{label} was read again in part"
+    if is_published(group, store, staged, description):
         return "replaced"
-    context.reporter.line(f"{said}; no stream runs: the next one exchanges the rows")
+    context.reporter.line(f"{description}; no stream runs: the next one exchanges the rows")
     return "staged"
 
 
@@ -119,8 +119,8 @@ def _read(
         if not altered_meanwhile(error):
             raise
         label = context.need_plan().tables[index].label
-        said = f"{label} was altered while it was read: {error.message}"
-        raise TransientError(said, "Run again when the stream has followed that", table=label) from error
+        message = f"{label} was altered while it was read: {error.message}"
+        raise TransientError(message, "Run again when the stream has followed that", table=label) from error
 
 
 def _staged(
@@ -129,43 +129,43 @@ def _staged(
     plan = context.need_plan()
     label = plan.tables[index].label
     context.need(Feature.REREAD, f"a part of table {label} is to be read again")
-    _, lineage = context.stand(plan)
+    _, timeline = context.stand(plan)
 
-    def cut(connection: Connection[Any], found: TableSchema) -> list[Chunk]:
-        _check(context, plan, index, found)
-        return plan_ranges(connection, found, ranges(connection, found), context.pipeline.snapshot.chunk_rows)
+    def cut(connection: Connection[Any], current: TableSchema) -> list[Chunk]:
+        _check(context, plan, index, current)
+        return plan_ranges(connection, current, ranges(connection, current), context.pipeline.snapshot.chunk_rows)
 
     with closing(connect(context.connect_args)) as connection:
         since, _, chunks = plan_again(
             connection,
             plan.tables[index],
             index,
-            lineage.server,
+            timeline.server,
             keeps=context.pipeline.keeps,
             cut=cut,
             open_at=context.opener(slots.PLAN),
         )
-    return read_aside(context, plan, plan, RANGES, index, chunks, since, lineage, run, by_request)
+    return read_aside(context, plan, plan, RANGES, index, chunks, since, timeline, run, by_request)
 
 
-def _check(context: Context, plan: Plan, index: int, found: TableSchema) -> None:
+def _check(context: Context, plan: Plan, index: int, current: TableSchema) -> None:
     """Make sure that rows that are read now fit those that are there.
 
-    :param found: the definition as it is now.
+    :param current: the definition as it is now.
     :raises NotReadyError: if the table can only be read as a whole.
     :raises TransientError: if the stream has not followed its last DDL yet.
     """
     table = plan.tables[index]
-    whole = f"Read it as a whole: airflow-cdc resnapshot --table {table.label}"
+    whole_remedy = f"Read it as a whole: airflow-cdc resnapshot --table {table.label}"
     if plan.suspended_of(index) is not None:
-        raise NotReadyError(f"{table.label} is suspended, and has no place in the stream", whole, table=table.label)
+        raise NotReadyError(f"{table.label} is suspended, and has no place in the stream", whole_remedy, table=table.label)
     if not table.key:
-        raise NotReadyError(f"{table.label} has no usable key", whole, table=table.label)
+        raise NotReadyError(f"{table.label} has no usable key", whole_remedy, table=table.label)
     try:
-        shaped = context.policy.shaped(table, found)
+        conformed = context.policy.shaped(table, current)
     except NotFollowed as error:
-        raise NotReadyError(f"{table.label}: {error}", whole, table=table.label) from None
-    if shaped.fingerprint() != table.fingerprint():
+        raise NotReadyError(f"{table.label}: {error}", whole_remedy, table=table.label) from None
+    if conformed.fingerprint() != table.fingerprint():
         raise TransientError(
             f"{table.label} was altered, and the stream has not followed that yet",
             "Run again when it has",

@@ -40,32 +40,32 @@ def newcomers(context: Context, plan: Plan) -> Iterator[TableSchema | NotReadyEr
     known = {table.id for table in plan.tables}
     with closing(connect(context.connect_args)) as connection:
         listed = find_tables(connection, context.pipeline.captures)
-        there = {(database, name) for database, name, _ in listed}
+        existing = {(database, name) for database, name, _ in listed}
         for database, name, engine in listed:
             if (database, name) in known:
                 continue
             try:
-                _check_name(context, database, name, there)
-                found = read_schema(connection, database, name, engine, context.pipeline.keeps)
-                _check(context, [*known, found.id], found)
+                _check_name(context, database, name, existing)
+                schema = read_schema(connection, database, name, engine, context.pipeline.keeps)
+                _check(context, [*known, schema.id], schema)
             except NotReadyError as error:
                 error.table = f"{database}.{name}"
                 yield error
                 continue
-            known.add(found.id)
-            yield found
+            known.add(schema.id)
+            yield schema
 
 
-def _check_name(context: Context, database: str, name: str, there: Collection[tuple[str, str]]) -> None:
+def _check_name(context: Context, database: str, name: str, existing: Collection[tuple[str, str]]) -> None:
     """Refuse a table that looks like one with which another is altered online, unless it is asked for by its name.
 
     :raises NotReadyError: naming the other one.
     """
-    found, label = _BESIDE.fullmatch(name), f"{database}.{name}"
-    if found is None or {label, re.escape(label)} & {*context.pipeline.source.tables}:
+    match, label = _BESIDE.fullmatch(name), f"{database}.{name}"
+    if match is None or {label, re.escape(label)} & {*context.pipeline.source.tables}:
         return
-    for other_database, other in there:
-        if other_database == database and (other == found[1] or (len(name) == _LONGEST and other.startswith(found[1]))):
+    for other_database, other in existing:
+        if other_database == database and (other == match[1] or (len(name) == _LONGEST and other.startswith(match[1]))):
             raise NotReadyError(
                 f"its name is that of a table with which {database}.{other} is altered online",
                 f"If it is not, name it in source.tables: {re.escape(label)}",
@@ -103,37 +103,37 @@ def added(context: Context, store: Store, plan: Plan) -> Plan:
 
 def addable(context: Context, store: Store, plan: Plan) -> list[TableSchema]:
     """The newcomers that can be copied; of the others it is said why they cannot."""
-    found = []
+    tables = []
     for table in newcomers(context, plan):
         if isinstance(table, TableSchema):
-            found.append(table)
+            tables.append(table)
             continue
-        refused = f"table {table.table} cannot be added: {table.message}"
-        context.reporter.line(f"{refused}. {table.remedy}")
-        _tell(store, plan, "table_refused", refused, table.table, table.remedy)
-    return found
+        message = f"table {table.table} cannot be added: {table.message}"
+        context.reporter.line(f"{message}. {table.remedy}")
+        _tell(store, plan, "table_refused", message, table.table, table.remedy)
+    return tables
 
 
 def add(context: Context, store: Store, plan: Plan, table: TableSchema) -> Plan:
     """The plan with one table more; it is written down. Only the stream's driver calls it."""
     index = len(plan.definitions)
-    step = suspended_here(
+    addition = suspended_here(
         context, plan, index, ADDED, "it was added to the pipeline, and was not read yet", schema=table
     )
     failpoint("add.before_write")
-    if not write_json_once(context.storage, context.layout.addition(plan.generation, index), step.to_json()):
+    if not write_json_once(context.storage, context.layout.addition(plan.generation, index), addition.to_json()):
         raise TransientError(f"another process adds tables to {plan.pipeline}", "Run again")
     failpoint("add.after_write")
-    said = f"table {table.label} was added: it is read, and then part of the stream"
-    context.reporter.line(said)
-    _tell(store, plan, "table_added", said, table.label)
-    return plan.amended([step.to_json()])
+    message = f"table {table.label} was added: it is read, and then part of the stream"
+    context.reporter.line(message)
+    _tell(store, plan, "table_added", message, table.label)
+    return plan.amended([addition.to_json()])
 
 
 def removals(context: Context, plan: Plan) -> list[Suspended]:
     """What suspends the tables that the pipeline captures no more. Nothing is written down yet."""
-    gone = [index for index in plan.active if not context.pipeline.captures(*plan.tables[index].id)]
-    return [suspended_here(context, plan, index, REMOVED, "it was removed from the pipeline") for index in gone]
+    removed = [index for index in plan.active if not context.pipeline.captures(*plan.tables[index].id)]
+    return [suspended_here(context, plan, index, REMOVED, "it was removed from the pipeline") for index in removed]
 
 
 def _tell(store: Store, plan: Plan, kind: str, text: str, table: str | None, remedy: str | None = None) -> None:

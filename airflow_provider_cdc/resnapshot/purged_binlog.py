@@ -50,56 +50,56 @@ def _begin_again(context: Context, store: Store) -> None:
     plan = context.load_plan()
     if plan is None:
         return
-    progress = context.sink.resume_point()
-    progress.forget_older(plan.generation)
+    resume_point = context.sink.resume_point()
+    resume_point.forget_older(plan.generation)
     if context.pipeline.stream.on_purged != "reread":
         return
-    at, lineage = context.stand(plan)
+    offset, timeline = context.stand(plan)
     with closing(connect(context.connect_args)) as connection:
-        renamed = identity(connection) == at.server and are_renamed(connection, at.at)
+        renamed = identity(connection) == offset.server and are_renamed(connection, offset.at)
         try:
-            if renamed and _has_passed_snapshot(context, plan, lineage.seq(at.at)):
-                take_over(connection, context.opener(slots.PLAN), at)
+            if renamed and _has_passed_snapshot(context, plan, timeline.seq(offset.at)):
+                take_over(connection, context.opener(slots.PLAN), offset)
             else:
-                resume(connection, at, context.opener(slots.PLAN))
+                resume(connection, offset, context.opener(slots.PLAN))
             return
         except PurgedError as error:
-            why = error.message
+            reason = error.message
         except CdcError:
             return  # the stream says what is wrong
     context.need(Feature.REREAD, "stream.on_purged is reread")
     context.watcher.refuse(store, name)
-    written: list[Fenced] = [table for table in (*targets(context, plan), progress) if table.exists()]
-    fence = epoch_fence(name, highest_epoch(name, [table.markers() for table in written]) + 1)
-    for table in written:  # a stream that was taken for lost cannot write any more
+    existing: list[Fenced] = [table for table in (*targets(context, plan), resume_point) if table.exists()]
+    fence = epoch_fence(name, highest_epoch(name, [table.markers() for table in existing]) + 1)
+    for table in existing:  # a stream that was taken for lost cannot write any more
         table.raise_fence(fence)
     failpoint("next_snapshot.after_fence")
-    made = context.new_plan(plan.generation + 1)
-    same_server(made.p0.server, lineage.server)
+    new_plan = context.new_plan(plan.generation + 1)
+    same_server(new_plan.p0.server, timeline.server)
     # Numbers go on from those of the old snapshot: no marker that it has left is ahead of a new one.
-    before, policy = {table.id: table for table in plan.tables}, context.policy
-    again = (policy.shaped(before[new.id], new, asked=True) if new.id in before else new for new in made.tables)
+    old_tables, policy = {table.id: table for table in plan.tables}, context.policy
+    definitions = (policy.shaped(old_tables[new.id], new, asked=True) if new.id in old_tables else new for new in new_plan.tables)
     # Where a run died the tables may be ahead of the resume point.
-    read = max([lineage.seq(at.at), *(table.markers().get(stream_marker(name)) or 0 for table in written)])
+    read_seq = max([timeline.seq(offset.at), *(table.markers().get(stream_marker(name)) or 0 for table in existing)])
     if renamed:
-        lineage = lineage.then(made.p0.server, made.p0.at.file, read)
-    made = replace(made, lineage=lineage, definitions=tuple(map(Definitions.of, again)))
-    if lineage.seq(made.p0.at) < read:
+        timeline = timeline.then(new_plan.p0.server, new_plan.p0.at.file, read_seq)
+    new_plan = replace(new_plan, lineage=timeline, definitions=tuple(map(Definitions.of, definitions)))
+    if timeline.seq(new_plan.p0.at) < read_seq:
         raise OtherHistoryError(
-            f"the binlog of the server ends at {made.p0.at}, and was read up to {lineage.position(read)}"
+            f"the binlog of the server ends at {new_plan.p0.at}, and was read up to {timeline.position(read_seq)}"
         )
-    name_of_plan = layout.next_plan(made.generation)
-    write_json_once(context.storage, name_of_plan, made.to_json())
+    plan_file = layout.next_plan(new_plan.generation)
+    write_json_once(context.storage, plan_file, new_plan.to_json())
     failpoint("next_snapshot.after_plan")
-    write_json(context.storage, layout.plan, read_json(context.storage, name_of_plan))
+    write_json(context.storage, layout.plan, read_json(context.storage, plan_file))
     failpoint("next_snapshot.after_switch")
-    progress.forget_older(made.generation)
-    left = sorted({t.label for t in plan.tables} - {t.label for t in made.tables})
-    context.reporter.line(f"{why}: all tables are read again (snapshot {made.generation})")
-    if left:
-        context.reporter.line(f"not read again, because the source no longer has them: {', '.join(left)}")
+    resume_point.forget_older(new_plan.generation)
+    missing = sorted({t.label for t in plan.tables} - {t.label for t in new_plan.tables})
+    context.reporter.line(f"{reason}: all tables are read again (snapshot {new_plan.generation})")
+    if missing:
+        context.reporter.line(f"not read again, because the source no longer has them: {', '.join(missing)}")
     with suppress(CdcError, SQLAlchemyError):  # for people only
-        store.event(name, "reread", why)
+        store.event(name, "reread", reason)
 
 
 def _has_passed_snapshot(context: Context, plan: Plan, seq: int) -> bool:
@@ -107,5 +107,5 @@ def _has_passed_snapshot(context: Context, plan: Plan, seq: int) -> bool:
 
     :param seq: ``_cdc_seq`` of the resume point.
     """
-    held = coverage(context, plan, targets(context, plan))
-    return held is not None and all(mark <= seq for table in held for mark in table.high_watermarks)
+    table_coverages = coverage(context, plan, targets(context, plan))
+    return table_coverages is not None and all(mark <= seq for table in table_coverages for mark in table.high_watermarks)

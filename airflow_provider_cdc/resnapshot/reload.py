@@ -38,14 +38,14 @@ def reload(context: Context, store: Store) -> tuple[list[str], list[str]] | None
                 f"pipeline {before.pipeline} would copy no table: no pattern of source.tables matches one",
                 "Correct source.tables and source.exclude",
             )
-    run, going = context.watcher.watch(store, before.pipeline)
-    if run is None or not going:
+    run, is_running = context.watcher.watch(store, before.pipeline)
+    if run is None or not is_running:
         return None
     source, name = context.pipeline.source, context.layout.reload(before.generation)
     write_json(context.storage, name, {"tables": source.tables, "exclude": source.exclude})
     while context.storage.size(name) is not None:
-        now, going = context.watcher.watch(store, before.pipeline)
-        if not going or now is None or now.epoch != run.epoch:
+        now, is_running = context.watcher.watch(store, before.pipeline)
+        if not is_running or now is None or now.epoch != run.epoch:
             raise TransientError(f"epoch {run.epoch} of the stream has ended before it took the tables in", "Run again")
         time.sleep(_POLL_SECONDS)
     digests = fingerprint(context.pipeline)
@@ -59,6 +59,6 @@ def reload(context: Context, store: Store) -> tuple[list[str], list[str]] | None
 
 def reloaded(context: Context, plan: Plan) -> Pipeline:
     """The pipeline with the patterns that were asked for."""
-    asked = read_json(context.storage, context.layout.reload(plan.generation))
-    source = replace(context.pipeline.source, tables=tuple(asked["tables"]), exclude=tuple(asked["exclude"]))
+    requested = read_json(context.storage, context.layout.reload(plan.generation))
+    source = replace(context.pipeline.source, tables=tuple(requested["tables"]), exclude=tuple(requested["exclude"]))
     return replace(context.pipeline, source=source)

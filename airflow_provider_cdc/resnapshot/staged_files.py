@@ -99,22 +99,22 @@ def waiting(context: Context, plan: Plan, names: Iterable[str] | None = None) ->
     for name in _attempts(context, plan, requests(context, plan) if names is None else names):
         value = read_json(context.storage, name)
         if value is not None:  # else it has just been published
-            found = Staged.from_json(value, plan.lineage.newest)
-            if found.group not in newest or newest[found.group].attempt < found.attempt:
-                newest[found.group] = found
+            staged = Staged.from_json(value, plan.lineage.newest)
+            if staged.group not in newest or newest[staged.group].attempt < staged.attempt:
+                newest[staged.group] = staged
     return [newest[number] for number in sorted(newest)]
 
 
 def tables_waiting(context: Context, plan: Plan) -> set[int]:
     """Indexes of the tables that were read again as a whole, and wait for the stream."""
-    return {one.table for one in waiting(context, plan) if one.scope == TABLE and one.table is not None}
+    return {staged.table for staged in waiting(context, plan) if staged.scope == TABLE and staged.table is not None}
 
 
 def forget(context: Context, plan: Plan, group: int, attempt: int) -> None:
     """Remove what asks for an attempt at a group, and for older ones, to be published."""
     for name in _attempts(context, plan, requests(context, plan)):
-        number, _, found = name.rpartition("/")[2].removesuffix(".json").partition("-")
-        if int(number) == group and int(found) <= attempt:
+        number, _, attempt_number = name.rpartition("/")[2].removesuffix(".json").partition("-")
+        if int(number) == group and int(attempt_number) <= attempt:
             context.storage.delete(name)
 
 
@@ -140,5 +140,5 @@ def outcome_of(context: Context, generation: int, number: int) -> Outcome | None
 
     :param number: the reading's number.
     """
-    found = read_json(context.storage, context.layout.outcome(generation, number))
-    return None if found is None else Outcome(found["done"], found["said"])
+    stored = read_json(context.storage, context.layout.outcome(generation, number))
+    return None if stored is None else Outcome(stored["done"], stored["said"])

@@ -81,21 +81,21 @@ def stage(group: Group, attempt: int, manifests: Sequence[dict[str, Any]]) -> St
     return staged
 
 
-def unfit(group: Group, staged: Staged, lineage: Lineage, open_at: OpenAt) -> str | None:
+def unfit(group: Group, staged: Staged, timeline: Lineage, open_at: OpenAt) -> str | None:
     """Why a staged attempt at a chunk group cannot be published any more, if it cannot.
 
-    :param lineage: that of the resume point.
+    :param timeline: that of the resume point.
     :param open_at: opens a stream of the server's binlog.
     """
     plan = group.plan
     for index, target in group.tables.items():
-        now, captured = plan.tables[index], group.context.pipeline.captures(*plan.tables[index].id)
-        refused = refusal(staged, index, plan, lineage, read_numbers(plan, index, target.markers()), captured=captured)
-        if refused is not None:
-            return f"{refused.why} (table {now.label})"
-        before = plan.definitions_of(lineage)[index].at(staged.since.at)
-        if before is not None and before.fingerprint() != now.fingerprint():
-            return f"{now.label} was altered since it was read"
+        current, captured = plan.tables[index], group.context.pipeline.captures(*plan.tables[index].id)
+        rejection = refusal(staged, index, plan, timeline, read_numbers(plan, index, target.markers()), captured=captured)
+        if rejection is not None:
+            return f"{rejection.why} (table {current.label})"
+        before = plan.definitions_of(timeline)[index].at(staged.since.at)
+        if before is not None and before.fingerprint() != current.fingerprint():
+            return f"{current.label} was altered since it was read"
     with closing(connect(group.context.connect_args)) as connection:
         return gone(connection, staged.since, open_at)
 
@@ -112,43 +112,43 @@ def settle(group: Group, store: Store, staged: Staged) -> bool:
         _publish_alone(group, staged, index, manifests)
 
     def outcome() -> Outcome | None:
-        asked = any(found.group == staged.group for found in waiting(group.context, group.plan))
-        done = (group.published() or 0) >= staged.attempt  # looked at behind that: the request goes last
-        if asked and not done:
+        is_pending = any(pending_read.group == staged.group for pending_read in waiting(group.context, group.plan))
+        published = (group.published() or 0) >= staged.attempt  # looked at behind that: the request goes last
+        if is_pending and not published:
             return None
-        if older := overwritten_by_older(group.context.newest(group.plan), staged, {m["table"] for m in manifests}):
-            raise TerminalError(f"{_said(staged)}, {_lost(older)}", _whole(older))
-        return Outcome(done, "what was published stays")
+        if overwritten := overwritten_by_older(group.context.newest(group.plan), staged, {m["table"] for m in manifests}):
+            raise TerminalError(f"{_said(staged)}, {_lost(overwritten)}", _whole(overwritten))
+        return Outcome(published, "what was published stays")
 
     return is_taken(group, store, staged, outcome, _said(staged))
 
 
-def is_taken(group: Group, store: Store, staged: Staged, outcome: Callable[[], Outcome | None], said: str) -> bool:
+def is_taken(group: Group, store: Store, staged: Staged, outcome: Callable[[], Outcome | None], description: str) -> bool:
     """Wait while a stream runs that will publish what is staged.
 
     :param outcome: how it has ended, if it has.
-    :param said: what was read again, for people.
+    :param description: what was read again, for people.
     :returns: whether it is published; if not, the next stream does it.
     :raises TransientError: if the stream could not publish it.
     """
     context, plan = group.context, group.plan
     watch: Watch | None = None
-    rests = False
-    while (ended := outcome()) is None:
+    was_paused = False
+    while (result := outcome()) is None:
         run = store.current_stream(plan.pipeline)
         if run is None or run.state != "running" or died_here(run.host, run.machine, run.pid, run.pid_started):
             return False
         if watch is None or watch.epoch != run.epoch:
             watch = Watch(run.epoch)
-            context.reporter.line(f"{said}; the stream (epoch {run.epoch}) publishes it when it is at {staged.high}")
+            context.reporter.line(f"{description}; the stream (epoch {run.epoch}) publishes it when it is at {staged.high}")
         if watch.see(run, time.monotonic()) is not None:
             return False
-        if run.paused_by is not None and not rests:
+        if run.paused_by is not None and not was_paused:
             context.reporter.line(f"the stream is paused ({run.paused_by} asked for it): airflow-cdc resume")
-        rests = run.paused_by is not None
+        was_paused = run.paused_by is not None
         time.sleep(_POLL_SECONDS)
-    if not ended.done:
-        raise TransientError(f"{said}, and cannot be published: {ended.said}", "Run again: it is then read once more")
+    if not result.done:
+        raise TransientError(f"{description}, and cannot be published: {result.said}", "Run again: it is then read once more")
     return True
 
 
@@ -194,20 +194,20 @@ def publish_staged(
         return
     try:
         with moved():
-            behind = [i for i, attempt in group.markers().items() if attempt < staged.attempt]
+            tables_behind = [i for i, attempt in group.markers().items() if attempt < staged.attempt]
             # If none is, a run died when it had done it.
-            why = unfit(group, staged, applier.lineage, context.opener(slots.REPLAY)) if behind else None
-            for index in behind if why is None else ():
+            reason = unfit(group, staged, applier.lineage, context.opener(slots.REPLAY)) if tables_behind else None
+            for index in tables_behind if reason is None else ():
                 publish_table(group, staged, index, applier, job, group_markers(group, staged))
     except FencedError:
         raise
     except UNUSABLE as error:  # the stream itself has lost nothing
-        why = reason_of(error)
+        reason = reason_of(error)
     applier.hold(coverage(context, plan, applier.tables) or [])
-    if why is not None:
-        _drop(group, store, staged, why)
+    if reason is not None:
+        _drop(group, store, staged, reason)
         return
-    if behind:
+    if tables_behind:
         context.reporter.line(f"{_said(staged)}: published at {applier.at.at}")
     _note_older(group, store, staged)
     with suppress(CdcError, SQLAlchemyError):  # during an outage the request stays, and is only recorded later
@@ -227,16 +227,16 @@ def reason_of(error: Exception) -> str:
     return error.message if isinstance(error, TerminalError) else str(error)
 
 
-def overwritten_by_older(plan: Plan, staged: Staged, read: Collection[int]) -> list[str]:
+def overwritten_by_older(plan: Plan, staged: Staged, read_tables: Collection[int]) -> list[str]:
     """The tables of a chunk group that a re-snapshot has overwritten which began before the group was read again: the
     copy may lack what was read.
 
     :param plan: as it is now.
-    :param read: indexes of the tables whose rows were read.
+    :param read_tables: indexes of the tables whose rows were read.
     """
-    tables = sorted({chunk.table for chunk in plan.left if chunk.group == staged.group and chunk.table in read})
-    steps = {index: plan.rejoined_of(index) for index in tables}
-    return [plan.tables[i].label for i, step in steps.items() if step is not None and (step.group or 0) < staged.number]
+    tables = sorted({chunk.table for chunk in plan.left if chunk.group == staged.group and chunk.table in read_tables})
+    rejoins = {index: plan.rejoined_of(index) for index in tables}
+    return [plan.tables[i].label for i, rejoin in rejoins.items() if rejoin is not None and (rejoin.group or 0) < staged.number]
 
 
 def _lost(tables: Sequence[str]) -> str:
@@ -252,19 +252,19 @@ def _note_older(group: Group, store: Store, staged: Staged) -> None:
     if all(chunk.group != staged.group for chunk in group.plan.left):
         return
     try:
-        read = {m["table"] for m in group.manifest(staged.attempt)}
+        read_tables = {m["table"] for m in group.manifest(staged.attempt)}
     except UNUSABLE:
         return
-    if older := overwritten_by_older(group.plan, staged, read):
-        detail = f"{_said(staged)}, {_lost(older)}"
+    if overwritten := overwritten_by_older(group.plan, staged, read_tables):
+        detail = f"{_said(staged)}, {_lost(overwritten)}"
         with suppress(CdcError, SQLAlchemyError):  # the line says it, too
-            store.event(group.plan.pipeline, "reread_dropped", detail, remedy=_whole(older))
-        group.context.reporter.line(f"{detail}. {_whole(older)}")
+            store.event(group.plan.pipeline, "reread_dropped", detail, remedy=_whole(overwritten))
+        group.context.reporter.line(f"{detail}. {_whole(overwritten)}")
 
 
-def _drop(group: Group, store: Store, staged: Staged, why: str) -> None:
+def _drop(group: Group, store: Store, staged: Staged, reason: str) -> None:
     """Give a request up: what was published stays."""
-    detail = f"{_said(staged)}, and cannot be published: {why}; what was published stays"
+    detail = f"{_said(staged)}, and cannot be published: {reason}; what was published stays"
     with suppress(CdcError, SQLAlchemyError):  # the line says it, too
         store.event(group.plan.pipeline, "reread_dropped", detail, remedy="Clear its task to read it once more")
     forget(group.context, group.plan, staged.group, staged.attempt)
@@ -288,15 +288,15 @@ def publish_table(
         if not target.staged(file):
             raise TerminalError(f"the file {file.path} of the {target.name} is missing or damaged")
     # A run that was killed before it wrote the resume point may have left the table further than that.
-    at = max(applier.lineage.seq(applier.at.at), target.markers().get(stream_marker(plan.pipeline)) or 0)
-    files = _replayed(group, staged, index, manifests, replace(applier.at, at=applier.lineage.position(at)), job)
+    seq = max(applier.lineage.seq(applier.at.at), target.markers().get(stream_marker(plan.pipeline)) or 0)
+    files = _replayed(group, staged, index, manifests, replace(applier.at, at=applier.lineage.position(seq)), job)
     with _replaced(group, staged, index, files) as change:
 
         def decide(standing: Markers) -> Replaced | None:
             return None if all((standing.get(name) or 0) >= value for name, value in markers.items()) else change
 
         failpoint("reread.before_commit")
-        target.commit(decide, {**markers, stream_marker(plan.pipeline): at}, applier.fence)
+        target.commit(decide, {**markers, stream_marker(plan.pipeline): seq}, applier.fence)
         failpoint("reread.after_commit")
 
 
@@ -307,49 +307,49 @@ def _replayed(
     table = group.plan.tables[index]
     chunks = [c for c in group.chunks if c.table == index]
     numbers = {chunk.no: i for i, chunk in enumerate(chunks)}
-    marks = [0] * len(chunks)
+    high_seqs = [0] * len(chunks)
     for entry in manifests:
         for chunk in entry["chunks"]:
-            marks[numbers[chunk["no"]]] = job.lineage.seq(watermarks_of(chunk)[1])
+            high_seqs[numbers[chunk["no"]]] = job.lineage.seq(watermarks_of(chunk)[1])
     changes, emptied = changes_since(group, staged, index, end, job)
     if not table.key:
         (entry,) = manifests
         with found_rows(table, job.lineage):
-            return recounted(group, staged, index, DataFile(**entry["file"]), marks[0], changes, emptied)
+            return recounted(group, staged, index, DataFile(**entry["file"]), high_seqs[0], changes, emptied)
     # First reduced to the last change of each key, then what is covered (or another group's) is dropped.
     changes = last_changes(changes, table.key)
     with closing(connect(group.context.connect_args)) as connection:
-        found_in = owners(connection, table, chunks, keys_of(table, changes))
+        owner_numbers = owners(connection, table, chunks, keys_of(table, changes))
     seqs = changes[SEQ].to_pylist()
-    found = []
+    files = []
     for entry in manifests:
-        mine = {numbers[chunk["no"]] for chunk in entry["chunks"]}
-        newer = [i in mine and seq > marks[i] for i, seq in zip(found_in, seqs, strict=True)]
-        late = changes.filter(pa.array(newer, pa.bool_()))
+        chunk_positions = {numbers[chunk["no"]] for chunk in entry["chunks"]}
+        is_newer = [i in chunk_positions and seq > high_seqs[i] for i, seq in zip(owner_numbers, seqs, strict=True)]
+        newer_changes = changes.filter(pa.array(is_newer, pa.bool_()))
         file = DataFile(**entry["file"])
-        if late.num_rows or any(marks[i] < emptied for i in mine):
+        if newer_changes.num_rows or any(high_seqs[i] < emptied for i in chunk_positions):
             target = group.tables[index]
             rows = pa.concat_tables([table.sink_schema.empty_table(), *target.read_staged(file)])
-            rows = apply_changes(rows.filter(pc.greater_equal(rows[SEQ], emptied)), late, table.key)
+            rows = apply_changes(rows.filter(pc.greater_equal(rows[SEQ], emptied)), newer_changes, table.key)
             file = target.stage(place_of(group, staged), [rows])
-        found.append(file)
-    return found
+        files.append(file)
+    return files
 
 
 def recounted(
-    group: Group, staged: Staged, index: int, file: DataFile, mark: int, changes: pa.Table, emptied: int
+    group: Group, staged: Staged, index: int, file: DataFile, high_seq: int, changes: pa.Table, emptied: int
 ) -> list[DataFile]:
     """The staged file of a table without a key, after the changes behind its high watermark."""
     table = group.plan.tables[index]
-    change, since = net(after(changes, mark), [c.name for c in table.copied]), emptied if emptied > mark else 0
+    change, since = net(after(changes, high_seq), [c.name for c in table.copied]), emptied if emptied > high_seq else 0
     if not change and not since:
         return [file]
     target = group.tables[index]
-    gone = search([("", target.read_staged(file))], change, since).get("")
-    kept = () if gone is None else remaining(target.read_staged(file), gone)
-    written = portions(chain(kept, [change.added]), _PORTION_BYTES)
-    found = [target.stage(place_of(group, staged), portion) for portion in written]
-    return found if gone is not None else [file, *found]
+    removed = search([("", target.read_staged(file))], change, since).get("")
+    rows_left = () if removed is None else remaining(target.read_staged(file), removed)
+    written = portions(chain(rows_left, [change.added]), _PORTION_BYTES)
+    files = [target.stage(place_of(group, staged), portion) for portion in written]
+    return files if removed is not None else [file, *files]
 
 
 def changes_since(group: Group, staged: Staged, index: int, end: Offset, job: StreamJob) -> tuple[pa.Table, int]:
@@ -357,9 +357,9 @@ def changes_since(group: Group, staged: Staged, index: int, end: Offset, job: St
     and the ``_cdc_seq`` of that (0 if there is none).
     """
     table, start = group.plan.tables[index], staged.since
-    found, emptied = table.sink_schema.empty_table(), 0
+    changes, emptied = table.sink_schema.empty_table(), 0
     if end.at <= start.at:
-        return found, emptied
+        return changes, emptied
     # Not the reader of the batches: the next batch may be being read at this moment.
     reader = group.context.pipeline.replica(slots.REPLAY)
     name = f"reread-{group.number}-{staged.attempt}"
@@ -368,10 +368,10 @@ def changes_since(group: Group, staged: Staged, index: int, end: Offset, job: St
     for entry in manifest["tables"]:
         if entry["table"] == index:
             emptied = entry["emptied"] or 0
-            found = staging.read(table, entry["staged"])
+            changes = staging.read(table, entry["staged"])
     for number, staged_name in manifest["staged"]:
         staging.discard(group.plan.tables[number], [staged_name])
-    return found, emptied
+    return changes, emptied
 
 
 @contextmanager

@@ -20,9 +20,9 @@ def remove_superseded_steps(storage: Storage, layout: Layout, plan: Plan) -> Non
 
     :param storage: that of the sink.
     """
-    gone = [step_name(layout, plan.generation, step) for step in plan.steps if _is_superseded(plan, step)]
-    if gone:
-        storage.delete(*gone)
+    file_names = [step_name(layout, plan.generation, step) for step in plan.steps if _is_superseded(plan, step)]
+    if file_names:
+        storage.delete(*file_names)
 
 
 def remove_superseded_readings(context: Context, plan: Plan, table: int) -> None:
@@ -35,23 +35,23 @@ def remove_superseded_readings(context: Context, plan: Plan, table: int) -> None
 
     :param table: index of the table in the plan.
     """
-    taken = sorted(step.group or 0 for step in plan.steps if isinstance(step, Rejoined) and step.table == table)
-    if len(taken) < 2:
+    rejoin_numbers = sorted(step.group or 0 for step in plan.steps if isinstance(step, Rejoined) and step.table == table)
+    if len(rejoin_numbers) < 2:
         return
     storage, layout, generation = context.storage, context.layout, plan.generation
-    waits = {staged.number for staged in waiting(context, plan)}
+    pending = {staged.number for staged in waiting(context, plan)}
     for number in drawn_numbers(context, generation):
-        if number >= taken[-2] or number in waits:
+        if number >= rejoin_numbers[-2] or number in pending:
             continue
-        read = read_json(storage, layout.reading(generation, number))
+        record = read_json(storage, layout.reading(generation, number))
         # One without a manifest is not read to its end: its tasks may still be at it.
         is_over = storage.size(layout.attempt(generation, number, 1)) is not None
-        if read is not None and read["table"] == table and is_over:
+        if record is not None and record["table"] == table and is_over:
             context.sink.table(plan.tables[table]).clear_staged(f"{generation}/{number}")
             storage.clear(layout.group(generation, number))
             storage.delete(layout.reading(generation, number))
 
 
-def _is_superseded(plan: Plan, step: Step) -> bool:
+def _is_superseded(plan: Plan, amendment: Step) -> bool:
     """Whether two revisions have followed that of a step. What adds a table to the plan is needed for good."""
-    return step.revision < plan.revision(step.table) - 1 and not plan.is_addition(step)
+    return amendment.revision < plan.revision(amendment.table) - 1 and not plan.is_addition(amendment)

@@ -79,19 +79,19 @@ def suspend_as_asked(
     :raises NotReadyError: if it is suspended already, for another reason.
     :raises FencedError: if a newer epoch has taken over.
     """
-    label, step = plan.tables[index].label, plan.suspended_of(index)
-    if step is not None and step.kind != ASKED:
+    label, suspension = plan.tables[index].label, plan.suspended_of(index)
+    if suspension is not None and suspension.kind != ASKED:
         raise NotReadyError(
-            f"table {label} is suspended already, at {step.at}: {step.message}",
-            remedy_of(plan, step) or "Ask again when it is part of the stream",
+            f"table {label} is suspended already, at {suspension.at}: {suspension.message}",
+            remedy_of(plan, suspension) or "Ask again when it is part of the stream",
             table=label,
         )
-    if step is None:
+    if suspension is None:
         applier.confirm()  # what is written down is not fenced
-        step = suspended_here(context, plan, index, ASKED, f"{by} asked for it")
-        write_down(context, store, plan, [step], by=by)
+        suspension = suspended_here(context, plan, index, ASKED, f"{by} asked for it")
+        write_down(context, store, plan, [suspension], by=by)
         plan = context.need_plan()
-    return plan, f"table {label} is suspended at {step.at}: {step.message}. {remedy_of(plan, step)}"
+    return plan, f"table {label} is suspended at {suspension.at}: {suspension.message}. {remedy_of(plan, suspension)}"
 
 
 def unusable(context: Context, plan: Plan, tables: Sequence[SinkTable]) -> dict[int, TerminalError]:
@@ -101,23 +101,23 @@ def unusable(context: Context, plan: Plan, tables: Sequence[SinkTable]) -> dict[
     :param tables: sink tables in the plan's order.
     :raises TerminalError: if no table has a copy: that is a disk or a bucket, and no table's own trouble.
     """
-    found: dict[int, TerminalError] = {}
-    offset, lineage = context.stand(plan)
-    if lineage.seq(offset.at) <= plan.p0_seq:
-        return found
+    errors: dict[int, TerminalError] = {}
+    offset, timeline = context.stand(plan)
+    if timeline.seq(offset.at) <= plan.p0_seq:
+        return errors
     for index in plan.active:
         try:
             with of_table(plan.tables[index]):
                 target = tables[index]
-                there = target.exists()
-                if not there or target.markers().get(generation_fence(plan, index).name) is None:
-                    what = "is not the one that was written before" if there else "is missing"
-                    raise TerminalError(f"the {target.name} {what}", "Put it back, or start with a fresh sink.path")
+                exists = target.exists()
+                if not exists or target.markers().get(generation_fence(plan, index).name) is None:
+                    problem = "is not the one that was written before" if exists else "is missing"
+                    raise TerminalError(f"the {target.name} {problem}", "Put it back, or start with a fresh sink.path")
         except TerminalError as error:
-            found[index] = error
-    if found and len(found) == len(plan.active):
-        raise next(iter(found.values()))
-    return found
+            errors[index] = error
+    if errors and len(errors) == len(plan.active):
+        raise next(iter(errors.values()))
+    return errors
 
 
 def without(context: Context, plan: Plan, errors: Mapping[int, CdcError]) -> Plan:
@@ -129,14 +129,14 @@ def without(context: Context, plan: Plan, errors: Mapping[int, CdcError]) -> Pla
     for index, error in errors.items():
         if concerned(context, plan, error) != index:
             raise error
-    steps = [_because(context, plan, index, error) for index, error in errors.items()]
-    return plan.amended(step.to_json() for step in steps)
+    suspensions = [_because(context, plan, index, error) for index, error in errors.items()]
+    return plan.amended(step.to_json() for step in suspensions)
 
 
 def _because(context: Context, plan: Plan, index: int, error: CdcError) -> Suspended:
-    step = suspended_here(context, plan, index, kind_of(error), error.message, error.remedy)
+    suspension = suspended_here(context, plan, index, kind_of(error), error.message, error.remedy)
     dropped = isinstance(error, NotFollowedError) and bool(error.dropped)
-    return replace(step, dropped=dropped, first=error.first if isinstance(error, TerminalError) else None)
+    return replace(suspension, dropped=dropped, first=error.first if isinstance(error, TerminalError) else None)
 
 
 def suspended_here(
@@ -149,44 +149,44 @@ def suspended_here(
     schema: TableSchema | None = None,
 ) -> Suspended:
     """What suspends a table at the resume point; parameters as of :class:`Suspended`."""
-    offset, lineage = context.stand(plan)
+    offset, timeline = context.stand(plan)
     revision = 0 if schema is not None else plan.revision(index)
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    return Suspended(index, revision, lineage.seq(offset.at), str(offset.at), now, kind, message, remedy, schema)
+    return Suspended(index, revision, timeline.seq(offset.at), str(offset.at), now, kind, message, remedy, schema)
 
 
 def write_down(
-    context: Context, store: Store, plan: Plan, steps: Iterable[Suspended], *, by: str | None = None
+    context: Context, store: Store, plan: Plan, suspensions: Iterable[Suspended], *, by: str | None = None
 ) -> None:
     """Write down that tables are suspended, and tell people. The epoch's fence is raised.
 
     :param plan: the plan, with or without these steps.
     :param by: who wants that, if somebody does.
     """
-    for step in steps:
-        name = context.layout.suspension(plan.generation, step.table, step.revision)
+    for suspension in suspensions:
+        name = context.layout.suspension(plan.generation, suspension.table, suspension.revision)
         failpoint("suspend.before_write")
-        write_json_once(context.storage, name, step.to_json())
+        write_json_once(context.storage, name, suspension.to_json())
         failpoint("suspend.after_write")
-        label = plan.tables[step.table].label
-        said = f"table {label} is suspended at {step.at}: {step.message}"
-        if step.kind == REMOVED:
-            said = f"table {label} was removed from the pipeline: its copy stays as it was at {step.at}"
-        context.reporter.line(f"{said}. {remedy_of(plan, step)}".removesuffix(". "))
+        label = plan.tables[suspension.table].label
+        message = f"table {label} is suspended at {suspension.at}: {suspension.message}"
+        if suspension.kind == REMOVED:
+            message = f"table {label} was removed from the pipeline: its copy stays as it was at {suspension.at}"
+        context.reporter.line(f"{message}. {remedy_of(plan, suspension)}".removesuffix(". "))
         with suppress(CdcError, SQLAlchemyError):  # this is for people
-            kind = "table_removed" if step.kind == REMOVED else "table_suspended"
-            store.event(plan.pipeline, kind, said, table=label, remedy=remedy_of(plan, step), by=by)
+            kind = "table_removed" if suspension.kind == REMOVED else "table_suspended"
+            store.event(plan.pipeline, kind, message, table=label, remedy=remedy_of(plan, suspension), by=by)
 
 
-def remedy_of(plan: Plan, step: Suspended) -> str:
+def remedy_of(plan: Plan, suspension: Suspended) -> str:
     """What to do about a suspended table; nothing about one that comes and goes."""
-    if step.kind in (ADDED, REMOVED):
+    if suspension.kind in (ADDED, REMOVED):
         return ""
-    label = plan.tables[step.table].label
-    if step.kind == ASKED:
+    label = plan.tables[suspension.table].label
+    if suspension.kind == ASKED:
         return f"To let it go on: airflow-cdc resume --table {label}"
-    if step.first:
-        return f"{step.first}, then read it again: airflow-cdc resnapshot --table {label}"
+    if suspension.first:
+        return f"{suspension.first}, then read it again: airflow-cdc resnapshot --table {label}"
     return f"Read it again: airflow-cdc resnapshot --table {label}"
 
 
@@ -211,8 +211,8 @@ def gone(context: Context, plan: Plan) -> set[int]:
     if not suspects:
         return set()
     with closing(connect(context.connect_args)) as connection:
-        there = {listed[:2] for listed in find_tables(connection, context.pipeline.captures)}
-    return {index for index in suspects if plan.tables[index].id not in there}
+        existing = {listed[:2] for listed in find_tables(connection, context.pipeline.captures)}
+    return {index for index in suspects if plan.tables[index].id not in existing}
 
 
 def known_to_be_gone(context: Context, plan: Plan) -> set[int]:
@@ -225,12 +225,12 @@ def known_to_be_gone(context: Context, plan: Plan) -> set[int]:
 
 def told(context: Context, plan: Plan) -> list[str]:
     """A line for each table that is missed."""
-    left = known_to_be_gone(context, plan)
+    missing = known_to_be_gone(context, plan)
     lines = []
-    for step in missed(context, plan):
-        since = f"table {plan.tables[step.table].label} is suspended since {step.since}, at {step.at}: {step.message}"
-        what = "The source does not have it any more" if step.table in left else remedy_of(plan, step)
-        lines.append(f"{since}. {what}".removesuffix(". "))
+    for suspension in missed(context, plan):
+        since = f"table {plan.tables[suspension.table].label} is suspended since {suspension.since}, at {suspension.at}: {suspension.message}"
+        remedy = "The source does not have it any more" if suspension.table in missing else remedy_of(plan, suspension)
+        lines.append(f"{since}. {remedy}".removesuffix(". "))
     return lines
 
 
@@ -240,21 +240,21 @@ def check_none_suspended(context: Context, plan: Plan) -> None:
 
     :raises TableSuspendedError: naming them.
     """
-    left = known_to_be_gone(context, plan)  # nothing can be done about those
-    found = [step for step in missed(context, plan) if step.table not in left and step.kind != ASKED]
-    if not found and not plan.active and not suspended_as_asked(context, plan):
+    missing = known_to_be_gone(context, plan)  # nothing can be done about those
+    suspensions = [step for step in missed(context, plan) if step.table not in missing and step.kind != ASKED]
+    if not suspensions and not plan.active and not suspended_as_asked(context, plan):
         raise NotReadyError(
             f"pipeline {plan.pipeline} copies no table any more: no pattern of source.tables matches one",
             "Correct source.tables and source.exclude",
         )
-    if not found or (plan.active and not context.pipeline.stream.fail_on_suspended):
+    if not suspensions or (plan.active and not context.pipeline.stream.fail_on_suspended):
         return
-    first = found[0]
+    first = suspensions[0]
     label = plan.tables[first.table].label
-    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    more = f" (and {len(suspensions) - 1} more)" if len(suspensions) > 1 else ""
     raise TableSuspendedError(
         f"the stream went on without table {label}{more}, suspended since {first.since} at {first.at}: {first.message}",
         remedy_of(plan, first) or "Look in the log for why it could not be read, and run again",
-        table=label if len(found) == 1 else None,
-        suspended=len(found),
+        table=label if len(suspensions) == 1 else None,
+        suspended=len(suspensions),
     )

@@ -91,12 +91,12 @@ def index_of(context: Context, plan: Plan, label: str) -> int:
 
 
 def read_table(
-    context: Context, index: int, run: Runner, *, asked: bool = False, by_request: RequestRow | None = None
+    context: Context, index: int, run: Runner, *, requested_by_user: bool = False, by_request: RequestRow | None = None
 ) -> tuple[Group, Staged]:
     """Read a table again, and ask the stream to exchange its rows.
 
     :param index: index of the table in the plan.
-    :param asked: whether somebody has asked for it, and takes columns of other types for granted.
+    :param requested_by_user: whether somebody has asked for it, and takes columns of other types for granted.
     :param by_request: the request by which somebody has, if it was by one.
     :returns: what was read, and what asks for it.
     :raises NotReadyError: if the table cannot be copied, or the sink cannot exchange it.
@@ -105,13 +105,13 @@ def read_table(
     label = context.need_plan().tables[index].label
     for feature in (Feature.REREAD, Feature.ALTER):
         context.need(feature, f"table {label} is to be read again")
-    for last in (*[False] * (_TRIES - 1), True):
+    for is_last in (*[False] * (_TRIES - 1), True):
         try:
-            return _read(context, context.need_plan(), index, run, asked, by_request)
+            return _read(context, context.need_plan(), index, run, requested_by_user, by_request)
         except CdcError as error:
             if not altered_meanwhile(error):
                 raise
-            if last:
+            if is_last:
                 raise TransientError(error.message, "Run again when the table is not altered any more") from error
             context.reporter.line(f"{error.message}: {label} is read once more")
     raise AssertionError("unreachable")
@@ -123,43 +123,43 @@ def altered_meanwhile(error: CdcError) -> bool:
 
 
 def _read(
-    context: Context, plan: Plan, index: int, run: Runner, asked: bool, by_request: RequestRow | None
+    context: Context, plan: Plan, index: int, run: Runner, requested_by_user: bool, by_request: RequestRow | None
 ) -> tuple[Group, Staged]:
     """Plan the table by itself, read it, and ask for it to be exchanged."""
     index_of(context, plan, plan.tables[index].label)
     generation_fence(plan, index, plan.revision(index) + 1)  # there is a next revision
-    _, lineage = context.stand(plan)
+    _, timeline = context.stand(plan)
     open_at = context.opener(slots.PLAN)
     with closing(connect(context.connect_args)) as connection:
         since, schema, chunks = plan_again(
             connection,
             plan.tables[index],
             index,
-            lineage.server,
+            timeline.server,
             keeps=context.pipeline.keeps,
             cut=lambda connection, table: plan_table(connection, index, table, context.pipeline.snapshot.chunk_rows),
             open_at=open_at,
         )
-    schema = _shaped(context, plan, index, schema, asked)
+    schema = _shaped(context, plan, index, schema, requested_by_user)
     context.sink.table(schema)  # what it cannot have is refused before anything is read
     context.pipeline.sink.deletions.of(schema)
-    if (lost := loss_of(context, plan, index, schema)) is not None:
-        raise lost
-    begun = Rejoined(index, plan.revision(index) + 1, lineage.seq(since.at), schema)
-    made = replace(plan, steps=(*plan.steps, begun))
-    return read_aside(context, plan, made, TABLE, index, chunks, since, lineage, run, by_request)
+    if (loss := loss_of(context, plan, index, schema)) is not None:
+        raise loss
+    rejoin = Rejoined(index, plan.revision(index) + 1, timeline.seq(since.at), schema)
+    reading_plan = replace(plan, steps=(*plan.steps, rejoin))
+    return read_aside(context, plan, reading_plan, TABLE, index, chunks, since, timeline, run, by_request)
 
 
-def _shaped(context: Context, plan: Plan, index: int, found: TableSchema, asked: bool) -> TableSchema:
+def _shaped(context: Context, plan: Plan, index: int, current: TableSchema, requested_by_user: bool) -> TableSchema:
     """The definition with the columns that the copy is to have.
 
     :raises NotReadyError: if the pipeline's ``stream.schema_changes`` does not allow it.
     """
-    step, before = plan.suspended_of(index), plan.tables[index]
-    if step is not None and step.kind == ADDED:  # there is no copy yet
-        return found
+    suspension, before = plan.suspended_of(index), plan.tables[index]
+    if suspension is not None and suspension.kind == ADDED:  # there is no copy yet
+        return current
     try:
-        return context.policy.shaped(before, found, read_again=True, asked=asked)
+        return context.policy.shaped(before, current, read_again=True, asked=requested_by_user)
     except NotFollowed as error:
         raise NotReadyError(
             f"{before.label}: {error}", f"To take it over: airflow-cdc resnapshot --table {before.label}"

@@ -55,12 +55,12 @@ class Rereading:
     """Reads suspended tables again. A context manager, which ends it.
 
     :param store: gets an event when a table is left to people.
-    :param run: runs the slices of a table that is not small.
+    :param runner: runs the slices of a table that is not small.
     :param inbox: what people want of the stream. Nothing is begun while it is paused.
     """
 
-    def __init__(self, context: Context, store: Store, run: Runner, inbox: Inbox) -> None:
-        self._context, self._store, self.run, self._inbox = context, store, run, inbox
+    def __init__(self, context: Context, store: Store, runner: Runner, inbox: Inbox) -> None:
+        self._context, self._store, self.run, self._inbox = context, store, runner, inbox
         self._requests: dict[int, RequestRow] = {}
         self._to_serve: list[int] = []
         self._served: Counter[int] = Counter()
@@ -101,33 +101,33 @@ class Rereading:
         What a run before this one has read for the request is not read again: that waits, and the stream takes it in.
         Only the stream's driver calls this, so nothing is taken in between the look and the note.
         """
-        read = waiting(self._context, self._context.need_plan())
+        pending = waiting(self._context, self._context.need_plan())
         with self._lock:
             self._requests[index] = request
-            if all(found.request != request.id for found in read):
+            if all(staged.request != request.id for staged in pending):
                 self._to_serve.append(index)
 
     def wanted(self, plan: Plan) -> None:
         """Read again what is suspended, if that is for the stream to do."""
-        for step in missed(self._context, plan):
-            if self._reads(step) or is_to_go(self._context, plan, step):
-                self._want(step.table)
+        for suspension in missed(self._context, plan):
+            if self._reads(suspension) or is_to_go(self._context, plan, suspension):
+                self._want(suspension.table)
 
-    def _reads(self, step: Suspended) -> bool:
-        auto = self._context.pipeline.stream.reread == "auto"
-        return step.kind in (ADDED, REMOVED) or (auto and step.kind == NotFollowedError.__name__)
+    def _reads(self, suspension: Suspended) -> bool:
+        is_automatic = self._context.pipeline.stream.reread == "auto"
+        return suspension.kind in (ADDED, REMOVED) or (is_automatic and suspension.kind == NotFollowedError.__name__)
 
     def created(self) -> list[TableSchema]:
         """Tables that have been created since the last time, and are to be added."""
         with self._lock:
-            found, self._created = self._created, []
-        return found
+            tables, self._created = self._created, []
+        return tables
 
     def dropped(self) -> list[int]:
         """Tables that were dropped, are not there any more, and whose copies are to be emptied, or were."""
         with self._lock:
-            found, self._dropped = self._dropped, []
-        return found
+            indexes, self._dropped = self._dropped, []
+        return indexes
 
     def done(self, index: int) -> None:
         """Hear that a table has rejoined, or that its copy was emptied: no failure before counts any more."""
@@ -136,44 +136,44 @@ class Rereading:
             self._failures.pop(index, None)
             self._left.discard(index)
 
-    def ended(self, index: int, request: int, exchange: Exchange) -> None:
+    def ended(self, index: int, request: int, result: Exchange) -> None:
         """Hear what has become of what was read for a request: rows of no use any more are read once more."""
-        known = index in self._requests and self._requests[index].id == request
-        if known and not exchange.done and exchange.again and self._served[request] < _TRIES:
+        is_known = index in self._requests and self._requests[index].id == request
+        if is_known and not result.done and result.again and self._served[request] < _TRIES:
             with self._lock:
                 self._to_serve.append(index)
-        elif known or exchange.done:  # else this run does not know of it yet, and reads it then
-            self._inbox.end(request, "done" if exchange.done else "refused", exchange.said)
+        elif is_known or result.done:  # else this run does not know of it yet, and reads it then
+            self._inbox.end(request, "done" if result.done else "refused", result.said)
             self._served.pop(request, None)
             with self._lock:
-                self._requests.pop(index if known else -1, None)
+                self._requests.pop(index if is_known else -1, None)
 
-    def failed(self, index: int, label: str, why: str) -> None:
+    def failed(self, index: int, label: str, reason: str) -> None:
         """Hear that a table could not be read, or that what was read of it is of no use any more: it is read again,
         unless that has failed too often in a row.
 
-        :param label: the table, and ``why``: what was in the way; for people.
+        :param label: the table, and ``reason``: what was in the way; for people.
         """
         with self._lock:
             if index not in self._pending:
                 return
             self._failures[index] += 1
-            again = self._failures[index] < _TRIES
-            if again:
+            can_retry = self._failures[index] < _TRIES
+            if can_retry:
                 self._pending.discard(index)
-        if again:
+        if can_retry:
             self._want(index)
         else:
-            self._leave(index, label, f"that has failed {_TRIES} times in a row, the last time since {why}")
+            self._leave(index, label, f"that has failed {_TRIES} times in a row, the last time since {reason}")
 
-    def _leave(self, index: int, label: str, why: str) -> None:
+    def _leave(self, index: int, label: str, reason: str) -> None:
         """Leave a table to people, and tell them."""
-        said = f"{label} is not read again by the stream: {why}"
-        self._context.reporter.line(said)
+        message = f"{label} is not read again by the stream: {reason}"
+        self._context.reporter.line(message)
         if index not in self._left:
             with suppress(CdcError, SQLAlchemyError):  # the line says it, too
                 remedy = f"Read it again: airflow-cdc resnapshot --table {label}"
-                self._store.event(self._context.pipeline.name, "reread_given_up", said, table=label, remedy=remedy)
+                self._store.event(self._context.pipeline.name, "reread_given_up", message, table=label, remedy=remedy)
         with self._lock:
             self._left.add(index)
             self._pending.discard(index)
@@ -191,11 +191,11 @@ class Rereading:
                 continue
             with self._lock:
                 index = self._wanted.pop(0) if self._wanted else None
-                asked = self._to_serve.pop(0) if index is None and self._to_serve else None
+                requested = self._to_serve.pop(0) if index is None and self._to_serve else None
             if index is not None:
                 self._read(index)
-            elif asked is not None:
-                self._serve(asked)
+            elif requested is not None:
+                self._serve(requested)
             elif time.monotonic() > self._looked + _CATALOG_SECONDS:
                 self._look()
                 self._looked = time.monotonic()
@@ -205,25 +205,25 @@ class Rereading:
         context = self._context
         try:
             plan = context.need_plan()
-            found = list(newcomers(context, plan))
-            back = self._gone - gone(context, plan) if self._gone else set()
-            back &= {step.table for step in missed(context, plan)}  # not what somebody has read again meanwhile
+            new_tables = list(newcomers(context, plan))
+            returned = self._gone - gone(context, plan) if self._gone else set()
+            returned &= {step.table for step in missed(context, plan)}  # not what somebody has read again meanwhile
         except Exception as error:  # an outage; and Spark, or the process, may be ending
             if not self._over.is_set():
                 context.reporter.line(f"tables that were created could not be looked for: {error}")
             return
-        self._gone -= back
-        for index in back:
+        self._gone -= returned
+        for index in returned:
             self._want(index)
-        for refused in (one for one in found if isinstance(one, NotReadyError)):
-            said = f"table {refused.table} cannot be added: {refused}"
-            if said not in self._said:
-                self._said.add(said)
-                context.reporter.line(said)
-        tables = {one.id: one for one in found if isinstance(one, TableSchema)}
+        for refused in (one for one in new_tables if isinstance(one, NotReadyError)):
+            message = f"table {refused.table} cannot be added: {refused}"
+            if message not in self._said:
+                self._said.add(message)
+                context.reporter.line(message)
+        tables = {one.id: one for one in new_tables if isinstance(one, TableSchema)}
         with self._lock:
-            waiting = {table.id for table in self._created}
-            self._created += [t for name, t in tables.items() if name in self._seen and name not in waiting]
+            already_created = {table.id for table in self._created}
+            self._created += [t for name, t in tables.items() if name in self._seen and name not in already_created]
         self._seen = set(tables)
 
     def _read(self, index: int) -> None:
@@ -233,32 +233,32 @@ class Rereading:
         try:
             plan = context.need_plan()
             label = plan.tables[index].label
-            if any(found.scope == TABLE and found.table == index for found in waiting(context, plan)):
+            if any(staged.scope == TABLE and staged.table == index for staged in waiting(context, plan)):
                 return  # somebody has read it already
-            step = plan.suspended_of(index)
-            if self._is_gone(plan, index, step):
+            suspension = plan.suspended_of(index)
+            if self._is_gone(plan, index, suspension):
                 return
-            if step is None:  # it has rejoined meanwhile
+            if suspension is None:  # it has rejoined meanwhile
                 self.done(index)
                 return
-            if not self._reads(step):
+            if not self._reads(suspension):
                 self._drop(index)
                 return
             size = self._size(plan, index)
-            most = context.pipeline.stream.reread_max_bytes
-            if size <= most or step.kind in (ADDED, REMOVED):  # those somebody has asked for
+            max_bytes = context.pipeline.stream.reread_max_bytes
+            if size <= max_bytes or suspension.kind in (ADDED, REMOVED):  # those somebody has asked for
                 read_table(context, index, self._runner(size))
                 return
-            why = f"it has {size:,} bytes, and stream.reread_max_bytes is {most:,}"
+            reason = f"it has {size:,} bytes, and stream.reread_max_bytes is {max_bytes:,}"
         except Exception as error:  # whatever it is: it must not end the thread, and Spark may be ending
             if self._over.is_set():
                 return
-            why = str(error) if isinstance(error, CdcError) else f"{type(error).__name__}: {error}"
+            reason = str(error) if isinstance(error, CdcError) else f"{type(error).__name__}: {error}"
             if isinstance(error, TransientError) and not self._over.wait(_PAUSE_SECONDS):
-                context.reporter.line(f"{label} could not be read again: {why}")
-                self.failed(index, label, why)
+                context.reporter.line(f"{label} could not be read again: {reason}")
+                self.failed(index, label, reason)
                 return
-        self._leave(index, label, why)
+        self._leave(index, label, reason)
 
     def _serve(self, index: int) -> None:
         """Read what somebody wants to be read; the request ends where that is not possible."""
@@ -277,17 +277,17 @@ class Rereading:
         except Exception as error:  # as in _read: the next run takes the request up, if this one is ending
             if self._over.is_set():
                 return
-            why = str(error) if isinstance(error, CdcError) else f"{type(error).__name__}: {error}"
-            again = isinstance(error, TransientError) and self._served[request.id] < _TRIES
+            reason = str(error) if isinstance(error, CdcError) else f"{type(error).__name__}: {error}"
+            can_retry = isinstance(error, TransientError) and self._served[request.id] < _TRIES
         what = f"{request.table} cannot be read again as {request.by} wants it"
-        if again:
-            context.reporter.line(f"{what}, which is tried once more: {why}")
+        if can_retry:
+            context.reporter.line(f"{what}, which is tried once more: {reason}")
             if not self._over.wait(_PAUSE_SECONDS):
                 with self._lock:
                     self._to_serve.append(index)
             return
-        context.reporter.line(f"{what}: {why}")
-        self._inbox.end(request.id, "refused", why)
+        context.reporter.line(f"{what}: {reason}")
+        self._inbox.end(request.id, "refused", reason)
         with self._lock:
             self._requests.pop(index, None)
 
@@ -299,21 +299,21 @@ class Rereading:
     def _runner(self, size: int) -> Runner:
         return run_in_threads if size <= _SMALL_BYTES else self.run
 
-    def _is_gone(self, plan: Plan, index: int, step: Suspended | None) -> bool:
+    def _is_gone(self, plan: Plan, index: int, suspension: Suspended | None) -> bool:
         """Whether the source does not have a table any more. What becomes of its copy then is seen to."""
         context, label = self._context, plan.tables[index].label
         if index not in gone(context, plan):
             return False
-        goes = is_to_go(context, plan, step)
-        if not goes or is_emptied(context, plan, index):
-            stays = "was emptied" if goes else "stays as it was"
+        empties_copy = is_to_go(context, plan, suspension)
+        if not empties_copy or is_emptied(context, plan, index):
+            stays = "was emptied" if empties_copy else "stays as it was"
             context.reporter.line(f"{label} is gone from the source: its copy {stays}")
         elif self._over.wait(max(0.0, self._asked[index] + _GONE_SECONDS - time.monotonic())):
             return True
         elif index not in gone(context, plan):
             return False
         self._gone.add(index)
-        if goes:
+        if empties_copy:
             with self._lock:
                 self._dropped.append(index)
         else:

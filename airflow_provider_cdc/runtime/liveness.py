@@ -35,26 +35,26 @@ class Heart:
     :param epoch: the run.
     :param details: what else the bookkeeping knows of it, in case that it loses it.
     :param stop: set when somebody wants it to stop.
-    :param moved: whether it has got further since the last beat.
-    :param lease: seconds for which it continues without a task that supervises it; ``None``: for ever. Time in which
+    :param has_progressed: whether it has got further since the last beat.
+    :param lease_seconds: seconds for which it continues without a task that supervises it; ``None``: for ever. Time in which
         the bookkeeping could not be queried does not count: the task could not write to it either.
-    :param hear: gets what people want of the stream, with each beat.
+    :param on_reply: gets what people want of the stream, with each beat.
     """
 
     def __init__(
         self,
-        store: Store,
+        state_database: Store,
         pipeline: str,
         epoch: int,
         details: Mapping[str, Any],
         stop: threading.Event,
-        moved: Callable[[], bool],
-        lease: float | None = None,
-        hear: Callable[[Beat], None] = lambda _: None,
+        has_progressed: Callable[[], bool],
+        lease_seconds: float | None = None,
+        on_reply: Callable[[Beat], None] = lambda _: None,
     ) -> None:
-        self._hear = hear
-        self._store, self._pipeline, self._epoch, self._details = store, pipeline, epoch, details
-        self._stop, self._moved, self._lease = stop, moved, lease
+        self._hear = on_reply
+        self._store, self._pipeline, self._epoch, self._details = state_database, pipeline, epoch, details
+        self._stop, self._moved, self._lease = stop, has_progressed, lease_seconds
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
@@ -68,22 +68,22 @@ class Heart:
     def _beat(self) -> None:
         from sqlalchemy.exc import SQLAlchemyError
 
-        looks = self._looks()
+        lease_monitor = self._looks()
         while True:
-            beat, row, began = None, None, time.monotonic()
+            reply, row, started = None, None, time.monotonic()
             with suppress(CdcError, SQLAlchemyError):  # an outage does not stop the stream; the next beat tries again
-                beat = self._store.heartbeat(self._pipeline, self._epoch, self._moved())
-                row = None if beat is None else beat.run
+                reply = self._store.heartbeat(self._pipeline, self._epoch, self._moved())
+                row = None if reply is None else reply.run
                 if row is None:  # the bookkeeping was lost and made anew
                     self._store.restore_epoch(self._pipeline, self._epoch, *whoami(), self._details)
-            if beat is not None:
+            if reply is not None:
                 with suppress(CdcError, SQLAlchemyError):
-                    self._hear(beat)
-            if row is None or time.monotonic() - began > HEARTBEAT_SECONDS:
-                looks = self._looks()  # the tasks have waited for the bookkeeping, too
+                    self._hear(reply)
+            if row is None or time.monotonic() - started > HEARTBEAT_SECONDS:
+                lease_monitor = self._looks()  # the tasks have waited for the bookkeeping, too
             if row is not None and row.desired_state == "stop":
                 self._stop.set()
-            elif row is not None and looks and looks.see((row.supervised_at,), time.monotonic()) is False:
+            elif row is not None and lease_monitor and lease_monitor.see((row.supervised_at,), time.monotonic()) is False:
                 self._stop.set()
                 with suppress(CdcError, SQLAlchemyError):
                     by = f"its lease: no task has supervised it for {self._lease:g} s"
@@ -102,18 +102,18 @@ class Watcher:
     def __init__(self) -> None:
         self._pulse = Pulse(LOST_SECONDS)
 
-    def lives(self, run: StreamRow | None) -> bool | None:
+    def lives(self, epoch_row: StreamRow | None) -> bool | None:
         """Look once.
 
-        :param run: the newest run of the stream.
+        :param epoch_row: the newest run of the stream.
         :returns: whether it is going on; ``None`` if it takes more looks to tell.
         """
         # Of one that died on this host there is no need to wait until its heartbeat has stood still for long.
-        if run is None or run.state != "running" or died_here(run.host, run.machine, run.pid, run.pid_started):
+        if epoch_row is None or epoch_row.state != "running" or died_here(epoch_row.host, epoch_row.machine, epoch_row.pid, epoch_row.pid_started):
             return False
-        return self._pulse.see((run.epoch, run.heartbeat_at), time.monotonic())
+        return self._pulse.see((epoch_row.epoch, epoch_row.heartbeat_at), time.monotonic())
 
-    def look(self, store: Store, pipeline: str) -> tuple[StreamRow | None, bool | None]:
+    def look(self, state_database: Store, pipeline: str) -> tuple[StreamRow | None, bool | None]:
         """Look once into the bookkeeping.
 
         :returns: the newest run, and what :meth:`lives` says of it.
@@ -121,44 +121,44 @@ class Watcher:
             proves nothing then, and what was seen before is forgotten.
         """
         try:
-            run = store.seen(pipeline)
+            epoch_row = state_database.seen(pipeline)
         except CdcError:
             self._pulse = Pulse(LOST_SECONDS)
             raise
-        return run, self.lives(run)
+        return epoch_row, self.lives(epoch_row)
 
-    def watch(self, store: Store, pipeline: str) -> tuple[StreamRow | None, bool]:
+    def watch(self, state_database: Store, pipeline: str) -> tuple[StreamRow | None, bool]:
         """Look for as long as it takes: of a stream that lives a heartbeat, of one that was lost elsewhere much more.
 
         :returns: the newest run, and whether it is going on.
         :raises TransientError: as :meth:`look`.
         """
         while True:
-            run, lives = self.look(store, pipeline)
-            if lives is not None:
-                return run, lives
+            epoch_row, alive = self.look(state_database, pipeline)
+            if alive is not None:
+                return epoch_row, alive
             time.sleep(_POLL_SECONDS)
 
-    def refuse(self, store: Store, pipeline: str) -> None:
+    def refuse(self, state_database: Store, pipeline: str) -> None:
         """Refuse to start beside a run that is alive.
 
         :raises AlreadyRunningError: naming it.
         """
-        run, lives = self.watch(store, pipeline)
-        if run is not None and lives:
-            raise _running(run)
+        epoch_row, alive = self.watch(state_database, pipeline)
+        if epoch_row is not None and alive:
+            raise _running(epoch_row)
 
-    def confirm(self, run: StreamRow | None) -> None:
+    def confirm(self, epoch_row: StreamRow | None) -> None:
         """Refuse to take over, in the transaction that does so, any run that is not still as it was when it was over.
 
         :raises AlreadyRunningError: naming it.
         """
-        if run is not None and self.lives(run) is not False:
-            raise _running(run)
+        if epoch_row is not None and self.lives(epoch_row) is not False:
+            raise _running(epoch_row)
 
 
-def _running(run: StreamRow) -> AlreadyRunningError:
+def _running(epoch_row: StreamRow) -> AlreadyRunningError:
     return AlreadyRunningError(
-        f"a stream of {run.pipeline} is running (epoch {run.epoch}, process {run.pid} on {run.host})",
+        f"a stream of {epoch_row.pipeline} is running (epoch {epoch_row.epoch}, process {epoch_row.pid} on {epoch_row.host})",
         "Stop it with `airflow-cdc stop`, and run this again when it has ended",
     )

@@ -22,11 +22,11 @@ from airflow_provider_cdc.system.failpoints import failpoint
 class Inbox:
     """The requests to one run of the stream, and whether it is to pause.
 
-    :param details: what the bookkeeping knows of the run, in case that it loses it: told whether it is paused.
+    :param epoch_details: what the bookkeeping knows of the run, in case that it loses it: told whether it is paused.
     """
 
-    def __init__(self, store: Store, details: dict[str, str | None]) -> None:
-        self._store, self._details = store, details
+    def __init__(self, state_database: Store, epoch_details: dict[str, str | None]) -> None:
+        self._store, self._details = state_database, epoch_details
         self._lock = threading.Lock()
         self._known: set[int] = set()
         self._taken: list[RequestRow] = []
@@ -44,18 +44,18 @@ class Inbox:
         """Whether there is something that the driver has not heard of yet."""
         return bool(self._taken)
 
-    def hear(self, beat: Beat) -> None:
+    def hear(self, reply: Beat) -> None:
         """Hear what is wanted now, and take requests up; the heartbeat calls it.
 
         :raises TransientError: if the bookkeeping is away; what was not taken up is heard again.
         """
-        run = beat.run
-        self.paused_by = (run.paused_by or "") if run.desired_state == "pause" else None
+        epoch_row = reply.run
+        self.paused_by = (epoch_row.paused_by or "") if epoch_row.desired_state == "pause" else None
         for name in paused_by(""):
             self._details.pop(name, None)
         self._details.update({} if self.paused_by is None else paused_by(self.paused_by))
         self._write()
-        for request in beat.requests:
+        for request in reply.requests:
             if request.id in self._known or (self.paused and request.kind == REREAD):  # which reads
                 continue
             if request.state == "open" and not self._store.take_request(request.id):
@@ -68,10 +68,10 @@ class Inbox:
     def take(self) -> list[RequestRow]:
         """What was taken up since the last call, the oldest first."""
         with self._lock:
-            found, self._taken = self._taken, []
-        return found
+            new_requests, self._taken = self._taken, []
+        return new_requests
 
-    def end(self, id: int, state: str, outcome: str) -> None:
+    def end(self, request_id: int, state: str, outcome: str) -> None:
         """Write down what has become of a request; later, if the bookkeeping is away.
 
         :param state: ``done`` or ``refused``.
@@ -79,15 +79,15 @@ class Inbox:
         """
         failpoint("request.before_end")
         with self._lock:
-            self._known.add(id)
-            self._ended[id] = state, outcome
+            self._known.add(request_id)
+            self._ended[request_id] = state, outcome
         with suppress(CdcError, SQLAlchemyError):
             self._write()
 
     def _write(self) -> None:
         with self._lock:
-            ended = dict(self._ended)
-        for id, (state, outcome) in ended.items():
-            self._store.end_request(id, state, outcome)
+            outcomes = dict(self._ended)
+        for request_id, (state, outcome) in outcomes.items():
+            self._store.end_request(request_id, state, outcome)
             with self._lock:
-                self._ended.pop(id, None)
+                self._ended.pop(request_id, None)

@@ -82,18 +82,18 @@ class Context:
         cls,
         pipeline: Pipeline,
         reporter: Reporter | None = None,
-        find: Callable[[str], Connection] = resolve,
+        find_connection: Callable[[str], Connection] = resolve,
     ) -> Context:
         """Resolve the connections of a pipeline.
 
-        :param find: finds a connection by its id; by default in the environment.
+        :param find_connection: finds a connection by its id; by default in the environment.
         :raises NotReadyError: if one is missing or of the wrong kind.
         """
-        args = mysql_args(find(pipeline.source.conn_id))
-        url = database_url(find(pipeline.state.conn_id)) if pipeline.state.conn_id else None
+        args = mysql_args(find_connection(pipeline.source.conn_id))
+        url = database_url(find_connection(pipeline.state.conn_id)) if pipeline.state.conn_id else None
         spark = pipeline.spark
-        master, conf = spark_settings(find(spark.conn_id)) if spark.conn_id else (spark.master or "local[2]", {})
-        access = access_of(find(pipeline.sink.conn_id)) if pipeline.sink.conn_id else None
+        master, conf = spark_settings(find_connection(spark.conn_id)) if spark.conn_id else (spark.master or "local[2]", {})
+        access = access_of(find_connection(pipeline.sink.conn_id)) if pipeline.sink.conn_id else None
         if access is not None:
             access.check_for(pipeline.sink.path)
         return cls(pipeline, args, url, reporter or Quiet(), (master, {**conf, **spark.conf}), access=access)
@@ -120,15 +120,15 @@ class Context:
         access = {"access": self.access} if self.access is not None else {}
         return open_sink(settings.kind, settings.path, self.pipeline.name, **settings.settings, **access)
 
-    def need(self, feature: Feature, what: str) -> None:
+    def need(self, feature: Feature, needed_by: str) -> None:
         """Refuse what the sink does not support.
 
-        :param what: what needs the feature.
+        :param needed_by: what needs the feature.
         :raises NotReadyError: if the sink does not have it.
         """
         if feature not in self.sink.supports:
             raise NotReadyError(
-                f"{what}: a sink of kind {self.pipeline.sink.kind} does not support {feature}",
+                f"{needed_by}: a sink of kind {self.pipeline.sink.kind} does not support {feature}",
                 "Use another sink.kind, or leave out what needs this",
             )
 
@@ -151,26 +151,26 @@ class Context:
 
         :raises NotReadyError: if the pipeline copies other columns of its tables than it was planned with.
         """
-        found = read_plan(self.storage, self.layout)
-        if found is None:
+        stored_plan = read_plan(self.storage, self.layout)
+        if stored_plan is None:
             return None
-        plan = found.with_zero_dates(self.pipeline.source.zero_dates)
+        plan = stored_plan.with_zero_dates(self.pipeline.source.zero_dates)
         if plan.patterns[2:] != tuple(self.pipeline.source.patterns.values())[2:]:
-            other = self.other_columns(plan)
-            if other and self.sink.resume_point().stand() is None:
+            changed_columns = self.other_columns(plan)
+            if changed_columns and self.sink.resume_point().stand() is None:
                 raise NotReadyError(
-                    next(iter(other.values())),
+                    next(iter(changed_columns.values())),
                     "Before the stream has begun nothing reads a table again: undo the change until then, or start "
                     "with a fresh sink.path",
                 )
         paths = self.pipeline.sink.table_paths
-        for name, is_, was in (
+        for name, configured, planned in (
             ("table_path", paths.template, plan.table_path),
             ("lower_case", paths.lower_case, plan.lower_case),
         ):
-            if is_ != was:
+            if configured != planned:
                 raise NotReadyError(
-                    f"sink.{name} of {plan.pipeline} changed since its snapshot (it was {was})",
+                    f"sink.{name} of {plan.pipeline} changed since its snapshot (it was {planned})",
                     "The tables would not be found: undo the change, or start with a fresh sink.path",
                 )
         if plan.start != self.pipeline.stream.start:
@@ -191,21 +191,21 @@ class Context:
         """Tables whose copies have other columns than the lists of the pipeline say, by index, and what differs. A
         stream reads them again.
         """
-        found = {}
+        changed = {}
         for index in plan.active:
             table = plan.tables[index]
             if not self.pipeline.captures(*table.id):
                 continue
             for column in table.columns:
-                left_out = not self.pipeline.keeps(*table.id, column.name)
+                is_excluded = not self.pipeline.keeps(*table.id, column.name)
                 if column.name in (*table.key, *table.ignored) or column.hidden:
                     continue
-                if left_out != (column.name in table.left_out):
-                    found[index] = (
-                        f"the lists of columns in source leave {'' if left_out else 'no more '}out {column.name} of "
-                        f"{table.label}, which {'has' if left_out else 'lacks'} it in its copy"
+                if is_excluded != (column.name in table.left_out):
+                    changed[index] = (
+                        f"the lists of columns in source leave {'' if is_excluded else 'no more '}out {column.name} of "
+                        f"{table.label}, which {'has' if is_excluded else 'lacks'} it in its copy"
                     )
-        return found
+        return changed
 
     def stand(self, plan: Plan) -> tuple[Offset, Lineage]:
         """The resume point and its lineage, by which everything is numbered now; P0 before the first batch."""
@@ -214,11 +214,11 @@ class Context:
     def newest(self, plan: Plan) -> Plan:
         """The plan as it is now: itself, unless a table was planned again, or a DDL followed, since it was read."""
         layout, generation = self.layout, plan.generation
-        known = {step_name(layout, generation, step) for step in plan.steps}
+        known_files = {step_name(layout, generation, step) for step in plan.steps}
         for table in range(len(plan.definitions)):
-            known |= {layout.amendment(generation, table, number + 1) for number in range(plan.revision(table))}
+            known_files |= {layout.amendment(generation, table, number + 1) for number in range(plan.revision(table))}
         # Fewer are there when some were removed that nothing goes by any more.
-        return plan if known.issuperset(amendments_of(self.storage, layout, generation)) else self.need_plan()
+        return plan if known_files.issuperset(amendments_of(self.storage, layout, generation)) else self.need_plan()
 
     def need_plan(self) -> Plan:
         """The plan in the sink.
@@ -244,7 +244,7 @@ class Context:
         """Plan from the source as it is now; nothing is written."""
         pipeline, settings = self.pipeline, self.pipeline.snapshot
         open_at = self.opener(slots.PLAN)
-        wanted: dict[str, Any] = {
+        plan_options: dict[str, Any] = {
             "patterns": tuple(pipeline.source.patterns.values()),
             "keeps": pipeline.keeps,
             "generation": generation,
@@ -253,10 +253,10 @@ class Context:
         with closing(connect(self.connect_args)) as connection:
             if pipeline.stream.start != SNAPSHOT:
                 start = pipeline.stream.start
-                plan = plan_from(connection, pipeline.name, pipeline.captures, start=start, **wanted)
+                plan = plan_from(connection, pipeline.name, pipeline.captures, start=start, **plan_options)
             else:
-                wanted |= {"chunk_rows": settings.chunk_rows, "group_rows": settings.group_rows}
-                plan = make_plan(connection, pipeline.name, pipeline.captures, **wanted)
+                plan_options |= {"chunk_rows": settings.chunk_rows, "group_rows": settings.group_rows}
+                plan = make_plan(connection, pipeline.name, pipeline.captures, **plan_options)
             paths = pipeline.sink.table_paths
             paths.check(table.id for table in plan.tables)
             for table in plan.tables:
@@ -264,11 +264,11 @@ class Context:
             plan = replace(plan, table_path=paths.template, lower_case=paths.lower_case)
             return replace(plan, p0=with_beginning(plan.p0, open_at))
 
-    def ensure_plan(self, store: Store) -> Plan:
+    def ensure_plan(self, state_database: Store) -> Plan:
         """The plan in the sink, made now if there is none; mirrored into the bookkeeping if that has lost it."""
         plan = self.load_plan()
         if plan is None:
-            newest = store.snapshot(self.pipeline.name)
+            newest = state_database.snapshot(self.pipeline.name)
             plan = self.new_plan(1 if newest is None else newest.generation + 1)
             for table in plan.tables:
                 if not table.key:
@@ -276,12 +276,12 @@ class Context:
             self._refuse_lost_plan(plan)
             self.storage.make_private(self.layout.private)  # it holds bounds of keys
             if not write_json_once(self.storage, self.layout.plan, plan.to_json()):
-                return self.ensure_plan(store)  # another process was faster: its plan counts
-            made = f"{len(plan.chunks)} chunks in {len(plan.groups())} groups"
-            made = made if plan.start == SNAPSHOT else f"no snapshot, start at {start_text(plan.start)}"
-            self.reporter.line(f"planned {len(plan.tables)} tables: {made}, P0 at {plan.p0.at}")
+                return self.ensure_plan(state_database)  # another process was faster: its plan counts
+            summary = f"{len(plan.chunks)} chunks in {len(plan.groups())} groups"
+            summary = summary if plan.start == SNAPSHOT else f"no snapshot, start at {start_text(plan.start)}"
+            self.reporter.line(f"planned {len(plan.tables)} tables: {summary}, P0 at {plan.p0.at}")
             failpoint("plan.after_write")
-        record_plan(store, plan, self.pipeline.snapshot.chunk_rows)
+        record_plan(state_database, plan, self.pipeline.snapshot.chunk_rows)
         return plan
 
     def _refuse_lost_plan(self, plan: Plan) -> None:
@@ -299,17 +299,17 @@ class Context:
                 )
 
 
-def record_plan(store: Store, plan: Plan, chunk_rows: int) -> bool:
+def record_plan(state_database: Store, plan: Plan, chunk_rows: int) -> bool:
     """Mirror a plan into the bookkeeping.
 
     :returns: whether it was not there before.
     """
-    store.register(plan.pipeline, plan.p0.server)
-    if store.plan(plan.pipeline, plan.generation) is not None:
+    state_database.register(plan.pipeline, plan.p0.server)
+    if state_database.plan(plan.pipeline, plan.generation) is not None:
         return False
     names = [list(t.id) for t in plan.tables]
     per_table = Counter(c.table for c in plan.chunks)
-    store.write_plan(
+    state_database.write_plan(
         plan.pipeline,
         plan.generation,
         {"p0": plan.p0.to_json(), "lineage": plan.lineage.to_json()},
@@ -339,8 +339,8 @@ def record_plan(store: Store, plan: Plan, chunk_rows: int) -> bool:
             for c in plan.chunks
         ),
     )
-    lineage = plan.lineage
+    timeline = plan.lineage
     from airflow_provider_cdc.state import Segment
 
-    store.set_lineage(plan.pipeline, [Segment(lineage.server, lineage.start_file, plan.p0.at.position, lineage.base)])
+    state_database.set_lineage(plan.pipeline, [Segment(timeline.server, timeline.start_file, plan.p0.at.position, timeline.base)])
     return True

@@ -25,22 +25,22 @@ _DETAIL = re.compile(r"(\S+) has run since ([^\s,;]+)")
 _SLACK = timedelta(seconds=3)
 
 
-def note_restart(context: Context, store: Store) -> None:
+def note_restart(context: Context, state_database: Store) -> None:
     """Note since when the server has run, if that is not what was noted last. Nothing depends on it."""
     with suppress(CdcError, SQLAlchemyError), closing(connect(context.connect_args)) as connection:
         server, clock = identity(connection), server_time(connection)
-        up = float(pairs(connection, "SHOW GLOBAL STATUS LIKE 'Uptime'")["Uptime"])
+        uptime = float(pairs(connection, "SHOW GLOBAL STATUS LIKE 'Uptime'")["Uptime"])
         names = ", ".join(f"'{name}'" for name in DURABLE)
-        found = pairs(connection, f"SHOW GLOBAL VARIABLES WHERE variable_name IN ({names})")
-        since = datetime.fromtimestamp(round(clock - up), UTC)
-        said, name = f"{server} has run since {since.isoformat()}", context.pipeline.name
-        last = next((m for event in store.events(name, 1, _KINDS) if (m := _DETAIL.match(event.detail))), None)
-        if last is None or last[1] != server:
-            store.event(name, "server", said)
-        elif abs(datetime.fromisoformat(last[2]) - since) > _SLACK:
-            said += f", and before since {last[2]}: it was restarted"
-            if weak := [f"{name}={found[name]}" for name in DURABLE if found[name] != "1"]:
-                said += f" with {', '.join(weak)}; if it crashed, it may lack what the copy holds"
-            said += "; `airflow-cdc verify` compares them"
-            store.event(name, "restart", said, remedy="`airflow-cdc verify` compares source and copy")
-            context.reporter.line(said)
+        variables = pairs(connection, f"SHOW GLOBAL VARIABLES WHERE variable_name IN ({names})")
+        since = datetime.fromtimestamp(round(clock - uptime), UTC)
+        detail, name = f"{server} has run since {since.isoformat()}", context.pipeline.name
+        previous = next((m for event in state_database.events(name, 1, _KINDS) if (m := _DETAIL.match(event.detail))), None)
+        if previous is None or previous[1] != server:
+            state_database.event(name, "server", detail)
+        elif abs(datetime.fromisoformat(previous[2]) - since) > _SLACK:
+            detail += f", and before since {previous[2]}: it was restarted"
+            if unsafe_settings := [f"{name}={variables[name]}" for name in DURABLE if variables[name] != "1"]:
+                detail += f" with {', '.join(unsafe_settings)}; if it crashed, it may lack what the copy holds"
+            detail += "; `airflow-cdc verify` compares them"
+            state_database.event(name, "restart", detail, remedy="`airflow-cdc verify` compares source and copy")
+            context.reporter.line(detail)

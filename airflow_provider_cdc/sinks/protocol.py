@@ -189,7 +189,7 @@ class SinkTable(Fenced, Protocol):
         :raises TransientError: if the commit cannot be made now; where that is not known, it may have been made.
         """
 
-    def alter(self, before: TableSchema, markers: Mapping[str, int], fence: Fence) -> bool:
+    def alter(self, old_table: TableSchema, markers: Mapping[str, int], fence: Fence) -> bool:
         """Give the table the columns of its definition, and write markers, in one commit (:attr:`Feature.ALTER`).
 
         Columns may be new, wherever they stand: they are NULL in all rows that are there. Slices that were staged
@@ -199,23 +199,23 @@ class SinkTable(Fenced, Protocol):
         refused with a :class:`~airflow_provider_cdc.model.errors.TerminalError`. Markers, and a fence that is raised,
         are the same for all.
 
-        :param before: the definition whose columns the table has.
+        :param old_table: the definition whose columns the table has.
         :param markers: (name -> value) to write in the same commit; if all of them stand already, at these values or
             higher ones, nothing happens, whatever columns there are.
         :param fence: checked, and written, in the same commit.
         :returns: whether something was committed; ``True`` only if it is known to stand.
         :raises FencedError: if a writer with a larger fence value has been here.
-        :raises TerminalError: if the table has not the columns of ``before``, or it takes more than new columns.
+        :raises TerminalError: if the table has not the columns of ``old_table``, or it takes more than new columns.
         :raises TransientError: as for :meth:`commit`.
         """
 
     def exchange(
-        self, slices: Sequence[DataFile], markers: Mapping[str, int], fence: Fence, *, kept_to: int | None = None
+        self, slices: Sequence[DataFile], markers: Mapping[str, int], fence: Fence, *, keep_deleted_to: int | None = None
     ) -> bool:
         """Put slices in the place of all rows, and give the table the columns of its definition, whatever it had, also
         another key, in one commit (:attr:`Feature.REREAD` and :attr:`Feature.ALTER`).
 
-        All rows go, whoever has written them, unless ``kept_to`` is given and ``sink.deletes`` is not ``hard``. Then
+        All rows go, whoever has written them, unless ``keep_deleted_to`` is given and ``sink.deletes`` is not ``hard``. Then
         those stay whose keys the slices do not have: the source has deleted them. Where that is marked, all of them
         are marked; those that were not keep their ``_cdc_seq``. Columns that are new are NULL in them.
 
@@ -227,7 +227,7 @@ class SinkTable(Fenced, Protocol):
         :param markers: (name -> value) to write in the same commit; if all of them stand already, at these values or
             higher ones, nothing happens, whatever slices there are.
         :param fence: checked, and written, in the same commit.
-        :param kept_to: ``_cdc_seq`` of the place that the slices are of. Rows of the table with a higher one come
+        :param keep_deleted_to: ``_cdc_seq`` of the place that the slices are of. Rows of the table with a higher one come
             again, and go. What :meth:`loss` tells of cannot be asked for.
         :returns: whether something was committed; ``True`` only if it is known to stand.
         :raises FencedError: if a writer with a larger fence value has been here.
@@ -236,11 +236,11 @@ class SinkTable(Fenced, Protocol):
         :raises TransientError: as for :meth:`commit`.
         """
 
-    def loss(self, before: TableSchema, slices: Sequence[DataFile] | None = None) -> Loss | None:
+    def loss(self, old_table: TableSchema, slices: Sequence[DataFile] | None = None) -> Loss | None:
         """What :meth:`exchange` could not keep of the rows that ``sink.deletes`` keeps, since the definition is
         another; ``None`` if it can keep all of them, there are none, or there is no table.
 
-        :param before: the definition whose columns the table has.
+        :param old_table: the definition whose columns the table has.
         :param slices: what is to take the place of the rows; ``None`` before that is read: then only such rows count
             as are known to be deleted, or might be.
         """
@@ -253,12 +253,12 @@ class SinkTable(Fenced, Protocol):
         :raises CdcError: if that is not possible now.
         """
 
-    def stage(self, place: str, rows: Iterable[pa.Table]) -> DataFile:
+    def stage(self, staging_path: str, rows: Iterable[pa.Table]) -> DataFile:
         """Write rows that become part of the table when they are published. Called in tasks.
 
         Where, and in which format, is up to the sink; the :class:`DataFile` that comes back says where.
 
-        :param place: ``generation/group/attempt/name``, another one each time.
+        :param staging_path: ``generation/group/attempt/name``, another one each time.
         :param rows: in the sink's schema, in order of the key. No more than one of them need be held at a time.
         """
 
@@ -271,12 +271,12 @@ class SinkTable(Fenced, Protocol):
     def discard(self, file: DataFile) -> None:
         """Remove what was staged and is not published."""
 
-    def clear_staged(self, place: str) -> None:
+    def clear_staged(self, staging_folder: str) -> None:
         """Remove all that was staged below a place, and is not part of the table (:attr:`Feature.REREAD`).
 
         What was part of it until recently may stay for readers of old versions; :meth:`tidy` removes it.
 
-        :param place: ``generation/group``.
+        :param staging_folder: ``generation/group``.
         """
 
 
@@ -305,10 +305,10 @@ class Compactable(Protocol):
         :param purge: whether to leave neither dead rows nor small files, whatever it costs.
         """
 
-    def compacted(self, done: Sequence[tuple[Any, Sequence[DataFile]]]) -> int:
+    def compacted(self, results: Sequence[tuple[Any, Sequence[DataFile]]]) -> int:
         """Put what compactions have written into the place of what they have read.
 
-        :param done: compactions, and what each has returned.
+        :param results: compactions, and what each has returned.
         :returns: how many of them stand; at the others somebody was faster, and they have changed nothing.
         """
 
@@ -373,26 +373,26 @@ class ChangeWriter(Protocol):
 class Staging(Protocol):
     """Changes of batches, from the tasks that decode them to the driver that applies them."""
 
-    def writer(self, table: TableSchema, name: str) -> ChangeWriter:
+    def writer(self, table: TableSchema, range_name: str) -> ChangeWriter:
         """Begin to write. Called in tasks.
 
-        :param name: ``epoch-<number>/name``, another one for each table of each piece, and of each attempt at it.
+        :param range_name: ``epoch-<number>/name``, another one for each table of each piece, and of each attempt at it.
         """
 
-    def read(self, table: TableSchema, names: Sequence[str]) -> pa.Table:
+    def read(self, table: TableSchema, range_names: Sequence[str]) -> pa.Table:
         """The changes of some pieces, in this order, in the sink's schema."""
 
-    def changes(self, table: TableSchema, names: Sequence[str]) -> pa.Table:
+    def changes(self, table: TableSchema, range_names: Sequence[str]) -> pa.Table:
         """The same to be applied, with at least the columns of the key and those of the project.
 
         Whatever other columns it has travel along, and what its schema says: what comes back in :class:`Upserted` are
         rows of this. Those that do not come back do not count.
         """
 
-    def applied(self, table: TableSchema, names: Iterable[str]) -> None:
+    def applied(self, table: TableSchema, range_names: Iterable[str]) -> None:
         """Remove of what has been applied what is not needed any more. It may have become part of the table."""
 
-    def discard(self, table: TableSchema, names: Iterable[str]) -> None:
+    def discard(self, table: TableSchema, range_names: Iterable[str]) -> None:
         """Remove what is not to be applied."""
 
     def clear(self, tables: Iterable[TableSchema], epoch: int) -> None:
@@ -423,7 +423,7 @@ class ResumePoint(Fenced, Protocol):
     def stand(self) -> tuple[Offset, Lineage] | None:
         """The same with the lineage of its server."""
 
-    def write(self, offset: Offset, lineage: Lineage, fence: Fence) -> None:
+    def write(self, offset: Offset, timeline: Lineage, fence: Fence) -> None:
         """Replace the resume point.
 
         :raises FencedError: if a newer epoch has taken over.

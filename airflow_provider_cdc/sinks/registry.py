@@ -23,8 +23,8 @@ def open_sink(kind: str, path: str, pipeline: str, **settings: Any) -> Sink:
     :raises NotReadyError: if this kind does not have such settings.
     """
     module, _, name = KINDS[kind].partition(":")
-    made = getattr(import_module(module), name)
-    if unknown := sorted(settings.keys() - inspect.signature(made).parameters.keys()):
+    sink_class = getattr(import_module(module), name)
+    if unknown := sorted(settings.keys() - inspect.signature(sink_class).parameters.keys()):
         raise NotReadyError(f"a sink of kind {kind} has no setting {', '.join(unknown)}", "Leave it out")
-    found: Sink = made(path, pipeline, **settings)
-    return found
+    sink: Sink = sink_class(path, pipeline, **settings)
+    return sink

@@ -27,7 +27,7 @@ def hashed(rows: pa.Table, columns: Sequence[str], secret: Any) -> tuple[Any, An
     :param secret: two words (uint64).
     :returns: two arrays of uint64, one value a row.
     """
-    parts = [_hashed(rows.slice(at, _ROWS), columns, secret) for at in range(0, rows.num_rows, _ROWS)]
+    parts = [_hashed(rows.slice(start, _ROWS), columns, secret) for start in range(0, rows.num_rows, _ROWS)]
     if not parts:
         return np.empty(0, np.uint64), np.empty(0, np.uint64)
     first, second = zip(*parts, strict=True)

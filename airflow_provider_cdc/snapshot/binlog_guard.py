@@ -82,8 +82,8 @@ class PurgeWatch:
             and self._oldest not in files
             and (began := self._began(context, files[0])) is not None
         ):
-            seen = configured.seen(clock, began)
-            self._early += [seen.observed] if seen.observed is not None else []
+            observed = configured.seen(clock, began)
+            self._early += [observed.observed] if observed.observed is not None else []
         self._oldest = files[0]
         # Somebody may purge by hand, once. What happens again is how this server is run.
         self.retention = Retention(configured.expire, min(self._early) if len(self._early) > 1 else None)
@@ -99,8 +99,8 @@ class PurgeWatch:
 
     def kept(self) -> str:
         """How long the server keeps its binlogs, for people."""
-        seen = self.retention.observed is not None and self.retention.observed == self.retention.kept
-        return kept_text(self.retention.kept) + (", as was seen" if seen else "")
+        is_observed = self.retention.observed is not None and self.retention.observed == self.retention.kept
+        return kept_text(self.retention.kept) + (", as was seen" if is_observed else "")
 
 
 @dataclass(frozen=True)
@@ -124,8 +124,8 @@ class Forecast:
         return verdict(self.purge_in, self.seconds)
 
     def __str__(self) -> str:
-        kept = "for ever" if self.purge_in is None else f"for {duration(self.purge_in)}"
-        return f"about {self.rows:,} rows, {duration(self.seconds)} at a cautious guess; the binlog is kept {kept}"
+        retention = "for ever" if self.purge_in is None else f"for {duration(self.purge_in)}"
+        return f"about {self.rows:,} rows, {duration(self.seconds)} at a cautious guess; the binlog is kept {retention}"
 
 
 def forecast(
@@ -137,8 +137,8 @@ def forecast(
     :param plan: the plan that stands, if one does: the binlog it begins with is what counts then.
     :raises TerminalError: if that binlog is gone.
     """
-    settings, found = context.pipeline.snapshot, table_sizes(connection, tables)
-    count, size = sum(n for n, _ in found), sum(n for _, n in found)
+    settings, sizes = context.pipeline.snapshot, table_sizes(connection, tables)
+    count, size = sum(n for n, _ in sizes), sum(n for _, n in sizes)
     seconds = estimate(count, size, settings.parallelism, settings.max_rows_per_second, settings.max_bytes_per_second)
     if plan is None:
         return Forecast(count, size, seconds, expire_seconds(connection))
@@ -170,9 +170,9 @@ class RetentionGuard:
 
     def __init__(self, context: Context, store: Store, plan: Plan, group: int, notes: Notes) -> None:
         self._context, self._store, self._plan, self._notes = context, store, plan, notes
-        known = (context.storage.location(), plan.pipeline, plan.p0.at)
+        state_key = (context.storage.location(), plan.pipeline, plan.p0.at)
         fresh = _Memory(PurgeWatch(plan.p0, slots.guard(group)))
-        self._memory = _memories.setdefault(known, fresh)
+        self._memory = _memories.setdefault(state_key, fresh)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=carried(self._loop), name="retention-guard", daemon=True)
 
@@ -193,31 +193,31 @@ class RetentionGuard:
 
         :raises TerminalError: if the snapshot cannot be done in time, or the binlog is gone already.
         """
-        memory = self._memory
+        state = self._memory
         try:
-            purge_in = memory.watch.look(self._context)
+            seconds_left = state.watch.look(self._context)
         except TerminalError as error:
             raise TerminalError(f"{error.message}; so far: {self._progress()[0]}", error.remedy) from None
         except (TransientError, NotReadyError):
             return  # the readers find out by themselves
-        if purge_in is None or time.monotonic() - memory.estimated < LOOK_SECONDS / 2:
+        if seconds_left is None or time.monotonic() - state.estimated < LOOK_SECONDS / 2:
             return
-        memory.estimated = time.monotonic()
+        state.estimated = time.monotonic()
         progress, eta = self._progress()
-        found = verdict(purge_in, eta)
-        if eta is None or found == "fine":
+        urgency = verdict(seconds_left, eta)
+        if eta is None or urgency == "fine":
             return
         file = self._plan.p0.at.file
-        said = (
+        message = (
             f"the snapshot needs about {duration(eta)} more, and binlog file {file}, with which the stream has to "
-            f"begin, may be removed in {duration(purge_in)} (binlogs are kept {memory.watch.kept()}); "
+            f"begin, may be removed in {duration(seconds_left)} (binlogs are kept {state.watch.kept()}); "
             f"so far: {progress}"
         )
-        if found == "lost":
-            raise TerminalError(said, f"{_KEEP}, or read faster (snapshot.parallelism, its limits), then run again")
-        if not memory.warned:
-            memory.warned = True
-            self._context.reporter.line(f"warning: {said}. {_KEEP}")
+        if urgency == "lost":
+            raise TerminalError(message, f"{_KEEP}, or read faster (snapshot.parallelism, its limits), then run again")
+        if not state.warned:
+            state.warned = True
+            self._context.reporter.line(f"warning: {message}. {_KEEP}")
 
     def _progress(self) -> tuple[ChunkProgress, float | None]:
         """How far the snapshot is, and seconds that it still takes at least; ``None`` while nobody can say."""
@@ -232,8 +232,8 @@ class RetentionGuard:
             return progress, None
         # Chunks of files that are not finished may have been read: they count as done.
         readers = self._context.pipeline.snapshot.parallelism * sum(row.state == "running" for row, _ in groups)
-        left = progress.chunks_total - progress.chunks_done
-        return progress, progress.ahead(min(left, readers * CHUNKS_PER_FILE)).eta_seconds
+        chunks_left = progress.chunks_total - progress.chunks_done
+        return progress, progress.ahead(min(chunks_left, readers * CHUNKS_PER_FILE)).eta_seconds
 
     def _loop(self) -> None:
         while not self._stop.wait(LOOK_SECONDS):

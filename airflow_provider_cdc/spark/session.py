@@ -115,20 +115,20 @@ def _own_folders(setting: str | None) -> None:
     """
     if os.environ.get("SPARK_LOCAL_DIRS") in _made:
         return  # the JVM of this process has them
-    given = os.environ.get("SPARK_LOCAL_DIRS") or setting or tempfile.gettempdir()
-    made, failed = [], []
-    for parent in given.split(","):
+    parents = os.environ.get("SPARK_LOCAL_DIRS") or setting or tempfile.gettempdir()
+    folders, failed = [], []
+    for parent in parents.split(","):
         try:
             Path(parent).mkdir(parents=True, exist_ok=True)
-            made.append(str(_folders.enter_context(scratch(parent))))
+            folders.append(str(_folders.enter_context(scratch(parent))))
         except OSError as error:
             failed.append(f"{parent}: {error.strerror}")
-    if not made:
+    if not folders:
         raise NotReadyError(
             f"Spark has no folder for its temporary files: {', '.join(failed)}",
             "Set SPARK_LOCAL_DIRS (or spark.local.dir in spark.conf, or TMPDIR) to a writable folder",
         )
-    os.environ["SPARK_LOCAL_DIRS"] = ",".join(made)
+    os.environ["SPARK_LOCAL_DIRS"] = ",".join(folders)
     _made.add(os.environ["SPARK_LOCAL_DIRS"])
 
 
@@ -159,43 +159,43 @@ def _settings(name: str, master: str, conf: Mapping[str, str], ui: bool) -> dict
 def _not_started(master: str, error: Exception) -> CdcError:
     text = str(error)
     if is_local(master):
-        found = of_spark(error)
-        return TerminalError(found.message, found.remedy) if isinstance(found, UnexpectedError) else found
+        cdc_error = of_spark(error)
+        return TerminalError(cdc_error.message, cdc_error.remedy) if isinstance(cdc_error, UnexpectedError) else cdc_error
     if "spark.authenticate.secret" in text:
         return NotReadyError("spark.authenticate is on, but Spark has no spark.authenticate.secret", SECRET_PLACE)
     # The text of the second is about the session, which was stopped while it was being made.
-    told = "it does not answer, or does not take the application" if "stopped SparkContext" in text else _told(text)
+    reason = "it does not answer, or does not take the application" if "stopped SparkContext" in text else _told(text)
     return TransientError(
-        f"Spark did not start at {master}: {told}",
+        f"Spark did not start at {master}: {reason}",
         "Check that this master runs, can be reached, and has the same settings of spark.authenticate",
     )
 
 
 @contextmanager
-def told_of_waiting(spark: SparkSession, tell: Callable[[str], None]) -> Iterator[None]:
+def told_of_waiting(spark: SparkSession, report_line: Callable[[str], None]) -> Iterator[None]:
     """Say so if Spark waits for executors: its own log, where it says that, is not shown.
 
-    :param tell: gets one line, after half a minute in which a job has had no task, and once more every ten minutes.
+    :param report_line: gets one line, after half a minute in which a job has had no task, and once more every ten minutes.
     """
-    over, master = threading.Event(), str(spark.sparkContext.master)
+    ended, master = threading.Event(), str(spark.sparkContext.master)
     tracker = spark.sparkContext.statusTracker()
 
     def idle() -> bool:
         stages = [job.stageIds for number in tracker.getActiveJobsIds() if (job := tracker.getJobInfo(number))]
-        found = [stage for ids in stages for one in ids if (stage := tracker.getStageInfo(one))]
-        return bool(found) and not any(stage.numActiveTasks or stage.numCompletedTasks for stage in found)
+        stage_infos = [stage for ids in stages for stage_id in ids if (stage := tracker.getStageInfo(stage_id))]
+        return bool(stage_infos) and not any(stage.numActiveTasks or stage.numCompletedTasks for stage in stage_infos)
 
     def watch() -> None:
-        since, said = time.monotonic(), -math.inf
-        while not over.wait(1):
+        last_busy, last_warned = time.monotonic(), -math.inf
+        while not ended.wait(1):
             with suppress(Exception):  # a session that is ending
                 now = time.monotonic()
                 if not idle():
-                    since = now
-                elif now - since > _WAITING_SECONDS and now - said > _SAID_SECONDS:
-                    said = now
-                    tell(
-                        f"Spark at {master} has begun no task for {now - since:.0f} s: it waits for an executor, so "
+                    last_busy = now
+                elif now - last_busy > _WAITING_SECONDS and now - last_warned > _SAID_SECONDS:
+                    last_warned = now
+                    report_line(
+                        f"Spark at {master} has begun no task for {now - last_busy:.0f} s: it waits for an executor, so "
                         "for cores or memory of the cluster (spark.cores.max, spark.executor.memory in spark.conf)"
                     )
 
@@ -205,7 +205,7 @@ def told_of_waiting(spark: SparkSession, tell: Callable[[str], None]) -> Iterato
     try:
         yield
     finally:
-        over.set()
+        ended.set()
 
 
 def ui_address(spark: SparkSession) -> str | None:
@@ -235,9 +235,9 @@ def of_spark(error: BaseException) -> CdcError:
     they are worth a few more tries.
     """
     text = str(error)
-    own = unpack(text)
-    if own is not None:
-        return own
+    project_error = unpack(text)
+    if project_error is not None:
+        return project_error
     if "Python worker failed to connect back" in text:
         return SlowWorkerError(
             "a Python worker of Spark was not up within the 10 s that Spark gives it",

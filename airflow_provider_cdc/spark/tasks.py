@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def run_tasks(spark: SparkSession, work: Sequence[Any], do: Callable[[Any], bytes], at_once: int) -> list[bytes]:
+def run_tasks(spark: SparkSession, items: Sequence[Any], run_item: Callable[[Any], bytes], max_tasks: int) -> list[bytes]:
     """Run pieces of work in Spark's workers.
 
-    :param do: does one of them; it travels with the task.
-    :param at_once: no more tasks than this.
+    :param run_item: does one of them; it travels with the task.
+    :param max_tasks: no more tasks than this.
     :returns: what was returned for each, in the order of the work.
     :raises CdcError: what a task has raised.
     """
-    parcel = PickleEnvelope()
-    rows = [(number, parcel.pack(one)) for number, one in enumerate(work)]
+    envelope = PickleEnvelope()
+    rows = [(number, envelope.pack(item)) for number, item in enumerate(items)]
 
     def task(batches: Iterable[Any]) -> Iterator[Any]:
         import pyarrow as pa
@@ -30,13 +30,13 @@ def run_tasks(spark: SparkSession, work: Sequence[Any], do: Callable[[Any], byte
         for batch in batches:
             for number, packed in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                 try:
-                    done = do(parcel.unpack(packed))
+                    result = run_item(envelope.unpack(packed))
                 except CdcError as error:
                     raise RuntimeError(pack(error)) from None
-                yield pa.RecordBatch.from_pydict({"number": [number], "done": [done]})
+                yield pa.RecordBatch.from_pydict({"number": [number], "done": [result]})
 
-    frame = spark.createDataFrame(rows, "number long, work binary").repartition(max(1, min(len(work), at_once)))
+    frame = spark.createDataFrame(rows, "number long, work binary").repartition(max(1, min(len(items), max_tasks)))
     with spark_errors():
         collected = frame.mapInArrow(task, "number long, done binary").collect()
-    found = {row["number"]: bytes(row["done"]) for row in collected}
-    return [found[number] for number in range(len(work))]
+    results = {row["number"]: bytes(row["done"]) for row in collected}
+    return [results[number] for number in range(len(items))]

@@ -33,12 +33,12 @@ class AlertStore(Database):
 
     def alert_told(self, pipeline: str, kind: str, subject: str) -> None:
         """Note that somebody was told."""
-        this = AlertRow.pipeline == pipeline, AlertRow.kind == kind, AlertRow.subject == subject
+        is_alert = AlertRow.pipeline == pipeline, AlertRow.kind == kind, AlertRow.subject == subject
         with self._write() as session:
-            changed(session, update(AlertRow).where(*this).values(told_at=now()))
+            changed(session, update(AlertRow).where(*is_alert).values(told_at=now()))
 
     def clear_alert(self, pipeline: str, kind: str, subject: str) -> None:
         """Note that a trouble is over."""
-        this = AlertRow.pipeline == pipeline, AlertRow.kind == kind, AlertRow.subject == subject
+        is_alert = AlertRow.pipeline == pipeline, AlertRow.kind == kind, AlertRow.subject == subject
         with self._write() as session:
-            changed(session, delete(AlertRow).where(*this))
+            changed(session, delete(AlertRow).where(*is_alert))

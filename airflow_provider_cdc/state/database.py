@@ -68,9 +68,9 @@ class Database:
                 raise NotReadyError(message, "Give a writable file; a file that is removed is created again") from None
             if not isinstance(error, _OUTAGES):
                 raise
-            if said := next(filter(_UNPROVEN.search, str(error.orig).splitlines()), ""):
+            if identity_error := next(filter(_UNPROVEN.search, str(error.orig).splitlines()), ""):
                 raise NotReadyError(
-                    f"bookkeeping database {database.label}: {said.strip()}",
+                    f"bookkeeping database {database.label}: {identity_error.strip()}",
                     "Let the server prove its identity: TLS, and sslrootcert for the authority that signed its "
                     "certificate. sslmode=require disables the check; if the network to it is safe, use "
                     "sslmode=disable",
@@ -94,17 +94,17 @@ class Database:
     def _set_up(self, migrate: bool, create: bool) -> None:
         """Compare the version of the tables with the one of this package; migrate if asked to."""
         with self._engine.connect() as connection:
-            found = _version(connection)
-        if found == HEAD:
+            revision = _version(connection)
+        if revision == HEAD:
             return
         from airflow_provider_cdc.state.migrate import revisions, upgrade
 
-        if found is not None and found not in revisions():
-            message = f"bookkeeping database {self.label} was made by a newer version ({found})"
+        if revision is not None and revision not in revisions():
+            message = f"bookkeeping database {self.label} was made by a newer version ({revision})"
             raise NotReadyError(message, "Upgrade airflow-provider-cdc")
-        if not migrate or (found is None and not create):
-            what = "is not set up" if found is None else f"is of an older version ({found})"
-            message = f"bookkeeping database {self.label} {what}"
+        if not migrate or (revision is None and not create):
+            problem = "is not set up" if revision is None else f"is of an older version ({revision})"
+            message = f"bookkeeping database {self.label} {problem}"
             raise NotReadyError(message, "Run `airflow-cdc snapshot`, `airflow-cdc run` or `airflow-cdc status` first")
         with _patient(self._engine.url) as connection:
             # One migration at a time: the second finds nothing left to do. SQLite has its write lock already.

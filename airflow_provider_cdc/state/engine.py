@@ -16,10 +16,10 @@ BUSY_SECONDS = 30
 _KEEPALIVE = {"keepalives_idle": 15, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 30_000}
 
 
-def make_engine(url: URL, *, patient: bool = False) -> Engine:
+def make_engine(url: URL, *, for_migration: bool = False) -> Engine:
     """Make an engine. Nothing is connected yet.
 
-    :param patient: a statement may take as long as it likes: for migrations.
+    :param for_migration: a statement may take as long as it likes: for migrations.
     """
     kind = url.get_backend_name()
     connect: dict[str, Any] = {}
@@ -30,16 +30,16 @@ def make_engine(url: URL, *, patient: bool = False) -> Engine:
         return engine
     if kind == "postgresql":
         # What the connection itself says counts. No statement_timeout: poolers refuse "options".
-        wanted = {"connect_timeout": CONNECT_SECONDS, **_KEEPALIVE}
-        connect = {name: value for name, value in wanted.items() if name not in url.query}
-    elif not patient:
+        options = {"connect_timeout": CONNECT_SECONDS, **_KEEPALIVE}
+        connect = {name: value for name, value in options.items() if name not in url.query}
+    elif not for_migration:
         connect = {"connect_timeout": CONNECT_SECONDS, "read_timeout": ANSWER_SECONDS, "write_timeout": ANSWER_SECONDS}
     engine = create_engine(
-        url, hide_parameters=True, pool_pre_ping=True, connect_args=connect, poolclass=NullPool if patient else None
+        url, hide_parameters=True, pool_pre_ping=True, connect_args=connect, poolclass=NullPool if for_migration else None
     )
     if kind in ("mysql", "mariadb"):
         event.listen(engine, "do_connect", _guarded_connect)
-    elif url.get_driver_name() == "psycopg" and not patient:
+    elif url.get_driver_name() == "psycopg" and not for_migration:
         event.listen(engine, "do_connect", _psycopg_connect)
     return engine
 

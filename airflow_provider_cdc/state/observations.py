@@ -77,69 +77,69 @@ class ObservationStore(Database):
     def write_table_states(
         self,
         pipeline: str,
-        standings: Sequence[TableStanding],
+        states: Sequence[TableStanding],
         *,
         sizes: Mapping[TableId, Mapping[str, int | None]] | None = None,
-        compacted: Mapping[TableId, Compacted] | None = None,
-        applied: Mapping[TableId, Sequence[int]] | None = None,
-        all_of_them: bool = False,
+        last_compactions: Mapping[TableId, Compacted] | None = None,
+        applied_counts: Mapping[TableId, Sequence[int]] | None = None,
+        delete_others: bool = False,
     ) -> None:
         """Write down how tables stand. Rows that say so already are left alone.
 
         :param sizes: what copies take: ``files``, ``bytes``, ``rows``, ``dead_rows``, ``compactions``; of others what
             is known stays.
-        :param compacted: the last compaction of each, if there was one since the last call.
-        :param applied: inserts, updates and deletes that were applied since the last call, which are added.
-        :param all_of_them: whether the pipeline has no other tables: rows of others go.
+        :param last_compactions: the last compaction of each, if there was one since the last call.
+        :param applied_counts: inserts, updates and deletes that were applied since the last call, which are added.
+        :param delete_others: whether the pipeline has no other tables: rows of others go.
         """
-        for last in (False, True):
+        for is_last_try in (False, True):
             try:
-                self._write_table_states(pipeline, standings, sizes or {}, compacted or {}, applied or {}, all_of_them)
+                self._write_table_states(pipeline, states, sizes or {}, last_compactions or {}, applied_counts or {}, delete_others)
                 return
             except exc.IntegrityError:  # another driver was faster to write of a table for the first time
-                if last:
+                if is_last_try:
                     raise
 
     def _write_table_states(
         self,
         pipeline: str,
-        standings: Sequence[TableStanding],
+        states: Sequence[TableStanding],
         sizes: Mapping[TableId, Mapping[str, int | None]],
-        compacted: Mapping[TableId, Compacted],
-        applied: Mapping[TableId, Sequence[int]],
-        all_of_them: bool,
+        last_compactions: Mapping[TableId, Compacted],
+        applied_counts: Mapping[TableId, Sequence[int]],
+        delete_others: bool,
     ) -> None:
         moment = now()
         with self._write() as session:
-            if all_of_them or len(standings) > _FEW:
+            if delete_others or len(states) > _FEW:
                 query = select(TableStateRow).where(TableStateRow.pipeline == pipeline)
-                known = {(row.database, row.name): row for row in session.scalars(query)}
+                rows_by_table = {(row.database, row.name): row for row in session.scalars(query)}
             else:
-                found = (session.get(TableStateRow, (pipeline, *standing[:2])) for standing in standings)
-                known = {(row.database, row.name): row for row in found if row is not None}
-            for standing in standings:
-                table = standing[:2]
-                row = known.pop(table, None)
-                values = _values(standing)
+                rows = (session.get(TableStateRow, (pipeline, *standing[:2])) for standing in states)
+                rows_by_table = {(row.database, row.name): row for row in rows if row is not None}
+            for table_state in states:
+                table = table_state[:2]
+                row = rows_by_table.pop(table, None)
+                values = _values(table_state)
                 values |= {name: sizes[table].get(name) for name in _SIZES} if table in sizes else {}
-                if (last := compacted.get(table)) is not None:
-                    values |= {"compacted_at": last.at, "compaction_seconds": last.seconds}
+                if (last_compaction := last_compactions.get(table)) is not None:
+                    values |= {"compacted_at": last_compaction.at, "compaction_seconds": last_compaction.seconds}
                 if row is None:
                     row = TableStateRow(pipeline=pipeline, database=table[0], name=table[1], definitions=[])
                     row.inserts = row.updates = row.deletes = 0
                     session.add(row)
-                for name, count in zip(_COUNTS, applied.get(table, ()), strict=False):
+                for name, count in zip(_COUNTS, applied_counts.get(table, ()), strict=False):
                     if count:
                         values[name] = getattr(row, name) + count
                 changed = {name: value for name, value in values.items() if getattr(row, name) != value}
                 if not changed:
                     continue
-                if "state" in changed or (standing.since and standing.since != row.since):
-                    row.since = standing.since or moment
+                if "state" in changed or (table_state.since and table_state.since != row.since):
+                    row.since = table_state.since or moment
                 for name, value in changed.items():
                     setattr(row, name, value)
-                row.position, row.updated_at = standing.position, moment
-            for row in known.values() if all_of_them else ():
+                row.position, row.updated_at = table_state.position, moment
+            for row in rows_by_table.values() if delete_others else ():
                 session.delete(row)
 
     def verified(self, pipeline: str, results: Mapping[TableId, Mapping[str, Any]]) -> None:
@@ -161,11 +161,11 @@ class ObservationStore(Database):
                     row.last_verified_at, row.last_verified = now(), dict(result)
 
 
-def _values(standing: TableStanding) -> dict[str, Any]:
+def _values(table_state: TableStanding) -> dict[str, Any]:
     """What is compared of a table: its place moves all the time, and is written together with other things."""
-    values = standing._asdict()
+    values = table_state._asdict()
     for name in ("database", "name", "position", "since"):
         del values[name]
     for name in ("kind", "reason", "remedy"):
         values[name] = clean(values[name])
-    return {**values, "kind": values["kind"] and values["kind"][:64], "definitions": list(standing.definitions)}
+    return {**values, "kind": values["kind"] and values["kind"][:64], "definitions": list(table_state.definitions)}

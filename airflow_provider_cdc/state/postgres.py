@@ -21,17 +21,17 @@ def limited(seconds: float) -> type[psycopg.Connection[Any]]:
 
         def _listen(self, gen: Any) -> Generator[Any, Any, Any]:
             """Pass on what the connection waits for, and whether it came; psycopg asks ten times a second."""
-            heard = time.monotonic()
+            last_heard = time.monotonic()
             try:
-                wanted = next(gen)
+                awaited = next(gen)
                 while True:
-                    ready = yield wanted
+                    ready = yield awaited
                     if ready:
-                        heard = time.monotonic()
-                    elif time.monotonic() - heard > seconds:
+                        last_heard = time.monotonic()
+                    elif time.monotonic() - last_heard > seconds:
                         self.close()  # so that the pool throws it away
                         raise psycopg.OperationalError(f"the server has said nothing for {seconds:g} s")
-                    wanted = gen.send(ready)
+                    awaited = gen.send(ready)
             except StopIteration as end:
                 return end.value
 

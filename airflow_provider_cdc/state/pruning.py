@@ -64,8 +64,8 @@ def prune_snapshots(session: Session, pipeline: str, generation: int) -> None:
     :param generation: number of the new one.
     """
     for model in (ChunkRow, GroupRow, TableRow, SnapshotRow):
-        mine = model.pipeline == pipeline, model.generation <= generation - KEPT_SNAPSHOTS
-        session.execute(delete(model).where(*mine), execution_options={"synchronize_session": False})
+        of_old_snapshots = model.pipeline == pipeline, model.generation <= generation - KEPT_SNAPSHOTS
+        session.execute(delete(model).where(*of_old_snapshots), execution_options={"synchronize_session": False})
 
 
 def _prune_runs(session: Session, pipeline: str) -> None:
@@ -73,33 +73,33 @@ def _prune_runs(session: Session, pipeline: str) -> None:
     older = _older(session, StreamRow, pipeline, KEPT_RUNS, "epoch")
     if older is None:
         return
-    mine = and_(StreamRow.pipeline == pipeline, older)
+    old_epochs = and_(StreamRow.pipeline == pipeline, older)
     sums = [func.coalesce(func.sum(getattr(StreamRow, name)), 0) for name in SUMS]
-    *found, lag = tuple(session.execute(select(*sums, func.max(StreamRow.lag_max_ms)).where(mine)).one())
-    kept = session.get_one(PipelineRow, pipeline, with_for_update=True)
-    for name, value in zip(SUMS, found, strict=True):
-        setattr(kept, f"past_{name}", getattr(kept, f"past_{name}") + type(getattr(kept, f"past_{name}"))(value))
-    kept.past_lag_max_ms = max((one for one in (kept.past_lag_max_ms, lag) if one is not None), default=None)
+    *totals, lag = tuple(session.execute(select(*sums, func.max(StreamRow.lag_max_ms)).where(old_epochs)).one())
+    pipeline_row = session.get_one(PipelineRow, pipeline, with_for_update=True)
+    for name, value in zip(SUMS, totals, strict=True):
+        setattr(pipeline_row, f"past_{name}", getattr(pipeline_row, f"past_{name}") + type(getattr(pipeline_row, f"past_{name}"))(value))
+    pipeline_row.past_lag_max_ms = max((max_lag for max_lag in (pipeline_row.past_lag_max_ms, lag) if max_lag is not None), default=None)
     _delete(session, StreamRow, StreamRow.pipeline == pipeline, older)
 
 
-def _older(session: Session, model: Any, pipeline: str, kept: int, *names: str) -> Any:
+def _older(session: Session, model: Any, pipeline: str, kept_rows: int, *names: str) -> Any:
     """The condition on a portion of the rows that are older than the newest ones; ``None`` if there are none.
 
-    :param kept: how many of the newest rows stay.
+    :param kept_rows: how many of the newest rows stay.
     :param names: columns that rows are told apart by, from the oldest to the newest.
     """
     key = [getattr(model, name) for name in names]
-    mine = select(*key).where(model.pipeline == pipeline)
-    first = session.execute(mine.order_by(*(c.desc() for c in key)).offset(kept - 1).limit(1)).first()
-    if first is None:
+    key_query = select(*key).where(model.pipeline == pipeline)
+    oldest_kept = session.execute(key_query.order_by(*(c.desc() for c in key)).offset(kept_rows - 1).limit(1)).first()
+    if oldest_kept is None:
         return None
-    portion = session.execute(mine.order_by(*key).offset(MOST).limit(1)).first()
-    end = tuple(first) if portion is None else min(tuple(first), tuple(portion))
+    portion = session.execute(key_query.order_by(*key).offset(MOST).limit(1)).first()
+    end = tuple(oldest_kept) if portion is None else min(tuple(oldest_kept), tuple(portion))
     before = [and_(*(c == v for c, v in zip(key[:n], end, strict=False)), key[n] < end[n]) for n in range(len(key))]
     return or_(*before)
 
 
-def _delete(session: Session, model: Any, mine: Any, older: Any) -> None:
+def _delete(session: Session, model: Any, of_pipeline: Any, older: Any) -> None:
     if older is not None:
-        session.execute(delete(model).where(mine, older), execution_options={"synchronize_session": False})
+        session.execute(delete(model).where(of_pipeline, older), execution_options={"synchronize_session": False})

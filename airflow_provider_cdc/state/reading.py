@@ -85,10 +85,10 @@ class Reader(Store):
     def overview(self) -> list[Overview]:
         """All pipelines of the database, by name; the same number of queries whatever their number."""
         with self._read() as session:
-            found = session.execute(select(PipelineRow.name, PipelineRow.server_uuid).order_by(PipelineRow.name)).all()
+            pipelines = session.execute(select(PipelineRow.name, PipelineRow.server_uuid).order_by(PipelineRow.name)).all()
             snapshots, tables, groups = _snapshots(session), _tables(session), _groups(session)
             streams = {row.pipeline: row for row in session.scalars(_newest_runs())}
-            paces, events = _paces(session), _events(session)
+            batch_sums, events = _paces(session), _events(session)
             samples, states = _samples(session), _states(session)
         return [
             Overview(
@@ -98,12 +98,12 @@ class Reader(Store):
                 tables.get(name, 0),
                 groups.get(name),
                 streams.get(name),
-                _pace(streams.get(name), paces.get(name)),
+                _pace(streams.get(name), batch_sums.get(name)),
                 events.get(name),
                 samples.get(name),
                 states.get(name, {}),
             )
-            for name, server in found
+            for name, server in pipelines
         ]
 
     def exists(self, pipeline: str) -> bool:
@@ -117,9 +117,9 @@ class Reader(Store):
             row = session.execute(_newest_snapshots().where(SnapshotRow.pipeline == pipeline)).first()
             if row is None:
                 return None
-            mine = GroupRow.pipeline == pipeline, GroupRow.generation == row[1]
-            begun = session.scalar(select(func.min(GroupRow.started_at)).where(*mine))
-        return row[1], row[2], row[3], row[4], begun
+            of_snapshot = GroupRow.pipeline == pipeline, GroupRow.generation == row[1]
+            first_started = session.scalar(select(func.min(GroupRow.started_at)).where(*of_snapshot))
+        return row[1], row[2], row[3], row[4], first_started
 
     def streams(self, pipeline: str, n: int) -> list[StreamRow]:
         """The newest runs of the stream, the newest first."""
@@ -127,10 +127,10 @@ class Reader(Store):
         with self._read() as session:
             return list(session.scalars(query))
 
-    def pace(self, run: StreamRow) -> Pace | None:
+    def pace(self, epoch_row: StreamRow) -> Pace | None:
         """The pace of one run of a stream."""
         with self._read() as session:
-            return _pace(run, _paces(session, run.pipeline).get(run.pipeline))
+            return _pace(epoch_row, _paces(session, epoch_row.pipeline).get(epoch_row.pipeline))
 
     def lineage_head(self, pipeline: str) -> LineageRow | None:
         """The newest stretch of binlogs, and the server it belongs to."""
@@ -141,10 +141,10 @@ class Reader(Store):
     def table_names(self, pipeline: str, generation: int) -> list[tuple[str, str, int]]:
         """Planned tables, by name: database, name, and the estimate of their rows."""
         query = select(TableRow.database, TableRow.name, TableRow.rows_estimate)
-        mine = TableRow.pipeline == pipeline, TableRow.generation == generation
+        of_snapshot = TableRow.pipeline == pipeline, TableRow.generation == generation
         with self._read() as session:
-            found = session.execute(query.where(*mine).order_by(TableRow.database, TableRow.name))
-            return [(database, name, int(rows)) for database, name, rows in found]
+            rows_found = session.execute(query.where(*of_snapshot).order_by(TableRow.database, TableRow.name))
+            return [(database, name, int(rows)) for database, name, rows in rows_found]
 
     # Chunks
 
@@ -173,14 +173,14 @@ class Reader(Store):
         where = [ChunkRow.pipeline == pipeline, ChunkRow.generation == generation]
         if groups is not None:
             where.append(ChunkRow.group_no.in_(groups))
-        same = and_(
+        is_same_group = and_(
             GroupRow.pipeline == ChunkRow.pipeline,
             GroupRow.generation == ChunkRow.generation,
             GroupRow.group_no == ChunkRow.group_no,
         )
         coded = (
             select(ChunkRow.chunk_no.label("no"), _code(lost).label("code"))
-            .join(GroupRow, same)
+            .join(GroupRow, is_same_group)
             .where(*where)
             .subquery()
         )
@@ -216,8 +216,8 @@ class Reader(Store):
             .limit(n)
         )
         with self._read() as session:
-            found = session.execute(newest).all()
-        return [row for row in reversed(found) if row.committed_at > since]
+            rows = session.execute(newest).all()
+        return [row for row in reversed(rows) if row.committed_at > since]
 
 
 def _code(lost: Collection[int]) -> ColumnElement[int]:
@@ -238,10 +238,10 @@ def _code(lost: Collection[int]) -> ColumnElement[int]:
 def _newest_snapshots() -> Select[Any]:
     """The newest snapshot of each pipeline, without its plan, which is large."""
     newest = select(SnapshotRow.pipeline, func.max(SnapshotRow.generation).label("generation"))
-    top = newest.group_by(SnapshotRow.pipeline).subquery()
-    same = and_(SnapshotRow.pipeline == top.c.pipeline, SnapshotRow.generation == top.c.generation)
+    newest_generation = newest.group_by(SnapshotRow.pipeline).subquery()
+    is_newest = and_(SnapshotRow.pipeline == newest_generation.c.pipeline, SnapshotRow.generation == newest_generation.c.generation)
     columns = [getattr(SnapshotRow, name) for name in ("pipeline", "generation", "state", "created_at", "finished_at")]
-    return select(*columns).join(top, same)
+    return select(*columns).join(newest_generation, is_newest)
 
 
 def _snapshots(session: Session) -> dict[str, tuple[int, str, datetime, datetime | None]]:
@@ -249,9 +249,9 @@ def _snapshots(session: Session) -> dict[str, tuple[int, str, datetime, datetime
 
 
 def _of_newest(model: type[TableRow] | type[GroupRow], *columns: Any) -> Select[Any]:
-    top = _newest_snapshots().subquery()
-    same = and_(model.pipeline == top.c.pipeline, model.generation == top.c.generation)
-    return select(model.pipeline, *columns).join(top, same).group_by(model.pipeline)
+    newest_snapshots = _newest_snapshots().subquery()
+    is_newest = and_(model.pipeline == newest_snapshots.c.pipeline, model.generation == newest_snapshots.c.generation)
+    return select(model.pipeline, *columns).join(newest_snapshots, is_newest).group_by(model.pipeline)
 
 
 def _tables(session: Session) -> dict[str, int]:
@@ -260,32 +260,32 @@ def _tables(session: Session) -> dict[str, int]:
 
 def _groups(session: Session) -> dict[str, Groups]:
     done = func.sum(case((GroupRow.state.in_(PUBLISHED), 1), else_=0))
-    top = _newest_snapshots().subquery()
-    same = and_(GroupRow.pipeline == top.c.pipeline, GroupRow.generation == top.c.generation)
+    newest_snapshots = _newest_snapshots().subquery()
+    is_newest = and_(GroupRow.pipeline == newest_snapshots.c.pipeline, GroupRow.generation == newest_snapshots.c.generation)
     columns = [getattr(GroupRow, name) for name in ("pipeline", *Held._fields)]
-    held: dict[str, list[Held]] = {}
-    query = select(*columns).join(top, same).where(GroupRow.state.in_(("running", "rereading")))
+    unfinished: dict[str, list[Held]] = {}
+    query = select(*columns).join(newest_snapshots, is_newest).where(GroupRow.state.in_(("running", "rereading")))
     for name, *values in session.execute(query):
-        held.setdefault(name, []).append(Held(*values))
-    found = session.execute(_of_newest(GroupRow, func.count(), done))
-    return {name: Groups(int(total), int(n), tuple(held.get(name, ()))) for name, total, n in found}
+        unfinished.setdefault(name, []).append(Held(*values))
+    counts = session.execute(_of_newest(GroupRow, func.count(), done))
+    return {name: Groups(int(total), int(n), tuple(unfinished.get(name, ()))) for name, total, n in counts}
 
 
 def _newest_runs() -> Select[Any]:
-    top = select(StreamRow.pipeline, func.max(StreamRow.epoch).label("epoch")).group_by(StreamRow.pipeline).subquery()
-    return select(StreamRow).join(top, and_(StreamRow.pipeline == top.c.pipeline, StreamRow.epoch == top.c.epoch))
+    newest_numbers = select(StreamRow.pipeline, func.max(StreamRow.epoch).label("epoch")).group_by(StreamRow.pipeline).subquery()
+    return select(StreamRow).join(newest_numbers, and_(StreamRow.pipeline == newest_numbers.c.pipeline, StreamRow.epoch == newest_numbers.c.epoch))
 
 
 def _paces(session: Session, pipeline: str | None = None) -> dict[str, Any]:
     """Sums over the newest batches of the newest run of each pipeline."""
     runs = _newest_runs().where(*([] if pipeline is None else [StreamRow.pipeline == pipeline])).subquery()
-    last = select(func.max(BatchRow.batch_id)).where(
+    last_batch = select(func.max(BatchRow.batch_id)).where(
         BatchRow.pipeline == runs.c.pipeline, BatchRow.epoch == runs.c.epoch
     )
     recent = and_(
         BatchRow.pipeline == runs.c.pipeline,
         BatchRow.epoch == runs.c.epoch,
-        BatchRow.batch_id > last.correlate(runs).scalar_subquery() - RECENT,
+        BatchRow.batch_id > last_batch.correlate(runs).scalar_subquery() - RECENT,
     )
     at = BatchRow.committed_at
     sums = func.sum(BatchRow.changes), func.min(at), func.max(at), func.max(BatchRow.lag_p95_ms), func.count()
@@ -296,29 +296,29 @@ def _paces(session: Session, pipeline: str | None = None) -> dict[str, Any]:
 def _pace(run: StreamRow | None, sums: Any) -> Pace | None:
     if run is None or sums is None:
         return None
-    changes, first, last, lag, _ = sums
+    changes, first_commit, last_commit, lag, _ = sums
     # Both times are of the stream's own host.
-    silent = (run.heartbeat_at - last).total_seconds()
+    silent = (run.heartbeat_at - last_commit).total_seconds()
     if run.state != "running" or silent > _SILENT:
         return Pace(0.0, None if silent > _SILENT else lag)
-    seconds = max((max(run.heartbeat_at, last) - first).total_seconds(), 1.0)
+    seconds = max((max(run.heartbeat_at, last_commit) - first_commit).total_seconds(), 1.0)
     return Pace(float(changes) / seconds, lag)
 
 
 def _events(session: Session) -> dict[str, EventRow]:
-    top = select(func.max(EventRow.id)).group_by(EventRow.pipeline)
-    return {row.pipeline: row for row in session.scalars(select(EventRow).where(EventRow.id.in_(top)))}
+    newest_ids = select(func.max(EventRow.id)).group_by(EventRow.pipeline)
+    return {row.pipeline: row for row in session.scalars(select(EventRow).where(EventRow.id.in_(newest_ids)))}
 
 
 def _samples(session: Session) -> dict[str, SampleRow]:
-    top = select(SampleRow.pipeline, func.max(SampleRow.at).label("at")).group_by(SampleRow.pipeline).subquery()
-    newest = select(SampleRow).join(top, and_(SampleRow.pipeline == top.c.pipeline, SampleRow.at == top.c.at))
+    newest_times = select(SampleRow.pipeline, func.max(SampleRow.at).label("at")).group_by(SampleRow.pipeline).subquery()
+    newest = select(SampleRow).join(newest_times, and_(SampleRow.pipeline == newest_times.c.pipeline, SampleRow.at == newest_times.c.at))
     return {row.pipeline: row for row in session.scalars(newest)}
 
 
 def _states(session: Session) -> dict[str, dict[str, int]]:
     columns = TableStateRow.pipeline, TableStateRow.state
-    found: dict[str, dict[str, int]] = {}
+    counts: dict[str, dict[str, int]] = {}
     for name, state, n in session.execute(select(*columns, func.count()).group_by(*columns)):
-        found.setdefault(name, {})[state] = int(n)
-    return found
+        counts.setdefault(name, {})[state] = int(n)
+    return counts

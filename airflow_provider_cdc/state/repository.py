@@ -97,20 +97,20 @@ class Store(SnapshotStore, RequestStore, ObservationStore, AlertStore, ForgetSto
         with self._write() as session:
             session.add(event_of(pipeline, kind, detail, table=table, remedy=remedy, by=by))
 
-    def acknowledge(self, pipeline: str, event: int, by: str) -> bool:
+    def acknowledge(self, pipeline: str, event_id: int, by: str) -> bool:
         """Note who takes care of an event. The first one stays.
 
-        :param event: its id.
+        :param event_id: its id.
         :param by: name of the person.
         :return: whether it was this call.
         """
-        free = EventRow.id == event, EventRow.pipeline == pipeline, EventRow.acknowledged_at.is_(None)
+        is_unacknowledged = EventRow.id == event_id, EventRow.pipeline == pipeline, EventRow.acknowledged_at.is_(None)
         values = {"acknowledged_by": clean(by), "acknowledged_at": now()}
         with self._write() as session:
-            return changed(session, update(EventRow).where(*free).values(values))
+            return changed(session, update(EventRow).where(*is_unacknowledged).values(values))
 
-    def events(self, pipeline: str, n: int, kinds: Sequence[str] = ()) -> list[EventRow]:
-        """The last ``n`` events, the newest first.
+    def events(self, pipeline: str, limit: int, kinds: Sequence[str] = ()) -> list[EventRow]:
+        """The last ``limit`` events, the newest first.
 
         :param kinds: only events of these kinds.
         """
@@ -118,4 +118,4 @@ class Store(SnapshotStore, RequestStore, ObservationStore, AlertStore, ForgetSto
         if kinds:
             newest = newest.where(EventRow.kind.in_(kinds))
         with self._read() as session:
-            return list(session.scalars(newest.limit(n)))
+            return list(session.scalars(newest.limit(limit)))

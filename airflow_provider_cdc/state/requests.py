@@ -42,11 +42,11 @@ class RequestStore(StreamStore):
                 raise NotReadyError(
                     f"pipeline {pipeline} is not in the bookkeeping", "Run `airflow-cdc snapshot` first"
                 )
-            waits = RequestRow.pipeline == pipeline, RequestRow.state == "open"
-            same = select(RequestRow).where(*waits, RequestRow.kind == kind, RequestRow.table == row.table)
-            for other in session.scalars(same):
-                if other.condition == row.condition:
-                    return other.id
+            is_open = RequestRow.pipeline == pipeline, RequestRow.state == "open"
+            same_requests = select(RequestRow).where(*is_open, RequestRow.kind == kind, RequestRow.table == row.table)
+            for existing in session.scalars(same_requests):
+                if existing.condition == row.condition:
+                    return existing.id
             session.add(row)
             session.flush()
             return row.id
@@ -57,36 +57,36 @@ class RequestStore(StreamStore):
         with self._read() as session:
             return list(session.scalars(newest.limit(limit)))
 
-    def request(self, pipeline: str, id: int) -> RequestRow | None:
+    def request(self, pipeline: str, request_id: int) -> RequestRow | None:
         """One request, or ``None``."""
         with self._read() as session:
-            row = session.get(RequestRow, id)
+            row = session.get(RequestRow, request_id)
             return row if row is not None and row.pipeline == pipeline else None
 
-    def withdraw(self, pipeline: str, id: int, by: str) -> bool:
+    def withdraw(self, pipeline: str, request_id: int, by: str) -> bool:
         """Take a request back.
 
         :param by: who does.
         :return: whether that was possible: no stream had taken it up yet.
         """
         with self._write() as session:
-            taken_back = {"state": "withdrawn", "finished_at": now(), "outcome": clean(f"{by} has withdrawn it")}
-            if not changed(session, _request(id, "open").where(RequestRow.pipeline == pipeline).values(taken_back)):
+            values = {"state": "withdrawn", "finished_at": now(), "outcome": clean(f"{by} has withdrawn it")}
+            if not changed(session, _request(request_id, "open").where(RequestRow.pipeline == pipeline).values(values)):
                 return False
-            row = session.get_one(RequestRow, id)
-            said = f"the request of {row.by} to {row.kind} {row.table} was withdrawn"
-            session.add(event_of(pipeline, "request_withdrawn", said, table=row.table, by=by))
+            row = session.get_one(RequestRow, request_id)
+            detail = f"the request of {row.by} to {row.kind} {row.table} was withdrawn"
+            session.add(event_of(pipeline, "request_withdrawn", detail, table=row.table, by=by))
             return True
 
-    def take_request(self, id: int) -> bool:
+    def take_request(self, request_id: int) -> bool:
         """Take a request up; only the running stream does.
 
         :return: whether it was still open.
         """
         with self._write() as session:
-            return changed(session, _request(id, "open").values(state="taken"))
+            return changed(session, _request(request_id, "open").values(state="taken"))
 
-    def end_request(self, id: int, state: str, outcome: str) -> None:
+    def end_request(self, request_id: int, state: str, outcome: str) -> None:
         """Write down what has become of a request that was taken up.
 
         :param state: ``done`` or ``refused``.
@@ -94,7 +94,7 @@ class RequestStore(StreamStore):
         """
         with self._write() as session:
             values = {"state": state, "outcome": clean(outcome), "finished_at": now()}
-            changed(session, _request(id, "taken").values(values))
+            changed(session, _request(request_id, "taken").values(values))
 
     # The stream as a whole
 
@@ -111,8 +111,8 @@ class RequestStore(StreamStore):
             if row.desired_state != "pause":
                 for name, value in paused_by(clean(by) or "").items():
                     setattr(row, name, value)
-                said = f"the stream was asked to pause (epoch {row.epoch})"
-                session.add(event_of(pipeline, "stream_paused", said, remedy="Resume it: airflow-cdc resume", by=by))
+                detail = f"the stream was asked to pause (epoch {row.epoch})"
+                session.add(event_of(pipeline, "stream_paused", detail, remedy="Resume it: airflow-cdc resume", by=by))
             return True
 
     def resume(self, pipeline: str, by: str) -> bool:
@@ -154,5 +154,5 @@ def event_of(
     return row
 
 
-def _request(id: int, state: str) -> Update:
-    return update(RequestRow).where(RequestRow.id == id, RequestRow.state == state)
+def _request(request_id: int, state: str) -> Update:
+    return update(RequestRow).where(RequestRow.id == request_id, RequestRow.state == state)

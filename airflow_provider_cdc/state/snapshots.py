@@ -50,11 +50,11 @@ class SnapshotStore(Database):
         """
         common: dict[str, Any] = {"pipeline": pipeline, "generation": generation}
         # Made before the transaction begins: the rows may come from a generator that takes its time.
-        fresh = common | {"state": "pending", "attempt": 0}
+        pending = common | {"state": "pending", "attempt": 0}
         table_rows = [common | dict(row) for row in tables]
-        group_rows, chunk_rows = [fresh | dict(row) for row in groups], [fresh | dict(row) for row in chunks]
-        if stray := {row["group_no"] for row in chunk_rows} - {row["group_no"] for row in group_rows}:
-            raise ValueError(f"chunks of groups that are not planned: {sorted(stray)}")
+        group_rows, chunk_rows = [pending | dict(row) for row in groups], [pending | dict(row) for row in chunks]
+        if unplanned := {row["group_no"] for row in chunk_rows} - {row["group_no"] for row in group_rows}:
+            raise ValueError(f"chunks of groups that are not planned: {sorted(unplanned)}")
         try:
             with self._write() as session:
                 if session.get(SnapshotRow, (pipeline, generation)) is not None:
@@ -125,30 +125,30 @@ class SnapshotStore(Database):
         pipeline: str,
         generation: int,
         group_no: int,
-        seen: int | None = None,
-        at_least: int = 0,
+        expected_attempt: int | None = None,
+        newest_in_sink: int = 0,
         *,
         holder: str | None = None,
         state: str | None = None,
     ) -> int:
         """Begin a new attempt at a group, also at one that another attempt holds: that one can no longer finish it.
 
-        :param seen: attempt number that the caller has read; the claim fails if it has changed since.
-        :param at_least: highest attempt that left anything in the sink; the new one is above it.
+        :param expected_attempt: attempt number that the caller has read; the claim fails if it has changed since.
+        :param newest_in_sink: highest attempt that left anything in the sink; the new one is above it.
         :param holder: who claims it, for people and for those who wait for it.
         :param state: ``running``, or ``rereading`` for a group that is published; then also one that is done is taken.
-        :return: number of the new attempt, from 1; 0 if the group is done, or was taken by another since ``seen``.
+        :return: number of the new attempt, from 1; 0 if the group is done, or was taken by another since ``expected_attempt``.
         :raises NotReadyError: if there is no such group.
         """
         with self._write() as session:
             row = _planned_group(session, pipeline, generation, group_no)
-            if (row.state == "done" and state is None) or (seen is not None and row.attempt != seen):
+            if (row.state == "done" and state is None) or (expected_attempt is not None and row.attempt != expected_attempt):
                 return 0
             # Compared again by the update: databases other than SQLite let two get here.
             claim = _group(pipeline, generation, group_no).where(
                 GroupRow.state == row.state, GroupRow.attempt == row.attempt
             )
-            attempt = max(row.attempt, at_least) + 1
+            attempt = max(row.attempt, newest_in_sink) + 1
             values = {"state": state or "running", "attempt": attempt, "started_at": now()}
             values |= {"holder": holder, "heartbeat_at": now() if holder else None}
             return attempt if changed(session, claim.values(values)) else 0
@@ -198,9 +198,9 @@ class SnapshotStore(Database):
         listed = sorted(numbers)
         with self._write() as session:
             for start in range(0, len(listed), _BULK_NUMBERS):
-                mine = GroupRow.group_no.in_(listed[start : start + _BULK_NUMBERS])
-                done = query.where(mine, GroupRow.state != TAKEN_OVER)
-                changed(session, done.values(state=TAKEN_OVER, heartbeat_at=None))
+                in_bulk = GroupRow.group_no.in_(listed[start : start + _BULK_NUMBERS])
+                statement = query.where(in_bulk, GroupRow.state != TAKEN_OVER)
+                changed(session, statement.values(state=TAKEN_OVER, heartbeat_at=None))
 
     def group_asked(self, pipeline: str, generation: int, group_no: int, traffic: Mapping[str, int]) -> None:
         """Write down what was asked of an object store to read and publish a group."""
@@ -212,7 +212,7 @@ class SnapshotStore(Database):
         pipeline: str,
         generation: int,
         group_no: int,
-        seen: int,
+        expected_attempt: int,
         attempt: int,
         rows: int,
         min_lw: Any,
@@ -222,52 +222,52 @@ class SnapshotStore(Database):
 
         A group that is being read again stays so.
 
-        :param seen: attempt number that the caller has read; nothing is changed if it is another one by now.
+        :param expected_attempt: attempt number that the caller has read; nothing is changed if it is another one by now.
         :param attempt: the published attempt; the others as in :meth:`finish_group`.
         :return: whether it was written.
         """
-        values: dict[str, Any] = {"rows": rows, "min_lw": min_lw, "max_hw": max_hw, "attempt": max(seen, attempt)}
-        own = {"state": "done", "finished_at": func.coalesce(GroupRow.finished_at, now())}
-        group = _claimed(pipeline, generation, group_no, seen)
+        values: dict[str, Any] = {"rows": rows, "min_lw": min_lw, "max_hw": max_hw, "attempt": max(expected_attempt, attempt)}
+        done_values = {"state": "done", "finished_at": func.coalesce(GroupRow.finished_at, now())}
+        group = _claimed(pipeline, generation, group_no, expected_attempt)
         with self._write() as session:
             return changed(session, group.where(GroupRow.state == "rereading").values(values)) or changed(
-                session, group.where(GroupRow.state != "rereading").values(values | own)
+                session, group.where(GroupRow.state != "rereading").values(values | done_values)
             )
 
-    def chunks_read(self, pipeline: str, generation: int, read: Iterable[ChunkResult]) -> None:
+    def chunks_read(self, pipeline: str, generation: int, results: Iterable[ChunkResult]) -> None:
         """Write down chunks that stand in finished files and are not published yet.
 
         What is published stays, and so does what a newer attempt has read.
         """
         table = cast(Table, ChunkRow.__table__)
-        newer = and_(table.c.state != "done", table.c.attempt <= bindparam("b_attempt"))
-        self._write_chunks(pipeline, generation, "read", newer, read)
+        may_write = and_(table.c.state != "done", table.c.attempt <= bindparam("b_attempt"))
+        self._write_chunks(pipeline, generation, "read", may_write, results)
 
-    def chunks_done(self, pipeline: str, generation: int, done: Iterable[ChunkResult]) -> None:
+    def chunks_done(self, pipeline: str, generation: int, results: Iterable[ChunkResult]) -> None:
         """Write down chunks as the sink holds them, of the attempt that is published.
 
         Only what was published later stays; what any attempt has read and not published counts no more.
         """
         table = cast(Table, ChunkRow.__table__)
-        newer = or_(table.c.state != "done", table.c.attempt <= bindparam("b_attempt"))
-        self._write_chunks(pipeline, generation, "done", newer, done)
+        may_write = or_(table.c.state != "done", table.c.attempt <= bindparam("b_attempt"))
+        self._write_chunks(pipeline, generation, "done", may_write, results)
 
     def chunks_begin(self, pipeline: str, generation: int, group_no: int) -> None:
         """Forget what was read of a group and not published: the caller says next which of it is used again."""
         empty = dict.fromkeys(_RESULT[2:]) | {"state": "pending", "attempt": 0}
-        mine = (ChunkRow.pipeline == pipeline, ChunkRow.generation == generation, ChunkRow.group_no == group_no)
+        of_group = (ChunkRow.pipeline == pipeline, ChunkRow.generation == generation, ChunkRow.group_no == group_no)
         with self._write() as session:
-            changed(session, update(ChunkRow).where(*mine, ChunkRow.state == "read").values(empty))
+            changed(session, update(ChunkRow).where(*of_group, ChunkRow.state == "read").values(empty))
 
     def _write_chunks(
-        self, pipeline: str, generation: int, state: str, where: ColumnElement[bool], results: Iterable[ChunkResult]
+        self, pipeline: str, generation: int, state: str, may_write: ColumnElement[bool], results: Iterable[ChunkResult]
     ) -> None:
         rows = [dict(zip(("b_chunk_no", "b_attempt", *_RESULT[2:]), result, strict=True)) for result in results]
         table = cast(Table, ChunkRow.__table__)
         statement = (
             update(table)
             .where(table.c.pipeline == pipeline, table.c.generation == generation)
-            .where(table.c.chunk_no == bindparam("b_chunk_no"), where)
+            .where(table.c.chunk_no == bindparam("b_chunk_no"), may_write)
             .values(
                 {name: bindparam(name) for name in _RESULT[2:]} | {"attempt": bindparam("b_attempt"), "state": state}
             )
@@ -281,14 +281,14 @@ class SnapshotStore(Database):
 
         :return: whether it is done.
         """
-        left = select(GroupRow.group_no).where(
+        unfinished = select(GroupRow.group_no).where(
             GroupRow.pipeline == pipeline,
             GroupRow.generation == generation,
             GroupRow.state.not_in(PUBLISHED),
         )
         with self._write() as session:
             row = session.get(SnapshotRow, (pipeline, generation))
-            if row is None or session.scalars(left.limit(1)).first() is not None:
+            if row is None or session.scalars(unfinished.limit(1)).first() is not None:
                 return False
             if row.state != "done":
                 row.state, row.finished_at = "done", now()
@@ -310,23 +310,23 @@ class SnapshotStore(Database):
             .order_by(ChunkRow.database, ChunkRow.table_name)
         )
         with self._read() as session:
-            found = session.execute(query).all()
+            totals = session.execute(query).all()
         return [
-            TableProgress(d, t, int(n), int(k), int(r), int(b), int(c), float(s)) for d, t, n, k, r, b, c, s in found
+            TableProgress(d, t, int(n), int(k), int(r), int(b), int(c), float(s)) for d, t, n, k, r, b, c, s in totals
         ]
 
     def group_progress(self, pipeline: str, generation: int) -> list[GroupProgress]:
         """How far each group of a snapshot is, by number; one query."""
-        done = ChunkRow.state != "pending"
-        own = done & (ChunkRow.attempt == GroupRow.attempt)
+        is_done = ChunkRow.state != "pending"
+        by_newest_attempt = is_done & (ChunkRow.attempt == GroupRow.attempt)
         query = (
             select(
                 ChunkRow.group_no,
                 func.count(),
-                func.sum(case((done, 1), else_=0)),
+                func.sum(case((is_done, 1), else_=0)),
                 *(func.coalesce(func.sum(c), 0) for c in (ChunkRow.rows, ChunkRow.corrected)),
-                func.sum(case((own, 1), else_=0)),
-                func.coalesce(func.sum(case((own, ChunkRow.rows), else_=0)), 0),
+                func.sum(case((by_newest_attempt, 1), else_=0)),
+                func.coalesce(func.sum(case((by_newest_attempt, ChunkRow.rows), else_=0)), 0),
             )
             .join(
                 GroupRow,

@@ -26,21 +26,21 @@ class StreamStore(Database):
     def new_epoch(
         self,
         pipeline: str,
-        at_least: int,
+        newest_in_sink: int,
         host: str,
         pid: int,
         pid_started: float,
         *,
-        refuse: Callable[[StreamRow | None], None] = lambda _: None,
+        refuse_if_alive: Callable[[StreamRow | None], None] = lambda _: None,
         details: Mapping[str, Any] | None = None,
     ) -> int:
         """Begin a run of the stream. Older runs that were never ended count as failed and are told to stop. It is
         paused if the newest one was and nobody has resumed it.
 
-        :param at_least: highest epoch found in the sink.
+        :param newest_in_sink: highest epoch found in the sink.
         :param host: host of the driver; ``pid``: its process id.
         :param pid_started: when that process started (seconds): process ids come around again.
-        :param refuse: called with the newest run inside of the transaction; raises if that one is alive.
+        :param refuse_if_alive: called with the newest run inside of the transaction; raises if that one is alive.
         :param details: ``mode`` (``continuous`` or ``catch_up``); ``log``, the file that the driver writes to, if it is
             not somebody's terminal; ``ui``, the address of Spark's own page; ``machine``, what ``pid`` is told within;
             ``settings``, digests of those that it runs with.
@@ -54,9 +54,9 @@ class StreamStore(Database):
                     f"pipeline {pipeline} is not in the bookkeeping", "Run `airflow-cdc snapshot` first"
                 )
             newest: StreamRow | None = session.scalars(newest_run(pipeline)).first()
-            refuse(newest)
+            refuse_if_alive(newest)
             paused = {} if newest is None or newest.paused_by is None else paused_by(newest.paused_by)
-            row.epoch = epoch = max(row.epoch, at_least) + 1
+            row.epoch = epoch = max(row.epoch, newest_in_sink) + 1
             older = update(StreamRow).where(StreamRow.pipeline == pipeline, StreamRow.state == "running")
             error = f"epoch {epoch} has taken over"
             changed(session, older.values(state="failed", desired_state="stop", error=error))
@@ -81,14 +81,14 @@ class StreamStore(Database):
         :param progress: whether it has also got further.
         :return: its row, with what is asked of it; ``None`` if the bookkeeping does not know of this run.
         """
-        asked = and_(RequestRow.pipeline == StreamRow.pipeline, RequestRow.state.in_(_UNFINISHED))
-        mine = StreamRow.pipeline == pipeline, StreamRow.epoch == epoch
-        query = select(StreamRow, RequestRow).outerjoin(RequestRow, asked).where(*mine).order_by(RequestRow.id)
+        unfinished_requests = and_(RequestRow.pipeline == StreamRow.pipeline, RequestRow.state.in_(_UNFINISHED))
+        is_this_epoch = StreamRow.pipeline == pipeline, StreamRow.epoch == epoch
+        query = select(StreamRow, RequestRow).outerjoin(RequestRow, unfinished_requests).where(*is_this_epoch).order_by(RequestRow.id)
         values = {key: now() for key in ("heartbeat_at", *(["progress_at"] if progress else []))}
         with self._write() as session:
             changed(session, _stream(pipeline, epoch).values(values))
-            found = session.execute(query).all()
-        return Beat(found[0][0], [request for _, request in found if request is not None]) if found else None
+            rows = session.execute(query).all()
+        return Beat(rows[0][0], [request for _, request in rows if request is not None]) if rows else None
 
     def supervise(self, pipeline: str, epoch: int, supervisor: str) -> StreamRow | None:
         """Record that a task supervises the stream, and read its state.
@@ -153,18 +153,18 @@ class StreamStore(Database):
         state: str,
         error: str | None = None,
         error_kind: str | None = None,
-        traffic: Mapping[str, int] | None = None,
+        request_counts: Mapping[str, int] | None = None,
     ) -> None:
         """Record the end of a run.
 
         :param state: ``caught_up``, ``stopped`` or ``failed``.
         :param error: why it failed; holds no secret.
         :param error_kind: class of the error.
-        :param traffic: what it has asked of an object store, if it has one.
+        :param request_counts: what it has asked of an object store, if it has one.
         """
         with self._write() as session:
             kind = error_kind and error_kind[:32]  # any library's class
-            values = {"traffic": traffic} if traffic is not None else {}
+            values = {"traffic": request_counts} if request_counts is not None else {}
             changed(
                 session, _stream(pipeline, epoch).values(state=state, error=clean(error), error_kind=kind, **values)
             )
@@ -193,16 +193,16 @@ class StreamStore(Database):
         lag_p50_ms: float | None = None,
         lag_p95_ms: float | None = None,
         lag_max_ms: float | None = None,
-        index: tuple[int, int] | None = None,
-        traffic: tuple[Mapping[str, int], Mapping[str, int]] | None = None,
+        index_bytes_used: tuple[int, int] | None = None,
+        request_counts: tuple[Mapping[str, int], Mapping[str, int]] | None = None,
     ) -> None:
         """Record a batch that the sink has taken; one that is recorded again replaces the first.
 
         :param start_offset: where it began, ``end_offset``: where it ended; JSON.
         :param changes: changes applied, from ``bytes`` bytes of binlog in ``seconds`` seconds.
         :param lag_p50_ms: median time from the source's commit to the sink's, in milliseconds; the others alike.
-        :param index: bytes that the index of keys takes now, in memory and on disk.
-        :param traffic: what was asked of an object store for the batch, and so far in this run.
+        :param index_bytes_used: bytes that the index of keys takes now, in memory and on disk.
+        :param request_counts: what was asked of an object store for the batch, and so far in this run.
         """
         sums = {"changes": changes, "bytes": bytes, "seconds": seconds}
         lags = {"lag_p50_ms": lag_p50_ms, "lag_p95_ms": lag_p95_ms, "lag_max_ms": lag_max_ms}
@@ -216,21 +216,21 @@ class StreamStore(Database):
                 run.lag_max_ms = max((lag for lag in (run.lag_max_ms, lag_max_ms) if lag is not None), default=None)
                 run.start_offset = start_offset if run.start_offset is None else run.start_offset
                 run.end_offset = end_offset
-                run.index_bytes, run.index_disk_bytes = index or (None, None)
-                run.traffic = traffic[1] if traffic else None
+                run.index_bytes, run.index_disk_bytes = index_bytes_used or (None, None)
+                run.traffic = request_counts[1] if request_counts else None
             row = BatchRow(pipeline=pipeline, epoch=epoch, batch_id=batch_id, committed_at=now(), **sums, **lags)
             row.start_offset, row.end_offset = start_offset, end_offset
-            row.traffic = traffic[0] if traffic else None
+            row.traffic = request_counts[0] if request_counts else None
             session.merge(row)
         if batch_id % _PRUNE_EVERY == 0:
             with self._write() as session:
                 prune_batches(session, pipeline)
 
-    def recent_batches(self, pipeline: str, n: int) -> list[BatchRow]:
-        """The last ``n`` batches, the newest first; a few thousand are kept."""
+    def recent_batches(self, pipeline: str, limit: int) -> list[BatchRow]:
+        """The last ``limit`` batches, the newest first; a few thousand are kept."""
         newest = select(BatchRow).where(BatchRow.pipeline == pipeline)
         with self._read() as session:
-            return list(session.scalars(newest.order_by(BatchRow.epoch.desc(), BatchRow.batch_id.desc()).limit(n)))
+            return list(session.scalars(newest.order_by(BatchRow.epoch.desc(), BatchRow.batch_id.desc()).limit(limit)))
 
     def batch_totals(self, pipeline: str) -> BatchTotals:
         """Sums over all batches, those that were removed included."""
@@ -238,10 +238,10 @@ class StreamStore(Database):
         query = select(*sums, func.max(StreamRow.lag_max_ms)).where(StreamRow.pipeline == pipeline)
         past = [getattr(PipelineRow, f"past_{name}") for name in (*SUMS, "lag_max_ms")]
         with self._read() as session:
-            kept = tuple(session.execute(query).one())
-            gone = session.execute(select(*past).where(PipelineRow.name == pipeline)).first() or (0, 0, 0, 0, None)
-        batches, changes, size, seconds = (a + b for a, b in zip(kept[:-1], gone[:-1], strict=True))
-        lag = max((one for one in (kept[-1], gone[-1]) if one is not None), default=None)
+            remaining = tuple(session.execute(query).one())
+            removed = session.execute(select(*past).where(PipelineRow.name == pipeline)).first() or (0, 0, 0, 0, None)
+        batches, changes, size, seconds = (a + b for a, b in zip(remaining[:-1], removed[:-1], strict=True))
+        lag = max((max_lag for max_lag in (remaining[-1], removed[-1]) if max_lag is not None), default=None)
         return BatchTotals(int(batches), int(changes), int(size), float(seconds), lag)
 
     def epoch_totals(self, pipeline: str, epoch: int) -> EpochTotals:

@@ -37,9 +37,9 @@ class WindowStore(Database):
             query = query.where(row.database == table[0], row.name == table[1])
             events = events.where(EventRow.table == ".".join(table))
         with self._read() as session:
-            exchanged = dict(session.execute(events.group_by(EventRow.table)).tuples().all())
-            found = session.execute(query.order_by(row.database, row.name)).all()
-        return [TableCounts(*one, reread=exchanged.get(f"{one.database}.{one.name}", 0)) for one in found]
+            overwrite_events = dict(session.execute(events.group_by(EventRow.table)).tuples().all())
+            counted_tables = session.execute(query.order_by(row.database, row.name)).all()
+        return [TableCounts(*counted, reread=overwrite_events.get(f"{counted.database}.{counted.name}", 0)) for counted in counted_tables]
 
     def told(self, pipeline: str, audience: str, table: TableId) -> Any | None:
         """Up to where an audience was told of a table; ``None`` if it never was."""
@@ -47,36 +47,36 @@ class WindowStore(Database):
             row = session.get(WindowRow, (pipeline, audience, *table))
             return None if row is None else row.after
 
-    def tell(self, pipeline: str, audience: str, marks: Mapping[TableId, Any], by: str) -> dict[TableId, Any]:
+    def tell(self, pipeline: str, audience: str, ends: Mapping[TableId, Any], by: str) -> dict[TableId, Any]:
         """Note up to where an audience is told of tables now.
 
-        :param marks: the places, as JSON values.
+        :param ends: the places, as JSON values.
         :param by: who tells. If it has told the last window as well, it tells it again: that may have been in vain.
         :return: where each window begins; ``None`` where nobody has told before.
         """
-        for last in (False, True):
+        for is_last_try in (False, True):
             try:
-                return self._tell(pipeline, audience, marks, by)
+                return self._tell(pipeline, audience, ends, by)
             except exc.IntegrityError:  # another process was faster to tell of a table for the first time
-                if last:
+                if is_last_try:
                     raise
         raise AssertionError("unreachable")
 
-    def _tell(self, pipeline: str, audience: str, marks: Mapping[TableId, Any], by: str) -> dict[TableId, Any]:
-        moment, before = now(), {}
+    def _tell(self, pipeline: str, audience: str, ends: Mapping[TableId, Any], by: str) -> dict[TableId, Any]:
+        moment, starts = now(), {}
         with self._write() as session:
-            for table, mark in _in_order(marks):
+            for table, end in _in_order(ends):
                 row = session.get(WindowRow, (pipeline, audience, *table), with_for_update=True)
                 if row is None:
                     row = WindowRow(pipeline=pipeline, audience=audience, database=table[0], name=table[1])
                     session.add(row)
                 elif row.by != by:
                     row.before = row.after
-                row.by, row.after, row.at = by, mark, moment
-                before[table] = row.before
-        return before
+                row.by, row.after, row.at = by, end, moment
+                starts[table] = row.before
+        return starts
 
 
-def _in_order(marks: Mapping[TableId, Any]) -> Iterable[tuple[TableId, Any]]:
+def _in_order(ends: Mapping[TableId, Any]) -> Iterable[tuple[TableId, Any]]:
     """So that two who tell of the same tables never wait for each other."""
-    return sorted(marks.items(), key=lambda one: one[0])
+    return sorted(ends.items(), key=lambda one: one[0])

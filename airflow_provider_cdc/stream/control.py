@@ -36,29 +36,29 @@ def ask(context: Context, store: Store, kind: str, table: str, by: str) -> str:
     """
     name = context.pipeline.name
     index_of(context, context.need_plan(), table)
-    number, taken = store.ask(name, kind, table, by), False
-    told_at = time.monotonic() + _PATIENCE_SECONDS
+    request_id, seen_taken = store.ask(name, kind, table, by), False
+    warn_at = time.monotonic() + _PATIENCE_SECONDS
     while True:
-        request = store.request(name, number)
+        request = store.request(name, request_id)
         if request is None:
-            raise NotReadyError(f"request {number} is not in the bookkeeping any more", "Run again")
+            raise NotReadyError(f"request {request_id} is not in the bookkeeping any more", "Run again")
         if request.finished_at is not None:
             if request.state == "done":
                 return request.outcome or ""
             raise NotReadyError(f"the stream has {request.state} it: {request.outcome}")
-        run, lives = context.watcher.look(store, name)
-        if run is None or lives is False:
-            return f"no stream is running: the next one sees to it (request {number})"
+        run, is_alive = context.watcher.look(store, name)
+        if run is None or is_alive is False:
+            return f"no stream is running: the next one sees to it (request {request_id})"
         if run.paused_by is not None and kind == REREAD:
             remedy = "it reads when it is resumed: airflow-cdc resume"
-            return f"the stream is paused ({run.paused_by} asked for it): {remedy} (request {number})"
-        if request.state == "taken" and not taken:
-            taken = True
-            context.reporter.line(f"request {number}: epoch {run.epoch} of the stream is at it")
-        elif request.state == "open" and time.monotonic() > told_at:
-            told_at = float("inf")
+            return f"the stream is paused ({run.paused_by} asked for it): {remedy} (request {request_id})"
+        if request.state == "taken" and not seen_taken:
+            seen_taken = True
+            context.reporter.line(f"request {request_id}: epoch {run.epoch} of the stream is at it")
+        elif request.state == "open" and time.monotonic() > warn_at:
+            warn_at = float("inf")
             context.reporter.line(
-                f"request {number}: epoch {run.epoch} of the stream has not taken it up yet. It is in the middle of a "
+                f"request {request_id}: epoch {run.epoch} of the stream has not taken it up yet. It is in the middle of a "
                 "batch, or of a version that knows of no requests: the next epoch sees to it as well, so this need not "
                 "be waited for (Ctrl-C)"
             )

@@ -66,7 +66,7 @@ class Epoch:
     :param upkeep: looks after the tables while it runs.
     :param ahead: gets them ready while it begins.
     :param rereading: reads suspended tables again.
-    :param asked: requests to an object store since it began.
+    :param pending: requests to an object store since it began.
     :param inbox: what people want of it.
     :param rest: lets go of the source, before a pause.
     :param lease: seconds for which it continues without a task that supervises it.
@@ -111,16 +111,16 @@ class Epoch:
 
     def seen(self) -> Seen:
         """What there is to see."""
-        at = self.applier.at
-        standing = Standing({}, True, self.going, str(at.at), None, self.read_again, ())
-        return Seen(self.plan, at, self.applier.lineage, standing, self.number, self.batches, self.changes)
+        offset = self.applier.at
+        state = Standing({}, True, self.going, str(offset.at), None, self.read_again, ())
+        return Seen(self.plan, offset, self.applier.lineage, state, self.number, self.batches, self.changes)
 
     def apply(self, manifest: dict[str, Any]) -> Applied:
         """Apply a batch and write it into the bookkeeping."""
         began = time.monotonic()
-        with counting(Traffic(self.asked)) as asked:
+        with counting(Traffic(self.asked)) as requests:
             applied = self.applier.apply(manifest)
-        asked.add(manifest["asked"])
+        requests.add(manifest["asked"])
         start, end = Offset.from_json(manifest["start"]), Offset.from_json(manifest["end"])
         size = end.at.position - (start.at.position if start.at.file == end.at.file else 0)
         with suppress(CdcError, SQLAlchemyError):  # an outage of the bookkeeping does not stop the stream
@@ -137,7 +137,7 @@ class Epoch:
                 lag_p95_ms=applied.percentile(95),
                 lag_max_ms=applied.percentile(100),
                 index=self.applier.index,
-                traffic=(asked.to_json(), self.asked.to_json()) if self.context.storage.remote else None,
+                traffic=(requests.to_json(), self.asked.to_json()) if self.context.storage.remote else None,
             )
         self.batches += 1
         self.changes += applied.changes
@@ -145,7 +145,7 @@ class Epoch:
         self.before_ddl = end.before_ddl
         if applied.changes:
             lag = f"lag p95 {(applied.percentile(95) or 0) / 1000:.1f} s"
-            more = f"; {text_of(asked.to_json())}" if self.context.storage.remote else ""
+            more = f"; {text_of(requests.to_json())}" if self.context.storage.remote else ""
             self.context.reporter.line(f"batch to {end.at}: {applied.changes} changes, {lag}{more}")
         self.publish()
         return applied
@@ -244,12 +244,12 @@ class Epoch:
         self._requests += self.inbox.take()
         if self.before_ddl:  # which has to be followed as the plan is now
             return
-        left, held = [], set[str]()
+        postponed, blocked_tables = [], set[str]()
         for request in self._requests:
-            if request.table in held or not self._carried_out(request):
-                left.append(request)
-                held.add(request.table)
-        self._requests = left
+            if request.table in blocked_tables or not self._carried_out(request):
+                postponed.append(request)
+                blocked_tables.add(request.table)
+        self._requests = postponed
 
     def _carried_out(self, request: RequestRow) -> bool:
         """Carry out one request, or begin with it; if the table is not being read."""
@@ -261,11 +261,11 @@ class Epoch:
                 self.rereading.serve(request, index)
                 return True
             with counting(self.asked):
-                self.plan, said = suspend_as_asked(self.context, self.store, self.plan, self.applier, index, request.by)
+                self.plan, message = suspend_as_asked(self.context, self.store, self.plan, self.applier, index, request.by)
             self.applier.go_on_without(self.plan)
             self.anew = True
             self.observer.look()
-            self.inbox.end(request.id, "done", said)
+            self.inbox.end(request.id, "done", message)
         except NotReadyError as error:
             self.context.reporter.line(f"what {request.by} wants is refused: {error}")
             self.inbox.end(request.id, "refused", str(error))
@@ -288,10 +288,10 @@ class Epoch:
             names = requests(self.context, self.plan)
             if self.context.layout.reload(self.plan.generation) in names and not self.before_ddl:
                 self._reload()
-            asked = waiting(self.context, self.plan, names)
-            self.read_again = {one.table for one in asked if one.scope == TABLE and one.table is not None}
+            pending = waiting(self.context, self.plan, names)
+            self.read_again = {staged_read.table for staged_read in pending if staged_read.scope == TABLE and staged_read.table is not None}
             self.awaited = bool(self.read_again)
-            for staged in in_turn(asked, lambda one: is_ripe(one, self.applier)):
+            for staged in in_turn(pending, lambda staged_read: is_ripe(staged_read, self.applier)):
                 if staged.scope == GROUP:
                     publish_staged(self.context, self.store, self.plan, self.applier, self.job, staged)
                 else:
@@ -301,9 +301,9 @@ class Epoch:
         """Copy other tables from now on: the next section goes on without some, and others are added."""
         self.context.pipeline = reloaded(self.context, self.plan)
         self.applier.confirm()  # what is written down is not fenced
-        steps = removals(self.context, self.plan)
-        if steps:
-            write_down(self.context, self.store, self.plan, steps)
+        suspensions = removals(self.context, self.plan)
+        if suspensions:
+            write_down(self.context, self.store, self.plan, suspensions)
             self.plan = self.context.need_plan()
             self.applier.go_on_without(self.plan)
             self.anew = True
@@ -333,28 +333,28 @@ class Epoch:
 
     def _exchange(self, staged: Staged) -> None:
         """Exchange what was read again of one table; the next section begins with a table that has rejoined."""
-        found = exchange(self.context, self.store, self.plan, self.applier, self.job, staged)
+        result = exchange(self.context, self.store, self.plan, self.applier, self.job, staged)
         index = staged.table
-        if found is None or index is None:
+        if result is None or index is None:
             return
-        if found.plan is not self.plan:
-            self.plan = found.plan
+        if result.plan is not self.plan:
+            self.plan = result.plan
             self._renew(index)
             remove_superseded_readings(self.context, self.plan, index)
-            if (held := coverage(self.context, self.plan, self.applier.tables)) is not None:
-                self.applier.hold(held)
+            if (new_coverage := coverage(self.context, self.plan, self.applier.tables)) is not None:
+                self.applier.hold(new_coverage)
             self.anew = True
             with suppress(CdcError, SQLAlchemyError):  # this is for people; the next start does it, too
                 note_taken_over(self.store, self.plan)
         if staged.scope == TABLE:
             self.read_again.discard(index)
             # Whoever has read it: that it is not suspended any more, or still is, matters to the stream's own reading.
-            if self.plan.suspended_of(index) is None or not found.again:
+            if self.plan.suspended_of(index) is None or not result.again:
                 self.rereading.done(index)
             else:
-                self.rereading.failed(index, self.plan.tables[index].label, found.said)
+                self.rereading.failed(index, self.plan.tables[index].label, result.said)
         if staged.request is not None:
-            self.rereading.ended(index, staged.request, found)
+            self.rereading.ended(index, staged.request, result)
 
     def _renew(self, index: int) -> None:
         table = self.plan.tables[index]

@@ -17,13 +17,13 @@ class ReadingAhead:
     """Reads ahead for tables, one after the other, in a thread of its own. A context manager, which ends it.
 
     :param tables: as the stream begins with them.
-    :param room: bytes of memory for what nothing speaks for, of all tables together.
-    :param tell: gets a line for each problem.
+    :param budget: bytes of memory for what nothing speaks for, of all tables together.
+    :param log_line: gets a line for each problem.
     """
 
-    def __init__(self, tables: Sequence[SinkTable], room: int, tell: Callable[[str], None]) -> None:
+    def __init__(self, tables: Sequence[SinkTable], budget: int, log_line: Callable[[str], None]) -> None:
         self._work = [(table.name, table.ahead()) for table in tables if isinstance(table, Foresighted)]
-        self._room, self._tell = room, tell
+        self._room, self._tell = budget, log_line
         self._over = threading.Event()
         self._thread = threading.Thread(target=carried(self._go), name="reading-ahead", daemon=True)
 
@@ -35,9 +35,9 @@ class ReadingAhead:
         self._thread.join()
 
     def _go(self) -> None:
-        for name, read in self._work:
+        for name, prefetch in self._work:
             try:
-                self._room -= read(self._room, self._over.is_set)
+                self._room -= prefetch(self._room, self._over.is_set)
             except Exception as error:  # whatever it is: a batch that needs the same will say so
                 text = str(error) if isinstance(error, CdcError) else f"{type(error).__name__}: {error}"
                 self._tell(f"the {name} could not be read ahead: {text}")

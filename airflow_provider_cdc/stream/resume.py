@@ -44,11 +44,11 @@ _OTHER = "Point the connection to a server that has the same tables, or start wi
 
 
 def find_place(
-    context: Context, store: Store, plan: Plan, applier: Applier, held: Sequence[Coverage]
+    context: Context, store: Store, plan: Plan, applier: Applier, coverage: Sequence[Coverage]
 ) -> tuple[Plan, Position]:
     """Bring the applier to the place where it goes on. Its epoch's fence is raised.
 
-    :param held: what the snapshot holds.
+    :param coverage: what the snapshot holds.
     :returns: the plan, without the tables that cannot go on at another server; and where the server's binlog ends,
         which is behind everything that the snapshot has read.
     :raises CdcError: if something would be missing, or is not the same, from there on.
@@ -59,13 +59,13 @@ def find_place(
             if is_elsewhere(connection, applier.at):
                 plan = _fail_over(context, store, plan, applier, connection)
             applier.go_on(resume(connection, applier.at, context.opener(slots.STREAM)))
-        marks = [seq for table in held for seq in table.high_watermarks]
+        marks = [seq for table in coverage for seq in table.high_watermarks]
         if applier.lineage.seq(applier.at.at) < max(marks, default=0):
-            _same_files(context, applier, held)
-        now = binlog_end(connection)
-        end = applier.lineage.position(max([applier.lineage.seq(now), *marks]))
-        if now < end:
-            raise OtherHistoryError(f"the binlog of the server ends at {now}, and the snapshot read up to {end}")
+            _same_files(context, applier, coverage)
+        binlog_position = binlog_end(connection)
+        end = applier.lineage.position(max([applier.lineage.seq(binlog_position), *marks]))
+        if binlog_position < end:
+            raise OtherHistoryError(f"the binlog of the server ends at {binlog_position}, and the snapshot read up to {end}")
     return plan, end
 
 
@@ -84,10 +84,10 @@ def _check_logged(connection: Connection[Any]) -> None:
         )
 
 
-def _same_files(context: Context, applier: Applier, held: Sequence[Coverage]) -> None:
+def _same_files(context: Context, applier: Applier, coverage: Sequence[Coverage]) -> None:
     """The changes that chunks hold are told by positions: so those must be of the binlog that the server has today."""
     at = applier.at
-    for base, file, began in sorted({known for table in held for known in table.files}):
+    for base, file, began in sorted({known for table in coverage for known in table.files}):
         if base == applier.lineage.base and began and at.at.file != file and at.at < Position(file, 0):
             with_beginning(Offset(at.server, Position(file, 0), "", began=began), context.opener(slots.STREAM))
 
@@ -112,10 +112,10 @@ def _fail_over(context: Context, store: Store, plan: Plan, applier: Applier, con
     :returns: the plan without those.
     :raises CdcError: if it cannot be done. Then no table was suspended.
     """
-    pipeline, before = context.pipeline, applier.at
+    pipeline, old_offset = context.pipeline, applier.at
     open_at = context.opener(slots.STREAM)
-    after = take_over(connection, open_at, before)
-    channels = [] if after.server == before.server else filters(connection)
+    new_offset = take_over(connection, open_at, old_offset)
+    channels = [] if new_offset.server == old_offset.server else filters(connection)
     for table in map(plan.tables.__getitem__, plan.active):
         if missing := {name for channel in channels if (name := left_out(channel, *table.id))}:
             raise TerminalError(
@@ -123,45 +123,45 @@ def _fail_over(context: Context, store: Store, plan: Plan, applier: Applier, con
                 f"{table.label} ({', '.join(sorted(missing))}), or was one",
                 f"{_OTHER}. If it has never left out anything with this filter, remove that, and run again",
             )
-    going = without(context, plan, {**_redefined(context, connection, plan, after.at), **applier.bound()})
-    applier.go_on_without(going)
+    remaining_plan = without(context, plan, {**_redefined(context, connection, plan, new_offset.at), **applier.bound()})
+    applier.go_on_without(remaining_plan)
     try:
         applier.check_passed()  # before anything is written down: who is sent back finds all tables there as they were
     except TerminalError as error:
-        if after.server != before.server:
+        if new_offset.server != old_offset.server:
             raise
         raise PurgedError(f"{error.message}, whose binlog files have got another name since", _OTHER) from None
-    if (further := applier.ahead()) is not None:
+    if (interrupted_end := applier.ahead()) is not None:
         # What a table holds beyond the resume point comes once more, if the new server has it; else it would stay.
-        take_over(connection, open_at, replace(further, xa=()))
-    if stays := [step for step in going.suspended if step not in plan.suspended]:
+        take_over(connection, open_at, replace(interrupted_end, xa=()))
+    if new_suspensions := [step for step in remaining_plan.suspended if step not in plan.suspended]:
         applier.confirm()  # what is written down is not fenced
-        write_down(context, store, plan, stays)
-    applier.move(after)
+        write_down(context, store, plan, new_suspensions)
+    applier.move(new_offset)
     segments = applier.lineage.segments
     with suppress(CdcError, SQLAlchemyError):  # the sink has it; this is for people
-        known = store.lineage(pipeline.name)[: len(segments) - 1]
-        last = segments[-1]
-        added = Segment(last.server, last.start_file, applier.at.at.position, last.base)
-        store.set_lineage(pipeline.name, [*known, added])
-        store.event(pipeline.name, "failover", f"{before.server} at {before.at} to {last.server} at {applier.at.at}")
+        known_segments = store.lineage(pipeline.name)[: len(segments) - 1]
+        newest_segment = segments[-1]
+        new_segment = Segment(newest_segment.server, newest_segment.start_file, applier.at.at.position, newest_segment.base)
+        store.set_lineage(pipeline.name, [*known_segments, new_segment])
+        store.event(pipeline.name, "failover", f"{old_offset.server} at {old_offset.at} to {newest_segment.server} at {applier.at.at}")
     context.reporter.line(
-        f"continuing on server {applier.at.server}, {applier.at.at} (before: {before.server}, {before.at})"
+        f"continuing on server {applier.at.server}, {applier.at.at} (before: {old_offset.server}, {old_offset.at})"
     )
-    return going
+    return remaining_plan
 
 
 def _redefined(context: Context, connection: Connection[Any], plan: Plan, at: Position) -> dict[int, TerminalError]:
     """Tables of which the server has other definitions than the DDL in its binlog behind a place leads to, by index."""
-    found: dict[int, TerminalError] = {}
+    errors: dict[int, TerminalError] = {}
     for index in plan.active:
         table = plan.tables[index]
         if not _is(connection, table) and not _leads_there(context, connection, at, table):
             message = (
                 f"the connection reaches server {identity(connection)} now, where {table.label} has another definition"
             )
-            found[index] = NotFollowedError(message, _OTHER, table=table.label)
-    return found
+            errors[index] = NotFollowedError(message, _OTHER, table=table.label)
+    return errors
 
 
 def _is(connection: Connection[Any], table: TableSchema) -> bool:

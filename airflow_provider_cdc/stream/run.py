@@ -66,34 +66,34 @@ def begin(context: Context, store: Store, *, catch_up: bool, log: str | None = N
     """
     # Compiled now if they never were on this machine: that holds all threads for seconds, the heartbeat's with them.
 
-    with counting(Traffic()) as asked:
-        return _begin(context, store, asked, catch_up=catch_up, log=log, ui=ui)
+    with counting(Traffic()) as requests:
+        return _begin(context, store, requests, catch_up=catch_up, log=log, ui=ui)
 
 
-def _begin(context: Context, store: Store, asked: Traffic, *, catch_up: bool, log: str | None, ui: str | None) -> Epoch:
+def _begin(context: Context, store: Store, requests: Traffic, *, catch_up: bool, log: str | None, ui: str | None) -> Epoch:
     pipeline = context.pipeline
     context.watcher.refuse(store, pipeline.name)
     if context.storage.remote:  # what the store has done until now, another version of it, or a proxy, may not do
         check_store(context.storage, context.layout.private)
-    planned = added(context, store, context.need_plan())
-    tables = targets(context, planned)
-    context.storage.delete(context.layout.reload(planned.generation))  # it was for the epoch before
-    plan = planned.amended(step.to_json() for step in removals(context, planned))
+    recorded_plan = added(context, store, context.need_plan())
+    tables = targets(context, recorded_plan)
+    context.storage.delete(context.layout.reload(recorded_plan.generation))  # it was for the epoch before
+    plan = recorded_plan.amended(step.to_json() for step in removals(context, recorded_plan))
     plan = without(context, plan, unusable(context, plan, tables))
-    held = coverage(context, plan, tables)
-    if held is None:
+    snapshot_coverage = coverage(context, plan, tables)
+    if snapshot_coverage is None:
         raise NotReadyError(
             f"the snapshot of {pipeline.name} is not complete",
             "Run `airflow-cdc snapshot` (or `airflow-cdc run`) first",
         )
     adopt_published(context, store, plan)
     note_restart(context, store)
-    progress = context.sink.resume_point()
-    progress.create()
-    for line in told(context, planned):
+    resume_point = context.sink.resume_point()
+    resume_point.create()
+    for line in told(context, recorded_plan):
         context.reporter.line(line)
-    known = {index: tables[index].markers() for index in plan.active}
-    highest = highest_epoch(pipeline.name, [*known.values(), progress.markers()])
+    markers_before = {index: tables[index].markers() for index in plan.active}
+    highest = highest_epoch(pipeline.name, [*markers_before.values(), resume_point.markers()])
     details: dict[str, Any] = {"mode": "catch_up" if catch_up else "continuous", "log": log, "ui": ui}
     details |= {"machine": machine() or None, "settings": fingerprint(pipeline)}
     number = store.new_epoch(pipeline.name, highest, *whoami(), refuse=context.watcher.confirm, details=details)
@@ -102,22 +102,22 @@ def _begin(context: Context, store: Store, asked: Traffic, *, catch_up: bool, lo
         # A failover reads binlog for as long as it takes.
         with Heart(store, pipeline.name, number, details, stop, lambda: False, hear=inbox.hear):
             fence = epoch_fence(pipeline.name, number)
-            all_over = claim_epoch(pipeline.name, progress, fence)
-            other = {
+            older_epochs_ended = claim_epoch(pipeline.name, resume_point, fence)
+            column_errors = {
                 index: NotFollowedError(why, _OTHER_LISTS, table=plan.tables[index].label)
                 for index, why in context.other_columns(plan).items()
             }
-            plan = without(context, plan, {**other, **finish(context, plan, fence)})
-            going = {index: tables[index] for index in plan.active}
-            raise_fences(pipeline.name, fence, going, known, all_over=all_over)
-            write_down(context, store, plan, [step for step in plan.suspended if step not in planned.suspended])
-            held = coverage(context, plan, tables) or held  # up to the fence a group may have been read again
-            upkeep = Upkeep(targets(context, plan), run_in_threads, context.reporter.line)
-            applier = Applier(context, plan, tables, held, progress, number, upkeep.changed)
-            ahead = ReadingAhead(
+            plan = without(context, plan, {**column_errors, **finish(context, plan, fence)})
+            active_tables = {index: tables[index] for index in plan.active}
+            raise_fences(pipeline.name, fence, active_tables, markers_before, all_over=older_epochs_ended)
+            write_down(context, store, plan, [step for step in plan.suspended if step not in recorded_plan.suspended])
+            snapshot_coverage = coverage(context, plan, tables) or snapshot_coverage  # up to the fence a group may have been read again
+            maintenance = Upkeep(targets(context, plan), run_in_threads, context.reporter.line)
+            applier = Applier(context, plan, tables, snapshot_coverage, resume_point, number, maintenance.changed)
+            prefetch_worker = ReadingAhead(
                 [tables[index] for index in plan.active], pipeline.sink.index_bytes, context.reporter.line
             )
-            plan, end = find_place(context, store, plan, applier, held)
+            plan, end = find_place(context, store, plan, applier, snapshot_coverage)
     except CdcError as error:
         store.end_stream(pipeline.name, number, "failed", str(error), kind_of(error))
         raise
@@ -140,8 +140,8 @@ def _begin(context: Context, store: Store, asked: Traffic, *, catch_up: bool, lo
         deletes=pipeline.sink.deletions,
         tell_ddl=pipeline.stream.follows_ddl,
     )
-    ends = end if catch_up else None
-    rereading = Rereading(context, store, run_slices, inbox)
+    target = end if catch_up else None
+    resnapshot_worker = Rereading(context, store, run_slices, inbox)
     epoch = Epoch(
         context,
         store,
@@ -150,16 +150,16 @@ def _begin(context: Context, store: Store, asked: Traffic, *, catch_up: bool, lo
         job,
         applier.at,
         applier,
-        ends,
+        target,
         details,
-        upkeep,
-        ahead,
-        rereading,
-        asked,
+        maintenance,
+        prefetch_worker,
+        resnapshot_worker,
+        requests,
         inbox,
         stop,
     )
-    rereading.wanted(plan)
+    resnapshot_worker.wanted(plan)
     return epoch
 
 
@@ -179,7 +179,7 @@ def _run_section(epoch: Epoch) -> None:
                 epoch.publish()
                 time.sleep(0.05)
                 continue
-            epoch.apply(together([epoch.job.stage(*piece, "0", i) for i, piece in enumerate(pairwise(ends))]))
+            epoch.apply(together([epoch.job.stage(*batch_range, "0", i) for i, batch_range in enumerate(pairwise(ends))]))
             at = ends[-1]
 
 

@@ -31,8 +31,8 @@ class StreamQuery:
 
     :param apply: gets the manifests of the pieces of each batch, none of them twice: one batch after the other, in a
         thread of its own.
-    :param each_second: called about once a second, never while a batch is applied.
-    :param over: whether to end the section.
+    :param on_tick: called about once a second, never while a batch is applied.
+    :param is_section_over: whether to end the section.
     """
 
     def __init__(
@@ -40,11 +40,11 @@ class StreamQuery:
         spark: SparkSession,
         apply: Callable[[list[dict[str, Any]]], object],
         *,
-        each_second: Callable[[], None],
-        over: Callable[[], bool],
+        on_tick: Callable[[], None],
+        is_section_over: Callable[[], bool],
     ) -> None:
         self._spark = spark
-        self._apply, self._each_second, self._over = apply, each_second, over
+        self._apply, self._each_second, self._over = apply, on_tick, is_section_over
         self._query: Any = None
         self._applying: Future[None] | None = None
         self._pool = ThreadPoolExecutor(1, "apply")
@@ -116,16 +116,16 @@ class StreamQuery:
         self._carry()
 
     def _carry(self) -> None:
-        query, looked = self._query, time.monotonic()
+        query, ticked_at = self._query, time.monotonic()
         while query.isActive and not self._over() and not self._failure:
             time.sleep(0.1)  # not Event.wait(): a signal that meets it and sets the event would wait for itself
-            if time.monotonic() - looked > 1:
-                looked = time.monotonic()
+            if time.monotonic() - ticked_at > 1:
+                ticked_at = time.monotonic()
                 with self._working:
                     self._each_second()
-        failed = query.exception()
-        if self._failure is not None or failed is not None:
-            raise self._failure or of_spark(failed)
+        query_error = query.exception()
+        if self._failure is not None or query_error is not None:
+            raise self._failure or of_spark(query_error)
         if not self._over():
             raise TransientError("the stream ended by itself", "Run again: it continues where it stopped")
 
@@ -160,8 +160,8 @@ class StreamQuery:
             if token is not self._heard or manifests[0]["section"] != self._section or self._over() or self._failure:
                 return  # the end of its section has been decided: what was read is read again by the next one
             try:
-                if failed := [manifest["error"] for manifest in manifests if "error" in manifest]:
-                    raise error_of(**failed[0])
+                if errors := [manifest["error"] for manifest in manifests if "error" in manifest]:
+                    raise error_of(**errors[0])
                 self._apply(manifests)
             except BaseException as error:  # nobody else would hear of it
                 self._fail(token, error)

@@ -89,13 +89,13 @@ class Range(InputPartition):
     :param section: number of the section.
     :param start: start offset.
     :param end: end offset.
-    :param reader: number of the task in its batch.
-    :param asked: requests to an object store that planning took, and that nobody has told of yet.
+    :param reader_index: number of the task in its batch.
+    :param requests: requests to an object store that planning took, and that nobody has told of yet.
     """
 
-    def __init__(self, section: int, start: Offset, end: Offset, reader: int, asked: list[dict[str, int]]) -> None:
+    def __init__(self, section: int, start: Offset, end: Offset, reader_index: int, requests: list[dict[str, int]]) -> None:
         super().__init__(None)
-        self.section, self.start, self.end, self.reader, self.asked = section, start, end, reader, asked
+        self.section, self.start, self.end, self.reader, self.asked = section, start, end, reader_index, requests
 
 
 class Failure(InputPartition):
@@ -150,10 +150,10 @@ class BinlogReader(DataSourceStreamReader):
             try:
                 if start is not None:
                     self._at = SectionOffset.decode(start)
-                next_one = SectionOffset.read(self._file)
-                if next_one is not None and next_one.section > self._at.section:
+                next_section = SectionOffset.read(self._file)
+                if next_section is not None and next_section.section > self._at.section:
                     self._close()
-                    self._at = next_one
+                    self._at = next_section
                 if self._at.error is not None or self._at.offset.before_ddl:
                     time.sleep(_LOOK_SECONDS)
                 elif (end := self._next_batch(self._at)) is not None:
@@ -165,16 +165,16 @@ class BinlogReader(DataSourceStreamReader):
                 self._at = replace(self._at, error=error.to_json())
             return self._at.encode()
 
-    def _next_batch(self, begin: SectionOffset) -> SectionOffset | None:
+    def _next_batch(self, section_start: SectionOffset) -> SectionOffset | None:
         """End of the next batch of a section, if there is one."""
-        job = replace(self._job, section=begin.section)
+        job = replace(self._job, section=section_start.section)
         if self._planner is None:
-            self._planner, asked = job.open_planner()
-            self._asked.append(asked)
-        if not self._begins(self._planner, begin.offset):
+            self._planner, requests = job.open_planner()
+            self._asked.append(requests)
+        if not self._begins(self._planner, section_start.offset):
             return None
-        self._pieces = [begin.offset, *job.pieces(self._planner, begin.offset)]
-        return SectionOffset(begin.section, self._pieces[-1])
+        self._pieces = [section_start.offset, *job.pieces(self._planner, section_start.offset)]
+        return SectionOffset(section_start.section, self._pieces[-1])
 
     def _begins(self, planner: BatchPlanner, begin: Offset) -> bool:
         """Wait, but not for long, until a batch may begin, and there is something for it."""
@@ -189,24 +189,24 @@ class BinlogReader(DataSourceStreamReader):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """A task for each piece of a batch, as they were found; else one, as of a batch that Spark plans again."""
-        first, last = SectionOffset.decode(start), SectionOffset.decode(end)
-        if last.error is not None:
-            return [Failure(last.section, last.error)]
-        begin = first if first.section == last.section else SectionOffset.read(self._file)
-        if begin is None or begin.section != last.section:
+        batch_start, batch_end = SectionOffset.decode(start), SectionOffset.decode(end)
+        if batch_end.error is not None:
+            return [Failure(batch_end.section, batch_end.error)]
+        section_start = batch_start if batch_start.section == batch_end.section else SectionOffset.read(self._file)
+        if section_start is None or section_start.section != batch_end.section:
             return []  # the driver has ended that section: it takes nothing of it any more
-        found = [begin.offset, last.offset]
-        if self._pieces[:1] == found[:1] and self._pieces[-1:] == found[1:]:
-            found = self._pieces
-        asked, self._asked = self._asked, []
-        pieces = [ends for ends in pairwise(found) if ends[0] != ends[1]]
-        return [Range(last.section, *ends, i, [] if i else asked) for i, ends in enumerate(pieces)]
+        range_ends = [section_start.offset, batch_end.offset]
+        if self._pieces[:1] == range_ends[:1] and self._pieces[-1:] == range_ends[1:]:
+            range_ends = self._pieces
+        requests, self._asked = self._asked, []
+        ranges = [bounds for bounds in pairwise(range_ends) if bounds[0] != bounds[1]]
+        return [Range(batch_end.section, *bounds, i, [] if i else requests) for i, bounds in enumerate(ranges)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Stage the files of a range and return their manifest, or what has kept it from that."""
         assert isinstance(partition, Range | Failure)
-        found = {"error": partition.error} if isinstance(partition, Failure) else self._stage(partition)
-        manifest = {**found, "section": partition.section}
+        result = {"error": partition.error} if isinstance(partition, Failure) else self._stage(partition)
+        manifest = {**result, "section": partition.section}
         yield pa.RecordBatch.from_pydict({"manifest": [json.dumps(manifest)]})
 
     def _stage(self, partition: Range) -> dict[str, Any]:

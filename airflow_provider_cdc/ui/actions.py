@@ -40,9 +40,9 @@ def _of_this_page(request: Request) -> None:
     """
     from airflow.configuration import conf
 
-    own = {request.headers.get("host"), urlsplit(conf.get("api", "base_url", fallback="") or "").netloc}
+    own_hosts = {request.headers.get("host"), urlsplit(conf.get("api", "base_url", fallback="") or "").netloc}
     origin = request.headers.get("origin")
-    if request.headers.get(HEADER) is None or (origin is not None and urlsplit(origin).netloc not in own):
+    if request.headers.get(HEADER) is None or (origin is not None and urlsplit(origin).netloc not in own_hosts):
         raise HTTPException(403, "This request does not come from the page")
 
 
@@ -55,50 +55,50 @@ router = APIRouter(dependencies=[Depends(_of_this_page), Depends(_allowed)])
 
 
 @router.post("/api/pipelines/{book}/{name}/acts/{act}")
-def do(user: GetUserDep, shown: ShownDep, act: str, asked: Asked) -> dict[str, Any]:
+def do(user: GetUserDep, shown: ShownDep, act: str, action_request: Asked) -> dict[str, Any]:
     """Do something, or say what would be done."""
     if act not in ACTS:
         raise HTTPException(404, "There is no such act")
     by = str(user.get_name())
     with _session() as session:
-        case = Case(shown, session, **asked.model_dump(exclude={"dry_run"}))
+        target = Case(shown, session, **action_request.model_dump(exclude={"dry_run"}))
         try:
-            plan = ACTS[act].plan(case)
-        except Impossible as why:
-            if asked.dry_run:
-                return {"says": None, "why_not": str(why)}
-            raise HTTPException(409, str(why)) from None
-        missing = _lacks(user, plan)
-        if asked.dry_run:
-            return {"says": plan.says, "why_not": missing, "asks": plan.asks}
-        if missing:
-            raise HTTPException(403, missing)
-        if plan.asks:
-            raise HTTPException(409, f"{plan.asks} is missing")
-        _audit(session, plan, by, f"cdc_{act}", pipeline=case.name, **_about(asked))
+            preview = ACTS[act].plan(target)
+        except Impossible as impossible:
+            if action_request.dry_run:
+                return {"says": None, "why_not": str(impossible)}
+            raise HTTPException(409, str(impossible)) from None
+        missing_right = _lacks(user, preview)
+        if action_request.dry_run:
+            return {"says": preview.says, "why_not": missing_right, "asks": preview.asks}
+        if missing_right:
+            raise HTTPException(403, missing_right)
+        if preview.asks:
+            raise HTTPException(409, f"{preview.asks} is missing")
+        _audit(session, preview, by, f"cdc_{act}", pipeline=target.name, **_about(action_request))
         try:
-            done = plan.do(by)
+            done = preview.do(by)
         except _refusals() as error:
             raise HTTPException(409, str(error)) from None
         if not done:
             raise HTTPException(409, "It is not as it was any more: look again")
-        if plan.event is not None:
-            case.reader.event(case.name, plan.event[0], plan.event[1], table=plan.table, by=by)
+        if preview.event is not None:
+            target.reader.event(target.name, preview.event[0], preview.event[1], table=preview.table, by=by)
     return {"done": True}
 
 
 def offers(user: Any, shown: Shown) -> list[dict[str, Any]]:
     """What the user can do with a pipeline as a whole: names of acts, and why one is impossible now."""
-    found = []
+    entries = []
     with _session() as session:
-        case = Case(shown, session)
-        for name in offered(case):
+        target = Case(shown, session)
+        for name in offered(target):
             try:
-                why = _lacks(user, ACTS[name].plan(case))
+                why = _lacks(user, ACTS[name].plan(target))
             except Impossible as impossible:
                 why = str(impossible)
-            found.append({"act": name, "label": ACTS[name].label, "why_not": why})
-    return found
+            entries.append({"act": name, "label": ACTS[name].label, "why_not": why})
+    return entries
 
 
 def retriable(shown: Shown) -> list[int]:
@@ -110,11 +110,11 @@ def retriable(shown: Shown) -> list[int]:
         return sorted({group for task in tasks for group in instances.failed_groups(session, task)})
 
 
-def _lacks(user: Any, plan: Plan) -> str | None:
+def _lacks(user: Any, preview: Plan) -> str | None:
     """What a user must not do, in words; nothing if all is well."""
-    if (may_trigger if plan.triggers else may_edit)(user, plan.dags):
+    if (may_trigger if preview.triggers else may_edit)(user, preview.dags):
         return None
-    return f"It takes the right to start runs of {plan.dags[0]}" if plan.triggers else _missing(plan.dags)
+    return f"It takes the right to start runs of {preview.dags[0]}" if preview.triggers else _missing(preview.dags)
 
 
 def _missing(dags: tuple[str, ...]) -> str:
@@ -122,20 +122,20 @@ def _missing(dags: tuple[str, ...]) -> str:
     return f"It takes the right to {what}"
 
 
-def _about(asked: Asked) -> dict[str, Any]:
+def _about(action_request: Asked) -> dict[str, Any]:
     """For the audit log; a condition holds keys, which are values of rows."""
-    return asked.model_dump(exclude={"dry_run", "condition"}, exclude_none=True)
+    return action_request.model_dump(exclude={"dry_run", "condition"}, exclude_none=True)
 
 
-def _audit(session: Any, plan: Plan, by: str, act: str, **what: object) -> None:
+def _audit(session: Any, preview: Plan, by: str, act: str, **what: object) -> None:
     """A line for the task instance concerned, or for each DAG concerned, or one without a DAG."""
     from airflow.models.log import Log
 
-    if plan.instance is not None:
-        about = {name: getattr(plan.instance, name) for name in ("task_id", "run_id", "map_index", "try_number")}
+    if preview.instance is not None:
+        about = {name: getattr(preview.instance, name) for name in ("task_id", "run_id", "map_index", "try_number")}
     else:
         about = {}
-    for dag in plan.dags or (None,):
+    for dag in preview.dags or (None,):
         session.add(Log(event=act, owner=by, owner_display_name=by, extra=json.dumps(what), dag_id=dag, **about))
     session.flush()
 

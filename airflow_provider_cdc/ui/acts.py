@@ -108,211 +108,211 @@ class Act:
     plan: Callable[[Case], Plan]
 
 
-def offered(case: Case) -> list[str]:
+def offered(target: Case) -> list[str]:
     """The acts that concern the pipeline as a whole and fit its state, possible or not."""
-    paused = case.run is not None and case.run.paused_by is not None
-    still = ["resume"] if paused else ["pause"] if case.runs else []
-    return [*still, "stop" if case.runs else "start", "verify", "repair"]
+    paused = target.run is not None and target.run.paused_by is not None
+    pause_actions = ["resume"] if paused else ["pause"] if target.runs else []
+    return [*pause_actions, "stop" if target.runs else "start", "verify", "repair"]
 
 
 # By clearing a task
 
 
-def _retry(case: Case) -> Plan:
-    if case.group is None:
+def _retry(target: Case) -> Plan:
+    if target.group is None:
         raise Impossible("No chunk group is named")
-    snapshot = case.shown.found.snapshot
-    groups = case.reader.groups(case.name, snapshot[0]) if snapshot else []
-    found = next((group for group in groups if group.group_no == case.group), None)
-    if found is None:
-        raise Impossible(f"There is no chunk group {case.group}")
-    if found.state == "done":
-        raise Impossible(f"Group {case.group} is published: read its tables, or some of their keys, again instead")
-    tasks = case.tasks(SNAPSHOT)
+    snapshot = target.shown.found.snapshot
+    groups = target.reader.groups(target.name, snapshot[0]) if snapshot else []
+    group_row = next((group for group in groups if group.group_no == target.group), None)
+    if group_row is None:
+        raise Impossible(f"There is no chunk group {target.group}")
+    if group_row.state == "done":
+        raise Impossible(f"Group {target.group} is published: read its tables, or some of their keys, again instead")
+    tasks = target.tasks(SNAPSHOT)
     if not tasks:
-        raise Impossible(f"No DAG reads it. {_command('snapshot', case)} reads what is missing")
-    held = [one for task in tasks if (one := instances.of_group(case.session, task, case.group)) is not None]
-    if not held:
+        raise Impossible(f"No DAG reads it. {_command('snapshot', target)} reads what is missing")
+    instances_of_group = [one for task in tasks if (one := instances.of_group(target.session, task, target.group)) is not None]
+    if not instances_of_group:
         dags = ", ".join(dict.fromkeys(task.dag for task in tasks))
         raise Impossible(f"No run has a task for it: start a run of {dags}, which reads what is missing")
-    instance = max(held, key=lambda one: one.dag_run.id)
-    what = f"group {case.group} is read again: {_called(instance)} was cleared"
-    return _cleared(case, instance, f"What is missing of group {case.group} is read", "group_retried", what)
+    instance = max(instances_of_group, key=lambda one: one.dag_run.id)
+    what = f"group {target.group} is read again: {_called(instance)} was cleared"
+    return _cleared(target, instance, f"What is missing of group {target.group} is read", "group_retried", what)
 
 
-def _start(case: Case) -> Plan:
-    tasks = case.tasks(STREAM)
-    if case.runs and case.shown.book.lives(case.shown.found) is not False:
+def _start(target: Case) -> Plan:
+    tasks = target.tasks(STREAM)
+    if target.runs and target.shown.book.lives(target.shown.found) is not False:
         raise Impossible("The stream runs")
     if not tasks:
-        raise Impossible(f"No DAG has its stream. {_command('stream', case)} starts it, on a host of your choice")
-    if busy := _first(instances.at_work, case, tasks):
+        raise Impossible(f"No DAG has its stream. {_command('stream', target)} starts it, on a host of your choice")
+    if busy := _first(instances.at_work, target, tasks):
         raise Impossible(f"{_called(busy)} is {_state(busy)}: it starts the stream, or looks after it")
-    instance = _first(instances.newest_ended, case, tasks)
+    instance = _first(instances.newest_ended, target, tasks)
     if instance is None:
         dags = ", ".join(dict.fromkeys(task.dag for task in tasks))
         raise Impossible(f"The task of the stream has never run: start a run of {dags}")
     what = f"the stream is started: {_called(instance)} was cleared"
-    return _cleared(case, instance, "The stream goes on from where it has stopped", "stream_start", what)
+    return _cleared(target, instance, "The stream goes on from where it has stopped", "stream_start", what)
 
 
-def _verify(case: Case, *, repair: bool = False) -> Plan:
-    tasks = case.tasks(_VERIFY, repair=repair)
+def _verify(target: Case, *, repair: bool = False) -> Plan:
+    tasks = target.tasks(_VERIFY, repair=repair)
     arguments = ", repair=True" if repair else ""
-    if not case.shown.dags:
-        raise Impossible(f"The pipeline has no DAG. Run {_command('verify' + (' --repair' if repair else ''), case)}")
+    if not target.shown.dags:
+        raise Impossible(f"The pipeline has no DAG. Run {_command('verify' + (' --repair' if repair else ''), target)}")
     if not tasks:
         raise Impossible(
             f"None of its DAGs has a task for that: add CdcVerifyOperator(pipeline=...{arguments}), best in a DAG of "
-            f"its own, or run {_command('verify' + (' --repair' if repair else ''), case)}"
+            f"its own, or run {_command('verify' + (' --repair' if repair else ''), target)}"
         )
     # One that comes after a stream may wait for ever.
-    if busy := _first(lambda of, task: instances.at_work(of, task, waits=not task.beside_stream), case, tasks):
+    if busy := _first(lambda of, task: instances.at_work(of, task, waits=not task.beside_stream), target, tasks):
         raise Impossible(f"{_called(busy)} is {_state(busy)}: see there")
-    says = "Source and copy are compared, table by table" + (
+    description = "Source and copy are compared, table by table" + (
         "; rows that differ are read again and exchanged" if repair else ". Nothing is written"
     )
-    instance = _first(instances.newest_ended, case, tasks)
+    instance = _first(instances.newest_ended, target, tasks)
     if instance is not None:
         kind, what = "repair" if repair else "verify", f"source and copy are compared: {_called(instance)} was cleared"
-        return _cleared(case, instance, says, kind, what)
+        return _cleared(target, instance, description, kind, what)
     dag = next((task.dag for task in tasks if not task.beside_stream), None)
     if dag is None:
         raise Impossible(
             f"The task has never run, and DAG {tasks[0].dag} holds a stream as well, which a new run would begin: put "
-            f"the comparison into a DAG of its own, or run {_command('verify', case)}"
+            f"the comparison into a DAG of its own, or run {_command('verify', target)}"
         )
-    why, slow = instances.hindrance(case.session, dag)
-    if why:
-        raise Impossible(why)
+    obstacle, delay = instances.hindrance(target.session, dag)
+    if obstacle:
+        raise Impossible(obstacle)
     return Plan(
-        _lines(f"A run of DAG {dag} is started, with all of its tasks", says, slow),
-        lambda by: instances.trigger(case.session, dag, by),
+        _lines(f"A run of DAG {dag} is started, with all of its tasks", description, delay),
+        lambda by: instances.trigger(target.session, dag, by),
         (dag,),
         triggers=True,
         event=("repair" if repair else "verify", f"source and copy are compared: a run of {dag} was started"),
     )
 
 
-def _cleared(case: Case, instance: Any, says: str, kind: str, what: str) -> Plan:
+def _cleared(target: Case, instance: Any, description: str, kind: str, event_text: str) -> Plan:
     if instance.state not in instances.RETRIABLE:
         raise Impossible(f"{_called(instance)} is {_state(instance)}: see its log in Airflow")
-    why, slow = instances.hindrance(case.session, instance.dag_id, instance.dag_run)
-    if why:
-        raise Impossible(why)
+    obstacle, delay = instances.hindrance(target.session, instance.dag_id, instance.dag_run)
+    if obstacle:
+        raise Impossible(obstacle)
     return Plan(
-        _lines(f"{_called(instance)} is cleared, and no other task", says, slow),
-        lambda _: instances.clear(case.session, instance),
+        _lines(f"{_called(instance)} is cleared, and no other task", description, delay),
+        lambda _: instances.clear(target.session, instance),
         (instance.dag_id,),
         instance=instance,
-        event=(kind, what),
+        event=(kind, event_text),
     )
 
 
 # By asking the stream
 
 
-def _stop(case: Case) -> Plan:
-    if not case.runs:
+def _stop(target: Case) -> Plan:
+    if not target.runs:
         raise Impossible("No stream runs, or it was asked to stop already")
     says = (
         "The stream ends after the transaction that it is at. The task that looks after it succeeds, and the stream "
         "stays where it is until somebody starts it, or its DAG runs again"
     )
-    return Plan(says, lambda by: case.reader.stop(case.name, by), case.stream_dags)
+    return Plan(says, lambda by: target.reader.stop(target.name, by), target.stream_dags)
 
 
-def _pause(case: Case) -> Plan:
-    if not case.runs:
+def _pause(target: Case) -> Plan:
+    if not target.runs:
         raise Impossible("No stream runs")
     says = (
         "The stream stays where it is and reads nothing more until it is resumed, also if it is started anew. Tables "
         "fall behind meanwhile, and the source must keep its binlogs"
     )
-    return Plan(says, lambda by: case.reader.pause(case.name, by), case.stream_dags)
+    return Plan(says, lambda by: target.reader.pause(target.name, by), target.stream_dags)
 
 
-def _resume(case: Case) -> Plan:
-    if case.run is None or case.run.paused_by is None:
+def _resume(target: Case) -> Plan:
+    if target.run is None or target.run.paused_by is None:
         raise Impossible("The stream is not paused")
-    return Plan("The stream goes on", lambda by: case.reader.resume(case.name, by), case.stream_dags)
+    return Plan("The stream goes on", lambda by: target.reader.resume(target.name, by), target.stream_dags)
 
 
-def _suspend(case: Case) -> Plan:
-    if _standing(case).state == "suspended":
-        raise Impossible(f"{case.table} is suspended already")
+def _suspend(target: Case) -> Plan:
+    if _standing(target).state == "suspended":
+        raise Impossible(f"{target.table} is suspended already")
     says = (
-        f"The stream goes on without {case.table}: its copy stays as it is, until somebody resumes it, which reads all "
+        f"The stream goes on without {target.table}: its copy stays as it is, until somebody resumes it, which reads all "
         "of the table again"
     )
-    return _asked(case, "suspend", says)
+    return _asked(target, "suspend", says)
 
 
-def _reread(case: Case) -> Plan:
-    says = f"All of {case.table} is read again, while the stream goes on, and its rows are exchanged in one commit"
-    if _standing(case).state == "suspended":
+def _reread(target: Case) -> Plan:
+    says = f"All of {target.table} is read again, while the stream goes on, and its rows are exchanged in one commit"
+    if _standing(target).state == "suspended":
         says += ". The table rejoins the stream with that"
-    return _asked(case, "reread", says)
+    return _asked(target, "reread", says)
 
 
-def _reread_keys(case: Case) -> Plan:
-    stands, condition = _standing(case), (case.condition or "").strip()
-    key = stands.definitions[-1]["key"] if stands.definitions else []
-    if stands.state == "suspended":
-        raise Impossible(f"{case.table} is suspended: resume it, which reads all of it")
+def _reread_keys(target: Case) -> Plan:
+    table_row, condition = _standing(target), (target.condition or "").strip()
+    key = table_row.definitions[-1]["key"] if table_row.definitions else []
+    if table_row.state == "suspended":
+        raise Impossible(f"{target.table} is suspended: resume it, which reads all of it")
     if not key:
-        raise Impossible(f"{case.table} has no key: read all of it again")
+        raise Impossible(f"{target.table} has no key: read all of it again")
     if condition:
         try:
             parse(condition, key)
         except BadPredicate as error:
             raise Impossible(str(error)) from None
-    asks = None if condition else f"A condition on {', '.join(key)}"
-    says = f"The rows of {case.table} whose keys are as the condition says are read again, while the stream goes on"
-    return _asked(case, "reread", says, condition or None, asks=asks)
+    missing_input = None if condition else f"A condition on {', '.join(key)}"
+    says = f"The rows of {target.table} whose keys are as the condition says are read again, while the stream goes on"
+    return _asked(target, "reread", says, condition or None, asks=missing_input)
 
 
-def _asked(case: Case, kind: str, says: str, condition: str | None = None, asks: str | None = None) -> Plan:
-    table = str(case.table)
-    waits = None if case.runs else "No stream runs now: the next one does it"
+def _asked(target: Case, kind: str, description: str, condition: str | None = None, missing_input: str | None = None) -> Plan:
+    table = str(target.table)
+    delay = None if target.runs else "No stream runs now: the next one does it"
     wanted = "suspend it" if kind == "suspend" else "read some of its keys again" if condition else "read it again"
     return Plan(
-        _lines(says, waits),
-        lambda by: case.reader.ask(case.name, kind, table, by, condition),
-        case.stream_dags,
+        _lines(description, delay),
+        lambda by: target.reader.ask(target.name, kind, table, by, condition),
+        target.stream_dags,
         event=("request", f"{table}: the stream was asked to {wanted}"),
         table=table,
-        asks=asks,
+        asks=missing_input,
     )
 
 
-def _withdraw(case: Case) -> Plan:
-    number = -1 if case.id is None else case.id
-    request = case.reader.request(case.name, number)
+def _withdraw(target: Case) -> Plan:
+    number = -1 if target.id is None else target.id
+    request = target.reader.request(target.name, number)
     if request is None or request.state != "open":
         raise Impossible("There is no such request that still waits: the stream has taken it up, or it was withdrawn")
     says = f"What {request.by} wants of {request.table} is not done"
-    return Plan(says, lambda by: case.reader.withdraw(case.name, number, by), case.stream_dags)
+    return Plan(says, lambda by: target.reader.withdraw(target.name, number, by), target.stream_dags)
 
 
-def _acknowledge(case: Case) -> Plan:
-    number = -1 if case.id is None else case.id
+def _acknowledge(target: Case) -> Plan:
+    number = -1 if target.id is None else target.id
     says = "Your name is put beside this event, for everybody to see that you take care of it. Nothing else changes"
-    return Plan(says, lambda by: case.reader.acknowledge(case.name, number, by), case.shown.dags)
+    return Plan(says, lambda by: target.reader.acknowledge(target.name, number, by), target.shown.dags)
 
 
-def _standing(case: Case) -> TableStateRow:
+def _standing(target: Case) -> TableStateRow:
     """How the table stands that is meant."""
-    for row in case.reader.table_states(case.name):
-        if f"{row.database}.{row.name}" == case.table:
+    for row in target.reader.table_states(target.name):
+        if f"{row.database}.{row.name}" == target.table:
             return row
-    raise Impossible(f"The pipeline has no table {case.table or 'without a name'}, or no driver has told of it yet")
+    raise Impossible(f"The pipeline has no table {target.table or 'without a name'}, or no driver has told of it yet")
 
 
-def _first(find: Callable[[Any, Declared], Any], case: Case, tasks: Sequence[Declared]) -> Any | None:
+def _first(find: Callable[[Any, Declared], Any], target: Case, tasks: Sequence[Declared]) -> Any | None:
     """Of the instances of several tasks the one in the newest run."""
-    found = [one for task in tasks if (one := find(case.session, task)) is not None]
-    return max(found, key=lambda one: one.dag_run.id, default=None)
+    instances_found = [one for task in tasks if (one := find(target.session, task)) is not None]
+    return max(instances_found, key=lambda one: one.dag_run.id, default=None)
 
 
 def _called(instance: Any) -> str:
@@ -324,8 +324,8 @@ def _state(instance: Any) -> str:
     return str(instance.state or "waiting for its turn").replace("_", " ")
 
 
-def _command(words: str, case: Case) -> str:
-    return f"airflow-cdc {words} -f with the file of {case.name}"
+def _command(words: str, target: Case) -> str:
+    return f"airflow-cdc {words} -f with the file of {target.name}"
 
 
 def _lines(*sentences: str | None) -> str:

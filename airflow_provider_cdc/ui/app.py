@@ -37,17 +37,17 @@ router = APIRouter()
 def make_app() -> FastAPI:
     """The application. Databases are looked for when they are first asked for."""
     # Without documentation of its own: those routes would not ask who the user is.
-    nothing: dict[str, Any] = {"docs_url": None, "redoc_url": None, "openapi_url": None}
-    app = FastAPI(title="CDC pipelines", dependencies=[Depends(get_user)], **nothing)
+    no_docs: dict[str, Any] = {"docs_url": None, "redoc_url": None, "openapi_url": None}
+    app = FastAPI(title="CDC pipelines", dependencies=[Depends(get_user)], **no_docs)
     app.state.place = Place()
     app.include_router(router)
     app.include_router(actions.router)
 
     @app.middleware("http")
-    async def headers(request: Request, go_on: Callable[[Request], Awaitable[Response]]) -> Response:
-        answer = await go_on(request)
-        answer.headers.update(_HEADERS)
-        return answer
+    async def headers(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+        response = await call_next(request)
+        response.headers.update(_HEADERS)
+        return response
 
     @app.exception_handler(CdcError)
     async def failed(_: Request, error: CdcError) -> JSONResponse:
@@ -69,11 +69,11 @@ def static(name: str) -> FileResponse:
 
 
 @router.get("/api/pipelines")
-def pipelines(place: PlaceDep, rights: RightsDep) -> dict[str, Any]:
+def pipelines(sources: PlaceDep, rights: RightsDep) -> dict[str, Any]:
     """Every pipeline that the user may see, the worst first, and the databases that cannot be read."""
-    shown, troubles = place.books.look()
+    shown, troubles = sources.books.look()
     lines = [views.pipeline_line(one, rights.dags) for one in shown if rights.sees(one.dags)]
-    unknown = [one for one in place.dags.all() if not one.name and one.dag in rights.dags]
+    unknown = [one for one in sources.dags.all() if not one.name and one.dag in rights.dags]
     return {
         "pipelines": views.in_order(lines),
         "troubles": [_told(one, rights) for one in troubles if rights.sees(one.dags)],
@@ -83,32 +83,32 @@ def pipelines(place: PlaceDep, rights: RightsDep) -> dict[str, Any]:
 
 @router.get("/api/where")
 def where(
-    place: PlaceDep, rights: RightsDep, dag_id: str, run_id: str | None = None, task_id: str | None = None
+    sources: PlaceDep, rights: RightsDep, dag_id: str, run_id: str | None = None, task_id: str | None = None
 ) -> dict[str, Any]:
     """The pipelines of a DAG, of a run of it, or of one of its tasks."""
     if dag_id not in rights.dags:
         raise HTTPException(404, "There is no such DAG")
-    dags = place.dags
+    dags = sources.dags
     declared = dags.of_run(dag_id, run_id) if run_id else [one for one in dags.all() if one.dag == dag_id]
     wanted = [one for one in declared if task_id in (None, "", one.task)]
     names = {one.name for one in wanted}
-    shown = [one for one in place.books.look()[0] if one.found.name in names and dag_id in one.dags]
+    shown = [one for one in sources.books.look()[0] if one.found.name in names and dag_id in one.dags]
     return {"tasks": len(wanted), "pipelines": [views.pipeline_line(one, rights.dags) for one in shown]}
 
 
 @router.get("/api/pipelines/{book}/{name}")
 def pipeline(user: GetUserDep, rights: RightsDep, shown: ShownDep) -> dict[str, Any]:
     """One pipeline, and what the user may do with it."""
-    reader, acts = shown.book.reader(), may_edit(user, shown.dags)
+    reader, may_act = shown.book.reader(), may_edit(user, shown.dags)
     view = views.pipeline_view(reader, shown, rights.dags)
-    reads = shown.found.snapshot is not None and shown.found.snapshot[1] != "done"
-    retriable = set(actions.retriable(shown)) if acts and reads else set()
+    snapshot_incomplete = shown.found.snapshot is not None and shown.found.snapshot[1] != "done"
+    retriable = set(actions.retriable(shown)) if may_act and snapshot_incomplete else set()
     for group in view["groups_list"]:
-        group["retry"] = acts and (
+        group["retry"] = may_act and (
             group["state"] == "failed" or (group["state"] != "done" and group["no"] in retriable)
         )
-    view["requests"] = views.requests_view(reader, shown.found.name, acts)
-    return {**view, "may_act": acts, "offers": actions.offers(user, shown) if acts else []}
+    view["requests"] = views.requests_view(reader, shown.found.name, may_act)
+    return {**view, "may_act": may_act, "offers": actions.offers(user, shown) if may_act else []}
 
 
 @router.get("/api/pipelines/{book}/{name}/chunks")

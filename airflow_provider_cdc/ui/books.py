@@ -85,25 +85,25 @@ class Book:
                 self._error = None
             return self._overview
 
-    def lives(self, found: Overview) -> bool | None:
+    def lives(self, overview: Overview) -> bool | None:
         """Whether the newest run of the stream gives signs of life; ``None`` before that can be told, as after a start.
 
         No clocks of two hosts are compared: what counts is how long the heartbeat has stood still on this one's.
         """
-        if found.stream is None:
+        if overview.stream is None:
             return False
-        return self._beats((found.name, "stream"), (found.stream.epoch, found.stream.heartbeat_at))
+        return self._beats((overview.name, "stream"), (overview.stream.epoch, overview.stream.heartbeat_at))
 
-    def lost(self, found: Overview) -> frozenset[int]:
+    def lost(self, overview: Overview) -> frozenset[int]:
         """Chunk groups that were begun and that nobody reads any more: their readers have given up, or died."""
-        held = () if found.groups is None else found.groups.held
+        held_groups = () if overview.groups is None else overview.groups.held
         return frozenset(
             one.group_no
-            for one in held
+            for one in held_groups
             if (one.heartbeat_at is None and one.state == "running")
             or (
                 one.heartbeat_at is not None
-                and self._beats((found.name, one.group_no), (one.attempt, one.heartbeat_at)) is False
+                and self._beats((overview.name, one.group_no), (one.attempt, one.heartbeat_at)) is False
             )
         )
 
@@ -175,25 +175,25 @@ class Books:
         """Every pipeline that can be read, and every database that cannot."""
         wanted, troubles = self._wanted()
         with self._lock:
-            for key, (book, _) in wanted.items():
+            for key, (database, _) in wanted.items():
                 if key not in self._pending:
-                    self._pending[key] = self._pool.submit(book.overview)
-            asked = {key: self._pending[key] for key in wanted}
-        wait(asked.values(), timeout=WAIT_SECONDS)
+                    self._pending[key] = self._pool.submit(database.overview)
+            queries = {key: self._pending[key] for key in wanted}
+        wait(queries.values(), timeout=WAIT_SECONDS)
         shown: list[Shown] = []
-        for key, future in asked.items():
-            book, declared = wanted[key]
+        for key, future in queries.items():
+            database, declared = wanted[key]
             try:
                 if not future.done():
-                    raise TransientError(f"bookkeeping {book.label} has not answered yet", "It is asked all the while")
-                found = future.result()
+                    raise TransientError(f"bookkeeping {database.label} has not answered yet", "It is asked all the while")
+                overviews = future.result()
             except CdcError as error:
-                troubles.append(_trouble(book.label, error, declared))
+                troubles.append(_trouble(database.label, error, declared))
             else:
                 names: dict[str, list[Declared]] = {}
                 for one in declared:
                     names.setdefault(one.name, []).append(one)
-                shown += [Shown(book, row, tuple(names.get(row.name, ()))) for row in found]
+                shown += [Shown(database, row, tuple(names.get(row.name, ()))) for row in overviews]
             finally:
                 with self._lock:
                     if future.done() and self._pending.get(key) is future:
@@ -205,17 +205,17 @@ class Books:
 
         :raises CdcError: if its database cannot be read.
         """
-        book, declared = self._wanted()[0].get(key, (None, []))
-        if book is None:
+        database, declared = self._wanted()[0].get(key, (None, []))
+        if database is None:
             return None
-        row = next((row for row in book.overview() if row.name == name), None)
-        return row and Shown(book, row, tuple(one for one in declared if one.name == name))
+        row = next((row for row in database.overview() if row.name == name), None)
+        return row and Shown(database, row, tuple(one for one in declared if one.name == name))
 
     def close(self) -> None:
         """Give back all connections."""
         self._pool.shutdown(wait=False, cancel_futures=True)
-        for book in self._books.values():
-            book.close()
+        for database in self._books.values():
+            database.close()
 
     def _wanted(self) -> tuple[dict[str, tuple[Book, list[Declared]]], list[Trouble]]:
         """The databases by key, each with the pipelines that DAGs keep in it."""
@@ -232,24 +232,24 @@ class Books:
                 troubles.append(_trouble(place, error, declared))
                 continue
             with self._lock:
-                book = self._books.setdefault(key := key_of(url), Book(key, place, url))
-                if book.url != url:  # another password
-                    book.close()
-                    book = self._books[key] = Book(key, place, url)
-            wanted.setdefault(key, (book, []))[1].extend(declared)
+                database = self._books.setdefault(key := key_of(url), Book(key, place, url))
+                if database.url != url:  # another password
+                    database.close()
+                    database = self._books[key] = Book(key, place, url)
+            wanted.setdefault(key, (database, []))[1].extend(declared)
         return wanted, troubles
 
     def _url(self, place: str) -> URL:
-        until, known = self._urls.get(place, (0.0, None))
-        if known is None or time.monotonic() > until:
+        expires_at, cached = self._urls.get(place, (0.0, None))
+        if cached is None or time.monotonic() > expires_at:
             try:
-                known = make_url(f"sqlite:///{place}") if place.startswith("/") else database_url(self._resolve(place))
+                cached = make_url(f"sqlite:///{place}") if place.startswith("/") else database_url(self._resolve(place))
             except CdcError as error:
-                known = error
-            self._urls[place] = time.monotonic() + AWAY_SECONDS, known
-        if isinstance(known, CdcError):
-            raise known
-        return known
+                cached = error
+            self._urls[place] = time.monotonic() + AWAY_SECONDS, cached
+        if isinstance(cached, CdcError):
+            raise cached
+        return cached
 
 
 def _trouble(label: str, error: CdcError, declared: Iterable[Declared]) -> Trouble:

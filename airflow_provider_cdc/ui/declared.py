@@ -75,7 +75,7 @@ class Declarations:
             if time.monotonic() >= self._until:
                 with self._session() as session:
                     self._refresh(session)
-                    self._found = [one for dag, kept in self._dags.items() for one in _all(session, dag, kept[1])]
+                    self._found = [one for dag, cached in self._dags.items() for one in _all(session, dag, cached[1])]
                 self._until = time.monotonic() + _FRESH
             return self._found
 
@@ -102,7 +102,7 @@ class Declarations:
             .where(DagModel.is_stale.is_(False))
         )
         now = {dag: (key, digest) for dag, key, digest in session.execute(query)}
-        self._dags = {dag: kept for dag, kept in self._dags.items() if kept[0] == now.get(dag)}
+        self._dags = {dag: cached for dag, cached in self._dags.items() if cached[0] == now.get(dag)}
         for dag, version in now.items():
             if dag not in self._dags:
                 row = session.get(Kept, version[0])
@@ -114,12 +114,12 @@ def _tasks(data: Mapping[str, Any] | None) -> Iterator[_Task]:
     for encoded in ((data or {}).get("dag") or {}).get("tasks", ()):
         task = encoded.get("__var", encoded)
         if str(task.get("_task_module", "")).startswith(_OURS):
-            said = {**_plain(task.get("partial_kwargs", {})), **task}
+            arguments = {**_plain(task.get("partial_kwargs", {})), **task}
             yield _Task(
                 str(task["task_id"]),
                 str(task.get("task_type", "")),
-                _plain(said.get("pipeline")),
-                bool(said.get("repair", False)),
+                _plain(arguments.get("pipeline")),
+                bool(arguments.get("repair", False)),
                 _groups(task),
             )
 
@@ -147,10 +147,10 @@ def _all(session: Any, dag: str, tasks: Sequence[_Task], run: str | None = None)
 
     :param run: what they said in this run.
     """
-    streams = any(task.kind == STREAM for task in tasks)
+    dag_has_stream = any(task.kind == STREAM for task in tasks)
     for task in tasks:
-        said = _parsed(task.pipeline) or _parsed(_rendered(session, dag, task.task, run)) or ("", None, None)
-        yield Declared(dag, task.task, *said, task.kind, task.repair, streams, task.groups)
+        pipeline_facts = _parsed(task.pipeline) or _parsed(_rendered(session, dag, task.task, run)) or ("", None, None)
+        yield Declared(dag, task.task, *pipeline_facts, task.kind, task.repair, dag_has_stream, task.groups)
 
 
 def _parsed(value: Any) -> tuple[str, str | None, str | None] | None:

@@ -36,28 +36,28 @@ class Place:
     @property
     def books(self) -> Books:
         """The databases."""
-        dags = self.dags
+        declared_tasks = self.dags
         with self._lock:
             if self._books is None:
                 from airflow.configuration import conf
 
                 from airflow_provider_cdc.airflow.hooks.connections import resolve
 
-                self._books = Books(dags.all, lambda: settings(conf.get("cdc", "bookkeeping", fallback="")), resolve)
+                self._books = Books(declared_tasks.all, lambda: settings(conf.get("cdc", "bookkeeping", fallback="")), resolve)
             return self._books
 
 
 def _place(request: Request) -> Place:
-    place: Place = request.app.state.place
-    return place
+    sources: Place = request.app.state.place
+    return sources
 
 
 PlaceDep = Annotated[Place, Depends(_place)]
 
 
-def _found(place: PlaceDep, rights: RightsDep, book: BookKey, name: Name) -> Shown:
+def _found(sources: PlaceDep, rights: RightsDep, book: BookKey, name: Name) -> Shown:
     """The pipeline of a route. One that the user may not see is not told from one that does not exist."""
-    shown = place.books.find(book, name)
+    shown = sources.books.find(book, name)
     if shown is None or not rights.sees(shown.dags):
         raise HTTPException(404, "There is no such pipeline")
     return shown

@@ -27,18 +27,18 @@ def newest_ended(session: Any, task: Declared) -> Any | None:
     return session.scalars(query.limit(1)).first()
 
 
-def at_work(session: Any, task: Declared, *, waits: bool = True) -> Any | None:
+def at_work(session: Any, task: Declared, *, include_waiting: bool = True) -> Any | None:
     """An instance of a task that is, or will be, at work: it has not ended, and its run goes on.
 
-    :param waits: whether that is one, too, whose turn has not come.
+    :param include_waiting: whether that is one, too, whose turn has not come.
     """
     from airflow.models.dagrun import DagRun
     from airflow.models.taskinstance import TaskInstance as Instance
 
-    begun = Instance.state.not_in(_OVER)
+    has_begun = Instance.state.not_in(_OVER)
     query = (
         _instances(task)
-        .where(begun | Instance.state.is_(None) if waits else begun, DagRun.state.in_(("running", "queued")))
+        .where(has_begun | Instance.state.is_(None) if include_waiting else has_begun, DagRun.state.in_(("running", "queued")))
         .order_by(DagRun.id.desc())
     )
     return session.scalars(query.limit(1)).first()
@@ -47,9 +47,9 @@ def at_work(session: Any, task: Declared, *, waits: bool = True) -> Any | None:
 def of_group(session: Any, task: Declared, group: int) -> Any | None:
     """The instance of a task that holds a chunk group, in the newest run that has it."""
     for instances in _by_run(session, task):
-        held = _held(session, task, instances)
+        group_by_index = _held(session, task, instances)
         for index, instance in instances.items():
-            if held.get(index) == group:
+            if group_by_index.get(index) == group:
                 return instance
     return None
 
@@ -58,8 +58,8 @@ def failed_groups(session: Any, task: Declared) -> dict[int, Any]:
     """Chunk groups whose instance in the newest run that was mapped has failed, each with it."""
     for instances in _by_run(session, task):
         failed = {i: one for i, one in instances.items() if one.state in ("failed", "upstream_failed")}
-        held = _held(session, task, instances) if failed else {}
-        return {held[index]: instance for index, instance in failed.items() if index in held}
+        group_by_index = _held(session, task, instances) if failed else {}
+        return {group_by_index[index]: instance for index, instance in failed.items() if index in group_by_index}
     return {}
 
 
@@ -72,9 +72,9 @@ def _by_run(session: Any, task: Declared) -> Iterator[dict[int, Any]]:
     query = select(DagRun.run_id).where(DagRun.dag_id == task.dag).order_by(DagRun.id.desc()).limit(_RUNS)
     mapped = not (isinstance(task.groups, tuple) and len(task.groups) == 1)
     for run in session.scalars(query).all():
-        found = {one.map_index: one for one in session.scalars(_instances(task).where(Instance.run_id == run))}
-        if any(index >= 0 for index in found) or (found and not mapped):
-            yield found
+        instances_by_index = {one.map_index: one for one in session.scalars(_instances(task).where(Instance.run_id == run))}
+        if any(index >= 0 for index in instances_by_index) or (instances_by_index and not mapped):
+            yield instances_by_index
 
 
 def _held(session: Any, task: Declared, instances: Mapping[int, Any]) -> dict[int, int]:
@@ -86,19 +86,19 @@ def _held(session: Any, task: Declared, instances: Mapping[int, Any]) -> dict[in
     run = next(iter(instances.values())).run_id
     groups: Any = task.groups
     if isinstance(groups, str):
-        said = XComModel.dag_id == task.dag, XComModel.task_id == groups, XComModel.run_id == run
-        row = session.scalars(select(XComModel).where(*said, XComModel.key == "return_value").limit(1)).first()
+        xcom_filter = XComModel.dag_id == task.dag, XComModel.task_id == groups, XComModel.run_id == run
+        row = session.scalars(select(XComModel).where(*xcom_filter, XComModel.key == "return_value").limit(1)).first()
         groups = None if row is None else XComModel.deserialize_value(row)
-    found = {}
+    group_by_index = {}
     if isinstance(groups, list | tuple):
-        found = {index: _number(group) for index, group in enumerate(groups)}
+        group_by_index = {index: _number(group) for index, group in enumerate(groups)}
         if len(groups) == 1:
-            found[-1] = found[0]
-    mine = Rendered.dag_id == task.dag, Rendered.task_id == task.task, Rendered.run_id == run
-    for index, fields in session.execute(select(Rendered.map_index, Rendered.rendered_fields).where(*mine)):
+            group_by_index[-1] = group_by_index[0]
+    rendered_filter = Rendered.dag_id == task.dag, Rendered.task_id == task.task, Rendered.run_id == run
+    for index, fields in session.execute(select(Rendered.map_index, Rendered.rendered_fields).where(*rendered_filter)):
         number = _number(fields.get("group")) if isinstance(fields, Mapping) else None
-        found |= {} if number is None else {index: number}
-    return {index: number for index, number in found.items() if number is not None}
+        group_by_index |= {} if number is None else {index: number}
+    return {index: number for index, number in group_by_index.items() if number is not None}
 
 
 def _number(group: Any) -> int | None:
@@ -115,8 +115,8 @@ def _instances(task: Declared) -> Any:
     from sqlalchemy import select
 
     same = (DagRun.dag_id == Instance.dag_id) & (DagRun.run_id == Instance.run_id)
-    mine = Instance.dag_id == task.dag, Instance.task_id == task.task
-    return select(Instance).join(DagRun, same).where(*mine)
+    task_filter = Instance.dag_id == task.dag, Instance.task_id == task.task
+    return select(Instance).join(DagRun, same).where(*task_filter)
 
 
 def clear(session: Any, instance: Any) -> bool:

@@ -32,31 +32,31 @@ def pipeline_line(shown: Shown, readable: Collection[str]) -> dict[str, Any]:
 
     :param readable: DAGs that the user may read; others are not named.
     """
-    found, lives = shown.found, shown.book.lives(shown.found)
-    phase = phase_of(found, lives)
-    lost = shown.book.lost(found)
-    level, says, error = _trouble(found, phase, len(lost))
-    groups, event, sample = found.groups, found.event, found.sample
+    overview, is_alive = shown.found, shown.book.lives(shown.found)
+    phase = phase_of(overview, is_alive)
+    lost = shown.book.lost(overview)
+    level, reason, error = _trouble(overview, phase, len(lost))
+    groups, event, sample = overview.groups, overview.event, overview.sample
     return {
         "book": shown.book.key,
-        "name": found.name,
+        "name": overview.name,
         "where": shown.book.label,
         "dags": sorted(set(shown.dags).intersection(readable)),
         "phase": phase,
         "level": level,
-        "says": says,
+        "says": reason,
         "error": error,
-        "tables": sum(found.states.values()) or found.tables,
-        "states": dict(found.states),
+        "tables": sum(overview.states.values()) or overview.tables,
+        "states": dict(overview.states),
         "groups": None
         if groups is None
         else {"total": groups.total, "done": groups.done, "held": len(groups.held), "failed": len(lost)},
-        "lag_seconds": _lag(found) if phase == "streaming" else None,
+        "lag_seconds": _lag(overview) if phase == "streaming" else None,
         "lag_bytes": None if sample is None else sample.lag_bytes,
         "purge_hours": None if sample is None else sample.purge_hours,
         "lag_unknown": None if sample is None else sample.unknown,
         "sampled_at": None if sample is None else iso(sample.at),
-        "changes_per_second": None if found.pace is None else round(found.pace.changes_per_second, 1),
+        "changes_per_second": None if overview.pace is None else round(overview.pace.changes_per_second, 1),
         "event": None if event is None else event_line(event),
     }
 
@@ -66,40 +66,40 @@ def in_order(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(lines, key=lambda line: (_RANKS.index(line["level"]), -(line["lag_seconds"] or 0.0), line["name"]))
 
 
-def phase_of(found: Overview, lives: bool | None) -> str:
+def phase_of(overview: Overview, is_alive: bool | None) -> str:
     """``planning``, ``snapshot``, ``handover``, ``streaming``, ``lost``, ``failed``, ``caught_up`` or ``stopped``."""
-    if found.stream is not None and (found.stream.state != "running" or found.snapshot is None):
-        return found.stream.state
-    if found.stream is not None:
-        return "lost" if lives is False else "streaming"
-    if found.snapshot is None:
+    if overview.stream is not None and (overview.stream.state != "running" or overview.snapshot is None):
+        return overview.stream.state
+    if overview.stream is not None:
+        return "lost" if is_alive is False else "streaming"
+    if overview.snapshot is None:
         return "planning"
-    return "handover" if found.snapshot[1] == "done" else "snapshot"
+    return "handover" if overview.snapshot[1] == "done" else "snapshot"
 
 
-def _lag(found: Overview) -> float | None:
+def _lag(overview: Overview) -> float | None:
     """How far the stream is behind: as last asked of the source, or as of the newest batches."""
-    said = [found.sample.lag_seconds if found.sample is not None else None]
-    said.append(None if found.pace is None else _seconds(found.pace.lag_p95_ms))
-    known = [lag for lag in said if lag is not None]
+    candidates = [overview.sample.lag_seconds if overview.sample is not None else None]
+    candidates.append(None if overview.pace is None else _seconds(overview.pace.lag_p95_ms))
+    known = [lag for lag in candidates if lag is not None]
     return max(known, default=None)
 
 
-def _trouble(found: Overview, phase: str, lost: int) -> tuple[str, str, str | None]:
+def _trouble(overview: Overview, phase: str, lost: int) -> tuple[str, str, str | None]:
     """Level, why, and the error if there is one."""
-    stream = found.stream
+    stream = overview.stream
     if phase == "failed" and stream is not None:
         return FAILED, "the stream has failed", stream.error
     if phase == "lost":
         return FAILED, "the stream gives no sign of life", None
     if lost:
         return FAILED, f"{_many(lost, 'chunk group')} without a reader: see the log of the task", None
-    if suspended := found.states.get("suspended", 0):
+    if suspended := overview.states.get("suspended", 0):
         return FAILED, f"{_many(suspended, 'table')} suspended", None
-    hours = None if found.sample is None else found.sample.purge_hours
+    hours = None if overview.sample is None else overview.sample.purge_hours
     if phase in ("streaming", "snapshot", "handover") and hours is not None and hours < PURGING:
         return WARNING, f"the source keeps what is needed for {hours:.1f} h", None
-    lag = _lag(found) if phase == "streaming" else None
+    lag = _lag(overview) if phase == "streaming" else None
     if lag is not None and lag >= LAGGING:
         return WARNING, f"{lag:.0f} s behind", None
     if phase in ("streaming", "snapshot", "planning"):
@@ -187,16 +187,16 @@ def _tables(reader: Reader, shown: Shown, generation: int, phase: str) -> list[d
     """Tables by name: what the snapshot has read of each, and how it stands, if a driver has said so."""
     name = shown.found.name
     progress = {(row.database, row.table): row for row in reader.progress(name, generation)}
-    stands = {(row.database, row.name): row for row in reader.table_states(name)}
+    state_rows = {(row.database, row.name): row for row in reader.table_states(name)}
     planned = {(database, table): rows for database, table, rows in reader.table_names(name, generation)}
     lines = []
-    for key in sorted({*planned, *stands}):
-        read, stand = progress.get(key), stands.get(key)
+    for key in sorted({*planned, *state_rows}):
+        read, state_row = progress.get(key), state_rows.get(key)
         complete = read is None or read.done == read.chunks
         state = ("streaming" if phase == "streaming" else "copied") if complete else "snapshot"
         values = {column: getattr(read, column, 0) for column in ("chunks", "done", "rows", "bytes", "corrected")}
         line = {"database": key[0], "table": key[1], "state": state, "rows_estimate": planned.get(key), **values}
-        lines.append(line if stand is None else line | _standing(stand, shown.book.rates(stand)))
+        lines.append(line if state_row is None else line | _standing(state_row, shown.book.rates(state_row)))
     return lines
 
 
@@ -214,16 +214,16 @@ def _standing(row: TableStateRow, rates: Sequence[float] | None) -> dict[str, An
     }
 
 
-def requests_view(reader: Reader, name: str, whole: bool) -> list[dict[str, Any]]:
+def requests_view(reader: Reader, name: str, with_conditions: bool) -> list[dict[str, Any]]:
     """What people want of the stream.
 
-    :param whole: with the conditions, which hold keys that somebody has typed.
+    :param with_conditions: with the conditions, which hold keys that somebody has typed.
     """
     names = ("id", "kind", "table", "by", "state", "outcome")
     return [
         {
             **{column: getattr(row, column) for column in names},
-            "condition": row.condition if whole else None,
+            "condition": row.condition if with_conditions else None,
             "part": row.condition is not None,
             "at": iso(row.at),
             "finished_at": iso(row.finished_at),
@@ -331,16 +331,16 @@ def lag_view(reader: Reader, name: str, minutes: int, now: datetime) -> dict[str
     rows = reader.batches_since(name, since, _BATCHES)
     points = []
     for number, batches in groupby(rows, key=lambda row: int((row.committed_at - since).total_seconds() // step)):
-        found = list(batches)
+        step_batches = list(batches)
         points.append(
             [
                 round((since + timedelta(seconds=number * step)).timestamp(), 3),
-                round(sum(row.changes for row in found) / step, 3),
-                round(sum(row.bytes for row in found) / step, 1),
-                _weighted(found, "lag_p50_ms", 0.5),
-                _weighted(found, "lag_p95_ms", 0.95),
-                round(median(row.seconds for row in found), 4),
-                round(max(row.seconds for row in found), 4),
+                round(sum(row.changes for row in step_batches) / step, 3),
+                round(sum(row.bytes for row in step_batches) / step, 1),
+                _weighted(step_batches, "lag_p50_ms", 0.5),
+                _weighted(step_batches, "lag_p95_ms", 0.95),
+                round(median(row.seconds for row in step_batches), 4),
+                round(max(row.seconds for row in step_batches), 4),
             ]
         )
     return {"since": since.timestamp(), "until": now.timestamp(), "step": step, "points": points}

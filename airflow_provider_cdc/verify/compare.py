@@ -117,90 +117,90 @@ class Comparing:
         :raises TransientError: if the stream is not where it can be compared, the definition is another one, or the
             table is truncated all the time.
         """
-        source, sink, differing, at = self._settled(lambda: self._summed())
-        found, chunks, more = Unequal(), list[Chunk](), False
-        for wanted in _in_portions(source, sink, differing):
-            more = found.total >= ENOUGH
-            if more:
+        source, sink, differing_buckets, at = self._settled(lambda: self._summed())
+        diff, chunks, is_limited = Unequal(), list[Chunk](), False
+        for bucket_mask in _in_portions(source, sink, differing_buckets):
+            is_limited = diff.total >= ENOUGH
+            if is_limited:
                 break
-            unequal, chunks, at = self._settled(partial(self._exactly, wanted))
-            found.join(unequal)
-        examples = tuple(text for kind in found.counts for text in found.examples.get(kind, ()))
+            portion_diff, chunks, at = self._settled(partial(self._exactly, bucket_mask))
+            diff.join(portion_diff)
+        examples = tuple(text for kind in diff.counts for text in diff.examples.get(kind, ()))
         verdict = TableComparison(
             self.table.label,
             int(source.rows.sum()),
-            found.counts[MISSING],
-            found.counts[EXTRA],
-            found.counts[DIFFERENT],
+            diff.counts[MISSING],
+            diff.counts[EXTRA],
+            diff.counts[DIFFERENT],
             at,
             examples,
-            found.kept,
-            at_least=more,
-            columns=found.columns,
+            diff.kept,
+            at_least=is_limited,
+            columns=diff.columns,
         )
-        return self._traced(verdict, found, chunks, at) if found.keys else verdict
+        return self._traced(verdict, diff, chunks, at) if diff.keys else verdict
 
     # ------------------------------------------------------------ the two ways to look
 
     def _summed(self) -> tuple[Sums, Sums, Any, Position]:
         """Sums of both sides, and the numbers of the buckets in which they differ."""
-        with self._read(None) as done:
-            source, sink = done.source.sums, done.sink.sums
+        with self._read(None) as sides:
+            source, sink = sides.source.sums, sides.sink.sums
             differing = None
             try:
-                for piece in done.lacking(True):
-                    if piece.emptied:
-                        source = self._emptied(done, piece.emptied, source)
-                        sink = sink if self.keeps or piece.emptied <= done.held else Sums()
-                    newer = self._not_in_source(done, piece.changes)
+                for window in sides.lacking(True):
+                    if window.emptied:
+                        source = self._emptied(sides, window.emptied, source)
+                        sink = sink if self.keeps or window.emptied <= sides.held else Sums()
+                    newer = self._not_in_source(sides, window.changes)
                     self.told.summed(newer, source, _weights(newer))
-                    newer = after(piece.changes, done.held)
+                    newer = after(window.changes, sides.held)
                     self.told.summed(newer, sink, self._sink_weights(newer))
             except TerminalError:  # perhaps only since old rows are not whole: to look exactly, their keys are enough
                 differing = np.arange(BUCKETS)
-            return source, sink, source.differing(sink) if differing is None else differing, done.common
+            return source, sink, source.differing(sink) if differing is None else differing, sides.common
 
-    def _exactly(self, wanted: bytes) -> tuple[Unequal, list[Chunk], Position]:
+    def _exactly(self, bucket_mask: bytes) -> tuple[Unequal, list[Chunk], Position]:
         """What differs among the rows of some buckets, and the chunks in which the source was read."""
         key, schema = self.table.key, self.table.sink_schema
-        with self._read(wanted) as done:
-            emptied, parts = 0, list[pa.Table]()
-            for piece in done.lacking(False):
-                if piece.emptied:
-                    emptied, parts = piece.emptied, []
-                parts.append(done.source.picked(piece.changes))
+        with self._read(bucket_mask) as both_sides:
+            truncated_at, parts = 0, list[pa.Table]()
+            for window in both_sides.lacking(False):
+                if window.emptied:
+                    truncated_at, parts = window.emptied, []
+                parts.append(both_sides.source.picked(window.changes))
                 if key and not self.keeps:
                     parts = [last_changes(pa.concat_tables(parts), key)]
             changes = pa.concat_tables([schema.empty_table(), *parts])
-            source = pa.concat_tables([schema.empty_table(), *done.source.rows])
-            source = source.filter(pc.greater_equal(source[SEQ], emptied))
+            source = pa.concat_tables([schema.empty_table(), *both_sides.source.rows])
+            source = source.filter(pc.greater_equal(source[SEQ], truncated_at))
             copied = pa.schema([schema.field(name) for name in self.told.columns])
-            gone = emptied > done.held and not self.keeps
-            sink = pa.concat_tables([copied.empty_table(), *([] if gone else done.sink.rows)])
-            newer = self._not_in_source(done, last_changes(changes, key) if key else changes)
-            lacking = after(changes, done.held)
+            copy_truncated = truncated_at > both_sides.held and not self.keeps
+            sink = pa.concat_tables([copied.empty_table(), *([] if copy_truncated else both_sides.sink.rows)])
+            newer = self._not_in_source(both_sides, last_changes(changes, key) if key else changes)
+            missing_in_copy = after(changes, both_sides.held)
             if key:
-                sink = apply_changes(sink, upserts(lacking) if self.keeps else lacking, key)
+                sink = apply_changes(sink, upserts(missing_in_copy) if self.keeps else missing_in_copy, key)
                 source = apply_changes(source, newer, key)
-                found = by_key(self.table, source, sink, most=TOLD, keeps=self.keeps)
+                diff = by_key(self.table, source, sink, most=TOLD, keeps=self.keeps)
             else:
-                sides = ((source, newer), (sink, lacking))
-                found = by_count(self.table, [(rows, changes, weights(changes)) for rows, changes in sides])
-            return found, done.chunks, done.common
+                sides = ((source, newer), (sink, missing_in_copy))
+                diff = by_count(self.table, [(rows, changes, weights(changes)) for rows, changes in sides])
+            return diff, both_sides.chunks, both_sides.common
 
     @contextmanager
-    def _read(self, wanted: bytes | None) -> Iterator[_Pass]:
+    def _read(self, bucket_mask: bytes | None) -> Iterator[_Pass]:
         """Read both sides: sum them, or pick the rows of some buckets."""
         plan, table, context = self.plan, self.table, self.context
         # The resume point first, the version after it: no change at or before E can be missing from the version.
-        progress, lineage = context.stand(plan)
+        progress, timeline = context.stand(plan)
         if progress.held:  # the copy is not that of any one place yet
             raise TransientError(
                 f"the stream moved to server {progress.server} and has not yet passed everything that it had applied "
                 "before",
                 "Let it catch up, then run again",
             )
-        source = Source(context, table, plan.definitions_of(lineage)[self.index], lineage, self.limits)
+        source = Source(context, table, plan.definitions_of(timeline)[self.index], timeline, self.limits)
         with closing(connect(context.connect_args)) as connection:
             if definition(connection, table) != table.fingerprint():
                 raise TransientError(
@@ -210,33 +210,33 @@ class Comparing:
                 )
             # The copy first: its files are kept for an hour, however long the source takes.
             files, markers = portions(self.target)
-            standing = max(lineage.seq(progress.at), markers.get(stream_marker(plan.pipeline)) or 0)
+            applied_seq = max(timeline.seq(progress.at), markers.get(stream_marker(plan.pipeline)) or 0)
             # What is done twice counts twice where there is no key.
-            held = standing if table.key else max(standing, _covered(context, plan, self.index, markers))
-            sink = Gathering(self.told, wanted)
-            for share in self.run([Scan(share, self.told, wanted) for share in shares(files, _TASKS)]):
-                sink.join(share)
+            copy_seq = applied_seq if table.key else max(applied_seq, _covered(context, plan, self.index, markers))
+            sink_rows = Gathering(self.told, bucket_mask)
+            for collected in self.run([Scan(share, self.told, bucket_mask) for share in shares(files, _TASKS)]):
+                sink_rows.join(collected)
             progress = resume(connection, progress, context.opener(slots.VERIFY))
-            p0 = low_watermark(connection, lineage.server).at
+            p0 = low_watermark(connection, timeline.server).at
             chunks = plan_table(connection, self.index, table, context.pipeline.snapshot.chunk_rows)
-            found, high = source.read(chunks, lambda: Gathering(self.told, wanted))
-            common = max([p0, lineage.position(standing), *high])
-            low = min(p0, lineage.position(standing))
+            source_rows, high = source.read(chunks, lambda: Gathering(self.told, bucket_mask))
+            common_position = max([p0, timeline.position(applied_seq), *high])
+            low = min(p0, timeline.position(applied_seq))
 
-            def lacking(both: bool) -> Iterator[Window]:
+            def lacking(before_images: bool) -> Iterator[Window]:
                 open_at = partial(source.open_at, slots.VERIFY)
-                captured = by_table([source.definitions(both=both)])
+                captured = by_table([source.definitions(both=before_images)])
                 prepared = read_prepared(progress.xa, open_at, captured) if low == progress.at else {}
-                with closing(source.windows(connection, slots.VERIFY, both=both)) as log:
-                    yield from log.pieces(low, common, prepared)
+                with closing(source.windows(connection, slots.VERIFY, both=before_images)) as log:
+                    yield from log.pieces(low, common_position, prepared)
 
-            marks = [lineage.seq(at) for at in high]
-            yield _Pass(lineage, held, sink, found, chunks, lineage.seq(p0), marks, common, connection, lacking)
+            marks = [timeline.seq(at) for at in high]
+            yield _Pass(timeline, copy_seq, sink_rows, source_rows, chunks, timeline.seq(p0), marks, common_position, connection, read_missing_changes)
 
-    def _settled(self, look: Callable[[], T]) -> T:
+    def _settled(self, attempt: Callable[[], T]) -> T:
         for _ in range(_TRIES):
             try:
-                return look()
+                return attempt()
             except (_AgainError, FileNotFoundError):
                 continue
         raise TransientError(
@@ -247,48 +247,48 @@ class Comparing:
 
     # ------------------------------------------------------------ what either side lacks
 
-    def _not_in_source(self, done: _Pass, changes: pa.Table) -> pa.Table:
+    def _not_in_source(self, sides: _Pass, changes: pa.Table) -> pa.Table:
         """The changes that the source's rows lack."""
         if not self.table.key:
-            return after(changes, done.high[0])
-        changes = after(changes, min([done.p0, *done.high]))
-        return uncovered(done.connection, self.table, done.chunks, done.high, done.p0, changes)
+            return after(changes, sides.high[0])
+        changes = after(changes, min([sides.p0, *sides.high]))
+        return uncovered(sides.connection, self.table, sides.chunks, sides.high, sides.p0, changes)
 
-    def _emptied(self, done: _Pass, seq: int, source: Sums) -> Sums:
+    def _emptied(self, sides: _Pass, seq: int, source: Sums) -> Sums:
         """What a TRUNCATE leaves of the source's sums."""
-        if not done.high or seq <= min(done.high):
+        if not sides.high or seq <= min(sides.high):
             return source
-        if seq > max(done.high):
+        if seq > max(sides.high):
             return Sums()
         raise _AgainError  # some chunks were read before it, and others behind it
 
     def _sink_weights(self, changes: pa.Table) -> Any:
         """How often changes count for the copy's rows. Where those that are deleted stay, only what replaces them."""
-        found = _weights(changes)
+        result = _weights(changes)
         if self.keeps:
-            buckets, before = self.told.hashes_of_key(changes), found < 0
-            followed = np.zeros(len(found), bool)
+            buckets, before = self.told.hashes_of_key(changes), result < 0
+            followed = np.zeros(len(result), bool)
             followed[:-1] = before[:-1] & ~before[1:] & (buckets[:-1] == buckets[1:])
-            found[before & ~followed] = 0
-        return found
+            result[before & ~followed] = 0
+        return result
 
-    def _traced(self, verdict: TableComparison, found: Unequal, chunks: list[Chunk], at: Position) -> TableComparison:
+    def _traced(self, verdict: TableComparison, diff: Unequal, chunks: list[Chunk], at: Position) -> TableComparison:
         """The verdict with the keys, where they lie, and since when they may differ."""
         context, plan, table = self.context, self.plan, self.table
         listed = [
             Difference(kind, key, columns)
-            for kind, keys, of in found.keys
+            for kind, keys, of in diff.keys
             for key, columns in zip(keys_of(table, keys), of, strict=True)
         ][:TOLD]
-        lineage = context.stand(plan)[1]
-        source = Source(context, table, plan.definitions_of(lineage)[self.index], lineage, self.limits)
+        timeline = context.stand(plan)[1]
+        source = Source(context, table, plan.definitions_of(timeline)[self.index], timeline, self.limits)
         with closing(connect(context.connect_args)) as connection:
-            owned = owners(connection, table, chunks, [d.key for d in listed])
-            last, searched = last_touched(source, connection, pa.concat_tables([k for _, k, _ in found.keys]), at)
-        numbers = sorted({number for number in owned if number >= 0})
+            owner_numbers = owners(connection, table, chunks, [d.key for d in listed])
+            touched_by_key, searched_from = last_touched(source, connection, pa.concat_tables([k for _, k, _ in diff.keys]), at)
+        numbers = sorted({number for number in owner_numbers if number >= 0})
         ranges = tuple(replace(chunks[number], no=i, group=0) for i, number in enumerate(numbers))
-        differences = tuple(replace(d, touched=last.get(d.key)) for d in listed)
-        return replace(verdict, differences=differences, ranges=ranges, searched=searched)
+        differences = tuple(replace(d, touched=touched_by_key.get(d.key)) for d in listed)
+        return replace(verdict, differences=differences, ranges=ranges, searched=searched_from)
 
 
 def _in_portions(source: Sums, sink: Sums, buckets: Any) -> Iterator[bytes]:

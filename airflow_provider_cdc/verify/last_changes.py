@@ -38,22 +38,22 @@ def last_touched(
     :param end: where the search begins.
     :returns: the last change of each row that was found, and from where on the binlog was searched.
     """
-    found: dict[Key, Touched] = {}
-    table, first = source.table, split_file(source.lineage.start_file)[1]
-    searched: Position | None = None
+    change_by_key: dict[Key, Touched] = {}
+    table, first_file_number = source.table, split_file(source.lineage.start_file)[1]
+    searched_from: Position | None = None
     for low, high in newest_first(binlog_sizes(connection), end):
-        if not keys.num_rows or split_file(low.file)[1] < first:
+        if not keys.num_rows or split_file(low.file)[1] < first_file_number:
             break
         try:
-            last = _last_of(source, connection, keys, low, high)
+            changes = _last_of(source, connection, keys, low, high)
         except CdcError:  # a DDL, or another server's rows: what stands before tells nothing that can be read so
             break
-        for key, at, when in zip(keys_of(table, last), last[SEQ].to_pylist(), last[TS].to_pylist(), strict=True):
+        for key, at, when in zip(keys_of(table, changes), changes[SEQ].to_pylist(), changes[TS].to_pylist(), strict=True):
             time = datetime.fromtimestamp(when.timestamp(), UTC).isoformat(timespec="seconds")
-            found[key] = Touched(source.lineage.position(at), time)
-        keys = keys.filter(pc.invert(matched_rows(keys, last, table.key))) if last.num_rows else keys
-        searched = low
-    return found, searched
+            change_by_key[key] = Touched(source.lineage.position(at), time)
+        keys = keys.filter(pc.invert(matched_rows(keys, changes, table.key))) if changes.num_rows else keys
+        searched_from = low
+    return change_by_key, searched_from
 
 
 def newest_first(sizes: Mapping[str, int], end: Position) -> Iterator[tuple[Position, Position]]:
@@ -75,11 +75,11 @@ def newest_first(sizes: Mapping[str, int], end: Position) -> Iterator[tuple[Posi
 def _last_of(source: Source, connection: Connection[Any], keys: pa.Table, low: Position, high: Position) -> pa.Table:
     """The last change of each of some keys in (low, high]."""
     table = source.table
-    held = table.sink_schema.empty_table()
+    latest = table.sink_schema.empty_table()
     with closing(source.windows(connection, slots.VERIFY)) as log:
-        for piece in log.pieces(low, high):
-            changes = piece.changes
+        for window in log.pieces(low, high):
+            changes = window.changes
             if changes.num_rows:
-                concerned = changes.filter(matched_rows(changes, keys, table.key))
-                held = last_changes(pa.concat_tables([held, concerned]), table.key)
-    return held
+                matching = changes.filter(matched_rows(changes, keys, table.key))
+                latest = last_changes(pa.concat_tables([latest, matching]), table.key)
+    return latest

@@ -38,12 +38,12 @@ def repaired(context: Context, verdicts: Sequence[TableComparison], compare: Com
     :returns: the verdicts, those of the tables whose rows were exchanged as they are then.
     """
     with closing(context.store()) as store:
-        done = _exchanged(context, store, verdicts)
-    if not done:
+        repaired_labels = _exchanged(context, store, verdicts)
+    if not repaired_labels:
         return [*verdicts]
-    again = {verdict.table: verdict for verdict in compare(tuple(re.escape(label) for label in done))}
+    new_verdicts = {verdict.table: verdict for verdict in compare(tuple(re.escape(label) for label in repaired_labels))}
     return [
-        replace(again[v.table], repaired=len(v.differences)) if v.table in done and v.table in again else v
+        replace(new_verdicts[v.table], repaired=len(v.differences)) if v.table in repaired_labels and v.table in new_verdicts else v
         for v in verdicts
     ]
 
@@ -52,22 +52,22 @@ def _exchanged(context: Context, store: Store, verdicts: Sequence[TableCompariso
     """Labels of the tables whose rows were exchanged."""
     plan = context.need_plan()
     indexes = {table.label: index for index, table in enumerate(plan.tables)}
-    done = set[str]()
+    repaired_labels = set[str]()
     for verdict in verdicts:
         if verdict.verdict != UNEQUAL:
             continue
-        if (why := _unfit(verdict)) is not None:
-            again = f"Read it as a whole: airflow-cdc resnapshot --table {verdict.table}"
-            context.reporter.line(f"{verdict.table} is not repaired: {why}. {again}")
+        if (reason := _unfit(verdict)) is not None:
+            remedy = f"Read it as a whole: airflow-cdc resnapshot --table {verdict.table}"
+            context.reporter.line(f"{verdict.table} is not repaired: {reason}. {remedy}")
             continue
         try:
             if _read(context, store, indexes[verdict.table], verdict) == "replaced":
-                done.add(verdict.table)
+                repaired_labels.add(verdict.table)
             else:
                 context.reporter.line(f"{verdict.table}: compare it once more when a stream has run")
         except CdcError as error:
             context.reporter.line(f"{verdict.table} is not repaired: {error}")
-    return done
+    return repaired_labels
 
 
 def _unfit(verdict: TableComparison) -> str | None:

@@ -38,30 +38,30 @@ def check_equal(verdicts: Sequence[TableComparison], *, repair: str, show_values
     :raises NotComparableError: the same, where it does not.
     """
     unequal = [v for v in verdicts if v.verdict == UNEQUAL]
-    refused = [(v.table, v.refusal) for v in verdicts if v.refusal is not None]
-    reasons = "; ".join(f"{_some_of(tables)}: {reason}" for reason, tables in _by_reason(refused).items())
+    refusals = [(v.table, v.refusal) for v in verdicts if v.refusal is not None]
+    reasons = "; ".join(f"{_some_of(tables)}: {reason}" for reason, tables in _by_reason(refusals).items())
     if unequal:
         hint = "See above what was not repaired" if repaired else f"{repair} reads what differs again"
         raise TerminalError(
             f"{len(unequal)} of {len(verdicts)} tables differ ({'; '.join(map(str, unequal))})"
-            + (f", and {len(refused)} cannot be compared now ({reasons})" if refused else ""),
+            + (f", and {len(refusals)} cannot be compared now ({reasons})" if refusals else ""),
             f"{hint}, and {REPORT}" + (f". {show_values} shows which rows" if show_values else ""),
         )
-    if refused:
-        remedies = dict.fromkeys(refusal.remedy for _, refusal in refused if refusal.remedy)
-        wait = all(refusal.retry for _, refusal in refused)
-        raise (NotComparableYetError if wait else NotComparableError)(
-            f"{len(refused)} of {len(verdicts)} tables cannot be compared now ({reasons}); no difference was found",
+    if refusals:
+        remedies = dict.fromkeys(refusal.remedy for _, refusal in refusals if refusal.remedy)
+        can_retry = all(refusal.retry for _, refusal in refusals)
+        raise (NotComparableYetError if can_retry else NotComparableError)(
+            f"{len(refusals)} of {len(verdicts)} tables cannot be compared now ({reasons}); no difference was found",
             "; ".join(remedies),
-            table=refused[0][0] if len(refused) == 1 else None,
+            table=refusals[0][0] if len(refusals) == 1 else None,
         )
 
 
 def _by_reason(refused: Iterable[tuple[str, Refusal]]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    tables_by_reason: dict[str, list[str]] = {}
     for table, refusal in refused:
-        found.setdefault(refusal.reason, []).append(table)
-    return found
+        tables_by_reason.setdefault(refusal.reason, []).append(table)
+    return tables_by_reason
 
 
 def _some_of(tables: Sequence[str], most: int = 5) -> str:
@@ -76,17 +76,17 @@ def record_verified(context: Context, verdicts: Iterable[TableComparison]) -> No
 
     try:
         tables = {table.label: table.id for table in context.need_plan().tables}
-        kept = {tables[one.table]: _kept(one) for one in verdicts if one.table in tables}
+        values_by_table = {tables[verdict.table]: _kept(verdict) for verdict in verdicts if verdict.table in tables}
         with closing(context.store(migrate=False)) as store:
-            store.verified(context.pipeline.name, kept)
+            store.verified(context.pipeline.name, values_by_table)
     except (CdcError, SQLAlchemyError) as error:
-        said = error.message if isinstance(error, CdcError) else str(error).splitlines()[0]
-        context.reporter.line(f"the result is not in the bookkeeping: {said}")
+        message = error.message if isinstance(error, CdcError) else str(error).splitlines()[0]
+        context.reporter.line(f"the result is not in the bookkeeping: {message}")
 
 
 def _kept(verdict: TableComparison) -> dict[str, Any]:
-    found = verdict.to_json()
+    values = verdict.to_json()
     if verdict.refusal is None:
-        return {name: found[name] for name in _KEPT}
+        return {name: values[name] for name in _KEPT}
     at = datetime.now(UTC).isoformat(timespec="seconds")
-    return {"not_comparable": {"at": at, **{name: found[name] for name in _REFUSED}}}
+    return {"not_comparable": {"at": at, **{name: values[name] for name in _REFUSED}}}

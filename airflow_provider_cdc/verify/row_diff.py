@@ -49,71 +49,71 @@ class Unequal:
         self.keys += other.keys
         for name, count in other.columns.items():
             self.columns[name] = self.columns.get(name, 0) + count
-        for kind, found in other.examples.items():
-            self.examples[kind] = [*self.examples.get(kind, ()), *found][:_EXAMPLES]
+        for kind, texts in other.examples.items():
+            self.examples[kind] = [*self.examples.get(kind, ()), *texts][:_EXAMPLES]
 
-    def add(self, kind: str, keys: pa.Table, most: int, columns: list[tuple[str, ...]] | None = None) -> None:
+    def add(self, kind: str, keys: pa.Table, max_keys: int, columns: list[tuple[str, ...]] | None = None) -> None:
         """Take in keys.
 
-        :param most: how many of them are kept.
+        :param max_keys: how many of them are kept.
         :param columns: the columns in which their rows differ.
         """
         self.counts[kind] += keys.num_rows
-        some = keys.slice(0, most)
-        if some.num_rows:
-            self.keys.append((kind, some, columns or [()] * some.num_rows))
-            shown = [f"{kind} {tuple(row.values())!r}" for row in some.slice(0, _EXAMPLES).to_pylist()]
+        kept_keys = keys.slice(0, max_keys)
+        if kept_keys.num_rows:
+            self.keys.append((kind, kept_keys, columns or [()] * kept_keys.num_rows))
+            shown = [f"{kind} {tuple(row.values())!r}" for row in kept_keys.slice(0, _EXAMPLES).to_pylist()]
             self.examples.setdefault(kind, []).extend(shown)
 
 
-def by_key(table: TableSchema, source: pa.Table, sink: pa.Table, *, most: int, keeps: bool = False) -> Unequal:
+def by_key(table: TableSchema, source: pa.Table, sink: pa.Table, *, max_keys: int, allow_extra: bool = False) -> Unequal:
     """Compare rows that have a key.
 
-    :param most: how many keys of each kind are kept.
-    :param keeps: whether the sink may have rows that the source lacks.
+    :param max_keys: how many keys of each kind are kept.
+    :param allow_extra: whether the sink may have rows that the source lacks.
     """
     names = [c.name for c in table.copied]
     order = [str(names.index(k)) for k in table.key]
     left, right = (images(side, names) for side in (source, sink))
     left, right = (side.append_column(_ROW, pa.array(np.arange(side.num_rows))) for side in (left, right))
-    found = Unequal()
+    diff = Unequal()
     missing = left.select([*order, _ROW]).join(right.select(order), order, join_type="left anti")[_ROW]
-    found.add(MISSING, _sorted(source.select(list(table.key)), missing), most)
+    diff.add(MISSING, _sorted(source.select(list(table.key)), missing), max_keys)
     extra = right.select([*order, _ROW]).join(left.select(order), order, join_type="left anti")[_ROW]
     counted = (
         right.select([*order, _ROW]).group_by(order, use_threads=False).aggregate([(_ROW, "count"), (_ROW, "min")])
     )
-    twice = counted.filter(pc.greater(counted[f"{_ROW}_count"], 1))
-    more = int(pc.sum(twice[f"{_ROW}_count"]).as_py() or 0) - twice.num_rows
-    if keeps:
-        found.kept = len(extra)
+    duplicates = counted.filter(pc.greater(counted[f"{_ROW}_count"], 1))
+    duplicate_rows = int(pc.sum(duplicates[f"{_ROW}_count"]).as_py() or 0) - duplicates.num_rows
+    if allow_extra:
+        diff.kept = len(extra)
     else:
-        found.add(EXTRA, _sorted(sink.select(list(table.key)), extra), most)
-    found.add(EXTRA, _sorted(sink.select(list(table.key)), twice[f"{_ROW}_min"]), most)
-    found.counts[EXTRA] += more - twice.num_rows  # each row that is one too many counts
-    if twice.num_rows:  # which of them the other side's row should be compared with nobody can say
-        right = right.join(twice.select(order), order, join_type="left anti")
-    both = left.select([*order, _ROW]).join(
+        diff.add(EXTRA, _sorted(sink.select(list(table.key)), extra), max_keys)
+    diff.add(EXTRA, _sorted(sink.select(list(table.key)), duplicates[f"{_ROW}_min"]), max_keys)
+    diff.counts[EXTRA] += duplicate_rows - duplicates.num_rows  # each row that is one too many counts
+    if duplicates.num_rows:  # which of them the other side's row should be compared with nobody can say
+        right = right.join(duplicates.select(order), order, join_type="left anti")
+    matched = left.select([*order, _ROW]).join(
         right.select([*order, _ROW]), order, join_type="inner", right_suffix="_of_sink"
     )
-    both = both.sort_by(_ROW)
-    here, there = source.take(both[_ROW]), sink.take(both[f"{_ROW}_of_sink"])
-    _differing(found, table, here, there, most)
-    return found
+    matched = matched.sort_by(_ROW)
+    source_rows, sink_rows = source.take(matched[_ROW]), sink.take(matched[f"{_ROW}_of_sink"])
+    _differing(diff, table, source_rows, sink_rows, max_keys)
+    return diff
 
 
-def _differing(found: Unequal, table: TableSchema, here: pa.Table, there: pa.Table, most: int) -> None:
+def _differing(diff: Unequal, table: TableSchema, source_rows: pa.Table, sink_rows: pa.Table, max_keys: int) -> None:
     """Compare rows of the same keys, in the same order."""
     names = [c.name for c in table.copied]
-    left, right = images(here, names), images(there, names)
+    left, right = images(source_rows, names), images(sink_rows, names)
     masks = {name: _differs(left[str(i)], right[str(i)]) for i, name in enumerate(names)}
     masks = {name: mask for name, mask in masks.items() if mask.any()}
     if not masks:
         return
-    found.columns = {name: int(mask.sum()) for name, mask in masks.items()}
+    diff.columns = {name: int(mask.sum()) for name, mask in masks.items()}
     rows = np.flatnonzero(np.logical_or.reduce(list(masks.values())))
-    columns = [tuple(name for name, mask in masks.items() if mask[row]) for row in rows[:most]]
-    found.add(DIFFERENT, here.select(list(table.key)).take(pa.array(rows)), most, columns)
+    columns = [tuple(name for name, mask in masks.items() if mask[row]) for row in rows[:max_keys]]
+    diff.add(DIFFERENT, source_rows.select(list(table.key)).take(pa.array(rows)), max_keys, columns)
 
 
 def _differs(left: pa.ChunkedArray, right: pa.ChunkedArray) -> Any:
@@ -133,24 +133,24 @@ def by_count(table: TableSchema, sides: Sequence[tuple[pa.Table, pa.Table, Any]]
     :param sides: of source and sink, the rows, the changes that they lack, and how often each of those counts.
     """
     names = [c.name for c in table.copied]
-    every = pa.concat_tables([images(rows, names) for side in sides for rows in side[:2]])
-    number, begin = numbers(every), 0
+    all_rows = pa.concat_tables([images(rows, names) for side in sides for rows in side[:2]])
+    number, begin = numbers(all_rows), 0
     counts = []
     for rows, _, weights in sides:
         weight = np.concatenate((np.ones(rows.num_rows), weights))
         end = begin + len(weight)
         counts.append(np.bincount(number[begin:end], weight, minlength=number.max(initial=-1) + 1).astype(np.int64))
         begin = end
-    more = counts[0] - counts[1]
-    found = Unequal()
-    for kind, which in ((MISSING, np.flatnonzero(more > 0)), (EXTRA, np.flatnonzero(more < 0))):
-        found.counts[kind] = int(np.abs(more[which]).sum())
+    surplus = counts[0] - counts[1]
+    diff = Unequal()
+    for kind, which in ((MISSING, np.flatnonzero(surplus > 0)), (EXTRA, np.flatnonzero(surplus < 0))):
+        diff.counts[kind] = int(np.abs(surplus[which]).sum())
         for image in which[:_EXAMPLES]:
-            row = every.slice(int(np.flatnonzero(number == image)[0]), 1).to_pylist()[0]
-            found.examples.setdefault(kind, []).append(
-                f"{kind} {abs(int(more[image]))} of {_short(tuple(row.values()))}"
+            row = all_rows.slice(int(np.flatnonzero(number == image)[0]), 1).to_pylist()[0]
+            diff.examples.setdefault(kind, []).append(
+                f"{kind} {abs(int(surplus[image]))} of {_short(tuple(row.values()))}"
             )
-    return found
+    return diff
 
 
 def _short(row: tuple[Any, ...]) -> str:

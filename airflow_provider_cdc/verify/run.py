@@ -40,13 +40,13 @@ def verify(
     *,
     show_values: bool = False,
     selection: Selection = EVERYTHING,
-    run: Runner = run_in_threads,
+    runner: Runner = run_in_threads,
 ) -> list[TableComparison]:
     """Compare captured tables. Tables that were removed from the pipeline, or dropped in the source, are passed over.
 
     :param show_values: give examples of what differs: they are values of the source, which are nobody's by default.
     :param selection: which tables, how fast they are read, and how old the copy may be.
-    :param run: runs the scans of the sink.
+    :param runner: runs the scans of the sink.
     :returns: a verdict for each table: what stands in the way of a comparison is one as well.
     :raises NotReadyError: if the patterns of the selection name no table, there is no complete snapshot, or the sink
         cannot be read back.
@@ -54,14 +54,14 @@ def verify(
     """
     plan = context.need_plan()
     _check_ready(context, plan, selection)
-    work = _Verifying(context, plan, selection, run)
+    verification = _Verifying(context, plan, selection, runner)
     verdicts = []
-    for verdict in work.verdicts():
-        found = verdict if show_values else replace(verdict, examples=())
-        context.reporter.line(str(found))
-        for line in found.details(show_values=show_values):
+    for verdict in verification.verdicts():
+        shown = verdict if show_values else replace(verdict, examples=())
+        context.reporter.line(str(shown))
+        for line in shown.details(show_values=show_values):
             context.reporter.line(line)
-        verdicts.append(found)
+        verdicts.append(shown)
     return verdicts
 
 
@@ -115,28 +115,28 @@ class _Verifying:
     def verdicts(self) -> Iterator[TableComparison]:
         """The verdict of each table that is chosen, in the plan's order."""
         context, plan = self.context, self.plan
-        place, refusal = self._place()
+        copy_position, refusal = self._place()
         self.limits = self.selection.limits(context.pipeline.snapshot.limits)
-        left = gone(context, plan)
+        missing = gone(context, plan)
         for index, table in enumerate(plan.tables):
             if not self.selection.takes(*table.id):
                 continue
-            if (step := plan.suspended_of(index)) is not None:
-                if index not in left and context.pipeline.captures(*table.id):
-                    yield self._suspended(index, step)
+            if (suspension := plan.suspended_of(index)) is not None:
+                if index not in missing and context.pipeline.captures(*table.id):
+                    yield self._suspended(index, suspension)
                 continue
             if refusal is not None:
-                yield TableComparison.refused(table.label, refusal, place)
+                yield TableComparison.refused(table.label, refusal, copy_position)
                 continue
             try:
-                yield replace(self._compared(index), copy=place)
+                yield replace(self._compared(index), copy=copy_position)
                 continue
             except CdcError as error:
-                found = _refusal(error)
+                error_refusal = _refusal(error)
             except Exception as error:  # whatever it is: it must not take the other tables along
-                found = Refusal(f"unexpected {type(error).__name__}: {error}", REPORT)
-            yield TableComparison.refused(table.label, found, place)
-            if found.retry:
+                error_refusal = Refusal(f"unexpected {type(error).__name__}: {error}", REPORT)
+            yield TableComparison.refused(table.label, error_refusal, copy_position)
+            if error_refusal.retry:
                 refusal = self._unreachable()
 
     def _place(self) -> tuple[CopyPlace | None, Refusal | None]:
@@ -145,36 +145,36 @@ class _Verifying:
         :raises TransientError: if the source or the sink cannot be reached.
         """
         try:
-            place = copy_place(self.context, self.plan)
+            copy_position = copy_place(self.context, self.plan)
         except TerminalError as error:
             return None, _refusal(error)
-        self.context.reporter.line(str(place))
-        most = self.selection.max_lag_seconds
-        if place.lag_seconds is None or place.lag_seconds <= most:
-            return place, None
-        return place, Refusal(
-            f"{place}, and the limit is {duration(most)}",
+        self.context.reporter.line(str(copy_position))
+        max_lag = self.selection.max_lag_seconds
+        if copy_position.lag_seconds is None or copy_position.lag_seconds <= max_lag:
+            return copy_position, None
+        return copy_position, Refusal(
+            f"{copy_position}, and the limit is {duration(max_lag)}",
             "Let the stream catch up; if it has stopped, airflow-cdc status says why. To compare all the same, raise "
             "--max-lag-seconds (max_lag_seconds of the operator)",
             retry=True,
         )
 
-    def _suspended(self, index: int, step: Suspended) -> TableComparison:
-        at = self.context.stand(self.plan)[1].position(step.seq)
+    def _suspended(self, index: int, suspension: Suspended) -> TableComparison:
+        at = self.context.stand(self.plan)[1].position(suspension.seq)
         refusal = Refusal(
-            f"it is suspended since {step.since}, at {at}: {step.message}",
-            remedy_of(self.plan, step),
-            retry=step.kind in (ADDED, REMOVED),  # the stream is at it
+            f"it is suspended since {suspension.since}, at {at}: {suspension.message}",
+            remedy_of(self.plan, suspension),
+            retry=suspension.kind in (ADDED, REMOVED),  # the stream is at it
         )
-        place = None if step.kind == ADDED else CopyPlace(at, step.since)
+        place = None if suspension.kind == ADDED else CopyPlace(at, suspension.since)
         return TableComparison.refused(self.plan.tables[index].label, refusal, place)
 
     def _compared(self, index: int) -> TableComparison:
         context = self.context
         self.plan = plan = context.newest(self.plan)
         table = plan.tables[index]
-        if (step := plan.suspended_of(index)) is not None:
-            return self._suspended(index, step)
+        if (suspension := plan.suspended_of(index)) is not None:
+            return self._suspended(index, suspension)
         if lagging(context, plan, [index]):
             raise TransientError(
                 "the stream has begun to follow a DDL, and the copy does not have its columns yet",

@@ -71,43 +71,43 @@ class Source:
             server=self.lineage.server,
         )
 
-    def definitions(self, *, both: bool = False) -> Definitions:
+    def definitions(self, *, before_images: bool = False) -> Definitions:
         """By which the binlog is read.
 
-        :param both: whether the old rows of updates are wanted, too, and whole.
+        :param before_images: whether the old rows of updates are wanted, too, and whole.
         """
-        return self.over_time.with_whole_rows() if both else self.over_time
+        return self.over_time.with_whole_rows() if before_images else self.over_time
 
-    def windows(self, connection: Connection[Any], slot: int, *, both: bool = False) -> WindowReader:
+    def windows(self, connection: Connection[Any], slot: int, *, before_images: bool = False) -> WindowReader:
         """Reads the table's changes.
 
         :param connection: says how text is decoded; used while changes are read.
         :param slot: the reader's slot.
-        :param both: whether updates give their old image, too.
+        :param before_images: whether updates give their old image, too.
         """
-        definitions = self.definitions(both=both)
-        before = partial(look_back, self.context.connect_args, self.lineage.server, by_table([definitions]))
-        texts = decoders(lambda: nullcontext(connection), [self.table])
-        return WindowReader(partial(self.open_at, slot), definitions, self.lineage, before, texts, both=both)
+        definitions = self.definitions(both=before_images)
+        lookback = partial(look_back, self.context.connect_args, self.lineage.server, by_table([definitions]))
+        text_decoders = decoders(lambda: nullcontext(connection), [self.table])
+        return WindowReader(partial(self.open_at, slot), definitions, self.lineage, lookback, text_decoders, both=before_images)
 
-    def read(self, chunks: Sequence[Chunk], gather: Callable[[], Gathering]) -> tuple[Gathering, list[Position]]:
+    def read(self, chunks: Sequence[Chunk], make_collector: Callable[[], Gathering]) -> tuple[Gathering, list[Position]]:
         """Read all chunks.
 
-        :param gather: makes what a reader puts its rows into.
+        :param make_collector: makes what a reader puts its rows into.
         :returns: what all have gathered, and the high watermark of each chunk.
         """
-        work = _Work(self, chunks, gather)
+        scan = _Work(self, chunks, make_collector)
         count = max(1, min(self.context.pipeline.snapshot.parallelism, len(slots.VERIFIERS), len(chunks)))
         limits = self.limits.share(count)
         with ThreadPoolExecutor(count) as pool:
-            running = [pool.submit(work.run, slot, limits) for slot in slots.VERIFIERS[:count]]
-        failed = [error for done in running if (error := done.exception()) is not None]
-        for error in sorted(failed, key=lambda error: isinstance(error, _StoppedError)):
+            running = [pool.submit(scan.run, slot, limits) for slot in slots.VERIFIERS[:count]]
+        errors = [error for done in running if (error := done.exception()) is not None]
+        for error in sorted(errors, key=lambda error: isinstance(error, _StoppedError)):
             raise error
-        found = gather()
+        collected = make_collector()
         for done in running:
-            found.join(done.result())
-        return found, [work.high[number] for number in range(len(chunks))]
+            collected.join(done.result())
+        return collected, [scan.high[number] for number in range(len(chunks))]
 
 
 @dataclass
@@ -127,7 +127,7 @@ class _Work:
 
     def run(self, slot: int, limits: Limits) -> Gathering:
         """Read chunks until there are none, over a connection of one's own."""
-        found, source = self.gather(), self.source
+        collected, source = self.gather(), self.source
         with self._stopping(), closing(connect(source.context.connect_args)) as connection:
             throttle = Throttle(connection, limits, self._told)
             marks = watermarks(connection, source.lineage.server)
@@ -139,13 +139,13 @@ class _Work:
                     with closing(parts):
                         for part in parts:
                             throttle.used(began, part.rows.num_rows, part.rows.nbytes)
-                            found.add(part.rows)
+                            collected.add(part.rows)
                             self._progress(number, part.high, part.rows.num_rows, part.corrected)
                             del part  # not held while the next one is read
                             if not source.table.key:
                                 throttle.pace(self._check)
                             began = time.monotonic()
-        return found
+        return collected
 
     def _take(self) -> int | None:
         with self._lock:

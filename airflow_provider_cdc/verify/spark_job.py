@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def run_scans(spark: SparkSession, tell: Callable[[str], None]) -> Runner:
+def run_scans(spark: SparkSession, log_line: Callable[[str], None]) -> Runner:
     """Runner that makes one Spark job of some scans, a task each.
 
-    :param tell: gets a line if Spark waits for executors.
+    :param log_line: gets a line if Spark waits for executors.
     """
 
     def run(work: Sequence[Scan]) -> Sequence[Gathering]:
-        with told_of_waiting(spark, tell):
+        with told_of_waiting(spark, log_line):
             return [pickle.loads(done) for done in run_tasks(spark, work, _scanned, len(work))]
 
     return run

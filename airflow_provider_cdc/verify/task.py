@@ -80,8 +80,8 @@ class Gathering:
         if not rows.num_rows:
             return
         if self.wanted is not None:
-            if (kept := self.picked(rows)).num_rows:
-                self.rows.append(kept)
+            if (matching := self.picked(rows)).num_rows:
+                self.rows.append(matching)
             return
         self.sums.size += rows.nbytes
         self.told.summed(rows, self.sums)
@@ -90,8 +90,8 @@ class Gathering:
         """Rows of the wanted buckets."""
         if self.wanted is None or not rows.num_rows:
             return rows
-        held = np.unpackbits(np.frombuffer(self.wanted, np.uint8), bitorder="little")
-        return rows.filter(pa.array(held[self.told.buckets(rows)].astype(bool)))
+        selected = np.unpackbits(np.frombuffer(self.wanted, np.uint8), bitorder="little")
+        return rows.filter(pa.array(selected[self.told.buckets(rows)].astype(bool)))
 
     def join(self, other: Gathering) -> None:
         """Take in what another one has gathered."""
@@ -121,11 +121,11 @@ class Scan:
 
     def run(self) -> Gathering:
         """Read it."""
-        found = Gathering(self.told, self.wanted)
+        collector = Gathering(self.told, self.wanted)
         for portion in self.portions:
             for rows in portion.rows(self.told.columns):
-                found.add(rows)
-        return found
+                collector.add(rows)
+        return collector
 
 
 #: Runs scans wherever there is room; the results are in their order.
@@ -137,19 +137,19 @@ def shares(portions: Iterable[Portion], count: int) -> list[tuple[Portion, ...]]
 
     :param count: how many shares at most.
     """
-    found: list[tuple[int, list[Portion]]] = [(0, []) for _ in range(count)]
+    bins: list[tuple[int, list[Portion]]] = [(0, []) for _ in range(count)]
     for portion in sorted(portions, key=lambda p: p.size, reverse=True):
-        number = min(range(count), key=lambda n: found[n][0])
-        size, held = found[number]
-        found[number] = size + portion.size + 1, [*held, portion]
-    return [tuple(held) for _, held in found if held]
+        number = min(range(count), key=lambda n: bins[n][0])
+        size, bin_portions = bins[number]
+        bins[number] = size + portion.size + 1, [*bin_portions, portion]
+    return [tuple(held) for _, held in bins if held]
 
 
-def run_in_threads(work: Sequence[Scan]) -> Sequence[Gathering]:
+def run_in_threads(scans: Sequence[Scan]) -> Sequence[Gathering]:
     """Runner for this process: reading and hashing is machine code, which runs without Python's lock."""
 
     def run(scan: Scan) -> Gathering:
         return scan.run()
 
-    with ThreadPoolExecutor(max(1, min(len(work), os.cpu_count() or 1, _THREADS))) as pool:
-        return list(pool.map(carried(run), work))
+    with ThreadPoolExecutor(max(1, min(len(scans), os.cpu_count() or 1, _THREADS))) as pool:
+        return list(pool.map(carried(run), scans))

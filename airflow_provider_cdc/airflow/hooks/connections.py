@@ -24,7 +24,7 @@ def resolve(conn_id: str) -> Connection:
     if os.environ.get(name, "").strip():
         of_environment(conn_id)  # refuses an address that Airflow would cut in the wrong place
     try:
-        found = BaseHook.get_connection(conn_id)
+        airflow_connection = BaseHook.get_connection(conn_id)
     except AirflowNotFoundException:
         raise NotReadyError(
             f"connection {conn_id} is not defined", f"Create it in Admin > Connections or set {name}"
@@ -41,7 +41,7 @@ def resolve(conn_id: str) -> Connection:
         ) from None
     names = ("conn_id", "conn_type", "host", "login", "password", "port", "schema", "extra")
     try:
-        return Connection.from_json({name: getattr(found, name) for name in names})
+        return Connection.from_json({name: getattr(airflow_connection, name) for name in names})
     except (ValueError, TypeError, LookupError):
         # Not chained and not quoted: it may hold the password.
         raise NotReadyError(

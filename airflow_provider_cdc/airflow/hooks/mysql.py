@@ -47,12 +47,12 @@ class CdcMySqlHook(BaseHook):
         """
         secrets: tuple[str, ...] = ()
         try:
-            found = resolve(self.cdc_mysql_conn_id)
-            secrets = found.secrets
+            settings = resolve(self.cdc_mysql_conn_id)
+            secrets = settings.secrets
             from airflow_provider_cdc.mysql.client.session import connect, rows
             from airflow_provider_cdc.mysql.client.verified_connection import where
 
-            args = mysql_args(found)
+            args = mysql_args(settings)
             with closing(connect(args)) as connection:
                 ((version, user),) = rows(connection, "SELECT VERSION(), CURRENT_USER()")
             product = "MariaDB" if "mariadb" in str(version).lower() else "MySQL"

@@ -63,25 +63,25 @@ class Hooks:
     def around(
         self,
         context: Context,
-        opened: Callable[[], AbstractContextManager[tuple[Work, Store]]],
-        killed: Callable[[], bool],
+        open_state: Callable[[], AbstractContextManager[tuple[Work, Store]]],
+        is_killed: Callable[[], bool],
         log: Any,
     ) -> Iterator[None]:
         """Tell of an error that leaves the block, and of all else.
 
-        :param opened: opens the bookkeeping.
-        :param killed: whether somebody has ended the task: that is no failure of the stream.
+        :param open_state: opens the bookkeeping.
+        :param is_killed: whether somebody has ended the task: that is no failure of the stream.
         """
         from sqlalchemy.exc import SQLAlchemyError
 
         try:
             yield
         except CdcError as error:
-            if self.kinds and not killed():
-                with suppress(CdcError, SQLAlchemyError), opened() as (work, store):
+            if self.kinds and not is_killed():
+                with suppress(CdcError, SQLAlchemyError), open_state() as (run_context, store):
                     if FAILED in self.kinds:
-                        begin_failure(store, work.pipeline.name, str(error))
-                    self.tell(context, store, work.pipeline, log)
+                        begin_failure(store, run_context.pipeline.name, str(error))
+                    self.tell(context, store, run_context.pipeline, log)
             raise
 
     def _call(self, alert: Alert, context: Context, log: Any) -> None:
@@ -101,7 +101,7 @@ def limits_of(pipeline: Pipeline) -> Limits:
 
 def _listed(name: str, hook: Hook) -> list[Callable[..., None]]:
     hooks = [] if hook is None else list(hook) if isinstance(hook, Sequence) else [hook]
-    for one in hooks:
-        if not callable(one):
-            raise TypeError(f"{name} is {one!r}: give a notifier, or a callable that takes the context")
+    for listed_hook in hooks:
+        if not callable(listed_hook):
+            raise TypeError(f"{name} is {listed_hook!r}: give a notifier, or a callable that takes the context")
     return hooks

@@ -65,19 +65,19 @@ class CdcStopOperator(PipelineOperator):
         """Ask, and wait."""
         until = time.time() + self.timeout.total_seconds()
         with task_errors(self.log):
-            work = context_of(self.pipeline, self.log)
-            name = work.need_plan().pipeline
-            with closing(work.store()) as store:
-                run, lives = work.watcher.watch(store, name)
-                if run is None or not lives:
-                    last = f"; epoch {run.epoch} is {run.state}" if run else ""
-                    self.log.info("no stream of %s is running%s", name, last)
+            run_context = context_of(self.pipeline, self.log)
+            name = run_context.need_plan().pipeline
+            with closing(run_context.store()) as store:
+                run, is_alive = run_context.watcher.watch(store, name)
+                if run is None or not is_alive:
+                    last_run_text = f"; epoch {run.epoch} is {run.state}" if run else ""
+                    self.log.info("no stream of %s is running%s", name, last_run_text)
                     return {"epoch": None, "state": None, "end": None}
                 # As a person: of a stop that a task has asked for, the stream's task begins the next epoch.
                 store.stop(name, by=task_label(context))
                 self.log.info("epoch %s on %s was asked to stop", run.epoch, run.host)
                 if self.deferrable:
-                    self._defer(work, run.epoch, until)
+                    self._defer(run_context, run.epoch, until)
                 return self._ended(store, name, run.epoch, self._watch(store, name, run.epoch, until))
 
     def resume(self, context: Context, event: Mapping[str, Any], until: float) -> dict[str, Any]:
@@ -87,23 +87,23 @@ class CdcStopOperator(PipelineOperator):
         :param until: when to give up, in seconds since 1970.
         """
         with task_errors(self.log):
-            work = context_of(self.pipeline, self.log)
-            name, epoch = work.pipeline.name, int(event["epoch"])
+            run_context = context_of(self.pipeline, self.log)
+            name, epoch = run_context.pipeline.name, int(event["epoch"])
             if "unseen" in event:
                 raise unpack(event["unseen"]) or TerminalError(event["unseen"])
-            with closing(work.store()) as store:
+            with closing(run_context.store()) as store:
                 return self._ended(store, name, epoch, event["verdict"])
 
-    def _defer(self, work: Work, epoch: int, until: float) -> NoReturn:
+    def _defer(self, run_context: Work, epoch: int, until: float) -> NoReturn:
         from airflow_provider_cdc.airflow.triggers.stream_end import CdcStreamEndTrigger
 
         self.defer(
             trigger=CdcStreamEndTrigger(
-                pipeline=work.pipeline.name,
+                pipeline=run_context.pipeline.name,
                 epoch=epoch,
                 until=until,
-                state_conn_id=work.pipeline.state.conn_id,
-                state_path=str(work.local.bookkeeping),
+                state_conn_id=run_context.pipeline.state.conn_id,
+                state_path=str(run_context.local.bookkeeping),
                 poll_seconds=self.poll_seconds,
             ),
             method_name="resume",
@@ -168,21 +168,21 @@ class CdcStatusOperator(PipelineOperator):
         from airflow_provider_cdc.observe.status_text import status_lines
 
         with task_errors(self.log):
-            work = context_of(self.pipeline, self.log)
-            _check_limits(work.pipeline, self.fail_on)
-            found = status(work)
-            for line in status_lines(found):
+            run_context = context_of(self.pipeline, self.log)
+            _check_limits(run_context.pipeline, self.fail_on)
+            report = status(run_context)
+            for line in status_lines(report):
                 self.log.info("%s", line)
-            if found["stream"] is not None:
-                del found["stream"]["log_tail"]
-            for table in found["tables"]:
+            if report["stream"] is not None:
+                del report["stream"]["log_tail"]
+            for table in report["tables"]:
                 del table["definitions"]
-            if reasons := list(_reasons(found, work.pipeline, self.fail_on)):
-                context["ti"].xcom_push("return_value", found)
+            if reasons := list(_reasons(report, run_context.pipeline, self.fail_on)):
+                context["ti"].xcom_push("return_value", report)
                 raise TerminalError(
-                    f"{found['pipeline']}: {'; '.join(reasons)}", "The status above has the details and remedies"
+                    f"{report['pipeline']}: {'; '.join(reasons)}", "The status above has the details and remedies"
                 )
-            return found
+            return report
 
 
 def _check_limits(pipeline: Pipeline, fail_on: Sequence[str]) -> None:
@@ -193,18 +193,18 @@ def _check_limits(pipeline: Pipeline, fail_on: Sequence[str]) -> None:
             )
 
 
-def _reasons(found: Mapping[str, Any], pipeline: Pipeline, fail_on: Sequence[str]) -> Iterator[str]:
+def _reasons(report: Mapping[str, Any], pipeline: Pipeline, fail_on: Sequence[str]) -> Iterator[str]:
     """Why a status is one to fail for."""
     alerts = pipeline.alerts
-    if SUSPENDED in fail_on and found["suspended"]:
-        yield "suspended: " + ", ".join(one["table"] for one in found["suspended"])
-    if STOPPED in fail_on and found["phase"] in ("snapshot_complete", "stopped"):
-        yield f"no stream runs ({found['phase']})"
-    if found["lag_unknown"] and {LAG, PURGE_RISK} & {*fail_on}:
-        yield f"how far it is behind is not known: {found['lag_unknown']}"
+    if SUSPENDED in fail_on and report["suspended"]:
+        yield "suspended: " + ", ".join(suspended_table["table"] for suspended_table in report["suspended"])
+    if STOPPED in fail_on and report["phase"] in ("snapshot_complete", "stopped"):
+        yield f"no stream runs ({report['phase']})"
+    if report["lag_unknown"] and {LAG, PURGE_RISK} & {*fail_on}:
+        yield f"how far it is behind is not known: {report['lag_unknown']}"
         return
-    if LAG in fail_on and alerts.lag_seconds is not None and found["lag_seconds"] > alerts.lag_seconds:
-        yield f"{found['lag_seconds']:g} s behind, more than alerts.lag_seconds={alerts.lag_seconds:g}"
-    left = found["purge_in_hours"] if PURGE_RISK in fail_on else None  # None for never
-    if left is not None and alerts.hours_to_purge is not None and left < alerts.hours_to_purge:
-        yield f"the source may purge what is needed in {left:g} h, less than {alerts.hours_to_purge:g}"
+    if LAG in fail_on and alerts.lag_seconds is not None and report["lag_seconds"] > alerts.lag_seconds:
+        yield f"{report['lag_seconds']:g} s behind, more than alerts.lag_seconds={alerts.lag_seconds:g}"
+    hours_left = report["purge_in_hours"] if PURGE_RISK in fail_on else None  # None for never
+    if hours_left is not None and alerts.hours_to_purge is not None and hours_left < alerts.hours_to_purge:
+        yield f"the source may purge what is needed in {hours_left:g} h, less than {alerts.hours_to_purge:g}"

@@ -83,7 +83,7 @@ class PipelineTemplates(BaseOperator if TYPE_CHECKING else object):  # type: ign
 def _text_of(name: str, jinja_env: Environment) -> str:
     folders = getattr(jinja_env.loader, "searchpath", ["."])
     # An absolute path stands for itself.
-    path = next((found for folder in folders if (found := Path(folder, name)).is_file()), None)
+    path = next((candidate for folder in folders if (candidate := Path(folder, name)).is_file()), None)
     if path is None:
         raise NotReadyError(
             f"there is no pipeline file {name}" + ("" if Path(name).is_absolute() else f" in {', '.join(folders)}"),
@@ -138,9 +138,9 @@ def request_of(pipeline: Pipeline, **what: Any) -> Request:
     from airflow_provider_cdc.driver.main import Request
 
     sections = (pipeline.source, pipeline.sink, pipeline.state, pipeline.spark)
-    wanted = {section.conn_id for section in sections} - {None}
-    known = {conn_id: resolve(conn_id).to_json() for conn_id in wanted if conn_id}
-    return Request(pipeline.to_dict(), known, **what)
+    conn_ids = {section.conn_id for section in sections} - {None}
+    connections = {conn_id: resolve(conn_id).to_json() for conn_id in conn_ids if conn_id}
+    return Request(pipeline.to_dict(), connections, **what)
 
 
 def show_driver_log(log: Any, path: str | None) -> None:

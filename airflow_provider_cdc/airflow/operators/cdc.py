@@ -64,15 +64,15 @@ class CdcPreflightOperator(PipelineOperator):
         from airflow_provider_cdc.preflight.run import preflight
 
         with task_errors(self.log):
-            found = context_of(self.pipeline, self.log)
-            findings = preflight(found)
+            run_context = context_of(self.pipeline, self.log)
+            findings = preflight(run_context)
             levels = {"ok": self.log.info, "warning": self.log.warning, "error": self.log.error}
-            for finding in sorted(findings, key=lambda f: ("error", "warning", "ok").index(f.level)):
-                levels[finding.level]("%s", finding)
-            for finding in findings:
-                if finding.level == "error":
-                    raise finding.error()
-            found.store().close()
+            for result in sorted(findings, key=lambda f: ("error", "warning", "ok").index(f.level)):
+                levels[result.level]("%s", result)
+            for result in findings:
+                if result.level == "error":
+                    raise result.error()
+            run_context.store().close()
         return [f.to_json() for f in findings]
 
 
@@ -104,17 +104,17 @@ class CdcPlanChunksOperator(PipelineOperator):
         from airflow_provider_cdc.snapshot.run import adopt_published
 
         with task_errors(self.log):
-            found = context_of(self.pipeline, self.log)
-            require(found, spark=False)
-            with closing(found.store()) as store:
-                plan = planned(found, store)
-                adopt_published(found, store, plan)
+            run_context = context_of(self.pipeline, self.log)
+            require(run_context, spark=False)
+            with closing(run_context.store()) as store:
+                plan = planned(run_context, store)
+                adopt_published(run_context, store, plan)
         self.log.info("P0 (the smallest low watermark, where the stream begins) is %s", plan.p0.at)
-        rows = found.pipeline.snapshot.chunk_rows
+        rows = run_context.pipeline.snapshot.chunk_rows
         if self._has_mapped(context):  # a group of which nothing is left to read keeps its place
             return plan.summaries(rows, left=True)
         groups = plan.summaries(rows)
-        if not self.map_published and groups and published_attempts(plan, targets(found, plan)) is not None:
+        if not self.map_published and groups and published_attempts(plan, targets(run_context, plan)) is not None:
             self.log.info(
                 "all %s groups are published: none is mapped, so the snapshot tasks of this run are skipped "
                 "(map_published=True maps them)",
@@ -126,8 +126,8 @@ class CdcPlanChunksOperator(PipelineOperator):
     def _has_mapped(self, context: Context) -> bool:
         """Whether this run has mapped tasks: those must stay what they are when the planner is cleared."""
         ti = context["ti"]
-        below = sorted(self.get_flat_relative_ids(upstream=False))
-        return bool(below) and ti.get_ti_count(ti.dag_id, map_index=0, task_ids=below, run_ids=[ti.run_id]) > 0
+        downstream_ids = sorted(self.get_flat_relative_ids(upstream=False))
+        return bool(downstream_ids) and ti.get_ti_count(ti.dag_id, map_index=0, task_ids=downstream_ids, run_ids=[ti.run_id]) > 0
 
 
 class CdcSnapshotOperator(CopiesTables, PipelineOperator):
@@ -159,9 +159,9 @@ class CdcSnapshotOperator(CopiesTables, PipelineOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         """Run the group's driver and relay what it says."""
         with task_errors(self.log):
-            found = context_of(self.pipeline, self.log)
+            run_context = context_of(self.pipeline, self.log)
             request = request_of(
-                found.pipeline,
+                run_context.pipeline,
                 group=self._number(),
                 holder=task_label(context),
                 task=task_identity(context),
@@ -213,8 +213,8 @@ class CdcMaintainOperator(PipelineOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         """Run a driver and relay what it says."""
         with task_errors(self.log):
-            found = context_of(self.pipeline, self.log)
-            return _attended(self, request_of(found.pipeline, maintain=True, purge=self.purge), context)
+            run_context = context_of(self.pipeline, self.log)
+            return _attended(self, request_of(run_context.pipeline, maintain=True, purge=self.purge), context)
 
     def on_kill(self) -> None:
         """End the driver: nothing is lost but its work."""
@@ -248,8 +248,8 @@ class CdcResnapshotOperator(CopiesTables, PipelineOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         """Run a driver and relay what it says."""
         with task_errors(self.log):
-            found = context_of(self.pipeline, self.log)
-            request = request_of(found.pipeline, reread=self.table, where_key=self.where_key)
+            run_context = context_of(self.pipeline, self.log)
+            request = request_of(run_context.pipeline, reread=self.table, where_key=self.where_key)
             self.ended = _attended(self, request, context)
             return self.ended
 
@@ -329,14 +329,14 @@ class CdcVerifyOperator(CopiesTables, PipelineOperator):
         with task_errors(self.log):
             run = context["dag_run"]
             day = (run.logical_date or run.run_after).toordinal()
-            chosen = (self.tables, self.sample, self.seed, self.max_rows_per_second, self.max_lag_seconds)
-            selection = Selection.of(*chosen, today=day)
-            found = context_of(self.pipeline, self.log)
+            selection_args = (self.tables, self.sample, self.seed, self.max_rows_per_second, self.max_lag_seconds)
+            selection = Selection.of(*selection_args, today=day)
+            run_context = context_of(self.pipeline, self.log)
             what = {**asdict(selection), "show_values": self.show_values, "repair": self.repair}
-            tables: list[dict[str, Any]] = _attended(self, request_of(found.pipeline, verify=what), context)["tables"]
-            events = {table_of(found.pipeline, one["table"]): _verdict(one) for one in tables}
-            emit(self, context, found.pipeline, events)
-            self.ended = {"tables": [{name: one[name] for name in ("table", "rows", "repaired")} for one in tables]}
+            tables: list[dict[str, Any]] = _attended(self, request_of(run_context.pipeline, verify=what), context)["tables"]
+            events = {table_of(run_context.pipeline, table_verdict["table"]): _verdict(table_verdict) for table_verdict in tables}
+            emit(self, context, run_context.pipeline, events)
+            self.ended = {"tables": [{name: table_verdict[name] for name in ("table", "rows", "repaired")} for table_verdict in tables]}
             return tables
 
     def on_kill(self) -> None:
@@ -345,11 +345,11 @@ class CdcVerifyOperator(CopiesTables, PipelineOperator):
             self._driver.end()
 
 
-def _verdict(found: Mapping[str, Any]) -> dict[str, Any]:
+def _verdict(table_verdict: Mapping[str, Any]) -> dict[str, Any]:
     """What the asset of a table hears of a comparison that has found no difference, or none any more."""
-    known = {"rows": found["rows"], "end": found["at"], "until": datetime.now(UTC).isoformat(timespec="seconds")}
-    known |= {"copy": found["copy"]}
-    return {"kind": REPAIR, "repaired": found["repaired"], **known} if found["repaired"] else {"kind": VERIFY, **known}
+    common = {"rows": table_verdict["rows"], "end": table_verdict["at"], "until": datetime.now(UTC).isoformat(timespec="seconds")}
+    common |= {"copy": table_verdict["copy"]}
+    return {"kind": REPAIR, "repaired": table_verdict["repaired"], **common} if table_verdict["repaired"] else {"kind": VERIFY, **common}
 
 
 def _attended(

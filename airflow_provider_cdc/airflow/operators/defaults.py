@@ -57,14 +57,14 @@ def _text(option: str) -> str:
     return str(conf.get(SECTION, option, fallback=default)).strip() or default
 
 
-def _seconds(option: str, above: float | None = None) -> float:
+def _seconds(option: str, exclusive_minimum: float | None = None) -> float:
     text = _text(option)
     try:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not 0 <= value <= timedelta.max.total_seconds() / 2 or value == above:
-        raise _refused(option, text, f"a number of seconds{', more than 0' if above is not None else ', 0 or more'}")
+    if not 0 <= value <= timedelta.max.total_seconds() / 2 or value == exclusive_minimum:
+        raise _refused(option, text, f"a number of seconds{', more than 0' if exclusive_minimum is not None else ', 0 or more'}")
     return value
 
 

@@ -31,9 +31,9 @@ def pause_or_resume(store: Store, pipeline: str, paused: object, by: str, log: A
     :param paused: as of :func:`wants_pause`.
     :param by: the task.
     """
-    wanted = wants_pause(paused)
-    if wanted is None:
+    pause = wants_pause(paused)
+    if pause is None:
         return
-    done = store.pause(pipeline, by) if wanted else store.resume(pipeline, by)
-    what = "paused" if wanted else "resumed"
-    log.info("the stream is %s, as the task's parameter says" if done else "the stream is about to end: not %s", what)
+    accepted = store.pause(pipeline, by) if pause else store.resume(pipeline, by)
+    what = "paused" if pause else "resumed"
+    log.info("the stream is %s, as the task's parameter says" if accepted else "the stream is about to end: not %s", what)

@@ -176,10 +176,10 @@ class CdcStreamOperator(CopiesTables, PipelineOperator):
     def _tell(self, context: Context, event: Mapping[str, Any], restarts: Restarts) -> NoReturn:
         """Tell people what the trigger has seen, and let it watch on."""
         with task_errors(self.log):
-            work = context_of(self.pipeline, self.log)
-            with suppress(TransientError), closing(work.store()) as store:
-                self._hooks.tell(context, store, work.pipeline, self.log)
-            self._defer(context, work, int(event["epoch"]), bool(event["found"]), restarts)
+            run_context = context_of(self.pipeline, self.log)
+            with suppress(TransientError), closing(run_context.store()) as store:
+                self._hooks.tell(context, store, run_context.pipeline, self.log)
+            self._defer(context, run_context, int(event["epoch"]), bool(event["found"]), restarts)
 
     def _look_after(
         self, context: Context, restarts: Restarts, event: Mapping[str, Any] | None = None
@@ -189,27 +189,27 @@ class CdcStreamOperator(CopiesTables, PipelineOperator):
             while True:
                 began = time.monotonic()
                 try:
-                    with self._open() as (work, store):
+                    with self._open() as (run_context, store):
                         if event is not None:
-                            ended = outcome(work.pipeline.name, store, event, self.log)
-                            if ended is not None:
-                                self._hooks.tell(context, store, work.pipeline, self.log)
-                                emit_windows(self, context, work.pipeline, store, ended)
-                                self.ended = ended
-                                return ended
+                            result = outcome(run_context.pipeline.name, store, event, self.log)
+                            if result is not None:
+                                self._hooks.tell(context, store, run_context.pipeline, self.log)
+                                emit_windows(self, context, run_context.pipeline, store, result)
+                                self.ended = result
+                                return result
                             event = None
-                        epoch, found = self._attach(context, work, store)
+                        epoch, found_running = self._attach(context, run_context, store)
                         if defers:
-                            self._defer(context, work, epoch, found, restarts)
-                        event = {"epoch": epoch, "found": found, "verdict": self._watch(context, store, work, epoch)}
+                            self._defer(context, run_context, epoch, found_running, restarts)
+                        event = {"epoch": epoch, "found": found_running, "verdict": self._watch(context, store, run_context, epoch)}
                     continue
                 except Setback as setback:
-                    error, lived, moved, event = setback.error, setback.lived, setback.moved, None
+                    error, ran_seconds, made_progress, event = setback.error, setback.lived, setback.moved, None
                 except TransientError as failure:
-                    error, lived, moved = failure, time.monotonic() - began, False
+                    error, ran_seconds, made_progress = failure, time.monotonic() - began, False
                 if self._killed:
                     raise error
-                restarts = self._count(restarts, error, lived, moved)
+                restarts = self._count(restarts, error, ran_seconds, made_progress)
                 self._wait(restarts, error, event, defers)
                 restarts = restarts.waited()
 
@@ -227,20 +227,20 @@ class CdcStreamOperator(CopiesTables, PipelineOperator):
             )
         return not pod if self.deferrable is None else self.deferrable
 
-    def _count(self, restarts: Restarts, error: TransientError, lived: float, moved: bool) -> Restarts:
+    def _count(self, restarts: Restarts, error: TransientError, ran_seconds: float, made_progress: bool) -> Restarts:
         """Count one more failure.
 
         :raises TransientError: if there were too many: the try fails.
         """
-        lost = isinstance(error, UnexpectedError)
-        restarts = restarts.failed(lived, moved=moved, lost=lost)
+        driver_lost = isinstance(error, UnexpectedError)
+        restarts = restarts.failed(ran_seconds, moved=made_progress, lost=driver_lost)
         if restarts.crashing:
             raise TransientError(
                 f"the Spark driver was lost {LOSSES} times within {LOSS_SECONDS / 60:g} minutes of running; at last: "
                 f"{error.message}",
                 error.remedy,
             )
-        if not lost and restarts.seconds + restarts.delay > self.restart_timeout.total_seconds():
+        if not driver_lost and restarts.seconds + restarts.delay > self.restart_timeout.total_seconds():
             if self.restart_timeout:
                 self.log.error("the stream has made no progress for %s (restart_timeout)", self.restart_timeout)
             raise error
@@ -282,17 +282,17 @@ class CdcStreamOperator(CopiesTables, PipelineOperator):
             task that fails leaves no unsupervised stream behind.
         """
         with task_errors(self.log):
-            work, epoch = context_of(self.pipeline, self.log), int(event["epoch"])
+            run_context, epoch = context_of(self.pipeline, self.log), int(event["epoch"])
             run, label = None, task_label(context)
             try:
-                with closing(work.store()) as store:
-                    run = store.supervise(work.pipeline.name, epoch, label)
+                with closing(run_context.store()) as store:
+                    run = store.supervise(run_context.pipeline.name, epoch, label)
                     if run is not None and (run.epoch, run.state) == (epoch, "running"):
-                        store.request_stop(work.pipeline.name, epoch, by=label)
+                        store.request_stop(run_context.pipeline.name, epoch, by=label)
             except TransientError as error:
                 self.log.warning("%s; the stream continues", error)
             if run is None or run.epoch < epoch:  # away for all, or just being made anew: so the triggerer waits on
-                self._defer(context, work, epoch, bool(event["found"]), restarts)
+                self._defer(context, run_context, epoch, bool(event["found"]), restarts)
             if run.epoch == epoch and run.state == "running":
                 raise unpack(event["unseen"]) or TerminalError(event["unseen"])
             verdict = Verdict.SUPERSEDED if run.epoch > epoch else Verdict(run.state)
@@ -300,45 +300,45 @@ class CdcStreamOperator(CopiesTables, PipelineOperator):
 
     @contextmanager
     def _open(self) -> Iterator[tuple[Work, Store]]:
-        work = context_of(self.pipeline, self.log)
-        with closing(work.store()) as store:
-            yield work, store
+        run_context = context_of(self.pipeline, self.log)
+        with closing(run_context.store()) as store:
+            yield run_context, store
 
-    def _catches_up(self, work: Work) -> bool:
-        return work.pipeline.stream.mode == "catch_up" if self.catch_up is None else self.catch_up
+    def _catches_up(self, run_context: Work) -> bool:
+        return run_context.pipeline.stream.mode == "catch_up" if self.catch_up is None else self.catch_up
 
-    def _attach(self, context: Context, work: Work, store: Store) -> tuple[int, bool]:
+    def _attach(self, context: Context, run_context: Work, store: Store) -> tuple[int, bool]:
         """See to it that a stream runs.
 
         :returns: its epoch, and whether it was found running.
         """
-        told = False
+        logged_waiting = False
         while not self._killed:
-            run, lives = work.watcher.look(store, work.pipeline.name)
-            if run is None or lives is False:
-                started = self._start(context, work, store)
-                if started is not None:
-                    return started.epoch, False
-            elif run.desired_state != "stop" and lives:
+            run, is_alive = run_context.watcher.look(store, run_context.pipeline.name)
+            if run is None or is_alive is False:
+                new_run = self._start(context, run_context, store)
+                if new_run is not None:
+                    return new_run.epoch, False
+            elif run.desired_state != "stop" and is_alive:
                 if self._cleared(context, run):
                     self.log.info("the task was cleared: epoch %s of its earlier try is asked to stop", run.epoch)
                     store.request_stop(run.pipeline, run.epoch, by=task_label(context))
                     continue
-                if self._catches_up(work) and run.mode == "continuous":
+                if self._catches_up(run_context) and run.mode == "continuous":
                     raise NotReadyError(
                         f"a continuous stream of {run.pipeline} is running (epoch {run.epoch}, supervised by "
                         f"{run.supervisor or 'nobody'}), so there is nothing to catch up with",
                         "Stop it with `airflow-cdc stop`, or leave the catch-up out",
                     )
-                if self._arriving and apply_changes(work, store, run, task_label(context), self.log):
+                if self._arriving and apply_changes(run_context, store, run, task_label(context), self.log):
                     continue
                 self._arriving = False
                 self.log.info("supervising epoch %s, which runs on %s", run.epoch, run.host)
-                self._note(context, store, work, run)
+                self._note(context, store, run_context, run)
                 return run.epoch, True
-            elif run.desired_state == "stop" and not told:
+            elif run.desired_state == "stop" and not logged_waiting:
                 self.log.info("epoch %s was asked to stop: waiting for its end before the next begins", run.epoch)
-                told = True
+                logged_waiting = True
             time.sleep(_PAUSE)
         raise TransientError("the task was stopped", "Clear it to run it again")
 
@@ -353,7 +353,7 @@ class CdcStreamOperator(CopiesTables, PipelineOperator):
         )  # as the SDK finds the first of several tries
         return after_clear and later_try(run.supervisor or "", task_label(context))
 
-    def _note(self, context: Context, store: Store, work: Work, run: StreamRow) -> None:
+    def _note(self, context: Context, store: Store, run_context: Work, run: StreamRow) -> None:
         """Record that this task supervises a run, unless it was marked or cleared: its process learns that later."""
         from airflow_provider_cdc.airflow.triggers.cdc import task_state
 
@@ -367,49 +367,49 @@ class CdcStreamOperator(CopiesTables, PipelineOperator):
             raise TransientError(
                 f"the task is {state} meanwhile, so it supervises no stream", "Clear it to run it again"
             )
-        store.supervise(work.pipeline.name, run.epoch, task_label(context))
+        store.supervise(run_context.pipeline.name, run.epoch, task_label(context))
         if self._fresh:
-            pause_or_resume(store, work.pipeline.name, self.paused, task_label(context), self.log)
+            pause_or_resume(store, run_context.pipeline.name, self.paused, task_label(context), self.log)
             self._fresh = False
-        self._watched = work, run, task_label(context)
+        self._watched = run_context, run, task_label(context)
 
-    def _start(self, context: Context, work: Work, store: Store) -> StreamRow | None:
+    def _start(self, context: Context, run_context: Work, store: Store) -> StreamRow | None:
         """Start a stream and supervise it; ``None`` if another one was faster."""
-        lease, catch_up = self.lease_seconds, self._catches_up(work)
-        with started(work, store, self.log, lambda: self._killed, catch_up=catch_up, lease=lease) as run:
+        lease, catch_up = self.lease_seconds, self._catches_up(run_context)
+        with started(run_context, store, self.log, lambda: self._killed, catch_up=catch_up, lease=lease) as run:
             if run is not None:
-                self._note(context, store, work, run)
+                self._note(context, store, run_context, run)
         return run
 
-    def _defer(self, context: Context, work: Work, epoch: int, found: bool, restarts: Restarts) -> NoReturn:
+    def _defer(self, context: Context, run_context: Work, epoch: int, found_running: bool, restarts: Restarts) -> NoReturn:
         from airflow_provider_cdc.airflow.triggers.cdc import CdcStreamTrigger
 
         self.defer(
             trigger=CdcStreamTrigger(
-                pipeline=work.pipeline.name,
+                pipeline=run_context.pipeline.name,
                 epoch=epoch,
-                found=found,
-                state_conn_id=work.pipeline.state.conn_id,
-                state_path=str(work.local.bookkeeping),
+                found=found_running,
+                state_conn_id=run_context.pipeline.state.conn_id,
+                state_path=str(run_context.local.bookkeeping),
                 supervisor=task_label(context),
                 poll_seconds=self.poll_seconds,
-                alerts=self._hooks.request(work.pipeline),
+                alerts=self._hooks.request(run_context.pipeline),
             ),
             method_name="resume",
             kwargs=_plain(restarts),
         )
 
-    def _watch(self, context: Context, store: Store, work: Work, epoch: int) -> str:
+    def _watch(self, context: Context, store: Store, run_context: Work, epoch: int) -> str:
         """Watch an epoch from the worker."""
         return watched(
             context,
             store,
-            work.pipeline.name,
+            run_context.pipeline.name,
             epoch,
             self.log,
             killed=lambda: self._killed,
             sleep=lambda: self._sleep(self.poll_seconds),
-            tell=lambda: self._hooks.tell(context, store, work.pipeline, self.log),
+            tell=lambda: self._hooks.tell(context, store, run_context.pipeline, self.log),
         )
 
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from airflow_provider_cdc.state import Store, StreamRow
 
 
-def apply_changes(work: Context, store: Store, run: StreamRow, by: str, log: Any) -> bool:
+def apply_changes(run_context: Context, store: Store, run: StreamRow, by: str, log: Any) -> bool:
     """Let a stream that was found running have the settings of the pipeline as they are now.
 
     Other tables it takes over while it runs. For all else it is asked to stop, at a transaction boundary: the next
@@ -24,21 +24,21 @@ def apply_changes(work: Context, store: Store, run: StreamRow, by: str, log: Any
     """
     from airflow_provider_cdc.resnapshot.reload import reload
 
-    changed = differences(run.settings or {}, fingerprint(work.pipeline))
+    changed = differences(run.settings or {}, fingerprint(run_context.pipeline))
     if not changed:
         return False
-    what = f"the pipeline has changed since epoch {run.epoch} began: {', '.join(changed)}"
+    description = f"the pipeline has changed since epoch {run.epoch} began: {', '.join(changed)}"
     if run.log is None:  # somebody has it in a terminal
-        log.warning("%s. It was started by the command line on %s, and keeps its settings until it is", what, run.host)
+        log.warning("%s. It was started by the command line on %s, and keeps its settings until it is", description, run.host)
         return False
     if RELOADED.issuperset(changed):
         if run.desired_state != "run":
-            log.warning("%s. It is paused, and copies other tables when it is started anew", what)
+            log.warning("%s. It is paused, and copies other tables when it is started anew", description)
             return False
-        log.info("%s. It takes these over while it runs", what)
-        added, removed = reload(work, store) or ([], [])
+        log.info("%s. It takes these over while it runs", description)
+        added, removed = reload(run_context, store) or ([], [])
         log.info("added: %s; removed: %s", ", ".join(added) or "none", ", ".join(removed) or "none")
         return False
-    log.info("%s. It is asked to stop, and the next epoch begins with the new settings", what)
+    log.info("%s. It is asked to stop, and the next epoch begins with the new settings", description)
     store.request_stop(run.pipeline, run.epoch, by=by)
     return True

@@ -24,13 +24,13 @@ class Setback(Exception):
     """An epoch has ended as nobody wanted, and the next one may do better.
 
     :param error: why.
-    :param lived: how many seconds it ran.
-    :param moved: whether it has applied a batch.
+    :param ran_seconds: how many seconds it ran.
+    :param made_progress: whether it has applied a batch.
     """
 
-    def __init__(self, error: TransientError, lived: float, moved: bool) -> None:
+    def __init__(self, error: TransientError, ran_seconds: float, made_progress: bool) -> None:
         super().__init__(str(error))
-        self.error, self.lived, self.moved = error, lived, moved
+        self.error, self.lived, self.moved = error, ran_seconds, made_progress
 
 
 def outcome(pipeline: str, store: Store, event: Mapping[str, Any], log: Any) -> dict[str, Any] | None:
@@ -44,10 +44,10 @@ def outcome(pipeline: str, store: Store, event: Mapping[str, Any], log: Any) -> 
     :raises Setback: if it is to be started again.
     """
     epoch, verdict = int(event["epoch"]), Verdict(event["verdict"])
-    own = None if event["found"] else store.epoch(pipeline, epoch)
-    if own is not None and own.state == Verdict.CAUGHT_UP:  # whoever has begun another one since
-        show_driver_log(log, own.log)
-        return _summary(store, own)
+    started_run = None if event["found"] else store.epoch(pipeline, epoch)
+    if started_run is not None and started_run.state == Verdict.CAUGHT_UP:  # whoever has begun another one since
+        show_driver_log(log, started_run.log)
+        return _summary(store, started_run)
     if verdict is Verdict.SUPERSEDED:
         log.info("epoch %s was taken over by a newer one", epoch)
         return None
@@ -56,7 +56,7 @@ def outcome(pipeline: str, store: Store, event: Mapping[str, Any], log: Any) -> 
         return None
     show_driver_log(log, run.log)
     # By the driver's own clock from first to last: each try of this task may be on a host with another one.
-    lived = (run.heartbeat_at - run.started_at).total_seconds()
+    ran_seconds = (run.heartbeat_at - run.started_at).total_seconds()
     if verdict is Verdict.FAILED:
         error = error_of(run.error_kind, run.error or f"epoch {epoch} failed")
     elif verdict is Verdict.LOST or (verdict is Verdict.STOPPED and run.desired_state != "stop"):
@@ -68,8 +68,8 @@ def outcome(pipeline: str, store: Store, event: Mapping[str, Any], log: Any) -> 
     else:
         error = None
     if isinstance(error, TransientError):
-        moved = store.epoch_totals(run.pipeline, epoch).batches > 0
-        raise Setback(error, lived, moved)
+        made_progress = store.epoch_totals(run.pipeline, epoch).batches > 0
+        raise Setback(error, ran_seconds, made_progress)
     if error is not None:
         raise error
     if verdict is Verdict.STOPPED and run.stop_by is not None:
@@ -82,15 +82,15 @@ def outcome(pipeline: str, store: Store, event: Mapping[str, Any], log: Any) -> 
 
 
 def emit_windows(
-    operator: PipelineOperator, context: Context, pipeline: Pipeline, store: Store, ended: Mapping[str, Any]
+    operator: PipelineOperator, context: Context, pipeline: Pipeline, store: Store, result: Mapping[str, Any]
 ) -> None:
     """Let the assets of the tables hear of what was applied since the last catch-up, if this was one.
 
     A run with a partition key completes that partition for all tables, also for those in which nothing has happened.
 
-    :param ended: the task's result.
+    :param result: the task's result.
     """
-    if ended["state"] != Verdict.CAUGHT_UP:
+    if result["state"] != Verdict.CAUGHT_UP:
         return
     windows = caught_up(store, pipeline.name, task_identity(context))
     events = {t: {"kind": CHANGES, **w} for t, w in windows.items() if in_partition(context) or not is_empty(w)}

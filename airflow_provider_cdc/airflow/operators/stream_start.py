@@ -27,14 +27,14 @@ _PAUSE = 1.0
 
 @contextmanager
 def started(
-    work: Context, store: Store, logger: Any, killed: Callable[[], bool], *, catch_up: bool, lease: float | None
+    run_context: Context, store: Store, logger: Any, is_killed: Callable[[], bool], *, catch_up: bool, lease: float | None
 ) -> Iterator[StreamRow | None]:
     """Start a driver and wait for its epoch; ``None`` if another stream was faster.
 
     The driver is let go where the block ends. Until then it ends with this process, or with an error in the block.
 
     :param logger: the task's.
-    :param killed: whether the task is to end.
+    :param is_killed: whether the task is to end.
     :param catch_up: whether the stream ends at the position that the source has now.
     :param lease: seconds after which a stream that no task supervises ends itself.
     :raises CdcError: what made it end before it had an epoch.
@@ -42,13 +42,13 @@ def started(
     """
     from airflow_provider_cdc.driver.launch import detach, new_log, release, result_of
 
-    log = new_log(work.local.logs)
-    request = request_of(work.pipeline, result=str(result_of(log)), log=str(log), catch_up=catch_up, lease=lease)
+    log = new_log(run_context.local.logs)
+    request = request_of(run_context.pipeline, result=str(result_of(log)), log=str(log), catch_up=catch_up, lease=lease)
     process = detach(request, log)
     assert process.stdin is not None
     try:
         logger.info("started the Spark driver, process %s, log %s", process.pid, log)
-        run = _first_epoch(process, log, work, store, logger, killed)
+        run = _first_epoch(process, log, run_context, store, logger, is_killed)
         yield run
         if run is not None:
             release(process)
@@ -58,18 +58,18 @@ def started(
 
 
 def _first_epoch(
-    process: subprocess.Popen[bytes], log: Path, work: Context, store: Store, logger: Any, killed: Callable[[], bool]
+    process: subprocess.Popen[bytes], log: Path, run_context: Context, store: Store, logger: Any, is_killed: Callable[[], bool]
 ) -> StreamRow | None:
-    while not killed():
+    while not is_killed():
         code = process.poll()  # before the look, so that an epoch that ended at once is not missed
         run = None
         with suppress(TransientError):  # the driver lives: an outage of the bookkeeping is no reason to give up
-            run = store.current_stream(work.pipeline.name)
+            run = store.current_stream(run_context.pipeline.name)
         if run is not None and run.log == str(log):
             logger.info("stream epoch %s has begun; its page: %s", run.epoch, run.ui or "none")
             return run
         if code is not None:
-            if run is None or work.watcher.lives(run) is False:
+            if run is None or run_context.watcher.lives(run) is False:
                 show_driver_log(logger, str(log))
                 _raise_unless_refused(log, code)
             return None

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _ASK_SECONDS = 3.0
 
 
-def ask_to_stop(work: Context, run: StreamRow, by: str, log: Any) -> None:
+def ask_to_stop(run_context: Context, run: StreamRow, by: str, log: Any) -> None:
     """Ask a run of the stream to end, whatever the caller is in the middle of; it may be a signal handler.
 
     So all is done in threads, over a connection of their own. A driver on this host that cannot be asked through the
@@ -26,21 +26,21 @@ def ask_to_stop(work: Context, run: StreamRow, by: str, log: Any) -> None:
 
     :param by: the task that asks.
     """
-    asking = threading.Thread(target=_ask, args=(work, run, by, log), daemon=True)
-    asking.start()
-    asking.join(_ASK_SECONDS + 1)
+    requester = threading.Thread(target=_ask, args=(run_context, run, by, log), daemon=True)
+    requester.start()
+    requester.join(_ASK_SECONDS + 1)
 
 
-def _ask(work: Context, run: StreamRow, by: str, log: Any) -> None:
-    asked = threading.Event()
+def _ask(run_context: Context, run: StreamRow, by: str, log: Any) -> None:
+    requested = threading.Event()
 
     def ask() -> None:
-        with suppress(Exception), closing(work.store()) as store:
+        with suppress(Exception), closing(run_context.store()) as store:
             store.request_stop(run.pipeline, run.epoch, by=by)
-            asked.set()
+            requested.set()
 
     threading.Thread(target=ask, daemon=True).start()
-    if asked.wait(_ASK_SECONDS):
+    if requested.wait(_ASK_SECONDS):
         log.info("epoch %s was asked to stop", run.epoch)
     elif is_here(run.host, run.machine) and start_time(run.pid) == run.pid_started:
         log.warning("the bookkeeping does not answer; the driver of epoch %s gets SIGTERM", run.epoch)

@@ -27,44 +27,44 @@ def watched(
     epoch: int,
     log: Any,
     *,
-    killed: Callable[[], bool],
+    is_killed: Callable[[], bool],
     sleep: Callable[[], None],
-    tell: Callable[[], None],
+    notify: Callable[[], None],
 ) -> str:
     """Watch an epoch until it is over.
 
     :param name: name of the pipeline.
     :param epoch: the epoch.
     :param log: the task's logger.
-    :param killed: whether the task is to end, and the stream with it.
+    :param is_killed: whether the task is to end, and the stream with it.
     :param sleep: waits until the next look.
-    :param tell: tells people what there is to tell.
+    :param notify: tells people what there is to tell.
     :returns: the verdict.
     """
     from airflow_provider_cdc.airflow.triggers.reports import Reports
     from airflow_provider_cdc.airflow.triggers.stats import STATS_SECONDS
     from airflow_provider_cdc.airflow.triggers.stats import tell as tell_stats
 
-    watch, told, by = Watch(epoch), float("-inf"), task_label(context)
+    watch, stats_sent_at, by = Watch(epoch), float("-inf"), task_label(context)
     reports = Reports(defaults.report_seconds())
     while True:
         row = None
         with suppress(CdcError):
             row = store.supervise(name, epoch, by)
             if row is not None and row.epoch == epoch and reports.due:
-                found, lines = reports.look(store, row)
+                values, lines = reports.look(store, row)
                 for line in lines:
                     log.info("%s", line)
-                reports.push(found, context["ti"], log)
-            if time.monotonic() - told > STATS_SECONDS:
-                told = time.monotonic()
+                reports.push(values, context["ti"], log)
+            if time.monotonic() - stats_sent_at > STATS_SECONDS:
+                stats_sent_at = time.monotonic()
                 tell_stats(store, name, task=True)
-                tell()
-            if killed():
+                notify()
+            if is_killed():
                 store.request_stop(name, epoch, by=by)
         verdict = watch.see(row, time.monotonic())
         if verdict is not None:
             return verdict
-        if killed():
+        if is_killed():
             time.sleep(_PAUSE)
         sleep()

@@ -80,21 +80,21 @@ class CdcSnapshotSensor(PipelineTemplates, BaseSensorOperator):
         """
         deadline = deadline or time.time() + self.timeout
         with task_errors(self.log):
-            while (found := self._try(context)) is None:
+            while (checked := self._try(context)) is None:
                 self._left(deadline)
                 time.sleep(self.poke_interval)
-            work, plan, known, summary = found
+            run_context, plan, is_recorded, summary = checked
             if summary is not None:
                 return summary
-            if known and "unseen" in event:  # the worker sees it, so this is the triggerer's alone
+            if is_recorded and "unseen" in event:  # the worker sees it, so this is the triggerer's alone
                 raise unpack(event["unseen"]) or TerminalError(event["unseen"])
-            self._defer(work, plan, deadline)
+            self._defer(run_context, plan, deadline)
 
     def poke(self, context: Context) -> PokeReturnValue:
         """Look once. That source, sink or bookkeeping are away for a while is no failure."""
         with task_errors(self.log):
-            found = self._try(context)
-        summary = found[3] if found else None
+            checked = self._try(context)
+        summary = checked[3] if checked else None
         return PokeReturnValue(is_done=summary is not None, xcom_value=summary)
 
     def _try(self, context: Context) -> tuple[Work, Plan, bool, dict[str, Any] | None] | None:
@@ -103,56 +103,56 @@ class CdcSnapshotSensor(PipelineTemplates, BaseSensorOperator):
         :returns: pipeline, plan, whether the bookkeeping knows the snapshot, and its result if it is complete;
             ``None`` if not even the plan could be read now.
         """
-        found = None
+        checked = None
         try:
-            work = context_of(self.pipeline, self.log)
-            plan = work.need_plan()
-            found = work, plan, False, None
-            return work, plan, *self._look(context, work, plan)
+            run_context = context_of(self.pipeline, self.log)
+            plan = run_context.need_plan()
+            checked = run_context, plan, False, None
+            return run_context, plan, *self._look(context, run_context, plan)
         except TransientError as error:
             self.log.warning("%s; checking again", error)
-            return found
+            return checked
 
-    def _look(self, context: Context, work: Work, plan: Plan) -> tuple[bool, dict[str, Any] | None]:
+    def _look(self, context: Context, run_context: Work, plan: Plan) -> tuple[bool, dict[str, Any] | None]:
         from airflow_provider_cdc.chunk_groups.groups import coverage, targets
         from airflow_provider_cdc.snapshot.run import adopt_published
 
-        with closing(work.store()) as store:
-            known = store.snapshot(plan.pipeline, plan.generation) is not None
+        with closing(run_context.store()) as store:
+            is_recorded = store.snapshot(plan.pipeline, plan.generation) is not None
             # Also what the bookkeeping has lost, so that the trigger has something to wait for.
-            adopt_published(work, store, plan)
-            held = coverage(work, plan, targets(work, plan))
-            if held is None:
-                return known, None
-            self._emit(context, work, store, plan, held)
-        marks = [seq for table in held for seq in table.high_watermarks]
-        high = work.stand(plan)[1].position(max([plan.p0_seq, *marks]))
-        return known, {
+            adopt_published(run_context, store, plan)
+            table_coverages = coverage(run_context, plan, targets(run_context, plan))
+            if table_coverages is None:
+                return is_recorded, None
+            self._emit(context, run_context, store, plan, table_coverages)
+        marks = [seq for table in table_coverages for seq in table.high_watermarks]
+        high = run_context.stand(plan)[1].position(max([plan.p0_seq, *marks]))
+        return is_recorded, {
             "generation": plan.generation,
             "groups": len(plan.groups()),
             "tables": len(plan.tables),
-            "rows": sum(table.rows for table in held),
+            "rows": sum(table.rows for table in table_coverages),
             "min_lw": plan.p0.at.to_json(),
             "max_hw": high.to_json(),
         }
 
-    def _emit(self, context: Context, work: Work, store: Store, plan: Plan, held: list[Coverage]) -> None:
+    def _emit(self, context: Context, run_context: Work, store: Store, plan: Plan, table_coverages: list[Coverage]) -> None:
         from airflow_provider_cdc.observe.asset_windows import new_snapshots
         from airflow_provider_cdc.state import now
 
-        lineage, by = work.stand(plan)[1], task_identity(context)
-        tables = {plan.tables[i].id: held[i] for i in plan.active}
+        timeline, by = run_context.stand(plan)[1], task_identity(context)
+        tables = {plan.tables[i].id: table_coverages[i] for i in plan.active}
         emit(
             self,
             context,
-            work.pipeline,
+            run_context.pipeline,
             {
                 table: {
                     "kind": SNAPSHOT,
                     "generation": plan.generation,
                     "rows": tables[table].rows,
                     "start": str(plan.p0.at),
-                    "end": str(lineage.position(max([plan.p0_seq, *tables[table].high_watermarks]))),
+                    "end": str(timeline.position(max([plan.p0_seq, *tables[table].high_watermarks]))),
                     "until": now().isoformat(timespec="seconds"),
                 }
                 for table in new_snapshots(store, plan.pipeline, plan.generation, tables, by)
@@ -161,20 +161,20 @@ class CdcSnapshotSensor(PipelineTemplates, BaseSensorOperator):
 
     def _left(self, deadline: float) -> timedelta:
         """The time that is left."""
-        left = deadline - time.time()
-        if left <= 0:
+        seconds_left = deadline - time.time()
+        if seconds_left <= 0:
             raise AirflowSensorTimeout(f"the snapshot was not complete within {self.timeout:g} s")
-        return timedelta(seconds=left)
+        return timedelta(seconds=seconds_left)
 
-    def _defer(self, work: Work, plan: Plan, deadline: float) -> NoReturn:
+    def _defer(self, run_context: Work, plan: Plan, deadline: float) -> NoReturn:
         from airflow_provider_cdc.airflow.triggers.cdc import CdcSnapshotTrigger
 
         self.defer(
             trigger=CdcSnapshotTrigger(
                 pipeline=plan.pipeline,
                 generation=plan.generation,
-                state_conn_id=work.pipeline.state.conn_id,
-                state_path=str(work.local.bookkeeping),
+                state_conn_id=run_context.pipeline.state.conn_id,
+                state_path=str(run_context.local.bookkeeping),
                 poll_seconds=self.poke_interval,
             ),
             method_name="resume",

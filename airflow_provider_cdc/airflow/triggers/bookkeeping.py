@@ -22,7 +22,7 @@ _PATIENCE = 20.0
 _THREADS = 4
 
 
-async def in_thread(ask: Callable[..., T], *args: Any, executor: ThreadPoolExecutor | None = None) -> T:
+async def in_thread(function: Callable[..., T], *args: Any, executor: ThreadPoolExecutor | None = None) -> T:
     """Call what blocks in a thread.
 
     Not by asyncio: before Airflow 3.3 a thread finds the triggerer, through which it asks Airflow, only by asgiref. And
@@ -31,8 +31,8 @@ async def in_thread(ask: Callable[..., T], *args: Any, executor: ThreadPoolExecu
     """
     from asgiref.sync import sync_to_async
 
-    asked = asyncio.ensure_future(sync_to_async(ask, thread_sensitive=False, executor=executor)(*args))
-    return await asyncio.shield(asked)
+    future = asyncio.ensure_future(sync_to_async(function, thread_sensitive=False, executor=executor)(*args))
+    return await asyncio.shield(future)
 
 
 class Bookkeeping:
@@ -62,17 +62,17 @@ class Bookkeeping:
         key = conn_id, "" if conn_id else path
         return cls._known.get(key) or cls._known.setdefault(key, cls(conn_id, path))
 
-    async def ask(self, question: Callable[[Store], T]) -> T | None:
+    async def ask(self, read: Callable[[Store], T]) -> T | None:
         """Ask in a thread.
 
         :returns: the answer; ``None`` if there was none in time: the database is away, or is being made anew.
         """
         try:
-            return await self.answer(question)
+            return await self.answer(read)
         except CdcError:
             return None
 
-    async def answer(self, question: Callable[[Store], T]) -> T:
+    async def answer(self, read: Callable[[Store], T]) -> T:
         """As :meth:`ask`.
 
         :raises CdcError: why there was no answer.
@@ -80,17 +80,17 @@ class Bookkeeping:
         try:
             # Not wait_for(): before Python 3.12 it loses a cancellation that meets the answer.
             async with asyncio.timeout(_PATIENCE):
-                return await in_thread(self._answer, question, executor=self._threads)
+                return await in_thread(self._answer, read, executor=self._threads)
         except TimeoutError:
             what = f"connection {self._conn_id}" if self._conn_id else self._path
             raise TransientError(f"bookkeeping database ({what}): no answer within {_PATIENCE:g} s") from None
 
-    def _answer(self, question: Callable[[Store], T]) -> T:
+    def _answer(self, read: Callable[[Store], T]) -> T:
         from sqlalchemy.exc import SQLAlchemyError
 
         store = self._open()
         try:
-            return question(store)
+            return read(store)
         except (CdcError, SQLAlchemyError) as error:
             with self._opening:  # the next question begins with the connection as Airflow has it then
                 if self._store is store:

@@ -53,20 +53,20 @@ class BookkeepingTrigger(BaseTrigger):
         """Class and arguments."""
         return f"{type(self).__module__}.{type(self).__qualname__}", self._kwargs
 
-    async def _look(self, question: Callable[[Store], T | None], what: str) -> T | None:
+    async def _look(self, read: Callable[[Store], T | None], subject: str) -> T | None:
         """Look at the bookkeeping; when it goes away, why, and when it is back, is in the log.
 
-        :param what: what is looked for.
+        :param subject: what is looked for.
         :returns: the answer; ``None`` if there was none, or if the bookkeeping does not have it.
         :raises CdcError: if it was never there for so long that this is no outage.
         """
         missing: CdcError | None
         try:
-            found = await self._books.answer(question)
-            missing = None if found is not None else NotReadyError(f"the bookkeeping has no {what}")
-            self._lost = found is None and self._seen
+            answer = await self._books.answer(read)
+            missing = None if answer is not None else NotReadyError(f"the bookkeeping has no {subject}")
+            self._lost = answer is None and self._seen
         except CdcError as error:
-            found, missing = None, error
+            answer, missing = None, error
         if str(missing or "") != self._away:
             self._away = str(missing or "")
             self.log.warning("%s", missing or "the bookkeeping is back")
@@ -74,12 +74,12 @@ class BookkeepingTrigger(BaseTrigger):
         if missing is not None and not self._seen and time.monotonic() - self._began > _FIRST_ANSWER_SECONDS:
             raise error_of(
                 kind_of(missing),
-                f"the triggerer on {socket.gethostname()} has looked for {what} for {_FIRST_ANSWER_SECONDS:g} s in "
+                f"the triggerer on {socket.gethostname()} has looked for {subject} for {_FIRST_ANSWER_SECONDS:g} s in "
                 f"vain: {missing.message}",
                 "Workers and triggerer must reach the same bookkeeping: name a database in state.conn_id, keep the "
                 "SQLite file on a disk of one host with both, or set deferrable=False",
             )
-        return found
+        return answer
 
     async def _event(self, payload: dict[str, Any]) -> TriggerEvent:
         """The event to fire, not too soon after the start."""
@@ -111,22 +111,22 @@ class CdcSnapshotTrigger(BookkeepingTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Look until there is something to say."""
         k = self._kwargs
-        self._began = said = time.monotonic()
-        what, told = f"snapshot {k['generation']} of {k['pipeline']}", float("-inf")
+        self._began = logged_at = time.monotonic()
+        subject, stats_sent_at = f"snapshot {k['generation']} of {k['pipeline']}", float("-inf")
         while True:
             try:
-                found = await self._look(lambda store: store.snapshot(k["pipeline"], k["generation"]), what)
+                snapshot = await self._look(lambda store: store.snapshot(k["pipeline"], k["generation"]), subject)
             except CdcError as error:
                 yield await self._event({"complete": False, "unseen": pack(error)})
                 return
-            if self._lost or (found is not None and found.state == "done"):
+            if self._lost or (snapshot is not None and snapshot.state == "done"):
                 yield await self._event({"complete": not self._lost})
                 return
-            if found is not None and time.monotonic() - said > _LINE_SECONDS:
-                said = time.monotonic()
+            if snapshot is not None and time.monotonic() - logged_at > _LINE_SECONDS:
+                logged_at = time.monotonic()
                 await self._say()
-            if found is not None and time.monotonic() - told > STATS_SECONDS:
-                told = time.monotonic()
+            if snapshot is not None and time.monotonic() - stats_sent_at > STATS_SECONDS:
+                stats_sent_at = time.monotonic()
                 await self._books.ask(partial(tell, pipeline=k["pipeline"]))
             await asyncio.sleep(k["poll_seconds"])
 
@@ -147,7 +147,7 @@ class CdcStreamTrigger(BookkeepingTrigger):
 
     :param pipeline: name of the pipeline.
     :param epoch: the epoch.
-    :param found: whether the task found it running, rather than started it.
+    :param report: whether the task found it running, rather than started it.
     :param state_conn_id: connection of the bookkeeping database, ``None`` for the SQLite file ``state_path``.
     :param state_path: that file.
     :param supervisor: the task, as people know it.
@@ -200,8 +200,8 @@ class CdcStreamTrigger(BookkeepingTrigger):
     async def _watch(self) -> AsyncIterator[TriggerEvent]:
         k = self._kwargs
         # Not at once: what could not be written down after it was told would be told all the time.
-        told, asked = float("-inf"), time.monotonic()
-        watch, what = Watch(k["epoch"]), f"epoch {k['epoch']} of the stream of {k['pipeline']}"
+        stats_sent_at, alerts_checked_at = float("-inf"), time.monotonic()
+        watch, subject = Watch(k["epoch"]), f"epoch {k['epoch']} of the stream of {k['pipeline']}"
         self._began = time.monotonic()
 
         def look(store: Store) -> StreamRow | None:
@@ -210,7 +210,7 @@ class CdcStreamTrigger(BookkeepingTrigger):
 
         while True:
             try:
-                row = await self._look(look, what)
+                row = await self._look(read_run, subject)
             except CdcError as error:
                 yield await self._event({"epoch": k["epoch"], "found": k["found"], "unseen": pack(error)})
                 return
@@ -220,22 +220,22 @@ class CdcStreamTrigger(BookkeepingTrigger):
                 return
             if row is not None and self._reports.due:
                 await self._report(row)
-            if row is not None and time.monotonic() - told > STATS_SECONDS:
-                told = time.monotonic()
+            if row is not None and time.monotonic() - stats_sent_at > STATS_SECONDS:
+                stats_sent_at = time.monotonic()
                 await self._books.ask(partial(tell, pipeline=k["pipeline"]))
-            if row is not None and k["alerts"] and time.monotonic() - asked > STATS_SECONDS:
-                asked = time.monotonic()
+            if row is not None and k["alerts"] and time.monotonic() - alerts_checked_at > STATS_SECONDS:
+                alerts_checked_at = time.monotonic()
                 if await self._books.ask(partial(is_news, pipeline=k["pipeline"], request=k["alerts"])):
                     yield await self._event({"epoch": k["epoch"], "found": k["found"], "alerts": True})
                     return
             await asyncio.sleep(k["poll_seconds"])
 
     async def _report(self, row: StreamRow) -> None:
-        found = await self._books.ask(partial(self._reports.look, run=row))
-        if found is not None:
-            for line in found[1]:
+        report = await self._books.ask(partial(self._reports.look, run=row))
+        if report is not None:
+            for line in report[1]:
                 self.log.info("%s", line)
-            await in_thread(self._reports.push, found[0], self.task_instance, self.log)
+            await in_thread(self._reports.push, report[0], self.task_instance, self.log)
 
     async def on_kill(self) -> None:
         """Stop the epoch at a transaction boundary, if the task really is no longer deferred.
@@ -244,13 +244,13 @@ class CdcStreamTrigger(BookkeepingTrigger):
         that the trigger is cancelled, and would end this with it; and it gives up after a while, which may be too
         early: the first question that a busy triggerer is asked has taken more than half a minute. What asks goes on.
         """
-        asking, until = asyncio.ensure_future(self._ask_to_stop()), time.monotonic() + _kill_seconds()
-        _asking.add(asking)
-        asking.add_done_callback(_asking.discard)
-        while not asking.done() and (left := until - time.monotonic()) > 0:
+        stop_request, until = asyncio.ensure_future(self._ask_to_stop()), time.monotonic() + _kill_seconds()
+        _asking.add(stop_request)
+        stop_request.add_done_callback(_asking.discard)
+        while not stop_request.done() and (left := until - time.monotonic()) > 0:
             with suppress(asyncio.CancelledError):
-                await asyncio.wait({asking}, timeout=left)
-        if not asking.done():
+                await asyncio.wait({stop_request}, timeout=left)
+        if not stop_request.done():
             self.log.error(
                 "epoch %s could not be asked to stop within [triggerer] on_kill_timeout: it runs on, and is asked as "
                 "soon as Airflow and the bookkeeping answer. If this triggerer ends before, run `airflow-cdc stop`; "
@@ -265,12 +265,12 @@ class CdcStreamTrigger(BookkeepingTrigger):
             self.log.info("the task is still deferred: another triggerer supervises the stream")
             return
         # A list, so that none to be stopped differs from no answer.
-        while (asked := await self._books.ask(self._request_stop)) is None:
+        while (stopped := await self._books.ask(self._request_stop)) is None:
             text = "the task is %s, and the bookkeeping cannot be asked to stop epoch %s: trying again"
             self.log.error(text, state, k["epoch"])
             await asyncio.sleep(_RETRY_SECONDS)
         self.log.info(
-            "the task is %s: epoch %s %s", state, k["epoch"], "was asked to stop" if asked[0] else "has ended"
+            "the task is %s: epoch %s %s", state, k["epoch"], "was asked to stop" if stopped[0] else "has ended"
         )
 
     def _request_stop(self, store: Store) -> list[int | None]:
@@ -333,5 +333,5 @@ def task_state(ti: Any) -> str | None:
     states = RuntimeTaskInstance.get_task_states(
         dag_id=ti.dag_id, task_ids=[ti.task_id], run_ids=[ti.run_id], map_index=index
     )
-    found = [state for of_run in states.values() for state in of_run.values()]
-    return str(found[0]) if found and found[0] is not None else None
+    known_states = [state for of_run in states.values() for state in of_run.values()]
+    return str(known_states[0]) if known_states and known_states[0] is not None else None

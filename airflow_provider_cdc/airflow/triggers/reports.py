@@ -40,10 +40,10 @@ class Reports:
         :returns: numbers for the XCom, and lines for the log.
         """
         self._said = time.monotonic()
-        found = numbers(store, run)
-        return found, [text_of(found), *self._driver.lines(run.log, run.host)]
+        values = numbers(store, run)
+        return values, [text_of(values), *self._driver.lines(run.log, run.host)]
 
-    def push(self, found: dict[str, Any], ti: Any, log: Any) -> None:
+    def push(self, values: dict[str, Any], ti: Any, log: Any) -> None:
         """Write the XCom. What Airflow, or a backend for XComs, has against it is of no concern to the stream.
 
         :param ti: the task instance; ``None`` if there is none.
@@ -54,7 +54,7 @@ class Reports:
             return
         key = {"dag_id": ti.dag_id, "task_id": ti.task_id, "run_id": ti.run_id}
         try:
-            XCom.set(LAG, found, **key, map_index=-1 if ti.map_index is None else ti.map_index)
+            XCom.set(LAG, values, **key, map_index=-1 if ti.map_index is None else ti.map_index)
             self._refused = False
         except Exception as error:
             if not self._refused:
@@ -65,14 +65,14 @@ class Reports:
 def numbers(store: Store, run: StreamRow) -> dict[str, Any]:
     """How far a run is, as plain values. What is not known is ``None``."""
     sample, end = store.last_sample(run.pipeline), run.end_offset or {}
-    mine = sample if sample is not None and sample.epoch == run.epoch else None
+    run_sample = sample if sample is not None and sample.epoch == run.epoch else None
     return {
         "epoch": run.epoch,
-        "at": None if mine is None else mine.at.isoformat(timespec="seconds"),
-        "lag_seconds": mine and mine.lag_seconds,
-        "lag_bytes": mine and mine.lag_bytes,
-        "hours_to_purge": mine and mine.purge_hours,
-        "unknown": mine and mine.unknown,
+        "at": None if run_sample is None else run_sample.at.isoformat(timespec="seconds"),
+        "lag_seconds": run_sample and run_sample.lag_seconds,
+        "lag_bytes": run_sample and run_sample.lag_bytes,
+        "hours_to_purge": run_sample and run_sample.purge_hours,
+        "unknown": run_sample and run_sample.unknown,
         "file": end.get("file"),
         "position": end.get("position"),
         "batches": run.batches,
@@ -80,16 +80,16 @@ def numbers(store: Store, run: StreamRow) -> dict[str, Any]:
     }
 
 
-def text_of(found: dict[str, Any]) -> str:
+def text_of(values: dict[str, Any]) -> str:
     """The same in a line."""
-    if found["lag_seconds"] is not None:
-        behind = f"{found['lag_seconds']:g} s and {found['lag_bytes'] or 0:,} bytes behind the source"
+    if values["lag_seconds"] is not None:
+        behind = f"{values['lag_seconds']:g} s and {values['lag_bytes'] or 0:,} bytes behind the source"
     else:
-        behind = f"how far it is behind is not known{': ' + found['unknown'] if found['unknown'] else ' yet'}"
-    if found["hours_to_purge"] is not None:
-        behind += f", which keeps what is needed for {found['hours_to_purge']:.1f} h more"
-    at = f"{found['file']}:{found['position']}" if found["file"] else "no batch yet"
-    return f"epoch {found['epoch']}: {behind}; at {at}; {found['batches']:,} batches, {found['changes']:,} changes"
+        behind = f"how far it is behind is not known{': ' + values['unknown'] if values['unknown'] else ' yet'}"
+    if values["hours_to_purge"] is not None:
+        behind += f", which keeps what is needed for {values['hours_to_purge']:.1f} h more"
+    at = f"{values['file']}:{values['position']}" if values["file"] else "no batch yet"
+    return f"epoch {values['epoch']}: {behind}; at {at}; {values['batches']:,} batches, {values['changes']:,} changes"
 
 
 class DriverLog:
@@ -119,9 +119,9 @@ class DriverLog:
                 skipped = max(0, size - file.tell() - _MOST_BYTES)
                 file.seek(skipped, 1)
                 data = file.read(_MOST_BYTES)
-                whole = data.rfind(b"\n") + 1
-                self._at = file.tell() - len(data) + whole
+                complete_bytes = data.rfind(b"\n") + 1
+                self._at = file.tell() - len(data) + complete_bytes
         except OSError:
             return [f"the driver's log is {path} on {host}, which this triggerer does not see"] if first else []
-        found = data[:whole].decode(errors="replace").splitlines()
-        return [f"... {skipped:,} bytes of the driver's log are left out", *found[1:]] if skipped else found
+        new_lines = data[:complete_bytes].decode(errors="replace").splitlines()
+        return [f"... {skipped:,} bytes of the driver's log are left out", *new_lines[1:]] if skipped else new_lines

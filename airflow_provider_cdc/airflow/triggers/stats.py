@@ -30,8 +30,8 @@ def tell(store: Store, pipeline: str, *, task: bool = False) -> int:
     measured = measure(store, pipeline)
     try:
         stats = _stats(task)
-        for one in measured:
-            stats.gauge(f"cdc.{one.name}", one.value, tags=one.tags)
+        for measurement in measured:
+            stats.gauge(f"cdc.{measurement.name}", measurement.value, tags=measurement.tags)
     except Exception as error:  # a backend that is not installed, or an address that cannot be resolved
         log.warning("Airflow's stats did not take the numbers of %s: %s", pipeline, error)
     return len(measured)
@@ -41,8 +41,8 @@ def _stats(task: bool) -> Any:
     for place in _TASK if task else _TRIGGERER:
         module, _, name = place.partition(":")
         try:
-            found = import_module(module)
+            stats_module = import_module(module)
         except ModuleNotFoundError:
             continue
-        return getattr(found, name) if name else found
+        return getattr(stats_module, name) if name else stats_module
     raise RuntimeError("this version of Airflow has no stats")

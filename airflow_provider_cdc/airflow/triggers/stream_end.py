@@ -47,10 +47,10 @@ class CdcStreamEndTrigger(BookkeepingTrigger):
         """Look until there is something to say."""
         k = self._kwargs
         self._began = time.monotonic()
-        watch, what = Watch(k["epoch"]), f"epoch {k['epoch']} of the stream of {k['pipeline']}"
+        watch, subject = Watch(k["epoch"]), f"epoch {k['epoch']} of the stream of {k['pipeline']}"
         while True:
             try:
-                row = await self._look(lambda store: store.seen(k["pipeline"]), what)
+                row = await self._look(lambda store: store.seen(k["pipeline"]), subject)
             except CdcError as error:
                 yield await self._event({"epoch": k["epoch"], "unseen": pack(error)})
                 return

@@ -59,48 +59,48 @@ class CdcTableTrigger(BaseEventTrigger):
         """Look now and then, for ever."""
         from airflow_provider_cdc.sinks.files.layout import LocalFiles
 
-        books = Bookkeeping.of(self.state_conn_id, str(LocalFiles.of(self.sink_path, self.pipeline).bookkeeping))
+        state_db = Bookkeeping.of(self.state_conn_id, str(LocalFiles.of(self.sink_path, self.pipeline).bookkeeping))
         table = self.database, self.table
-        told = await self._told(books)
+        last_mark = await self._told(state_db)
         while True:
-            found = await books.ask(lambda store: store.counts(self.pipeline, table))
-            mark = mark_of(found[0]) if found else None
-            new = window(told, mark) if mark else None
-            if mark is None or new is None or is_empty(new):
+            counts = await state_db.ask(lambda store: store.counts(self.pipeline, table))
+            mark = mark_of(counts[0]) if counts else None
+            new_window = window(last_mark, mark) if mark else None
+            if mark is None or new_window is None or is_empty(new_window):
                 await asyncio.sleep(_LOOK_SECONDS)
                 continue
             began = time.monotonic()
-            known = {"pipeline": self.pipeline, "table": ".".join(table)}
-            yield TriggerEvent({**known, "kind": "changes", **new})  # type: ignore[no-untyped-call]
+            event_extra = {"pipeline": self.pipeline, "table": ".".join(table)}
+            yield TriggerEvent({**event_extra, "kind": "changes", **new_window})  # type: ignore[no-untyped-call]
             await asyncio.sleep(_WRITE_SECONDS)
-            told = mark
-            await self._note(books, mark)
+            last_mark = mark
+            await self._note(state_db, mark)
             await asyncio.sleep(max(_LOOK_SECONDS, began + self.min_seconds - time.monotonic()))
 
-    async def _told(self, books: Bookkeeping) -> dict[str, Any] | None:
+    async def _told(self, state_db: Bookkeeping) -> dict[str, Any] | None:
         """Up to where it was told. It waits until that is known: what was told is not told again."""
         while True:
             try:
-                if (own := self._store()) is not None:
-                    return await own.aget(KEY)  # type: ignore[no-any-return]
+                if (asset_store := self._store()) is not None:
+                    return await asset_store.aget(KEY)  # type: ignore[no-any-return]
                 # A list, so that nothing told yet differs from no answer.
                 answer = lambda store: [store.told(self.pipeline, WATCHER, (self.database, self.table))]  # noqa: E731
-                if (found := await books.ask(answer)) is not None:
-                    return found[0]  # type: ignore[no-any-return]
+                if (answers := await state_db.ask(answer)) is not None:
+                    return answers[0]  # type: ignore[no-any-return]
             except Exception as error:
                 self.log.warning("could not find out up to where %s was told: %s", self.table, error)
             await asyncio.sleep(_LOOK_SECONDS)
 
-    async def _note(self, books: Bookkeeping, mark: dict[str, Any]) -> None:
+    async def _note(self, state_db: Bookkeeping, mark: dict[str, Any]) -> None:
         try:
-            if (own := self._store()) is not None:
-                await own.aset(KEY, mark)
+            if (asset_store := self._store()) is not None:
+                await asset_store.aset(KEY, mark)
                 return
         except Exception as error:
             self.log.warning("could not note up to where %s was told; the next window notes it: %s", self.table, error)
             return
         table = self.database, self.table
-        await books.ask(lambda store: store.tell(self.pipeline, WATCHER, {table: mark}, WATCHER))
+        await state_db.ask(lambda store: store.tell(self.pipeline, WATCHER, {table: mark}, WATCHER))
 
     def _store(self) -> Any:
         """The asset's own store; ``None`` before Airflow 3.3."""

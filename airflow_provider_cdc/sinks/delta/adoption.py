@@ -32,48 +32,48 @@ def owner_of(metadata: Mapping[str, Any]) -> str | None:
     return owner
 
 
-def check_adoptable(log: Log, wanted: str, partitions: Sequence[str], nullable: Collection[str]) -> None:
+def check_adoptable(log: Log, wanted_schema: str, partitions: Sequence[str], nullable: Collection[str]) -> None:
     """Refuse a table that cannot be taken over; parameters as for :func:`differences`.
 
     :raises NotReadyError: with all that is in the way.
     """
-    if found := differences(log, wanted, partitions, nullable):
+    if obstacles := differences(log, wanted_schema, partitions, nullable):
         raise NotReadyError(
-            f"the {log.name} cannot be adopted: {'; '.join(found)}",
+            f"the {log.name} cannot be adopted: {'; '.join(obstacles)}",
             "Alter it, or choose another sink.path or sink.table_path",
         )
 
 
-def differences(log: Log, wanted: str, partitions: Sequence[str], nullable: Collection[str]) -> list[str]:
+def differences(log: Log, wanted_schema: str, partitions: Sequence[str], nullable: Collection[str]) -> list[str]:
     """What stands in the way of taking a table over.
 
     :param log: the table as it stands.
-    :param wanted: the schema that it shall have, as the log says it.
+    :param wanted_schema: the schema that it shall have, as the log says it.
     :param partitions: columns that it shall be partitioned by.
     :param nullable: names of the columns that may be NULL in the source.
     """
-    found = []
+    obstacles = []
     if (owner := owner_of(log.metadata)) is not None:
-        found.append(f"it belongs to {OWNED}{owner}")
+        obstacles.append(f"it belongs to {OWNED}{owner}")
     if log.markers:
-        found.append(f"it has a writer: {', '.join(sorted(log.markers)[:3])}")
-    needed = {column["name"]: column for column in json.loads(wanted)["fields"]}
-    has = {column["name"]: column for column in json.loads(log.metadata["schemaString"])["fields"]}
-    for name, column in needed.items():
-        there = has.get(name)
-        if there is None:
+        obstacles.append(f"it has a writer: {', '.join(sorted(log.markers)[:3])}")
+    wanted_columns = {column["name"]: column for column in json.loads(wanted_schema)["fields"]}
+    existing_columns = {column["name"]: column for column in json.loads(log.metadata["schemaString"])["fields"]}
+    for name, column in wanted_columns.items():
+        existing = existing_columns.get(name)
+        if existing is None:
             if not name.startswith("_cdc_"):
-                found.append(f"it lacks column {name} ({_type(column)})")
-        elif there["type"] != column["type"]:
-            found.append(f"column {name} is {_type(there)}, and not {_type(column)}")
-        elif not there["nullable"] and (name in nullable or name.startswith("_cdc_")):
-            found.append(f"column {name} is NOT NULL, and may be NULL in the source")
+                obstacles.append(f"it lacks column {name} ({_type(column)})")
+        elif existing["type"] != column["type"]:
+            obstacles.append(f"column {name} is {_type(existing)}, and not {_type(column)}")
+        elif not existing["nullable"] and (name in nullable or name.startswith("_cdc_")):
+            obstacles.append(f"column {name} is NOT NULL, and may be NULL in the source")
     if (parts := list(log.metadata.get("partitionColumns") or ())) != list(partitions):
-        found.append(
+        obstacles.append(
             f"it is partitioned by {', '.join(parts) or 'nothing'}, and not by {', '.join(partitions) or 'nothing'}"
         )
-    found += [f"it has column {name}, which the source does not have" for name in has if name not in needed]
-    return found
+    obstacles += [f"it has column {name}, which the source does not have" for name in existing_columns if name not in wanted_columns]
+    return obstacles
 
 
 def adopted(log: Log, metadata: Mapping[str, Any], protocol: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -82,21 +82,21 @@ def adopted(log: Log, metadata: Mapping[str, Any], protocol: Mapping[str, Any]) 
     :param metadata: of a new table of this kind.
     :param protocol: likewise.
     """
-    theirs = log.metadata
-    before = {column["name"]: column["metadata"] for column in json.loads(theirs["schemaString"])["fields"]}
+    old_metadata = log.metadata
+    old_column_metadata = {column["name"]: column["metadata"] for column in json.loads(old_metadata["schemaString"])["fields"]}
     schema = json.loads(metadata["schemaString"])
     for column in schema["fields"]:
-        column["metadata"] = {**before.get(column["name"], {}), **column["metadata"]}
-    renewed = {
+        column["metadata"] = {**old_column_metadata.get(column["name"], {}), **column["metadata"]}
+    new_metadata = {
         **metadata,
-        **{key: theirs[key] for key in ("id", "name", "createdTime") if key in theirs},
+        **{key: old_metadata[key] for key in ("id", "name", "createdTime") if key in old_metadata},
         "schemaString": json.dumps(schema),
         "configuration": {**log.configuration, **without_shorter(log.configuration, metadata["configuration"])},
     }
     actions: list[dict[str, Any]] = []
-    if (needed := with_feed(both(log.protocol, protocol), renewed["configuration"])) != log.protocol:
-        actions.append({"protocol": needed})
-    actions.append({"metaData": renewed})
+    if (new_protocol := with_feed(both(log.protocol, protocol), new_metadata["configuration"])) != log.protocol:
+        actions.append({"protocol": new_protocol})
+    actions.append({"metaData": new_metadata})
     return actions + [file.removed(change=True) for file in log.files.values()]
 
 

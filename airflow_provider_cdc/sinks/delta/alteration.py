@@ -42,29 +42,29 @@ from airflow_provider_cdc.sinks.files.parquet import DataFile
 _FRESH = "Start with a fresh sink.path"
 
 
-def altered(log: Log, before: TableSchema, keys: Keys, options: Options) -> list[dict[str, Any]]:
+def altered(log: Log, old_table: TableSchema, row_identity: Keys, options: Options) -> list[dict[str, Any]]:
     """Actions that give a table other columns; none if nothing changes.
 
     :param log: the table as it stands.
-    :param before: the definition whose columns it has.
-    :param keys: of the definition whose columns it is to have.
+    :param old_table: the definition whose columns it has.
+    :param row_identity: of the definition whose columns it is to have.
     :param options: likewise.
-    :raises TerminalError: if it has not the columns of ``before``, or cannot be given the others.
+    :raises TerminalError: if it has not the columns of ``old_table``, or cannot be given the others.
     """
-    declared = keys.partitioning.declared
-    old = with_mark(before.sink_schema) if DELETED in keys.schema.names else before.sink_schema
-    if not has_columns(log, pa.schema([*old, *[*declared][len(keys.schema) :]])):
+    declared = row_identity.partitioning.declared
+    old_schema = with_mark(old_table.sink_schema) if DELETED in row_identity.schema.names else old_table.sink_schema
+    if not has_columns(log, pa.schema([*old_schema, *[*declared][len(row_identity.schema) :]])):
         raise TerminalError(
-            f"the {log.name} has other columns than {before.label} had before its definition changed",
+            f"the {log.name} has other columns than {old_table.label} had before its definition changed",
             f"Something else has altered it. {_FRESH}",
         )
-    if problem := _refusal(before, old, keys):
+    if problem := _refusal(old_table, old_schema, row_identity):
         raise TerminalError(
-            f"the {log.name} cannot follow the change of the definition of {before.label}: {problem}", _FRESH
+            f"the {log.name} cannot follow the change of the definition of {old_table.label}: {problem}", _FRESH
         )
-    metadata = {**log.metadata, "schemaString": _schema(log, before, keys, options)}
-    needed = protocol_for(declared, vectors=False)
-    protocol = both(log.protocol, needed)
+    metadata = {**log.metadata, "schemaString": _schema(log, old_table, row_identity, options)}
+    needed_protocol = protocol_for(declared, vectors=False)
+    protocol = both(log.protocol, needed_protocol)
     check_protocol(log.name, protocol, metadata)  # as everybody does who reads it afterwards: then it is too late
     actions: list[dict[str, Any]] = [{"protocol": protocol}] if protocol is not log.protocol else []
     if fields_of(metadata["schemaString"]) != fields_of(log.metadata["schemaString"]):
@@ -72,7 +72,7 @@ def altered(log: Log, before: TableSchema, keys: Keys, options: Options) -> list
     return actions + without_columns(log.domains, declared.names)
 
 
-def exchanged(log: Log, keys: Keys, options: Options, slices: Sequence[DataFile], kept: Kept) -> list[dict[str, Any]]:
+def exchanged(log: Log, row_identity: Keys, options: Options, slices: Sequence[DataFile], retained_files: Kept) -> list[dict[str, Any]]:
     """Actions that put slices in the place of all rows, and give the table the columns of a definition.
 
     Slices are added as they are, however rows die here. Its change data feed says that all rows are deleted and others
@@ -80,23 +80,23 @@ def exchanged(log: Log, keys: Keys, options: Options, slices: Sequence[DataFile]
     the old rows need not have, nor be of the new key.
 
     :param log: the table as it stands.
-    :param keys: of the definition whose columns and key it is to have.
+    :param row_identity: of the definition whose columns and key it is to have.
     :param options: likewise.
     :param slices: what it is to hold. Files without rows are left out.
-    :param kept: rows that stay.
+    :param retained_files: rows that stay.
     :raises TerminalError: if it cannot be given such columns, or has one of the slices already.
     """
-    declared = keys.partitioning.declared
+    declared = row_identity.partitioning.declared
     files = {file.path: file for part in slices for file in part.files if file.rows}
     # What has become of its rows since would be undone. And a version must not remove and add the same file.
-    if here := sorted(files.keys() & log.files.keys()):
-        raise TerminalError(f"the file {log.storage.location(here[0])} is part of the table already", _FRESH)
+    if already_live := sorted(files.keys() & log.files.keys()):
+        raise TerminalError(f"the file {log.storage.location(already_live[0])} is part of the table already", _FRESH)
     if problem := _twice(declared):
         raise TerminalError(f"the {log.name} cannot be given the columns of its source table: {problem}", _FRESH)
     metadata = {
         **log.metadata,
-        "schemaString": _renewed(log, keys, options),
-        "configuration": {**log.configuration, KEY: key_of(keys.names)},
+        "schemaString": _renewed(log, row_identity, options),
+        "configuration": {**log.configuration, KEY: key_of(row_identity.names)},
     }
     protocol = both(log.protocol, protocol_for(declared, vectors=False))
     check_protocol(log.name, protocol, metadata)
@@ -104,8 +104,8 @@ def exchanged(log: Log, keys: Keys, options: Options, slices: Sequence[DataFile]
         *([{"protocol": protocol}] if protocol is not log.protocol else []),
         {"metaData": metadata},  # also an equal one: whoever of another program began before it has to look again
         *without_columns(log.domains, declared.names),
-        *(file.removed(change=True) for file in log.files.values() if file.path not in kept.files),
-        *(added(file, keys.stat, None) for file in (*files.values(), *kept.written)),
+        *(file.removed(change=True) for file in log.files.values() if file.path not in retained_files.files),
+        *(added(file, row_identity.stat, None) for file in (*files.values(), *retained_files.written)),
     ]
 
 
@@ -115,60 +115,60 @@ def begun_anew(log: Log, partitioning: Partitioning, options: Options) -> list[d
     :param log: the table as it stands.
     """
     vectors = uses_vectors(log.protocol, log.configuration)
-    needed = both(log.protocol, protocol_for(partitioning.declared, vectors=vectors))
-    actions: list[dict[str, Any]] = [{"protocol": needed}] if needed is not log.protocol else []
+    new_protocol = both(log.protocol, protocol_for(partitioning.declared, vectors=vectors))
+    actions: list[dict[str, Any]] = [{"protocol": new_protocol}] if new_protocol is not log.protocol else []
     configuration = {name: value for name, value in log.configuration.items() if name != KEY}
-    renewed = metadata_of(partitioning.schema, options, configuration, log.metadata["description"])
-    actions.append({"metaData": {**renewed, "id": log.metadata["id"]}})
+    new_metadata = metadata_of(partitioning.schema, options, configuration, log.metadata["description"])
+    actions.append({"metaData": {**new_metadata, "id": log.metadata["id"]}})
     actions += without_columns(log.domains, partitioning.declared.names)
     return actions + [file.removed(change=True) for file in log.files.values()]
 
 
-def _refusal(before: TableSchema, old: pa.Schema, keys: Keys) -> str | None:
+def _refusal(old_table: TableSchema, old_schema: pa.Schema, row_identity: Keys) -> str | None:
     """Why the columns of a definition cannot become those of another one; ``None`` if they can.
 
     Whatever else than columns that come and go a table is to follow has to be let through here, and expressed.
     """
-    if [*before.key] != [*keys.names]:
-        return f"its key was ({', '.join(before.key)}), and is ({', '.join(keys.names)})"
-    for field in old:
-        place = keys.schema.get_field_index(field.name)
-        if place >= 0 and (kind := keys.schema.field(place).type) != field.type:
+    if [*old_table.key] != [*row_identity.names]:
+        return f"its key was ({', '.join(old_table.key)}), and is ({', '.join(row_identity.names)})"
+    for field in old_schema:
+        index = row_identity.schema.get_field_index(field.name)
+        if index >= 0 and (kind := row_identity.schema.field(index).type) != field.type:
             return f"column {field.name} was {field.type}, and is {kind}"
-    return _twice(keys.partitioning.declared)
+    return _twice(row_identity.partitioning.declared)
 
 
 def _twice(declared: pa.Schema) -> str | None:
     names = Counter(name.lower() for name in declared.names)
-    twice = [name for name, count in names.items() if count > 1]
-    return f"it would have column {twice[0]} twice: case does not count" if twice else None
+    duplicates = [name for name, count in names.items() if count > 1]
+    return f"it would have column {duplicates[0]} twice: case does not count" if duplicates else None
 
 
-def _schema(log: Log, before: TableSchema, keys: Keys, options: Options) -> str:
+def _schema(log: Log, old_table: TableSchema, row_identity: Keys, options: Options) -> str:
     """The new columns as the log says them. What others have told of a column stays, and what was told here goes."""
-    made = json.loads(metadata_of(keys.schema, options, {}, "")["schemaString"])
-    theirs = {column["name"]: column["metadata"] for column in fields_of(log.metadata["schemaString"])}
-    ours = columns_of(before)
-    for column in made["fields"]:
-        told = ours.get(column["name"], {})
-        kept = {k: v for k, v in theirs.get(column["name"], {}).items() if told.get(k) != v}
-        column["metadata"] = {**kept, **column["metadata"]}
-    return json.dumps(made)
+    new_schema = json.loads(metadata_of(row_identity.schema, options, {}, "")["schemaString"])
+    current_metadata = {column["name"]: column["metadata"] for column in fields_of(log.metadata["schemaString"])}
+    own_metadata = columns_of(old_table)
+    for column in new_schema["fields"]:
+        own_values = own_metadata.get(column["name"], {})
+        foreign_values = {k: v for k, v in current_metadata.get(column["name"], {}).items() if own_values.get(k) != v}
+        column["metadata"] = {**foreign_values, **column["metadata"]}
+    return json.dumps(new_schema)
 
 
-def _renewed(log: Log, keys: Keys, options: Options) -> str:
+def _renewed(log: Log, row_identity: Keys, options: Options) -> str:
     """Columns as the log says them, whatever there were. What others have told of those that stay as they are stays:
     a comment that is not told here any more may be theirs.
     """
-    made = json.loads(metadata_of(keys.schema, options, {}, "")["schemaString"])
+    new_schema = json.loads(metadata_of(row_identity.schema, options, {}, "")["schemaString"])
     before = {column["name"]: column for column in fields_of(log.metadata["schemaString"])}
-    for column in made["fields"]:
-        old = before.get(column["name"])
-        if old is not None and old["type"] == column["type"]:
-            column["metadata"] = {**_theirs(old["metadata"]), **column["metadata"]}
-    return json.dumps(made)
+    for column in new_schema["fields"]:
+        old_column = before.get(column["name"])
+        if old_column is not None and old_column["type"] == column["type"]:
+            column["metadata"] = {**_theirs(old_column["metadata"]), **column["metadata"]}
+    return json.dumps(new_schema)
 
 
-def _theirs(told: Mapping[str, Any]) -> dict[str, Any]:
+def _theirs(column_metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Without what is told by this project, and what makes values of a column follow from others."""
-    return {name: value for name, value in told.items() if not name.startswith((OWN, "delta."))}
+    return {name: value for name, value in column_metadata.items() if not name.startswith((OWN, "delta."))}

@@ -40,17 +40,17 @@ def check_settings(log: Log, partitioning: Partitioning, options: Options) -> No
     :raises TerminalError: if it is partitioned otherwise.
     :raises NotReadyError: if it was made under another ``sink.deletes``, or is another one's copy.
     """
-    source, ours = log.configuration.get(SOURCE), options.properties.get(SOURCE)
-    if source is not None and ours is not None and source != ours:
+    table_source, own_source = log.configuration.get(SOURCE), options.properties.get(SOURCE)
+    if table_source is not None and own_source is not None and table_source != own_source:
         raise NotReadyError(
-            f"the {log.name} is the copy of table {source}, and not of {ours}: two folders are one there, as if case "
+            f"the {log.name} is the copy of table {table_source}, and not of {own_source}: two folders are one there, as if case "
             "did not count",
             "Tell the tables apart in sink.table_path, or exclude one of them",
         )
     partitioning.check(log.name, log.metadata)
-    made = log.configuration.get(DELETES, HARD)
-    if made != options.deletes:
+    table_deletes = log.configuration.get(DELETES, HARD)
+    if table_deletes != options.deletes:
         raise NotReadyError(
-            f"the {log.name} was made with sink.deletes {made}, and it is {options.deletes} now",
-            f"It cannot be changed later: set it back to {made} for this table, or start with a fresh sink.path",
+            f"the {log.name} was made with sink.deletes {table_deletes}, and it is {options.deletes} now",
+            f"It cannot be changed later: set it back to {table_deletes} for this table, or start with a fresh sink.path",
         )

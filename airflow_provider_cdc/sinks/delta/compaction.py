@@ -83,11 +83,11 @@ class Compaction:
 
 
 def plan(
-    log: Log, partitioning: Partitioning, key: str | None, *, vectors: bool, purge: bool = False
+    log: Log, partitioning: Partitioning, stats_column: str | None, *, deletion_vectors: bool, purge: bool = False
 ) -> list[Compaction]:
     """What is to be compacted now.
 
-    :param vectors: whether rows may die by deletion vectors; if not, files that have one are written anew.
+    :param deletion_vectors: whether rows may die by deletion vectors; if not, files that have one are written anew.
     :param purge: whether to leave neither dead rows nor small files.
     """
     return [
@@ -95,39 +95,39 @@ def plan(
             log.storage,
             partitioning,
             tuple((f.path, bytes(log.dead(f).serialize())) for f in files),
-            key,
+            stats_column,
             files[0].partition,
         )
-        for files in chosen(list(log.files.values()), lambda f: rows_of(log.storage, f), vectors=vectors, purge=purge)
+        for files in chosen(list(log.files.values()), lambda f: rows_of(log.storage, f), vectors=deletion_vectors, purge=purge)
     ]
 
 
-def chosen(files: Sequence[LiveFile], rows: Any, *, vectors: bool = True, purge: bool = False) -> list[list[LiveFile]]:
+def chosen(files: Sequence[LiveFile], count_rows_of: Any, *, deletion_vectors: bool = True, purge: bool = False) -> list[list[LiveFile]]:
     """Groups of files that shall become one each.
 
     A row is written again once for each tier that its file rises, and after that only to be rid of dead ones: once in
     the time in which so many of its file's rows die.
 
-    :param rows: how many rows a file has.
+    :param count_rows_of: how many rows a file has.
     :param vectors, purge: as for :func:`plan`.
     """
     parts: dict[Any, list[LiveFile]] = {}
     for file in files:
         parts.setdefault(partition_of(file), []).append(file)
-    large = _large(sum(f.size for f in files))
-    found: list[list[LiveFile]] = []
-    for mine in parts.values():
-        together, most = _together(mine, large, 1 if purge else _fanout(len(parts))), large
-        if not together and len(files) > _MOST and len(mine) > max(1, _MOST // len(parts)):
-            together, most = _even(mine), 4 * large
-        if purge or not vectors:
-            worn = [f for f in mine if f.dead]
+    max_bytes = _large(sum(f.size for f in files))
+    groups: list[list[LiveFile]] = []
+    for partition_files in parts.values():
+        to_merge, bin_bytes = _together(partition_files, max_bytes, 1 if purge else _fanout(len(parts))), max_bytes
+        if not to_merge and len(files) > _MOST and len(partition_files) > max(1, _MOST // len(parts)):
+            to_merge, bin_bytes = _even(partition_files), 4 * max_bytes
+        if purge or not deletion_vectors:
+            mostly_dead = [f for f in partition_files if f.dead]
         else:
-            worn = [f for f in mine if f.size >= SMALL and f.dead > DEAD * rows(f)]
-        bins = list(_bins(together, most))
-        taken = {f.path for group in bins for f in group}
-        found += [*bins, *([f] for f in worn if f.path not in taken)]
-    return found
+            mostly_dead = [f for f in partition_files if f.size >= SMALL and f.dead > DEAD * count_rows_of(f)]
+        bins = list(_bins(to_merge, bin_bytes))
+        merged_paths = {f.path for group in bins for f in group}
+        groups += [*bins, *([f] for f in mostly_dead if f.path not in merged_paths)]
+    return groups
 
 
 def _large(total: int) -> int:
@@ -140,15 +140,15 @@ def _fanout(parts: int) -> int:
     return FANOUT if parts == 1 else max(FEWEST, min(FANOUT, _MOST // 2 // parts))
 
 
-def _together(files: Sequence[LiveFile], large: int, most: int) -> list[LiveFile]:
+def _together(files: Sequence[LiveFile], max_bytes: int, fanout: int) -> list[LiveFile]:
     """The files of the highest tier of a partition that has too many, and of all below it, the smallest first.
 
     Those above half of the largest size are as large as they will be: each is in no tier.
     """
-    young = sorted((f for f in files if 2 * f.size <= large), key=lambda f: f.size)
-    tiers = Counter(map(_tier, young))
-    full = max((tier for tier, count in tiers.items() if count >= most), default=None)
-    return [] if full is None else [f for f in young if _tier(f) <= full]
+    mergeable = sorted((f for f in files if 2 * f.size <= max_bytes), key=lambda f: f.size)
+    tiers = Counter(map(_tier, mergeable))
+    highest_full_tier = max((tier for tier, count in tiers.items() if count >= fanout), default=None)
+    return [] if highest_full_tier is None else [f for f in mergeable if _tier(f) <= highest_full_tier]
 
 
 def _tier(file: LiveFile) -> int:
@@ -157,29 +157,29 @@ def _tier(file: LiveFile) -> int:
 
 def _even(files: Sequence[LiveFile]) -> list[LiveFile]:
     """The smaller half of the files of a partition, without those beside which the rest is nothing."""
-    found = sorted(files, key=lambda f: f.size)[: max(2, len(files) // 2)]
-    while found and found[-1].size > 4 * sum(f.size for f in found[:-1]):
-        found.pop()
-    return found
+    smallest = sorted(files, key=lambda f: f.size)[: max(2, len(files) // 2)]
+    while smallest and smallest[-1].size > 4 * sum(f.size for f in smallest[:-1]):
+        smallest.pop()
+    return smallest
 
 
-def _bins(files: Sequence[LiveFile], large: int) -> Iterator[list[LiveFile]]:
+def _bins(files: Sequence[LiveFile], max_bytes: int) -> Iterator[list[LiveFile]]:
     """Groups of several files that are no larger together: one that is left alone stays as it is."""
-    held: list[LiveFile] = []
+    bin_files: list[LiveFile] = []
     size = 0
     for file in files:
-        if held and size + file.size > large:
-            if len(held) > 1:
-                yield held
-            held, size = [], 0
-        held.append(file)
+        if bin_files and size + file.size > max_bytes:
+            if len(bin_files) > 1:
+                yield bin_files
+            bin_files, size = [], 0
+        bin_files.append(file)
         size += file.size
-    if len(held) > 1:
-        yield held
+    if len(bin_files) > 1:
+        yield bin_files
 
 
 def committed(
-    log: Log, done: Sequence[tuple[Compaction, Sequence[DataFile]]], key: str | None, *, change: bool = False
+    log: Log, results: Sequence[tuple[Compaction, Sequence[DataFile]]], stats_column: str | None, *, data_change: bool = False
 ) -> tuple[Written, int]:
     """What is to be committed for compactions that have run, on a version of the table.
 
@@ -188,42 +188,42 @@ def committed(
 
     :returns: this, and how many of them stand then.
     """
-    found, late, stood, gone = Written(), dict[str, BitMap](), 0, set[str]()
-    for compaction, files in done:
-        dead = None if gone & {path for path, _ in compaction.sources} else _died_since(log, compaction)
+    commit, dead_rows, committed_count, replaced_paths = Written(), dict[str, BitMap](), 0, set[str]()
+    for compaction, files in results:
+        dead = None if replaced_paths & {path for path, _ in compaction.sources} else _died_since(log, compaction)
         if dead is None or any(dead and not takes_vectors(file.path) for file in files):
-            found.spare += [file.path for file in files if file.path not in log.files]  # it may stand already
+            commit.spare += [file.path for file in files if file.path not in log.files]  # it may stand already
             continue
-        stood += 1
-        gone |= {path for path, _ in compaction.sources}
-        found.actions += [log.files[path].removed(change=change) for path, _ in compaction.sources]
+        committed_count += 1
+        replaced_paths |= {path for path, _ in compaction.sources}
+        commit.actions += [log.files[path].removed(change=data_change) for path, _ in compaction.sources]
         for file in files:
             if len(dead) < file.rows:
                 if dead:
-                    late[file.path] = dead
-                found.actions.append({"file": file})
+                    dead_rows[file.path] = dead
+                commit.actions.append({"file": file})
             else:
-                found.spare.append(file.path)
-    vectors = write_vectors(log.storage, late)
-    found.files += {v.file for v in vectors.values() if v.file}
-    found.actions = [
-        added(a["file"], key, vectors.get(a["file"].path), change=change) if "file" in a else a for a in found.actions
+                commit.spare.append(file.path)
+    vectors = write_vectors(log.storage, dead_rows)
+    commit.files += {v.file for v in vectors.values() if v.file}
+    commit.actions = [
+        added(a["file"], stats_column, vectors.get(a["file"].path), change=data_change) if "file" in a else a for a in commit.actions
     ]
-    found.vectors = late
-    return found, stood
+    commit.vectors = dead_rows
+    return commit, committed_count
 
 
 def _died_since(log: Log, compaction: Compaction) -> BitMap | None:
     """Rows of what a compaction has written that are dead by now; ``None`` if it is void."""
     start, dead = 0, BitMap()
-    for path, before in compaction.sources:
+    for path, serialized_dead in compaction.sources:
         if path not in log.files:
             return None
-        old = log.files[path]
-        gone, now = BitMap.deserialize(before), log.dead(old)
-        if not gone.issubset(now):
+        live_file = log.files[path]
+        dead_before, dead_now = BitMap.deserialize(serialized_dead), log.dead(live_file)
+        if not dead_before.issubset(dead_now):
             return None  # rows came back: somebody has restored an older version
-        fresh = np.asarray((now - gone).to_array(), np.int64)
-        dead |= BitMap((start + fresh - np.searchsorted(np.asarray(gone.to_array(), np.int64), fresh)).astype("u4"))
-        start += rows_of(log.storage, old) - len(gone)
+        newly_dead = np.asarray((dead_now - dead_before).to_array(), np.int64)
+        dead |= BitMap((start + newly_dead - np.searchsorted(np.asarray(dead_before.to_array(), np.int64), newly_dead)).astype("u4"))
+        start += rows_of(log.storage, live_file) - len(dead_before)
     return dead

@@ -73,8 +73,8 @@ USUAL = Options()
 
 def properties_of(options: Options) -> dict[str, str]:
     """Properties of a new table."""
-    kept = {} if options.deletes == HARD else {DELETES: options.deletes}
-    return {**_PROPERTIES, **({ENABLED: "true"} if options.vectors else {}), **options.properties, **kept}
+    deletes_property = {} if options.deletes == HARD else {DELETES: options.deletes}
+    return {**_PROPERTIES, **({ENABLED: "true"} if options.vectors else {}), **options.properties, **deletes_property}
 
 
 def metadata_of(schema: pa.Schema, options: Options, configuration: Mapping[str, str], owner: str) -> dict[str, Any]:
@@ -111,20 +111,20 @@ def columns_of(table: TableSchema) -> dict[str, dict[str, str]]:
 
 def configured(log: Log, options: Options) -> Mapping[str, Any]:
     """A table's metadata with the properties that it is to have now; the very same if it has them."""
-    wanted = {**log.configuration, **without_shorter(log.configuration, options.properties)}
-    return log.metadata if wanted == log.configuration else {**log.metadata, "configuration": wanted}
+    wanted_properties = {**log.configuration, **without_shorter(log.configuration, options.properties)}
+    return log.metadata if wanted_properties == log.configuration else {**log.metadata, "configuration": wanted_properties}
 
 
 _REMEDY = "Something else did that, and what it has written would be lost: use a fresh sink.path"
 
 
-def check_not_replaced(log: Log, known: Mapping[str, Any] | None) -> None:
+def check_not_replaced(log: Log, known_metadata: Mapping[str, Any] | None) -> None:
     """Refuse a table that somebody has replaced by another one.
 
-    :param known: its metadata as it was before, if that is known.
+    :param known_metadata: its metadata as it was before, if that is known.
     :raises TerminalError: saying so.
     """
-    if known is not None and log.metadata.get("id") != known.get("id"):
+    if known_metadata is not None and log.metadata.get("id") != known_metadata.get("id"):
         raise TerminalError(f"the {log.name} was replaced by another one", _REMEDY)
 
 
@@ -138,20 +138,20 @@ def check_columns(log: Log, schema: pa.Schema) -> None:
         raise TerminalError(f"the {log.name} has other columns than its source table", _REMEDY)
 
 
-def key_of(names: Sequence[str]) -> str:
+def key_of(key_columns: Sequence[str]) -> str:
     """The columns of a key as :data:`KEY` has them."""
-    return json.dumps(list(names), ensure_ascii=False)
+    return json.dumps(list(key_columns), ensure_ascii=False)
 
 
-def check_key(log: Log, names: Sequence[str]) -> None:
+def check_key(log: Log, key_columns: Sequence[str]) -> None:
     """Refuse a table that was given another key: its rows would not be found by this one.
 
-    :param names: columns of the key; none if there is no key.
+    :param key_columns: columns of the key; none if there is no key.
     :raises TerminalError: saying so.
     """
-    standing = log.configuration.get(KEY)
-    if standing is not None and standing != key_of(names):
-        raise TerminalError(f"the {log.name} has another key than its source table: {standing}", _REMEDY)
+    current_key = log.configuration.get(KEY)
+    if current_key is not None and current_key != key_of(key_columns):
+        raise TerminalError(f"the {log.name} has another key than its source table: {current_key}", _REMEDY)
 
 
 def has_columns(log: Log, schema: pa.Schema) -> bool:
@@ -171,17 +171,17 @@ def fields_of(schema: str) -> list[dict[str, Any]]:
 
     :param schema: as the log says it.
     """
-    found: list[dict[str, Any]] = json.loads(schema)["fields"]
-    return found
+    columns: list[dict[str, Any]] = json.loads(schema)["fields"]
+    return columns
 
 
-def check_names(log: Log, wanted: Mapping[str, Any]) -> None:
+def check_names(log: Log, wanted_metadata: Mapping[str, Any]) -> None:
     """Refuse a table that was made with other columns.
 
-    :param wanted: metadata of a new table.
+    :param wanted_metadata: metadata of a new table.
     :raises TerminalError: if it was.
     """
-    if column_names(log.metadata) != column_names(wanted):
+    if column_names(log.metadata) != column_names(wanted_metadata):
         raise TerminalError(
             f"the {log.name} has other columns than its source table",
             "It was written by something else or under another definition: use a fresh sink.path, or remove it",

@@ -71,8 +71,8 @@ class DeltaResumePoint:
 
     def read(self) -> Offset | None:
         """The resume point, ``None`` before the first batch."""
-        found = self.stand()
-        return found[0] if found else None
+        resume_state = self.stand()
+        return resume_state[0] if resume_state else None
 
     def stand(self) -> tuple[Offset, Lineage] | None:
         """The resume point and the lineage of its server, ``None`` before the first batch."""
@@ -82,10 +82,10 @@ class DeltaResumePoint:
         rows = self.target.to_arrow().select(["offset", "lineage"]).to_pylist()
         if not rows:
             return None
-        found = rows[0]
-        return Offset.from_json(json.loads(found["offset"])), Lineage.from_segments(json.loads(found["lineage"]))
+        row = rows[0]
+        return Offset.from_json(json.loads(row["offset"])), Lineage.from_segments(json.loads(row["lineage"]))
 
-    def write(self, offset: Offset, lineage: Lineage, fence: Fence) -> None:
+    def write(self, offset: Offset, timeline: Lineage, fence: Fence) -> None:
         """Replace the resume point.
 
         :raises FencedError: if a newer epoch has taken over.
@@ -93,9 +93,9 @@ class DeltaResumePoint:
         row = {
             "pipeline": self._pipeline,
             "epoch": fence.value,
-            "_cdc_seq": lineage.seq(offset.at),
+            "_cdc_seq": timeline.seq(offset.at),
             "offset": json.dumps(offset.to_json()),
-            "lineage": json.dumps(lineage.segments_to_json()),
+            "lineage": json.dumps(timeline.segments_to_json()),
             "committed_at": datetime.now(UTC),
         }
 

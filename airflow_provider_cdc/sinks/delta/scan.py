@@ -37,8 +37,8 @@ class FilePortion:
 
     def rows(self, columns: Sequence[str]) -> Iterator[pa.Table]:
         """Row group by row group; see :class:`~airflow_provider_cdc.sinks.scanning.Portion`."""
-        wanted = [*columns, DELETED] if DELETED in self.schema.names else columns
-        groups = row_groups(self.storage, self.path, self.schema, wanted, self.partition, older=True)
+        read_columns = [*columns, DELETED] if DELETED in self.schema.names else columns
+        groups = row_groups(self.storage, self.path, self.schema, read_columns, self.partition, older=True)
         for rows in alive(groups, BitMap.deserialize(self.dead)):
             yield living(rows)
 

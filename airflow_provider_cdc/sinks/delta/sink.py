@@ -59,18 +59,18 @@ class DeltaSink:
 
         :raises NotReadyError: if it cannot be partitioned, or have the properties, that the settings say.
         """
-        deletes, vectors = self.deletes.of(table), not matches(self.copies, table.database, table.name)
+        deletes, deletion_vectors = self.deletes.of(table), not matches(self.copies, table.database, table.name)
         partitioning = self._partitioning(table)
         properties = {**self.table_properties.of(*table.id), SOURCE: table.label}
-        if has_feed(properties) and (taken := hidden_by_feed(c.name for c in table.in_copy)):
+        if has_feed(properties) and (reserved_names := hidden_by_feed(c.name for c in table.in_copy)):
             raise NotReadyError(
-                f"sink.table_properties: table {table.label} has a column {taken[0]}, which readers of a change data "
+                f"sink.table_properties: table {table.label} has a column {reserved_names[0]}, which readers of a change data "
                 "feed take for one of theirs",
                 f"Leave the table out of those with {FEED}, or the column out by source.exclude_columns",
             )
         nullable = frozenset(c.name for c in table.in_copy if c.nullable or c.name in table.may_be_null)
         options = Options(
-            vectors,
+            deletion_vectors,
             self.index_bytes,
             deletes,
             properties,
@@ -83,8 +83,8 @@ class DeltaSink:
 
     def staging(self) -> DeltaStaging:
         """Beside the rows of the tables, and a folder for what does not become part of them."""
-        aside = FileStaging(self._storage, self._layout.staging)
-        return DeltaStaging(self._folder, aside, self.deletes, self._partitioning)
+        keyless_staging = FileStaging(self._storage, self._layout.staging)
+        return DeltaStaging(self._folder, keyless_staging, self.deletes, self._partitioning)
 
     def resume_point(self) -> DeltaResumePoint:
         """The table ``_cdc_progress``."""
@@ -92,10 +92,10 @@ class DeltaSink:
 
     def _partitioning(self, table: TableSchema) -> Partitioning:
         """The first pattern that fits counts."""
-        found = (parts for pattern, parts in self.partition_by if matches([pattern], table.database, table.name))
-        made = Partitioning.of(table, [Part(*part) for part in next(found, ())])
-        made = replace(made, group_rows=Options(properties=self.table_properties.of(*table.id)).group_rows)
-        return replace(made, schema=with_mark(made.schema)) if self.deletes.of(table) == SOFT else made
+        matching_fields = (parts for pattern, parts in self.partition_by if matches([pattern], table.database, table.name))
+        partitioning = Partitioning.of(table, [Part(*part) for part in next(matching_fields, ())])
+        partitioning = replace(partitioning, group_rows=Options(properties=self.table_properties.of(*table.id)).group_rows)
+        return replace(partitioning, schema=with_mark(partitioning.schema)) if self.deletes.of(table) == SOFT else partitioning
 
     def _folder(self, table: TableSchema) -> Storage:
         return self._storage.within(self._layout.table(table))

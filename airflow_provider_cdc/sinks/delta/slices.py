@@ -21,27 +21,27 @@ class Slices:
 
     :param storage: that of the table's folder.
     :param partitioning: how it is partitioned.
-    :param keys: how its rows are told apart.
+    :param row_identity: how its rows are told apart.
     """
 
-    def __init__(self, storage: Storage, partitioning: Partitioning, keys: Keys) -> None:
+    def __init__(self, storage: Storage, partitioning: Partitioning, row_identity: Keys) -> None:
         self.storage = storage
         self.schema = partitioning.schema
-        self._partitioning, self._keys = partitioning, keys
+        self._partitioning, self._keys = partitioning, row_identity
 
-    def stage(self, place: str, rows: Iterable[pa.Table]) -> DataFile:
+    def stage(self, staging_path: str, rows: Iterable[pa.Table]) -> DataFile:
         """Write a slice of the snapshot, beside the files of the table."""
-        name = f"{SLICES}/{place}.parquet"
+        name = f"{SLICES}/{staging_path}.parquet"
         if self._partitioning:
-            whole = self._stage_parts(name, rows)
-            if whole.rows:
-                return whole
+            partitioned_file = self._stage_parts(name, rows)
+            if partitioned_file.rows:
+                return partitioned_file
             rows = ()  # a file without rows: that of no partition
         try:
             schema, stat = self._partitioning.stored, self._keys.stat
-            found = (marked(part, self.schema) for part in rows)
+            flagged_rows = (marked(part, self.schema) for part in rows)
             names, group_rows = self._keys.names, self._partitioning.group_rows
-            return write_file(self.storage, name, schema, found, stat, ordered_by=names, group_rows=group_rows)
+            return write_file(self.storage, name, schema, flagged_rows, stat, ordered_by=names, group_rows=group_rows)
         except BaseException:
             self.storage.delete(name)
             raise
@@ -59,8 +59,8 @@ class Slices:
 
     def staged(self, file: DataFile) -> bool:
         """Whether its files are there, and of the size that was written."""
-        whole = all(self.storage.size(part.path) == part.size for part in file.files)
-        return whole and sum(part.size for part in file.files) == file.size
+        sizes_match = all(self.storage.size(part.path) == part.size for part in file.files)
+        return sizes_match and sum(part.size for part in file.files) == file.size
 
     def read_staged(self, file: DataFile) -> Iterator[pa.Table]:
         """The rows of a slice, row group by row group."""
@@ -73,9 +73,9 @@ class Slices:
         """Remove the files of a slice."""
         self.storage.delete(*(part.path for part in file.files))
 
-    def clear_staged(self, place: str) -> None:
+    def clear_staged(self, staging_folder: str) -> None:
         """Remove what is staged below a place, and is not, and was not until recently, part of the table."""
-        if names := [name for name, _ in self.storage.list(f"{SLICES}/{place}")]:
+        if names := [name for name, _ in self.storage.list(f"{SLICES}/{staging_folder}")]:
             log = Log(self.storage)
             log.refresh()
             self.storage.delete(*(name for name in names if name not in log.files and name not in log.removed))

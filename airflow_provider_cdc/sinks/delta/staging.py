@@ -51,74 +51,74 @@ class _MarkedChanges(ChangeFile):
 class DeltaStaging:
     """Staging of one pipeline.
 
-    :param folder: the storage of a table.
-    :param aside: for tables without a key, of whose changes only a sum is applied.
+    :param table_storage: the storage of a table.
+    :param keyless_staging: for tables without a key, of whose changes only a sum is applied.
     :param deletes: what becomes of rows that are deleted in the source.
-    :param partitioning: how a table is partitioned.
+    :param partitioning_of: how a table is partitioned.
     """
 
     def __init__(
         self,
-        folder: Callable[[TableSchema], Storage],
-        aside: FileStaging,
+        table_storage: Callable[[TableSchema], Storage],
+        keyless_staging: FileStaging,
         deletes: Deletes = ALL_HARD,
-        partitioning: Callable[[TableSchema], Partitioning] = lambda table: Partitioning(table.sink_schema),
+        partitioning_of: Callable[[TableSchema], Partitioning] = lambda table: Partitioning(table.sink_schema),
     ) -> None:
-        self._folder, self._aside, self._deletes, self._partitioning = folder, aside, deletes, partitioning
+        self._folder, self._aside, self._deletes, self._partitioning = table_storage, keyless_staging, deletes, partitioning_of
 
-    def writer(self, table: TableSchema, name: str) -> ChangeWriter:
+    def writer(self, table: TableSchema, range_name: str) -> ChangeWriter:
         """Begin to write; see :class:`~airflow_provider_cdc.sinks.protocol.Staging`."""
         if not table.key:
-            return self._aside.writer(table, name)
+            return self._aside.writer(table, range_name)
         schema = table.sink_schema
         if partitioning := self._partitioning(table):
-            return _PartitionedChanges(self._folder(table), name, partitioning, table)
+            return _PartitionedChanges(self._folder(table), range_name, partitioning, table)
         group_rows = partitioning.group_rows
         if self._deletes.of(table) == SOFT:  # a delete is a row of the table, too
-            return _MarkedChanges(self._folder(table), _file(name), with_mark(schema), group_rows)
-        return ChangeFile(self._folder(table), _file(name), schema, group_rows)
+            return _MarkedChanges(self._folder(table), _file(range_name), with_mark(schema), group_rows)
+        return ChangeFile(self._folder(table), _file(range_name), schema, group_rows)
 
-    def read(self, table: TableSchema, names: Sequence[str]) -> pa.Table:
+    def read(self, table: TableSchema, range_names: Sequence[str]) -> pa.Table:
         """The changes of some pieces, in this order."""
         if not table.key:
-            return self._aside.read(table, names)
+            return self._aside.read(table, range_names)
         storage, schema = self._folder(table), table.sink_schema
         if not self._partitioning(table):
-            return self._counting(table, pa.concat_tables([read_file(storage, _file(name), schema) for name in names]))
-        places, files = _heads(storage, table, names)
+            return self._counting(table, pa.concat_tables([read_file(storage, _file(name), schema) for name in range_names]))
+        row_places, files = _heads(storage, table, range_names)
         rows = [read_file(storage, file.path, schema, partition=file.partition) for file in files]
         first = np.cumsum([0, *(file.rows for file in files)])
-        order = first[places[FILE].to_numpy()] + places[ROW].to_numpy()
+        order = first[row_places[FILE].to_numpy()] + row_places[ROW].to_numpy()
         return self._counting(table, pa.concat_tables([without_rows(schema), *rows]).take(pa.array(order, pa.int64())))
 
-    def changes(self, table: TableSchema, names: Sequence[str]) -> pa.Table:
+    def changes(self, table: TableSchema, range_names: Sequence[str]) -> pa.Table:
         """The same without the values, and with the place of each."""
         if not table.key:
-            return self._aside.changes(table, names)
+            return self._aside.changes(table, range_names)
         storage = self._folder(table)
         if self._partitioning(table):
-            return self._counting(table, in_files(*_heads(storage, table, names)))
+            return self._counting(table, in_files(*_heads(storage, table, range_names)))
         columns = _head_schema(table).names[:-2]
-        found = [described(storage, _file(n), table.sink_schema, columns, table.integer_key) for n in names]
-        return self._counting(table, placed(pa.concat_tables([rows for _, rows in found]), [file for file, _ in found]))
+        files_and_rows = [described(storage, _file(n), table.sink_schema, columns, table.integer_key) for n in range_names]
+        return self._counting(table, placed(pa.concat_tables([rows for _, rows in files_and_rows]), [file for file, _ in files_and_rows]))
 
     def _counting(self, table: TableSchema, changes: pa.Table) -> pa.Table:
         """Without deletes that are ignored: also not in the place of an earlier change of the same key."""
         return upserts(changes) if self._deletes.of(table) == IGNORE else changes
 
-    def applied(self, table: TableSchema, names: Iterable[str]) -> None:
+    def applied(self, table: TableSchema, range_names: Iterable[str]) -> None:
         """They are part of the table, and if not, the commit has removed them."""
         if not table.key:
-            self._aside.applied(table, names)
+            self._aside.applied(table, range_names)
         elif self._partitioning(table):
-            self._folder(table).delete(*map(_file, names))
+            self._folder(table).delete(*map(_file, range_names))
 
-    def discard(self, table: TableSchema, names: Iterable[str]) -> None:
+    def discard(self, table: TableSchema, range_names: Iterable[str]) -> None:
         """Remove what is not to be applied."""
         if not table.key:
-            self._aside.discard(table, names)
+            self._aside.discard(table, range_names)
             return
-        storage, listed = self._folder(table), list(names)
+        storage, listed = self._folder(table), list(range_names)
         if self._partitioning(table):
             for name in listed:
                 with suppress(FileNotFoundError):
@@ -133,9 +133,9 @@ class DeltaStaging:
             if names := of_earlier_epochs(storage, CHANGES, epoch):
                 log = Log(storage)
                 log.refresh()
-                if spare := [name for name in names if name not in log.files and name not in log.removed]:
+                if unneeded := [name for name in names if name not in log.files and name not in log.removed]:
                     check_live(log)
-                    storage.delete(*spare)
+                    storage.delete(*unneeded)
 
 
 class _PartitionedChanges:
@@ -168,13 +168,13 @@ class _PartitionedChanges:
 
     def _flush(self) -> None:
         rows, self._held = pa.Table.from_batches(self._held, self._schema), []
-        file, row = self._files.add(rows)
-        head = (
+        file_numbers, row_numbers = self._files.add(rows)
+        order_rows = (
             rows.select(self._head_schema.names[:-2])
-            .append_column(FILE, pa.array(file))
-            .append_column(ROW, pa.array(row))
+            .append_column(FILE, pa.array(file_numbers))
+            .append_column(ROW, pa.array(row_numbers))
         )
-        for batch in head.combine_chunks().to_batches():
+        for batch in order_rows.combine_chunks().to_batches():
             self._head.add(batch)
 
 
@@ -188,11 +188,11 @@ def _heads(storage: Storage, table: TableSchema, names: Sequence[str]) -> tuple[
     """Changes of some pieces in their order, with the place of each, and the files that have them."""
     parts, files, schema = [], list[DataFile](), _head_schema(table)
     for name in names:
-        with parquet(storage, _file(name)) as head:
-            rows = head.read().select(schema.names).cast(schema)
-            listed = json.loads(head.metadata.metadata[_FILES.encode()])
-        at = schema.get_field_index(FILE)
-        parts.append(rows.set_column(at, FILE, pc.add(rows[FILE], pa.scalar(len(files), pa.int64()))))
+        with parquet(storage, _file(name)) as order_file:
+            rows = order_file.read().select(schema.names).cast(schema)
+            listed = json.loads(order_file.metadata.metadata[_FILES.encode()])
+        file_column_index = schema.get_field_index(FILE)
+        parts.append(rows.set_column(file_column_index, FILE, pc.add(rows[FILE], pa.scalar(len(files), pa.int64()))))
         files += [DataFile(**file) for file in listed]
     return pa.concat_tables([without_rows(schema), *parts]), files
 

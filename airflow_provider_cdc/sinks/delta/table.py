@@ -72,20 +72,20 @@ class DeltaTarget(Slices):
 
     :param storage: that of its folder.
     :param schema: Arrow schema of its rows.
-    :param key: names of the key columns; none if equal rows are told by counting them.
-    :param stat: column that file statistics are kept for (a single integer key).
+    :param key_columns: names of the key columns; none if equal rows are told by counting them.
+    :param stats_column: column that file statistics are kept for (a single integer key).
     """
 
     def __init__(
         self,
         storage: Storage,
         schema: pa.Schema,
-        key: Sequence[str] = (),
-        stat: str | None = None,
+        key_columns: Sequence[str] = (),
+        stats_column: str | None = None,
         options: Options = USUAL,
     ) -> None:
         partitioning = Partitioning(schema, options.partitioned_by, options.group_rows)
-        super().__init__(storage, partitioning, Keys(partitioning, key, stat))
+        super().__init__(storage, partitioning, Keys(partitioning, key_columns, stats_column))
         self.options = options
         self._log = Log(storage)
         self._fitting: Mapping[str, Any] | None = None
@@ -111,18 +111,18 @@ class DeltaTarget(Slices):
         :raises NotReadyError: if it is to be taken over, and cannot be.
         """
         properties = {**properties_of(self.options), **(configuration or {}), OWNER: pipeline}
-        wanted = metadata_of(self.schema, self.options, properties, OWNED + pipeline)
+        new_metadata = metadata_of(self.schema, self.options, properties, OWNED + pipeline)
         protocol = with_feed(protocol_for(self._partitioning.declared, vectors=self.options.vectors), properties)
         for attempt in range(_TRIES):
             if not self.exists():
-                self._log.commit([{"protocol": protocol}, {"metaData": wanted}], "CREATE TABLE")
-            elif not self.adopts(pipeline) or self._log.commit(adopted(self._log, wanted, protocol), "OVERWRITE"):
+                self._log.commit([{"protocol": protocol}, {"metaData": new_metadata}], "CREATE TABLE")
+            elif not self.adopts(pipeline) or self._log.commit(adopted(self._log, new_metadata, protocol), "OVERWRITE"):
                 break
             else:
                 wait(attempt)
         self._log.refresh()
         check_owner(self._log, pipeline)
-        check_names(self.load(), wanted)
+        check_names(self.load(), new_metadata)
 
     def owner(self) -> str | None:
         """The pipeline that owns the table; see :class:`~airflow_provider_cdc.sinks.protocol.Owned`."""
@@ -134,8 +134,8 @@ class DeltaTarget(Slices):
         self._log.refresh()
         if not self.options.adopt or owner_of(self._log.metadata) == pipeline:
             return False
-        wanted = metadata_of(self.schema, self.options, {}, "")["schemaString"]
-        check_adoptable(self._log, wanted, self._partitioning.names, self.options.nullable)
+        wanted_schema = metadata_of(self.schema, self.options, {}, "")["schemaString"]
+        check_adoptable(self._log, wanted_schema, self._partitioning.names, self.options.nullable)
         return True
 
     def load(self) -> Log:
@@ -213,19 +213,19 @@ class DeltaTarget(Slices):
 
         return self.transact(edit, markers, fence)
 
-    def alter(self, before: TableSchema, markers: Mapping[str, int], fence: Fence) -> bool:
+    def alter(self, old_table: TableSchema, markers: Mapping[str, int], fence: Fence) -> bool:
         """Follow a change of the definition; see :class:`~airflow_provider_cdc.sinks.protocol.SinkTable`."""
 
         def edit(log: Log) -> Edit | None:
             if _stand(log, markers):
                 return None
-            operation = "ADD COLUMNS" if {*before.sink_schema.names} <= {*self.schema.names} else "REPLACE COLUMNS"
-            return Edit(definition=altered(log, before, self._keys, self.options), operation=operation)
+            operation = "ADD COLUMNS" if {*old_table.sink_schema.names} <= {*self.schema.names} else "REPLACE COLUMNS"
+            return Edit(definition=altered(log, old_table, self._keys, self.options), operation=operation)
 
         return self.transact(edit, markers, fence)
 
     def exchange(
-        self, slices: Sequence[DataFile], markers: Mapping[str, int], fence: Fence, *, kept_to: int | None = None
+        self, slices: Sequence[DataFile], markers: Mapping[str, int], fence: Fence, *, keep_deleted_to: int | None = None
     ) -> bool:
         """Exchange all rows; see :class:`~airflow_provider_cdc.sinks.protocol.SinkTable`.
 
@@ -242,24 +242,24 @@ class DeltaTarget(Slices):
                         f"the slice {self.storage.location(file.path)} is not there any more, or not whole",
                         "The table is as it was: read it again. A VACUUM must not run while that is done",
                     )
-            kept = Kept()
-            if kept_to is not None and self.options.deletes != HARD:
-                kept = KeptRows(log, self._key_files, self.options.deletes).beside(slices, kept_to)
-            definition = exchanged(log, self._keys, self.options, slices, kept)
-            return Edit(definition=definition, written=[f.path for f in kept.written], operation="OVERWRITE")
+            retained_files = Kept()
+            if keep_deleted_to is not None and self.options.deletes != HARD:
+                retained_files = KeptRows(log, self._key_files, self.options.deletes).beside(slices, keep_deleted_to)
+            definition = exchanged(log, self._keys, self.options, slices, retained_files)
+            return Edit(definition=definition, written=[f.path for f in retained_files.written], operation="OVERWRITE")
 
         return self.transact(edit, markers, fence)
 
-    def loss(self, before: TableSchema, slices: Sequence[DataFile] | None = None) -> Loss | None:
+    def loss(self, old_table: TableSchema, slices: Sequence[DataFile] | None = None) -> Loss | None:
         """What an exchange would lose; see :class:`~airflow_provider_cdc.sinks.protocol.SinkTable`."""
         if self.options.deletes == HARD or not self.exists():
             return None
-        return loss_of(self.load(), self._key_files, self.options.deletes, before, slices)
+        return loss_of(self.load(), self._key_files, self.options.deletes, old_table, slices)
 
-    def transact(self, decide: Callable[[Log], Edit | None], markers: Mapping[str, int], fence: Fence) -> bool:
+    def transact(self, decide_edit: Callable[[Log], Edit | None], markers: Mapping[str, int], fence: Fence) -> bool:
         """Commit rows and markers in one transaction.
 
-        :param decide: called with the table as it stands; returns what to do, or ``None`` to leave it as it is.
+        :param decide_edit: called with the table as it stands; returns what to do, or ``None`` to leave it as it is.
         :param markers: (name -> value) to write in the same transaction.
         :param fence: checked, and written, in the same transaction.
         :returns: whether something was committed.
@@ -273,7 +273,7 @@ class DeltaTarget(Slices):
             if newest:
                 log.refresh()
             try:
-                edit = self._decided(decide, fence)
+                edit = self._decided(decide_edit, fence)
             except _PERHAPS_OLD:
                 if newest:
                     raise
@@ -327,8 +327,8 @@ class DeltaTarget(Slices):
     def tidy(self) -> None:
         """Delete files that nobody needs, and write a checkpoint of the log if one is due."""
         log = self.load()
-        ended = not self.options.vectors and uses_vectors(log.protocol, log.configuration)
-        if ended and not any(file.vector for file in log.files.values()):
+        vectors_disabled = not self.options.vectors and uses_vectors(log.protocol, log.configuration)
+        if vectors_disabled and not any(file.vector for file in log.files.values()):
             log.commit(switched(log.protocol, log.metadata, vectors=False), "DROP FEATURE")  # else the next time
             log.checkpointed = None
         self._forget_revived()  # an object that only looks after the table never commits rows, and would keep them all
@@ -344,12 +344,12 @@ class DeltaTarget(Slices):
         self._check()
         return plan(self._log, self._partitioning, self._keys.stat, vectors=self.options.vectors, purge=purge)
 
-    def compacted(self, done: Sequence[tuple[Compaction, Sequence[DataFile]]]) -> int:
+    def compacted(self, results: Sequence[tuple[Compaction, Sequence[DataFile]]]) -> int:
         """Put what compactions have written into the place of what they have read.
 
         Rows that have died meanwhile are dead in the new files, too.
 
-        :param done: compactions, and the files that each has written.
+        :param results: compactions, and the files that each has written.
         :returns: how many stand; of others, somebody has written the same files anew, or deleted the new ones, and
             nothing is lost.
         :raises TerminalError: if the table has other columns by now; what was written is removed.
@@ -359,18 +359,18 @@ class DeltaTarget(Slices):
             self._check_place()
             if not has_columns(log, self._partitioning.declared):
                 break
-            written, stood = committed(log, done, self._keys.stat)
-            if not stood or not all(self.staged(file) for _, files in done for file in files):
+            prepared, committed_count = committed(log, results, self._keys.stat)
+            if not committed_count or not all(self.staged(file) for _, files in results for file in files):
                 break  # a VACUUM deletes what no version has
-            count = _marker(_COMPACTIONS, log.markers.get(_COMPACTIONS, 0) + stood)
-            if log.commit([*written.actions, count], "OPTIMIZE"):
-                log.storage.delete(*written.spare)
+            counter_action = _marker(_COMPACTIONS, log.markers.get(_COMPACTIONS, 0) + committed_count)
+            if log.commit([*prepared.actions, counter_action], "OPTIMIZE"):
+                log.storage.delete(*prepared.spare)
                 checkpoint(log)
-                return stood
-            log.storage.delete(*written.files)
+                return committed_count
+            log.storage.delete(*prepared.files)
             wait(attempt)
         # Unless it stands already: done twice it does nothing more.
-        self.storage.delete(*(f.path for _, files in done for f in files if f.path not in self._log.files))
+        self.storage.delete(*(f.path for _, files in results for f in files if f.path not in self._log.files))
         self._check()
         return 0
 
@@ -409,17 +409,17 @@ class DeltaTarget(Slices):
         check_not_replaced(self._log, self._fitting)
         check_owned(self._log)
 
-    def _decided(self, decide: Callable[[Log], Edit | None], fence: Fence) -> Edit | None:
+    def _decided(self, decide_edit: Callable[[Log], Edit | None], fence: Fence) -> Edit | None:
         check_settings(self._log, self._partitioning, self.options)
         self._check_place()
-        standing = self._log.markers.get(fence.name)
-        if standing is not None and standing > fence.value:
+        current_value = self._log.markers.get(fence.name)
+        if current_value is not None and current_value > fence.value:
             raise FencedError(
-                f"{fence.name} stands at {standing} in {self.storage.location()}, this run has {fence.value}",
+                f"{fence.name} stands at {current_value} in {self.storage.location()}, this run has {fence.value}",
                 "A newer run has taken over; leave it running and stop this one",
             )
         self._forget_revived()
-        edit = decide(self._log)
+        edit = decide_edit(self._log)
         if edit:  # a run that does not know yet of other columns may raise its fence
             self._check()
         return edit
@@ -431,48 +431,48 @@ class DeltaTarget(Slices):
     def _commit(self, edit: Edit, markers: Mapping[str, int]) -> bool:
         log, storage = self._log, self.storage
         if edit.definition:
-            stands = log.commit([*edit.definition, *(_marker(k, v) for k, v in markers.items())], edit.operation)
-            storage.delete(*(() if stands else edit.written))
-            return stands
+            is_committed = log.commit([*edit.definition, *(_marker(k, v) for k, v in markers.items())], edit.operation)
+            storage.delete(*(() if is_committed else edit.written))
+            return is_committed
         metadata = configured(log, self.options)
         if self.options.vectors:
-            written = by_vectors(log, edit, self._keys.stat, self._partitioning)
+            prepared = by_vectors(log, edit, self._keys.stat, self._partitioning)
         else:
-            written = by_copies(log, edit, self._keys.stat, self._partitioning)
+            prepared = by_copies(log, edit, self._keys.stat, self._partitioning)
         if self.options.vectors and not uses_vectors(log.protocol, log.configuration):  # until now merged by copies
-            first = switched(log.protocol, metadata, vectors=True)
+            metadata_actions = switched(log.protocol, metadata, vectors=True)
         else:
-            first = reconfigured(log.protocol, log.metadata, metadata)
+            metadata_actions = reconfigured(log.protocol, log.metadata, metadata)
         if has_feed(metadata.get("configuration") or {}):
-            self._feed(edit, written)
-        written.actions = [*first, *written.actions]
-        ours = [*written.files, *(file.path for file, _ in edit.new if is_part(file.path))]
-        if not log.commit([*written.actions, *(_marker(k, v) for k, v in markers.items())], "MERGE"):
-            storage.delete(*ours)
+            self._feed(edit, prepared)
+        prepared.actions = [*metadata_actions, *prepared.actions]
+        new_paths = [*prepared.files, *(file.path for file, _ in edit.new if is_part(file.path))]
+        if not log.commit([*prepared.actions, *(_marker(k, v) for k, v in markers.items())], "MERGE"):
+            storage.delete(*new_paths)
             return False
-        self._stands(edit, written)
+        self._stands(edit, prepared)
         return True
 
-    def _feed(self, edit: Edit, written: Written) -> None:
+    def _feed(self, edit: Edit, prepared: Written) -> None:
         """Let it say as well which rows it changes."""
         feed = Feed(self._log, self._partitioning, self._worder, keyed=bool(self._keys.names))
-        files = feed.of(edit, written.actions)
-        written.files += [file.path for file in files]
-        written.actions += said(files)
+        files = feed.of(edit, prepared.actions)
+        prepared.files += [file.path for file in files]
+        prepared.actions += said(files)
 
-    def _stands(self, edit: Edit, written: Written) -> None:
+    def _stands(self, edit: Edit, prepared: Written) -> None:
         log = self._log
-        for path, rows in written.vectors.items():
+        for path, rows in prepared.vectors.items():
             if (file := log.files.get(path)) is not None and file.vector is not None:
                 log.learn(path, file.vector, rows)
         for path, facts in edit.facts.items():
             if path in log.files:
                 self._index.add(path, facts)
-        self.storage.delete(*written.spare)
+        self.storage.delete(*prepared.spare)
 
-    def _never(self, why: str) -> TransientError:
+    def _never(self, reason: str) -> TransientError:
         return TransientError(
-            f"the {self.name} could not be committed in {_TRIES} tries: {why}",
+            f"the {self.name} could not be committed in {_TRIES} tries: {reason}",
             "Pause other writers of the table and look at the storage, then run again",
         )
 

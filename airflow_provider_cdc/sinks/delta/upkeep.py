@@ -74,55 +74,55 @@ def check_live(log: Log) -> None:
     """
     try:
         table = DeltaTable(log.storage.uri(), version=log.version, storage_options=log.storage.options() or None)
-        theirs = {unquote(path) for path in pa.table(table.get_add_actions())["path"].to_pylist()}
+        delta_rs_paths = {unquote(path) for path in pa.table(table.get_add_actions())["path"].to_pylist()}
     except DeltaError as error:
         raise TransientError(
             f"no old files of the {log.name} were deleted: delta-rs cannot read it: {error}", "They are the next time"
         ) from None
-    if theirs != log.files.keys():
-        names = sorted(theirs ^ log.files.keys())
+    if delta_rs_paths != log.files.keys():
+        names = sorted(delta_rs_paths ^ log.files.keys())
         raise TerminalError(
             f"no old files of the {log.name} were deleted: version {log.version} has {len(log.files)} data files, and "
-            f"{len(theirs)} as delta-rs reads it; {names[0]} is in one of the two only",
+            f"{len(delta_rs_paths)} as delta-rs reads it; {names[0]} is in one of the two only",
             "Do not run VACUUM. Stop the stream, run airflow-cdc verify, and report it with the folder _delta_log",
         )
 
 
-def sweep(log: Log, kept: float | None = None) -> None:
+def sweep(log: Log, retention: float | None = None) -> None:
     """Delete data files and vectors that no version within the table's retention refers to, those of the change data
     feed that are older, and those that somebody has left.
 
     Only one clock counts, that of the storage: files were removed when the commit that says so was written there. The
     times that commits state are those of other hosts.
 
-    :param kept: seconds for which files stay; ``None`` for what the table says.
+    :param retention: seconds for which files stay; ``None`` for what the table says.
     :raises TransientError: if that is not possible now.
     :raises TerminalError: if it is not understood for how long the table keeps its files.
     """
-    kept = _kept(log) if kept is None else kept
+    retention = _kept(log) if retention is None else retention
     live = {*log.files} | {f.vector.file for f in log.files.values() if f.vector and f.vector.file}
     try:
-        listed = [name for name, _ in log.storage.list("") if name not in live]
-        unneeded = [name for name in listed if name in log.removed or _is_ours(name)]
+        unlisted_names = [name for name, _ in log.storage.list("") if name not in live]
+        unneeded = [name for name in unlisted_names if name in log.removed or _is_ours(name)]
         if not unneeded:
             return
         now = _time_of(log)
         # Commits that are gone from the log tell nothing: a process that has run for long knows by its own clock.
-        old = max(log.committed_before(commits_of(listed, log.version), now - kept), log.stood(kept))
-        if old >= 0 and any(log.removed.get(name, -1) > old for name in unneeded):
-            log.date_removed(old)
+        last_expired = max(log.committed_before(commits_of(unlisted_names, log.version), now - retention), log.stood(retention))
+        if last_expired >= 0 and any(log.removed.get(name, -1) > last_expired for name in unneeded):
+            log.date_removed(last_expired)
 
         def is_old(name: str) -> bool:
             if name.startswith(f"{FEED}/"):  # by its name, most of them need no look
-                return written_at(name) < now - kept and _written(log, name) < now - kept
+                return written_at(name) < now - retention and _written(log, name) < now - retention
             if (version := log.removed.get(name)) is not None:
-                return version <= old
-            return _written(log, name) < now - max(kept, _ABANDONED_HOURS * 3600)
+                return version <= last_expired
+            return _written(log, name) < now - max(retention, _ABANDONED_HOURS * 3600)
 
-        if gone := [name for name in unneeded if is_old(name)]:
+        if expired := [name for name in unneeded if is_old(name)]:
             check_live(log)
-            log.storage.delete(*gone)
-        log.forget_removed(old)
+            log.storage.delete(*expired)
+        log.forget_removed(last_expired)
     except OSError as error:
         raise TransientError(
             f"old files of the {log.name} could not be deleted: {error}", "They are the next time"
@@ -142,21 +142,21 @@ def _time_of(log: Log) -> float:
     name = f"{CHANGES}/clock-{uuid.uuid4().hex}"
     try:
         log.storage.write(name, b"")
-        found = log.storage.modified(name)
+        written_at_time = log.storage.modified(name)
     except NoRoomError:
-        found = log.committed_at(log.version)
+        written_at_time = log.committed_at(log.version)
     finally:
         log.storage.delete(name)
-    if found is None or found == float("inf"):
+    if written_at_time is None or written_at_time == float("inf"):
         raise FileNotFoundError(f"{log.storage.location(name)} was deleted at once")
-    return found
+    return written_at_time
 
 
-def size_of(files: Collection[LiveFile], compactions: int) -> Size:
+def size_of(files: Collection[LiveFile], compaction_count: int) -> Size:
     """What a version takes.
 
     :param files: of the version.
-    :param compactions: how many there were.
+    :param compaction_count: how many there were.
     """
     rows = [n for file in files if isinstance(n := file.stats.get("numRecords"), int)]
     dead = sum(file.dead for file in files)
@@ -166,7 +166,7 @@ def size_of(files: Collection[LiveFile], compactions: int) -> Size:
         rows=sum(rows) - dead if len(rows) == len(files) else None,
         dead_rows=dead,
         files_with_vectors=sum(file.vector is not None for file in files),
-        compactions=compactions,
+        compactions=compaction_count,
     )
 
 
@@ -182,23 +182,23 @@ def _may_clean(log: Log) -> bool:
     Where somebody has taken a feature out, Spark asks (feature ``checkpointProtection``) that commits before that
     version go together: they do when that version is as old.
     """
-    before = str(log.configuration.get(_PROTECTED, "0"))
-    kept = log_retention(log.configuration)
-    if before == "0":
+    protected_before = str(log.configuration.get(_PROTECTED, "0"))
+    retention = log_retention(log.configuration)
+    if protected_before == "0":
         return True
-    if not before.isdecimal() or kept is None:
+    if not protected_before.isdecimal() or retention is None:
         return False
-    written = log.committed_at(int(before))
-    return written == float("inf") or written < _time_of(log) - kept
+    written = log.committed_at(int(protected_before))
+    return written == float("inf") or written < _time_of(log) - retention
 
 
 def _kept(log: Log) -> float:
     """For how many seconds files stay that no version needs: what the table says, and an hour at least."""
-    found = file_retention(log.configuration)
-    if found is None:
+    retention = file_retention(log.configuration)
+    if retention is None:
         raise TerminalError(
             f"no old files of the {log.name} are deleted: it has {RETENTION} = {log.configuration[RETENTION]!r}, "
             "which this version does not understand",
             "Write it as interval 7 days: in sink.table_properties, or with ALTER TABLE",
         )
-    return max(found, KEEP_HOURS * 3600)
+    return max(retention, KEEP_HOURS * 3600)

@@ -33,11 +33,11 @@ class Layout:
     """Names of one pipeline, in the storage of its sink.
 
     :param pipeline: name of the pipeline.
-    :param tables: how the folders of tables are named.
+    :param table_paths: how the folders of tables are named.
     """
 
-    def __init__(self, pipeline: str, tables: TablePaths = DEFAULT) -> None:
-        self._tables = tables
+    def __init__(self, pipeline: str, table_paths: TablePaths = DEFAULT) -> None:
+        self._tables = table_paths
         #: Folder of what the pipeline writes for itself.
         self.private = f"_cdc/{pipeline}"
         #: Folder of the resume point.
@@ -182,11 +182,11 @@ class LocalFiles:
 
 def _state_folder() -> Path:
     """Where programs of this user keep state: a run on another host finds none there, and makes it anew."""
-    named = os.environ.get("AIRFLOW_CDC_STATE_DIR", "")
-    if named:
-        if not os.path.isabs(named):
+    configured = os.environ.get("AIRFLOW_CDC_STATE_DIR", "")
+    if configured:
+        if not os.path.isabs(configured):
             raise NotReadyError("AIRFLOW_CDC_STATE_DIR is not an absolute path", "Name a folder of this host")
-        return Path(named)
+        return Path(configured)
     state = os.environ.get("XDG_STATE_HOME", "")
     try:
         parent = Path(state) if os.path.isabs(state) else Path.home() / ".local" / "state"
@@ -200,10 +200,10 @@ def _state_folder() -> Path:
 
 def read_plan(storage: Storage, layout: Layout) -> Plan | None:
     """The plan in the sink with all of its amendments; ``None`` if there is none."""
-    found = read_json(storage, layout.plan)
-    if found is None:
+    plan_json = read_json(storage, layout.plan)
+    if plan_json is None:
         return None
-    plan = Plan.from_json(found)
+    plan = Plan.from_json(plan_json)
     while True:
         amendments = [read_json(storage, name) for name in amendments_of(storage, layout, plan.generation)]
         if None not in amendments:
@@ -211,15 +211,15 @@ def read_plan(storage: Storage, layout: Layout) -> Plan | None:
         # One was removed since it was listed: so a newer one of its table is there, which may not have been listed.
 
 
-def step_name(layout: Layout, generation: int, step: Step) -> str:
+def step_name(layout: Layout, generation: int, amendment: Step) -> str:
     """Name of the file in which a step is written down."""
-    if isinstance(step, Followed):
-        return layout.definition(generation, step.table, step.seq)
-    if isinstance(step, Rejoined):
-        return layout.amendment(generation, step.table, step.revision)
-    if step.schema is not None:
-        return layout.addition(generation, step.table)
-    return layout.suspension(generation, step.table, step.revision)
+    if isinstance(amendment, Followed):
+        return layout.definition(generation, amendment.table, amendment.seq)
+    if isinstance(amendment, Rejoined):
+        return layout.amendment(generation, amendment.table, amendment.revision)
+    if amendment.schema is not None:
+        return layout.addition(generation, amendment.table)
+    return layout.suspension(generation, amendment.table, amendment.revision)
 
 
 def amendments_of(storage: Storage, layout: Layout, generation: int) -> list[str]:

@@ -20,18 +20,18 @@ class Notes:
         self._storage, self._folder = storage, folder
         self._stop = f"{folder}/stop.json"
 
-    def pause(self, reader: int, why: str | None) -> None:
+    def pause(self, reader: int, reason: str | None) -> None:
         """A reader waits, or (``None``) goes on."""
         name = f"{self._folder}/paused-{reader}.json"
-        if why is None:
+        if reason is None:
             self._storage.delete(name)
         else:
-            write_json(self._storage, name, why)
+            write_json(self._storage, name, reason)
 
     def paused(self) -> str | None:
         """Why readers wait; ``None`` if none does."""
         names = sorted(name for name, _ in self._storage.list(self._folder) if name != self._stop)
-        return next((why for name in names if (why := read_json(self._storage, name)) is not None), None)
+        return next((reason for name in names if (reason := read_json(self._storage, name)) is not None), None)
 
     def stop(self, error: CdcError) -> None:
         """Tell all readers to end with an error."""
@@ -39,8 +39,8 @@ class Notes:
 
     def check(self) -> None:
         """Raise the error that readers shall end with, if there is one."""
-        packed = read_json(self._storage, self._stop)
-        if packed is not None and (error := unpack(packed)) is not None:
+        packed_error = read_json(self._storage, self._stop)
+        if packed_error is not None and (error := unpack(packed_error)) is not None:
             raise error
 
     def clear(self) -> None:

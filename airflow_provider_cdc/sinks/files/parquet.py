@@ -65,8 +65,8 @@ class DataFile:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON value; the keyword arguments of the class."""
-        found = {**self.__dict__, "parts": [part.to_json() for part in self.parts]}
-        return {name: value for name, value in found.items() if value or name not in ("partition", "parts")}
+        fields = {**self.__dict__, "parts": [part.to_json() for part in self.parts]}
+        return {name: value for name, value in fields.items() if value or name not in ("partition", "parts")}
 
 
 def write_file(
@@ -74,11 +74,11 @@ def write_file(
     name: str,
     schema: pa.Schema,
     tables: Iterable[pa.Table],
-    key: str | None,
+    stats_column: str | None,
     *,
     ordered_by: Collection[str] = (),
     partition: Partition = NO_PARTITION,
-    group_rows: int | None = None,
+    row_group_size: int | None = None,
 ) -> DataFile:
     """Write tables as one Parquet file.
 
@@ -87,12 +87,12 @@ def write_file(
     :param storage: that of the table's folder.
     :param name: name of the file in it.
     :param schema: schema of all tables.
-    :param key: name of the single integer key column, for statistics.
+    :param stats_column: name of the single integer key column, for statistics.
     :param ordered_by: columns by which the rows are ordered.
     :param partition: what all rows have in columns that the schema lacks.
-    :param group_rows: rows of a row group; ``None`` for as many as are gathered.
+    :param row_group_size: rows of a row group; ``None`` for as many as are gathered.
     """
-    spans = {name: _Span() for name in (key, SEQ) if name is not None and name in schema.names}
+    spans = {name: _Span() for name in (stats_column, SEQ) if name is not None and name in schema.names}
     rows = 0
     groups = gathered(tables)
     first = next(groups, None)
@@ -102,14 +102,14 @@ def write_file(
         with pq.ParquetWriter(file, schema, compression=_COMPRESSION, **_encoding(first, ordered_by)) as writer:
             while first is not None:
                 group, first = first, None  # not held while the next one is made
-                writer.write_table(group, row_group_size=group_rows or max(1, group.num_rows))
+                writer.write_table(group, row_group_size=row_group_size or max(1, group.num_rows))
                 rows += group.num_rows
                 for column, span in spans.items():
                     span.add(group[column])
                 del group
                 first = next(groups, None)
         size = file.tell()
-    return DataFile(name, size, rows, *_bounds(spans, key), partition=partition)
+    return DataFile(name, size, rows, *_bounds(spans, stats_column), partition=partition)
 
 
 class _Span:
@@ -121,16 +121,16 @@ class _Span:
 
     def add(self, column: pa.ChunkedArray) -> None:
         """Take in values."""
-        found = pc.min_max(column).as_py()
-        if found["min"] is not None:
-            low, high = int(found["min"]), int(found["max"])
+        extremes = pc.min_max(column).as_py()
+        if extremes["min"] is not None:
+            low, high = int(extremes["min"]), int(extremes["max"])
             self.low = low if self.low is None else min(low, self.low)
             self.high = high if self.high is None else max(high, self.high)
 
 
-def _bounds(spans: Mapping[str, _Span], key: str | None) -> tuple[int | None, int | None, int | None, int | None]:
+def _bounds(spans: Mapping[str, _Span], stats_column: str | None) -> tuple[int | None, int | None, int | None, int | None]:
     """What :class:`DataFile` says of a file's values."""
-    keys, seqs = (spans.get(name or "", _Span()) for name in (key, SEQ))
+    keys, seqs = (spans.get(name or "", _Span()) for name in (stats_column, SEQ))
     return keys.low, keys.high, seqs.low, seqs.high
 
 
@@ -154,16 +154,16 @@ def _is_text(kind: pa.DataType) -> bool:
 
 def gathered(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
     """The tables, put together as far as they are small (without copying)."""
-    held: list[pa.Table] = []
+    pending: list[pa.Table] = []
     size = 0
     for table in tables:
-        if held and size + table.nbytes > _ROW_GROUP_BYTES:
-            yield pa.concat_tables(held)
-            held, size = [], 0
-        held.append(table)
+        if pending and size + table.nbytes > _ROW_GROUP_BYTES:
+            yield pa.concat_tables(pending)
+            pending, size = [], 0
+        pending.append(table)
         size += table.nbytes
-    if held:
-        yield pa.concat_tables(held)
+    if pending:
+        yield pa.concat_tables(pending)
 
 
 def without_rows(schema: pa.Schema) -> pa.Table:
@@ -186,8 +186,8 @@ def _parquet_file(storage: Storage, opened: pa.NativeFile) -> pq.ParquetFile:
 def has_only(storage: Storage, name: str, schema: pa.Schema) -> bool:
     """Whether all columns of a file are such of a schema, and of the same types."""
     with parquet(storage, name) as file:
-        known = {field.name: field.type for field in schema}
-        return all(known.get(field.name) == field.type for field in file.schema_arrow)
+        known_types = {field.name: field.type for field in schema}
+        return all(known_types.get(field.name) == field.type for field in file.schema_arrow)
 
 
 def row_groups(
@@ -196,82 +196,82 @@ def row_groups(
     schema: pa.Schema,
     columns: Sequence[str] | None = None,
     partition: Partition = NO_PARTITION,
-    older: bool = False,
+    may_lack_columns: bool = False,
 ) -> Iterator[pa.Table]:
     """Rows of a file, row group by row group.
 
     :param schema: schema of its rows.
     :param columns: only these columns.
     :param partition: columns that are not in the file, as in :class:`DataFile`.
-    :param older: whether the file may be older than some of the table's columns: those are NULL in all of its rows.
+    :param may_lack_columns: whether the file may be older than some of the table's columns: those are NULL in all of its rows.
     :raises TerminalError: if it lacks others.
     """
-    wanted = schema if columns is None else pa.schema([schema.field(c) for c in columns])
+    wanted_schema = schema if columns is None else pa.schema([schema.field(c) for c in columns])
     with parquet(storage, name) as file:
-        stored = _stored(storage, name, file, wanted, partition, older)
+        stored = _stored(storage, name, file, wanted_schema, partition, may_lack_columns)
         # Not read_row_group(columns=...): it takes a dot in a column's name for a path into a struct.
-        every = columns is None and stored.names == wanted.names
-        indices = None if every else [file.schema_arrow.get_field_index(c) for c in stored.names]
+        reads_all_columns = columns is None and stored.names == wanted_schema.names
+        indices = None if reads_all_columns else [file.schema_arrow.get_field_index(c) for c in stored.names]
         for number in range(file.metadata.num_row_groups):
-            found = file.reader.read_row_group(number, column_indices=indices).select(stored.names).cast(stored)
+            group = file.reader.read_row_group(number, column_indices=indices).select(stored.names).cast(stored)
             rows = file.metadata.row_group(number).num_rows
-            yield found if stored == wanted else _filled(found, rows, wanted, partition)
+            yield group if stored == wanted_schema else _filled(group, rows, wanted_schema, partition)
 
 
 def picked(
     storage: Storage,
     name: str,
     schema: pa.Schema,
-    rows: Any,
+    row_numbers: Any,
     partition: Partition = NO_PARTITION,
-    older: bool = False,
+    may_lack_columns: bool = False,
 ) -> Iterator[pa.Table]:
     """Some rows of a file in their order, in portions. Row groups that have none of them are not read.
 
-    :param rows: their numbers, in ascending order.
-    :param schema: as for :func:`row_groups`, and ``partition``, and ``older``.
+    :param row_numbers: their numbers, in ascending order.
+    :param schema: as for :func:`row_groups`, and ``partition``, and ``may_lack_columns``.
     """
     with parquet(storage, name) as file:
-        stored = _stored(storage, name, file, schema, partition, older)
+        stored = _stored(storage, name, file, schema, partition, may_lack_columns)
         groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
         indices = [file.schema_arrow.get_field_index(c) for c in stored.names]
         first = np.cumsum([0, *(group.num_rows for group in groups)])
-        hit = np.unique(np.searchsorted(first, rows, side="right") - 1).tolist()
-        while hit:
-            held = [hit.pop(0)]
-            size = groups[held[0]].total_byte_size
-            while hit and (size := size + groups[hit[0]].total_byte_size) <= _ROW_GROUP_BYTES:
-                held.append(hit.pop(0))
-            found = file.reader.read_row_groups(held, column_indices=indices).select(stored.names).cast(stored)
-            numbers = np.concatenate([np.arange(first[n], first[n + 1]) for n in held])
-            low, high = np.searchsorted(rows, [numbers[0], numbers[-1] + 1])
-            part = found.take(pa.array(np.searchsorted(numbers, rows[low:high])))
+        hit_groups = np.unique(np.searchsorted(first, row_numbers, side="right") - 1).tolist()
+        while hit_groups:
+            group_numbers = [hit_groups.pop(0)]
+            size = groups[group_numbers[0]].total_byte_size
+            while hit_groups and (size := size + groups[hit_groups[0]].total_byte_size) <= _ROW_GROUP_BYTES:
+                group_numbers.append(hit_groups.pop(0))
+            candidates = file.reader.read_row_groups(group_numbers, column_indices=indices).select(stored.names).cast(stored)
+            numbers = np.concatenate([np.arange(first[n], first[n + 1]) for n in group_numbers])
+            low, high = np.searchsorted(row_numbers, [numbers[0], numbers[-1] + 1])
+            part = candidates.take(pa.array(np.searchsorted(numbers, row_numbers[low:high])))
             yield part if stored == schema else _filled(part, part.num_rows, schema, partition)
 
 
 def _stored(
-    storage: Storage, name: str, file: pq.ParquetFile, wanted: pa.Schema, partition: Partition, older: bool
+    storage: Storage, name: str, file: pq.ParquetFile, wanted_schema: pa.Schema, partition: Partition, may_lack_columns: bool
 ) -> pa.Schema:
     """The columns that stand in a file, of those that are wanted."""
-    known = set(file.schema_arrow.names)
-    lacking = [n for n in wanted.names if n not in known and n not in partition]
-    if missing := [n for n in lacking if not older or n in (*META_COLUMNS, DELETED)]:
+    file_columns = set(file.schema_arrow.names)
+    absent_columns = [n for n in wanted_schema.names if n not in file_columns and n not in partition]
+    if missing := [n for n in absent_columns if not may_lack_columns or n in (*META_COLUMNS, DELETED)]:
         raise TerminalError(
             f"the file {storage.location(name)} lacks column {missing[0]}",
             "It was written by something else, or under another definition: use a fresh sink.path",
         )
-    return pa.schema([f for f in wanted if f.name not in partition and f.name not in lacking])
+    return pa.schema([f for f in wanted_schema if f.name not in partition and f.name not in absent_columns])
 
 
-def _filled(found: pa.Table, rows: int, wanted: pa.Schema, partition: Partition) -> pa.Table:
+def _filled(table: pa.Table, row_count: int, wanted_schema: pa.Schema, partition: Partition) -> pa.Table:
     """Rows with the columns that are not in their file."""
 
     def column(field: pa.Field) -> Any:
         if field.name in partition:
-            return pa.repeat(pa.scalar(partition[field.name], pa.string()), rows).cast(field.type)
-        return found[field.name] if field.name in found.column_names else pa.nulls(rows, field.type)
+            return pa.repeat(pa.scalar(partition[field.name], pa.string()), row_count).cast(field.type)
+        return table[field.name] if field.name in table.column_names else pa.nulls(row_count, field.type)
 
-    return pa.table([column(f) for f in wanted], schema=wanted)
+    return pa.table([column(f) for f in wanted_schema], schema=wanted_schema)
 
 
 def read_file(
@@ -280,35 +280,35 @@ def read_file(
     schema: pa.Schema,
     columns: Sequence[str] | None = None,
     partition: Partition = NO_PARTITION,
-    older: bool = False,
+    may_lack_columns: bool = False,
 ) -> pa.Table:
     """Likewise, all rows at once."""
     if columns is None and not partition:  # all row groups at the same time
         with parquet(storage, name) as file:
-            stored = _stored(storage, name, file, schema, partition, older)
-            found = file.read().select(stored.names).cast(stored)
-            return found if stored == schema else _filled(found, found.num_rows, schema, partition)
-    wanted = schema if columns is None else pa.schema([schema.field(c) for c in columns])
-    return pa.concat_tables([without_rows(wanted), *row_groups(storage, name, schema, columns, partition, older)])
+            stored = _stored(storage, name, file, schema, partition, may_lack_columns)
+            table = file.read().select(stored.names).cast(stored)
+            return table if stored == schema else _filled(table, table.num_rows, schema, partition)
+    wanted_schema = schema if columns is None else pa.schema([schema.field(c) for c in columns])
+    return pa.concat_tables([without_rows(wanted_schema), *row_groups(storage, name, schema, columns, partition, may_lack_columns)])
 
 
 def described(
-    storage: Storage, name: str, schema: pa.Schema, columns: Sequence[str], key: str | None
+    storage: Storage, name: str, schema: pa.Schema, columns: Sequence[str], stats_column: str | None
 ) -> tuple[DataFile, pa.Table]:
     """A file that was written elsewhere, and some of its columns.
 
-    :param key: as for :func:`write_file`.
+    :param stats_column: as for :func:`write_file`.
     """
-    wanted = pa.schema([schema.field(c) for c in columns])
+    wanted_schema = pa.schema([schema.field(c) for c in columns])
     with storage.open(name, "rb") as opened, _parquet_file(storage, opened) as file:
         _stored(storage, name, file, schema, NO_PARTITION, older=False)  # it is to become part of the table as it is
-        indices = [file.schema_arrow.get_field_index(c) for c in wanted.names]
-        found = file.reader.read_all(column_indices=indices).select(wanted.names).cast(wanted)
+        indices = [file.schema_arrow.get_field_index(c) for c in wanted_schema.names]
+        table = file.reader.read_all(column_indices=indices).select(wanted_schema.names).cast(wanted_schema)
         size = opened.size()
-    spans = {column: _Span() for column in (key, SEQ) if column is not None}
+    spans = {column: _Span() for column in (stats_column, SEQ) if column is not None}
     for column, span in spans.items():
-        span.add(found[column])
-    return DataFile(name, size, found.num_rows, *_bounds(spans, key)), found
+        span.add(table[column])
+    return DataFile(name, size, table.num_rows, *_bounds(spans, stats_column)), table
 
 
 class ChangeFile:
@@ -316,11 +316,11 @@ class ChangeFile:
 
     :param name: name of the file.
     :param schema: schema of its rows.
-    :param group_rows: rows of a row group; ``None`` for as many as are put together.
+    :param row_group_size: rows of a row group; ``None`` for as many as are put together.
     """
 
-    def __init__(self, storage: Storage, name: str, schema: pa.Schema, group_rows: int | None = None) -> None:
-        self._storage, self._name, self._schema, self._group_rows = storage, name, schema, group_rows
+    def __init__(self, storage: Storage, name: str, schema: pa.Schema, row_group_size: int | None = None) -> None:
+        self._storage, self._name, self._schema, self._group_rows = storage, name, schema, row_group_size
         self._held = list[pa.RecordBatch]()
         self._open()
 
@@ -340,19 +340,19 @@ class ChangeFile:
         self._end()
         self._open()
 
-    def close(self, about: Mapping[str, str] = {}) -> None:
+    def close(self, metadata: Mapping[str, str] = {}) -> None:
         """Write what is left, and the end of the file.
 
-        :param about: goes into the file's metadata.
+        :param metadata: goes into the file's metadata.
         """
         self._flush()
-        self._end(about)
+        self._end(metadata)
 
-    def _end(self, about: Mapping[str, str] = {}) -> None:
+    def _end(self, metadata: Mapping[str, str] = {}) -> None:
         if self._writer is None:
             self._flush()
         assert self._writer is not None
-        self._writer.add_key_value_metadata(dict(about))
+        self._writer.add_key_value_metadata(dict(metadata))
         with room_errors(self._storage.location(self._name)):
             self._writer.close()
             self._file.close()
@@ -361,8 +361,8 @@ class ChangeFile:
         rows = pa.Table.from_batches(self._held, self._schema)
         with room_errors(self._storage.location(self._name)):
             if self._writer is None:
-                how = _encoding(rows, ())
-                self._writer = pq.ParquetWriter(self._file, self._schema, compression=_COMPRESSION, **how)
+                options = _encoding(rows, ())
+                self._writer = pq.ParquetWriter(self._file, self._schema, compression=_COMPRESSION, **options)
             self._writer.write_table(rows, row_group_size=self._group_rows)
         self._held = []
 
@@ -372,14 +372,14 @@ def portions(tables: Iterable[pa.Table], size: int) -> Iterator[Iterator[pa.Tabl
 
     :param size: bytes in memory.
     """
-    rest = (table for table in tables if table.num_rows)
-    for head in rest:
+    nonempty_tables = (table for table in tables if table.num_rows)
+    for head in nonempty_tables:
 
         def portion(head: pa.Table = head) -> Iterator[pa.Table]:
-            held = head.nbytes
+            portion_bytes = head.nbytes
             yield head
-            while held < size and (table := next(rest, None)) is not None:
-                held += table.nbytes
+            while portion_bytes < size and (table := next(nonempty_tables, None)) is not None:
+                portion_bytes += table.nbytes
                 yield table
 
         yield portion()

@@ -21,25 +21,25 @@ class FileStaging:
     def __init__(self, storage: Storage, folder: str) -> None:
         self._storage, self._folder = storage, folder
 
-    def writer(self, table: TableSchema, name: str) -> ChangeFile:
+    def writer(self, table: TableSchema, range_name: str) -> ChangeFile:
         """Begin to write; see :class:`~airflow_provider_cdc.sinks.protocol.Staging`."""
-        return ChangeFile(self._storage, self._file(name), table.sink_schema)
+        return ChangeFile(self._storage, self._file(range_name), table.sink_schema)
 
-    def read(self, table: TableSchema, names: Sequence[str]) -> pa.Table:
+    def read(self, table: TableSchema, range_names: Sequence[str]) -> pa.Table:
         """The changes of some pieces, in this order."""
-        return pa.concat_tables([read_file(self._storage, self._file(name), table.sink_schema) for name in names])
+        return pa.concat_tables([read_file(self._storage, self._file(name), table.sink_schema) for name in range_names])
 
-    def changes(self, table: TableSchema, names: Sequence[str]) -> pa.Table:
+    def changes(self, table: TableSchema, range_names: Sequence[str]) -> pa.Table:
         """The same: they have no other form."""
-        return self.read(table, names)
+        return self.read(table, range_names)
 
-    def applied(self, table: TableSchema, names: Iterable[str]) -> None:
+    def applied(self, table: TableSchema, range_names: Iterable[str]) -> None:
         """Remove what is applied."""
-        self.discard(table, names)
+        self.discard(table, range_names)
 
-    def discard(self, table: TableSchema, names: Iterable[str]) -> None:
+    def discard(self, table: TableSchema, range_names: Iterable[str]) -> None:
         """Remove what is not to be applied."""
-        self._storage.delete(*map(self._file, names))
+        self._storage.delete(*map(self._file, range_names))
 
     def clear(self, tables: Iterable[TableSchema], epoch: int) -> None:
         """Remove what epochs before this one have left."""
@@ -51,9 +51,9 @@ class FileStaging:
 
 def of_earlier_epochs(storage: Storage, folder: str, epoch: int) -> list[str]:
     """Names of the files that epochs before one have staged in a folder."""
-    start, found = f"{folder}/epoch-", []
+    start, earlier_files = f"{folder}/epoch-", []
     for name, _ in storage.list(folder):
         number = name.removeprefix(start).partition("/")[0]
         if name.startswith(start) and number.isdigit() and int(number) < epoch:
-            found.append(name)
-    return found
+            earlier_files.append(name)
+    return earlier_files

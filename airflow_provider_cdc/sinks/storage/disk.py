@@ -23,10 +23,10 @@ def room_errors(path: str | Path | None = None) -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        named = path or error.filename
-        disk = f"the disk of {Path(os.fsdecode(named)).parent}" if named else "the disks of this host"
+        failed_path = path or error.filename
+        disk = f"the disk of {Path(os.fsdecode(failed_path)).parent}" if failed_path else "the disks of this host"
         raise NoRoomError(
-            f"{named or 'a file'} could not be written: {os.strerror(error.errno)}",
+            f"{failed_path or 'a file'} could not be written: {os.strerror(error.errno)}",
             f"Make room on {disk} (or raise the quota), then run again: nothing is lost",
         ) from None
 
@@ -34,13 +34,13 @@ def room_errors(path: str | Path | None = None) -> Iterator[None]:
 def sync_folder(folder: Path) -> None:
     """Force the names of a folder's files to disk, where the file system can do that for folders."""
     try:
-        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:  # it may be writable and not readable, or gone with the file
         return
     try:
-        os.fsync(opened)
+        os.fsync(descriptor)
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.ENOSYS):
             raise
     finally:
-        os.close(opened)
+        os.close(descriptor)

@@ -19,8 +19,8 @@ class DurableFile(pa.OSFile):  # type: ignore[misc]  # pyarrow says nothing of i
 
     def __new__(cls, path: Path) -> DurableFile:
         """See the class."""
-        made: DurableFile = super().__new__(cls, str(path), "wb")
-        return made
+        file: DurableFile = super().__new__(cls, str(path), "wb")
+        return file
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -31,11 +31,11 @@ class DurableFile(pa.OSFile):  # type: ignore[misc]  # pyarrow says nothing of i
             return
         with room_errors(self._path):
             super().close()
-            written = os.open(self._path, os.O_RDONLY)
+            descriptor = os.open(self._path, os.O_RDONLY)
             try:
-                os.fsync(written)
+                os.fsync(descriptor)
             finally:
-                os.close(written)
+                os.close(descriptor)
             sync_folder(self._path.parent)
 
     def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:

@@ -165,30 +165,30 @@ class LocalStorage:
 
 def _in_folder(folder: Path, create: Callable[[], _T]) -> _T:
     """Create a file, and its folder, which another process removes at any moment when it is empty."""
-    named = list[Path]()
-    for last in (*[False] * (_TRIES - 1), True):
+    changed_folders = list[Path]()
+    for is_last_try in (*[False] * (_TRIES - 1), True):
         try:
-            _make_folder(folder, named)
-            found = create()
+            _make_folder(folder, changed_folders)
+            created = create()
         except FileNotFoundError:
-            if last:
+            if is_last_try:
                 raise
             continue
-        for above in dict.fromkeys(named):  # now that nobody removes them any more
-            sync_folder(above)
-        return found
+        for changed_folder in dict.fromkeys(changed_folders):  # now that nobody removes them any more
+            sync_folder(changed_folder)
+        return created
     raise AssertionError("unreachable")
 
 
-def _make_folder(folder: Path, named: list[Path]) -> None:
+def _make_folder(folder: Path, changed_folders: list[Path]) -> None:
     """Make a folder, and those above it, as far as they are missing.
 
-    :param named: gets the folders in which there are new names.
+    :param changed_folders: gets the folders in which there are new names.
     """
     if not folder.is_dir():
-        _make_folder(folder.parent, named)
+        _make_folder(folder.parent, changed_folders)
         folder.mkdir(exist_ok=True)
-        named.append(folder.parent)
+        changed_folders.append(folder.parent)
 
 
 def _pass_missing(error: OSError) -> None:

@@ -82,8 +82,8 @@ Put = Callable[[bytes | Iterator[bytes]], None]
 class _Sender:
     """Sends pieces in a thread of its own, which does not keep the upload alive that hands them on."""
 
-    def __init__(self, put: Put) -> None:
-        self._put = put
+    def __init__(self, put_object: Put) -> None:
+        self._put = put_object
         self._pieces: queue.Queue[bytes | _GivenUpError | None] = queue.Queue(2)
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="upload", daemon=True)
@@ -124,13 +124,13 @@ class Upload:
     It is there when it is closed, and never in part: an upload that is given up, or forgotten, leaves nothing but
     pieces that the store does not show.
 
-    :param put: how it is written.
+    :param put_object: how it is written.
     """
 
     closed = False
 
-    def __init__(self, put: Put) -> None:
-        self._put = put
+    def __init__(self, put_object: Put) -> None:
+        self._put = put_object
         self._held: list[bytes] = []
         self._size = self._at = 0
         self._sender: _Sender | None = None

@@ -83,14 +83,14 @@ class ObjectStorage:
 
         :raises StoreError: if it is not known whether this call has written it, or ever will.
         """
-        number = uuid.uuid4().hex
-        until = time.monotonic() + _PATIENCE
+        write_id = uuid.uuid4().hex
+        deadline = time.monotonic() + _PATIENCE
         problem: StoreError | None = None
         for attempt in range(_TRIES):
             try:
                 with self._errors("writing", name, AlreadyExistsError) as (bucket, key):
                     current().count("put", sent=len(data))
-                    bucket.store.put(key, data, mode="create", attributes={_WRITE: number}, use_multipart=False)
+                    bucket.store.put(key, data, mode="create", attributes={_WRITE: write_id}, use_multipart=False)
                 return True
             except AlreadyExistsError:
                 problem = None
@@ -98,14 +98,14 @@ class ObjectStorage:
                 problem = error
             # What is there may be what this call has written: an answer was lost, or the library has asked again.
             try:
-                found = self._written_by(name)
+                found_id = self._written_by(name)
             except StoreError:
                 raise problem or StoreError(f"writing {self.location(name)} failed", _LOOK) from None
-            if found is not None:
-                return found == number
+            if found_id is not None:
+                return found_id == write_id
             # Nothing is there, yet: a request may still be under way, or others were at it. To ask again with the same
             # number does no harm: whichever request of this call comes first, the others find its number.
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 break
             time.sleep(0.05 * 2**attempt)
         raise problem or StoreError(
@@ -115,45 +115,45 @@ class ObjectStorage:
 
     def size(self, name: str) -> int | None:
         """See :class:`Storage`."""
-        found = self._head(name)
-        return None if found is None else int(found["size"])
+        head = self._head(name)
+        return None if head is None else int(head["size"])
 
     def modified(self, name: str) -> float | None:
         """See :class:`Storage`."""
-        found = self._head(name)
-        return None if found is None else float(found["last_modified"].timestamp())
+        head = self._head(name)
+        return None if head is None else float(head["last_modified"].timestamp())
 
     def list(self, folder: str) -> Iterator[tuple[str, int]]:
         """See :class:`Storage`."""
         root = f"{self.address.root}/" if self.address.root else ""
         prefix = self._key(folder) if folder else self.address.root
-        bucket, last, left = self._bucket, None, _LISTINGS
-        while left:
-            left -= 1
+        bucket, last_path, tries_left = self._bucket, None, _LISTINGS
+        while tries_left:
+            tries_left -= 1
             try:
                 with bucket.errors(f"listing {self.location(folder)}"):
                     current().count("list")
-                    for page, found in enumerate(bucket.store.list(prefix or None, offset=last, chunk_size=1000)):
+                    for page, items in enumerate(bucket.store.list(prefix or None, offset=last_path, chunk_size=1000)):
                         current().count("list", requests=int(page > 0))
-                        for item in found:
-                            last = item["path"]
-                            yield last[len(root) :], int(item["size"])
+                        for item in items:
+                            last_path = item["path"]
+                            yield last_path[len(root) :], int(item["size"])
                 return
             except StoreError:  # an answer that ends in the middle is not asked for again by the library
-                if not left:
+                if not tries_left:
                     raise
 
     def delete(self, *names: str) -> None:
         """See :class:`Storage`."""
         keys = [self._key(name) for name in names]
         for start in range(0, len(keys), 1000):
-            some = keys[start : start + 1000]
+            key_batch = keys[start : start + 1000]
             try:
                 with self._errors("deleting", names[start], FileNotFoundError) as (bucket, _):
                     current().count("delete")
-                    bucket.store.delete(some)
+                    bucket.store.delete(key_batch)
             except FileNotFoundError:  # of some stores, at the first that is not there
-                for key in some:
+                for key in key_batch:
                     with (
                         suppress(FileNotFoundError),
                         self._errors("deleting", names[start], FileNotFoundError) as (bucket, _),
@@ -172,19 +172,19 @@ class ObjectStorage:
         if mode == "rb":
             return self._reader(name)
         self._key(name)
-        traffic = current()  # what is large is sent by another thread
+        counts = current()  # what is large is sent by another thread
 
         def put(content: bytes | Iterator[bytes]) -> None:
             with self._errors("writing", name) as (bucket, key):
                 if isinstance(content, bytes):
-                    traffic.count("put", sent=len(content))
+                    counts.count("put", sent=len(content))
                     bucket.store.put(key, content, use_multipart=False)
                     return
                 pieces = _Counted(content)
                 try:
                     bucket.store.put(key, pieces, use_multipart=True, chunk_size=PART, max_concurrency=_UPLOADS)
                 finally:
-                    traffic.count("put", sent=pieces.size, requests=_uploads(pieces.size))
+                    counts.count("put", sent=pieces.size, requests=_uploads(pieces.size))
 
         return UploadFile(Upload(put))
 
@@ -207,32 +207,32 @@ class ObjectStorage:
     def options(self) -> dict[str, str]:
         """See :class:`Storage`: for libraries on top of ``object_store``. Keys of a role hold for a while only."""
         bucket = self._bucket
-        found = {name: _text(value) for name, value in bucket.config.items() if name != "aws_endpoint_url_s3"}
+        config = {name: _text(value) for name, value in bucket.config.items() if name != "aws_endpoint_url_s3"}
         if bucket.provider is not None:
             keys = bucket.provider()
-            found |= {n: keys[n] for n in ("access_key_id", "secret_access_key")}
-            found |= {"session_token": keys["token"]} if keys["token"] else {}
+            config |= {n: keys[n] for n in ("access_key_id", "secret_access_key")}
+            config |= {"session_token": keys["token"]} if keys["token"] else {}
         prefix = {S3: "aws_", GCS: "google_", AZURE: "azure_storage_"}[self.address.store]
-        found = {name if name in _BARE else prefix + name: value for name, value in found.items()}
+        config = {name if name in _BARE else prefix + name: value for name, value in config.items()}
         client = dict(self.access.client) if self.access else {}
-        return found | {name: _text(value) for name, value in client.items()}
+        return config | {name: _text(value) for name, value in client.items()}
 
     def _reader(self, name: str) -> pa.NativeFile:
-        traffic = current()  # what is wanted of a large file, threads of Arrow read
+        counts = current()  # what is wanted of a large file, threads of Arrow read
 
         def begin() -> tuple[int, bytes | None]:
             with self._errors("reading", name, FileNotFoundError) as (bucket, key):
                 current().count("get")
-                found = bucket.store.get(key)
-                size = int(found.meta["size"])
+                response = bucket.store.get(key)
+                size = int(response.meta["size"])
                 if size > PART:  # only its size is of use: what is wanted of a large file is read in parts
                     return size, None
                 current().count("get", requests=0, received=size)
-                return size, found.bytes().to_bytes()
+                return size, response.bytes().to_bytes()
 
         def read_ranges(starts: list[int], ends: list[int]) -> list[Any]:
             with self._errors("reading", name, FileNotFoundError) as (bucket, key):
-                traffic.count("get", received=sum(ends) - sum(starts))  # side by side: they are asked for as one
+                counts.count("get", received=sum(ends) - sum(starts))  # side by side: they are asked for as one
                 return list(bucket.store.get_ranges(key, starts=starts, ends=ends, coalesce=0))
 
         size, content = _to_its_end(begin)
@@ -261,9 +261,9 @@ class ObjectStorage:
 
     @property
     def _bucket(self) -> Bucket:
-        found = opened(replace(self.address, root=""), self.access)
-        found.check()
-        return found
+        bucket = opened(replace(self.address, root=""), self.access)
+        bucket.check()
+        return bucket
 
     def _key(self, name: str) -> str:
         checked_name(name, self.location())
@@ -278,11 +278,11 @@ class ObjectStorage:
 
 def _to_its_end(read: Callable[[], T]) -> T:
     """Read, and read again where an answer breaks off."""
-    for left in reversed(range(_READS)):
+    for tries_left in reversed(range(_READS)):
         try:
             return read()
         except StoreError as error:
-            if not error.broken_off or not left:
+            if not error.broken_off or not tries_left:
                 raise
     raise AssertionError
 

@@ -13,34 +13,34 @@ from airflow_provider_cdc.config.store_access import StoreAccess
 class PickleEnvelope:
     """Work on its way to tasks. It may be large, and what is large goes by way of disks: it holds no secret.
 
-    :param keys: what the connections of object stores say, which travel by themselves.
+    :param store_accesses: what the connections of object stores say, which travel by themselves.
     """
 
-    def __init__(self, keys: Sequence[StoreAccess] = ()) -> None:
-        self.keys = list(keys)
+    def __init__(self, store_accesses: Sequence[StoreAccess] = ()) -> None:
+        self.keys = list(store_accesses)
 
-    def pack(self, work: object) -> bytes:
+    def pack(self, payload: object) -> bytes:
         """One piece of work, and its secrets among the keys."""
-        keys = self.keys
+        store_accesses = self.keys
 
         class Pickler(pickle.Pickler):
             def persistent_id(self, value: Any) -> int | None:
                 if not isinstance(value, StoreAccess):
                     return None
-                if value not in keys:
-                    keys.append(value)
-                return keys.index(value)
+                if value not in store_accesses:
+                    store_accesses.append(value)
+                return store_accesses.index(value)
 
-        packed = io.BytesIO()
-        Pickler(packed).dump(work)
-        return packed.getvalue()
+        buffer = io.BytesIO()
+        Pickler(buffer).dump(payload)
+        return buffer.getvalue()
 
     def unpack(self, data: bytes) -> Any:
         """The piece of work again."""
-        keys = self.keys
+        store_accesses = self.keys
 
         class Unpickler(pickle.Unpickler):
             def persistent_load(self, number: int) -> StoreAccess:
-                return keys[number]
+                return store_accesses[number]
 
         return Unpickler(io.BytesIO(data)).load()

@@ -26,11 +26,11 @@ class Traffic:
 
     What the library asks again, after an error or for want of an answer, counts once.
 
-    :param within: what it is a part of, where the same is counted as well.
+    :param parent: what it is a part of, where the same is counted as well.
     """
 
-    def __init__(self, within: Traffic | None = None) -> None:
-        self._within, self._lock = within, threading.Lock()
+    def __init__(self, parent: Traffic | None = None) -> None:
+        self._within, self._lock = parent, threading.Lock()
         self._counts: Counter[str] = Counter()
 
     def count(self, kind: str, *, sent: int = 0, received: int = 0, requests: int = 1) -> None:
@@ -56,18 +56,18 @@ class Traffic:
 
 def summed(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     """One of several :meth:`Traffic.to_json`."""
-    found = Traffic()
-    for one in counts:
-        found.add(one)
-    return found.to_json()
+    total = Traffic()
+    for part in counts:
+        total.add(part)
+    return total.to_json()
 
 
 def text_of(counts: Mapping[str, int]) -> str:
     """A :meth:`Traffic.to_json` for people."""
     kinds = ", ".join(f"{counts[kind]:,} {kind.upper()}" for kind in KINDS if counts.get(kind))
     total = counts["requests"]
-    said = f"{total:,} request{'' if total == 1 else 's'}" + (f" ({kinds})" if kinds else "")
-    return f"{said}, {counts[_SENT]:,} bytes sent, {counts[_RECEIVED]:,} received"
+    text = f"{total:,} request{'' if total == 1 else 's'}" + (f" ({kinds})" if kinds else "")
+    return f"{text}, {counts[_SENT]:,} bytes sent, {counts[_RECEIVED]:,} received"
 
 
 _CURRENT: ContextVar[Traffic | None] = ContextVar("traffic", default=None)
@@ -81,21 +81,21 @@ def current() -> Traffic:
 
 
 @contextmanager
-def counting(traffic: Traffic) -> Iterator[Traffic]:
+def counting(counts: Traffic) -> Iterator[Traffic]:
     """Count there what this thread asks in this block, and nowhere else."""
-    token = _CURRENT.set(traffic)
+    token = _CURRENT.set(counts)
     try:
-        yield traffic
+        yield counts
     finally:
         _CURRENT.reset(token)
 
 
-def carried(work: Callable[P, T]) -> Callable[P, T]:
+def carried(function: Callable[P, T]) -> Callable[P, T]:
     """Work for another thread, whose requests are counted where they are counted now."""
-    traffic = current()
+    counts = current()
 
     def counted(*args: P.args, **kwargs: P.kwargs) -> T:
-        with counting(traffic):
-            return work(*args, **kwargs)
+        with counting(counts):
+            return function(*args, **kwargs)
 
     return counted

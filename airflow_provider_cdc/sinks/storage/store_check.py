@@ -27,17 +27,17 @@ def check_store(storage: Storage, folder: str) -> None:
 
     try:
         with ThreadPoolExecutor(_WRITERS) as pool:
-            first = list(pool.map(carried(write_number), range(_WRITERS)))
+            won = list(pool.map(carried(write_number), range(_WRITERS)))
         content = storage.read(name)
-        if sum(first) != 1 or storage.write_once(name, b"later") or storage.read(name) != content:
+        if sum(won) != 1 or storage.write_once(name, b"later") or storage.read(name) != content:
             raise NotReadyError(
                 f"the store does not let one writer be the first: several have written {storage.location(name)}",
                 "It must honour If-None-Match: * in PUT. Use a newer version of it, another store, or no proxy that "
                 "takes that header out",
             )
         if (
-            content != b"%d" % first.index(True)
-            or [found for found, _ in storage.list(f"{folder}/check")].count(name) != 1
+            content != b"%d" % won.index(True)
+            or [listed_name for listed_name, _ in storage.list(f"{folder}/check")].count(name) != 1
         ):
             raise NotReadyError(
                 f"what was written to {where} is not read and listed at once", "Use a store that is strongly consistent"

@@ -50,12 +50,12 @@ class AssumedRole:
         import boto3
 
         session = boto3.session.Session(*(self.keys or (None, None, None)), region_name=self.region)
-        found = session.client("sts").assume_role(**dict(self.role))["Credentials"]
+        credentials = session.client("sts").assume_role(**dict(self.role))["Credentials"]
         return {
-            "access_key_id": found["AccessKeyId"],
-            "secret_access_key": found["SecretAccessKey"],
-            "token": found["SessionToken"],
-            "expires_at": found["Expiration"].astimezone(UTC),  # the library takes no other class of time zone
+            "access_key_id": credentials["AccessKeyId"],
+            "secret_access_key": credentials["SecretAccessKey"],
+            "token": credentials["SessionToken"],
+            "expires_at": credentials["Expiration"].astimezone(UTC),  # the library takes no other class of time zone
         }
 
 
@@ -82,14 +82,14 @@ class Bucket:
             client["allow_http"] = True
         if certificates := client.get("root_certificate"):
             client["root_certificate"] = _content(str(certificates))
-        made: Any = {S3: S3Store, GCS: GCSStore, AZURE: AzureStore}[address.store]
-        more: dict[str, Any] = {} if self.provider is None else {"credential_provider": self.provider}
+        store_class: Any = {S3: S3Store, GCS: GCSStore, AZURE: AzureStore}[address.store]
+        credential_options: dict[str, Any] = {} if self.provider is None else {"credential_provider": self.provider}
         with self.errors(f"opening {address.text()}"):
-            self.store = made(address.bucket, config=self.config, client_options=client, retry_config=RETRY, **more)
+            self.store = store_class(address.bucket, config=self.config, client_options=client, retry_config=RETRY, **credential_options)
         self._process = os.getpid()
 
     @contextmanager
-    def errors(self, doing: str, *expected: type[BaseException]) -> Iterator[None]:
+    def errors(self, operation: str, *expected: type[BaseException]) -> Iterator[None]:
         """Errors of the library become the project's own.
 
         :param expected: those that the caller knows what to do about. That there is no bucket is none of them.
@@ -98,8 +98,8 @@ class Bucket:
             yield
         except (BaseError, OSError, ValueError) as error:
             if isinstance(error, expected) and not is_no_place(error):
-                raise type(error)(doing) from None  # its text has the whole request in it
-            raise error_of_store(error, doing, self.secrets) from None
+                raise type(error)(operation) from None  # its text has the whole request in it
+            raise error_of_store(error, operation, self.secrets) from None
 
     def check(self) -> None:
         """Refuse to work in a process that was forked when the store was open: its threads are not there, it hangs."""
@@ -109,25 +109,25 @@ class Bucket:
 
 def settings(address: StoreAddress, access: StoreAccess | None) -> dict[str, Any]:
     """Settings of a store, by the names of obstore, without keys of AWS."""
-    found: dict[str, Any] = dict(access.config) if access else {}
+    config: dict[str, Any] = dict(access.config) if access else {}
     if address.store == S3:
-        endpoint, virtual = found.get("endpoint"), found.get("virtual_hosted_style_request")
+        endpoint, virtual = config.get("endpoint"), config.get("virtual_hosted_style_request")
         if virtual is None and not endpoint and not any(os.environ.get(name) for name in _AWS_ENDPOINTS):
             virtual = "." not in address.bucket  # no certificate covers a bucket whose name has dots
         if virtual and endpoint:
             scheme, _, host = endpoint.partition("://")
-            found["endpoint"] = f"{scheme}://{address.bucket}.{host}"
+            config["endpoint"] = f"{scheme}://{address.bucket}.{host}"
         if virtual is not None:
-            found["virtual_hosted_style_request"] = virtual
+            config["virtual_hosted_style_request"] = virtual
         if endpoint:  # or else one for S3 alone in the environment would go first
-            found["aws_endpoint_url_s3"] = found["endpoint"]
+            config["aws_endpoint_url_s3"] = config["endpoint"]
         if access is not None:
-            found.setdefault("skip_signature", False)
+            config.setdefault("skip_signature", False)
     if address.store == AZURE and address.account:
-        found["account_name"] = address.account
+        config["account_name"] = address.account
         if address.cloud != StoreAddress.cloud:
-            found.setdefault("endpoint", f"https://{address.account}.blob.{address.cloud}")
-    return found
+            config.setdefault("endpoint", f"https://{address.account}.blob.{address.cloud}")
+    return config
 
 
 _AWS_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")

@@ -63,30 +63,30 @@ _SOURCES: dict[str, str] = {
 }
 
 
-def error_of_store(error: BaseException, doing: str, secrets: Iterable[str]) -> CdcError:
+def error_of_store(error: BaseException, operation: str, secrets: Iterable[str]) -> CdcError:
     """The error to be raised for one of the library.
 
-    :param doing: what was asked for, and of what place.
+    :param operation: what was asked for, and of what place.
     :param secrets: texts that must not appear.
     """
     text = str(error)
     status, code = _answer(text)
-    said = " ".join(filter(None, (status, code))) or _first_line(text)
+    cause = " ".join(filter(None, (status, code))) or _first_line(text)
     for secret in secrets:
-        said = said.replace(secret, "***")
-    message = f"{doing} failed: {said}"
+        cause = cause.replace(secret, "***")
+    message = f"{operation} failed: {cause}"
     # Where keys come from may be out of order for a while, as the store itself.
-    source = next((todo for words, todo in _SOURCES.items() if words in text.lower() or words == code), None)
-    if source is not None:
-        return StoreError(message, source)
+    credential_remedy = next((todo for words, todo in _SOURCES.items() if words in text.lower() or words == code), None)
+    if credential_remedy is not None:
+        return StoreError(message, credential_remedy)
     remedy = _REMEDIES.get(code) or _REMEDIES.get(status[:3])
     if remedy is None and not status:
         remedy = next((todo for words, todo in _WORDS.items() if words in text.lower()), None)
     if remedy is not None:
         return NotReadyError(message, remedy)
-    found = StoreError(message, "Look at the store and at the way to it, then run again")
-    found.broken_off = "response body" in text
-    return found
+    store_error = StoreError(message, "Look at the store and at the way to it, then run again")
+    store_error.broken_off = "response body" in text
+    return store_error
 
 
 def is_no_place(error: BaseException) -> bool:

@@ -58,34 +58,34 @@ def newest_checkpoint(names: Iterable[str]) -> Checkpoint | None:
 
     :param names: of the files of a log.
     """
-    found: dict[tuple[int, str, int], list[str]] = {}
+    files_by_checkpoint: dict[tuple[int, str, int], list[str]] = {}
     for match in filter(None, map(_NAME.fullmatch, names)):
         key = int(match["version"]), match["number"] or "", int(match["parts"] or 1)
-        found.setdefault(key, []).append(match[0])
-    whole = [key for key, files in found.items() if len(files) >= key[2]]
-    if not whole:
+        files_by_checkpoint.setdefault(key, []).append(match[0])
+    complete = [key for key, files in files_by_checkpoint.items() if len(files) >= key[2]]
+    if not complete:
         return None
-    newest = max(whole)
-    files = sorted(found[newest])
+    newest = max(complete)
+    files = sorted(files_by_checkpoint[newest])
     return Checkpoint(newest[0], tuple(files if newest[2] > 1 else files[:1]))
 
 
-def actions_of(storage: Storage, found: Checkpoint, table: str) -> Iterator[dict[str, Any]]:
+def actions_of(storage: Storage, checkpoint: Checkpoint, table_name: str) -> Iterator[dict[str, Any]]:
     """What a checkpoint says; tombstones last, and of them only which files they are of, since they may be many.
 
     :param storage: that of the table's folder.
-    :param table: what messages call it.
+    :param table_name: what messages call it.
     :raises TerminalError: naming the file, if not all of it is understood.
     :raises FileNotFoundError: if one of its files is not there.
     """
-    reading = _Reading(storage, found, table)
-    for name in found.files:
-        yield from reading.file(name)
-    for sidecar in list(reading.sidecars):
-        yield from reading.file(f"{SIDECARS}/{sidecar}", ("add", "remove"))
-    reading.check()
-    for gone in reading.removed:
-        for value in gone.to_pylist():
+    reader = _Reading(storage, checkpoint, table_name)
+    for name in checkpoint.files:
+        yield from reader.file(name)
+    for sidecar in list(reader.sidecars):
+        yield from reader.file(f"{SIDECARS}/{sidecar}", ("add", "remove"))
+    reader.check()
+    for tombstones in reader.removed:
+        for value in tombstones.to_pylist():
             yield {"remove": _plain(value)}
 
 
@@ -94,7 +94,7 @@ class _Reading:
     """One checkpoint while it is read.
 
     :param sidecars: names of files with more of it.
-    :param removed: tombstones.
+    :param tombstones: tombstones.
     """
 
     storage: Storage
@@ -130,22 +130,22 @@ class _Reading:
     def check(self) -> None:
         """See that nothing is missing, when all files were read."""
         name = self.checkpoint.files[0]
-        if lacking := {"protocol", "metaData"} - self._kinds:
-            raise self._problem(name, f"it lacks {' and '.join(sorted(lacking))}")
+        if missing := {"protocol", "metaData"} - self._kinds:
+            raise self._problem(name, f"it lacks {' and '.join(sorted(missing))}")
         if self._adds_said is not None and self._adds != self._adds_said:
             raise self._problem(name, f"it has {self._adds} data files, and says that it has {self._adds_said}")
 
-    def _note(self, name: str, said: dict[str, Any]) -> None:
-        if said.get("version") != self.checkpoint.version:
-            raise self._problem(name, f"it says that it is of version {said.get('version')}")
-        count = str((said.get("tags") or {}).get("numOfAddFiles") or "")
+    def _note(self, name: str, metadata: dict[str, Any]) -> None:
+        if metadata.get("version") != self.checkpoint.version:
+            raise self._problem(name, f"it says that it is of version {metadata.get('version')}")
+        count = str((metadata.get("tags") or {}).get("numOfAddFiles") or "")
         self._adds_said = int(count) if count.isdecimal() else None
 
     def _json(self, name: str) -> Iterator[tuple[str, Any]]:
         data = self.storage.read(name)
         if data is None:
             raise FileNotFoundError(self.storage.location(name))
-        removed = []
+        tombstones = []
         for number, line in enumerate(data.splitlines(), 1):
             try:
                 action = json.loads(line)
@@ -155,11 +155,11 @@ class _Reading:
             if kind not in _KINDS or not isinstance(value, dict):
                 raise self._problem(name, f"line {number} of it is of the unknown kind {kind!r}")
             if kind == "remove":
-                removed.append({k: value[k] for k in _OF_REMOVED if value.get(k) is not None})
+                tombstones.append({k: value[k] for k in _OF_REMOVED if value.get(k) is not None})
             elif kind not in _NO_STATE:
                 yield kind, value
-        if removed:
-            yield "remove", pa.array(removed)
+        if tombstones:
+            yield "remove", pa.array(tombstones)
 
     def _parquet(self, name: str) -> Iterator[tuple[str, Any]]:
         try:
@@ -173,31 +173,31 @@ class _Reading:
     def _of_group(self, name: str, rows: pa.Table) -> Iterator[tuple[str, Any]]:
         counts = {kind: len(rows) - rows[kind].null_count for kind in rows.column_names}
         if sum(count for kind, count in counts.items() if kind in _KINDS) != len(rows):
-            strange = sorted(kind for kind, count in counts.items() if count and kind not in _KINDS)
-            raise self._problem(name, f"it has rows of an unknown kind ({', '.join(strange) or 'without a name'})")
+            unknown_kinds = sorted(kind for kind, count in counts.items() if count and kind not in _KINDS)
+            raise self._problem(name, f"it has rows of an unknown kind ({', '.join(unknown_kinds) or 'without a name'})")
         for kind in (k for k in _STATE if counts.get(k)):
             for value in rows[kind].filter(pc.is_valid(rows[kind])).to_pylist():
                 yield kind, _plain(value)
         if counts.get("remove"):
             yield "remove", rows["remove"].filter(pc.is_valid(rows["remove"])).combine_chunks()
 
-    def _problem(self, name: str, what: str) -> TerminalError:
+    def _problem(self, name: str, problem: str) -> TerminalError:
         return TerminalError(
-            f"the checkpoint {self.storage.location(name)} of the {self.table} is not understood: {what}", _REMEDY
+            f"the checkpoint {self.storage.location(name)} of the {self.table} is not understood: {problem}", _REMEDY
         )
 
 
 def _wanted(schema: pa.Schema) -> list[str]:
     """Columns of a checkpoint. Of kinds that are not known, all: there must be no row of them."""
-    found = []
+    columns = []
     for column in schema:
         if column.name == "add":
-            found += [f"add.{f.name}" for f in column.type if f.name not in _TWICE]
+            columns += [f"add.{f.name}" for f in column.type if f.name not in _TWICE]
         elif column.name == "remove":
-            found += [f"remove.{f.name}" for f in column.type if f.name in _OF_REMOVED]
+            columns += [f"remove.{f.name}" for f in column.type if f.name in _OF_REMOVED]
         else:
-            found.append(column.name)
-    return found
+            columns.append(column.name)
+    return columns
 
 
 def _plain(value: Any) -> Any:
@@ -205,6 +205,6 @@ def _plain(value: Any) -> Any:
     there as ``None``.
     """
     if isinstance(value, dict):
-        told = {k: v for k, v in value.items() if v is not None}
-        return {k: dict(v) if k in _MAPS and isinstance(v, list) else _plain(v) for k, v in told.items()}
+        present = {k: v for k, v in value.items() if v is not None}
+        return {k: dict(v) if k in _MAPS and isinstance(v, list) else _plain(v) for k, v in present.items()}
     return value

@@ -41,15 +41,15 @@ def completed(
     """
     for action in actions:
         protocol, metadata = action.get("protocol", protocol), action.get("metaData", metadata)
-        if noted := action.get("domainMetadata"):
-            domains = {**domains, noted["domain"]: noted["configuration"]}
-    found = [dict(action) for action in actions]
+        if domain := action.get("domainMetadata"):
+            domains = {**domains, domain["domain"]: domain["configuration"]}
+    result = [dict(action) for action in actions]
     if columns := clustered_by(domains):
-        found = [_with_statistics(storage, action, columns) for action in found]
+        result = [_with_statistics(storage, action, columns) for action in result]
     suspended = str((metadata.get("configuration") or {}).get(_SUSPENDED, "")).lower() == "true"
     if ROW_TRACKING in features_of(protocol)[1] and not suspended:
-        return _with_row_ids(found, version, domains)
-    return found
+        return _with_row_ids(result, version, domains)
+    return result
 
 
 def clustered_by(domains: Mapping[str, str]) -> list[str]:
@@ -65,16 +65,16 @@ def without_columns(domains: Mapping[str, str], names: Collection[str]) -> list[
     :param names: of the columns that it is to have.
     """
     paths = _paths(domains)
-    kept = [path for path in paths if path[0] in names]
-    if kept == paths:
+    kept_paths = [path for path in paths if path[0] in names]
+    if kept_paths == paths:
         return []
-    configuration = {**json.loads(domains[_CLUSTERING_DOMAIN]), _COLUMNS: kept}
+    configuration = {**json.loads(domains[_CLUSTERING_DOMAIN]), _COLUMNS: kept_paths}
     return [_noted(_CLUSTERING_DOMAIN, configuration)]
 
 
 def _paths(domains: Mapping[str, str]) -> list[list[str]]:
-    said = json.loads(domains.get(_CLUSTERING_DOMAIN) or "{}")
-    return [[str(name) for name in path] for path in said.get(_COLUMNS) or () if path]
+    clustering = json.loads(domains.get(_CLUSTERING_DOMAIN) or "{}")
+    return [[str(name) for name in path] for path in clustering.get(_COLUMNS) or () if path]
 
 
 def _noted(domain: str, configuration: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,14 +87,14 @@ def _noted(domain: str, configuration: Mapping[str, Any]) -> dict[str, Any]:
 def _with_row_ids(actions: Iterable[dict[str, Any]], version: int, domains: Mapping[str, str]) -> list[dict[str, Any]]:
     """A file that is there already, and gets another vector, keeps those that it has."""
     before = highest = int(json.loads(domains.get(_ROW_TRACKING_DOMAIN) or "{}").get(_HIGHEST, -1))
-    found = []
+    result = []
     for action in actions:
         add = action.get("add")
         if add is not None and add.get("baseRowId") is None:
             action = {"add": {**add, "baseRowId": highest + 1, "defaultRowCommitVersion": version}}
             highest += int(LiveFile(add).stats["numRecords"])
-        found.append(action)
-    return found if highest == before else [*found, _noted(_ROW_TRACKING_DOMAIN, {_HIGHEST: highest})]
+        result.append(action)
+    return result if highest == before else [*result, _noted(_ROW_TRACKING_DOMAIN, {_HIGHEST: highest})]
 
 
 # ------------------------------------------------------------ clustering
@@ -106,53 +106,53 @@ def _with_statistics(storage: Storage, action: dict[str, Any], columns: Sequence
         return action
     stats = dict(LiveFile(add).stats)
     nulls = stats.get("nullCount") or {}
-    if not (lacking := [name for name in columns if name not in nulls]):
+    if not (missing := [name for name in columns if name not in nulls]):
         return action
-    for kind, told in _statistics(storage, LiveFile(add).path, lacking).items():
-        stats[kind] = {**(stats.get(kind) or {}), **told}
+    for kind, values in _statistics(storage, LiveFile(add).path, missing).items():
+        stats[kind] = {**(stats.get(kind) or {}), **values}
     return {"add": {**add, "stats": json.dumps(stats)}}
 
 
 def _statistics(storage: Storage, path: str, columns: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Statistics of columns of a data file. Bounds are left out where a reader might take them otherwise."""
-    found: dict[str, dict[str, Any]] = {"minValues": {}, "maxValues": {}, "nullCount": dict.fromkeys(columns, 0)}
-    ends: dict[str, list[Any]] = {name: [] for name in columns}
+    statistics: dict[str, dict[str, Any]] = {"minValues": {}, "maxValues": {}, "nullCount": dict.fromkeys(columns, 0)}
+    extremes: dict[str, list[Any]] = {name: [] for name in columns}
     with parquet(storage, path) as file:
         present = [name for name in columns if name in file.schema_arrow.names]
         for number in range(file.num_row_groups):
             rows = file.read_row_group(number, columns=present)
             for name in columns:
                 if name not in present:  # the file is older than the column
-                    found["nullCount"][name] += file.metadata.row_group(number).num_rows
+                    statistics["nullCount"][name] += file.metadata.row_group(number).num_rows
                     continue
-                found["nullCount"][name] += rows[name].null_count
+                statistics["nullCount"][name] += rows[name].null_count
                 if _bounded(rows[name].type) and rows[name].null_count < len(rows):
-                    ends[name].append(pc.min_max(rows[name]))
-    for name, said in ends.items():
+                    extremes[name].append(pc.min_max(rows[name]))
+    for name, column_extremes in extremes.items():
         try:
-            low = _bound(min(one["min"].as_py() for one in said), up=False)
-            high = _bound(max(one["max"].as_py() for one in said), up=True)
+            low = _bound(min(extreme["min"].as_py() for extreme in column_extremes), up=False)
+            high = _bound(max(extreme["max"].as_py() for extreme in column_extremes), up=True)
         except (OverflowError, ValueError):  # there is no value, or Python has no such date
             continue
-        found["minValues"][name], found["maxValues"][name] = low, high
-    return found
+        statistics["minValues"][name], statistics["maxValues"][name] = low, high
+    return statistics
 
 
 def _bounded(kind: pa.DataType) -> bool:
     types = pa.types
-    return any(said(kind) for said in (types.is_integer, types.is_string, types.is_date32, types.is_timestamp))
+    return any(is_type(kind) for is_type in (types.is_integer, types.is_string, types.is_date32, types.is_timestamp))
 
 
-def _bound(value: Any, *, up: bool) -> Any:
+def _bound(value: Any, *, is_upper: bool) -> Any:
     """A value as statistics have it: rounded, but never into the file's values.
 
-    :param up: whether it is the highest one.
+    :param is_upper: whether it is the highest one.
     """
     if isinstance(value, str):
         # By bytes no character is above this one.
-        return value if len(value) <= _LONGEST else value[:_LONGEST] + ("\U0010ffff" if up else "")
+        return value if len(value) <= _LONGEST else value[:_LONGEST] + ("\U0010ffff" if is_upper else "")
     if isinstance(value, datetime):
         rounded = value.replace(microsecond=value.microsecond // 1000 * 1000)
-        rounded += timedelta(milliseconds=1) if up and rounded < value else timedelta()
+        rounded += timedelta(milliseconds=1) if is_upper and rounded < value else timedelta()
         return rounded.replace(tzinfo=None).isoformat(timespec="milliseconds") + ("Z" if value.tzinfo else "")
     return value.isoformat() if isinstance(value, date) else value

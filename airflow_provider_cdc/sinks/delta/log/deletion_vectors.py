@@ -60,9 +60,9 @@ class Vector:
 
     def to_json(self) -> dict[str, Any]:
         """The same again."""
-        found = {"storageType": self.kind, "pathOrInlineDv": self.place, "sizeInBytes": self.size}
+        fields = {"storageType": self.kind, "pathOrInlineDv": self.place, "sizeInBytes": self.size}
         offset = {} if self.offset is None else {"offset": self.offset}
-        return {**found, **offset, "cardinality": self.rows}
+        return {**fields, **offset, "cardinality": self.rows}
 
     @property
     def file(self) -> str | None:
@@ -100,14 +100,14 @@ def write_vectors(storage: Storage, dead: Mapping[str, BitMap]) -> dict[str, Vec
     """
     if not dead:
         return {}
-    content, number, found = bytearray(b"\x01"), uuid.uuid4(), dict[str, Vector]()
-    place = FOLDER + base64.b85encode(number.bytes).decode().translate(_TO_Z85)
+    content, number, vectors = bytearray(b"\x01"), uuid.uuid4(), dict[str, Vector]()
+    path_or_inline = FOLDER + base64.b85encode(number.bytes).decode().translate(_TO_Z85)
     for path, rows in dead.items():
         body = encode(rows)
-        found[path] = Vector("u", place, len(body), len(rows), len(content))
+        vectors[path] = Vector("u", path_or_inline, len(body), len(rows), len(content))
         content += struct.pack(">i", len(body)) + body + struct.pack(">I", zlib.crc32(body))
     storage.write(f"{FOLDER}/deletion_vector_{number}.bin", bytes(content))
-    return found
+    return vectors
 
 
 def read_vector(storage: Storage, vector: Vector) -> BitMap:
@@ -116,20 +116,20 @@ def read_vector(storage: Storage, vector: Vector) -> BitMap:
     :raises TerminalError: if it is missing or damaged, or lies elsewhere.
     """
     remedy = "Restore the file, or start with a fresh sink.path"
-    where = "in the log"
+    location = "in the log"
     try:
         if vector.kind == "i":
             dead = decode(_from_z85(vector.place)[: vector.size])
         elif vector.file is None:
             raise TerminalError(f"a deletion vector lies outside of {storage.location()}: {vector.place}", remedy)
         else:
-            where = f"at {vector.offset or 0} of {storage.location(vector.file)}"
+            location = f"at {vector.offset or 0} of {storage.location(vector.file)}"
             dead = decode(_content(storage, vector.file, vector.offset or 0, vector.size))
         if len(dead) != vector.rows:
             raise ValueError(f"it has {len(dead)} rows, the log says {vector.rows}")
         return dead
     except (FileNotFoundError, ValueError, struct.error) as error:
-        raise TerminalError(f"the deletion vector {where} is missing or damaged: {error}", remedy) from None
+        raise TerminalError(f"the deletion vector {location} is missing or damaged: {error}", remedy) from None
 
 
 def _content(storage: Storage, file: str, offset: int, size: int) -> bytes:

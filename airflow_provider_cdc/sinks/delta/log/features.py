@@ -109,14 +109,14 @@ def _naming(readers: Collection[str], writers: Collection[str]) -> dict[str, Any
     }
 
 
-def both(there: Mapping[str, Any], needed: Mapping[str, Any]) -> Mapping[str, Any]:
+def both(current: Mapping[str, Any], needed: Mapping[str, Any]) -> Mapping[str, Any]:
     """A protocol that has what a table has, and what it needs: it is only ever extended, as others count on the rest.
 
     The very same if it has all of that.
     """
-    (readers, writers), (more_readers, more_writers) = features_of(there), features_of(needed)
+    (readers, writers), (more_readers, more_writers) = features_of(current), features_of(needed)
     if more_readers <= readers and more_writers - {*_BASIC} <= writers:
-        return there
+        return current
     return _naming(readers | more_readers, writers | more_writers)
 
 
@@ -147,16 +147,16 @@ def switched(protocol: Mapping[str, Any], metadata: Mapping[str, Any], *, vector
 
 
 def reconfigured(
-    protocol: Mapping[str, Any], metadata: Mapping[str, Any], wanted: Mapping[str, Any]
+    protocol: Mapping[str, Any], metadata: Mapping[str, Any], new_metadata: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
     """Actions that give a table other properties; none if it has them.
 
     :param metadata: of the table; the very same as the next if nothing is to change.
-    :param wanted: what it is to be.
+    :param new_metadata: what it is to be.
     """
-    needed = with_feed(protocol, wanted.get("configuration") or {})
-    changed = [{"protocol": needed}] if needed is not protocol else []
-    return [*changed, *([{"metaData": wanted}] if wanted is not metadata else [])]
+    new_protocol = with_feed(protocol, new_metadata.get("configuration") or {})
+    protocol_actions = [{"protocol": new_protocol}] if new_protocol is not protocol else []
+    return [*protocol_actions, *([{"metaData": new_metadata}] if new_metadata is not metadata else [])]
 
 
 def has_feed(configuration: Mapping[str, str]) -> bool:
@@ -182,11 +182,11 @@ def check_protocol(name: str, protocol: Mapping[str, Any], metadata: Mapping[str
     """
     used = _used(protocol, metadata)
     if used:
-        ways = "; ".join(dict.fromkeys(filter(None, used.values())))
+        statements = "; ".join(dict.fromkeys(filter(None, used.values())))
         raise TerminalError(
             f"the {name} uses {', '.join(sorted(used))}",
             "Something else enabled it, and this version cannot merge into such a table: "
-            + (f"take it out, in Spark by {ways}, or use a fresh sink.path" if ways else "use a fresh sink.path"),
+            + (f"take it out, in Spark by {statements}, or use a fresh sink.path" if statements else "use a fresh sink.path"),
         )
 
 
@@ -198,39 +198,39 @@ def _used(protocol: Mapping[str, Any], metadata: Mapping[str, Any]) -> dict[str,
     configuration = metadata.get("configuration") or {}
     fields = json.loads(metadata.get("schemaString") or '{"fields":[]}')["fields"]
     readers, writers = features_of(protocol)
-    found = {
+    unsupported = {
         feature: _drop(feature)
         for feature in (readers | writers) - _KNOWN - _BY_PROPERTY.keys() - _BY_COLUMN.keys() - _BY_TYPE.keys()
     }
     # Also of tables whose protocol is old and names no features: the properties are the same.
     for feature, key in {**_BY_PROPERTY, "appendOnly": _APPEND_ONLY}.items():
         if str(configuration.get(key, "")).lower() == "true" and (feature in writers or "-preview" not in feature):
-            found[feature] = _drop(feature) if feature in _DROPPED else _set(key, "false")
+            unsupported[feature] = _drop(feature) if feature in _DROPPED else _set(key, "false")
     if str(configuration.get(_MAPPING, "none")) != "none":
-        found["columnMapping"] = _set(_MAPPING, "none")
+        unsupported["columnMapping"] = _set(_MAPPING, "none")
     if _FORGETFUL in configuration:
-        found[_FORGETFUL] = f"ALTER TABLE t UNSET TBLPROPERTIES ('{_FORGETFUL}')"
+        unsupported[_FORGETFUL] = f"ALTER TABLE t UNSET TBLPROPERTIES ('{_FORGETFUL}')"
     if constraints := [key for key in configuration if key.startswith(_CONSTRAINT)]:
         dropped = (f"ALTER TABLE t DROP CONSTRAINT {key.removeprefix(_CONSTRAINT)}" for key in constraints)
-        found["checkConstraints"] = "; ".join(dropped)
+        unsupported["checkConstraints"] = "; ".join(dropped)
     reader, writer = protocol.get("minReaderVersion"), protocol.get("minWriterVersion")
     if int(reader or 1) > _READER or int(writer or 1) > _WRITER:
-        found[f"protocol {reader}, {writer}"] = ""
-    if has_feed(configuration) and (taken := hidden_by_feed(column["name"] for column in fields)):
-        found[f"{FEED}, which hides its columns {', '.join(taken)}"] = _set(FEED_ENABLED, "false")
+        unsupported[f"protocol {reader}, {writer}"] = ""
+    if has_feed(configuration) and (hidden_columns := hidden_by_feed(column["name"] for column in fields)):
+        unsupported[f"{FEED}, which hides its columns {', '.join(hidden_columns)}"] = _set(FEED_ENABLED, "false")
     by_columns = _used_by_columns(fields, metadata.get("partitionColumns") or ())
-    return found | {feature: _drop(feature) if feature in _DROPPED else "" for feature in by_columns}
+    return unsupported | {feature: _drop(feature) if feature in _DROPPED else "" for feature in by_columns}
 
 
-def _used_by_columns(fields: Iterable[Mapping[str, Any]], parts: Collection[str]) -> set[str]:
+def _used_by_columns(fields: Iterable[Mapping[str, Any]], partition_columns: Collection[str]) -> set[str]:
     """Likewise, by the definitions of its columns.
 
-    :param parts: columns that it is partitioned by: this project generates them.
+    :param partition_columns: columns that it is partitioned by: this project generates them.
     """
     used = set[str]()
     for column in fields:
-        told = {f for f, key in _BY_COLUMN.items() if any(m.startswith(key) for m in column["metadata"])}
-        used |= told - ({_GENERATED} if column["name"] in parts else set())
+        column_features = {f for f, key in _BY_COLUMN.items() if any(m.startswith(key) for m in column["metadata"])}
+        used |= column_features - ({_GENERATED} if column["name"] in partition_columns else set())
         used |= {f for f, kind in _BY_TYPE.items() if "-" not in f and f'"{kind}"' in json.dumps(column["type"])}
         if "delta.invariants" in column["metadata"]:
             used.add("invariants")

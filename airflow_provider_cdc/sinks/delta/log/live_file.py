@@ -53,8 +53,8 @@ class LiveFile:
     @cached_property
     def vector(self) -> Vector | None:
         """Its deletion vector."""
-        found = self.action.get("deletionVector")
-        return Vector.from_json(found) if found else None
+        value = self.action.get("deletionVector")
+        return Vector.from_json(value) if value else None
 
     @property
     def dead(self) -> int:
@@ -69,40 +69,40 @@ class LiveFile:
         exact = _OWN.fullmatch(self.path) or max(abs(low), abs(high)) < _EXACT
         return (low, high) if exact else None
 
-    def apart(self, column: str | None, span: tuple[int, int] | None) -> bool:
+    def apart(self, column: str | None, key_span: tuple[int, int] | None) -> bool:
         """Whether it is known that no value of a column lies within a span."""
-        bounds = self.bounds(column) if column and span else None
-        return bounds is not None and span is not None and (bounds[0] > span[1] or bounds[1] < span[0])
+        bounds = self.bounds(column) if column and key_span else None
+        return bounds is not None and key_span is not None and (bounds[0] > key_span[1] or bounds[1] < key_span[0])
 
-    def with_vector(self, vector: Vector, rows: int, *, change: bool) -> dict[str, Any]:
+    def with_vector(self, vector: Vector, row_count: int, *, data_change: bool) -> dict[str, Any]:
         """Action that adds it again with other dead rows.
 
-        :param rows: how many it has, dead ones as well: a file with a vector must say so.
+        :param row_count: how many it has, dead ones as well: a file with a vector must say so.
         """
-        stats = json.dumps({**self.stats, "numRecords": rows, "tightBounds": False})
-        return {"add": {**self.action, "dataChange": change, "stats": stats, "deletionVector": vector.to_json()}}
+        stats = json.dumps({**self.stats, "numRecords": row_count, "tightBounds": False})
+        return {"add": {**self.action, "dataChange": data_change, "stats": stats, "deletionVector": vector.to_json()}}
 
-    def removed(self, *, change: bool) -> dict[str, Any]:
+    def removed(self, *, data_change: bool) -> dict[str, Any]:
         """Action that removes it."""
-        found = {name: self.action[name] for name in _ROW_IDS if self.action.get(name) is not None} | {
+        fields = {name: self.action[name] for name in _ROW_IDS if self.action.get(name) is not None} | {
             "path": self.action["path"],
             "deletionTimestamp": now(),
-            "dataChange": change,
+            "dataChange": data_change,
             "extendedFileMetadata": True,
             "partitionValues": self.action.get("partitionValues") or {},
             "size": self.size,
         }
         if self.vector:
-            found["deletionVector"] = self.vector.to_json()
-        return {"remove": found}
+            fields["deletionVector"] = self.vector.to_json()
+        return {"remove": fields}
 
 
-def added(file: DataFile, key: str | None, vector: Vector | None, *, change: bool = True) -> dict[str, Any]:
+def added(file: DataFile, stats_column: str | None, vector: Vector | None, *, data_change: bool = True) -> dict[str, Any]:
     """Action that adds a new file.
 
-    :param key: name of the single integer key column.
+    :param stats_column: name of the single integer key column.
     """
-    bounds = {key: (file.low, file.high)} if key and file.low is not None else {}
+    bounds = {stats_column: (file.low, file.high)} if stats_column and file.low is not None else {}
     if file.oldest is not None:
         bounds["_cdc_seq"] = (file.oldest, file.newest)
     stats: dict[str, Any] = {"numRecords": file.rows}
@@ -112,15 +112,15 @@ def added(file: DataFile, key: str | None, vector: Vector | None, *, change: boo
         stats["nullCount"] = dict.fromkeys(bounds, 0)
     if vector:
         stats["tightBounds"] = False
-    found = {
+    fields = {
         "path": quote(file.path, safe="/="),
         "partitionValues": dict(file.partition),
         "size": file.size,
         "modificationTime": now(),
-        "dataChange": change,
+        "dataChange": data_change,
         "stats": json.dumps(stats),
     }
-    return {"add": found | ({"deletionVector": vector.to_json()} if vector else {})}
+    return {"add": fields | ({"deletionVector": vector.to_json()} if vector else {})}
 
 
 def now() -> int:

@@ -111,8 +111,8 @@ class Log:
 
     def look_for_checkpoint(self) -> None:
         """Learn of the newest checkpoint, whoever has written it."""
-        if found := self._checkpoint():
-            self.checkpointed = min(found.version, self.version)
+        if checkpoint := self._checkpoint():
+            self.checkpointed = min(checkpoint.version, self.version)
 
     def dead(self, file: LiveFile) -> BitMap:
         """The dead rows of a file; not to be changed."""
@@ -136,42 +136,42 @@ class Log:
         """
         if self._is_cut_off():
             return False
-        number = uuid.uuid4().hex
+        transaction_id = uuid.uuid4().hex
         info = {
             "timestamp": now(),
             "operation": operation,
             "operationParameters": {},
             "engineInfo": f"airflow-provider-cdc/{__version__}",
-            "txnId": number,
+            "txnId": transaction_id,
         }
         version = self.version + 1
-        asked = completed(self.storage, actions, version, self.protocol, self.metadata, self.domains)
-        lines = [{"commitInfo": info}, *asked]
+        all_actions = completed(self.storage, actions, version, self.protocol, self.metadata, self.domains)
+        lines = [{"commitInfo": info}, *all_actions]
         data = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode()
         name = self._commit_name(version)
         problem: OSError | None = None
         try:
-            stands = self.storage.write_once(name, data)
+            is_committed = self.storage.write_once(name, data)
         except OSError as error:
-            stands, problem = False, error
-        if not stands:  # it may be there by this very commit: its first answer was lost
+            is_committed, problem = False, error
+        if not is_committed:  # it may be there by this very commit: its first answer was lost
             try:
-                stands = self._is_ours(name, number)
+                is_committed = self._is_ours(name, transaction_id)
             except OSError as error:  # nothing is known: what was written for it must stay
                 problem = problem or error
-        if not stands and problem is not None:
+        if not is_committed and problem is not None:
             message, remedy = str(problem), "Look at the storage, then run again"
             if isinstance(problem, CdcError):
                 message, remedy = problem.message, problem.remedy
             raise TransientError(f"the {self.name} could not be committed: {message}", remedy) from problem
-        if stands:
+        if is_committed:
             self._replay(lines, self.version + 1, own=True)
             self.version += 1
             self._read_at = time.time()
             if self.version - self._forgot >= _FORGET_EVERY:
                 self._forgot, retention = self.version, file_retention(self.configuration)
                 self.forget_removed(-1 if retention is None else self.stood(retention + _REMEMBER))
-        return stands
+        return is_committed
 
     # ------------------------------------------------------------ what was removed, and when
 
@@ -188,18 +188,18 @@ class Log:
 
     def committed_at(self, version: int) -> float:
         """When a commit was written, by the clock of the storage; infinite if it is not in the log any more."""
-        found = self.storage.modified(self._commit_name(version))
-        return float("inf") if found is None else found
+        modified = self.storage.modified(self._commit_name(version))
+        return float("inf") if modified is None else modified
 
     def stood(self, seconds: float) -> int:
         """The newest version that this process knows to have stood so many seconds ago, by its own clock; -1 for none.
 
         It is asked more often than that, or knows none.
         """
-        at = time.monotonic()
-        old = [version for moment, version in self._stood if moment <= at - seconds]
-        self._stood = [*self._stood[max(0, len(old) - 1) :], (at, self.version)]
-        return max(old, default=-1)
+        clock = time.monotonic()
+        old_versions = [version for moment, version in self._stood if moment <= clock - seconds]
+        self._stood = [*self._stood[max(0, len(old_versions) - 1) :], (clock, self.version)]
+        return max(old_versions, default=-1)
 
     def date_removed(self, version: int) -> None:
         """Find out which tombstones of the checkpoint that this log was read from are of later versions than one.
@@ -212,13 +212,13 @@ class Log:
                 return  # cleaned up right now: the next time
             removes = (action.get("remove") for action in self._actions(number, data))
             later |= {path: number for remove in removes if remove for path in _removed_by(remove)}
-        dated = {path: later.get(path, version) for path, at in self.removed.items() if at == self._undated}
-        self.removed |= dated
+        dated_tombstones = {path: later.get(path, version) for path, removed_at in self.removed.items() if removed_at == self._undated}
+        self.removed |= dated_tombstones
         self._undated = -1
 
     def forget_removed(self, version: int) -> None:
         """Forget what a version, and those before it, have removed."""
-        self.removed = {path: at for path, at in self.removed.items() if at > version}
+        self.removed = {path: removed_at for path, removed_at in self.removed.items() if removed_at > version}
 
     # ------------------------------------------------------------ reading
 
@@ -232,23 +232,23 @@ class Log:
         :raises TerminalError: if it is damaged. None is empty: it says at least who has made it.
         """
         try:
-            found = [json.loads(line) for line in data.splitlines() if line.strip()]
+            actions = [json.loads(line) for line in data.splitlines() if line.strip()]
         except ValueError as error:
             problem = f"it is cut off, or is no JSON ({error})"
         else:
-            problem = "it has an unknown form" if found else "it is empty"
-            if found and all(isinstance(action, dict) for action in found):
-                return found
+            problem = "it has an unknown form" if actions else "it is empty"
+            if actions and all(isinstance(action, dict) for action in actions):
+                return actions
         raise TerminalError(
             f"version {version} of the {self.name} is damaged: {problem}, in "
             f"{self.storage.location(self._commit_name(version))}",
             "Restore this file from a backup, or start with a fresh sink.path: nobody can read the table without it",
         )
 
-    def _is_ours(self, name: str, number: str) -> bool:
+    def _is_ours(self, name: str, transaction_id: str) -> bool:
         try:
-            found = self.storage.read(name)
-            return found is not None and json.loads(found.split(b"\n", 1)[0])["commitInfo"]["txnId"] == number
+            data = self.storage.read(name)
+            return data is not None and json.loads(data.split(b"\n", 1)[0])["commitInfo"]["txnId"] == transaction_id
         except (ValueError, KeyError, TypeError):
             return False
 
@@ -260,8 +260,8 @@ class Log:
             return False
         if self.storage.size(self._commit_name(self.version)) is not None:
             return False
-        found = self._checkpoint()
-        return found is None or found.version != self.version
+        checkpoint = self._checkpoint()
+        return checkpoint is None or checkpoint.version != self.version
 
     def _forget(self) -> None:
         self.revived |= self.files.keys()
@@ -276,12 +276,12 @@ class Log:
         return newest_checkpoint(self._listed())
 
     def _load(self) -> None:
-        found = self._checkpoint()
+        checkpoint = self._checkpoint()
         try:
-            self._load_from(found)
+            self._load_from(checkpoint)
         except FileNotFoundError as error:
             self._forget()
-            if self._checkpoint() == found:
+            if self._checkpoint() == checkpoint:
                 raise TerminalError(
                     f"a checkpoint of the {self.name} is not whole: {error}",
                     "Nothing was changed. Restore the file, or start with a fresh sink.path",
@@ -291,18 +291,18 @@ class Log:
             self._forget()  # what was read of it is not the table
             raise
 
-    def _load_from(self, found: Checkpoint | None) -> None:
-        if found is not None:
-            self._replay(actions_of(self.storage, found, self.name), found.version)
-            self.version = self.checkpointed = self._undated = found.version
+    def _load_from(self, checkpoint: Checkpoint | None) -> None:
+        if checkpoint is not None:
+            self._replay(actions_of(self.storage, checkpoint, self.name), checkpoint.version)
+            self.version = self.checkpointed = self._undated = checkpoint.version
         self._follow()
-        beyond = [int(m[1]) for m in filter(None, map(_COMMIT.fullmatch, self._listed())) if int(m[1]) > self.version]
-        if beyond:  # unless somebody has committed right now
+        later_versions = [int(m[1]) for m in filter(None, map(_COMMIT.fullmatch, self._listed())) if int(m[1]) > self.version]
+        if later_versions:  # unless somebody has committed right now
             self._follow()
-            if min(beyond) > self.version and self._checkpoint() != found:  # cleaned up right now
+            if min(later_versions) > self.version and self._checkpoint() != checkpoint:  # cleaned up right now
                 self._forget()
                 self._load()
-            elif min(beyond) > self.version:
+            elif min(later_versions) > self.version:
                 raise TerminalError(
                     f"the log of the {self.name} lacks version {self.version + 1}",
                     "Restore the file, or start with a fresh sink.path",
@@ -314,12 +314,12 @@ class Log:
             self.version += 1
         self._read_at = time.time()
 
-    def _replay(self, actions: Iterable[Mapping[str, Any]], version: int, *, own: bool = False) -> None:
-        adds, before = [], dict[str, LiveFile]()
+    def _replay(self, actions: Iterable[Mapping[str, Any]], version: int, *, own_commit: bool = False) -> None:
+        adds, removed_files = [], dict[str, LiveFile]()
         for action in actions:
             if remove := action.get("remove"):
-                if (old := self._remove(remove, version)) is not None:
-                    before[old.path] = old
+                if (old_file := self._remove(remove, version)) is not None:
+                    removed_files[old_file.path] = old_file
             elif add := action.get("add"):
                 adds.append(LiveFile(add))
             elif txn := action.get("txn"):
@@ -333,15 +333,15 @@ class Log:
                 if not domain.get("removed"):
                     self.domains[domain["domain"]] = str(domain.get("configuration") or "")
         for file in adds:  # last: a file whose dead rows change is removed and added in one commit
-            old = before.pop(file.path, None) or self.files.get(file.path)
+            old_file = removed_files.pop(file.path, None) or self.files.get(file.path)
             # In commits of this process more rows are dead than before; in those of others it may be other ones.
-            if old is not None and not own and file.vector != old.vector:
+            if old_file is not None and not own_commit and file.vector != old_file.vector:
                 self.revived.add(file.path)
             self.files[file.path] = file
             self.removed.pop(file.path, None)
             if file.vector and file.vector.file:
                 self.removed.pop(file.vector.file, None)
-        self.revived |= before.keys()  # gone, but may be added again
+        self.revived |= removed_files.keys()  # gone, but may be added again
 
     def _remove(self, remove: Mapping[str, Any], version: int) -> LiveFile | None:
         path, *vectors = _removed_by(remove)
@@ -352,19 +352,19 @@ class Log:
 
 def commits_of(names: Iterable[str], newest: int) -> list[int]:
     """Versions whose commits are among some files, up to one, in ascending order."""
-    found = (int(match[1]) for match in filter(None, map(_COMMIT.fullmatch, names)))
-    return sorted(version for version in found if version <= newest)
+    versions = (int(match[1]) for match in filter(None, map(_COMMIT.fullmatch, names)))
+    return sorted(version for version in versions if version <= newest)
 
 
 def _removed_by(remove: Mapping[str, Any]) -> list[str]:
     """The data file that an action removes, and the file of its vector."""
-    found = Vector.from_json(remove["deletionVector"]).file if remove.get("deletionVector") else None
-    return [unquote(str(remove["path"])), *([found] if found else [])]
+    vector_file = Vector.from_json(remove["deletionVector"]).file if remove.get("deletionVector") else None
+    return [unquote(str(remove["path"])), *([vector_file] if vector_file else [])]
 
 
-def wait(attempt: int) -> None:
+def wait(failed_tries: int) -> None:
     """Leave others room before the next try of a commit.
 
-    :param attempt: number of the one that has failed, from 0 on.
+    :param failed_tries: number of the one that has failed, from 0 on.
     """
-    time.sleep(min(1.0, 0.01 * 2 ** min(attempt, 10)) * random.uniform(0.5, 1))
+    time.sleep(min(1.0, 0.01 * 2 ** min(failed_tries, 10)) * random.uniform(0.5, 1))

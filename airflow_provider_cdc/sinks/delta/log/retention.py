@@ -32,16 +32,16 @@ def log_retention(configuration: Mapping[str, str]) -> float | None:
     return _seconds(configuration, LOG_RETENTION)
 
 
-def without_shorter(standing: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str]:
+def without_shorter(current: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str]:
     """Properties that a table is to get, without retentions that are shorter than its own: those are its owner's word.
 
-    :param standing: properties of the table.
+    :param current: properties of the table.
     """
-    return {name: value for name, value in wanted.items() if name not in _DEFAULTS or _grows(standing, wanted, name)}
+    return {name: value for name, value in wanted.items() if name not in _DEFAULTS or _grows(current, wanted, name)}
 
 
-def _grows(standing: Mapping[str, str], wanted: Mapping[str, str], name: str) -> bool:
-    before, after = _seconds(standing, name), _seconds(wanted, name)
+def _grows(current: Mapping[str, str], wanted: Mapping[str, str], name: str) -> bool:
+    before, after = _seconds(current, name), _seconds(wanted, name)
     return before is not None and after is not None and after > before
 
 
@@ -49,8 +49,8 @@ def _seconds(configuration: Mapping[str, str], name: str) -> float | None:
     text = configuration.get(name)
     if text is None:
         return _DEFAULTS[name]
-    said = str(text).strip().lower().removeprefix("interval").strip()
-    amounts = _AMOUNT.findall(said)
-    if not amounts or _AMOUNT.sub("", said):
+    interval = str(text).strip().lower().removeprefix("interval").strip()
+    amounts = _AMOUNT.findall(interval)
+    if not amounts or _AMOUNT.sub("", interval):
         return None
     return sum(int(count) * _UNITS[unit] for count, unit in amounts)

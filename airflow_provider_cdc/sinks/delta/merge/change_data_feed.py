@@ -45,8 +45,8 @@ _Source = tuple[str, BitMap, Partition]
 
 def written_at(name: str) -> float:
     """When a file of a feed was begun, by the clock of its writer, as its name says it; 0 for those of others."""
-    found = _NAME.fullmatch(name)
-    return float(found[1]) if found else 0.0
+    match = _NAME.fullmatch(name)
+    return float(match[1]) if match else 0.0
 
 
 class Feed:
@@ -54,12 +54,12 @@ class Feed:
 
     :param log: the table as it stands.
     :param partitioning: how it is partitioned.
-    :param worder: makes the words by which rows are told apart.
+    :param key_hasher: makes the words by which rows are told apart.
     :param keyed: whether that is a key; if not, rows are inserted and deleted, and never updated.
     """
 
-    def __init__(self, log: Log, partitioning: Partitioning, worder: Worder, *, keyed: bool) -> None:
-        self._log, self._storage, self._worder, self._keyed = log, log.storage, worder, keyed
+    def __init__(self, log: Log, partitioning: Partitioning, key_hasher: Worder, *, keyed: bool) -> None:
+        self._log, self._storage, self._worder, self._keyed = log, log.storage, key_hasher, keyed
         self._schema = partitioning.schema
         typed = self._schema.append(pa.field(TYPE, pa.string()))
         self._partitioning = replace(partitioning, schema=typed, group_rows=None)
@@ -76,8 +76,8 @@ class Feed:
         name = f"cdc-{int(time.time())}-{uuid.uuid4().hex}"
         files = PartitionedFiles(self._storage, FOLDER, name, self._partitioning, None)
         try:
-            for rows, kind, other, matched in self._changes(edit):
-                kinds = np.where(matched, other, kind)
+            for rows, kind, update_kind, matched in self._changes(edit):
+                kinds = np.where(matched, update_kind, kind)
                 files.add(rows.append_column(TYPE, pa.array(kinds, pa.string())))
             return files.close()
         except BaseException:
@@ -86,18 +86,18 @@ class Feed:
 
     def _changes(self, edit: Edit) -> Iterator[tuple[pa.Table, str, str, Any]]:
         """Changed rows; what they are, what they are instead where they are one side of an update, and where."""
-        dying = [*self._dying(edit)]
-        new = [(file, BitMap(range(file.rows)) - dead) for file, dead in edit.new]
-        born = self._words_of(edit, new) if dying else None
-        gone = list[Words]()
-        for rows in self._read(dying):
-            matched, words = self._met(rows, born)
-            if words is not None:
-                gone.append(words.take(matched))
+        removed = [*self._dying(edit)]
+        added = [(file, BitMap(range(file.rows)) - dead) for file, dead in edit.new]
+        new_keys = self._words_of(edit, added) if removed else None
+        matched_hashes = list[Words]()
+        for rows in self._read(removed):
+            matched, hashes = self._met(rows, new_keys)
+            if hashes is not None:
+                matched_hashes.append(hashes.take(matched))
             yield rows, DELETE, BEFORE, matched
-        died = _index(Facts.of(gone, 0)) if gone else None
-        for rows in self._read((file.path, which, file.partition) for file, which in new if which):
-            yield rows, INSERT, AFTER, self._met(rows, died)[0]
+        removed_keys = _index(Facts.of(matched_hashes, 0)) if matched_hashes else None
+        for rows in self._read((file.path, row_numbers, file.partition) for file, row_numbers in added if row_numbers):
+            yield rows, INSERT, AFTER, self._met(rows, removed_keys)[0]
 
     def _dying(self, edit: Edit) -> Iterator[_Source]:
         for path in sorted({*edit.dead, *edit.gone}):
@@ -106,45 +106,45 @@ class Feed:
             if living := rows - self._log.dead(file):
                 yield path, living, file.partition
 
-    def _words_of(self, edit: Edit, new: Sequence[tuple[DataFile, BitMap]]) -> KeyIndex | None:
+    def _words_of(self, edit: Edit, added: Sequence[tuple[DataFile, BitMap]]) -> KeyIndex | None:
         """Where the keys of new rows are, as far as that is of use."""
         if not self._keyed:
             return None
-        found = list[Words]()
-        for file, living in new:
+        key_hashes = list[Words]()
+        for file, living in added:
             if (facts := edit.facts.get(file.path)) is not None:
-                found.append(facts.words)
+                key_hashes.append(facts.words)
             elif living:
                 parts = row_groups(self._storage, file.path, self._schema, self._worder.columns, file.partition)
-                words = Facts.of([self._worder(rows) for rows in parts], 0).words
-                found.append(words.take(np.asarray(living.to_array(), np.int64)))
-        return _index(Facts.of(found, 0)) if found else None
+                hashes = Facts.of([self._worder(rows) for rows in parts], 0).words
+                key_hashes.append(hashes.take(np.asarray(living.to_array(), np.int64)))
+        return _index(Facts.of(key_hashes, 0)) if key_hashes else None
 
-    def _met(self, rows: pa.Table, others: KeyIndex | None) -> tuple[Any, Words | None]:
+    def _met(self, rows: pa.Table, key_index: KeyIndex | None) -> tuple[Any, Words | None]:
         """Which rows have the key of one of the others."""
         matched = np.zeros(rows.num_rows, bool)
-        if others is None:
+        if key_index is None:
             return matched, None
-        words = self._worder(rows)
-        matched[others.find(words).asked] = True
-        return matched, words
+        hashes = self._worder(rows)
+        matched[key_index.find(hashes).asked] = True
+        return matched, hashes
 
     def _read(self, sources: Iterable[_Source]) -> Iterator[pa.Table]:
         """Rows of files. Of those with few of them, several are read at the same time."""
-        few = list[_Source]()
+        small_sources = list[_Source]()
         for source in sources:
             if len(source[1]) <= _FEW:
-                few.append(source)
+                small_sources.append(source)
             else:
                 yield from self._rows(source)
         with ThreadPoolExecutor(_READERS) as pool:
-            for at in range(0, len(few), 2 * _READERS):
-                some = few[at : at + 2 * _READERS]
-                yield from chain.from_iterable(pool.map(lambda source: [*self._rows(source)], some))
+            for start in range(0, len(small_sources), 2 * _READERS):
+                batch = small_sources[start : start + 2 * _READERS]
+                yield from chain.from_iterable(pool.map(lambda source: [*self._rows(source)], batch))
 
     def _rows(self, source: _Source) -> Iterator[pa.Table]:
-        path, which, partition = source
-        return picked(self._storage, path, self._schema, np.asarray(which.to_array(), np.int64), partition, older=True)
+        path, row_numbers, partition = source
+        return picked(self._storage, path, self._schema, np.asarray(row_numbers.to_array(), np.int64), partition, older=True)
 
 
 def said(files: Iterable[DataFile]) -> list[dict[str, Any]]:
@@ -163,6 +163,6 @@ def said(files: Iterable[DataFile]) -> list[dict[str, Any]]:
 
 
 def _index(facts: Facts) -> KeyIndex:
-    found = KeyIndex(1 << 62)
-    found.add("", facts)
-    return found
+    index = KeyIndex(1 << 62)
+    index.add("", facts)
+    return index

@@ -35,7 +35,7 @@ class Edit:
 
     :param dead: rows of live files that die.
     :param gone: live files that go as a whole.
-    :param new: files that are added, with the rows of them that are dead already.
+    :param rewritten_new: files that are added, with the rows of them that are dead already.
     :param facts: what is known of the rows of new files.
     :param definition: actions of the log that give the table another definition: they are all that is committed.
     :param written: files that were written for these actions, and are nobody's if they do not stand.
@@ -59,12 +59,12 @@ class Edit:
         and the rest.
         """
         dead = {path: rows for path, rows in self.dead.items() if not takes_vectors(path)}
-        new = [(file, rows) for file, rows in self.new if rows and not takes_vectors(file.path)]
-        if not dead and not new:
+        rewritten_new = [(file, rows) for file, rows in self.new if rows and not takes_vectors(file.path)]
+        if not dead and not rewritten_new:
             return None, self
-        others = {path: rows for path, rows in self.dead.items() if takes_vectors(path)}
-        whole = [(file, rows) for file, rows in self.new if not rows or takes_vectors(file.path)]
-        return Edit(dead=dead, new=new), Edit(others, self.gone, whole, self.facts)
+        other_dead = {path: rows for path, rows in self.dead.items() if takes_vectors(path)}
+        other_new = [(file, rows) for file, rows in self.new if not rows or takes_vectors(file.path)]
+        return Edit(dead=dead, new=rewritten_new), Edit(other_dead, self.gone, other_new, self.facts)
 
 
 @dataclass
@@ -83,93 +83,93 @@ class Written:
     vectors: dict[str, BitMap] = field(default_factory=dict)
 
 
-def by_vectors(log: Log, edit: Edit, key: str | None, partitioning: Partitioning) -> Written:
+def by_vectors(log: Log, edit: Edit, stats_column: str | None, partitioning: Partitioning) -> Written:
     """Nothing is written again: rows that die become bits.
 
-    :param key: name of the single integer key column, for statistics.
+    :param stats_column: name of the single integer key column, for statistics.
     """
-    (copies, edit), counts = edit.without_vectors(), dict[str, int]()
-    found = Written() if copies is None else by_copies(log, copies, key, partitioning)
-    found.actions += [log.files[path].removed(change=True) for path in sorted(edit.gone)]
+    (copy_edit, edit), row_counts = edit.without_vectors(), dict[str, int]()
+    commit = Written() if copy_edit is None else by_copies(log, copy_edit, stats_column, partitioning)
+    commit.actions += [log.files[path].removed(change=True) for path in sorted(edit.gone)]
     for path, rows in edit.dead.items():
         file = log.files[path]
         total = log.dead(file) | rows
-        found.actions.append(file.removed(change=True))
-        counts[path] = rows_of(log.storage, file)
-        if len(total) < counts[path]:
-            found.vectors[path] = total
-    for made, rows in edit.new:
-        if len(rows) == made.rows:
-            found.spare.append(made.path)
+        commit.actions.append(file.removed(change=True))
+        row_counts[path] = rows_of(log.storage, file)
+        if len(total) < row_counts[path]:
+            commit.vectors[path] = total
+    for added_file, rows in edit.new:
+        if len(rows) == added_file.rows:
+            commit.spare.append(added_file.path)
         elif rows:
-            found.vectors[made.path] = rows
-    vectors = write_vectors(log.storage, found.vectors)
-    found.files += {v.file for v in vectors.values() if v.file}
-    new = {file.path: file for file, rows in edit.new if len(rows) < file.rows}
-    found.actions += [log.files[p].with_vector(v, counts[p], change=True) for p, v in vectors.items() if p not in new]
-    found.actions += [added(file, key, vectors.get(path)) for path, file in new.items()]
-    return found
+            commit.vectors[added_file.path] = rows
+    vectors = write_vectors(log.storage, commit.vectors)
+    commit.files += {v.file for v in vectors.values() if v.file}
+    added_by_path = {file.path: file for file, rows in edit.new if len(rows) < file.rows}
+    commit.actions += [log.files[p].with_vector(v, row_counts[p], change=True) for p, v in vectors.items() if p not in added_by_path]
+    commit.actions += [added(file, stats_column, vectors.get(path)) for path, file in added_by_path.items()]
+    return commit
 
 
-def by_copies(log: Log, edit: Edit, key: str | None, partitioning: Partitioning) -> Written:
+def by_copies(log: Log, edit: Edit, stats_column: str | None, partitioning: Partitioning) -> Written:
     """Files that lose rows are written anew without them, partition by partition.
 
-    :param key: as for :func:`by_vectors`.
+    :param stats_column: as for :func:`by_vectors`.
     """
-    found = Written(actions=[log.files[path].removed(change=True) for path in sorted(edit.gone)])
+    commit = Written(actions=[log.files[path].removed(change=True) for path in sorted(edit.gone)])
     slices = [file for file, rows in edit.new if file.path.startswith(f"{SLICES}/") and not rows]
-    found.actions += [added(file, key, None) for file in slices if file.rows]
-    parts: dict[Any, tuple[list[tuple[LiveFile, BitMap]], list[tuple[DataFile, BitMap]]]] = {}
+    commit.actions += [added(file, stats_column, None) for file in slices if file.rows]
+    by_partition: dict[Any, tuple[list[tuple[LiveFile, BitMap]], list[tuple[DataFile, BitMap]]]] = {}
     for path, rows in edit.dead.items():
         file = log.files[path]
-        parts.setdefault(partition_of(file), ([], []))[0].append((file, log.dead(file) | rows))
-    for made, rows in edit.new:
-        if not made.path.startswith(f"{SLICES}/"):
-            parts.setdefault(partition_of(made), ([], []))[1].append((made, rows))
+        by_partition.setdefault(partition_of(file), ([], []))[0].append((file, log.dead(file) | rows))
+    for added_file, rows in edit.new:
+        if not added_file.path.startswith(f"{SLICES}/"):
+            by_partition.setdefault(partition_of(added_file), ([], []))[1].append((added_file, rows))
     touched = edit.dead.keys() | edit.gone
     small = {partition_of(f): f for f in log.files.values() if f.size < SMALL_FILE and f.path not in touched}
-    for partition, (hit, new) in parts.items():
-        if any(len(rows) < file.rows for file, rows in new) and not any(f.size < SMALL_FILE for f, _ in hit):
-            hit += [(f, log.dead(f)) for f in [small.get(partition)] if f is not None]
-        _written_anew(found, log.storage, hit, new, key, partitioning)
-    return found
+    for partition, (live_sources, added_sources) in by_partition.items():
+        if any(len(rows) < file.rows for file, rows in added_sources) and not any(f.size < SMALL_FILE for f, _ in live_sources):
+            live_sources += [(f, log.dead(f)) for f in [small.get(partition)] if f is not None]
+        _written_anew(commit, log.storage, live_sources, added_sources, stats_column, partitioning)
+    return commit
 
 
 def _written_anew(
-    found: Written,
+    commit: Written,
     storage: Storage,
-    hit: Sequence[tuple[LiveFile, BitMap]],
-    new: Sequence[tuple[DataFile, BitMap]],
-    key: str | None,
+    live_sources: Sequence[tuple[LiveFile, BitMap]],
+    added_sources: Sequence[tuple[DataFile, BitMap]],
+    stats_column: str | None,
     partitioning: Partitioning,
 ) -> None:
     """Files of one partition, each with its dead rows.
 
-    :param found: gets what is to be committed.
-    :param hit: files of the table.
-    :param new: files that are added.
+    :param commit: gets what is to be committed.
+    :param live_sources: files of the table.
+    :param added_sources: files that are added.
     """
-    together = [(f.path, rows) for f, rows in hit if f.size < SMALL_FILE] + [(f.path, rows) for f, rows in new]
-    apart = [[(f.path, rows)] for f, rows in hit if f.size >= SMALL_FILE]
-    found.actions += [file.removed(change=True) for file, _ in hit]
-    kept: list[DataFile] = []
-    if len(together) == 1 and new and not new[0][1]:  # as it is
-        together, kept = [], [new[0][0]]
+    small_sources = [(f.path, rows) for f, rows in live_sources if f.size < SMALL_FILE] + [(f.path, rows) for f, rows in added_sources]
+    large_sources = [[(f.path, rows)] for f, rows in live_sources if f.size >= SMALL_FILE]
+    commit.actions += [file.removed(change=True) for file, _ in live_sources]
+    unchanged: list[DataFile] = []
+    if len(small_sources) == 1 and added_sources and not added_sources[0][1]:  # as it is
+        small_sources, unchanged = [], [added_sources[0][0]]
     else:
-        found.spare += [file.path for file, _ in new]
-    partition = (hit[0][0] if hit else new[0][0]).partition
+        commit.spare += [file.path for file, _ in added_sources]
+    partition = (live_sources[0][0] if live_sources else added_sources[0][0]).partition
     written = [
-        file for sources in (*apart, together) for file in copied(storage, partitioning, partition, sources, key)
+        file for sources in (*large_sources, small_sources) for file in copied(storage, partitioning, partition, sources, stats_column)
     ]
-    found.files += [file.path for file in written]
-    found.actions += [added(file, key, None) for file in (*kept, *written) if file.rows]
+    commit.files += [file.path for file in written]
+    commit.actions += [added(file, stats_column, None) for file in (*unchanged, *written) if file.rows]
 
 
 def rows_of(storage: Storage, file: LiveFile) -> int:
     """How many rows a file has, dead ones as well."""
-    found = file.stats.get("numRecords")
-    if isinstance(found, int):
-        return found
+    record_count = file.stats.get("numRecords")
+    if isinstance(record_count, int):
+        return record_count
     with parquet(storage, file.path) as opened:
         return int(opened.metadata.num_rows)
 
@@ -177,14 +177,14 @@ def rows_of(storage: Storage, file: LiveFile) -> int:
 def alive(groups: Iterable[pa.Table], dead: BitMap) -> Iterator[pa.Table]:
     """Row groups of a file without its dead rows."""
     start = 0
-    gone = np.asarray(dead.to_array(), np.int64) if dead else None
+    dead_numbers = np.asarray(dead.to_array(), np.int64) if dead else None
     for rows in groups:
         end = start + rows.num_rows
-        if gone is not None:
-            low, high = np.searchsorted(gone, [start, end])
+        if dead_numbers is not None:
+            low, high = np.searchsorted(dead_numbers, [start, end])
             if low < high:
                 mask = np.ones(rows.num_rows, bool)
-                mask[gone[low:high] - start] = False
+                mask[dead_numbers[low:high] - start] = False
                 rows = rows.filter(pa.array(mask))
         start = end
         yield rows
@@ -195,7 +195,7 @@ def copied(
     partitioning: Partitioning,
     partition: Partition,
     sources: Sequence[tuple[str, BitMap]],
-    key: str | None,
+    stats_column: str | None,
 ) -> list[DataFile]:
     """Write the living rows of files of one partition into new ones, of which none is too large.
 
@@ -209,7 +209,7 @@ def copied(
             partitioning.path("", partition, f"{new_part()}.parquet"),
             schema,
             part,
-            key,
+            stats_column,
             partition=partition,
             group_rows=partitioning.group_rows,
         )
@@ -218,26 +218,26 @@ def copied(
 
 
 def write_parts(
-    storage: Storage, partitioning: Partitioning, tables: Iterable[pa.Table], key: str | None
+    storage: Storage, partitioning: Partitioning, tables: Iterable[pa.Table], stats_column: str | None
 ) -> tuple[list[DataFile], Any]:
     """Write rows as new files of their partitions.
 
-    :param key: name of the single integer key column, for statistics.
+    :param stats_column: name of the single integer key column, for statistics.
     :returns: the files, and for each row the number of its file.
     """
     if not partitioning:
-        file = write_part(storage, partitioning.schema, tables, key, partitioning.group_rows)
+        file = write_part(storage, partitioning.schema, tables, stats_column, partitioning.group_rows)
         return [file], np.zeros(file.rows, np.int64)
-    files = PartitionedFiles(storage, "", new_part(), partitioning, key)
+    files = PartitionedFiles(storage, "", new_part(), partitioning, stats_column)
     number = [files.add(rows)[0] for rows in tables]
     return files.close(), np.concatenate(number)
 
 
 def write_part(
-    storage: Storage, schema: pa.Schema, rows: Iterable[pa.Table], key: str | None, group_rows: int | None = None
+    storage: Storage, schema: pa.Schema, rows: Iterable[pa.Table], stats_column: str | None, row_group_size: int | None = None
 ) -> DataFile:
     """Write rows as a file of a table without partitions."""
-    return write_file(storage, f"{new_part()}.parquet", schema, rows, key, group_rows=group_rows)
+    return write_file(storage, f"{new_part()}.parquet", schema, rows, stats_column, group_rows=row_group_size)
 
 
 def new_part() -> str:

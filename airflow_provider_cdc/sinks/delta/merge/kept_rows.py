@@ -45,12 +45,12 @@ class KeptRows:
     """Finds the rows of a version that stay.
 
     :param log: the table as it stands.
-    :param files: by which key its rows are looked up, and with which columns they are read.
+    :param key_lookup: by which key its rows are looked up, and with which columns they are read.
     :param deletes: ``sink.deletes`` of the table.
     """
 
-    def __init__(self, log: Log, files: KeyFiles, deletes: str) -> None:
-        self._log, self._files, self._keys = log, files, files.keys
+    def __init__(self, log: Log, key_lookup: KeyFiles, deletes: str) -> None:
+        self._log, self._files, self._keys = log, key_lookup, key_lookup.keys
         self._marks = deletes == SOFT
 
     def beside(self, slices: Sequence[DataFile], seq: int) -> Kept:
@@ -59,26 +59,26 @@ class KeptRows:
         :param slices: rows of the new reading.
         :param seq: its ``_cdc_seq``: rows of the table that are newer come again, and go.
         """
-        found, index, at = Kept(), self._files.of_slices(slices), int(time.time() * 1_000_000)
+        retained_files, index, marked_at = Kept(), self._files.of_slices(slices), int(time.time() * 1_000_000)
 
         def rows() -> Iterator[pa.Table]:
             for file in self._log.files.values():
-                left, unmarked = self._left(file, index, seq)
-                all_stay = len(left) == self._rows(file) and not unmarked.any()
+                row_numbers, unmarked = self._left(file, index, seq)
+                all_stay = len(row_numbers) == self._rows(file) and not unmarked.any()
                 if all_stay and has_only(self._log.storage, file.path, self._keys.partitioning.stored):
-                    found.files.add(file.path)
-                elif len(left):
-                    yield from self._read(file, left, unmarked, at)
+                    retained_files.files.add(file.path)
+                elif len(row_numbers):
+                    yield from self._read(file, row_numbers, unmarked, marked_at)
 
         try:
             for part in portions(rows(), LARGE_FILE):
-                found.written += write_parts(self._log.storage, self._keys.partitioning, part, self._keys.stat)[0]
+                retained_files.written += write_parts(self._log.storage, self._keys.partitioning, part, self._keys.stat)[0]
         except pa.ArrowInvalid as error:
             raise TerminalError(
                 f"rows of the {self._log.name} that the source has deleted cannot have its new columns: {error}",
                 "Move the folder of the table away, and read it again: airflow-cdc resnapshot",
             ) from error
-        return found
+        return retained_files
 
     def count(self, slices: Sequence[DataFile]) -> int:
         """How many rows have keys that slices do not have."""
@@ -103,60 +103,60 @@ class KeptRows:
         :param index: of keys whose rows go.
         :param seq: rows with a higher ``_cdc_seq`` go as well.
         """
-        names, start = list(dict.fromkeys([*self._keys.names, SEQ, *([DELETED] if self._marks else [])])), 0
+        columns, start = list(dict.fromkeys([*self._keys.names, SEQ, *([DELETED] if self._marks else [])])), 0
         dead = np.asarray(self._log.dead(file).to_array(), np.int64)
-        left, unmarked = [np.empty(0, np.int64)], [np.empty(0, bool)]
-        for rows in row_groups(self._log.storage, file.path, self._keys.schema, names, file.partition, older=True):
+        retained_numbers, unmarked = [np.empty(0, np.int64)], [np.empty(0, bool)]
+        for rows in row_groups(self._log.storage, file.path, self._keys.schema, columns, file.partition, older=True):
             stays = np.ones(rows.num_rows, bool)
             low, high = np.searchsorted(dead, [start, start + rows.num_rows])
             stays[dead[low:high] - start] = False
             if seq is not None:
                 stays &= rows[SEQ].to_numpy() <= seq
             if index is not None:
-                asked = np.flatnonzero(stays)
-                stays[asked[index.find(self._files.worder(rows.take(pa.array(asked)))).asked]] = False
-            left.append(np.flatnonzero(stays) + start)
-            unmarked.append(~rows[DELETED].to_numpy()[stays] if self._marks else np.zeros(len(left[-1]), bool))
+                candidates = np.flatnonzero(stays)
+                stays[candidates[index.find(self._files.worder(rows.take(pa.array(candidates)))).asked]] = False
+            retained_numbers.append(np.flatnonzero(stays) + start)
+            unmarked.append(~rows[DELETED].to_numpy()[stays] if self._marks else np.zeros(len(retained_numbers[-1]), bool))
             start += rows.num_rows
-        return np.concatenate(left), np.concatenate(unmarked)
+        return np.concatenate(retained_numbers), np.concatenate(unmarked)
 
-    def _read(self, file: LiveFile, left: Any, unmarked: Any, at: int) -> Iterator[pa.Table]:
+    def _read(self, file: LiveFile, row_numbers: Any, to_mark: Any, marked_at: int) -> Iterator[pa.Table]:
         """Rows of a file, all of them marked as deleted if that is marked."""
         start = 0
         for group in row_groups(self._log.storage, file.path, self._keys.schema, None, file.partition, older=True):
-            low, high = np.searchsorted(left, [start, start + group.num_rows])
-            mine, new = left[low:high] - start, unmarked[low:high]
-            yield group.take(pa.array(mine[~new]))
-            if new.any():
-                yield buried(group.take(pa.array(mine[new])), at)
+            low, high = np.searchsorted(row_numbers, [start, start + group.num_rows])
+            group_numbers, newly_marked = row_numbers[low:high] - start, to_mark[low:high]
+            yield group.take(pa.array(group_numbers[~newly_marked]))
+            if newly_marked.any():
+                yield buried(group.take(pa.array(group_numbers[newly_marked])), marked_at)
             start += group.num_rows
 
 
 def loss_of(
-    log: Log, files: KeyFiles, deletes: str, before: TableSchema, slices: Sequence[DataFile] | None
+    log: Log, key_lookup: KeyFiles, deletes: str, old_table: TableSchema, slices: Sequence[DataFile] | None
 ) -> Loss | None:
     """What an exchange would lose of the rows that stay.
 
     See :meth:`~airflow_provider_cdc.sinks.protocol.SinkTable.loss`.
 
     :param log: the table as it stands.
-    :param files: with the columns and the key that it is to have.
+    :param key_lookup: with the columns and the key that it is to have.
     :param deletes: ``sink.deletes`` of the table; not ``hard``.
     """
-    new = files.keys.schema
-    old = with_mark(before.sink_schema) if deletes == SOFT else before.sink_schema
-    why = cannot_keep(old, before.key, new, files.keys.names)
-    if why is None:
+    new_schema = key_lookup.keys.schema
+    old_schema = with_mark(old_table.sink_schema) if deletes == SOFT else old_table.sink_schema
+    reason = cannot_keep(old_schema, old_table.key, new_schema, key_lookup.keys.names)
+    if reason is None:
         return None
-    comparable = all(n in new.names and holds_all(new.field(n).type, old.field(n).type) for n in before.key)
+    comparable = all(n in new_schema.names and holds_all(new_schema.field(n).type, old_schema.field(n).type) for n in old_table.key)
     # By the key that the rows have: no two have the same. Under the new definition it may be NULL.
-    keys = Keys(files.keys.partitioning, before.key if comparable else ())
-    kept = KeptRows(log, replace(files, keys=keys, worder=Worder(keys.told_by, new, key=False)), deletes)
+    old_identity = Keys(key_lookup.keys.partitioning, old_table.key if comparable else ())
+    finder = KeptRows(log, replace(key_lookup, keys=old_identity, worder=Worder(old_identity.told_by, new_schema, key=False)), deletes)
     exact = comparable and (slices is not None or deletes == SOFT)
     if not exact:
-        rows = kept.living()
+        rows = finder.living()
     elif slices is None:
-        rows = kept.marked()
+        rows = finder.marked()
     else:
-        rows = kept.count(slices)
-    return Loss(why, rows, exact) if rows else None
+        rows = finder.count(slices)
+    return Loss(reason, rows, exact) if rows else None

@@ -61,7 +61,7 @@ class KeyFiles:
     """Keys of a table's files, on their way into its index.
 
     :param storage: that of the table's folder.
-    :param keys: what tells its rows apart.
+    :param identity: what tells its rows apart.
     :param worder: makes the words of the index.
     """
 
@@ -70,40 +70,40 @@ class KeyFiles:
     worder: Worder
     index: KeyIndex
 
-    def find(self, log: Log, words: Words) -> Found:
+    def find(self, log: Log, hashes: Words) -> Found:
         """Where the rows of a version with such words are, after the files that may have them were indexed.
 
-        :param words: of which no two are the same.
+        :param hashes: of which no two are the same.
         """
-        missing = self.candidates([f for f in log.files.values() if f.path not in self.index], words)
+        missing = self.candidates([f for f in log.files.values() if f.path not in self.index], hashes)
         if missing:
             with self.index.turn:
                 for _ in self._read(missing):
                     pass
         self.index.follow(log.files, lambda path: log.dead(log.files[path]) if path in log.files else BitMap())
-        return self.index.find(words)
+        return self.index.find(hashes)
 
     def of_slices(self, slices: Sequence[DataFile]) -> KeyIndex:
         """An index of the rows of slices alone. It takes no more memory than that of the table may."""
-        found, keys = self.index.another(), self.keys
+        slice_index, identity = self.index.another(), self.keys
         for file in (file for part in slices for file in part.files if file.rows):
-            parts = row_groups(self.storage, file.path, keys.schema, keys.names, file.partition)
-            found.add(file.path, Facts.of([self.worder(rows) for rows in parts], 0))
-            found.settle()
-        return found
+            parts = row_groups(self.storage, file.path, identity.schema, identity.names, file.partition)
+            slice_index.add(file.path, Facts.of([self.worder(rows) for rows in parts], 0))
+            slice_index.settle()
+        return slice_index
 
-    def candidates(self, files: Sequence[LiveFile], words: Words) -> list[LiveFile]:
+    def candidates(self, files: Sequence[LiveFile], hashes: Words) -> list[LiveFile]:
         """Files that may have rows with such words: without those of which statistics prove that they have none."""
-        stat = self.keys.stat if self.worder.plain else None  # hashes, as of BIGINT UNSIGNED, are in no order
-        bounds = [file.bounds(stat) for file in files] if stat else []
-        known = [i for i, found in enumerate(bounds) if found is not None]
-        if not known:
+        stats_column = self.keys.stat if self.worder.plain else None  # hashes, as of BIGINT UNSIGNED, are in no order
+        bounds = [file.bounds(stats_column) for file in files] if stats_column else []
+        known_numbers = [i for i, file_bounds in enumerate(bounds) if file_bounds is not None]
+        if not known_numbers:
             return list(files)
-        asked, spans = np.sort(words.first), [found for found in bounds if found is not None]
+        sorted_hashes, spans = np.sort(hashes.first), [file_bounds for file_bounds in bounds if file_bounds is not None]
         low, high = (self.worder.of_integers([span[side] for span in spans]) for side in (0, 1))
-        without = np.searchsorted(asked, low, "left") == np.searchsorted(asked, high, "right")
-        apart = {known[i] for i in np.flatnonzero(without)}
-        return [file for i, file in enumerate(files) if i not in apart]
+        without = np.searchsorted(sorted_hashes, low, "left") == np.searchsorted(sorted_hashes, high, "right")
+        excluded = {known_numbers[i] for i in np.flatnonzero(without)}
+        return [file for i, file in enumerate(files) if i not in excluded]
 
     def ahead(self, log: Log) -> ReadAhead:
         """What reads ahead, in a thread of its own, where batches will likely look in a version.
@@ -112,37 +112,37 @@ class KeyFiles:
         yet, nothing tells what changes hit: then all files, from the newest on, as far as memory goes.
         """
         files = [file for file in log.files.values() if file.path not in self.index]
-        hit = [file for file in files if file.dead]
-        new = bool(self.keys.names) and all(file.path.startswith(f"{SLICES}/") for file in log.files.values())
-        rest = [file for file in reversed(files) if not file.dead] if new else []
+        files_with_dead_rows = [file for file in files if file.dead]
+        is_untouched = bool(self.keys.names) and all(file.path.startswith(f"{SLICES}/") for file in log.files.values())
+        other_files = [file for file in reversed(files) if not file.dead] if is_untouched else []
 
-        def read(room: int, over: Callable[[], bool]) -> int:
-            for _ in self._read(hit, beside=True):
-                if over():
+        def read(budget: int, should_stop: Callable[[], bool]) -> int:
+            for _ in self._read(files_with_dead_rows, beside=True):
+                if should_stop():
                     return 0
-            before = sum(self.index.size)
-            for _ in self._read(rest if room > 0 else [], beside=True):
-                if over() or sum(self.index.size) - before >= room:
+            bytes_before = sum(self.index.size)
+            for _ in self._read(other_files if budget > 0 else [], beside=True):
+                if should_stop() or sum(self.index.size) - bytes_before >= budget:
                     break
-            return sum(self.index.size) - before
+            return sum(self.index.size) - bytes_before
 
         return read
 
-    def _read(self, files: Sequence[LiveFile], *, beside: bool = False) -> Iterator[None]:
+    def _read(self, files: Sequence[LiveFile], *, in_background: bool = False) -> Iterator[None]:
         """Index files, some at a time.
 
-        :param beside: let those first that a batch waits for, and read no portion before the caller wants it.
+        :param in_background: let those first that a batch waits for, and read no portion before the caller wants it.
         """
 
         def read(file: LiveFile) -> None:
-            if beside:
+            if in_background:
                 with self.index.turn:
                     pass
             if file.path not in self.index:
                 self.index.add(file.path, self._facts(file))
 
         pool = ThreadPoolExecutor(_REMOTE_READERS if self.storage.remote else _READERS)
-        at_once = _PORTION if beside else max(1, len(files))
+        at_once = _PORTION if in_background else max(1, len(files))
         try:
             for start in range(0, len(files), at_once):
                 for number, _ in enumerate(pool.map(carried(read), files[start : start + at_once]), 1):
@@ -153,14 +153,14 @@ class KeyFiles:
             pool.shutdown(cancel_futures=True)
 
     def _facts(self, file: LiveFile) -> Facts:
-        names, schema = self.keys.told_by, self.keys.schema
+        identity_columns, schema = self.keys.told_by, self.keys.schema
         bounds = file.bounds(SEQ)
-        columns = names if bounds else [*names, SEQ]
-        older = not self.keys.names  # a key is never new
+        columns = identity_columns if bounds else [*identity_columns, SEQ]
+        may_lack_columns = not self.keys.names  # a key is never new
         # Portions: values of a table without a key may be many times what is kept of them.
-        parts, newest = [], bounds[1] if bounds else 0
-        for rows in row_groups(self.storage, file.path, schema, columns, file.partition, older):
+        parts, newest_seq = [], bounds[1] if bounds else 0
+        for rows in row_groups(self.storage, file.path, schema, columns, file.partition, may_lack_columns):
             parts.append(self.worder(rows))
             if bounds is None and rows.num_rows:
-                newest = max(newest, int(pc.max(rows[SEQ]).as_py()))
-        return Facts.of(parts, newest)
+                newest_seq = max(newest_seq, int(pc.max(rows[SEQ]).as_py()))
+        return Facts.of(parts, newest_seq)

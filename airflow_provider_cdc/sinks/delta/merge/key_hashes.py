@@ -53,12 +53,12 @@ class Worder:
 
     :param columns: names of the columns that tell rows apart.
     :param schema: schema of the rows.
-    :param key: whether they are a key, and so never NULL.
+    :param is_key: whether they are a key, and so never NULL.
     """
 
-    def __init__(self, columns: Sequence[str], schema: pa.Schema, *, key: bool = True) -> None:
+    def __init__(self, columns: Sequence[str], schema: pa.Schema, *, is_key: bool = True) -> None:
         self.columns = tuple(columns)
-        self.plain = key and len(columns) == 1 and pa.types.is_integer(schema.field(columns[0]).type)
+        self.plain = is_key and len(columns) == 1 and pa.types.is_integer(schema.field(columns[0]).type)
         self._unsigned = self.plain and pa.types.is_unsigned_integer(schema.field(columns[0]).type)
         self._secret = np.frombuffer(secrets.token_bytes(16), np.uint64)
 

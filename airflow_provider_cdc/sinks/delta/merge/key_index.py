@@ -30,7 +30,7 @@ class Facts:
     """What is known of the rows of one data file.
 
     :param words: words of its rows.
-    :param newest: its highest ``_cdc_seq``.
+    :param newest_seq: its highest ``_cdc_seq``.
     :param rows: which rows these are; ``None`` for all, in their order.
     """
 
@@ -39,9 +39,9 @@ class Facts:
     rows: Any = None
 
     @classmethod
-    def of(cls, parts: Sequence[Words], newest: int) -> Facts:
+    def of(cls, parts: Sequence[Words], newest_seq: int) -> Facts:
         """Facts of a file that was read in parts."""
-        return cls(joined(parts) if parts else Words(np.empty(0, np.uint64)), newest)
+        return cls(joined(parts) if parts else Words(np.empty(0, np.uint64)), newest_seq)
 
 
 @dataclass(frozen=True)
@@ -88,11 +88,11 @@ class _Segment:
 class KeyIndex:
     """Index of the data files of a table. For several threads at once.
 
-    :param held: bytes that it may take in memory.
+    :param memory_limit: bytes that it may take in memory.
     """
 
-    def __init__(self, held: int) -> None:
-        self._held = held
+    def __init__(self, memory_limit: int) -> None:
+        self._held = memory_limit
         self._lock = threading.RLock()
         #: Held by whoever reads files that a batch waits for: who reads others lets it go first.
         self.turn = threading.Lock()
@@ -120,36 +120,36 @@ class KeyIndex:
         """Number of a file that is in it."""
         return self._numbers[path]
 
-    def name(self, file: int) -> str:
+    def name(self, number: int) -> str:
         """Path of a file by its number."""
-        return self._names[file]
+        return self._names[number]
 
-    def newest(self, file: int) -> int:
+    def newest(self, number: int) -> int:
         """Highest ``_cdc_seq`` in a file."""
-        return self._newest[file]
+        return self._newest[number]
 
-    def add(self, path: str, facts: Facts) -> None:
+    def add(self, path: str, file_hashes: Facts) -> None:
         """Take note of a file. Of one that is in it, more cannot be known."""
-        words, row = facts.words, facts.rows
-        if not _in_order(words):
-            order = np.argsort(words.first, kind="stable")
-            words, row = words.take(order), order.astype(np.uint32) if row is None else row[order]
+        hashes, row_numbers = file_hashes.words, file_hashes.rows
+        if not _in_order(hashes):
+            order = np.argsort(hashes.first, kind="stable")
+            hashes, row_numbers = hashes.take(order), order.astype(np.uint32) if row_numbers is None else row_numbers[order]
         with self._lock:
             if path in self._numbers:  # another thread was faster
                 return
             number, self._next = self._next, self._next + 1
-            self._names[number], self._newest[number], self._numbers[path] = path, facts.newest, number
-            if len(words):
-                self._segments = [*self._segments, _Segment(words, np.uint32(number), row)]
+            self._names[number], self._newest[number], self._numbers[path] = path, file_hashes.newest, number
+            if len(hashes):
+                self._segments = [*self._segments, _Segment(hashes, np.uint32(number), row_numbers)]
 
     def forget(self, paths: Iterable[str]) -> None:
         """Forget what is known of files."""
         with self._lock:
-            gone = {path: self._numbers.pop(path) for path in set(paths) if path in self._numbers}
-            if gone:
-                numbers = np.fromiter(gone.values(), np.uint32)
-                self._segments = [kept for s in self._segments if (kept := _without(s, numbers)) is not None]
-                for number in gone.values():
+            removed = {path: self._numbers.pop(path) for path in set(paths) if path in self._numbers}
+            if removed:
+                numbers = np.fromiter(removed.values(), np.uint32)
+                self._segments = [remaining for s in self._segments if (remaining := _without(s, numbers)) is not None]
+                for number in removed.values():
                     del self._names[number], self._newest[number]
 
     def follow(self, live: Mapping[str, Any], dead: Callable[[str], BitMap]) -> None:
@@ -166,44 +166,44 @@ class KeyIndex:
 
         :param dead: as for :meth:`follow`; where it is not known, dead rows stay.
         """
-        while (small := self._mergeable()) is not None:
-            merged = self._merged(small, dead)
+        while (to_merge := self._mergeable()) is not None:
+            merged = self._merged(to_merge, dead)
             with self._lock:
-                rest = [s for s in self._segments if not any(s is m for m in small)]
-                if len(rest) + len(small) == len(self._segments):  # else another thread has changed some of them
-                    self._segments = [*rest, merged] if len(merged.words) else rest
+                other_segments = [s for s in self._segments if not any(s is m for m in to_merge)]
+                if len(other_segments) + len(to_merge) == len(self._segments):  # else another thread has changed some of them
+                    self._segments = [*other_segments, merged] if len(merged.words) else other_segments
         self._fit()
 
-    def find(self, words: Words) -> Found:
+    def find(self, hashes: Words) -> Found:
         """All rows that have such words, dead ones as well.
 
-        :param words: of which no two are the same.
+        :param hashes: of which no two are the same.
         """
-        order = np.argsort(words.first, kind="stable")
-        asked = words.take(order)
+        order = np.argsort(hashes.first, kind="stable")
+        sorted_queries = hashes.take(order)
         parts: list[tuple[Any, Any, Any]] = []
         for segment in self._segments:
-            known = segment.words.first
-            low, high = np.searchsorted(asked.first, [known[0], known[-1] + (known[-1] < _LAST)])
-            high = len(order) if known[-1] == _LAST else high
+            segment_hashes = segment.words.first
+            low, high = np.searchsorted(sorted_queries.first, [segment_hashes[0], segment_hashes[-1] + (segment_hashes[-1] < _LAST)])
+            high = len(order) if segment_hashes[-1] == _LAST else high
             if low == high:
                 continue
-            begin = np.searchsorted(known, asked.first[low:high])
-            at, which = begin, np.arange(low, high)
-            here = np.flatnonzero(known[np.minimum(at, len(known) - 1)] == asked.first[low:high])
-            at, which = at[here], which[here]
-            while len(at):  # rows with the same word stand side by side
-                hit = slice(None)
-                if asked.second is not None:
-                    hit = segment.words.second[at] == asked.second[which]
-                rows = at[hit] if segment.row is None else segment.row[at[hit]]
-                files = np.full(len(rows), segment.file) if np.isscalar(segment.file) else segment.file[at[hit]]
-                parts.append((order[which[hit]], files, rows))
-                more = at + 1
-                inside = more < len(known)
-                more, rest = more[inside], which[inside]
-                same = known[more] == asked.first[rest]
-                at, which = more[same], rest[same]
+            begin = np.searchsorted(segment_hashes, sorted_queries.first[low:high])
+            positions, query_numbers = begin, np.arange(low, high)
+            is_match = np.flatnonzero(segment_hashes[np.minimum(positions, len(segment_hashes) - 1)] == sorted_queries.first[low:high])
+            positions, query_numbers = positions[is_match], query_numbers[is_match]
+            while len(positions):  # rows with the same word stand side by side
+                is_full_match = slice(None)
+                if sorted_queries.second is not None:
+                    is_full_match = segment.words.second[positions] == sorted_queries.second[query_numbers]
+                rows = positions[is_full_match] if segment.row is None else segment.row[positions[is_full_match]]
+                files = np.full(len(rows), segment.file) if np.isscalar(segment.file) else segment.file[positions[is_full_match]]
+                parts.append((order[query_numbers[is_full_match]], files, rows))
+                next_positions = positions + 1
+                inside = next_positions < len(segment_hashes)
+                next_positions, next_queries = next_positions[inside], query_numbers[inside]
+                is_same_hash = segment_hashes[next_positions] == sorted_queries.first[next_queries]
+                positions, query_numbers = next_positions[is_same_hash], next_queries[is_same_hash]
         if not parts:
             return Found(*(np.empty(0, np.int64) for _ in range(3)))
         return Found(*(np.concatenate(p).astype(np.int64) for p in zip(*parts, strict=True)))
@@ -213,42 +213,42 @@ class KeyIndex:
         for segment in self._segments:
             if len(segment.words) <= _LARGEST:
                 classes.setdefault(len(segment.words).bit_length() // 3, []).append(segment)
-        found = next((found for found in classes.values() if len(found) >= _MERGED), None)
-        if found is None:
+        candidates = next((found for found in classes.values() if len(found) >= _MERGED), None)
+        if candidates is None:
             return None
-        found.sort(key=lambda s: int(s.words.first[0]))  # those of a snapshot lie one behind the other then
-        rows = np.cumsum([len(s.words) for s in found])
-        return found[: max(2, int(np.searchsorted(rows, _AT_MOST * _LARGEST, "right")))]
+        candidates.sort(key=lambda s: int(s.words.first[0]))  # those of a snapshot lie one behind the other then
+        rows = np.cumsum([len(s.words) for s in candidates])
+        return candidates[: max(2, int(np.searchsorted(rows, _AT_MOST * _LARGEST, "right")))]
 
     def _merged(self, segments: list[_Segment], dead: Callable[[str], BitMap] | None) -> _Segment:
         """One segment of several, without the rows that are dead: they stay so."""
         parts = segments if dead is None else [self._living(s, dead) for s in segments]
-        words, files = joined([s.words for s in parts]), np.concatenate([s.files() for s in parts])
+        hashes, files = joined([s.words for s in parts]), np.concatenate([s.files() for s in parts])
         rows = np.concatenate([s.rows() for s in parts])
-        if _in_order(words):
-            return _Segment(words, files, rows)
-        order = np.argsort(words.first, kind="stable")
-        return _Segment(words.take(order), files[order], rows[order])
+        if _in_order(hashes):
+            return _Segment(hashes, files, rows)
+        order = np.argsort(hashes.first, kind="stable")
+        return _Segment(hashes.take(order), files[order], rows[order])
 
     def _living(self, segment: _Segment, dead: Callable[[str], BitMap]) -> _Segment:
         """A segment without the rows that are dead."""
-        files, rows, kept = segment.files(), segment.rows(), np.ones(len(segment.words), bool)
+        files, rows, is_living = segment.files(), segment.rows(), np.ones(len(segment.words), bool)
         order = np.argsort(files, kind="stable")
         numbers, starts = np.unique(files[order], return_index=True)
-        for number, mine in zip(numbers, np.split(order, starts[1:]), strict=True):
-            gone = dead(self._names[int(number)])
-            if gone:
-                kept[mine] = ~np.isin(rows[mine], np.asarray(gone.to_array(), np.uint32))
-        return segment if kept.all() else _Segment(segment.words.take(kept), files[kept], rows[kept])
+        for number, positions in zip(numbers, np.split(order, starts[1:]), strict=True):
+            dead_rows = dead(self._names[int(number)])
+            if dead_rows:
+                is_living[positions] = ~np.isin(rows[positions], np.asarray(dead_rows.to_array(), np.uint32))
+        return segment if is_living.all() else _Segment(segment.words.take(is_living), files[is_living], rows[is_living])
 
     def _fit(self) -> None:
         """Put the largest segments onto disk where memory does not suffice."""
         with self._lock:
-            left = self.size[0] - self._held
+            excess_bytes = self.size[0] - self._held
             for segment in sorted((s for s in self._segments if s.in_memory), key=lambda s: -s.size):
-                if left <= 0:
+                if excess_bytes <= 0:
                     return
-                left -= segment.size
+                excess_bytes -= segment.size
                 arrays = (segment.words.first, segment.words.second, segment.file, segment.row)
                 first, second, file, row = (_on_disk(a) if isinstance(a, np.ndarray) else a for a in arrays)
                 stored = _Segment(Words(first, second), file, row)
@@ -262,14 +262,14 @@ def _in_order(words: Words) -> bool:
 _LAST = np.uint64(2**64 - 1)
 
 
-def _without(segment: _Segment, gone: Any) -> _Segment | None:
+def _without(segment: _Segment, removed_numbers: Any) -> _Segment | None:
     """A segment without the rows of files; ``None`` if nothing is left."""
     if np.isscalar(segment.file):
-        return None if np.isin(segment.file, gone) else segment
-    kept = np.flatnonzero(~np.isin(segment.file, gone))
-    if len(kept) == len(segment.words):
+        return None if np.isin(segment.file, removed_numbers) else segment
+    remaining = np.flatnonzero(~np.isin(segment.file, removed_numbers))
+    if len(remaining) == len(segment.words):
         return segment
-    return _Segment(segment.words.take(kept), segment.file[kept], segment.row[kept]) if len(kept) else None
+    return _Segment(segment.words.take(remaining), segment.file[remaining], segment.row[remaining]) if len(remaining) else None
 
 
 def _on_disk(array: Any) -> Any:

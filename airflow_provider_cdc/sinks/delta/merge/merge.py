@@ -45,8 +45,8 @@ def placed(changes: pa.Table, files: Sequence[DataFile]) -> pa.Table:
     """
     number = np.repeat(np.arange(len(files)), [file.rows for file in files])
     row = np.concatenate([np.arange(file.rows) for file in files]) if files else np.empty(0, np.int64)
-    found = changes.append_column(FILE, pa.array(number, pa.int64())).append_column(ROW, pa.array(row, pa.int64()))
-    return in_files(found, files)
+    located = changes.append_column(FILE, pa.array(number, pa.int64())).append_column(ROW, pa.array(row, pa.int64()))
+    return in_files(located, files)
 
 
 def in_files(changes: pa.Table, files: Sequence[DataFile]) -> pa.Table:
@@ -59,23 +59,23 @@ def in_files(changes: pa.Table, files: Sequence[DataFile]) -> pa.Table:
 
 def _group_of(path: str) -> tuple[int, int] | None:
     """The snapshot and the chunk group that all rows of a file are of; ``None`` if it may have any."""
-    found = _SLICE.match(path)
-    if found is None or int(found[2]) >= FIRST_ASIDE:
+    match = _SLICE.match(path)
+    if match is None or int(match[2]) >= FIRST_ASIDE:
         return None
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])
 
 
 class Merge:
     """Merges into one version of a table.
 
     :param log: the table as it stands.
-    :param files: where its rows are.
+    :param key_lookup: where its rows are.
     :param deletes: what becomes of rows that are deleted in the source.
     """
 
-    def __init__(self, log: Log, files: KeyFiles, deletes: str = HARD) -> None:
-        self._log, self._files, self._deletes = log, files, deletes
-        self._keys, self._worder = files.keys, files.worder
+    def __init__(self, log: Log, key_lookup: KeyFiles, deletes: str = HARD) -> None:
+        self._log, self._files, self._deletes = log, key_lookup, deletes
+        self._keys, self._worder = key_lookup.keys, key_lookup.worder
         self._storage = log.storage
 
     def of(self, change: Change) -> Edit | None:
@@ -86,7 +86,7 @@ class Merge:
             case Counted():
                 return self._counted(change)
             case Emptied(seq, at):
-                edit = self._emptied(seq) if self._deletes == HARD else self._truncated(seq, at)
+                edit = self._emptied(seq) if self._deletes == HARD else self._truncated(seq, truncated_at)
                 return edit if edit.gone or edit.dead else None
             case Published(slices):
                 return Edit(new=self._published(slices))
@@ -94,45 +94,45 @@ class Merge:
                 return self._replaced(change) if self._deletes == HARD else self._renewed(change)
 
     def _upserted(self, changes: pa.Table) -> Edit:
-        words, seqs = self._worder(changes), changes[SEQ].to_numpy()
-        edit, current = Edit(), np.ones(changes.num_rows, bool)
+        hashes, seqs = self._worder(changes), changes[SEQ].to_numpy()
+        edit, is_current = Edit(), np.ones(changes.num_rows, bool)
         if changes.num_rows:
-            found = self._files.find(self._log, words)
+            matches = self._files.find(self._log, hashes)
             index, lowest = self._files.index, int(seqs.min())
-            for file, asked, rows in self._by_file(found):
+            for file, queries, rows in self._by_file(matches):
                 newer = np.ones(len(rows), bool)
                 if index.newest(index.number(file.path)) >= lowest:
-                    newer = seqs[asked] > self._column(file, SEQ)[rows]
-                current[asked[~newer]] = False
+                    newer = seqs[queries] > self._column(file, SEQ)[rows]
+                is_current[queries[~newer]] = False
                 if newer.any():
                     edit.dead[file.path] = BitMap(rows[newer].astype(np.uint32))
         if self._deletes != SOFT:
-            current &= pc.not_equal(changes[OP], "d").to_numpy()
-        self._add(edit, changes, words, current)
+            is_current &= pc.not_equal(changes[OP], "d").to_numpy()
+        self._add(edit, changes, hashes, is_current)
         return edit
 
-    def _add(self, edit: Edit, changes: pa.Table, words: Words, current: Any) -> None:
+    def _add(self, edit: Edit, changes: pa.Table, hashes: Words, is_current: Any) -> None:
         """Add the rows of changes: from the files in which they stand, or written now."""
         if FILE not in changes.column_names:
-            rows = marked(changes.filter(pa.array(current)), self._keys.schema)
+            rows = marked(changes.filter(pa.array(is_current)), self._keys.schema)
             if rows.num_rows:
-                self._written(edit, rows, words.take(np.flatnonzero(current)))
+                self._written(edit, rows, hashes.take(np.flatnonzero(is_current)))
             return
         files = [DataFile(**value) for value in json.loads(changes.schema.metadata[_FILES])]
         number, row = changes[FILE].to_numpy(), changes[ROW].to_numpy()
         newest = int(pc.max(changes[SEQ]).as_py() or 0)
-        living = np.flatnonzero(current)
+        living = np.flatnonzero(is_current)
         for file, part in zip(files, by_number(number[living], len(files)), strict=True):
-            mine = living[part]
-            dead = BitMap(range(file.rows)) - BitMap(row[mine].astype(np.uint32))
+            kept_changes = living[part]
+            dead = BitMap(range(file.rows)) - BitMap(row[kept_changes].astype(np.uint32))
             edit.new.append((file, dead))
-            edit.facts[file.path] = Facts(words.take(mine), newest, row[mine].astype(np.uint32))
+            edit.facts[file.path] = Facts(hashes.take(kept_changes), newest, row[kept_changes].astype(np.uint32))
 
-    def _written(self, edit: Edit, rows: pa.Table, words: Words) -> None:
-        made, number = self._files_of([rows.select(self._keys.schema.names)])
-        for file, mine in zip(made, by_number(number, len(made)), strict=True):
+    def _written(self, edit: Edit, rows: pa.Table, hashes: Words) -> None:
+        files, number = self._files_of([rows.select(self._keys.schema.names)])
+        for file, row_indices in zip(files, by_number(number, len(files)), strict=True):
             edit.new.append((file, BitMap()))
-            edit.facts[file.path] = Facts(words.take(mine), file.newest or 0)
+            edit.facts[file.path] = Facts(hashes.take(row_indices), file.newest or 0)
 
     def _files_of(self, tables: Iterable[pa.Table]) -> tuple[list[DataFile], Any]:
         return write_parts(self._storage, self._keys.partitioning, tables, self._keys.stat)
@@ -141,22 +141,22 @@ class Merge:
         net = change.net
         edit = self._emptied(change.since) if change.since else Edit()
         if net.removed.num_rows:
-            found = self._files.find(self._log, self._worder(net.removed))
-            left = net.counts.copy()
-            for file, asked, rows in self._by_file(found):
+            matches = self._files.find(self._log, self._worder(net.removed))
+            remaining = net.counts.copy()
+            for file, queries, rows in self._by_file(matches):
                 if file.path in edit.gone:
                     continue
-                free = np.ones(len(rows), bool)
+                is_free = np.ones(len(rows), bool)
                 if file.path in edit.dead:
-                    free = ~np.isin(rows, np.asarray(edit.dead[file.path].to_array(), np.int64))
-                candidates = np.flatnonzero(free)
-                taken = first(candidates, asked, left)
-                left -= np.bincount(asked[taken], minlength=len(left))
-                if len(taken):
-                    edit.dead[file.path] = edit.dead.get(file.path, BitMap()) | BitMap(rows[taken].astype(np.uint32))
-            if left.any():
-                missing = int(np.flatnonzero(left)[0])
-                raise MissingRowsError(net.removed.slice(missing, 1), int(left[missing]))
+                    is_free = ~np.isin(rows, np.asarray(edit.dead[file.path].to_array(), np.int64))
+                candidates = np.flatnonzero(is_free)
+                chosen = first(candidates, queries, remaining)
+                remaining -= np.bincount(queries[chosen], minlength=len(remaining))
+                if len(chosen):
+                    edit.dead[file.path] = edit.dead.get(file.path, BitMap()) | BitMap(rows[chosen].astype(np.uint32))
+            if remaining.any():
+                missing = int(np.flatnonzero(remaining)[0])
+                raise MissingRowsError(net.removed.slice(missing, 1), int(remaining[missing]))
         if net.added.num_rows:
             self._written(edit, net.added, self._worder(net.added))
         return edit
@@ -189,8 +189,8 @@ class Merge:
         other files may have any rows, and only those that belong to the group go.
         """
         edit = Edit(new=self._published(change.slices))
-        for file, home in self._concerned(change):
-            if home:
+        for file, only_in_range in self._concerned(change):
+            if only_in_range:
                 edit.gone.add(file.path)
                 continue
             keys = self._rows(file, self._keys.names or [SEQ])
@@ -203,41 +203,41 @@ class Merge:
     def _concerned(self, change: Replaced) -> Iterator[tuple[LiveFile, bool]]:
         """The files that may have rows of a chunk group, and whether they have no others."""
         for file in self._log.files.values():
-            home = _group_of(file.path)
-            if home is not None and home == change.group:
+            file_group = _group_of(file.path)
+            if file_group is not None and file_group == change.group:
                 yield file, True
                 continue
-            other = home is not None and change.group is not None and home[0] == change.group[0]
-            if not other and not file.apart(self._keys.stat, change.span):
+            is_other_group = file_group is not None and change.group is not None and file_group[0] == change.group[0]
+            if not is_other_group and not file.apart(self._keys.stat, change.span):
                 yield file, False
 
     # ------------------------------------------------------------ deleted rows that stay
 
-    def _truncated(self, seq: int, at: int) -> Edit:
+    def _truncated(self, seq: int, truncated_at: int) -> Edit:
         """All rows with a lower ``_cdc_seq`` are deleted in the source."""
         edit = Edit()
         if self._deletes == SOFT:
             unmarked = ((file, self._unmarked(file, rows)) for file, rows in self._older(seq))
-            self._mark(edit, {file.path: rows for file, rows in unmarked if rows}, at, seq)
+            self._mark(edit, {file.path: rows for file, rows in unmarked if rows}, truncated_at, seq)
         return edit
 
     def _renewed(self, change: Replaced) -> Edit:
         """Slices take the place of the rows of a chunk group that have the same keys. The others are deleted in the
         source, or may be: they stay, and where it is marked what is deleted, they are marked now.
         """
-        edit, gone = Edit(new=self._published(change.slices)), dict[str, BitMap]()
+        edit, rows_to_mark = Edit(new=self._published(change.slices)), dict[str, BitMap]()
         names, index = self._keys.names, self._files.of_slices(change.slices)
-        for file, home in self._concerned(change):
+        for file, only_in_range in self._concerned(change):
             keys = self._rows(file, names)
-            mine = np.ones(keys.num_rows, bool) if home else change.owned(keys).to_numpy(zero_copy_only=False).copy()
-            mine[self._log.dead(file).to_array()] = False
-            rows = np.flatnonzero(mine)
-            found = rows[np.unique(index.find(self._worder(keys.take(pa.array(rows)))).asked)]
-            if len(found):
-                edit.dead[file.path] = BitMap(found.astype(np.uint32))
-            if self._deletes == SOFT and (rest := self._unmarked(file, BitMap(np.setdiff1d(rows, found).astype("u4")))):
-                gone[file.path] = rest
-        self._mark(edit, gone, int(time.time() * 1_000_000))
+            is_owned = np.ones(keys.num_rows, bool) if only_in_range else change.owned(keys).to_numpy(zero_copy_only=False).copy()
+            is_owned[self._log.dead(file).to_array()] = False
+            rows = np.flatnonzero(is_owned)
+            replaced_rows = rows[np.unique(index.find(self._worder(keys.take(pa.array(rows)))).asked)]
+            if len(replaced_rows):
+                edit.dead[file.path] = BitMap(replaced_rows.astype(np.uint32))
+            if self._deletes == SOFT and (unmarked_rows := self._unmarked(file, BitMap(np.setdiff1d(rows, replaced_rows).astype("u4")))):
+                rows_to_mark[file.path] = unmarked_rows
+        self._mark(edit, rows_to_mark, int(time.time() * 1_000_000))
         return edit
 
     def _unmarked(self, file: LiveFile, rows: BitMap | None) -> BitMap:
@@ -246,22 +246,22 @@ class Merge:
             rows = BitMap(range(rows_of(self._storage, file))) - self._log.dead(file)
         return rows - BitMap(np.flatnonzero(self._column(file, DELETED)).astype(np.uint32)) if rows else rows
 
-    def _mark(self, edit: Edit, rows: Mapping[str, BitMap], at: int, seq: int | None = None) -> None:
+    def _mark(self, edit: Edit, rows: Mapping[str, BitMap], marked_at: int, seq: int | None = None) -> None:
         """Write rows again, marked as deleted, in the place of themselves."""
 
         def marked() -> Iterator[pa.Table]:
             for path, which in rows.items():
-                start, wanted = 0, np.asarray(which.to_array(), np.int64)
+                start, row_numbers = 0, np.asarray(which.to_array(), np.int64)
                 partition = self._log.files[path].partition
                 for group in row_groups(self._storage, path, self._keys.schema, None, partition, older=True):
-                    low, high = np.searchsorted(wanted, [start, start + group.num_rows])
-                    yield buried(group.take(pa.array(wanted[low:high] - start)), at, seq)
+                    low, high = np.searchsorted(row_numbers, [start, start + group.num_rows])
+                    yield buried(group.take(pa.array(row_numbers[low:high] - start)), marked_at, seq)
                     start += group.num_rows
 
         for part in portions(marked(), LARGE_FILE):
             edit.new += [(file, BitMap()) for file in self._files_of(part)[0]]
-        for path, which in rows.items():
-            edit.dead[path] = edit.dead.get(path, BitMap()) | which
+        for path, row_bitmap in rows.items():
+            edit.dead[path] = edit.dead.get(path, BitMap()) | row_bitmap
 
     def _published(self, slices: Sequence[DataFile]) -> list[tuple[DataFile, BitMap]]:
         """Slices as files of the table. Others may have deleted them while they waited: no version lists them yet."""
@@ -276,21 +276,21 @@ class Merge:
 
     # ------------------------------------------------------------ looking up
 
-    def _by_file(self, found: Found) -> Iterator[tuple[LiveFile, Any, Any]]:
+    def _by_file(self, matches: Found) -> Iterator[tuple[LiveFile, Any, Any]]:
         """What was found alive, file by file: the file, what was asked for, and the rows."""
-        order = np.argsort(found.file, kind="stable")
-        numbers, starts = np.unique(found.file[order], return_index=True)
-        for number, mine in zip(numbers, np.split(order, starts[1:]), strict=False):
+        order = np.argsort(matches.file, kind="stable")
+        numbers, starts = np.unique(matches.file[order], return_index=True)
+        for number, match_indices in zip(numbers, np.split(order, starts[1:]), strict=False):
             file = self._log.files.get(self._files.index.name(int(number)))
             if file is None:  # it was gone when another thread had read it
                 continue
-            asked, rows = found.asked[mine], found.row[mine]
+            queries, rows = matches.asked[match_indices], matches.row[match_indices]
             if dead := self._log.dead(file):
                 living = BitMap(rows.astype(np.uint32)) - dead
-                kept = np.isin(rows, np.asarray(living.to_array(), np.int64))
-                asked, rows = asked[kept], rows[kept]
+                is_living = np.isin(rows, np.asarray(living.to_array(), np.int64))
+                queries, rows = queries[is_living], rows[is_living]
             if len(rows):
-                yield file, asked, rows
+                yield file, queries, rows
 
     def _column(self, file: LiveFile, name: str) -> Any:
         return self._rows(file, [name])[name].to_numpy()
@@ -305,8 +305,8 @@ def by_number(number: Any, count: int) -> list[Any]:
     :param number: array of numbers below ``count``.
     """
     order = np.argsort(number, kind="stable")
-    found: list[Any] = np.split(order, np.searchsorted(number[order], np.arange(1, count))) if count else []
-    return found
+    groups: list[Any] = np.split(order, np.searchsorted(number[order], np.arange(1, count))) if count else []
+    return groups
 
 
 def living_rows(log: Log, schema: pa.Schema, names: Collection[str] | None = None) -> pa.Table:

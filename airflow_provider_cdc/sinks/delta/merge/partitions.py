@@ -75,7 +75,7 @@ class Partitioning:
     """How a table is partitioned; false if it is not.
 
     :param schema: schema of its rows, without parts of dates.
-    :param parts: what it is partitioned by.
+    :param fields: what it is partitioned by.
     :param group_rows: rows of a row group of its files, if that matters.
     """
 
@@ -84,24 +84,24 @@ class Partitioning:
     group_rows: int | None = None
 
     @classmethod
-    def of(cls, table: TableSchema, parts: Sequence[Part]) -> Partitioning:
+    def of(cls, table: TableSchema, fields: Sequence[Part]) -> Partitioning:
         """That of a captured table.
 
         :raises NotReadyError: if it cannot be partitioned so.
         """
         columns = {c.name: c for c in table.copied}
-        for part in parts:
+        for part in fields:
             if problem := _unfit(part, columns):
                 raise NotReadyError(
                     f"{_KEY}: table {table.label} cannot be partitioned by {part}: {problem[0]}", problem[1]
                 )
-        if parts and columns.keys() <= {part.name for part in parts}:
+        if fields and columns.keys() <= {part.name for part in fields}:
             raise NotReadyError(
                 f"{_KEY}: table {table.label} would be partitioned by all of its columns", "Leave one of them out"
             )
-        if len({part.name for part in parts}) < len(parts):
+        if len({part.name for part in fields}) < len(fields):
             raise NotReadyError(f"{_KEY}: table {table.label} is partitioned by a column twice", "Leave one out")
-        return cls(table.sink_schema, tuple(parts))
+        return cls(table.sink_schema, tuple(fields))
 
     def __bool__(self) -> bool:
         return bool(self.parts)
@@ -116,10 +116,10 @@ class Partitioning:
 
         :param name: what messages call it.
         """
-        standing = list(metadata.get("partitionColumns") or ())
-        if standing != self.names:
+        current_columns = list(metadata.get("partitionColumns") or ())
+        if current_columns != self.names:
             raise TerminalError(
-                f"the {name} is partitioned by {', '.join(standing) or 'nothing'}, and {_KEY} says "
+                f"the {name} is partitioned by {', '.join(current_columns) or 'nothing'}, and {_KEY} says "
                 f"{', '.join(self.names) or 'nothing'}",
                 "Undo the change, or start with a fresh sink.path: a table is partitioned when it is made",
             )
@@ -139,8 +139,8 @@ class Partitioning:
         assert part.unit is not None
         name, expression = part.column.replace("`", "``"), _EXPRESSIONS.get(part.unit)
         exact = expression is not None and pa.types.is_date(self.schema.field(part.column).type)
-        about = {EXPRESSION: str(expression).format(f"`{name}`")} if exact else None
-        return pa.field(part.name, UNITS[part.unit][0], metadata=about)
+        metadata = {EXPRESSION: str(expression).format(f"`{name}`")} if exact else None
+        return pa.field(part.name, UNITS[part.unit][0], metadata=metadata)
 
     def split(self, rows: pa.Table) -> list[tuple[Partition, Any]]:
         """The partitions of rows: the values of each, and which rows are in it, in their order.
@@ -154,12 +154,12 @@ class Partitioning:
         )
         listed = texts.append_column("row", pa.array(np.arange(rows.num_rows), pa.int64()))
         groups = listed.group_by(texts.column_names, use_threads=False).aggregate([("row", "list")])
-        found = []
-        for group, mine in zip(groups.select(texts.column_names).to_pylist(), groups["row_list"], strict=True):
+        partitions = []
+        for group, row_indices in zip(groups.select(texts.column_names).to_pylist(), groups["row_list"], strict=True):
             values: Partition = dict(zip(self.names, group.values(), strict=True))
             self._check(values)
-            found.append((values, mine.values.to_numpy()))
-        return found
+            partitions.append((values, row_indices.values.to_numpy()))
+        return partitions
 
     def _texts(self, part: Part, rows: pa.Table) -> pa.ChunkedArray:
         """Values as the log has them."""
@@ -204,7 +204,7 @@ class PartitionedFiles:
     :param storage: that of the table's folder.
     :param folder: folder of the files, in which that of each partition lies.
     :param name: beginning of the names of the files.
-    :param key: as for :func:`~airflow_provider_cdc.sinks.files.parquet.write_file`, and ``ordered_by``.
+    :param stats_column: as for :func:`~airflow_provider_cdc.sinks.files.parquet.write_file`, and ``ordered_by``.
     """
 
     def __init__(
@@ -213,11 +213,11 @@ class PartitionedFiles:
         folder: str,
         name: str,
         partitioning: Partitioning,
-        key: str | None,
+        stats_column: str | None,
         ordered_by: Sequence[str] = (),
     ) -> None:
         self._storage, self._folder, self._name = storage, folder, name
-        self._partitioning, self._key, self._ordered_by = partitioning, key, ordered_by
+        self._partitioning, self._key, self._ordered_by = partitioning, stats_column, ordered_by
         self._waiting: dict[int, list[pa.Table]] = {}
         self._open: dict[tuple[str | None, ...], int] = {}
         self._values: list[Partition] = []
@@ -231,16 +231,16 @@ class PartitionedFiles:
         """
         file, row = np.empty(rows.num_rows, np.int64), np.empty(rows.num_rows, np.int64)
         stored = rows.select(self._partitioning.stored.names)
-        for values, mine in self._partitioning.split(rows):
+        for values, row_indices in self._partitioning.split(rows):
             number = self._open.setdefault(tuple(values.values()), len(self._values))
             if number == len(self._values):
                 self._values.append(values)
                 self._rows.append(0)
                 self._waiting[number] = []
-            file[mine] = number
-            row[mine] = np.arange(len(mine)) + self._rows[number]
-            self._rows[number] += len(mine)
-            self._waiting[number].append(stored.take(pa.array(mine)))
+            file[row_indices] = number
+            row[row_indices] = np.arange(len(row_indices)) + self._rows[number]
+            self._rows[number] += len(row_indices)
+            self._waiting[number].append(stored.take(pa.array(row_indices)))
         self._limit(HELD_BYTES)
         return file, row
 
@@ -257,13 +257,13 @@ class PartitionedFiles:
         self._storage.delete(*(self._path(number) for number in range(len(self._values))))
         self._waiting, self._open, self._written, self._values, self._rows = {}, {}, {}, [], []
 
-    def _limit(self, held: int) -> None:
+    def _limit(self, max_bytes: int) -> None:
         sizes = {number: sum(rows.nbytes for rows in waiting) for number, waiting in self._waiting.items()}
         total = sum(sizes.values())
-        if total <= held:
+        if total <= max_bytes:
             return
         for number in sorted(sizes, key=lambda n: -sizes[n]):  # half of it, so that not each call writes a little
-            if total <= held // 2:
+            if total <= max_bytes // 2:
                 break
             total -= sizes[number]
             self._write(number)
@@ -298,35 +298,35 @@ def takes_vectors(path: str) -> bool:
 
 def together(path: str, files: Iterable[DataFile]) -> DataFile:
     """Several files as one."""
-    found = tuple(files)
-    sums: dict[str, Any] = {name: sum(getattr(f, name) for f in found) for name in ("size", "rows")}
+    file_tuple = tuple(files)
+    sums: dict[str, Any] = {name: sum(getattr(f, name) for f in file_tuple) for name in ("size", "rows")}
     for pick, names in ((min, ("low", "oldest")), (max, ("high", "newest"))):
         for name in names:
-            known = [value for f in found if (value := getattr(f, name)) is not None]
-            sums[name] = pick(known) if known else None
-    return DataFile(path, parts=found, **sums)
+            values = [value for f in file_tuple if (value := getattr(f, name)) is not None]
+            sums[name] = pick(values) if values else None
+    return DataFile(path, parts=file_tuple, **sums)
 
 
 def _folder(name: str, value: str | None) -> str:
     return f"{name}={_NULL if value is None else quote(value, safe='')}"
 
 
-def _unfit(part: Part, columns: Mapping[str, Column]) -> tuple[str, str] | None:
+def _unfit(field: Part, columns: Mapping[str, Column]) -> tuple[str, str] | None:
     """Why a table cannot be partitioned by something, and what to do about it."""
-    column = columns.get(part.column)
+    column = columns.get(field.column)
     if column is None:
-        return f"it has no column {part.column} that is copied", f"Its columns are {', '.join(columns)}"
+        return f"it has no column {field.column} that is copied", f"Its columns are {', '.join(columns)}"
     kind = column.data_type
-    if not _IN_NAMES.fullmatch(part.column):
+    if not _IN_NAMES.fullmatch(field.column):
         return "the column's name cannot be that of a folder", f"Leave it out of {_KEY}"
-    if part.unit is None and kind in _TIMES:
-        return f"of {column.column_type} only a part is of use", f"Write {{day: {part.column}}}, or year, month, hour"
-    if part.unit is None and kind not in _TYPES:
+    if field.unit is None and kind in _TIMES:
+        return f"of {column.column_type} only a part is of use", f"Write {{day: {field.column}}}, or year, month, hour"
+    if field.unit is None and kind not in _TYPES:
         return f"values of type {column.column_type} make no partitions", "Take a column of integers, text, or dates"
-    if part.unit is not None and kind not in (*_TIMES, "date"):
+    if field.unit is not None and kind not in (*_TIMES, "date"):
         return f"the column is {column.column_type}", "Take the part of a DATE, DATETIME, or TIMESTAMP"
-    if part.unit == "hour" and kind == "date":
-        return "a DATE has no hour", f"Write {{day: {part.column}}}"
-    if part.unit is not None and part.name.lower() in {name.lower() for name in (*columns, *META_COLUMNS)}:
-        return f"the table has a column {part.name} of its own", "Partition by that one, or leave this one out"
+    if field.unit == "hour" and kind == "date":
+        return "a DATE has no hour", f"Write {{day: {field.column}}}"
+    if field.unit is not None and field.name.lower() in {name.lower() for name in (*columns, *META_COLUMNS)}:
+        return f"the table has a column {field.name} of its own", "Partition by that one, or leave this one out"
     return None

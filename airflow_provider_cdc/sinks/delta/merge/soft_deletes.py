@@ -30,18 +30,18 @@ def marked(rows: Rows, schema: pa.Schema) -> Rows:
     return rows.append_column(schema.field(DELETED), pc.equal(rows[OP], "d"))
 
 
-def buried(rows: pa.Table, at: int, seq: int | None = None) -> pa.Table:
+def buried(rows: pa.Table, deleted_at: int, seq: int | None = None) -> pa.Table:
     """Rows as they are after something other than a change of their own has deleted them.
 
-    :param at: when, in microseconds since 1970.
+    :param deleted_at: when, in microseconds since 1970.
     :param seq: ``_cdc_seq`` of what deleted them; ``None`` if that is not known: the row keeps that of its last change.
     """
-    values = {OP: pa.scalar("d"), TS: pa.scalar(at, pa.timestamp("us", tz="UTC")), DELETED: pa.scalar(True)}
+    values = {OP: pa.scalar("d"), TS: pa.scalar(deleted_at, pa.timestamp("us", tz="UTC")), DELETED: pa.scalar(True)}
     if seq is not None:
         values[SEQ] = pa.scalar(seq, pa.int64())
     for name, value in values.items():
-        place = rows.schema.get_field_index(name)
-        rows = rows.set_column(place, rows.schema.field(place), pa.repeat(value, rows.num_rows))
+        index = rows.schema.get_field_index(name)
+        rows = rows.set_column(index, rows.schema.field(index), pa.repeat(value, rows.num_rows))
     return rows
 
 
